@@ -33,10 +33,10 @@ use offshoot_device::{BlockDevice, FileDevice, WindowDevice};
 use contents::Contents;
 use layers::Layered;
 pub(crate) use name::{DiskName, is_file};
+use offshoot_transfer::host::{HostId, host_id_of_file};
 pub(crate) use shared::open_files;
 
 use crate::args::LayerArguments;
-use crate::edit::{HostId, host_id_of_file};
 use crate::exit::{Failure, Result};
 use crate::output::Escaped;
 use crate::place::{mistaken_for_place, without_colon};

@@ -5,19 +5,18 @@
 //! is not lost, and nothing is reported as done that a crash could undo.
 
 use std::fmt::Display;
-use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use offshoot_transfer::copy::NewName;
+use offshoot_transfer::host::{HostId, host_id_of_file, umask};
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{End, LastLink, at_path, resolve_end};
 use offshoot_vfs::{
     self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Nameless, NewFile,
     Timestamp,
 };
-use rustix::fs::Mode;
 use rustix::process;
 
 use crate::args::{EditArguments, OpenArguments};
@@ -65,13 +64,6 @@ impl Caller {
     }
 }
 
-/// The file mode creation mask of the process.
-pub(crate) fn umask() -> u32 {
-    let mask = process::umask(Mode::empty());
-    process::umask(mask);
-    mask.bits()
-}
-
 /// What a file begins with that the caller makes in `dir`: it is the caller's, and its group is
 /// that of a directory with the set-group-id bit, as on any mount.
 pub(crate) fn new_file(
@@ -107,25 +99,9 @@ pub(crate) fn file_or_new(
     }
 }
 
-/// Which file of the host: device and inode, or the device that a special file stands for.
-pub(crate) type HostId = (u64, u64);
-
 /// The identity of the file of a disk that `path` names, links followed.
 pub(crate) fn host_id(path: &Path) -> Option<HostId> {
     host_id_of_file(&DiskName::parse(path).file)
-}
-
-/// The identity of the file at `path`, links followed.
-pub(crate) fn host_id_of_file(path: &Path) -> Option<HostId> {
-    path.metadata().ok().map(|metadata| host_id_of(&metadata))
-}
-
-/// The identity of the file that has this metadata.
-pub(crate) fn host_id_of(metadata: &Metadata) -> HostId {
-    match metadata.rdev() {
-        0 => (metadata.dev(), metadata.ino()),
-        device => (device, 0),
-    }
 }
 
 struct Opened {
@@ -368,9 +344,6 @@ pub(crate) fn require_one_source(is_name: bool, more: Option<&[u8]>) -> Result {
     }
 }
 
-/// Why nothing is copied or moved to a place.
-pub(crate) const JUST_MADE: &str = "another source of this command has just gone there";
-
 /// What the last of several paths means to verbs that give new names.
 #[derive(Clone)]
 pub(crate) enum Aim {
@@ -378,16 +351,6 @@ pub(crate) enum Aim {
     Into(FileId),
     /// The name itself.
     Name(End),
-}
-
-/// A name that is to be given.
-pub(crate) struct NewName {
-    /// The directory.
-    pub(crate) dir: FileId,
-    /// The name in it.
-    pub(crate) name: Vec<u8>,
-    /// What has the name now.
-    pub(crate) existing: Option<FileId>,
 }
 
 impl Aim {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use offshoot_btrfs::LogFailure;
+use offshoot_transfer::{self as transfer, Worst};
 use offshoot_vfs::{self as vfs, Errno, OsReason};
 
 use crate::output::{Console, Escaped};
@@ -49,11 +50,7 @@ impl ExitStatus {
 
     /// The code that an error of the volume ends the program with.
     pub(crate) fn of(error: &vfs::Error) -> Self {
-        match error {
-            vfs::Error::Posix { .. } | vfs::Error::Io { .. } => Self::Failed,
-            vfs::Error::Unsupported(_) => Self::Unsupported,
-            vfs::Error::Corrupt(_) => Self::Corrupt,
-        }
+        Worst::of(error).into()
     }
 }
 
@@ -167,6 +164,35 @@ pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
     };
     console.finish();
     status
+}
+
+/// What a verb ends with whose errors about single files were printed, the worst of them of this
+/// kind.
+pub(crate) fn reported(worst: Option<Worst>) -> Result {
+    worst.map_or(Ok(()), |worst| Err(Failure::Reported(worst.into())))
+}
+
+impl From<Worst> for ExitStatus {
+    fn from(worst: Worst) -> Self {
+        match worst {
+            Worst::Failed => Self::Failed,
+            Worst::Corrupt => Self::Corrupt,
+            Worst::Unsupported => Self::Unsupported,
+        }
+    }
+}
+
+impl From<transfer::Failure> for Failure {
+    fn from(failure: transfer::Failure) -> Self {
+        match failure {
+            transfer::Failure::Volume(error) => Self::Volume(error),
+            transfer::Failure::Host(what, error) => Self::Host(what, error),
+            transfer::Failure::Refused(why) => Self::Refused(why),
+            transfer::Failure::Archive(error) => {
+                Self::Host("writing the archive".to_owned(), error)
+            }
+        }
+    }
 }
 
 impl From<vfs::Error> for Failure {

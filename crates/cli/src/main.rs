@@ -14,12 +14,10 @@
 //! | [`permissions`], [`moments`] | modes and times as people write them |
 //! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
 //! | [`verbs`] | what each verb does |
-//! | [`extract`] | taking trees out, which is most of the program |
-//! | [`edit`], [`copy`] | changing volumes, copying trees into, out of and between them |
+//! | [`edit`] | changing volumes |
 //! | [`mount`] | volumes as a part of the file system of the host |
 //! | [`occupied`] | what of the host is not written over, because it holds a filesystem |
-//! | [`stream`] | the contents of a file where there are no holes: pipes, devices, standard output |
-//! | [`xattrs`] | the extended attributes of a file, where they are needed all at once |
+//! | [`stream`] | standard output, where it takes the contents of a file |
 //! | [`space`] | what of a volume is used |
 //! | [`workload`] | what the benchmarks do |
 //! | [`interrupt`] | Ctrl-C while something long is done |
@@ -31,11 +29,9 @@
 
 mod allocator;
 mod args;
-mod copy;
 mod disk;
 mod edit;
 mod exit;
-mod extract;
 mod interrupt;
 mod listed;
 mod live;
@@ -52,7 +48,6 @@ mod space;
 mod stream;
 mod verbs;
 mod workload;
-mod xattrs;
 
 use std::ffi::OsString;
 use std::io;

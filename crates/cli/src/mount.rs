@@ -52,6 +52,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_fuse::Unmount;
+use offshoot_transfer::host::look_at;
 use rustix::fs::CWD;
 use rustix::mount::MountFlags;
 
@@ -251,7 +252,7 @@ fn require_directory(path: &Path) -> Result {
     let is_storage = file_type.is_file() || file_type.is_block_device();
     // What may not be looked at is a file or a device all the same.
     let holds = is_storage
-        .then(|| occupied::look_at(CWD, path).ok().and_then(|file| occupied::held_by(&file).ok()))
+        .then(|| look_at(CWD, path).ok().and_then(|file| occupied::held_by(&file).ok()))
         .flatten()
         .flatten();
     let kind = match file_type {

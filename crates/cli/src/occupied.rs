@@ -10,8 +10,9 @@ use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use offshoot_btrfs::{Occupant, occupant};
+use offshoot_transfer::host::look_at;
 use offshoot_vfs::Errno;
-use rustix::fs::{CWD, Mode, OFlags, SeekFrom, openat, seek};
+use rustix::fs::{CWD, SeekFrom, seek};
 
 use crate::exit::{Failure, Result};
 use crate::output::Escaped;
@@ -51,16 +52,6 @@ pub(crate) fn refusal(path: &Path, file: &File) -> io::Result<Option<String>> {
         "{shown} holds {what}, and would be overwritten: a place in a volume is {shown}:/ and a \
          path; to overwrite it, {instead}"
     )))
-}
-
-/// Opens what is at `path` from `directory` to look at it, links followed. Nothing waits for the
-/// other end of a FIFO, and no terminal becomes that of the program.
-pub(crate) fn look_at(
-    directory: impl std::os::fd::AsFd,
-    path: impl rustix::path::Arg,
-) -> rustix::io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    openat(directory, path, flags, Mode::empty()).map(File::from)
 }
 
 /// Refuses to write to `path` when a filesystem is there already. What cannot be looked at is

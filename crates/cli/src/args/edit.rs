@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{Args, ValueEnum};
+use offshoot_transfer::copy;
 use offshoot_vfs::FileFlags;
 
 use super::EditArguments;
@@ -142,6 +143,24 @@ pub(crate) enum Attribute {
     All,
 }
 
+impl Attribute {
+    /// Those of `list`.
+    pub(crate) fn each(list: &[Self]) -> Vec<copy::Attribute> {
+        if list.contains(&Self::All) {
+            return copy::Attribute::ALL.to_vec();
+        }
+        let one = |attribute: &Self| match attribute {
+            Self::Mode => Some(copy::Attribute::Mode),
+            Self::Ownership => Some(copy::Attribute::Ownership),
+            Self::Timestamps => Some(copy::Attribute::Timestamps),
+            Self::Links => Some(copy::Attribute::Links),
+            Self::Xattr => Some(copy::Attribute::Xattr),
+            Self::All => None,
+        };
+        list.iter().filter_map(one).collect()
+    }
+}
+
 /// When a copy shares its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Reflink {
@@ -151,6 +170,16 @@ pub(crate) enum Reflink {
     Always,
     /// Everything is written anew
     Never,
+}
+
+impl From<Reflink> for copy::Reflink {
+    fn from(reflink: Reflink) -> Self {
+        match reflink {
+            Reflink::Auto => Self::Auto,
+            Reflink::Always => Self::Always,
+            Reflink::Never => Self::Never,
+        }
+    }
 }
 
 #[derive(Args)]

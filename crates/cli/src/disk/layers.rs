@@ -21,9 +21,9 @@ use offshoot_device::{
     BlockDevice, FileDevice, FileUse, ImageKind, Qcow2Header, Qcow2Options, VmdkDescriptor,
     open_image, open_qcow2, open_vmdk,
 };
+use offshoot_transfer::host::{HostId, host_id_of, host_id_of_file};
 
 use crate::args::{ImageFormat, LayerArguments};
-use crate::edit::{HostId, host_id_of, host_id_of_file};
 use crate::exit::{Failure, Result};
 use crate::output::Escaped;
 use crate::session::Access;

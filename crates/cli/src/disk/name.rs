@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::edit::{HostId, host_id_of_file};
+use offshoot_transfer::host::{HostId, host_id_of_file};
 
 /// A disk as the command line names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

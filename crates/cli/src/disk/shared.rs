@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use offshoot_device::BlockDevice;
+use offshoot_transfer::host::{HostId, host_id_of_file};
 
 use super::layers::{Layered, open_layers};
 use crate::args::LayerArguments;
-use crate::edit::{HostId, host_id_of_file};
 use crate::exit::{Failure, Result};
 use crate::session::Access;
 

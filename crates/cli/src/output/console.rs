@@ -11,10 +11,12 @@ use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use offshoot_transfer::{self as transfer, Watcher};
 use serde::Serialize;
 
 use super::{Progress, message, write_line};
 use crate::exit::ExitStatus;
+use crate::interrupt::is_interrupted;
 
 /// How many warnings are printed before they are only counted.
 const WARNINGS_PRINTED: u64 = 20;
@@ -168,5 +170,35 @@ impl Console {
             Some(progress) => progress.suspend(print),
             None => print(),
         }
+    }
+}
+
+impl Watcher for Console {
+    fn error(&self, text: &dyn fmt::Display) {
+        self.error(text);
+    }
+
+    fn detail(&self, text: &dyn fmt::Display) {
+        self.detail(text);
+    }
+
+    fn warning(&self, text: &dyn fmt::Display) {
+        self.warning(text);
+    }
+
+    fn note(&self, text: &dyn fmt::Display) {
+        self.note(text);
+    }
+
+    fn is_interrupted(&self) -> bool {
+        is_interrupted()
+    }
+
+    fn start_progress(&self, verb: &'static str) -> Box<dyn transfer::Progress> {
+        Box::new(self.start_progress(verb))
+    }
+
+    fn stop_progress(&self) {
+        self.stop_progress();
     }
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use offshoot_transfer as transfer;
 
 const BEGUN: &str = "{spinner} {prefix} {bytes}{files}, {bytes_per_sec}, in {elapsed}";
 const EXPECTED: &str =
@@ -59,30 +60,9 @@ impl Progress {
         if is_utf8() { style } else { style.tick_chars(TURNS) }
     }
 
-    /// Whether nobody sees it.
-    pub(crate) fn is_hidden(&self) -> bool {
-        self.bar.is_hidden()
-    }
-
-    /// More bytes are done.
-    pub(crate) fn add_bytes(&self, bytes: u64) {
-        self.bar.inc(bytes);
-    }
-
     /// So many bytes are done.
     pub(crate) fn set_bytes(&self, bytes: u64) {
         self.bar.set_position(bytes);
-    }
-
-    /// One more file is done.
-    pub(crate) fn add_file(&self) {
-        self.files.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// It will be so many bytes.
-    pub(crate) fn expect(&self, bytes: u64) {
-        self.bar.set_length(bytes);
-        self.bar.set_style(self.style(EXPECTED));
     }
 
     /// Prints a line above it.
@@ -93,6 +73,25 @@ impl Progress {
     /// Takes it away.
     pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+impl transfer::Progress for Progress {
+    fn is_hidden(&self) -> bool {
+        self.bar.is_hidden()
+    }
+
+    fn expect(&self, bytes: u64) {
+        self.bar.set_length(bytes);
+        self.bar.set_style(self.style(EXPECTED));
+    }
+
+    fn add_bytes(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
+    fn add_file(&self) {
+        self.files.fetch_add(1, Ordering::Relaxed);
     }
 }
 

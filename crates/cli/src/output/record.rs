@@ -1,11 +1,11 @@
 //! A file as JSON, the same for `ls` and `stat`.
 
+use offshoot_transfer::xattrs::Xattr;
 use offshoot_vfs::{Attr, FileFlags, FileId};
 use serde::Serialize;
 
 use super::json_name;
 use super::mode::type_name;
-use crate::xattrs::Xattr;
 
 /// The object that `ls --json` and `stat --json` write.
 #[derive(Serialize)]

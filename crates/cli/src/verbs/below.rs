@@ -1,11 +1,11 @@
 //! A file and, where that is asked for, everything below it: what `-R` means to verbs that change
 //! attributes.
 
+use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
 use crate::edit::{Report, joined};
-use crate::extract::{Entry, Visitor, walk};
 
 /// The deepest tree that is gone through: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;

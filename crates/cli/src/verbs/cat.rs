@@ -5,12 +5,14 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use offshoot_transfer::stream::{StreamFailure, write_contents};
+
 use crate::args::CatArguments;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
-use crate::stream::{StreamFailure, TextOnly, write_contents};
+use crate::stream::TextOnly;
 
 pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     if arguments.json {

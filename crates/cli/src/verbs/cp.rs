@@ -1,5 +1,7 @@
 //! `offshoot cp`: copy files and directories into, out of and between volumes.
 
+mod told;
+
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -9,26 +11,31 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use offshoot_transfer::copy::{
+    self, Becomes, Existing, Goal, IntoVolume, JUST_MADE, Manner, Preserve, Shared, limits,
+};
+use offshoot_transfer::extract::{
+    Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
+};
+use offshoot_transfer::host::{HostId, host_id_of_file};
+use offshoot_transfer::stream::{StreamFailure, write_contents};
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
+use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
 use rustix::fs::Mode;
 
-use crate::args::{CpArguments, Reflink};
-use crate::copy::{Becomes, Goal, IntoVolume, Manner, Preserve, Shared, limits};
-use crate::edit::{
-    Aim, HostId, JUST_MADE, Volumes, host_id_of_file, joined, moment, require_one_source,
-};
+use crate::args::{Attribute, CpArguments, Reflink};
+use crate::edit::{Aim, Volumes, joined, moment, require_one_source};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{
-    Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
-};
 use crate::interrupt;
+use crate::occupied;
 use crate::output::{Console, Escaped, human_size, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
 use crate::session::{Access, OpenTree};
-use crate::stream::{StreamFailure, TextOnly, write_contents};
+use crate::stream::TextOnly;
+use told::Told;
 
 /// What is wrong with a copy from the host to the host.
 const NEITHER_IN_VOLUME: &str = "neither side is in a volume: a place is VOLUME:/PATH";
@@ -43,20 +50,21 @@ enum Side {
 
 pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let preserve = Preserve::all_but(&arguments.no_preserve, at);
+    let preserve = Preserve::all_but(&Attribute::each(&arguments.no_preserve), at);
     let (first, last) = match (&arguments.target_directory, &arguments.paths[..]) {
         (Some(directory), sources) => (sources, directory),
         (None, [first @ .., last]) => (first, last),
         (None, []) => return Ok(()),
     };
-    let manner = Manner::new(arguments, &preserve)?;
+    let told = arguments.verbose.then(Told::start).transpose()?.map(Arc::new);
+    let manner = manner(arguments, &preserve, told.clone());
     if first.is_empty() {
         return Err(Failure::Usage(format!("where to copy {} is missing", last.display())));
     }
     let more = first.get(1).map(|more| more.as_bytes());
     require_one_source(arguments.no_target_directory, more)?;
     let sources = sources(first)?;
-    let (problems, counters) = (Problems::new(console), Counters::default());
+    let (problems, counters) = (Problems::new(&**console), Counters::default());
     let to_stdout = last == "-";
     if to_stdout {
         require_one_for_stdout(arguments)?;
@@ -95,13 +103,13 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         devices: &devices,
         reflink: match arguments.reflink {
             // What is to be compressed is written anew.
-            Reflink::Auto if arguments.edit.storing.compress().is_some() => Reflink::Never,
-            reflink => reflink,
+            Reflink::Auto if arguments.edit.storing.compress().is_some() => copy::Reflink::Never,
+            reflink => reflink.into(),
         },
     };
     let into_directory = arguments.target_directory.is_some();
     let job = Copying { arguments, shared, at, count: opened.len(), into_directory };
-    let counted = counted(&opened, target.is_some() && job.shared.reflink != Reflink::Never);
+    let counted = counted(&opened, target.is_some() && job.shared.reflink != copy::Reflink::Never);
     let result = while_counting(&counted, &progress, || match &target {
         Some((fs, place)) => job.to_volume(&opened, fs, place, &mut failures),
         None => job.to_host(&opened, Path::new(last), &mut failures),
@@ -109,8 +117,8 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     let is_stored = volumes.sync(&mut failures);
     console.stop_progress();
     result?;
-    manner.finish()?;
-    let (outcome, result) = finish(counters, problems);
+    told.map_or(Ok(()), |told| told.finish())?;
+    let outcome = finish(counters, problems);
     if interrupt::is_interrupted() {
         let (files, bytes) = (outcome.files, human_size(outcome.bytes));
         if is_stored {
@@ -123,13 +131,43 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         }
         failures.note(ExitStatus::Failed);
     }
-    if let Err(failure) = result {
-        failures.note(failure.status());
+    if let Some(worst) = outcome.worst {
+        failures.note(worst.into());
     }
     if arguments.edit.json {
         write_line(out, &outcome)?;
     }
     failures.result()
+}
+
+/// How the options ask to go about what is met.
+fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<Told>>) -> Manner {
+    let existing = match arguments {
+        CpArguments { no_clobber: true, .. } => Existing::Kept,
+        CpArguments { update: true, .. } => Existing::KeptIfNew,
+        _ => Existing::Replaced,
+    };
+    let (paths, names): (Vec<_>, Vec<_>) = arguments
+        .exclude
+        .iter()
+        .map(|text| text.as_bytes())
+        .map(|text| text.strip_suffix(b"/").unwrap_or(text))
+        .partition(|text| text.contains(&b'/'));
+    Manner {
+        existing,
+        is_apart: preserve.keeps(copy::Attribute::Links)
+            && (arguments.recursive
+                || arguments.no_dereference
+                || arguments.preserve.contains(&Attribute::Links)),
+        is_forced: arguments.force,
+        is_one_filesystem: arguments.one_file_system,
+        names: names.into_iter().map(Pattern::new).collect(),
+        paths: paths
+            .into_iter()
+            .map(|path| Pattern::new(path.strip_prefix(b"/").unwrap_or(path)))
+            .collect(),
+        told: told.map(|told| told as Arc<dyn copy::Told>),
+    }
 }
 
 /// What is to be copied, when that can be counted: not what comes in a stream, nor what is perhaps
@@ -273,7 +311,7 @@ struct Found {
 
 /// The tables of hard links: these are kept inside of each filesystem, whose numbers are its own.
 fn link_tables<'s>(sources: &'s [Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
-    let new = || Arc::new(Mutex::new(LinkTable::new()));
+    let new = || Arc::new(Mutex::new(LinkTable::default()));
     let host = new();
     let mut volumes: Vec<(&OpenTree, Arc<Mutex<LinkTable>>)> = Vec::new();
     let table = |source: &'s Opened| {
@@ -480,6 +518,7 @@ impl Copying<'_> {
             progress: self.shared.progress,
             counters: self.shared.counters,
             limits: limits()?,
+            refuse: &occupied::refusal,
         };
         // Permissions are those of the volume; what they are before that is said with each call.
         rustix::process::umask(Mode::empty());

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
+use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 use serde::Serialize;
@@ -20,7 +21,6 @@ use serde::Serialize;
 use crate::args::DuArguments;
 use crate::edit::joined;
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{Entry, Visitor, walk};
 use crate::output::{Console, Escaped, human_size, json_name, short_size, write_line, write_name};
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;

@@ -7,12 +7,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_transfer as transfer;
+use offshoot_transfer::extract::{Mark, Outcome, Source, extract, extract_tar};
 use offshoot_vfs::path::{LastLink, climb_file};
 use offshoot_vfs::{FileId, FileSystem, Version};
 
 use crate::args::ExtractArguments;
-use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{Archive, Mark, Outcome, Source, extract, extract_tar};
+use crate::edit::moment;
+use crate::exit::{ExitStatus, Failure, Result, reported};
 use crate::interrupt;
 use crate::occupied;
 use crate::output::{Console, human_size, write_line};
@@ -40,21 +42,25 @@ pub(super) fn run(
         climb_file(&*session.fs, top, &session.path).map_err(|error| session.named(error))?;
     let path = [session.volume.as_os_str().as_bytes(), b":", &path].concat();
     let source = Source { fs: &*session.fs as &dyn FileSystem, top, path: &path };
-    let (outcome, result): (Outcome, Result) = match (&arguments.tar, &arguments.destination) {
+    let outcome = match (&arguments.tar, &arguments.destination) {
         (Some(_), _) if to_stdout => {
-            extract_tar(&source, Archive { writer: &mut *out, failure: Failure::Output }, console)?
+            extract_tar(&source, &mut *out, &**console).map_err(|failure| match failure {
+                transfer::Failure::Archive(error) => Failure::Output(error),
+                other => other.into(),
+            })?
         }
         (Some(file), _) => {
             refuse_devices(arguments, file)?;
             occupied::refuse(file)?;
             let fail = |error| Failure::Host(file.display().to_string(), error);
             let writer = BufWriter::with_capacity(1 << 20, File::create(file).map_err(fail)?);
-            extract_tar(&source, Archive { writer, failure: archive_failure }, console)?
+            extract_tar(&source, writer, &**console)?
         }
         (None, Some(directory)) => {
-            let done = extract(&source, directory, &mark(&session, top), console)?;
+            let mark = mark(&session, top);
+            let outcome = extract(&source, directory, &mark, moment()?, &**console)?;
             if interrupt::is_interrupted() {
-                let Outcome { files, bytes, .. } = done.0;
+                let Outcome { files, bytes, .. } = outcome;
                 let (bytes, directory) = (human_size(bytes), directory.display());
                 console.error(&format_args!(
                     "interrupted: {files} files, {bytes}, are in {directory}"
@@ -63,7 +69,7 @@ pub(super) fn run(
                 console.detail(&"the same command once more goes on where this one ended");
                 return Err(Failure::Reported(ExitStatus::Failed));
             }
-            done
+            outcome
         }
         (None, None) => return Err(Failure::Usage("no destination".into())),
     };
@@ -74,7 +80,7 @@ pub(super) fn run(
     if arguments.json {
         write_line(out, &outcome)?;
     }
-    result
+    reported(outcome.worst)
 }
 
 /// What says that a directory is filled from `top` as it is now.
@@ -100,10 +106,6 @@ fn refuse_terminal() -> Result {
         return Err(Failure::Refused(what.to_owned()));
     }
     Ok(())
-}
-
-fn archive_failure(error: io::Error) -> Failure {
-    Failure::Host("writing the archive".into(), error)
 }
 
 /// Refuses to overwrite the volume itself.

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_transfer::xattrs::{Xattr, held_xattrs};
 use offshoot_vfs::XattrMode;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
 use regex_lite::Regex;
@@ -17,7 +18,6 @@ use crate::output::{Console, Escaped, json_name, write_line, write_name};
 use crate::place::Place;
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
-use crate::xattrs::{Xattr, held_xattrs};
 
 fn last_link(is_kept: bool) -> LastLink {
     if is_kept { LastLink::Keep } else { LastLink::Follow }

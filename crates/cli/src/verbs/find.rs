@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, resolve, resolve_end};
@@ -22,7 +23,6 @@ use super::rm::require_name;
 use crate::args::FindArguments;
 use crate::edit::{joined, moment, require_one_volume, say_if_interrupted, sync};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::extract::{Entry, Visitor, walk};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{
     Console, Escaped, FileRecord, Owners, json_name, shown_inode, write_line, write_name,

@@ -5,14 +5,13 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_transfer::copy::JUST_MADE;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, at_path, bare, last_name, resolve, resolve_end};
 use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
-use crate::edit::{
-    Aim, JUST_MADE, Volumes, joined, moment, require_one_source, require_one_volume,
-};
+use crate::edit::{Aim, Volumes, joined, moment, require_one_source, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Place, Timestamp};
@@ -10,7 +11,6 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Place, T
 use crate::args::RmArguments;
 use crate::edit::{Report, at_every_place, joined, moment};
 use crate::exit::Result;
-use crate::extract::{Entry, Visitor, walk};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;

@@ -16,6 +16,7 @@ use offshoot_btrfs::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner,
 };
 use offshoot_btrfs_format::TreeId;
+use offshoot_transfer::Progress as _;
 use offshoot_vfs::Errno;
 use serde::{Serialize, Serializer};
 use serde_json::json;

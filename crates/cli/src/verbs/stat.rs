@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
+use offshoot_transfer::xattrs::held_xattrs;
 use offshoot_vfs::FileType;
 use offshoot_vfs::path::LastLink;
 
@@ -17,7 +18,6 @@ use crate::output::{
 };
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
-use crate::xattrs::held_xattrs;
 use format::Subject;
 
 /// The longest value of an extended attribute that is shown to people.

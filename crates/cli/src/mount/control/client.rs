@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use offshoot_transfer::host::look_at;
+use offshoot_transfer::host::umask;
 use offshoot_vfs::Errno;
 use rustix::fs::{CWD, StatVfsMountFlags, fstatvfs};
 
@@ -16,7 +18,7 @@ use super::channel;
 use super::{NEXT_BYTES, Next, Start};
 use crate::args::{OnMount, Verb};
 use crate::disk::{DiskName, is_file};
-use crate::edit::{moment, umask};
+use crate::edit::moment;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::occupied;
 use crate::output::{Console, Escaped};
@@ -86,7 +88,7 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
 /// knows whether it is followed, unless it leads into the mount from outside.
 fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
     let is_image = |path: &Path| {
-        let held = occupied::look_at(CWD, path).ok().map(|file| occupied::held_by(&file));
+        let held = look_at(CWD, path).ok().map(|file| occupied::held_by(&file));
         matches!(held, Some(Ok(Some(_))))
     };
     let path = Path::new(text);

@@ -1,0 +1,66 @@
+//! Where it is told what was copied (`-v`): standard output, by several threads.
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
+
+use offshoot_transfer::copy;
+
+use crate::exit::{Failure, Result};
+use crate::output::write_name;
+
+/// See the top of this file.
+pub(super) struct Told(Mutex<Output>);
+
+struct Output {
+    out: BufWriter<File>,
+    failed: Option<io::Error>,
+}
+
+impl Told {
+    pub(super) fn start() -> Result<Self> {
+        // A descriptor of its own: this thread has locked standard output for itself.
+        let out = rustix::io::dup(io::stdout()).map_err(|errno| Failure::Output(errno.into()))?;
+        Ok(Self(Mutex::new(Output { out: BufWriter::new(out.into()), failed: None })))
+    }
+
+    fn say(&self, line: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Output { out, failed } = &mut *told;
+        if failed.is_some() {
+            return;
+        }
+        // Who looks at a terminal sees each file when it is copied.
+        let flush = |out: &mut BufWriter<File>| {
+            if out.get_ref().is_terminal() { out.flush() } else { Ok(()) }
+        };
+        *failed = line(out).and_then(|()| flush(out)).err();
+    }
+
+    /// Writes what was told and is not written yet.
+    pub(super) fn finish(&self) -> Result {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let flushed = told.out.flush();
+        Ok(told.failed.take().map_or(flushed, Err)?)
+    }
+}
+
+impl copy::Told for Told {
+    fn copied(&self, from: &[u8], to: &[u8]) {
+        self.say(|out| {
+            out.write_all(b"'")?;
+            write_name(out, from)?;
+            out.write_all(b"' -> '")?;
+            write_name(out, to)?;
+            out.write_all(b"'\n")
+        });
+    }
+
+    fn removed(&self, to: &[u8]) {
+        self.say(|out| {
+            out.write_all(b"removed '")?;
+            write_name(out, to)?;
+            out.write_all(b"'\n")
+        });
+    }
+}

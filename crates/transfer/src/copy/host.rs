@@ -1,0 +1,138 @@
+//! Going through a tree of the host.
+//!
+//! Depth first, with the directories on the way open: nothing is reached by a path that could
+//! be changed, or become too long, meanwhile. Their number bounds the depth.
+
+use offshoot_vfs::{Error, FileId, FileType};
+use rustix::fs::{self, AtFlags, Dir, DirEntry};
+
+use super::directory::DirectoryRef;
+use super::original::{HostFile, Original, doing};
+use super::tree::{Batches, Job, Seen, batches_in_flight, enter, with_workers};
+use super::{Source, Trouble, target};
+use crate::extract::{Limits, SafeName};
+use crate::{Failure, Result as TransferResult};
+
+/// A directory that the walk is in.
+struct Level<'a> {
+    directory: DirectoryRef<'a>,
+    entries: Dir,
+}
+
+impl<'a> Level<'a> {
+    /// The directory `file`, as a copy of `original`.
+    fn open(
+        source: &'a Source<'a>,
+        original: HostFile<'_>,
+        file: FileId,
+        is_new: bool,
+    ) -> Result<Self, Error> {
+        let attr = *original.attr();
+        let fd = original.into_directory()?;
+        let entries = Dir::read_from(&fd).map_err(doing("reading the directory"))?;
+        let directory = DirectoryRef::new(source, file, attr, is_new, Some(fd));
+        Ok(Self { directory, entries })
+    }
+}
+
+/// How far a walk may go with the descriptors that there are.
+pub fn limits() -> TransferResult<Limits> {
+    let limits = Limits::raise(batches_in_flight())
+        .map_err(|error| Failure::Host("the limit of open files".into(), error))?;
+    // A level has two open: the directory, and its entries.
+    Ok(Limits { depth_max: (limits.depth_max / 2).max(1), ..limits })
+}
+
+/// Copies what is below the directory `top`, which has become `file`.
+pub(super) fn copy(
+    source: &Source<'_>,
+    top: HostFile<'_>,
+    file: FileId,
+    is_new: bool,
+    limits: Limits,
+) -> Result<(), Trouble> {
+    target::dress_directory(source.into, file, &top)?;
+    let top = Level::open(source, top, file, is_new).map_err(Trouble::Source)?;
+    with_workers(source.into, limits.batch_files, |batches| {
+        Walk { source, batches, levels: vec![top], depth_max: limits.depth_max }.run();
+    });
+    Ok(())
+}
+
+struct Walk<'w, 'a> {
+    source: &'a Source<'a>,
+    batches: &'w mut Batches<'a>,
+    levels: Vec<Level<'a>>,
+    depth_max: usize,
+}
+
+impl<'a> Walk<'_, 'a> {
+    fn run(&mut self) {
+        while let Some(level) = self.levels.last_mut() {
+            if self.source.into.problems.is_stopped() {
+                return;
+            }
+            match level.entries.next() {
+                None => {
+                    self.levels.pop();
+                }
+                Some(Ok(entry)) if matches!(entry.file_name().to_bytes(), b"." | b"..") => {}
+                Some(Ok(entry)) => {
+                    let directory = level.directory.clone();
+                    let name = entry.file_name().to_bytes();
+                    let seen = self.see(&directory, &entry);
+                    if let Err(error) = seen {
+                        self.source.report(directory.file(), name, &Trouble::Source(error));
+                    }
+                }
+                Some(Err(errno)) => {
+                    let trouble = Trouble::Source(doing("reading the directory")(errno));
+                    self.source.report(level.directory.file(), b".", &trouble);
+                    self.levels.pop();
+                }
+            }
+        }
+    }
+
+    fn see(&mut self, directory: &DirectoryRef<'a>, entry: &DirEntry) -> Result<(), Error> {
+        let name = SafeName::new(entry.file_name().to_bytes())?;
+        if self.source.leaves_out(directory.file(), &name) {
+            return Ok(());
+        }
+        let file_type = type_of(directory, entry)?;
+        if file_type != FileType::Directory {
+            let seen = Seen::Host(file_type);
+            self.batches.push(Job { directory: directory.clone(), name, seen });
+            return Ok(());
+        }
+        if self.levels.len() >= self.depth_max {
+            let what = format!("a directory more than {} levels deep", self.depth_max);
+            return Err(Error::Unsupported(what));
+        }
+        let original = HostFile::found(directory.host_fd(), &name, file_type)?;
+        let is_other = original.attr().file.dev != directory.device();
+        if let Some((file, is_new)) = enter(directory, &name, &original) {
+            if is_other && self.source.into.manner.is_one_filesystem {
+                // Its place is there, and nothing in it.
+                drop(DirectoryRef::new(self.source, file, *original.attr(), is_new, None));
+                return Ok(());
+            }
+            self.levels.push(Level::open(self.source, original, file, is_new)?);
+        }
+        Ok(())
+    }
+}
+
+/// The type of an entry; some filesystems do not tell it in the directory.
+fn type_of(directory: &DirectoryRef<'_>, entry: &DirEntry) -> Result<FileType, Error> {
+    let mode = match entry.file_type() {
+        fs::FileType::Unknown => {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            let stat = fs::statat(directory.host_fd(), entry.file_name(), flags);
+            stat.map_err(doing("looking at it"))?.st_mode
+        }
+        known => known.as_raw_mode(),
+    };
+    FileType::from_mode(mode)
+        .ok_or_else(|| Error::Unsupported(format!("a file of the mode {mode:o}")))
+}

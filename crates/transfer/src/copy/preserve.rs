@@ -1,0 +1,95 @@
+//! Which attributes a copy has.
+//!
+//! Everything is kept but what the caller leaves out. Then a file begins as one that the caller
+//! makes: its own, with the permissions that the umask leaves, now. Set-id bits lend the rights of
+//! an owner, so they go with the owner.
+
+use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
+use rustix::process;
+
+use crate::host::umask;
+
+/// What a copy may keep of a file, beside its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attribute {
+    /// Permissions.
+    Mode,
+    /// User and group.
+    Ownership,
+    /// Access and modification time.
+    Timestamps,
+    /// Hard links.
+    Links,
+    /// Extended attributes, with ACLs.
+    Xattr,
+}
+
+impl Attribute {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Mode, Self::Ownership, Self::Timestamps, Self::Links, Self::Xattr];
+}
+
+/// What is kept, and what stands in for the rest.
+pub struct Preserve {
+    left_out: Vec<Attribute>,
+    umask: u32,
+    owner: (u32, u32),
+    at: Timestamp,
+}
+
+impl Preserve {
+    /// All but `left_out`, in a copy that is made at the moment `at`.
+    #[must_use]
+    pub fn all_but(left_out: &[Attribute], at: Timestamp) -> Self {
+        let owner = (process::geteuid().as_raw(), process::getegid().as_raw());
+        Self { left_out: left_out.to_vec(), umask: umask(), owner, at }
+    }
+
+    /// Whether an attribute is kept.
+    #[must_use]
+    pub fn keeps(&self, attribute: Attribute) -> bool {
+        !self.left_out.contains(&attribute)
+    }
+
+    /// The attributes of the copy of a file with the attributes `attr`.
+    #[must_use]
+    pub fn of(&self, attr: &Attr) -> Attr {
+        let mut copy = *attr;
+        if !self.keeps(Attribute::Mode) {
+            copy.permissions &= 0o777 & !self.umask;
+        }
+        if !self.keeps(Attribute::Ownership) {
+            (copy.uid, copy.gid) = self.owner;
+            copy.permissions &= !0o6000;
+        }
+        if !self.keeps(Attribute::Timestamps) {
+            (copy.atime, copy.mtime) = (self.at, self.at);
+        }
+        if !self.keeps(Attribute::Links) {
+            copy.nlink = 1;
+        }
+        copy
+    }
+
+    /// The attributes of a file that is made of a stream.
+    #[must_use]
+    pub fn of_stream(&self) -> Attr {
+        Attr {
+            // No file of the host or of a volume has this number.
+            file: FileId { dev: 0, ino: 0 },
+            file_type: FileType::Regular,
+            permissions: 0o666 & !self.umask,
+            nlink: 1,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: (0, 0),
+            size: 0,
+            allocated_bytes: 0,
+            atime: self.at,
+            mtime: self.at,
+            ctime: self.at,
+            btime: self.at,
+        }
+    }
+}

@@ -1,0 +1,650 @@
+//! One file, made in the volume and filled.
+//!
+//! A name that is there already is dealt with as `cp` does: a regular file is cut to nothing and
+//! written again, also through a symbolic link, and keeps its other names, unless copies have names
+//! of their own; anything else but a directory is replaced; and directories and other files are
+//! never exchanged for each other. A name of the source itself is refused before anything is
+//! changed: cut to nothing, it would be all that there was. So is a source that cannot be read.
+
+use std::sync::PoisonError;
+
+use offshoot_vfs::path::{End, LastLink, climb, leads_to_itself, resolve_end};
+use offshoot_vfs::{
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, SetTime,
+    XattrMode, make_over,
+};
+
+use super::original::Original;
+use super::{Attribute, JUST_MADE, Reflink};
+use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
+use crate::extract::{Known, Name, SafeName, Unapplied};
+use crate::xattrs::Xattr;
+
+/// How much is read and written at once.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+/// What has the name of a copy.
+struct Old {
+    /// The file: for a regular copy that to which a link leads.
+    attr: Attr,
+    /// A link leads to it.
+    is_linked: bool,
+}
+
+/// A file of the volume that is to be filled.
+struct Begun {
+    file: FileId,
+    /// It was made for the copy; otherwise it was there, and is written into.
+    is_new: bool,
+}
+
+/// Copies what is no directory to `place`, with `buf` to read into.
+pub(super) fn put(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    original: &dyn Original,
+    buf: &mut Vec<u8>,
+) -> Result<(), Trouble> {
+    let host = (original.attr().file.dev, original.attr().file.ino);
+    if into.devices.contains(&host) {
+        let what = "it is a device of a volume of this command";
+        return Err(Trouble::Source(Error::posix(Errno::BUSY, what)));
+    }
+    let old = existing(into, place, original)?;
+    let attr = into.preserve.of(original.attr());
+    if let Some(old) = &old
+        && into.manner.keeps(old.attr.mtime, original.attr().mtime)
+    {
+        if into.manner.is_apart && attr.nlink > 1 && !into.manner.keeps_all() {
+            link_kept(into, names, place, old, &attr)?;
+        }
+        return Err(Trouble::Kept);
+    }
+    let must_share = into.reflink == Reflink::Always && attr.file_type == FileType::Regular;
+    if must_share && original.in_same_volume().is_none() {
+        return Err(not_shared(Error::posix(Errno::XDEV, "sharing its data")));
+    }
+    let target = match attr.file_type {
+        FileType::Symlink => original.read_link().map_err(Trouble::Source)?,
+        _ => Vec::new(),
+    };
+    if let Some(old) = &old {
+        require_replaceable(into, place, old, original, &target)?;
+    }
+    let begun = if attr.nlink < 2 {
+        Some(make(into, names, place, old.as_ref(), original, &target, buf)?)
+    } else {
+        link(into, names, place, old.as_ref(), original, &target, buf)?
+    };
+    let Some(Begun { file, is_new }) = begun else { return Ok(()) };
+    fill(into, names, place, file, original, &attr, buf).inspect_err(|_| {
+        if attr.nlink > 1 {
+            remove_all(into, place, attr.file, file, is_new);
+        } else if is_new {
+            remove(into, place);
+        }
+    })
+}
+
+/// What is at `place`.
+fn existing(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    original: &dyn Original,
+) -> Result<Option<Old>, Trouble> {
+    let file = match into.fs.lookup(place.dir, place.name) {
+        Err(Error::Posix { errno: Errno::NOENT, .. }) => return Ok(None),
+        found => found.map_err(Trouble::Target)?,
+    };
+    let mut attr = into.fs.attr(file).map_err(Trouble::Target)?;
+    let mut is_linked = false;
+    if attr.file_type == FileType::Symlink && original.attr().file_type == FileType::Regular {
+        match behind_link(into, place) {
+            Ok(file) => (attr, is_linked) = (into.fs.attr(file).map_err(Trouble::Target)?, true),
+            Err(Error::Posix { errno: Errno::LOOP, .. }) if into.manner.is_forced => {}
+            Err(error) => return Err(Trouble::Source(error)),
+        }
+    }
+    if original.in_same_volume() == Some(attr.file) && !into.manner.keeps_all() {
+        return Err(same_file());
+    }
+    Ok(Some(Old { attr, is_linked }))
+}
+
+/// The file that the symbolic link at `place` leads to: what a regular file is written into, as
+/// by `cp`.
+fn behind_link(into: &IntoVolume<'_>, place: Place<'_>) -> Result<FileId, Error> {
+    let Some(way) = climb(into.fs, into.fs.root(), place.dir, SHOWN_PATH_MAX)? else {
+        let what = "a symbolic link is in its place, too deep to be followed";
+        return Err(Error::posix(Errno::NAMETOOLONG, what));
+    };
+    let path = [b"/", &way[..], b"/", place.name].concat();
+    match resolve_end(into.fs, &path, LastLink::Follow) {
+        Ok(End { file: Some(file), .. }) => Ok(file),
+        Ok(End { file: None, .. }) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {
+            let what = "a symbolic link to nothing is in its place, and is not written through";
+            Err(Error::posix(Errno::INVAL, what))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Refuses to replace what another source of the same command has become.
+pub(super) fn require_not_just_made(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    original: &dyn Original,
+) -> Result<(), Trouble> {
+    let Some(Old { attr, .. }) = existing(into, place, original)? else { return Ok(()) };
+    let is_kept = into.manner.keeps(attr.mtime, original.attr().mtime);
+    if is_kept || attr.file_type == FileType::Directory {
+        return Ok(());
+    }
+    Err(Trouble::Source(Error::posix(Errno::EXIST, JUST_MADE)))
+}
+
+/// Refuses a copy to `place` where what is there is of a kind that stays.
+fn require_replaceable(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    Old { attr: old, is_linked }: &Old,
+    original: &dyn Original,
+    target: &[u8],
+) -> Result<(), Trouble> {
+    if old.file_type == FileType::Directory {
+        return Err(directory_in_place());
+    }
+    if *is_linked && old.file_type != FileType::Regular {
+        let what = "a symbolic link to what is no regular file is in its place, and is not \
+                    written through";
+        return Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
+    }
+    if original.attr().file_type == FileType::Symlink
+        && leads_to_itself(into.fs, place, target, old.file).map_err(Trouble::Target)?
+    {
+        return Err(same_file());
+    }
+    Ok(())
+}
+
+/// Makes place for a copy: gives the regular file that is written into, and removes what is not.
+fn take(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    Old { attr: old, .. }: &Old,
+    original: &dyn Original,
+    buf: &mut Vec<u8>,
+) -> Result<Option<FileId>, Trouble> {
+    let is_regular = original.attr().file_type == FileType::Regular;
+    let has_other_names = into.manner.is_apart && old.nlink > 1;
+    let is_written = is_regular && old.file_type == FileType::Regular && !has_other_names;
+    let written = is_written.then_some(old.file);
+    if is_regular {
+        let may_share = into.reflink != Reflink::Never && original.in_same_volume().is_some();
+        let sharing = if may_share {
+            let new = new_file(into, &into.preserve.of(original.attr()));
+            Some(require_sharing(into, place.dir, original, written, &new))
+        } else {
+            None
+        };
+        match sharing {
+            // Its data is not read.
+            Some(Ok(())) => {}
+            Some(Err(trouble)) if into.reflink == Reflink::Always => return Err(trouble),
+            Some(Err(_)) | None => original.require_readable(buf).map_err(Trouble::Source)?,
+        }
+    }
+    if written.is_none() {
+        into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
+        into.manner.tell_removed(names.to);
+    }
+    Ok(written)
+}
+
+/// Makes an empty file for a copy, or empties the one that is written into.
+fn make(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    old: Option<&Old>,
+    original: &dyn Original,
+    target: &[u8],
+    buf: &mut Vec<u8>,
+) -> Result<Begun, Trouble> {
+    let taken = match old {
+        Some(old) => take(into, names, place, old, original, buf)?,
+        None => None,
+    };
+    let file = begin(into, place, taken, target, &into.preserve.of(original.attr()))?;
+    Ok(Begun { file, is_new: taken.is_none() })
+}
+
+/// Gives a file with several names one more, or begins it for its first.
+fn link(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    old: Option<&Old>,
+    original: &dyn Original,
+    target: &[u8],
+    buf: &mut Vec<u8>,
+) -> Result<Option<Begun>, Trouble> {
+    let attr = original.attr();
+    let name = name_of(place)?;
+    // Held until the name is in the table, so that a worker that cannot read the file
+    // finds all of its names.
+    let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
+    match links.newest(attr.file).map_err(table_failed)? {
+        None => {}
+        Some(Known::Unreadable) => return Err(Trouble::OtherName),
+        Some(Known::Name(known)) => {
+            match link_to(into, names, &known, attr.file_type, place, old) {
+                Ok(is_made) => {
+                    if is_made {
+                        links.add(attr.file, &name).map_err(table_failed)?;
+                    }
+                    return Ok(None);
+                }
+                Err(trouble) => match not_linkable(&trouble) {
+                    // A file of its own.
+                    Some(errno) => unapplied(into, Unapplied::HardLink, place, errno),
+                    None => return Err(trouble),
+                },
+            }
+        }
+    }
+    let begun = make(into, names, place, old, original, target, buf)?;
+    links.add(attr.file, &name).map_err(table_failed)?;
+    Ok(Some(begun))
+}
+
+/// A file that stays, in the place of one with several names: it gets the next ones, or has its
+/// name given to the copy that was made before.
+fn link_kept(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    old: &Old,
+    attr: &Attr,
+) -> Result<(), Trouble> {
+    let is_directory = old.attr.file_type == FileType::Directory;
+    let name = name_of(place)?;
+    let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_name = match links.newest(attr.file).map_err(table_failed)? {
+        None => !old.is_linked && !is_directory,
+        Some(Known::Name(_)) if is_directory => return Err(directory_in_place()),
+        Some(Known::Name(known)) => {
+            match link_to(into, names, &known, attr.file_type, place, Some(old)) {
+                Err(trouble) if not_linkable(&trouble).is_some() => false,
+                linked => linked?,
+            }
+        }
+        Some(Known::Unreadable) => false,
+    };
+    if is_name {
+        links.add(attr.file, &name).map_err(table_failed)?;
+    }
+    Ok(())
+}
+
+/// Why a file gets no further name where it is wanted, and a file of its own is possible: that is
+/// another subvolume, or the file has as many names as it can have.
+fn not_linkable(trouble: &Trouble) -> Option<Errno> {
+    match trouble {
+        Trouble::Target(Error::Posix { errno: errno @ (Errno::XDEV | Errno::MLINK), .. }) => {
+            Some(*errno)
+        }
+        _ => None,
+    }
+}
+
+fn name_of(place: Place<'_>) -> Result<Name, Trouble> {
+    Ok(Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? })
+}
+
+fn directory_in_place() -> Trouble {
+    Trouble::Source(Error::posix(Errno::ISDIR, "a directory is in its place"))
+}
+
+fn table_failed(error: std::io::Error) -> Trouble {
+    Trouble::Source(Error::io("the table of hard links", error))
+}
+
+/// Gives what was copied to `known` the name `place`, which `old` has until then. Whether it did
+/// not have the name already.
+fn link_to(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    known: &Name,
+    file_type: FileType,
+    place: Place<'_>,
+    old: Option<&Old>,
+) -> Result<bool, Trouble> {
+    let known = Place { dir: known.parent, name: &known.name };
+    let mut file = into.fs.lookup(known.dir, known.name).map_err(Trouble::Target)?;
+    if file_type == FileType::Regular
+        && into.fs.attr(file).map_err(Trouble::Target)?.file_type == FileType::Symlink
+    {
+        // The copy was written through it.
+        file = behind_link(into, known).map_err(Trouble::Target)?;
+    }
+    let link = |place: Place<'_>| into.fs.link(file, place, into.at);
+    match old {
+        Some(old) if old.attr.file == file => return Ok(false),
+        Some(_) => {
+            make_over(into.fs, place, into.at, link).map_err(Trouble::Target)?;
+            into.manner.tell_removed(names.to);
+        }
+        None => link(place).map_err(Trouble::Target)?,
+    }
+    Ok(true)
+}
+
+/// Makes an empty file, or empties the one that is written into.
+fn begin(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    taken: Option<FileId>,
+    target: &[u8],
+    attr: &Attr,
+) -> Result<FileId, Trouble> {
+    let new = new_file(into, attr);
+    let file_type = attr.file_type;
+    match taken {
+        Some(file) => {
+            let set = SetAttr { size: Some(0), ..owner_and_mode(into, attr) };
+            into.fs.set_attr(file, &set, into.at).map(|()| file)
+        }
+        None if file_type == FileType::Symlink => into.fs.symlink(place, target, &new),
+        None => into.fs.mknod(place, Node { file_type, rdev: attr.rdev }, &new),
+    }
+    .map_err(Trouble::Target)
+}
+
+fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
+    NewFile {
+        permissions: attr.permissions,
+        uid: attr.uid,
+        gid: attr.gid,
+        umask: None,
+        at: into.at,
+    }
+}
+
+/// What a file that is there gets: what is not kept of the source stays as it is.
+fn owner_and_mode(into: &IntoVolume<'_>, attr: &Attr) -> SetAttr {
+    let is_owner_kept = into.preserve.keeps(Attribute::Ownership);
+    SetAttr {
+        permissions: into.preserve.keeps(Attribute::Mode).then_some(attr.permissions),
+        uid: is_owner_kept.then_some(attr.uid),
+        gid: is_owner_kept.then_some(attr.gid),
+        ..SetAttr::default()
+    }
+}
+
+/// Gives a file that was made its data, its extended attributes and its times.
+fn fill(
+    into: &IntoVolume<'_>,
+    names: &Names<'_>,
+    place: Place<'_>,
+    file: FileId,
+    original: &dyn Original,
+    attr: &Attr,
+    buf: &mut Vec<u8>,
+) -> Result<(), Trouble> {
+    let mut set = SetAttr {
+        atime: Some(SetTime::To(attr.atime)),
+        mtime: Some(SetTime::To(attr.mtime)),
+        ..SetAttr::default()
+    };
+    if attr.file_type == FileType::Regular {
+        let copied = match share_data(into, file, original)? {
+            Some(end) => Copied { end, is_all: true },
+            None => copy_data(into, file, original, buf)?,
+        };
+        if copied.is_all {
+            set.size = (copied.end < attr.size).then_some(attr.size);
+        } else if original.size_now().map_err(Trouble::Source)? < attr.size {
+            let what = format_args!(
+                "it became shorter: {} bytes of {} were copied",
+                copied.end, attr.size
+            );
+            into.problems.warning(&(names.from)(), &what);
+        }
+    }
+    if into.preserve.keeps(Attribute::Xattr) {
+        set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)?;
+    }
+    into.fs.set_attr(file, &set, into.at).map_err(Trouble::Target)
+}
+
+/// Shares the data where both files are in one volume, and gives its end; `None` for data that is
+/// to be copied.
+fn share_data(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    original: &dyn Original,
+) -> Result<Option<u64>, Trouble> {
+    let from = original.in_same_volume().filter(|_| into.reflink != Reflink::Never);
+    let Some(from) = from else { return Ok(None) };
+    match into.fs.clone_range(beginning(from), beginning(file), 0, into.at) {
+        Ok(()) => {
+            let size = original.attr().size;
+            into.count_bytes(usize::try_from(size).unwrap_or(usize::MAX));
+            Ok(Some(size))
+        }
+        // One of them has no checksums.
+        Err(Error::Posix { errno: Errno::INVAL, .. }) if into.reflink == Reflink::Auto => Ok(None),
+        Err(error) => Err(not_shared(error)),
+    }
+}
+
+/// Refuses what cannot be shared with the file that is written into, or else with a new one in
+/// `dir`. What is there still is as it was.
+fn require_sharing(
+    into: &IntoVolume<'_>,
+    dir: FileId,
+    original: &dyn Original,
+    written: Option<FileId>,
+    new: &NewFile,
+) -> Result<(), Trouble> {
+    let is_regular = original.attr().file_type == FileType::Regular;
+    let Some(from) = original.in_same_volume().filter(|_| is_regular) else { return Ok(()) };
+    // No bytes are the same in any two files: what remains are the reasons that forbid it.
+    let ask = |file| into.fs.dedupe_range(beginning(from), beginning(file), 0).map(drop);
+    let answer = if let Some(file) = written {
+        ask(file)
+    } else {
+        // Whether a new file has checksums is for its directory to say.
+        into.fs.create_unnamed(dir, false, new).and_then(|file| {
+            let answer = ask(file);
+            into.fs.release(file).and(answer)
+        })
+    };
+    answer.map_err(not_shared)
+}
+
+fn beginning(file: FileId) -> Position {
+    Position { file, offset: 0 }
+}
+
+/// Why data is not shared: two files that cannot are no trouble of the volume.
+fn not_shared(error: Error) -> Trouble {
+    match error {
+        Error::Posix { errno: errno @ (Errno::INVAL | Errno::XDEV), .. } => {
+            Trouble::Source(Error::posix(errno, "sharing its data"))
+        }
+        error => Trouble::Target(error),
+    }
+}
+
+/// How far the data of a file was copied.
+struct Copied {
+    /// The end of what was written.
+    end: u64,
+    /// Behind it is a hole, and not what the file lost while it was read.
+    is_all: bool,
+}
+
+/// Copies the data, holes left out. A file that ends before its size, because something changes it
+/// or because it is one of the kernel's, which know no size, is copied as far as it goes.
+fn copy_data(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    original: &dyn Original,
+    buf: &mut Vec<u8>,
+) -> Result<Copied, Trouble> {
+    let mut end = 0;
+    while let Some(data) = original.next_data(end).map_err(Trouble::Source)? {
+        let mut at = data.start.max(end);
+        while at < data.end {
+            // Cut at multiples, so that no sector is written twice.
+            let cut = (at / PIECE_BYTES as u64 + 1) * PIECE_BYTES as u64;
+            let len = usize::try_from(cut.min(data.end) - at).unwrap_or(PIECE_BYTES);
+            if buf.len() < len {
+                buf.resize(len, 0);
+            }
+            let count = original.read(at, &mut buf[..len]).map_err(Trouble::Source)?;
+            into.fs.write(file, at, &buf[..count], into.at).map_err(Trouble::Target)?;
+            into.count_bytes(count);
+            at += count as u64;
+            if count < len {
+                // What knows no end may end before the size that it says.
+                return Ok(Copied {
+                    end: at,
+                    is_all: data.end == u64::MAX && at >= original.attr().size,
+                });
+            }
+            if into.problems.is_stopped() {
+                return Err(Trouble::Stopped);
+            }
+        }
+        end = at;
+        if end >= original.attr().size && data.end != u64::MAX {
+            break;
+        }
+    }
+    Ok(Copied { end, is_all: true })
+}
+
+/// Sets extended attributes. Those that a volume has no place for are counted.
+fn set_xattrs(
+    into: &IntoVolume<'_>,
+    place: Place<'_>,
+    file: FileId,
+    xattrs: &[Xattr],
+) -> Result<(), Trouble> {
+    for (name, value) in xattrs {
+        match into.fs.set_xattr(file, name, value, XattrMode::Set, into.at) {
+            Ok(()) => {}
+            Err(error) if is_refusal(&error) => {
+                unapplied(into, Unapplied::Xattr, place, error.errno());
+            }
+            Err(error) => return Err(Trouble::Target(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether the volume has no place for this attribute, but for others.
+fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error.errno(),
+        Errno::OPNOTSUPP
+            | Errno::TOOBIG
+            | Errno::RANGE
+            | Errno::INVAL
+            | Errno::PERM
+            | Errno::ACCESS
+    )
+}
+
+fn unapplied(into: &IntoVolume<'_>, kind: Unapplied, place: Place<'_>, errno: Errno) {
+    into.problems.unapplied(kind, || into.path_of(place), errno);
+}
+
+/// Makes a directory, or takes the one that is there; and whether it is new.
+pub(super) fn make_directory(
+    into: &IntoVolume<'_>,
+    dir: FileId,
+    name: &[u8],
+    attr: &Attr,
+) -> Result<(FileId, bool), Trouble> {
+    let place = Place { dir, name };
+    match into.fs.mkdir(place, &new_file(into, &into.preserve.of(attr))) {
+        Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
+        result => return result.map(|file| (file, true)).map_err(Trouble::Target),
+    }
+    let file = into.fs.lookup(dir, name).map_err(Trouble::Target)?;
+    if into.fs.attr(file).map_err(Trouble::Target)?.file_type != FileType::Directory {
+        let what = "what is in its place is no directory";
+        return Err(Trouble::Source(Error::posix(Errno::NOTDIR, what)));
+    }
+    Ok((file, false))
+}
+
+/// Gives a directory that is filled its attributes: all of them, when it was there before.
+pub(super) fn finish_directory(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    attr: &Attr,
+    is_new: bool,
+) -> Result<(), Error> {
+    let attr = into.preserve.of(attr);
+    let all = if is_new { SetAttr::default() } else { owner_and_mode(into, &attr) };
+    let set = SetAttr {
+        atime: Some(SetTime::To(attr.atime)),
+        mtime: Some(SetTime::To(attr.mtime)),
+        ..all
+    };
+    into.fs.set_attr(file, &set, into.at)
+}
+
+/// Gives a directory its extended attributes.
+pub(super) fn dress_directory(
+    into: &IntoVolume<'_>,
+    file: FileId,
+    original: &dyn Original,
+) -> Result<(), Trouble> {
+    if !into.preserve.keeps(Attribute::Xattr) {
+        return Ok(());
+    }
+    let place = Place { dir: file, name: b"." };
+    set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)
+}
+
+/// Removes a file that could not be filled.
+fn remove(into: &IntoVolume<'_>, place: Place<'_>) {
+    if let Err(error) = into.fs.unlink(place, into.at) {
+        let error = Error::posix(error.errno(), "removing what was copied of it");
+        into.problems.unreadable(&into.path_of(place), &error);
+    }
+}
+
+/// Removes all names of `made`, the copy of `source` that could not be filled, but for `place` when
+/// that was not new. Another copy of `source`, and a file that stayed, keep theirs.
+fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, source: FileId, made: FileId, is_new: bool) {
+    let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = || -> std::io::Result<Vec<Name>> {
+        links.mark_unreadable(source)?;
+        links.names(source)?.collect()
+    };
+    match names() {
+        Ok(names) => {
+            for Name { parent, name } in names {
+                let copy = Place { dir: parent, name: &name };
+                match into.fs.lookup(parent, &name) {
+                    Ok(file) if file == made && (is_new || copy != place) => remove(into, copy),
+                    Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
+                    Err(error) => into.problems.unreadable(&into.path_of(copy), &error),
+                }
+            }
+        }
+        Err(error) => {
+            let error = Error::io("the table of hard links", error);
+            into.problems.unreadable(&into.path_of(place), &error);
+        }
+    }
+}

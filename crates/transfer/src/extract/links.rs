@@ -1,0 +1,228 @@
+//! Which names an inode with several names was given already.
+//!
+//! The table may have to hold every file of a volume, so it is not in memory: it is a
+//! hash table in an unnamed temporary file, made when the first inode with
+//! several names is met.
+//!
+//! ```text
+//! 0            8 * SLOTS                        end
+//! | slot | ... | record | record | ... | record |
+//! ```
+//!
+//! A slot holds the offset of the newest record of its bucket (0: none), a record the offset
+//! of the one before it in the bucket:
+//!
+//! ```text
+//! | previous 8 | dev 8 | ino 8 | parent dev 8 | parent ino 8 | name length 2 | name |
+//! ```
+//!
+//! Every name that was made has a record; a record with an empty name says that the inode could not
+//! be read, so that later names of it are not made from half a file. A name is kept with its
+//! directory instead of as a path, because paths grow with the depth of the tree.
+//!
+//! The hash is keyed with a random key, so an image cannot choose inode numbers that all
+//! fall into one bucket.
+
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use offshoot_vfs::FileId;
+
+use super::name::SafeName;
+
+const SLOTS: u64 = 1 << 20;
+const HEADER: usize = 42;
+
+/// The newest thing known of an inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// It was given this name.
+    Name(Name),
+    /// It could not be read.
+    Unreadable,
+}
+
+/// A name that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    /// The directory that holds it.
+    pub(crate) parent: FileId,
+    /// The name in it.
+    pub(crate) name: SafeName,
+}
+
+/// The table; see the top of this file.
+pub struct LinkTable {
+    file: Option<File>,
+    end: u64,
+    key: RandomState,
+}
+
+struct Record {
+    previous: u64,
+    file: FileId,
+    parent: FileId,
+    name: Vec<u8>,
+}
+
+impl Default for LinkTable {
+    /// An empty table, which takes no space.
+    fn default() -> Self {
+        Self { file: None, end: SLOTS * 8, key: RandomState::new() }
+    }
+}
+
+impl LinkTable {
+    /// The newest record of an inode.
+    pub(crate) fn newest(&self, file: FileId) -> io::Result<Option<Known>> {
+        let Some(record) = self.records(file)?.next().transpose()? else { return Ok(None) };
+        Ok(Some(match record.into_name() {
+            Some(name) => Known::Name(name),
+            None => Known::Unreadable,
+        }))
+    }
+
+    /// Every name that an inode was given, newest first.
+    pub(crate) fn names(
+        &self,
+        file: FileId,
+    ) -> io::Result<impl Iterator<Item = io::Result<Name>> + '_> {
+        let names = self.records(file)?.filter_map(|record| match record {
+            Ok(record) => record.into_name().map(Ok),
+            Err(error) => Some(Err(error)),
+        });
+        Ok(names)
+    }
+
+    /// Notes that an inode was given a name.
+    pub(crate) fn add(&mut self, file: FileId, name: &Name) -> io::Result<()> {
+        self.append(file, name.parent, &name.name)
+    }
+
+    /// Notes that an inode could not be read.
+    pub(crate) fn mark_unreadable(&mut self, file: FileId) -> io::Result<()> {
+        self.append(file, file, b"")
+    }
+
+    fn append(&mut self, file: FileId, parent: FileId, name: &[u8]) -> io::Result<()> {
+        let slot = self.slot(file);
+        let table = match &mut self.file {
+            Some(table) => table,
+            none => {
+                let table = tempfile::tempfile()?;
+                table.set_len(SLOTS * 8)?;
+                none.insert(table)
+            }
+        };
+        let mut previous = [0; 8];
+        table.read_exact_at(&mut previous, slot)?;
+        let mut record = Vec::with_capacity(HEADER + name.len());
+        record.extend_from_slice(&previous);
+        for number in [file.dev, file.ino, parent.dev, parent.ino] {
+            record.extend_from_slice(&number.to_le_bytes());
+        }
+        let name_len = u16::try_from(name.len()).map_err(io::Error::other)?;
+        record.extend_from_slice(&name_len.to_le_bytes());
+        record.extend_from_slice(name);
+        table.write_all_at(&record, self.end)?;
+        table.write_all_at(&self.end.to_le_bytes(), slot)?;
+        self.end += record.len() as u64;
+        Ok(())
+    }
+
+    /// The offset of the slot of a file.
+    fn slot(&self, file: FileId) -> u64 {
+        self.key.hash_one(file) % SLOTS * 8
+    }
+
+    fn records(&self, file: FileId) -> io::Result<impl Iterator<Item = io::Result<Record>> + '_> {
+        let mut next = 0;
+        if let Some(table) = &self.file {
+            let mut slot = [0; 8];
+            table.read_exact_at(&mut slot, self.slot(file))?;
+            next = u64::from_le_bytes(slot);
+        }
+        let bucket = std::iter::from_fn(move || {
+            let table = self.file.as_ref().filter(|_| next != 0)?;
+            let record = read_record(table, next);
+            next = record.as_ref().map_or(0, |record| record.previous);
+            Some(record)
+        });
+        Ok(bucket.filter(move |record| record.as_ref().map_or(true, |record| record.file == file)))
+    }
+}
+
+fn read_record(table: &File, at: u64) -> io::Result<Record> {
+    let mut header = [0; HEADER];
+    table.read_exact_at(&mut header, at)?;
+    let (numbers, name_len) = header.split_at(40);
+    let mut numbers = numbers.as_chunks::<8>().0.iter().copied().map(u64::from_le_bytes);
+    let mut number = || numbers.next().unwrap_or_default();
+    let previous = number();
+    let file = FileId { dev: number(), ino: number() };
+    let parent = FileId { dev: number(), ino: number() };
+    let mut name = vec![0; usize::from(u16::from_le_bytes([name_len[0], name_len[1]]))];
+    table.read_exact_at(&mut name, at + HEADER as u64)?;
+    Ok(Record { previous, file, parent, name })
+}
+
+impl Record {
+    fn into_name(self) -> Option<Name> {
+        // What was written came from a safe name; only the empty one is none.
+        SafeName::new(&self.name).ok().map(|name| Name { parent: self.parent, name })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn id(ino: u64) -> FileId {
+        FileId { dev: 5, ino }
+    }
+
+    fn name(parent: u64, name: &str) -> Name {
+        Name { parent: id(parent), name: SafeName::new(name.as_bytes()).unwrap() }
+    }
+
+    #[test]
+    fn an_empty_table_has_no_file() {
+        let table = LinkTable::default();
+        assert_eq!(table.newest(id(257)).unwrap(), None);
+        assert_eq!(table.names(id(257)).unwrap().count(), 0);
+        assert!(table.file.is_none());
+    }
+
+    #[test]
+    fn names_are_found_again_in_crowded_buckets() {
+        // A fixed key is not to be had; many files make sure that buckets are shared.
+        let mut table = LinkTable::default();
+        let mut model: HashMap<u64, Vec<Name>> = HashMap::new();
+        for round in 0..3u64 {
+            for ino in 0..20_000 {
+                let name = name(ino % 7, &format!("{round}-{ino}"));
+                table.add(id(ino), &name).unwrap();
+                model.entry(ino).or_default().insert(0, name);
+            }
+        }
+        for (ino, names) in model {
+            assert_eq!(table.newest(id(ino)).unwrap(), Some(Known::Name(names[0].clone())));
+            let found: Vec<Name> = table.names(id(ino)).unwrap().map(Result::unwrap).collect();
+            assert_eq!(found, names);
+        }
+        assert_eq!(table.newest(FileId { dev: 6, ino: 3 }).unwrap(), None);
+    }
+
+    #[test]
+    fn unreadable_hides_names_but_keeps_them() {
+        let mut table = LinkTable::default();
+        table.add(id(1), &name(2, "a")).unwrap();
+        table.mark_unreadable(id(1)).unwrap();
+        assert_eq!(table.newest(id(1)).unwrap(), Some(Known::Unreadable));
+        assert_eq!(table.names(id(1)).unwrap().count(), 1);
+    }
+}

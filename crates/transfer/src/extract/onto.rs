@@ -1,0 +1,165 @@
+//! Copying out of a volume to where something may be already: `cp`.
+//!
+//! It is an extraction but for this. Directories that are there are gone into, if they are no
+//! symbolic links, and what else has a name is dealt with by [`super::existing`]: below a
+//! directory it is removed before its name is given again, so neither a link nor another name of
+//! a file leads anything outside of the destination. A directory that was there may be open to
+//! others, so what is made in it is made for its owner alone first, and without what the
+//! directory would give to it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use offshoot_vfs::{Attr, Error, FileId, FileType};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
+
+use super::context::{Context, Counters, Trouble};
+use super::destination::Limits;
+use super::directory::DirectoryRef;
+use super::name::SafeName;
+use super::problems::Problems;
+use super::walk::Entry;
+use super::{Source, parent_path, tree};
+use crate::copy::{Manner, Preserve};
+use crate::host::HostId;
+use crate::{Failure, Progress, Result};
+
+/// Says why the file or device at a path, which is open, is not written over; `None` when it may
+/// be.
+pub type Refuse<'a> = &'a (dyn Fn(&Path, &File) -> io::Result<Option<String>> + Sync);
+
+/// What a copy does that an extraction does not.
+#[derive(Clone, Copy)]
+pub(crate) struct Overwrite<'a> {
+    /// Which attributes are kept.
+    pub preserve: &'a Preserve,
+    /// What is left out, replaced and told.
+    pub manner: &'a Manner,
+    /// The devices of the volumes, which are never replaced.
+    pub devices: &'a [HostId],
+    /// The caller named the destination of this file; otherwise it is below a directory.
+    pub is_named: bool,
+    /// What is there was made by an extraction that was left half done, in a directory of its own.
+    pub is_resumed: bool,
+    /// The directory of the host that the copy goes into, as the caller named it.
+    pub parent: &'a Path,
+    /// What is not written over.
+    pub refuse: Refuse<'a>,
+}
+
+/// A copy to the host.
+pub struct Onto<'a> {
+    /// What is kept.
+    pub preserve: &'a Preserve,
+    /// What is left out, replaced and told.
+    pub manner: &'a Manner,
+    /// The devices of the volumes, which are never replaced or copied.
+    pub devices: &'a [HostId],
+    /// Everything that goes wrong.
+    pub problems: &'a Problems<'a>,
+    /// How far it is.
+    pub progress: &'a dyn Progress,
+    /// Totals.
+    pub counters: &'a Counters,
+    /// The limits of the process.
+    pub limits: Limits,
+    /// What is not written over.
+    pub refuse: Refuse<'a>,
+}
+
+impl Onto<'_> {
+    /// Copies `source` into the directory `parent`, as `name` or, without a name, what is in it.
+    pub fn copy(&self, source: &Source<'_>, parent: &Path, name: Option<&SafeName>) -> Result<()> {
+        let fail = |error| Failure::Host(parent.display().to_string(), error);
+        let attr = self.preserve.of(&source.fs.attr(source.top)?);
+        let is_directory = attr.file_type == FileType::Directory;
+        // To write a file that is there takes no right to list its directory.
+        let way = if is_directory { OFlags::RDONLY } else { OFlags::PATH };
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | way;
+        let opened = fs::openat(CWD, parent, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
+        let overwrite = Overwrite {
+            preserve: self.preserve,
+            manner: self.manner,
+            devices: self.devices,
+            is_named: !is_directory,
+            is_resumed: false,
+            parent: &host_top(parent, is_directory.then_some(name).flatten()),
+            refuse: self.refuse,
+        };
+        let prefix = if is_directory { source.path } else { parent_path(source.path) };
+        let mut context = Context::new(source.fs, source.top, prefix, self.problems, self.progress);
+        context.overwrite = Some(overwrite);
+        let parent = File::from(opened);
+        let result = if is_directory {
+            self.directory(&context, source.top, attr, parent, name)
+        } else {
+            self.file(&context, source, &attr, parent, name)
+        };
+        if let Err(trouble) = result {
+            context.report(source.path, &trouble);
+        }
+        self.counters.add(&context.counters);
+        Ok(())
+    }
+
+    fn directory(
+        &self,
+        context: &Context<'_>,
+        top: FileId,
+        attr: Attr,
+        parent: File,
+        name: Option<&SafeName>,
+    ) -> Result<(), Trouble> {
+        let directory = match name {
+            None => DirectoryRef::shared(context, parent, top, Some(attr)),
+            Some(name) => {
+                let is_new = fs::statat(&parent, &**name, AtFlags::SYMLINK_NOFOLLOW).is_err();
+                let made = DirectoryRef::shared(context, parent, top, None).make(name, &attr)?;
+                let to = || shown_top(context);
+                if is_new {
+                    self.manner.tell(|| context.prefix.to_vec(), to);
+                }
+                made
+            }
+        };
+        context.set_destination(&directory)?;
+        context.counters.directories.fetch_add(1, Ordering::Relaxed);
+        tree::extract_below(context, self.limits, top, directory);
+        Ok(())
+    }
+
+    fn file(
+        &self,
+        context: &Context<'_>,
+        source: &Source<'_>,
+        attr: &Attr,
+        parent: File,
+        name: Option<&SafeName>,
+    ) -> Result<(), Trouble> {
+        let name = name.ok_or_else(|| {
+            Error::posix(offshoot_vfs::Errno::ISDIR, "the destination is a directory")
+        })?;
+        let directory = DirectoryRef::shared(context, parent, source.top, None);
+        context.set_destination(&directory)?;
+        let path = source.path.get(context.prefix.len() + 1..).unwrap_or_default();
+        let entry = Entry { parent: source.top, name, path, attr };
+        tree::extract_one(context, self.limits, &directory, &entry);
+        Ok(())
+    }
+}
+
+/// The path of the host that the top of a copy becomes: that of its directory, for a file.
+fn host_top(parent: &Path, name: Option<&SafeName>) -> PathBuf {
+    let parent = if parent == Path::new(".") { Path::new("") } else { parent };
+    name.map_or_else(|| parent.to_path_buf(), |name| parent.join(OsStr::from_bytes(name)))
+}
+
+/// The path of the host that the top became.
+fn shown_top(context: &Context<'_>) -> Vec<u8> {
+    let top = context.overwrite.map_or(Path::new(""), |overwrite| overwrite.parent);
+    top.as_os_str().as_bytes().to_vec()
+}

@@ -1,0 +1,308 @@
+//! A walk through a tree that is not trusted.
+//!
+//! Depth first, every entry once, in the order of the directories. What a hostile image
+//! could do, and why it does not work:
+//!
+//! 1. *Cycles, and directories reached on many ways.* [`may_enter`] lets no directory be entered
+//!    twice.
+//! 2. *Depth.* There is no recursion, and a depth is given beyond which a directory is an
+//!    error. The entries that are buffered on all levels together are bounded
+//!    ([`BUFFERED_MAX`]): a level whose buffer is given up reads on from its cookie later.
+//! 3. *Endless directories.* The cookies must ascend, so a directory ends.
+//! 4. *Names.* They are checked, see [`SafeName`].
+//!
+//! What cannot be read is told to the visitor, and the walk goes on beside it.
+
+use std::ops::ControlFlow;
+
+use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
+use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType, Result};
+
+use super::name::SafeName;
+
+/// How many entries of one directory are read at a time.
+const BATCH: usize = 512;
+
+/// How many entries may wait on all levels together. An entry takes about 64 bytes.
+const BUFFERED_MAX: usize = 64 * 1024;
+
+/// What the walk shows of a file.
+pub struct Entry<'a> {
+    /// The directory that holds it.
+    pub parent: FileId,
+    /// Its name there.
+    pub name: &'a SafeName,
+    /// Its path from the top of the walk, without a `/` in front.
+    pub path: &'a [u8],
+    /// Its attributes.
+    pub attr: &'a Attr,
+}
+
+/// Who is shown the tree.
+pub trait Visitor {
+    /// What the visitor keeps for a directory while the walk is in it.
+    type Directory;
+
+    /// A directory, before its entries; `None` leaves it out.
+    fn enter(&mut self, parent: &Self::Directory, entry: &Entry<'_>) -> Option<Self::Directory>;
+
+    /// A directory that was entered, after its entries, and its path from the top.
+    fn leave(&mut self, directory: Self::Directory, _path: &[u8]) {
+        drop(directory);
+    }
+
+    /// Any other file.
+    fn visit(&mut self, parent: &Self::Directory, entry: &Entry<'_>);
+
+    /// Something at `path` that could not be read, or must not be entered.
+    fn failed(&mut self, path: &[u8], error: &Error);
+
+    /// Whether the walk should end early.
+    fn is_stopped(&self) -> bool;
+}
+
+/// One directory that the walk is in.
+struct Level<D> {
+    directory: D,
+    file: FileId,
+    /// The length of the walk's path without this directory's own name.
+    path_len: usize,
+    waiting: std::vec::IntoIter<Waiting>,
+    /// The cookie of the last entry that was taken from `waiting`.
+    after: u64,
+    /// No entries follow those in `waiting`.
+    is_read: bool,
+}
+
+struct Waiting {
+    name: Box<[u8]>,
+    file: FileId,
+    cookie: u64,
+}
+
+/// Shows everything below `top`, which the visitor has entered as `directory`.
+pub fn walk<V: Visitor>(
+    fs: &dyn FileSystem,
+    top: FileId,
+    directory: V::Directory,
+    depth_max: usize,
+    visitor: &mut V,
+) {
+    let mut walk = Walk { fs, top, depth_max, levels: Vec::new(), path: Vec::new(), buffered: 0 };
+    walk.push(directory, top, 0);
+    while !walk.levels.is_empty() && !visitor.is_stopped() {
+        walk.step(visitor);
+    }
+}
+
+struct Walk<'a, D> {
+    fs: &'a dyn FileSystem,
+    top: FileId,
+    depth_max: usize,
+    levels: Vec<Level<D>>,
+    path: Vec<u8>,
+    buffered: usize,
+}
+
+impl<D> Walk<'_, D> {
+    fn push(&mut self, directory: D, file: FileId, path_len: usize) {
+        self.levels.push(Level {
+            directory,
+            file,
+            path_len,
+            waiting: Vec::new().into_iter(),
+            after: 0,
+            is_read: false,
+        });
+    }
+
+    /// Takes one entry of the innermost directory, or leaves it.
+    fn step<V: Visitor<Directory = D>>(&mut self, visitor: &mut V) {
+        let Some(level) = self.levels.last_mut() else { return };
+        let Some(waiting) = level.waiting.next() else {
+            if level.is_read {
+                if let Some(level) = self.levels.pop() {
+                    visitor.leave(level.directory, &self.path);
+                    self.path.truncate(level.path_len);
+                }
+            } else if let Err(error) = self.fill() {
+                visitor.failed(&self.path, &error);
+            }
+            return;
+        };
+        level.after = waiting.cookie;
+        self.buffered -= 1;
+        let path_len = self.path.len();
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(&waiting.name);
+        match self.show(&waiting, visitor) {
+            Ok(Some(directory)) => {
+                self.give_up_buffer();
+                self.push(directory, waiting.file, path_len);
+            }
+            Ok(None) => self.path.truncate(path_len),
+            Err(error) => {
+                visitor.failed(&self.path, &error);
+                self.path.truncate(path_len);
+            }
+        }
+    }
+
+    /// Shows one entry; `Some` when it is a directory that is to be walked.
+    fn show<V: Visitor<Directory = D>>(
+        &self,
+        waiting: &Waiting,
+        visitor: &mut V,
+    ) -> Result<Option<D>> {
+        let Some(level) = self.levels.last() else { return Ok(None) };
+        let name = SafeName::new(&waiting.name)?;
+        let attr = attr_of(self.fs, &waiting.name, waiting.file)?;
+        let entry = Entry { parent: level.file, name: &name, path: &self.path, attr: &attr };
+        if attr.file_type != FileType::Directory {
+            visitor.visit(&level.directory, &entry);
+            return Ok(None);
+        }
+        match may_enter(self.fs, self.top, level.file, &waiting.name, waiting.file)? {
+            Entrance::Walk => {}
+            Entrance::StandIn => {
+                if let Some(directory) = visitor.enter(&level.directory, &entry) {
+                    visitor.leave(directory, &self.path);
+                }
+                return Ok(None);
+            }
+        }
+        if self.levels.len() >= self.depth_max {
+            return Err(Error::Unsupported(format!(
+                "a directory more than {} levels deep",
+                self.depth_max
+            )));
+        }
+        Ok(visitor.enter(&level.directory, &entry))
+    }
+
+    /// Reads the next entries of the innermost directory. After an error there are none.
+    fn fill(&mut self) -> Result<()> {
+        let Some(level) = self.levels.last_mut() else { return Ok(()) };
+        let mut batch = Vec::new();
+        let mut last = level.after;
+        let mut descends = false;
+        let result = self.fs.read_dir(level.file, level.after, &mut |entry| {
+            descends = entry.cookie <= last;
+            if descends || batch.len() == BATCH {
+                return ControlFlow::Break(());
+            }
+            last = entry.cookie;
+            batch.push(Waiting { name: entry.name.into(), file: entry.file, cookie: last });
+            ControlFlow::Continue(())
+        });
+        level.is_read = result.is_err() || descends || batch.len() < BATCH;
+        self.buffered += batch.len();
+        level.waiting = batch.into_iter();
+        result?;
+        if descends {
+            return Err(Error::corrupt("directory", "its entries are not in ascending order"));
+        }
+        Ok(())
+    }
+
+    /// Before going deeper: forgets what waits on this level, if too much waits.
+    fn give_up_buffer(&mut self) {
+        if self.buffered <= BUFFERED_MAX {
+            return;
+        }
+        if let Some(level) = self.levels.last_mut()
+            && level.waiting.len() > 0
+        {
+            self.buffered -= level.waiting.len();
+            level.waiting = Vec::new().into_iter();
+            level.is_read = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_testkit::memory::{Memory, ROOT, id};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count {
+        directories: usize,
+        files: usize,
+        errors: usize,
+    }
+
+    impl Visitor for Count {
+        type Directory = ();
+
+        fn enter(&mut self, (): &(), _: &Entry<'_>) -> Option<()> {
+            self.directories += 1;
+            Some(())
+        }
+
+        fn visit(&mut self, (): &(), entry: &Entry<'_>) {
+            assert!(entry.path.ends_with(entry.name));
+            self.files += 1;
+        }
+
+        fn failed(&mut self, _: &[u8], _: &Error) {
+            self.errors += 1;
+        }
+
+        fn is_stopped(&self) -> bool {
+            false
+        }
+    }
+
+    /// The first entry of every directory leads down, so all of the others wait on all levels.
+    #[test]
+    fn what_was_given_up_is_read_again() {
+        const LEVELS: u64 = 300;
+        const FILES: usize = 700;
+        let mut fs = Memory::new();
+        fs.add(ROOT, b"file", 100_000, FileType::Regular);
+        let mut directory = ROOT;
+        for level in 0..LEVELS {
+            let below = 300 + level;
+            fs.add(directory, b"below", below, FileType::Directory);
+            for n in 0..FILES {
+                fs.enter(directory, format!("{n}").as_bytes(), 100_000);
+            }
+            directory = below;
+        }
+        let mut count = Count::default();
+        walk(&fs, id(ROOT), (), 1000, &mut count);
+        let expected = (300, FILES * 300 + 1, 0);
+        assert_eq!((count.directories, count.files, count.errors), expected);
+    }
+
+    #[test]
+    fn a_directory_without_a_parent_is_shown_when_it_is_empty() {
+        let mut fs = Memory::new();
+        fs.node(300, FileType::Directory);
+        fs.enter(ROOT, b"stand-in", 300);
+        fs.enter(ROOT, b"and again", 300);
+        fs.node(301, FileType::Directory);
+        fs.enter(301, b"self", 301);
+        fs.enter(ROOT, b"full", 301);
+        let mut count = Count::default();
+        walk(&fs, id(ROOT), (), 1000, &mut count);
+        assert_eq!((count.directories, count.files, count.errors), (2, 0, 1));
+    }
+
+    /// The top is entered without an entry, so nothing but its own number keeps the walk from
+    /// entering it through the one that a cycle gives it.
+    #[test]
+    fn a_cycle_through_the_top_ends_at_the_top() {
+        let mut fs = Memory::new();
+        fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
+        fs.add(300, b"below", 301, FileType::Directory);
+        fs.enter(301, b"again", 300);
+        let mut count = Count::default();
+        walk(&fs, id(300), (), 1000, &mut count);
+        assert_eq!((count.directories, count.files, count.errors), (1, 0, 1));
+    }
+}
