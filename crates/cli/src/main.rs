@@ -13,12 +13,11 @@
 //! | [`listed`] | the entries of a directory |
 //! | [`permissions`], [`moments`] | modes and times as people write them |
 //! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
-//! | [`verbs`] | what each verb does |
+//! | [`verbs`] | what each verb does; those of btrfs alone in a folder of their own |
 //! | [`edit`] | changing volumes |
 //! | [`mount`] | volumes as a part of the file system of the host |
 //! | [`occupied`] | what of the host is not written over, because it holds a filesystem |
 //! | [`stream`] | standard output, where it takes the contents of a file |
-//! | [`space`] | what of a volume is used |
 //! | [`workload`] | what the benchmarks do |
 //! | [`interrupt`] | Ctrl-C while something long is done |
 //! | [`output`], [`exit`] | what is printed, and how it ends |
@@ -44,7 +43,6 @@ mod place;
 mod places;
 mod rights;
 mod session;
-mod space;
 mod stream;
 mod verbs;
 mod workload;

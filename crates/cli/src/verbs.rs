@@ -1,7 +1,7 @@
 //! What each verb does.
 
 mod below;
-mod bench;
+mod btrfs;
 mod cat;
 mod chattr;
 mod chmod;
@@ -12,29 +12,21 @@ mod dedupe;
 mod df;
 mod disk_info;
 mod du;
-mod dump;
 mod extract;
 mod fallocate;
 mod fattr;
 mod find;
 mod in_force;
-mod info;
 mod ln;
 mod ls;
 mod lsattr;
 mod man;
 mod mkdir;
-mod mkfs;
 mod mknod;
 mod mv;
-mod property;
-mod rescue;
 mod rm;
 mod rmdir;
-mod scrub;
 mod stat;
-mod stats;
-mod subvolume;
 mod sync;
 mod touch;
 mod tree;
@@ -64,7 +56,7 @@ pub(crate) fn run_to(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -
 
 fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     match verb {
-        Verb::Info(arguments) => info::run(arguments, out, console),
+        Verb::Info(arguments) => btrfs::info::run(arguments, out, console),
         Verb::Ls(arguments) => ls::run(arguments, out, console),
         Verb::Stat(arguments) => stat::run(arguments, out, console),
         Verb::Find(arguments) => find::run(arguments, out, console),
@@ -90,19 +82,19 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Dedupe(arguments) => dedupe::run(arguments, out, console),
         Verb::Setfattr(arguments) => fattr::set(arguments, console),
         Verb::Getfattr(arguments) => fattr::get(arguments, out, console),
-        Verb::Property(verb) => property::run(verb, out, console),
-        Verb::Mkfs(arguments) => mkfs::run(arguments, out),
+        Verb::Property(verb) => btrfs::property::run(verb, out, console),
+        Verb::Mkfs(arguments) => btrfs::mkfs::run(arguments, out),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, out, console),
         Verb::InForce(arguments) => in_force::run(arguments, out),
         Verb::Sync(arguments) => sync::run(arguments, out),
-        Verb::Stats(arguments) => stats::run(arguments, out, console),
+        Verb::Stats(arguments) => btrfs::stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),
-        Verb::Scrub(arguments) => scrub::run(arguments, out, console),
-        Verb::Subvolume(verb) => subvolume::run(verb, out, console),
-        Verb::Dump(verb) => dump::run(verb, out, console),
-        Verb::Rescue(verb) => rescue::run(verb, out, console),
-        Verb::Bench(verb) => bench::run(verb, out, console),
+        Verb::Scrub(arguments) => btrfs::scrub::run(arguments, out, console),
+        Verb::Subvolume(verb) => btrfs::subvolume::run(verb, out, console),
+        Verb::Dump(verb) => btrfs::dump::run(verb, out, console),
+        Verb::Rescue(verb) => btrfs::rescue::run(verb, out, console),
+        Verb::Bench(verb) => btrfs::bench::run(verb, out, console),
         Verb::Completions(arguments) => completions::run(arguments, out),
         Verb::Man(arguments) => man::run(arguments),
     }

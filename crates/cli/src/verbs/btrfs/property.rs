@@ -24,7 +24,11 @@ use crate::session::PlaceSession;
 /// The extended attribute that holds the property.
 const COMPRESSION: &[u8] = b"btrfs.compression";
 
-pub(super) fn run(verb: &PropertyVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+pub(in crate::verbs) fn run(
+    verb: &PropertyVerb,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
     match verb {
         PropertyVerb::Get(arguments) => get(arguments, out, console),
         PropertyVerb::Set(arguments) => set(arguments, console),

@@ -17,7 +17,11 @@ use crate::args::DumpVerb;
 use crate::exit::Result;
 use crate::output::Console;
 
-pub(super) fn run(verb: &DumpVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+pub(in crate::verbs) fn run(
+    verb: &DumpVerb,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
     match verb {
         DumpVerb::Super(arguments) => superblock::run(arguments, out, console),
         DumpVerb::Chunks(arguments) => chunks::run(arguments, out, console),

@@ -11,7 +11,11 @@ use crate::exit::Result;
 use crate::output::{Console, write_line};
 use crate::session::Session;
 
-pub(super) fn run(verb: &RescueVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+pub(in crate::verbs) fn run(
+    verb: &RescueVerb,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
     match verb {
         RescueVerb::ZeroLog(arguments) => zero_log(arguments, out, console),
     }

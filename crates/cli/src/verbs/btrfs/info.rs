@@ -11,11 +11,11 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{self as vfs, Errno};
 use serde::Serialize;
 
+use super::space::{Allocation, allocations};
 use crate::args::InfoArguments;
 use crate::exit::Result;
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::Session;
-use crate::space::{Allocation, allocations};
 use crate::verbs::disk_info::DiskInfo;
 
 #[derive(Serialize)]
@@ -62,7 +62,7 @@ struct Device {
     allocated: u64,
 }
 
-pub(super) fn run(
+pub(in crate::verbs) fn run(
     arguments: &InfoArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,

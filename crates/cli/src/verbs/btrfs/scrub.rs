@@ -21,12 +21,12 @@ use offshoot_vfs::Errno;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
+use super::space::{Allocation, allocations};
 use crate::args::ScrubArguments;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::{Access, Session};
-use crate::space::{Allocation, allocations};
 
 /// What is found and not printed yet.
 const MOST_TOLD: usize = 64;
@@ -65,7 +65,7 @@ fn bytes_of_all_copies(allocations: &[Allocation]) -> Option<u64> {
     allocations.iter().try_fold(0, |sum: u64, one| sum.checked_add(bytes(one)?))
 }
 
-pub(super) fn run(
+pub(in crate::verbs) fn run(
     arguments: &ScrubArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,

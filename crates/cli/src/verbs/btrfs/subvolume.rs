@@ -56,7 +56,11 @@ impl Json {
     }
 }
 
-pub(super) fn run(verb: &SubvolumeVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+pub(in crate::verbs) fn run(
+    verb: &SubvolumeVerb,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
     match verb {
         SubvolumeVerb::List(arguments) => list(arguments, out, console),
         SubvolumeVerb::Show(arguments) => show::show(arguments, out, console),

@@ -23,7 +23,7 @@ struct Made {
     devices: Vec<String>,
 }
 
-pub(super) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
+pub(in crate::verbs) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> Result {
     let options = options(arguments)?;
     let layers = LayerArguments {
         offset: arguments.offset,

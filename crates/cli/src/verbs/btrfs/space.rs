@@ -16,17 +16,17 @@ use crate::output::Console;
 
 /// All block groups of one kind and profile.
 #[derive(Serialize)]
-pub(crate) struct Allocation {
-    pub(crate) holds: &'static str,
-    pub(crate) profile: String,
-    pub(crate) block_groups: u64,
-    pub(crate) size: u64,
+pub(super) struct Allocation {
+    pub(super) holds: &'static str,
+    pub(super) profile: String,
+    pub(super) block_groups: u64,
+    pub(super) size: u64,
     /// Absent when the block group items cannot be read.
-    pub(crate) used: Option<u64>,
+    pub(super) used: Option<u64>,
 }
 
 /// The block groups by kind and profile. What cannot be read is a warning.
-pub(crate) fn allocations(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
+pub(super) fn allocations(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
     let mut by_flags: BTreeMap<BlockGroupFlags, Allocation> = BTreeMap::new();
     for chunk in volume.chunks() {
         let profile = by_flags.entry(chunk.flags).or_insert_with(|| Allocation {

@@ -13,17 +13,21 @@ use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, 
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use uuid::Uuid;
 
+use super::mkfs::{NewImages, usage};
 use crate::args::{
     BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments, LayerArguments,
 };
 use crate::edit::moment;
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Statistics, human_size};
-use crate::verbs::mkfs::{NewImages, usage};
 use crate::workload::{DirFsync, Enospc, FsMark, Site, timed_sync};
 use report::{Phase, Report, Stopwatch};
 
-pub(super) fn run(verb: &BenchVerb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
+pub(in crate::verbs) fn run(
+    verb: &BenchVerb,
+    out: &mut dyn Write,
+    console: &Arc<Console>,
+) -> Result {
     match verb {
         BenchVerb::FsMark(arguments) => fs_mark(arguments, out, console),
         BenchVerb::Enospc(arguments) => enospc(arguments, out, console),

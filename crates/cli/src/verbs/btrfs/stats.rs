@@ -8,11 +8,11 @@ use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_vfs::FileSystem;
 use serde::Serialize;
 
+use super::space::{Allocation, allocations};
 use crate::args::StatsArguments;
 use crate::exit::Result;
 use crate::output::{Console, Statistics, human_size, write_line};
 use crate::session::Session;
-use crate::space::{Allocation, allocations};
 
 #[derive(Serialize)]
 struct Report {
@@ -34,7 +34,7 @@ struct Kind {
     free: Option<u64>,
 }
 
-pub(super) fn run(
+pub(in crate::verbs) fn run(
     StatsArguments { info: arguments, locks }: &StatsArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,

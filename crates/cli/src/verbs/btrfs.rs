@@ -1,0 +1,12 @@
+//! The verbs that are about what only btrfs has: its structures, subvolumes, copies and counters.
+
+pub(super) mod bench;
+pub(super) mod dump;
+pub(super) mod info;
+pub(super) mod mkfs;
+pub(super) mod property;
+pub(super) mod rescue;
+pub(super) mod scrub;
+mod space;
+pub(super) mod stats;
+pub(super) mod subvolume;
