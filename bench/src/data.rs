@@ -27,7 +27,7 @@ mod groups;
 
 use std::path::PathBuf;
 
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use serde_json::json;
 
 use crate::sides::{Kernel, Ours};

@@ -9,7 +9,7 @@
 
 use std::path::PathBuf;
 
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use serde_json::{Value, json};
 
 use crate::kernel::Kernel;

@@ -12,7 +12,7 @@
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use serde_json::{Value, json};
 
 use crate::kernel::Kernel;

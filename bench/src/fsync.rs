@@ -15,8 +15,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::disks::Mount;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::try_run;
 use serde_json::{Value, json};
 

@@ -14,7 +14,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use offshoot_testkit::disks::Mount;
+use offshoot_testkit::btrfs::disks::Mount;
 use offshoot_testkit::run::try_run;
 use rustix::fs::{
     AtFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstatvfs, fsync, mkdirat, openat, syncfs,

@@ -17,8 +17,8 @@ mod places;
 use std::path::{Path, PathBuf};
 
 use offshoot_fuse::Transport;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::io_uring::SwitchedOn;
-use offshoot_testkit::judges;
 use offshoot_testkit::run::try_run;
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::disks::Mount;
+use offshoot_testkit::btrfs::disks::Mount;
 use offshoot_testkit::run::try_run;
 
 use crate::Result;

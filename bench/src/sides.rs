@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Compress, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_testkit::disks::Mount;
+use offshoot_testkit::btrfs::disks::Mount;
 use offshoot_testkit::run::{command, try_run};
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Position, Timestamp};
 use rustix::fs::OFlags;

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::disks::Mount;
+use offshoot_testkit::btrfs::disks::Mount;
 use offshoot_testkit::run::try_run;
 
 use crate::Result;

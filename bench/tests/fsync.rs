@@ -6,8 +6,8 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use offshoot_testkit::disks::scratch_dir;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::scratch_dir;
 use serde_json::Value;
 
 use common::{assert_refuses, bench};

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use offshoot_device::FileDevice;
-use offshoot_testkit::disks::scratch_dir;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::scratch_dir;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Waits until something is so; it takes a minute at the most when nothing is wrong.

@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs;
 
-use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::scratch_dir;
 use serde_json::Value;
 
 use common::{assert_refuses, bench};

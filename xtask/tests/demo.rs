@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use offshoot_testkit::disks::scratch_dir;
-use offshoot_testkit::fixture;
+use offshoot_testkit::btrfs::fixture;
 use offshoot_testkit::run::{run, try_run};
+use offshoot_testkit::scratch_dir;
 
 fn xtask(words: &[&str], dir: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_xtask"))

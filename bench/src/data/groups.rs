@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::disks::Mount;
+use offshoot_testkit::btrfs::disks::Mount;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::try_run;
 

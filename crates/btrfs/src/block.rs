@@ -264,7 +264,7 @@ mod tests {
     use std::ops::Range;
 
     use offshoot_device::BlockDevice;
-    use offshoot_testkit::checked::CheckedDevice;
+    use offshoot_testkit::btrfs::checked::CheckedDevice;
     use offshoot_vfs::{FileId, FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
     use parking_lot::Mutex;
 

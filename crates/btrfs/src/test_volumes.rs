@@ -7,9 +7,9 @@ use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::encode::seal_block;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
-use offshoot_testkit::checked::CheckedDevice;
-use offshoot_testkit::disks::{Attached, Disks};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
+use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::Timestamp;
 use uuid::Uuid;
@@ -144,7 +144,7 @@ pub(crate) fn xattr(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use offshoot_testkit::checked::Shown;
+    use offshoot_testkit::btrfs::checked::Shown;
     use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place};
 
     use super::*;

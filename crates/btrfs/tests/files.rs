@@ -16,8 +16,8 @@ use std::time::Instant;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Stats, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
-use offshoot_testkit::fixture;
+use offshoot_testkit::btrfs::fixture;
 use offshoot_testkit::manifest::{differences, manifest};
 
 fn unpacked() -> (tempfile::TempDir, std::path::PathBuf) {

@@ -10,9 +10,10 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use offshoot_testkit::disks::{Mount, scratch_dir};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
+use offshoot_testkit::scratch_dir;
 use serde_json::Value;
 use workload::{Content, DirFsync, Enospc, Names, dir_name};
 

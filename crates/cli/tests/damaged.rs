@@ -5,10 +5,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use offshoot_testkit::damage::{
+use offshoot_testkit::btrfs::damage::{
     Features, edit_superblocks, lead_nowhere, set_features, use_nothing,
 };
-use offshoot_testkit::{fixture, judges, run};
+use offshoot_testkit::btrfs::{fixture, judges};
+use offshoot_testkit::run;
 use serde_json::Value;
 
 fn offshoot(arguments: &[&str]) -> Output {

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::resource::{UsageWho, getrusage};
-use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::scratch_dir;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 
 const LEVELS: usize = 6000;

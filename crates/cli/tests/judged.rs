@@ -11,12 +11,12 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::Compare;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::{run, try_run};
 
 /// An empty btrfs to extract to.

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Output};
 
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::run;
 
 fn offshoot(arguments: &[&str]) -> Output {

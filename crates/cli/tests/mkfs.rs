@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use offshoot_testkit::disks::scratch_dir;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
+use offshoot_testkit::scratch_dir;
 
 const UUID: &str = "0ff50007-0000-4000-8000-00000000bbbb";
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use offshoot_testkit::fixture;
+use offshoot_testkit::btrfs::fixture;
 
 /// Runs the program in `dir`.
 fn offshoot(dir: &Path, arguments: &[&str]) -> Output {

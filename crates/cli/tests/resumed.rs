@@ -7,13 +7,14 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::Compare;
-use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::scratch_dir;
 
 const NOBODY: u32 = 65534;
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use offshoot_testkit::disks::assert_image_checks;
+use offshoot_testkit::btrfs::disks::assert_image_checks;
 use offshoot_testkit::random::{Random, seed_of_run};
 use rustix::fs::{XattrFlags, setxattr};
 use rustix::process::{Pid, Signal, kill_process};

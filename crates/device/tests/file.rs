@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use offshoot_device::{BlockDevice, FileDevice, FileUse};
-use offshoot_testkit::disks::{Attached, Disks};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use rustix::fs::FlockOperation;
 use tempfile::TempDir;

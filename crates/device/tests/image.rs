@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use offshoot_device::{FileDevice, ImageKind, open_image};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_or};
 use qemu::{made, qemu_io};
 

@@ -16,7 +16,7 @@ use offshoot_device::{
     BlockDevice, CrashDevice, CrashPlan, Fault, FaultDevice, FileDevice, ImageKind, MemoryDevice,
     Requests, VmdkDescriptor, open_vmdk,
 };
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 
 const MIB: u64 = 1 << 20;

@@ -9,10 +9,10 @@ use std::thread;
 use std::time::Duration;
 
 use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Transport, Unmount, unmount};
-use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::io_uring::{self, SwitchedOn};
-use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
+use offshoot_testkit::scratch_dir;
 use offshoot_vfs::{
     Attr, Dedupe, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node,
     Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,

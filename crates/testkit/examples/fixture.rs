@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use offshoot_testkit::{fixture, judges};
+use offshoot_testkit::btrfs::{fixture, judges};
 
 fn main() -> ExitCode {
     let made = judges::require()

@@ -6,10 +6,10 @@
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::compare::{Aspect, Compare, sorted_xattrs};
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
 };

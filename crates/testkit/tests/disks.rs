@@ -1,7 +1,7 @@
 //! What the disks of a test leave behind: nothing, however the test ends.
 
-use offshoot_testkit::disks::{Disks, Mount};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::judges;
 
 /// The loop device, the image and the mount point of a mount, as the machine knows them.
 struct Traces {

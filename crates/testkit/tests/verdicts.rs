@@ -4,10 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
-use offshoot_testkit::checked::{CheckedDevice, Shown};
-use offshoot_testkit::disks::{Disks, OLD_CACHE, UUID_TREE, scratch_dir};
+use offshoot_testkit::btrfs::checked::{CheckedDevice, Shown};
+use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
+use offshoot_testkit::scratch_dir;
 
 /// What is said when this is dropped, if somebody complains.
 fn complaint<T>(dropped: T) -> Option<String> {

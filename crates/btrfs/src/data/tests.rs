@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::FileDevice;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
@@ -115,7 +115,7 @@ fn judge(mkfs: &[&str], mount: &str) {
     }
 }
 
-fn snapshot_of(kernel: &offshoot_testkit::disks::Mount) -> std::path::PathBuf {
+fn snapshot_of(kernel: &offshoot_testkit::btrfs::disks::Mount) -> std::path::PathBuf {
     kernel.path().join("before/shared")
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_vfs::{
     Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
 };

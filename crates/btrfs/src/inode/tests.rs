@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
 use zerocopy::IntoBytes;
 

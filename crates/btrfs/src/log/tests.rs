@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
 
 use super::fsync::{committed_root, log_into};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::quota::{LIMIT_MAX_EXCL, LIMIT_MAX_RFER};
 use offshoot_btrfs_format::space::QgroupInfoItem;
-use offshoot_testkit::disks::{Disks, UUID_TREE};
-use offshoot_testkit::fill;
-use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::btrfs::disks::{Disks, UUID_TREE};
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
 use zerocopy::IntoBytes;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile, Stripe};
 use offshoot_btrfs_format::{ItemType, Key, Logical, Physical, TreeId};
-use offshoot_testkit::disks::{Disks, OLD_CACHE, UUID_TREE};
-use offshoot_testkit::fill;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use parking_lot::Mutex;
 

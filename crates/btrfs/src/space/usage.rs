@@ -110,7 +110,7 @@ mod tests {
     use offshoot_btrfs_format::TreeId;
     use offshoot_btrfs_format::encode::seal_block;
     use offshoot_device::BlockDevice;
-    use offshoot_testkit::checked::CheckedDevice;
+    use offshoot_testkit::btrfs::checked::CheckedDevice;
 
     use super::*;
     use crate::test_volumes::{edit_root, in_memory};

@@ -4,8 +4,8 @@
 //! that look random, which any volume may have in any number.
 
 use offshoot_btrfs_format::{Key, TreeId};
-use offshoot_testkit::disks::{Disks, OLD_CACHE, UUID_TREE};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
+use offshoot_testkit::btrfs::judges;
 
 use crate::Volume;
 use crate::test_volumes::{check, open, xattr};

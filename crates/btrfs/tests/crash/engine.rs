@@ -10,9 +10,9 @@ use offshoot_btrfs::{
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::crash::{Devices, Engine, Opened};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::Judges;
 use offshoot_vfs::{Result, Timestamp};
 use uuid::Uuid;
 

@@ -8,10 +8,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Devices, Engine, Opened, report, seed};
-use offshoot_testkit::judges;
 use offshoot_vfs::{Error, Result};
 
 use crate::engine::{DISCARDING, ONE, OURS, Ours, volume};

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use offshoot_btrfs::{Filesystem, OpenOptions, Report, Reporter, SubvolumeId, Volume};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::checked::Shown;
+use offshoot_testkit::btrfs::checked::Shown;
+use offshoot_testkit::btrfs::disks::{Attached, Disks, Mount};
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::outside::{change, require_change, require_same};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::crash::{Devices, Engine};
-use offshoot_testkit::disks::{Attached, Disks, Mount};
-use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::kernel_log::KernelLog;
-use offshoot_testkit::outside::{change, require_change, require_same};
 use offshoot_testkit::run::try_run;
 use offshoot_vfs::{SetAttr, Timestamp};
 

@@ -45,12 +45,12 @@ use std::sync::Arc;
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{CrashDevice, CrashEntry, CrashPlan, MemoryDevice};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::workload::Runner;
 use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, report, seed};
-use offshoot_testkit::judges;
 use offshoot_testkit::random::Random;
 
 use engine::{

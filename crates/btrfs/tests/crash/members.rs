@@ -11,11 +11,11 @@ use offshoot_btrfs::{
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{BlockDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::crash::explore::{Explorer, Judge, Tally};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Devices, Engine, Workload, report, seed};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
 use offshoot_testkit::run::command;
 use offshoot_vfs::{
     Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp,

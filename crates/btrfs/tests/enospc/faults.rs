@@ -15,8 +15,8 @@ use offshoot_btrfs::FlushState::{AllocateChunk, Commit, DelayedItems, DirtyData,
 use offshoot_btrfs::{Filesystem, FlushState, OpenOptions};
 use offshoot_device::Requests::{Flushes, Reads, Writes};
 use offshoot_device::{MemoryDevice, Requests};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, Place};
 

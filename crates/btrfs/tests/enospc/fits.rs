@@ -9,8 +9,8 @@ use std::path::Path;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::chunk::Chunk;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::try_run;
 use offshoot_vfs::{Fallocate, FileId, FileSystem, FileSystemMut, Place};
 

@@ -36,10 +36,10 @@ use std::time::{Duration, Instant};
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::names_of;
 use offshoot_testkit::random::seed_of_run;

@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
 use offshoot_device::MemoryDevice;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
-use offshoot_testkit::progs;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::progs;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Rename};
 
 use crate::quiet::{assert_no_chunk_is_left, metadata, room};

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::MemoryDevice;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Result};
 
 use crate::quiet::assert_no_chunk_is_left;

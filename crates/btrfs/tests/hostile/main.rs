@@ -27,10 +27,10 @@ use damage::{Allowed, Target};
 use image::{Image, Patched};
 use mutation::{from_env, seed_of};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::btrfs::{fixture, judges};
 use offshoot_testkit::random::Random;
-use offshoot_testkit::recipe::Recipe;
-use offshoot_testkit::{fixture, judges};
 use survey::{Survey, survey};
 
 /// What one damaged volume may take, time of a slow machine included.

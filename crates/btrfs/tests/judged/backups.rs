@@ -7,13 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::progs::Progs;
+use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::manifest::manifest;
-use offshoot_testkit::progs::Progs;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use crate::common::open;

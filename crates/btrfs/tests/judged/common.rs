@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Report, SubvolumeId, Volume};
 use offshoot_device::BlockDevice;
+use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
 

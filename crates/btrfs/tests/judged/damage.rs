@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use offshoot_device::Fault;
+use offshoot_testkit::btrfs::damage::{Faulty, SUPERBLOCK_BYTES, SUPERBLOCKS, flip};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::progs::{Place, Progs};
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::damage::{Faulty, SUPERBLOCK_BYTES, SUPERBLOCKS, flip};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill;
-use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::progs::{Place, Progs};
 use offshoot_testkit::random::Random;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_vfs::{Error, FileSystem};
 
 use crate::common::{Reports, assert_never_wrong, at, contents, default_filesystem, open};

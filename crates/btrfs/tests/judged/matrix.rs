@@ -5,11 +5,11 @@
 
 use std::path::Path;
 
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::FileSystem;
 
 use crate::common::{default_filesystem, judge, open};
@@ -140,7 +140,7 @@ fn fill_without_links(root: &Path) {
 fn a_crowd_of_100_000() {
     let Some(judges) = judges::require() else { return };
     let disks = mkfs("-n 4k").mib(1024).fill(|root| fill::crowd(root, 100_000)).make(&judges);
-    let progs = offshoot_testkit::progs::Progs::of(&disks);
+    let progs = offshoot_testkit::btrfs::progs::Progs::of(&disks);
     let dump = progs.dump_tree("5");
     let root = dump.lines().find(|line| line.starts_with("node ")).expect("a root");
     assert!(root.contains("level 3") || root.contains("level 2"), "not high enough: {root}");
@@ -179,7 +179,7 @@ fn chunks_of_different_widths() {
         let mount = disks.mount("rw,noatime");
         fill::bulk(mount.path(), mib);
         drop(mount);
-        let chunks = offshoot_testkit::progs::Progs::of(&disks).dump_tree("chunk");
+        let chunks = offshoot_testkit::btrfs::progs::Progs::of(&disks).dump_tree("chunk");
         let widths: std::collections::BTreeSet<_> = chunks
             .lines()
             .skip_while(|line| !line.contains("CHUNK_ITEM"))
@@ -209,7 +209,7 @@ fn sizes() {
 fn everything_is_in_everything() {
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().make(&judges);
-    let progs = offshoot_testkit::progs::Progs::of(&disks);
+    let progs = offshoot_testkit::btrfs::progs::Progs::of(&disks);
     let dump = progs.dump_tree("5");
     for sign in [
         "INODE_EXTREF",

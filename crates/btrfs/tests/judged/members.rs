@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, Report, ScrubEvent, ScrubOptions, Volume};
 use offshoot_device::BlockDevice;
+use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::{Disks, Mount};
-use offshoot_testkit::fill;
-use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{Errno, Error, FileSystemMut, Timestamp};
 
@@ -383,7 +383,7 @@ fn a_replaced_device() {
     let mut disks = Recipe::new().devices(2).mkfs("-d raid1 -m raid1").make(&judges);
     disks.add(512);
     {
-        let spare = offshoot_testkit::disks::Attached::new(&disks.images()[2..]);
+        let spare = offshoot_testkit::btrfs::disks::Attached::new(&disks.images()[2..]);
         let mount = disks.mount_some(&[0, 1], "rw,noatime");
         let old = mount.devices()[1].to_owned();
         let args = ["replace", "start", "-B", "-f", &old, spare.devices()[0]];

@@ -6,12 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_testkit::btrfs::damage::{Features, edit_superblocks, set_features};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::compare::{Aspect, Compare, compare};
-use offshoot_testkit::damage::{Features, edit_superblocks, set_features};
-use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
+use offshoot_testkit::scratch_dir;
 use offshoot_vfs::Error;
 
 use crate::common::{Reports, default_filesystem, judge, open};
@@ -85,7 +86,7 @@ fn a_subvolume_that_is_half_gone() {
     drop(mount);
     judge(&disks, 20);
     let mount = disks.mount("ro,noatime");
-    let left = offshoot_testkit::progs::subvolumes(mount.path());
+    let left = offshoot_testkit::btrfs::progs::subvolumes(mount.path());
     let (volume, _) = open(disks.devices()).expect("the volume opens");
     let ours = volume.subvolumes().collect::<Result<Vec<_>, _>>().expect("a list");
     let listed = ours.iter().filter(|info| info.id != crate::common::TOP).count();

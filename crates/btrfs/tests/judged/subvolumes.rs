@@ -1,11 +1,11 @@
 //! Subvolumes: which there are, how they are chosen, what each of them shows.
 
 use offshoot_btrfs_format::TreeId;
+use offshoot_testkit::btrfs::progs;
+use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::progs;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{Errno, FileId};
 
 use crate::common::{TOP, at, default_filesystem, open};

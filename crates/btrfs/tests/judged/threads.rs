@@ -1,10 +1,10 @@
 //! Many threads on one volume, with a cache that is too small for them.
 
 use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
 use offshoot_testkit::manifest::{differences, manifest};
-use offshoot_testkit::recipe::Recipe;
 
 use crate::common::{Reports, default_filesystem};
 

@@ -1,8 +1,8 @@
 //! What a log leaves out, and where it ends: much that changed, little room, many names, and data
 //! alone.
 
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::names::colliding;
 use offshoot_vfs::{
     Fallocate, FileFlags, FileSystem, FileSystemMut, Place, Position, SetAttr, Timestamp,

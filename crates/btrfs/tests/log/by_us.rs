@@ -11,11 +11,11 @@
 use std::sync::Arc;
 
 use offshoot_btrfs::{Compress, Filesystem, OpenOptions, Volume};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::workload::Runner;
 use offshoot_testkit::crash::{Op, Promised, Step, Workload};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use crate::cut::{SHAPES, Shape, make, top};

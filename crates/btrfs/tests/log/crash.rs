@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::Compare;
 use offshoot_testkit::crash::seed;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
 
 use crate::cut::{SHAPES, cut, read_only, replay, shell};
 

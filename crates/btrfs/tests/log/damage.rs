@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::crash::seed;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{Error, FileSystem, FileSystemMut};
 

@@ -8,8 +8,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Stats, Volume};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
     DirEntry, FileId, FileSystem, FileSystemMut, FileType, Node, Place, Timestamp, XattrMode,

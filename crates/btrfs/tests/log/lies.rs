@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_vfs::{Error, FileSystem};
 
 use crate::cut::{PLAIN, Shape, at_commit, cut, logs, read_only, replay, shell, top};

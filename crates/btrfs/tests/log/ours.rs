@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
     DirEntry, Fallocate, FileId, FileSystem, FileSystemMut, NewFile, Place, Rename, SetAttr,

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 
 use crate::cut::{PLAIN, Shape, cut_with_log, judge, shell};
 

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 
 use crate::cut::{SHAPES, Shape, cut, judge, logs, make, mount_options, shell};
 

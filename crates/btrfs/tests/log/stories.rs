@@ -4,9 +4,9 @@
 //! crash explorer shows operations.
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::Workload;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
 use offshoot_vfs::{
     Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, Place, Position, SetAttr, Timestamp,
 };

@@ -11,12 +11,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Op, Promised, Step, Workload, seed};
-use offshoot_testkit::disks::{Disks, Mount};
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges::{self, Judges};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{Fallocate, FileSystem};
 

@@ -3,7 +3,7 @@
 use offshoot_btrfs::MkfsOptions;
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 
 use crate::common::{judge, make, options};
 

@@ -8,8 +8,8 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{
     BlockDevice, CrashDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, Requests,
 };
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error};
 
 use crate::common::{TIME, judge, options, read_new, uuid};

@@ -7,9 +7,9 @@ use offshoot_btrfs::{MkfsOptions, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
-use offshoot_testkit::progs::Progs;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::progs::Progs;
 use offshoot_testkit::run::run;
 
 use crate::common::{TIME, make, options, uuid};

@@ -6,8 +6,8 @@ use offshoot_btrfs::{MkfsOptions, OpenOptions, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error};
 
 use crate::common::{assert_reads, judge, make, options, read_new};

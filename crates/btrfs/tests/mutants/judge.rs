@@ -11,9 +11,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::disks::{Attached, Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Attached, Disks, Mount};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
 use offshoot_testkit::run::command;
 
 use crate::image::{Image, Patched};

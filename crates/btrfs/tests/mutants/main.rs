@@ -55,7 +55,7 @@ use judge::{Judge, Mode, NO_END};
 use mutation::{from_env, seed_of};
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{Error, Result};
 use view::{View, view};

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use offshoot_btrfs::{Filesystem, OpenOptions, Reporter, SubvolumeId, Volume};
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::Judges;
-use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::Judges;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 
 use crate::damage::{Target, header};

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill::handful;
-use offshoot_testkit::fixture::{pack_file, repository, unpack_file};
-use offshoot_testkit::judges::Judges;
-use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill::handful;
+use offshoot_testkit::btrfs::fixture::{pack_file, repository, unpack_file};
+use offshoot_testkit::btrfs::judges::Judges;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use crate::damage::Target;

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use offshoot_btrfs_format::file_extent::FileExtentBody;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;

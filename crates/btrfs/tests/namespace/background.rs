@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, in_memory, place};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
+use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 use uuid::Uuid;

@@ -7,8 +7,8 @@ use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr, SetTime, Timestamp};
 

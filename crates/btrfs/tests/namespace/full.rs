@@ -8,9 +8,9 @@
 use std::ops::ControlFlow;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare, compare};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::{Random, seed_of_run};

@@ -6,10 +6,11 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::names;
 use offshoot_testkit::random::Random;
-use offshoot_testkit::{judges, names};
 use offshoot_vfs::{Errno, FileSystem, FileSystemMut, Node, SetAttr, XattrMode};
 use rustix::fs::{XattrFlags, setxattr};
 

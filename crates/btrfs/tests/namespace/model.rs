@@ -8,10 +8,10 @@
 use std::path::Path;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
+use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::{Disks, OLD_CACHE};
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::{Random, seed_of_run};

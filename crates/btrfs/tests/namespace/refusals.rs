@@ -1,7 +1,7 @@
 //! What cannot be done fails as POSIX has it, and changes nothing.
 
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{Errno, FileSystem, FileSystemMut, FileType, Node, Result, XattrMode};
 

@@ -8,11 +8,11 @@ use std::path::Path;
 use offshoot_btrfs::Filesystem;
 use offshoot_btrfs::SubvolumeInfo;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, FileType, XattrMode};
 
 use crate::common::{AT, NEW, at, check, judge, open, open_read_only, open_top, place};

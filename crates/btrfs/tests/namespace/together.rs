@@ -1,8 +1,8 @@
 //! Small new files that are written back together, beside others that are not.
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileFlags, FileSystem, FileSystemMut, SetAttr, Timestamp};

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;

@@ -4,9 +4,9 @@
 //! on with files that `mkfs.btrfs` wrote: small ones that it kept inline, extents that it
 //! compressed, hard links, subvolumes.
 
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
 use offshoot_testkit::model::actor::names_of;
 use offshoot_testkit::random::seed_of_run;
 

@@ -16,9 +16,9 @@ use std::fs::File;
 use std::path::Path;
 
 use offshoot_btrfs::Filesystem;
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::subvolumes::Subvolumes;
 use offshoot_testkit::run::run;

@@ -7,10 +7,10 @@
 use std::path::Path;
 
 use offshoot_btrfs::Filesystem;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges::Judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::{Actor, names_of};
 use offshoot_testkit::random::{Random, seed_of_run};

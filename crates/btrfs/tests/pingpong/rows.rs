@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 
 use crate::rounds::play;
 use crate::volume::{Layout, Maker};

@@ -9,8 +9,8 @@ use offshoot_btrfs::{Engine, Filesystem, OpenOptions, Report, SubvolumeId, Volum
 use offshoot_btrfs_format::quota::{QgroupId, STATUS_INCONSISTENT, STATUS_KEY, STATUS_RESCAN};
 use offshoot_btrfs_format::space::{QgroupInfoItem, QgroupStatusItem};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::Judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
 use parking_lot::Mutex;

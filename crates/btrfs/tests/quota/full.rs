@@ -1,7 +1,7 @@
 //! Full quotas: the numbers are marked as wrong, and the kernel puts them right.
 
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::model::subvolumes::Subvolumes;
 use offshoot_vfs::{FileSystem, FileSystemMut, Place};
 

@@ -1,8 +1,8 @@
 //! Logs of fsync on volumes with quotas: what comes from a log counts when it comes into the trees.
 
 use offshoot_btrfs::{OpenOptions, Volume};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{Groups, assert_counted_anew, at, by_kernel, cut, made, open, shell, write};

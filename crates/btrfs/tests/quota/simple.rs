@@ -1,9 +1,9 @@
 //! Simple quotas: what counts for whom is kept, as the kernel keeps it.
 
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::progs::Progs;
 use offshoot_testkit::model::subvolumes::Subvolumes;
-use offshoot_testkit::progs::Progs;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Position};
 
 use crate::common::{AT, Groups, NEW, at, by_kernel, cut, made, open, write};

@@ -11,13 +11,13 @@ use offshoot_btrfs::{
     Member, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, Volume,
 };
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::damage::flip;
-use offshoot_testkit::disks::{Disks, Mount};
-use offshoot_testkit::fill::{self, subvolumes};
-use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::progs::Progs;
+use offshoot_testkit::btrfs::damage::flip;
+use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::fill::{self, subvolumes};
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::progs::Progs;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::random::Random;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
 use offshoot_vfs::Errno;
 

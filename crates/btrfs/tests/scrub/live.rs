@@ -9,8 +9,8 @@ use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, 
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use uuid::Uuid;

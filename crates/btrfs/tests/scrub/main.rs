@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{OpenOptions, ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, Volume};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::command;
 use offshoot_vfs::Result;
 

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use offshoot_btrfs::ScrubOutcome;
-use offshoot_testkit::damage::{SUPERBLOCKS, flip};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::progs::{Place, Progs};
+use offshoot_testkit::btrfs::damage::{SUPERBLOCKS, flip};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::progs::{Place, Progs};
+use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_testkit::recipe::Recipe;
-use offshoot_testkit::{fill, judges};
 
 use crate::{kernel_scrub, scrub, scrubs_clean, stored};
 

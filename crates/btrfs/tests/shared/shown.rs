@@ -6,7 +6,7 @@ use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::checked::Shown;
+use offshoot_testkit::btrfs::checked::Shown;
 use offshoot_vfs::Result;
 
 /// What is on the devices.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::{Key, TreeId};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 
 /// The moment of all changes.

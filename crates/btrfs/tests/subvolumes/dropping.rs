@@ -2,12 +2,12 @@
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::compare::Compare;
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{Errno, FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, items, judge, open, open_read_only, place, subvolume_at, top};
@@ -163,7 +163,7 @@ fn ours_goes_on_after_the_kernel() {
         run("btrfs", &["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
         std::thread::sleep(std::time::Duration::from_millis(round));
         drop(mount);
-        let progs = offshoot_testkit::progs::Progs::of(&copy);
+        let progs = offshoot_testkit::btrfs::progs::Progs::of(&copy);
         let is_half = progs.dump_tree("root").lines().any(|line| {
             let line = line.trim();
             line.starts_with("drop_progress key (") && !line.contains("key (0 ")

@@ -9,9 +9,9 @@ mod kernel;
 use std::time::{Duration, Instant};
 
 use offshoot_btrfs::Filesystem;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::Compare;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{FileSystem, FileSystemMut};

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 use offshoot_btrfs::Filesystem;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, judge, open, place, top};

@@ -2,8 +2,8 @@
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Result};
 
 use crate::common::{AT, NEW, at, fresh, items, judge, open, place, top};

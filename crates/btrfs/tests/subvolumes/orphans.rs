@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill;
-use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::progs::Progs;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::progs::Progs;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileSystem, FileSystemMut};
 

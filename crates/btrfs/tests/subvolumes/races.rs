@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Position, Rename, Result};
 
 use crate::common::{AT, NEW, at, fresh, judge, open, place, top};

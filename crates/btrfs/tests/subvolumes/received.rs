@@ -3,10 +3,10 @@
 use std::ffi::OsStr;
 
 use offshoot_btrfs::SubvolumeId;
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::progs::{self, Progs};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::progs::{self, Progs};
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::run::{run, try_run};
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, at, judge, open, place, subvolume_at, top};

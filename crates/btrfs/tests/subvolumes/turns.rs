@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use offshoot_btrfs::Filesystem;
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, judge, open, place, split, subvolume_at, top};

@@ -20,12 +20,12 @@ use std::time::Duration;
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Report, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::recipe::Recipe;
+use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::Disks;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
-use offshoot_testkit::{fill, judges};
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use uuid::Uuid;
 

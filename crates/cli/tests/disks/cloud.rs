@@ -4,11 +4,11 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
 use offshoot_testkit::run::run;
 
 use super::{Bench, MIB, copy_range};

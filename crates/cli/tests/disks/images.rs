@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Stdio;
 
-use offshoot_testkit::disks::Attached;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Attached;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 
 use super::{Bench, MIB, VOLUME_BYTES, pipe};
@@ -226,7 +226,7 @@ fn a_qcow2_is_written() {
         let used = bench.path("new.qcow2").metadata().expect("it is there").len();
         assert!(used < 40 * MIB, "an image of few bytes became {used} bytes long");
         bench.qemu_img(&["convert", "-O", "raw", "new.qcow2", "new.img"]);
-        offshoot_testkit::disks::assert_image_checks(&bench.path("new.img"));
+        offshoot_testkit::btrfs::disks::assert_image_checks(&bench.path("new.img"));
     }
 }
 
@@ -259,7 +259,7 @@ fn a_vmdk_is_written() {
     let used = bench.path("new.vmdk").metadata().expect("it is there").len();
     assert!(used < 40 * MIB, "an image of few bytes became {used} bytes long");
     bench.qemu_img(&["convert", "-O", "raw", "new.vmdk", "new.img"]);
-    offshoot_testkit::disks::assert_image_checks(&bench.path("new.img"));
+    offshoot_testkit::btrfs::disks::assert_image_checks(&bench.path("new.img"));
     // The process that serves a mount may not open files nor change their sizes.
     std::fs::create_dir(bench.path("mounted")).expect("a directory");
     bench.does(&["mount", "new.vmdk", "mounted"]);
@@ -268,7 +268,7 @@ fn a_vmdk_is_written() {
     drop(mounted);
     bench.qemu_img(&["check", "new.vmdk"]);
     bench.qemu_img(&["convert", "-O", "raw", "new.vmdk", "new.img"]);
-    offshoot_testkit::disks::assert_image_checks(&bench.path("new.img"));
+    offshoot_testkit::btrfs::disks::assert_image_checks(&bench.path("new.img"));
     // A block device cannot become longer, whether it has the whole image or an extent.
     let extent = "subformat=twoGbMaxExtentSparse";
     bench.qemu_img(&["convert", "-O", "vmdk", "-o", extent, "disk.img", "two.vmdk"]);

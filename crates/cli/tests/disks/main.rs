@@ -16,9 +16,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill;
-use offshoot_testkit::judges::Judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges::Judges;
 
 const MIB: u64 = 1 << 20;
 

@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use offshoot_testkit::disks::{Attached, Disks};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 
 use super::{Bench, MIB, VOLUME_BYTES, copy_range, pipe};

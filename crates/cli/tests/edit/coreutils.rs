@@ -11,8 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::run::command;
+use offshoot_testkit::scratch_dir;
 
 use super::{check, does, offshoot, volume};
 

@@ -6,13 +6,14 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Stdio;
 
+use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::{Disks, Mount, scratch_dir};
-use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::judges;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
+use offshoot_testkit::scratch_dir;
 
 use super::{check, does, fails, offshoot, program, volume, words};
 

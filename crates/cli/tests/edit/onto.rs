@@ -6,9 +6,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Output;
 
-use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::{command, run, try_run};
+use offshoot_testkit::scratch_dir;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{does, fails, offshoot, program, volume, words};

@@ -5,8 +5,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 
 use offshoot_device::FileDevice;
-use offshoot_testkit::disks::{Mount, scratch_dir};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::scratch_dir;
 
 use super::{check, does, fails, offshoot, program, volume, words};
 

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::random::Random;
+use offshoot_testkit::scratch_dir;
 
 use super::scrub::damage;
 use super::{check, does, fails, offshoot, program, volume, words};

@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use offshoot_device::FileDevice;
-use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::random::Random;
+use offshoot_testkit::scratch_dir;
 use serde_json::Value;
 
 use super::{check, does, fails, offshoot, volume, words};

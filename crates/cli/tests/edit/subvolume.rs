@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use offshoot_testkit::disks::{Mount, scratch_dir};
+use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::{judges, progs};
 use offshoot_testkit::run::run;
-use offshoot_testkit::{judges, progs};
+use offshoot_testkit::scratch_dir;
 
 use super::{check, does, fails, volume};
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use offshoot_device::FileDevice;
-use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::random::Random;
+use offshoot_testkit::scratch_dir;
 
 use super::{check, does, fails, volume};
 

@@ -12,9 +12,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use offshoot_testkit::disks::scratch_dir;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::{command, run};
+use offshoot_testkit::scratch_dir;
 
 use super::{does, fails, offshoot, program, words};
 

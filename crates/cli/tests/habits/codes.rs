@@ -1,6 +1,6 @@
 //! Exit codes: each verb with what is there, what is not, and both.
 
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 
 use super::change::Sides;
 use super::generated::is_apart;

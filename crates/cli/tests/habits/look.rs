@@ -3,9 +3,10 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::{command, run};
+use offshoot_testkit::scratch_dir;
 
 use super::{offshoot, words};
 

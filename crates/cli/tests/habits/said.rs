@@ -1,6 +1,6 @@
 //! What is said: messages that name the volume, patterns, sizes, JSON.
 
-use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::scratch_dir;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
 
 use super::{does, fails, offshoot};

@@ -26,11 +26,11 @@ use std::time::{Duration, Instant};
 use damage::Allowed;
 use mutation::{from_env, seed_of};
 use nix::sys::resource::{UsageWho, getrusage};
-use offshoot_testkit::disks::scratch_dir;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::random::Random;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::try_run;
+use offshoot_testkit::scratch_dir;
 use serde_json::Value;
 use volume::Volume;
 

@@ -4,11 +4,11 @@ use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill::{self, subvolumes};
-use offshoot_testkit::fixture;
-use offshoot_testkit::judges::Judges;
-use offshoot_testkit::recipe::Recipe;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill::{self, subvolumes};
+use offshoot_testkit::btrfs::fixture;
+use offshoot_testkit::btrfs::judges::Judges;
+use offshoot_testkit::btrfs::recipe::Recipe;
 
 use crate::damage::Target;
 use crate::image::{Image, Patched};

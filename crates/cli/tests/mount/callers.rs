@@ -10,8 +10,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offshoot_fuse::{Mounter, ServeOptions, Server, Transport, Unmount};
-use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::model::Model;
+use offshoot_testkit::scratch_dir;
 use offshoot_vfs::Timestamp;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;

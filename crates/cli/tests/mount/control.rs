@@ -11,10 +11,11 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use offshoot_testkit::disks::{Disks, Mount, scratch_dir};
-use offshoot_testkit::progs;
+use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::progs;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run as run_host;
+use offshoot_testkit::scratch_dir;
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::process::Signal;
 

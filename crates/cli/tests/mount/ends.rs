@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use offshoot_testkit::judges::Judges;
+use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::Random;
 use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
@@ -43,7 +43,7 @@ fn unmount_makes_all_durable() {
 fn it_goes_to_the_background() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let dir = offshoot_testkit::disks::scratch_dir();
+    let dir = offshoot_testkit::scratch_dir();
     let (image, path) = (disks.images()[0].as_os_str(), dir.path().as_os_str());
     // By the name that `mount` calls it by, with what it says.
     // A hard link is what the program finds itself by as well.
@@ -222,7 +222,7 @@ fn a_full_volume() {
 #[test]
 fn a_host_that_fails_makes_it_read_only() {
     let Some(_judges) = require() else { return };
-    let dir = offshoot_testkit::disks::scratch_dir();
+    let dir = offshoot_testkit::scratch_dir();
     let small = Small::new();
     // The log is not on the host that fails.
     let image = dir.path().join("image");
@@ -263,7 +263,7 @@ struct Small(tempfile::TempDir);
 
 impl Small {
     fn new() -> Self {
-        let dir = offshoot_testkit::disks::scratch_dir();
+        let dir = offshoot_testkit::scratch_dir();
         let size = Some(c"size=24m");
         rustix::mount::mount("small", dir.path(), "tmpfs", MountFlags::empty(), size)
             .expect("a tmpfs");
@@ -439,7 +439,7 @@ fn seen_by_another(_judges: &Judges, image: &Path, options: &str) -> String {
 fn in_the_foreground() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let dir = offshoot_testkit::disks::scratch_dir();
+    let dir = offshoot_testkit::scratch_dir();
     let mut child = command()
         .args(["mount".as_ref(), "--foreground".as_ref(), disks.images()[0].as_os_str()])
         .arg(dir.path())
@@ -506,7 +506,7 @@ fn unmounting_one_of_two_places() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     let mounted = Mounted::new(&disks.images()[0], "rw");
-    let other = offshoot_testkit::disks::scratch_dir();
+    let other = offshoot_testkit::scratch_dir();
     rustix::mount::mount_bind(mounted.path(), other.path()).expect("a bind mount");
     let output = offshoot(&["unmount".as_ref(), mounted.path().as_os_str()]);
     let written = fs::write(other.path().join("file"), "x");
@@ -545,7 +545,7 @@ fn a_signal_leaves_other_mounts() {
 fn a_log_that_cannot_be_opened() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let dir = offshoot_testkit::disks::scratch_dir();
+    let dir = offshoot_testkit::scratch_dir();
     let image = disks.images()[0].as_os_str();
     let log = ["mount", "--log", "/no/such/directory/log"].map(std::ffi::OsStr::new);
     let output = offshoot(&[&log[..], &[image, dir.path().as_os_str()]].concat());

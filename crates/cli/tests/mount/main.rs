@@ -41,9 +41,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use offshoot_testkit::disks::{Disks, scratch_dir};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::io_uring::{self, SwitchedOn};
-use offshoot_testkit::judges::{self, Judges};
+use offshoot_testkit::scratch_dir;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_testkit::disks::{Disks, scratch_dir};
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::scratch_dir;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 

@@ -11,9 +11,10 @@ use offshoot_btrfs::{OpenOptions, Report, Reporter, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, FileDevice};
 use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Unmount, unmount};
-use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::judges::Judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::scratch_dir;
 use offshoot_vfs::{FileSystem, FileSystemMut, FileType, Result, SetAttr, Timestamp};
 
 use super::work::Database;

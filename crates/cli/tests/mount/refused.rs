@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use offshoot_testkit::disks::scratch_dir;
+use offshoot_testkit::scratch_dir;
 
 use super::{Mounted, offshoot, require, volume};
 
@@ -140,7 +140,7 @@ fn a_name_without_an_inode_is_an_error() {
         std::fs::write(mounted.path().join(name), name).expect("a file");
     }
     mounted.unmount();
-    let ino = offshoot_testkit::damage::lead_nowhere(image, "gone-file");
+    let ino = offshoot_testkit::btrfs::damage::lead_nowhere(image, "gone-file");
     let names = |root: &std::path::Path| {
         let entries = std::fs::read_dir(root).expect("a directory");
         let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();

@@ -3,11 +3,11 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::disks::Disks;
-use offshoot_testkit::fill;
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::run;
 
 use super::{Mounted, calls, does, require, volume};

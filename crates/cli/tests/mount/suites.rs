@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::judges::Judges;
+use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::seed_of_run;
 
 use super::callers::Links;

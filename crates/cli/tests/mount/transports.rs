@@ -3,8 +3,8 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::io_uring::{self, SwitchedOn};
+use offshoot_testkit::scratch_dir;
 
 use super::{Mounted, command, require, volume};
 
@@ -13,7 +13,7 @@ use super::{Mounted, command, require, volume};
 fn is_served(command: Command, transport: &'static str) {
     let Some(judges) = require() else { return };
     if let Err(reason) = io_uring::can_be_had() {
-        offshoot_testkit::judges::skip(&reason);
+        offshoot_testkit::btrfs::judges::skip(&reason);
         return;
     }
     let switched = SwitchedOn::new().expect("the switch can be turned");

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use offshoot_testkit::disks::{Disks, scratch_dir};
-use offshoot_testkit::judges::Judges;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::{command, run};
+use offshoot_testkit::scratch_dir;
 use rustix::process::Signal;
 
 use super::{Mounted, require, volume};

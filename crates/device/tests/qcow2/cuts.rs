@@ -9,7 +9,7 @@ use std::time::Duration;
 use offshoot_device::{
     BlockDevice, CrashDevice, CrashPlan, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2,
 };
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::bodies;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 
 use super::cuts::small;

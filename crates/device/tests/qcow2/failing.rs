@@ -9,7 +9,7 @@ use offshoot_device::{
     BlockDevice, Fault, FaultDevice, MemoryDevice, Qcow2Header, Qcow2Limits, Qcow2Options,
     Requests, open_qcow2_within,
 };
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::cuts::{assert_no_corruption, small};

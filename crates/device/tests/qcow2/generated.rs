@@ -6,7 +6,7 @@ use std::sync::Arc;
 use offshoot_device::{
     BlockDevice, FileDevice, Qcow2Header, Qcow2Limits, Qcow2Options, open_qcow2_within,
 };
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::failing::TINY;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, FileDevice, Qcow2Header, Qcow2Options, open_qcow2};
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::qemu::qemu_io;

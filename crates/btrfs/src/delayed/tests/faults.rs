@@ -3,7 +3,7 @@
 use std::panic::AssertUnwindSafe;
 
 use offshoot_device::{Fault, FaultDevice};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 
 use super::bounds::fall_asleep;
 use super::*;

@@ -6,7 +6,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
     Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,

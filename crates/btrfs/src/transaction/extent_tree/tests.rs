@@ -10,11 +10,11 @@ use std::sync::Arc;
 use offshoot_btrfs_format::block::Header;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges::{self, Judges};
+use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::compare;
-use offshoot_testkit::disks::{Attached, Disks};
-use offshoot_testkit::fill;
-use offshoot_testkit::judges::{self, Judges};
-use offshoot_testkit::recipe::Recipe;
 use offshoot_testkit::run::{command, run};
 use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
 

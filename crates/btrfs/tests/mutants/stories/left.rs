@@ -8,8 +8,8 @@ use offshoot_btrfs::{Filesystem, OpenOptions, Report, Volume};
 use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_testkit::fill;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut};
 
 use super::{AT, NEW, Story, at, place};

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::{ItemType, Key, TreeId, encode};
-use offshoot_testkit::fill;
-use offshoot_testkit::judges;
+use offshoot_testkit::btrfs::fill;
+use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, Rename};
 
 use super::{AT, NEW, Story, at, place};

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::disks::Disks;
+use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::{command, run};
 
 use super::Story;

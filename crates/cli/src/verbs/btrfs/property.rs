@@ -180,7 +180,7 @@ fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Co
 mod tests {
     use offshoot_btrfs::{OpenOptions, Volume as Btrfs};
     use offshoot_device::{BlockDevice, Fault, FaultDevice, FileDevice};
-    use offshoot_testkit::fixture;
+    use offshoot_testkit::btrfs::fixture;
 
     use super::*;
 

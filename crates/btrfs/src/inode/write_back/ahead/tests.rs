@@ -1,7 +1,7 @@
 //! Files that change while their data is on its way to the devices.
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_testkit::checked::CheckedDevice;
+use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Fallocate, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
 

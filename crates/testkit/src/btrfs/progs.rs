@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use crate::disks::{Attached, Disks};
+use crate::btrfs::disks::{Attached, Disks};
 use crate::run::run;
 
 /// The tools over the members of one volume.

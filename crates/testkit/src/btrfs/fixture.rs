@@ -14,12 +14,12 @@ use std::path::Path;
 pub use offshoot_machine::repository;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev};
 
-use crate::disks::Disks;
-use crate::fill::data::set_compression;
-use crate::fill::subvolumes::{create, snapshot};
-use crate::fill::{directory, write};
+use crate::btrfs::disks::Disks;
+use crate::btrfs::fill::data::set_compression;
+use crate::btrfs::fill::subvolumes::{create, snapshot};
+use crate::btrfs::fill::{directory, write};
+use crate::btrfs::judges::Judges;
 use crate::host::HostFilesystem;
-use crate::judges::Judges;
 use crate::manifest::manifest;
 use crate::random::Random;
 

@@ -27,9 +27,10 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 
-use crate::judges::Judges;
+use crate::btrfs::judges::Judges;
 use crate::kernel_log::KernelLog;
 use crate::run::{command, run, try_run};
+use crate::scratch_dir;
 
 /// What the kernel says when it completes the UUID tree, on the first mount of what `mkfs.btrfs`
 /// made and nowhere else.
@@ -260,24 +261,6 @@ fn assert_nothing_found(image: &Path, output: &Output, harmless: impl Fn(&str) -
 
 fn device(image: &Path) -> Arc<dyn BlockDevice> {
     Arc::new(FileDevice::open(image).expect("an image that was just made opens"))
-}
-
-/// A new directory for images: in memory where there is room, because the judges
-/// force everything they write to the disk and the tests need none of it to last.
-#[must_use]
-pub fn scratch_dir() -> TempDir {
-    const ROOM_BYTES: u64 = 4 << 30;
-    let shm = Path::new("/dev/shm");
-    let roomy =
-        rustix::fs::statvfs(shm).is_ok_and(|stat| stat.f_bavail * stat.f_frsize >= ROOM_BYTES);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("offshoot-test-");
-    let made = match std::env::var_os("OFFSHOOT_TEST_DIR") {
-        Some(dir) => builder.tempdir_in(dir),
-        None if roomy => builder.tempdir_in(shm),
-        None => builder.tempdir(),
-    };
-    made.expect("a temporary directory")
 }
 
 /// One image on one loop device.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, Fault, FaultDevice};
 
-use crate::disks::Disks;
-use crate::progs::Place;
+use crate::btrfs::disks::Disks;
+use crate::btrfs::progs::Place;
 
 /// Where the superblock and its copies are on a member.
 pub const SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];

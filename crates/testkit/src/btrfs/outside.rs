@@ -8,8 +8,8 @@ use std::io::ErrorKind;
 
 use offshoot_vfs::FileSystem;
 
+use crate::btrfs::disks::Mount;
 use crate::compare::Compare;
-use crate::disks::Mount;
 
 /// What the kernel makes, and writes there.
 const KERNELS: &str = "of-the-kernel";

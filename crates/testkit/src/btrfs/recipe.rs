@@ -12,9 +12,9 @@
 
 use std::path::Path;
 
-use crate::disks::{Attached, Disks};
-use crate::fill;
-use crate::judges::Judges;
+use crate::btrfs::disks::{Attached, Disks};
+use crate::btrfs::fill;
+use crate::btrfs::judges::Judges;
 use crate::run::run;
 
 /// How to make a volume. What is not said is as `mkfs.btrfs` and the kernel do it.

@@ -25,11 +25,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_vfs::FileSystem;
 
+use crate::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE, assert_image_checks};
+use crate::btrfs::judges;
+use crate::btrfs::outside::{change, require_change, require_same};
 use crate::compare::{Aspect, Compare};
-use crate::disks::{Disks, OLD_CACHE, UUID_TREE, assert_image_checks};
-use crate::judges;
 use crate::model::Model;
-use crate::outside::{change, require_change, require_same};
 
 /// The volumes of which the kernel takes its turn on one.
 pub const JUDGED_EVERY: u64 = 8;
