@@ -288,34 +288,18 @@ mod tests {
         }
     }
 
-    impl BlockDevice for Told {
-        fn name(&self) -> &str {
-            self.device.name()
-        }
-
-        fn size_bytes(&self) -> u64 {
-            self.device.size_bytes()
+    impl offshoot_device::Delegate for Told {
+        fn inner(&self) -> &dyn BlockDevice {
+            &*self.device
         }
 
         fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
             self.reads.lock().push(offset);
-            self.device.read_at(offset, buf)
+            self.inner().read_at(offset, buf)
         }
 
         fn prefetch(&self, offset: u64, len: u64) {
             self.hints.lock().push(offset..offset + len);
-        }
-
-        fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-            self.device.write_at(offset, buf)
-        }
-
-        fn flush(&self) -> io::Result<()> {
-            self.device.flush()
-        }
-
-        fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-            self.device.discard(offset, len)
         }
     }
 

@@ -172,20 +172,16 @@ impl Faults {
     }
 }
 
-impl BlockDevice for FaultDevice {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
+impl crate::Delegate for FaultDevice {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.below
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let range = offset..offset.saturating_add(buf.len() as u64);
         let faults = self.arrive(Requests::Reads, &range);
         let by_time = faults.in_time.map(|fault| (range, fault));
-        self.below.read_at(offset, buf)?;
+        self.inner().read_at(offset, buf)?;
         for (range, fault) in by_time.into_iter().chain(faults.in_place) {
             match fault {
                 Fault::Error | Fault::Short => return Err(Errno::IO.into()),
@@ -198,26 +194,22 @@ impl BlockDevice for FaultDevice {
         Ok(())
     }
 
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.below.prefetch(offset, len);
-    }
-
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write_vectored_at(offset, &[IoSlice::new(buf)])
+        BlockDevice::write_vectored_at(self, offset, &[IoSlice::new(buf)])
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let range = offset..offset.saturating_add(total_bytes(bufs));
         match self.arrive(Requests::Writes, &range).of_write(&range) {
-            Verdict::Done => self.below.write_vectored_at(offset, bufs),
+            Verdict::Done => self.inner().write_vectored_at(offset, bufs),
             Verdict::Inverted => {
                 let mut bytes = together(bufs).into_owned();
                 invert(&mut bytes);
-                self.below.write_at(offset, &bytes)
+                self.inner().write_at(offset, &bytes)
             }
             Verdict::Cut(len) => {
                 let len = usize::try_from(len).expect("a part of what is in memory");
-                self.below.write_at(offset, &together(bufs)[..len])?;
+                self.inner().write_at(offset, &together(bufs)[..len])?;
                 Err(Errno::IO.into())
             }
         }
@@ -225,7 +217,7 @@ impl BlockDevice for FaultDevice {
 
     fn flush(&self) -> io::Result<()> {
         match self.arrive(Requests::Flushes, &(0..0)).in_time {
-            None => self.below.flush(),
+            None => self.inner().flush(),
             Some(Fault::Garbage) => Ok(()),
             Some(Fault::Error | Fault::Short) => Err(Errno::IO.into()),
         }
@@ -237,7 +229,7 @@ impl BlockDevice for FaultDevice {
         if faults.in_time.into_iter().chain(in_place).any(|fault| fault != Fault::Garbage) {
             return Err(Errno::IO.into());
         }
-        self.below.discard(offset, len)
+        self.inner().discard(offset, len)
     }
 }
 

@@ -38,6 +38,7 @@
 //! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, alone or in a set, and builds what a power cut could leave |
 
 mod crash;
+mod delegate;
 mod fault;
 mod fields;
 mod file;
@@ -51,6 +52,7 @@ use std::io::{self, IoSlice};
 use std::{fmt, ops};
 
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
+pub use delegate::Delegate;
 pub use fault::{Fault, FaultDevice, Requests};
 pub use file::{FileDevice, FileUse};
 pub use image::{

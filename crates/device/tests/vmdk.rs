@@ -188,17 +188,9 @@ struct Grows(Arc<dyn BlockDevice>, AtomicU64);
 #[derive(Debug)]
 struct SlowTables(Grows, AtomicU64);
 
-impl BlockDevice for SlowTables {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
+impl offshoot_device::Delegate for SlowTables {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.0
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -206,48 +198,28 @@ impl BlockDevice for SlowTables {
             let number = self.1.fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(Duration::from_millis(number * 5 % 7));
         }
-        self.0.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.0.discard(offset, len)
+        self.inner().write_at(offset, buf)
     }
 }
 
-impl BlockDevice for Grows {
-    fn name(&self) -> &str {
-        self.0.name()
+impl offshoot_device::Delegate for Grows {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.0
     }
 
     fn size_bytes(&self) -> u64 {
         self.1.load(Ordering::Relaxed)
     }
 
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
-    }
-
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.1.fetch_max(offset + buf.len() as u64, Ordering::Relaxed);
-        self.0.write_at(offset, buf)
+        self.inner().write_at(offset, buf)
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[io::IoSlice<'_>]) -> io::Result<()> {
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
         self.1.fetch_max(offset + len as u64, Ordering::Relaxed);
-        self.0.write_vectored_at(offset, bufs)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.0.discard(offset, len)
+        self.inner().write_vectored_at(offset, bufs)
     }
 }
 
@@ -517,34 +489,14 @@ fn a_sparse_extent_passes_on_what_is_there() {
 #[derive(Debug)]
 struct Medium(Arc<dyn BlockDevice>);
 
-impl BlockDevice for Medium {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
+impl offshoot_device::Delegate for Medium {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.0
     }
 
     fn read_medium_at(&self, _: u64, buf: &mut [u8]) -> io::Result<()> {
         buf.fill(9);
         Ok(())
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.0.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.0.discard(offset, len)
     }
 }
 

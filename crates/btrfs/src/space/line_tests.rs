@@ -40,21 +40,9 @@ impl std::fmt::Debug for Hooked {
     }
 }
 
-impl BlockDevice for Hooked {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.below.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.below.write_at(offset, buf)
+impl offshoot_device::Delegate for Hooked {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.below
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -62,11 +50,7 @@ impl BlockDevice for Hooked {
         if let Some(hook) = hook {
             hook();
         }
-        self.below.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
+        self.inner().flush()
     }
 }
 

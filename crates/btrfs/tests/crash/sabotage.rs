@@ -37,34 +37,22 @@ struct Lazy {
     behind: AtomicBool,
 }
 
-impl BlockDevice for Lazy {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.below.read_at(offset, buf)
+impl offshoot_device::Delegate for Lazy {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.below
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         if offset == SUPERBLOCK_OFFSETS[0] {
             self.behind.store(true, Ordering::Relaxed);
         }
-        self.below.write_at(offset, buf)
+        self.inner().write_at(offset, buf)
     }
 
     fn flush(&self) -> io::Result<()> {
         let is_behind = self.behind.swap(false, Ordering::Relaxed);
         let barrier = if is_behind { Barrier::Behind } else { Barrier::Before };
-        if barrier == self.left_out { Ok(()) } else { self.below.flush() }
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
+        if barrier == self.left_out { Ok(()) } else { self.inner().flush() }
     }
 }
 

@@ -186,13 +186,9 @@ impl Busy {
     }
 }
 
-impl BlockDevice for Busy {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
+impl offshoot_device::Delegate for Busy {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.below
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
@@ -201,19 +197,7 @@ impl BlockDevice for Busy {
         if is_reader && is_data && self.reads.fetch_add(1, Ordering::Relaxed) < MOST_READS {
             self.disturb();
         }
-        self.below.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> std::io::Result<()> {
-        self.below.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> std::io::Result<()> {
-        self.below.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> std::io::Result<()> {
-        self.below.discard(offset, len)
+        self.inner().read_at(offset, buf)
     }
 }
 

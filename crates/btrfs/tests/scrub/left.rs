@@ -188,13 +188,9 @@ struct Weak {
     bad: Mutex<Vec<Range<u64>>>,
 }
 
-impl BlockDevice for Weak {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
+impl offshoot_device::Delegate for Weak {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.below
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
@@ -203,22 +199,14 @@ impl BlockDevice for Weak {
         if self.bad.lock().expect("no panic").iter().any(touched) {
             return Err(io::Error::from_raw_os_error(5));
         }
-        self.below.read_at(offset, buf)
+        self.inner().read_at(offset, buf)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         let end = offset + buf.len() as u64;
         let is_left = |bad: &Range<u64>| bad.start < offset || bad.end > end;
         self.bad.lock().expect("no panic").retain(is_left);
-        self.below.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.below.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
+        self.inner().write_at(offset, buf)
     }
 }
 

@@ -110,25 +110,9 @@ fn several_members_leave_what_the_kernel_leaves() {
 #[derive(Debug)]
 struct Spoiling(MemoryDevice);
 
-impl BlockDevice for Spoiling {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.0.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
+impl offshoot_device::Delegate for Spoiling {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.0
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -406,25 +390,13 @@ fn discards_that_fail() {
 #[derive(Debug)]
 struct Unable(MemoryDevice);
 
-impl BlockDevice for Unable {
+impl offshoot_device::Delegate for Unable {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.0
+    }
+
     fn name(&self) -> &'static str {
         "old-disk"
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.0.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
     }
 
     fn discard(&self, _: u64, _: u64) -> io::Result<()> {

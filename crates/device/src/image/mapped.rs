@@ -256,25 +256,13 @@ pub(super) fn vhd(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice
 #[derive(Debug)]
 struct ReadOnly(WindowDevice);
 
-impl BlockDevice for ReadOnly {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
+impl crate::Delegate for ReadOnly {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.0
     }
 
     fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_medium_at(offset, buf)
-    }
-
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.0.prefetch(offset, len);
+        self.inner().read_medium_at(offset, buf)
     }
 
     read_only!();

@@ -65,33 +65,13 @@ fn partitions_are_on(disk: &Arc<dyn BlockDevice>, read: io::Result<Option<Partit
 #[derive(Debug)]
 struct Sectors(Arc<dyn BlockDevice>, Option<u64>);
 
-impl BlockDevice for Sectors {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
+impl offshoot_device::Delegate for Sectors {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.0
     }
 
     fn logical_sector_bytes(&self) -> Option<u64> {
         self.1
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.0.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.0.discard(offset, len)
     }
 }
 

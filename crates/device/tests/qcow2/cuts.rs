@@ -223,32 +223,20 @@ impl SlowPages {
     }
 }
 
-impl BlockDevice for SlowPages {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.0.size_bytes()
+impl offshoot_device::Delegate for SlowPages {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.0
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, buf)?;
+        self.inner().read_at(offset, buf)?;
         Self::take_time(buf.len());
         Ok(())
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         Self::take_time(buf.len());
-        self.0.write_at(offset, buf)
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.0.discard(offset, len)
+        self.inner().write_at(offset, buf)
     }
 }
 
@@ -320,31 +308,15 @@ struct HeldBarrier {
     may_end: Mutex<mpsc::Receiver<()>>,
 }
 
-impl BlockDevice for HeldBarrier {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.below.read_at(offset, buf)
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.below.write_at(offset, buf)
+impl offshoot_device::Delegate for HeldBarrier {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.below
     }
 
     fn flush(&self) -> io::Result<()> {
         self.is_reached.lock().expect("no panic").send(()).expect("the test listens");
         let most = Duration::from_secs(60);
         self.may_end.lock().expect("no panic").recv_timeout(most).map_err(io::Error::other)
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
     }
 }
 

@@ -33,9 +33,9 @@ impl Growing {
     }
 }
 
-impl BlockDevice for Growing {
-    fn name(&self) -> &str {
-        self.below.name()
+impl offshoot_device::Delegate for Growing {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.below
     }
 
     fn size_bytes(&self) -> u64 {
@@ -43,22 +43,14 @@ impl BlockDevice for Growing {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        assert!(offset + buf.len() as u64 <= self.size_bytes(), "read behind the end");
-        self.below.read_at(offset, buf)
+        assert!(offset + buf.len() as u64 <= BlockDevice::size_bytes(self), "read behind the end");
+        self.inner().read_at(offset, buf)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.below.write_at(offset, buf)?;
+        self.inner().write_at(offset, buf)?;
         self.size_bytes.fetch_max(offset + buf.len() as u64, Ordering::AcqRel);
         Ok(())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.below.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
     }
 }
 

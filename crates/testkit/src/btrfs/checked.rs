@@ -175,36 +175,12 @@ impl Deref for CheckedDevice {
     }
 }
 
-impl BlockDevice for CheckedDevice {
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.memory.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.memory.read_at(offset, buf)
-    }
-
-    fn prefetch(&self, offset: u64, len: u64) {
-        self.memory.prefetch(offset, len);
-    }
-
-    fn write_at(&self, offset: u64, buf: &[u8]) -> Result<()> {
-        self.memory.write_at(offset, buf)
+impl offshoot_device::Delegate for CheckedDevice {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.memory
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.memory.write_vectored_at(offset, bufs)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.memory.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> Result<()> {
-        self.memory.discard(offset, len)
+        self.inner().write_vectored_at(offset, bufs)
     }
 }

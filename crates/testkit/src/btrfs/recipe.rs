@@ -1,7 +1,7 @@
 //! Recipes: how a volume is made, mounted and filled.
 //!
 //! ```no_run
-//! # use offshoot_testkit::{judges, recipe::Recipe};
+//! # use offshoot_testkit::btrfs::{judges, recipe::Recipe};
 //! # let judges = judges::require().unwrap();
 //! let disks = Recipe::new()
 //!     .devices(3)

@@ -37,36 +37,24 @@ struct Noting {
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
-impl BlockDevice for Noting {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.device.size_bytes()
-    }
-
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.device.read_at(offset, buf)
+impl offshoot_device::Delegate for Noting {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.device
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.write_vectored_at(offset, &[IoSlice::new(buf)])
+        BlockDevice::write_vectored_at(self, offset, &[IoSlice::new(buf)])
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let len = bufs.iter().map(|buf| buf.len() as u64).sum();
         self.seen.lock().push(Seen::Write { member: self.member, offset, len });
-        self.device.write_vectored_at(offset, bufs)
+        self.inner().write_vectored_at(offset, bufs)
     }
 
     fn flush(&self) -> io::Result<()> {
         self.seen.lock().push(Seen::Flush);
-        self.device.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.device.discard(offset, len)
+        self.inner().flush()
     }
 }
 

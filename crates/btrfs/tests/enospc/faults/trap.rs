@@ -63,36 +63,28 @@ impl Trap {
     }
 }
 
-impl BlockDevice for Trap {
-    fn name(&self) -> &str {
-        self.below.name()
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
+impl offshoot_device::Delegate for Trap {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.below
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.arrive(Requests::Reads)?;
-        self.below.read_at(offset, buf)
+        self.inner().read_at(offset, buf)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.arrive(Requests::Writes)?;
-        self.below.write_at(offset, buf)
+        self.inner().write_at(offset, buf)
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.arrive(Requests::Writes)?;
-        self.below.write_vectored_at(offset, bufs)
+        self.inner().write_vectored_at(offset, bufs)
     }
 
     fn flush(&self) -> io::Result<()> {
         self.arrive(Requests::Flushes)?;
-        self.below.flush()
-    }
-
-    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.below.discard(offset, len)
+        self.inner().flush()
     }
 }
