@@ -21,7 +21,6 @@ mod sink;
 mod store;
 #[cfg(test)]
 mod tests;
-mod workers;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -30,6 +29,7 @@ use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::compress::{Compression, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_kit::workers::Task;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::engine::Engine;
@@ -59,7 +59,6 @@ pub(crate) use store::{
     FirstData, Inline, Sectors, Sums, hole_item, insert_hole, note_use, refer_to, store_first,
     store_inline, store_packed, store_preallocated, write_data,
 };
-use workers::Task;
 
 /// A first batch that is smaller than this is read at once: telling the devices of it
 /// first would not be ahead of anything.

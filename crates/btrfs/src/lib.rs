@@ -30,7 +30,6 @@
 //! | `block` | verified tree blocks and the cache of them |
 //! | `storage` | members, superblocks, chunk map; reads around bad copies, writes all copies |
 //! | `report` | what a caller is told beside results |
-//! | `cores`, `sync`, `counter` | CPUs of threads, locks, counters that stop below zero |
 
 // What tests of both kinds share calls the crate by its name.
 #[cfg(test)]
@@ -39,8 +38,6 @@ extern crate self as offshoot_btrfs;
 #[cfg(feature = "bench")]
 pub mod bench;
 mod block;
-mod cores;
-mod counter;
 mod data;
 mod delayed;
 mod engine;
@@ -59,7 +56,6 @@ mod space;
 mod stats;
 mod storage;
 mod subvolume;
-mod sync;
 #[cfg(test)]
 mod test_volumes;
 mod transaction;
@@ -85,6 +81,9 @@ pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use tree::{Cursor, Latching, TreeRoot, Unlock};
+
+// The rooms call these by `crate::`, as if they were the lowest ones.
+use offshoot_kit::{cores, counter, sync};
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::compress::{Method, compress, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
+use offshoot_kit::workers::Task;
 
 use super::store::Sectors;
-use super::workers::Task;
 
 /// The most that is compressed before some of it is written, in bytes.
 const AHEAD_BYTES: u64 = 8 << 20;

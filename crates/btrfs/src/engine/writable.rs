@@ -7,6 +7,7 @@ mod chunks;
 #[cfg(test)]
 mod tests;
 
+use crate::counter::{Stop, Told};
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
@@ -16,7 +17,6 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::{Engine, OpenOptions};
-use crate::counter::Stop;
 use crate::data::Buffers;
 use crate::quota::Quotas;
 use crate::report::Report;
@@ -62,7 +62,11 @@ impl Engine {
         }
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let stop = Stop::new(options.reporter.clone());
+        let stop = Stop::new(options.reporter.clone().map(|reporter| -> Told {
+            Box::new(move |problem| {
+                reporter(&Report::ReadOnly { problem: problem.to_owned() });
+            })
+        }));
         volume.buffers = Buffers::new(&stop);
         let space = Space::new(volume.block_groups()?, &volume, stop.clone())?;
         volume.storage.set_written(chunk_tree_uuid);

@@ -19,24 +19,24 @@ const PERMITS: usize = 1 << 16;
 const FREE: &str = "who has the permits finds the lock free";
 
 /// A reader-writer lock.
-pub(crate) struct RwLock<T> {
+pub struct RwLock<T> {
     permits: Arc<BatchSemaphore>,
     value: Arc<parking_lot::RwLock<T>>,
 }
 
 /// A lock that is held.
-pub(crate) struct Guard<'a, G> {
+pub struct Guard<'a, G> {
     // Dropped first: whoever gets the permits finds the lock free.
     held: G,
     _permits: Permits,
     lock: PhantomData<&'a ()>,
 }
 
-pub(crate) type RwLockReadGuard<'a, T> = Guard<'a, ArcRwLockReadGuard<RawRwLock, T>>;
-pub(crate) type RwLockWriteGuard<'a, T> = Guard<'a, ArcRwLockWriteGuard<RawRwLock, T>>;
-pub(crate) type MutexGuard<'a, T> = RwLockWriteGuard<'a, T>;
-pub(crate) type ArcReadGuard<T> = RwLockReadGuard<'static, T>;
-pub(crate) type ArcWriteGuard<T> = RwLockWriteGuard<'static, T>;
+pub type RwLockReadGuard<'a, T> = Guard<'a, ArcRwLockReadGuard<RawRwLock, T>>;
+pub type RwLockWriteGuard<'a, T> = Guard<'a, ArcRwLockWriteGuard<RawRwLock, T>>;
+pub type MutexGuard<'a, T> = RwLockWriteGuard<'a, T>;
+pub type ArcReadGuard<T> = RwLockReadGuard<'static, T>;
+pub type ArcWriteGuard<T> = RwLockWriteGuard<'static, T>;
 
 struct Permits {
     of: Arc<BatchSemaphore>,
@@ -50,7 +50,7 @@ impl Drop for Permits {
 }
 
 impl<T> RwLock<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self {
             permits: Arc::new(BatchSemaphore::const_new(PERMITS, Fairness::Unfair)),
             value: Arc::new(parking_lot::RwLock::new(value)),
@@ -72,38 +72,46 @@ impl<T> RwLock<T> {
         self.guard(PERMITS, || self.value.try_write_arc())
     }
 
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+    #[must_use]
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.shared()
     }
 
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+    #[must_use]
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.exclusive()
     }
 
-    pub(crate) fn read_arc(this: &Arc<Self>) -> ArcReadGuard<T> {
+    #[must_use]
+    pub fn read_arc(this: &Arc<Self>) -> ArcReadGuard<T> {
         this.shared()
     }
 
-    pub(crate) fn write_arc(this: &Arc<Self>) -> ArcWriteGuard<T> {
+    #[must_use]
+    pub fn write_arc(this: &Arc<Self>) -> ArcWriteGuard<T> {
         this.exclusive()
     }
 
-    pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+    #[must_use]
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
         self.permits.try_acquire(1).ok()?;
         Some(self.guard(1, || self.value.try_read_arc()))
     }
 
-    pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+    #[must_use]
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         self.permits.try_acquire(PERMITS).ok()?;
         Some(self.guard(PERMITS, || self.value.try_write_arc()))
     }
 
-    pub(crate) fn try_read_arc(this: &Arc<Self>) -> Option<ArcReadGuard<T>> {
+    #[must_use]
+    pub fn try_read_arc(this: &Arc<Self>) -> Option<ArcReadGuard<T>> {
         this.permits.try_acquire(1).ok()?;
         Some(this.guard(1, || this.value.try_read_arc()))
     }
 
-    pub(crate) fn try_write_arc(this: &Arc<Self>) -> Option<ArcWriteGuard<T>> {
+    #[must_use]
+    pub fn try_write_arc(this: &Arc<Self>) -> Option<ArcWriteGuard<T>> {
         this.permits.try_acquire(PERMITS).ok()?;
         Some(this.guard(PERMITS, || this.value.try_write_arc()))
     }
@@ -137,14 +145,15 @@ impl<G: DerefMut> DerefMut for Guard<'_, G> {
 
 /// A lock that only one holds.
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(RwLock<T>);
+pub struct Mutex<T>(RwLock<T>);
 
 impl<T> Mutex<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self(RwLock::new(value))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    #[must_use]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.write()
     }
 }

@@ -11,44 +11,45 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_vfs::Error;
 
-use crate::report::{Report, Reporter};
+/// Is told once, with the cause, when writing ends.
+pub type Told = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Whether a volume is still written. All that may find a reason to end that share one.
 #[derive(Default)]
-pub(crate) struct Stop {
+pub struct Stop {
     cause: OnceLock<String>,
-    /// The caller's function that is told when writing ends.
-    reporter: Option<Reporter>,
+    told: Option<Told>,
 }
 
 impl Stop {
-    /// A volume that is written, whose `reporter` is told when that ends.
-    pub(crate) fn new(reporter: Option<Reporter>) -> Arc<Self> {
-        Arc::new(Self { cause: OnceLock::new(), reporter })
+    /// A volume that is written.
+    #[must_use]
+    pub fn new(told: Option<Told>) -> Arc<Self> {
+        Arc::new(Self { cause: OnceLock::new(), told })
     }
 
     /// Why nothing is written any more; `None` while the volume is written.
-    pub(crate) fn cause(&self) -> Option<&str> {
+    pub fn cause(&self) -> Option<&str> {
         self.cause.get().map(String::as_str)
     }
 
-    /// Ends all writing and reports it. The first cause is the one that is told.
-    pub(crate) fn set(&self, problem: &str) {
+    /// Ends all writing and tells so. The first cause is the one that is told.
+    pub fn set(&self, problem: &str) {
         self.set_and(problem, || ());
     }
 
-    /// The same, with `between` called when writing has ended and before that is reported: a
-    /// reporter may panic.
-    pub(crate) fn set_and(&self, problem: &str, between: impl FnOnce()) {
+    /// The same, with `between` called when writing has ended and before that is told: the
+    /// caller may panic.
+    pub fn set_and(&self, problem: &str, between: impl FnOnce()) {
         let is_first = self.cause.set(problem.to_owned()).is_ok();
         between();
-        if let Some(reporter) = self.reporter.as_ref().filter(|_| is_first) {
-            reporter(&Report::ReadOnly { problem: problem.to_owned() });
+        if let Some(told) = self.told.as_ref().filter(|_| is_first) {
+            told(problem);
         }
     }
 
     /// Ends all writing after something that reports itself.
-    pub(crate) fn set_quietly(&self, problem: &str) {
+    pub fn set_quietly(&self, problem: &str) {
         self.cause.get_or_init(|| problem.to_owned());
     }
 }
@@ -61,7 +62,7 @@ impl fmt::Debug for Stop {
 
 /// A sum of bytes, or a number of things, that must not fall below zero.
 #[derive(Debug)]
-pub(crate) struct Counter {
+pub struct Counter {
     /// What it counts, for errors.
     name: &'static str,
     value: AtomicU64,
@@ -70,28 +71,28 @@ pub(crate) struct Counter {
 
 impl Counter {
     /// A counter of nothing yet.
-    pub(crate) fn new(name: &'static str, stop: &Arc<Stop>) -> Self {
+    pub fn new(name: &'static str, stop: &Arc<Stop>) -> Self {
         Self::starting_at(0, name, stop)
     }
 
     /// A counter of `value` already.
-    pub(crate) fn starting_at(value: u64, name: &'static str, stop: &Arc<Stop>) -> Self {
+    pub fn starting_at(value: u64, name: &'static str, stop: &Arc<Stop>) -> Self {
         Self { name, value: AtomicU64::new(value), stop: stop.clone() }
     }
 
     /// What it is now.
-    pub(crate) fn get(&self) -> u64 {
+    pub fn get(&self) -> u64 {
         self.value.load(SeqCst)
     }
 
     /// There are `by` more.
-    pub(crate) fn add(&self, by: u64) {
+    pub fn add(&self, by: u64) {
         self.value.fetch_add(by, SeqCst);
     }
 
     /// There are `by` less. When that is more than there are, it stays what it is, and all writing
     /// ends.
-    pub(crate) fn sub(&self, by: u64) {
+    pub fn sub(&self, by: u64) {
         let less = self.value.fetch_update(SeqCst, SeqCst, |value| value.checked_sub(by));
         if let Err(value) = less {
             self.stop.set(&below_zero(self.name, value, by).to_string());
@@ -100,7 +101,8 @@ impl Counter {
 }
 
 /// The error that a counter would fall below zero.
-pub(crate) fn below_zero(name: &str, value: u64, by: u64) -> Error {
+#[must_use]
+pub fn below_zero(name: &str, value: u64, by: u64) -> Error {
     let problem = format!(
         "{by} should be taken from it, and it is {value}: the accounts of the volume in memory are wrong, which no volume \
          should cause; open the volume again, and report this"
@@ -116,8 +118,7 @@ mod tests {
     fn a_counter_that_would_fall_below_zero_stays_and_ends_writing() {
         let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let telling = told.clone();
-        let reporter: Reporter = Arc::new(move |report| telling.lock().push(report.to_string()));
-        let stop = Stop::new(Some(reporter));
+        let stop = Stop::new(Some(Box::new(move |cause| telling.lock().push(cause.to_owned()))));
         let counter = Counter::starting_at(5, "apples", &stop);
         counter.add(2);
         counter.sub(7);

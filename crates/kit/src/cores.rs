@@ -26,18 +26,19 @@ fn cores() -> &'static Cores {
 }
 
 /// Takes those of this thread for good, unless they are known.
-pub(crate) fn learn() {
+pub fn learn() {
     cores();
 }
 
 /// How many there are.
-pub(crate) fn count() -> usize {
+#[must_use]
+pub fn count() -> usize {
     cores().count
 }
 
 /// Lets this thread, which the engine started, run on all of them. Where that is refused it runs
 /// where it runs.
-pub(crate) fn use_all() {
+pub fn use_all() {
     if let Some(set) = &cores().set {
         let _ = sched_setaffinity(None, set);
     }

@@ -1,8 +1,9 @@
-//! Threads that compress and decompress.
+//! Threads that compute: compress and decompress, for one.
 //!
 //! The process has one for each core, shared by all volumes. They are started when there is work
-//! for the first time, and keep what their encoders and decoders need for the next time. They know
-//! nothing but the bytes that they are given: they hold no lock and no volume, and wait for nobody.
+//! for the first time, and what is local to them is there the next time: encoders and decoders.
+//! They know nothing but the work that they are given, which holds no lock and no volume, and waits
+//! for nobody.
 //!
 //! Who wants a result may find that nobody has begun with it, and then does the work itself: so
 //! nothing depends on these threads, and where none can be started it only takes longer. What
@@ -19,7 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::cores;
 
 /// Work that was handed over, and its result.
-pub(super) struct Task<T>(Arc<Job<T>>);
+pub struct Task<T>(Arc<Job<T>>);
 
 struct Job<T> {
     state: Mutex<State<T>>,
@@ -63,7 +64,7 @@ impl<T> Job<T> {
 
 impl<T: Send + 'static> Task<T> {
     /// Hands `work` over.
-    pub(super) fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
+    pub fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
         let state = Mutex::new(State::Waiting(Box::new(work) as Box<_>));
         let job = Arc::new(Job { state, is_done: Condvar::new() });
         if let Some(workers) = Workers::get() {
@@ -73,7 +74,7 @@ impl<T: Send + 'static> Task<T> {
     }
 
     /// Does `work` now: it is not worth to be handed over.
-    pub(super) fn now(work: impl FnOnce() -> T) -> Self {
+    pub fn now(work: impl FnOnce() -> T) -> Self {
         let state = Mutex::new(State::Done(Ok(work())));
         Self(Arc::new(Job { state, is_done: Condvar::new() }))
     }
@@ -82,7 +83,7 @@ impl<T: Send + 'static> Task<T> {
     ///
     /// # Panics
     /// When the work did.
-    pub(super) fn finish(self) -> T {
+    pub fn finish(self) -> T {
         if let Some(work) = self.0.take() {
             return work();
         }

@@ -1,0 +1,13 @@
+//! What engines of any format need.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`sync`] | locks, and the same ones under the model checker |
+//! | [`counter`] | sums that must not fall below zero, and what ends writing when one would |
+//! | [`cores`] | the CPUs that an engine's threads run on |
+//! | [`workers`] | threads for computations, one for each core |
+
+pub mod cores;
+pub mod counter;
+pub mod sync;
+pub mod workers;
