@@ -10,7 +10,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{FileType, Result};
 
 use super::replay::Replay;
-use crate::data::{drop_range, extent_len, has_checksums, insert_sums, note_use, remove_checksums};
+use crate::data::{drop_range, extent_len, insert_sums, note_use};
 use crate::inode::type_of;
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Owner};
@@ -97,9 +97,6 @@ impl Replay<'_, '_> {
             let (from, to) = (covers.start.max(range.start), covers.end.min(range.end));
             if from < to {
                 let sums = &data[bytes(from - covers.start)..bytes(to - covers.start)];
-                if has_checksums(self.volume, Logical(from), to - from)? {
-                    remove_checksums(self.handle, Logical(from), to - from)?;
-                }
                 insert_sums(self.handle, Logical(from), sums)?;
             }
             cursor.advance()?;

@@ -2,6 +2,7 @@
 
 mod left;
 mod names;
+mod sums;
 
 use std::path::Path;
 use std::sync::Arc;
