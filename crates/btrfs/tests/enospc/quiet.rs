@@ -3,7 +3,7 @@
 //! Nothing is reserved or promised any more, all of the space has been looked at, and everything is
 //! committed. An operation is refused then only where less is free than its worst case, beside what
 //! is kept for commits and removals; data only where there is no chunk to be had either. And what
-//! is kept is no more than `ARCHITECTURE.md` says.
+//! is kept is no more than `docs/space.md` says.
 
 use std::ops::ControlFlow;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 //!
 //! What is alike is which ranges of which files are compressed, in extents or in the item, how much
 //! smaller they are, and which files are marked as not worth it. What is left out, because the two
-//! differ there by design (`ARCHITECTURE.md`):
+//! differ there by design (`docs/decisions.md`):
 //!
 //! | input | what differs |
 //! |---|---|

@@ -30,13 +30,13 @@ fn checksums_of_free_space_are_replaced() {
     let seed = seed_of_run();
     println!("OFFSHOOT_SEED={seed}");
     let mut random = Random::new(seed);
-    let fill = |root: &Path| {
+    let write = |root: &Path| {
         fill::write(&root.join("data"), &[b'd'; 3 << 12]);
         for number in 0..100 {
             fill::write(&root.join(format!("small-{number}")), b"data");
         }
     };
-    let mut story = Story::new(&judges, fill);
+    let mut story = Story::new(&judges, write);
     let some = *story.keys(TreeId::CSUM, objectid::EXTENT_CSUM).first().expect("data has some");
     let mut stale = Vec::new();
     let mut sector = 4;
