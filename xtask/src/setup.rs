@@ -1,12 +1,10 @@
 //! `cargo xtask setup`: what the tests need besides a Rust toolchain.
 //!
 //! The judges are `btrfs-progs` and a few tools beside the kernel. On Debian and Ubuntu setup
-//! installs
-//! them for root; elsewhere it says what is missing. Setup prints what it will change before it
-//! changes
-//! anything, and no other task changes the machine: [`ready`] only says what is missing.
-//! Where nothing can be mounted the judged tests skip themselves, so nothing is missing for them
-//! there.
+//! installs them for root; elsewhere it says what is missing. Setup prints what it will change
+//! before it changes anything, and no other task changes the machine: [`ready`] only says what is
+//! missing. Where nothing can be mounted the judged tests skip themselves, so nothing is missing
+//! for them there.
 
 use std::fmt;
 use std::fs::Permissions;
@@ -16,7 +14,7 @@ use std::path::Path;
 use offshoot_machine::{PROGS_AT_LEAST, is_root, may_mount, progs_version};
 
 use crate::apt;
-use crate::shell::{Result, cargo, output, target_dir};
+use crate::shell::{Result, cargo_seen, output, target_dir};
 
 /// What the tests need and the machine does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +172,8 @@ fn change(missing: &[Missing]) -> Result {
             }
             Missing::Suite(name, version) => {
                 let root = target_dir().join("tools").display().to_string();
-                cargo(&["install", "--locked", "--root", &root, "--version", version, name])?;
+                let install = ["install", "--locked", "--root", &root, "--version", version, name];
+                cargo_seen(&[], &install, &mut |_| {})?;
             }
             // What is to be mounted still is for `fusermount3` to decide.
             Missing::FuseForUsers => std::fs::set_permissions(FUSE, Permissions::from_mode(0o666))
