@@ -58,8 +58,13 @@ pub struct Geometry {
     pub seeds: Vec<Uuid>,
     /// The features of the volume, some of which change what is legal.
     pub incompat: Incompat,
-    /// The generation of the superblock. No block but one of a log may be newer.
+    /// The generation of the superblock when the volume was opened. No block but one of a log may
+    /// be newer, unless the volume is written.
     pub generation: Generation,
+    /// Whether the volume is written. The pointer to a block alone says then how new the block is.
+    /// What can be read and the kernel refuses all the same is refused too: a writer that puts other
+    /// items beside it would take these from the kernel.
+    pub is_written: bool,
 }
 
 impl Geometry {
@@ -74,6 +79,7 @@ impl Geometry {
             seeds: Vec::new(),
             incompat: superblock.incompat,
             generation: superblock.generation,
+            is_written: false,
         }
     }
 
@@ -133,6 +139,9 @@ pub fn verify(bytes: &[u8], geometry: &Geometry, logical: Logical) -> Result<(),
 
 /// The generation that no block of the tree `owner` may exceed.
 fn newest(geometry: &Geometry, owner: TreeId) -> u64 {
+    if geometry.is_written {
+        return u64::MAX;
+    }
     let committed = geometry.generation.0;
     if owner == TreeId::TREE_LOG { committed.saturating_add(1) } else { committed }
 }

@@ -206,6 +206,71 @@ fn directory_entries() {
     accepts(TreeId::FS, &vec![(index, entry(target, 7, &[0xff; 255], b""))]);
 }
 
+/// A reader takes these, and a volume that is written has none of them: the kernel refuses the leaf.
+#[test]
+fn what_only_a_writer_refuses() {
+    let inode_at = key(257, ItemType::INODE_ITEM, 0);
+    let inode_of = |ino| (key(ino, ItemType::INODE_ITEM, 0), inode(0o100_644));
+    let name_at = key(257, ItemType::DIR_ITEM, name_hash(b"name"));
+    let leads = |place| vec![(name_at, entry(place, 1, b"name", b""))];
+    let attribute = |place| {
+        let at = key(257, ItemType::XATTR_ITEM, name_hash(b"user.a"));
+        vec![(at, entry(place, 8, b"user.a", b"value"))]
+    };
+    let data_ref = |root: u64, ino: u64, offset: u64, count: u32| {
+        let numbers = [root.to_le_bytes(), ino.to_le_bytes(), offset.to_le_bytes()];
+        [&numbers.concat()[..], &count.to_le_bytes()].concat()
+    };
+    let keyed = |data_ref| vec![(key(1 << 20, ItemType::EXTENT_DATA_REF, 5), data_ref)];
+    let inline = |roots: [u64; 2]| {
+        // Two references, of generation 5, a tree block.
+        let head = [2u64.to_le_bytes(), 5u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
+        let one = |root: u64| [&[ItemType::TREE_BLOCK_REF.0][..], &root.to_le_bytes()].concat();
+        let item = [head, one(roots[0]), one(roots[1])].concat();
+        vec![(key(1 << 20, ItemType::METADATA_ITEM, 0), item)]
+    };
+    let fs = TreeId::FS;
+    let place = |objectid, item_type, offset| key(objectid, item_type, offset);
+    let newer = with(&inode(0o100_644), 0, &300u64.to_le_bytes());
+    let touched_later = with(&inode(0o100_644), 8, &300u64.to_le_bytes());
+    let hole = |disk_num_bytes, offset| {
+        let item = regular(1, 0, [4 * K, 0, disk_num_bytes, offset, 4 * K]);
+        vec![(key(257, ItemType::EXTENT_DATA, 0), item)]
+    };
+    let cases = [
+        (fs, vec![inode_of(256), (name_at, leads(inode_at)[0].1.clone())], "is missing before"),
+        (fs, vec![(inode_at, newer)], "generation at most 201"),
+        (fs, vec![(inode_at, touched_later)], "transid at most 201"),
+        (fs, vec![(inode_at, inode(0o644))], "names no file type"),
+        (fs, leads(place(12, ItemType::INODE_ITEM, 0)), "which is no inode"),
+        (fs, leads(place(u64::MAX, ItemType::INODE_ITEM, 0)), "which is no inode"),
+        (fs, leads(place(300, ItemType::INODE_ITEM, 1)), "which is no inode"),
+        (fs, leads(place(7, ItemType::ROOT_ITEM, u64::MAX)), "which is no subvolume"),
+        (fs, leads(place(1 << 48, ItemType::ROOT_ITEM, 0)), "which is no subvolume"),
+        (fs, attribute(place(300, ItemType::INODE_ITEM, 0)), "an extended attribute leads"),
+        (fs, attribute(place(7, ItemType::ROOT_ITEM, 0)), "which is no subvolume"),
+        (
+            fs,
+            vec![(key(257, ItemType::EXTENT_DATA, 0), [head(0, 0, 5), vec![1; 4]].concat())],
+            "inline data of 4 bytes, 5 expected",
+        ),
+        (fs, hole(5, 0), "disk_num_bytes 5"),
+        (fs, hole(0, 5), "offset 5"),
+        (TreeId::EXTENT, keyed(data_ref(6, 257, 0, 1)), "a reference of the tree 6"),
+        (TreeId::EXTENT, keyed(data_ref(5, 12, 0, 1)), "a reference of the inode 12"),
+        (TreeId::EXTENT, keyed(data_ref(5, 257, 1, 1)), "file offset 1"),
+        (TreeId::EXTENT, keyed(data_ref(5, 257, 0, 0)), "counted 0 times"),
+        (TreeId::EXTENT, inline([5, 256]), "out of order"),
+    ];
+    for (owner, items, message) in cases {
+        accepts(owner, &items);
+        let (leaf, geometry, logical) = leaf(owner, &items);
+        let geometry = Geometry { is_written: true, ..geometry };
+        let error = verify(&leaf, &geometry, logical).expect_err(message).to_string();
+        assert!(error.contains(message), "{error}: not {message}");
+    }
+}
+
 #[test]
 fn extended_attributes() {
     let at = key(257, ItemType::XATTR_ITEM, name_hash(b"user.a"));

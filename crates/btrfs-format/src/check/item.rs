@@ -76,6 +76,9 @@ impl<'a> Context<'a> {
     }
 
     fn verify_contents(&self) -> Checked {
+        if self.geometry.is_written && root::is_fs_tree(self.owner.0) {
+            self.verify_neighbour()?;
+        }
         match self.key.item_type {
             ItemType::INODE_ITEM => inode::verify_inode(self),
             ItemType::INODE_REF => inode::verify_refs(self),
@@ -98,6 +101,22 @@ impl<'a> Context<'a> {
             ItemType::BLOCK_GROUP_ITEM => space::verify_block_group(self),
             _ => space::verify_other(self),
         }
+    }
+
+    /// Checks that in a subvolume what an inode has does not follow an item of another inode: the
+    /// item of the inode itself would be between them.
+    fn verify_neighbour(&self) -> Checked {
+        let is_of_an_inode = matches!(
+            self.key.item_type,
+            ItemType::INODE_REF
+                | ItemType::DIR_ITEM
+                | ItemType::DIR_INDEX
+                | ItemType::XATTR_ITEM
+                | ItemType::EXTENT_DATA
+        );
+        let follows = self.previous.is_none_or(|(key, _)| key.objectid == self.key.objectid);
+        ensure!(follows || !is_of_an_inode, "the item of the inode is missing before it");
+        Ok(())
     }
 
     /// Checks that the item has exactly `expected` bytes.
@@ -130,10 +149,11 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Checks that a generation is not newer than an item may carry: the transaction
-    /// after the committed one is that of a log.
+    /// Checks that a generation is not newer than an item may carry: the transaction after the
+    /// committed one is that of a log. In a volume that is written the leaf may be newer than what
+    /// was committed when the volume was opened.
     pub(super) fn generation(&self, what: &str, generation: u64) -> Checked {
-        let newest = self.geometry.generation.0.saturating_add(1);
+        let newest = self.geometry.generation.0.max(self.generation).saturating_add(1);
         ensure!(generation <= newest, "{what} at most {newest} expected, {generation} found");
         Ok(())
     }

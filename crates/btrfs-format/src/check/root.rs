@@ -33,3 +33,9 @@ pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
     item.size(size_of::<RootRefItem>() + root_ref.name.len())?;
     verify_name(root_ref.name)
 }
+
+/// Whether the kernel takes `id` as that of a subvolume. Its upper 16 bits are the level of a quota
+/// group, which is 0 for that of a subvolume.
+pub(super) fn is_fs_tree(id: u64) -> bool {
+    TreeId(id).is_subvolume() && id >> 48 == 0
+}

@@ -89,6 +89,7 @@ pub(crate) fn tree_block(data: &[u8]) -> bool {
         seeds: Vec::new(),
         incompat,
         generation: Generation(1 << 32),
+        is_written: false,
     };
     checked_block(&mut bytes, &geometry)
 }

@@ -31,5 +31,6 @@ pub(crate) fn geometry(block: &[u8]) -> Geometry {
             .union(Incompat::SKINNY_METADATA)
             .union(Incompat::MIXED_GROUPS),
         generation: Generation(200),
+        is_written: false,
     }
 }

@@ -141,6 +141,19 @@ impl Judge {
     /// # Errors
     /// What it said when it refused to mount it.
     pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<View, String> {
+        let seen = |mount: &Path| HostFilesystem::new(mount).map(|host| view(&host));
+        self.look_at_kernels(devices, seen)?.map_err(|error| error.to_string())
+    }
+
+    /// What `look` finds on the kernel's mount of the volume.
+    ///
+    /// # Errors
+    /// What the kernel said when it refused to mount it.
+    pub(crate) fn look_at_kernels<T>(
+        &mut self,
+        devices: &[Arc<MemoryDevice>],
+        look: impl FnOnce(&Path) -> T,
+    ) -> Result<T, String> {
         self.hold(devices);
         let Some(judges) = judges::require() else { return Err("there is no kernel".to_owned()) };
         // Even a mount that only reads replays a log, which must not stay in the files.
@@ -153,10 +166,7 @@ impl Judge {
             std::thread::sleep(Duration::from_millis(200));
             mount(&format!("{options},rescue=nologreplay")).map_err(|_| error)
         })?;
-        let host = HostFilesystem::new(mount.path()).map_err(|error| error.to_string())?;
-        let seen = view(&host);
-        drop(host);
-        Ok(seen)
+        Ok(look(mount.path()))
     }
 }
 

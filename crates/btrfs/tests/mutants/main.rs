@@ -38,6 +38,7 @@ mod kernel;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod patch;
+mod refused;
 mod stories;
 #[path = "../shared/subvolume_calls.rs"]
 mod subvolume_calls;

@@ -18,7 +18,7 @@ use crate::mutation::{index, pack, unpack};
 const SECTOR: u64 = 4096;
 
 /// The items of a leaf.
-type Items = Vec<(Key, Vec<u8>)>;
+pub(crate) type Items = Vec<(Key, Vec<u8>)>;
 
 /// What is written over a volume.
 pub(crate) struct Patch {
@@ -86,11 +86,42 @@ impl Structures {
             return is_asked_for(SUPERBLOCK).then(|| superblock(target, random));
         };
         let places = &self.by_type[item_type];
-        let (leaf, slot) = places[index(random, places.len())];
+        let place = places[index(random, places.len())];
+        self.patch(target, random, place)
+    }
+
+    /// A patch of one item of a leaf.
+    pub(crate) fn draw_in(
+        &self,
+        target: &Target,
+        random: &mut Random,
+        leaf: usize,
+    ) -> Option<Patch> {
+        let slot = index(random, self.leaves[&leaf].len());
+        self.patch(target, random, (leaf, slot))
+    }
+
+    /// Whether a pointer leads to this leaf, which is no root then.
+    pub(crate) fn has_pointer(&self, leaf: usize) -> bool {
+        self.pointed.contains(&leaf)
+    }
+
+    /// The leaves, by the numbers of their blocks, with their items.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = (usize, &Items)> {
+        self.leaves.iter().map(|(&number, items)| (number, items))
+    }
+
+    fn patch(
+        &self,
+        target: &Target,
+        random: &mut Random,
+        (leaf, slot): (usize, usize),
+    ) -> Option<Patch> {
+        let places = &self.by_type[&self.leaves[&leaf][slot].0.item_type.0];
         let other = places[index(random, places.len())];
         let donor = &self.leaves[&other.0][other.1];
         let mut items = self.leaves[&leaf].clone();
-        let has_upper_key = self.pointed.contains(&leaf);
+        let has_upper_key = self.has_pointer(leaf);
         let done = match random.below(20) {
             0..12 => field(random, &mut items[slot], donor),
             12 => {
@@ -221,6 +252,11 @@ fn superblock(target: &Target, random: &mut Random) -> Patch {
 }
 
 impl Patch {
+    /// The tree block that changes and its new contents, without a checksum that fits.
+    pub(crate) fn block(&self) -> Option<&(usize, Vec<u8>)> {
+        self.block.as_ref()
+    }
+
     /// Writes it to the members of the volume.
     pub(crate) fn apply(&self, target: &Target, members: &[Arc<MemoryDevice>]) {
         if let Some((number, bytes)) = &self.block {

@@ -245,3 +245,31 @@ fn the_place_of_another_subvolume_is_not_removed() {
     drop(fs);
     story.assert_no_worse_than(&before);
 }
+
+/// A search for the first index, 1, read the leaf with the last names by hash, and a directory of
+/// which that one is damaged was not listed.
+#[test]
+fn a_listing_needs_no_names_by_hash() {
+    let Some(judges) = judges::require() else { return };
+    let crowd = |root: &Path| {
+        let dir = fill::directory(root, "d");
+        for number in 0..60 {
+            fill::write(&dir.join(format!("file-{number}")), b"data");
+        }
+    };
+    let story = Story::new(&judges, crowd);
+    let dir = at(&story.open(), "d");
+    let before = list(&story.open(), dir);
+    let keys = story.keys(FS, dir.ino);
+    let is_index = |key: &&Key| key.item_type == ItemType::DIR_INDEX;
+    let first = keys.iter().find(is_index).expect("it has entries");
+    let last_name = keys.iter().rfind(|key| key.item_type == ItemType::DIR_ITEM);
+    let last_name = last_name.expect("it has entries");
+    assert_ne!(
+        story.leaf(FS, *first).0,
+        story.leaf(FS, *last_name).0,
+        "they have leaves of their own"
+    );
+    story.spoil(FS, *last_name);
+    assert_eq!(list(&story.open(), dir), before);
+}
