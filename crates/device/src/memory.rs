@@ -10,7 +10,7 @@
 //!
 //! Only written pages take memory. The first write to a page of [`PAGE_BYTES`] makes it, with the
 //! bytes that the base has there. The base is never written. A discarded page takes no memory: it
-//! is only noted as zeros, or as [undefined] bytes.
+//! is only noted as zeros, or as undefined bytes.
 //!
 //! Locks: there is one for each of [`SHARDS`] shards. A request locks the shards that it touches
 //! one after the other, and never two at once. So threads on different extents copy at the same

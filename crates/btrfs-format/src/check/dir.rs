@@ -1,12 +1,11 @@
-//! Directory entries, extended attributes, and what logs say of directories.
+//! Checks of directory entries, extended attributes, and the directory ranges of a log.
 
 use super::item::{Checked, Context, ensure};
 use crate::dir::{DirEntry, NAME_LEN, dir_entries, file_type, name_hash};
 use crate::space::DirLogItem;
 use crate::{ItemType, Key};
 
-/// Checks the name of a file: it can stand as one component of a path, and means
-/// neither the directory itself nor the one above it.
+/// Checks that a file name can be one component of a path, and is neither `.` nor `..`.
 pub(super) fn verify_name(name: &[u8]) -> Checked {
     verify_name_length(name)?;
     ensure!(
@@ -46,7 +45,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
         }
         count += 1;
     }
-    // An index is one entry's alone.
+    // A DIR_INDEX holds exactly one entry.
     ensure!(
         item.key.item_type != ItemType::DIR_INDEX || count == 1,
         "one entry expected, {count} found"
@@ -63,8 +62,8 @@ fn verify_xattr(entry: &DirEntry<'_>) -> Checked {
     );
     verify_name_length(entry.name)?;
     ensure!(!entry.name.contains(&0), "the name {} holds a NUL", entry.name.escape_ascii());
-    // It leads nowhere: the kernel does not read a leaf where its place is neither zero nor one of
-    // an entry.
+    // The location of an extended attribute has no meaning, but the kernel rejects a leaf where it
+    // is neither zero nor the key of an inode or a root.
     let target = entry.location.item_type;
     ensure!(
         entry.location == Key::MIN

@@ -1,8 +1,8 @@
-//! File extents.
+//! Checks of file extents.
 //!
-//! What a reader computes with these numbers stays inside: of the file (`offset` of
-//! the key and length), of the extent (`offset` and `num_bytes`), and of the logical
-//! space (`disk_bytenr` and `disk_num_bytes`).
+//! The sums that a reader computes with these numbers stay inside of the file (`offset` of the key
+//! and length), of the extent (`offset` and `num_bytes`), and of the logical space (`disk_bytenr`
+//! and `disk_num_bytes`).
 
 use super::item::{Checked, Context, ensure};
 use crate::compress::Compression;
@@ -23,8 +23,8 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     verify_order(item)
 }
 
-/// Where nothing is compressed, `ram_bytes` repeats the length of the data, but old
-/// kernels forgot it when they truncated a file. The length of the data is what counts.
+/// Without compression, `ram_bytes` repeats the length of the data. Old kernels did not update it
+/// when they truncated a file, so the length of the data counts.
 fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
     ensure!(item.key.offset == 0, "an inline extent that is not at the start of the file");
     ensure!(
@@ -66,8 +66,8 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
         disk_bytenr.0.checked_add(disk_num_bytes).is_some(),
         "{disk_num_bytes} bytes at {disk_bytenr} overflow the address space"
     );
-    // Where nothing is compressed, `ram_bytes` repeats `disk_num_bytes`, but not in
-    // all volumes, and nobody reads it.
+    // Without compression, `ram_bytes` should repeat `disk_num_bytes`. In some volumes it does not,
+    // and no reader uses it.
     let whole = match extent.compression {
         Compression::None => disk_num_bytes,
         _ => extent.ram_bytes,
@@ -87,7 +87,7 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
     Ok(())
 }
 
-/// Checks that the extent before this one ends before it.
+/// Checks that the previous extent of the file ends before this one begins.
 fn verify_order(item: &Context<'_>) -> Checked {
     let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
     let previous_extent = FileExtent::parse(data)?;

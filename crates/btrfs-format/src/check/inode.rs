@@ -1,4 +1,4 @@
-//! Inodes and the names they have.
+//! Checks of inodes and their names.
 
 use super::dir::verify_name;
 use super::item::{Checked, Context, ensure};
@@ -9,7 +9,8 @@ use crate::inode::{
 use crate::key::objectid;
 use crate::{Ino, TreeId};
 
-/// The flags whose low half a reader must know. The high half is read-only compatible.
+/// The known flags in the low half of the field. A reader must know all of that half; the high half
+/// is read-only compatible.
 const KNOWN_FLAGS: u64 = inode_flags::NODATASUM
     | inode_flags::NODATACOW
     | inode_flags::READONLY
@@ -37,8 +38,8 @@ pub(super) fn verify_inode(item: &Context<'_>) -> Checked {
         "{id} is not an inode number"
     );
     ensure!(item.key.offset == 0, "key offset 0 expected");
-    // Generations are not looked at: nothing that is read depends on them, and kernels
-    // before 2014 left some in inodes that volumes carry to this day.
+    // Generations are not checked: no reader depends on them, and volumes still carry wrong ones
+    // that kernels before 2014 wrote.
     let inode = InodeItem::view(item.data)?;
     verify_mode(inode)?;
     let unknown = inode.flags.get() & INCOMPATIBLE_FLAGS & !KNOWN_FLAGS;
@@ -49,8 +50,8 @@ pub(super) fn verify_inode(item: &Context<'_>) -> Checked {
 fn verify_mode(inode: &InodeItem) -> Checked {
     let mode = inode.mode.get();
     ensure!(mode & !(S_IFMT | 0o7777) == 0, "mode {mode:#o} has unknown bits");
-    // Old kernels wrote inodes without a type, of free-space caches above all. Such a file
-    // cannot be read; those beside it can.
+    // Old kernels wrote inodes without a type, mostly those of free-space caches. Such a file
+    // cannot be read, but the other files of the leaf can.
     let known = matches!(mode >> 12, 0 | 0o01 | 0o02 | 0o04 | 0o06 | 0o10 | 0o12 | 0o14);
     ensure!(known, "mode {mode:#o} names no file type");
     let links = inode.nlink.get();
@@ -63,7 +64,7 @@ pub(super) fn verify_refs(item: &Context<'_>) -> Checked {
     let directory = item.key.offset;
     for name in inode_refs(directory, item.data) {
         let name = name?.name;
-        // A root directory is called `..` in itself.
+        // A root directory has the name `..` in itself.
         if directory == item.key.objectid && name == b".." && is_root_directory(directory) {
             continue;
         }
