@@ -5,7 +5,7 @@
 //! | `(0, QGROUP_STATUS, 0)` | whether quotas are on, and whether their numbers are right |
 //! | `(0, QGROUP_INFO, group)` | how much a group uses |
 //! | `(0, QGROUP_LIMIT, group)` | how much it may use |
-//! | `(group, QGROUP_RELATION, group)` | one group contains the other; one item for each direction |
+//! | `(group, QGROUP_RELATION, group)` | one group contains the other; one item a direction |
 
 use std::fmt;
 

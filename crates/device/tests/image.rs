@@ -72,8 +72,8 @@ fn hostile_images() {
 }
 
 /// The table of this VHDX has entries for bitmaps: with blocks of the largest size there is one for
-/// every 4 GiB. The test also damages one header, and sets the log of the other, which must be
-/// replayed.
+/// every 4 GiB. The test damages the older header, then marks the log of the newer one as not
+/// replayed, and then damages the newer header too.
 #[test]
 fn a_large_vhdx_is_read_by_the_header_that_is_whole() {
     const MIB: u64 = 1 << 20;

@@ -103,8 +103,8 @@ fn a_table_that_counts_as_free_is_not_written_over() {
     }
 }
 
-/// The error names an unknown feature. An image that was not closed is only read. The first write
-/// clears the autoclear features, on which other programs would rely.
+/// The error names an unknown feature. An image that was not closed is only read. Opening an image
+/// for writing clears the autoclear features, on which other programs would rely.
 #[test]
 fn the_features_of_an_image_are_heeded() {
     if !judges::are_present() {
