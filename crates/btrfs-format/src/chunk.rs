@@ -207,9 +207,9 @@ pub enum Profile {
 /// The copies, parity and stripes of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Whole copies of every byte.
+    /// How many copies of every byte there are.
     pub copies: u16,
-    /// Parity stripes.
+    /// How many parity stripes there are.
     pub parity: u16,
     /// The fewest stripes of a chunk, when no device is missing.
     pub min_stripes: u16,

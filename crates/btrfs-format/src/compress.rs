@@ -249,7 +249,7 @@ impl Method {
         })
     }
 
-    /// The compression.
+    /// The algorithm.
     #[must_use]
     pub fn compression(self) -> Compression {
         self.compression

@@ -11,11 +11,11 @@
 //! # The rules
 //!
 //! A *cut* is a moment between two entries of the log at which the power fails. A write is
-//! *pending* when it precedes the cut and no barrier lies between them. After the cut,
+//! *pending* when it precedes the cut and no barrier lies between them. After a cut,
 //!
 //! 1. the medium has every write before the last barrier that precedes the cut, whole and in log
 //!    order;
-//! 2. it has or misses each pending write;
+//! 2. each pending write is either there or missing;
 //! 3. pending writes that overlap may have been done in any order;
 //! 4. a pending write that it has may be *torn*: only some of its sectors are there;
 //!
@@ -92,14 +92,14 @@ pub struct CrashDevice {
     log: Arc<Mutex<Vec<CrashEntry>>>,
 }
 
-/// What a [`CrashDevice`] has seen.
+/// An entry of the log of a [`CrashDevice`]: a request or a mark.
 #[derive(Clone)]
 pub enum CrashEntry {
     /// A write.
     Write {
         /// The index of the device in its set.
         device: usize,
-        /// Where it begins.
+        /// Its first byte on the device.
         offset: u64,
         /// What was written.
         data: Arc<[u8]>,
@@ -109,7 +109,7 @@ pub enum CrashEntry {
     Discard {
         /// The index of the device in its set.
         device: usize,
-        /// Where it begins.
+        /// Its first byte on the device.
         offset: u64,
         /// How many bytes it covers.
         len: u64,

@@ -31,11 +31,11 @@
 //! | device | what it is |
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device of the host |
-//! | [`WindowDevice`] | a part of another one: a partition ([`PartitionTable`]), a volume at an offset |
+//! | [`WindowDevice`] | a part of another device: a partition ([`PartitionTable`]), a volume at an offset |
 //! | [`open_qcow2`], [`open_vmdk`], [`VmdkDescriptor`], [`open_image`] | the disk in an image |
 //! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
-//! | [`FaultDevice`] | stands over any other one and makes it fail where or when a test asks for it |
-//! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, alone or in a set, and builds what a power cut could leave |
+//! | [`FaultDevice`] | wraps another device, and makes requests fail that a test chooses |
+//! | [`CrashDevice`] | wraps another device, alone or in a set, logs every write and barrier, and builds what a power cut could leave |
 
 mod crash;
 mod fault;
@@ -154,7 +154,7 @@ fn total_bytes(bufs: &[IoSlice<'_>]) -> u64 {
     bufs.iter().map(|buf| buf.len() as u64).sum()
 }
 
-/// The bytes of `bufs` one behind the other.
+/// The bytes of `bufs` one behind the other. A single buffer is not copied.
 fn together<'a>(bufs: &'a [IoSlice<'_>]) -> Cow<'a, [u8]> {
     match bufs {
         [one] => Cow::Borrowed(one),

@@ -152,8 +152,8 @@ fn lock_holder_at(place: &str) -> Option<String> {
 }
 
 /// Another process that has an open-file-description lock on the file `place`. `/proc/locks` names
-/// no process for such a lock, but each process shows the locks of its own files: `lock:  1: OFDLCK
-/// ADVISORY  READ -1 fe:00:10493999 100 101`.
+/// no process for such a lock, but each process shows the locks of its own files:
+/// `lock:  1: OFDLCK ADVISORY  READ -1 fe:00:10493999 100 101`.
 fn open_file_lock_holder(place: &str) -> Option<String> {
     let has_lock = |pid: &str| {
         let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();

@@ -6,7 +6,7 @@
 //!
 //! | permission | the holder has it | the holder forbids it to others |
 //! |---|---|---|
-//! | read what is consistent | 100 | 200 |
+//! | read consistent bytes | 100 | 200 |
 //! | write | 101 | 201 |
 //! | change the size | 103 | 203 |
 //!

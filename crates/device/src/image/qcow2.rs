@@ -8,7 +8,7 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`header`] | the header and the snapshots; refuses by name what is not known |
+//! | [`header`] | the header and the snapshots; refuses unknown features by name |
 //! | [`layout`] | the numbers of an image, and what an L2 entry says |
 //! | [`pages`] | the tables and counts that are in memory, and which of them changed |
 //! | [`tables`] | finds the L2 entry for a byte of the disk; copies shared tables |
@@ -210,9 +210,8 @@ impl BlockDevice for Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_writable {
-            // A flush has promised nothing that is not on the medium, so an error here only leaks
-            // clusters. The first commit drops references in memory; the second one writes these
-            // lower counts.
+            // The medium has everything that a flush promised, so an error here only leaks
+            // clusters. The first commit lowers counts in memory; the second one writes them.
             let _ = self.commit().and_then(|()| self.commit());
         }
     }

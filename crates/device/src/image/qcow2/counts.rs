@@ -4,9 +4,10 @@
 //!   count table ──> block of counts ──> count of a cluster: how many entries lead to it
 //! ```
 //!
-//! A block of counts also counts itself: a new block goes to the first cluster that it counts. When
-//! the count table has no entry left, a larger table is made behind all clusters that the old one
-//! counts, together with the blocks that count it. The next commit makes the header lead to it.
+//! A block of counts also counts itself: a new block goes to the first cluster that it counts and
+//! that holds no metadata. When the count table has no entry left, a larger table is made behind
+//! all clusters that the old one counts, together with the blocks that count it. The next commit
+//! makes the header lead to it.
 
 use std::io;
 

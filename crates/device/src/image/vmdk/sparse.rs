@@ -604,8 +604,7 @@ impl BlockDevice for SparseDevice {
         let _alone = self.flush.lock();
         let changed = {
             let state = &mut *self.state.write();
-            // If only the copies differ, wait for the first write: an image that nobody writes
-            // stays as it is.
+            // If only the copies differ, wait: an image stays unchanged until its first write.
             if state.is_marked { self.changed(state)? } else { Changed::default() }
         };
         let result = self.store(&changed);

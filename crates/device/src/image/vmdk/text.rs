@@ -3,7 +3,7 @@
 //! ```text
 //!   # Disk DescriptorFile
 //!   CID=46e1c6d4                                   changes when the disk does
-//!   parentCID=ffffffff                             this: it stands over no other image
+//!   parentCID=ffffffff                             this value: it has no parent image
 //!   RW 2097152 FLAT "disk-flat.vmdk" 0             access, sectors, type, file, first sector in it
 //! ```
 
