@@ -1,4 +1,4 @@
-//! Directory entries, extended attributes, and what logs say of directories.
+//! Checks of directory entries, extended attributes, and the directory ranges of a log.
 
 use super::inode::verify_inode_key;
 use super::item::{Checked, Context, ensure};
@@ -7,8 +7,7 @@ use crate::dir::{DirEntry, NAME_LEN, dir_entries, file_type, name_hash};
 use crate::space::DirLogItem;
 use crate::{ItemType, Key};
 
-/// Checks the name of a file: it can stand as one component of a path, and means
-/// neither the directory itself nor the one above it.
+/// Checks that a file name can be one component of a path, and is neither `.` nor `..`.
 pub(super) fn verify_name(name: &[u8]) -> Checked {
     verify_name_length(name)?;
     ensure!(
@@ -48,7 +47,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
         }
         count += 1;
     }
-    // An index is one entry's alone.
+    // A DIR_INDEX holds exactly one entry.
     ensure!(
         item.key.item_type != ItemType::DIR_INDEX || count == 1,
         "one entry expected, {count} found"

@@ -1,4 +1,4 @@
-//! Extents, their references, and checksums of data.
+//! Checks of extents, their references, and checksums of data.
 
 use std::cmp::Reverse;
 
@@ -75,7 +75,7 @@ fn end(key: crate::Key, item: &Context<'_>) -> Option<u64> {
     key.objectid.checked_add(length)
 }
 
-/// Checks the inline references and says how many references they stand for.
+/// Checks the inline references, and returns how many references they stand for.
 fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Result<u64, Problem> {
     let mut total = 0u64;
     let mut before = None;
@@ -101,7 +101,8 @@ fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Resu
                 item.aligned("parent", parent)?;
                 count
             }
-            // Says for which subvolume the extent counts, and is no reference to it. There is one.
+            // The owner is not a reference: it says for which subvolume simple quotas count the
+            // extent. There is at most one, in front of the references.
             InlineRef::Owner(_) => {
                 ensure!(index == 0, "an owner behind references: {inline:?}");
                 continue;
@@ -139,7 +140,7 @@ fn verify_order(item: &Context<'_>) -> Checked {
     Ok(())
 }
 
-/// Checks a reference that is an item of its own.
+/// Checks a reference that has its own item.
 pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
     item.aligned("address", item.key.objectid)?;
     match item.key.item_type {
@@ -198,7 +199,7 @@ pub(super) fn verify_csums(item: &Context<'_>) -> Checked {
         item.key.offset.checked_add(covered(item.data)).is_some(),
         "it covers more than the address space"
     );
-    // A log collects what several fsyncs wrote, one over the other.
+    // In a log, several fsyncs may log checksums of the same range, so they may overlap.
     if item.owner == TreeId::TREE_LOG {
         return Ok(());
     }

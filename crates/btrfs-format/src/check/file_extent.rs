@@ -1,8 +1,8 @@
-//! File extents.
+//! Checks of file extents.
 //!
-//! What a reader computes with these numbers stays inside: of the file (`offset` of
-//! the key and length), of the extent (`offset` and `num_bytes`), and of the logical
-//! space (`disk_bytenr` and `disk_num_bytes`).
+//! The sums that a reader computes with these numbers stay inside of the file (`offset` of the key
+//! and length), of the extent (`offset` and `num_bytes`), and of the logical space (`disk_bytenr`
+//! and `disk_num_bytes`).
 
 use super::item::{Checked, Context, ensure};
 use crate::compress::Compression;
@@ -84,8 +84,8 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
         disk_bytenr.0.checked_add(disk_num_bytes).is_some(),
         "{disk_num_bytes} bytes at {disk_bytenr} overflow the address space"
     );
-    // Where nothing is compressed, `ram_bytes` repeats `disk_num_bytes`, but not in
-    // all volumes, and nobody reads it.
+    // Without compression, `ram_bytes` should repeat `disk_num_bytes`. In some volumes it does not,
+    // and no reader uses it.
     let whole = match extent.compression {
         Compression::None => disk_num_bytes,
         _ => extent.ram_bytes,
@@ -105,7 +105,7 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
     Ok(())
 }
 
-/// Checks that the extent before this one ends before it.
+/// Checks that the previous extent of the file ends before this one begins.
 fn verify_order(item: &Context<'_>) -> Checked {
     let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
     let previous_extent = FileExtent::parse(data)?;

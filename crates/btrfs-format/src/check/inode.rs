@@ -1,4 +1,4 @@
-//! Inodes and the names they have.
+//! Checks of inodes and their names.
 
 use super::dir::verify_name;
 use super::item::{Checked, Context, ensure};
@@ -9,7 +9,8 @@ use crate::inode::{
 use crate::key::objectid;
 use crate::{Ino, Key, TreeId};
 
-/// The flags whose low half a reader must know. The high half is read-only compatible.
+/// The known flags in the low half of the field. A reader must know all of that half; the high half
+/// is read-only compatible.
 const KNOWN_FLAGS: u64 = inode_flags::NODATASUM
     | inode_flags::NODATACOW
     | inode_flags::READONLY
@@ -79,7 +80,7 @@ pub(super) fn verify_refs(item: &Context<'_>) -> Checked {
     let directory = item.key.offset;
     for name in inode_refs(directory, item.data) {
         let name = name?.name;
-        // A root directory is called `..` in itself.
+        // A root directory has the name `..` in itself.
         if directory == item.key.objectid && name == b".." && is_root_directory(directory) {
             continue;
         }
