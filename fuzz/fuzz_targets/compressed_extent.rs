@@ -1,4 +1,4 @@
-//! A compressed extent, decompressed as each of the three formats.
+//! A compressed extent, in the format that its first byte chooses.
 //!
 //! The stable tests of the format crate use the same body.
 
