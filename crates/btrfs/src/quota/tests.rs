@@ -1,4 +1,4 @@
-//! The state in which quotas are found, and the state in which a writer leaves them.
+//! The state of quotas before and after a writer.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const NEW: NewFile = NewFile {
     at: Timestamp { secs: 1_600_000_000, nanos: 1 },
 };
 
-/// The status item as the volume has it.
+/// The status item of the volume.
 fn status(volume: &Engine) -> QgroupStatusItem {
     let tree = volume.tree(TreeId::QUOTA).expect("quotas are on");
     let view = |data: &[u8]| QgroupStatusItem::view(data).copied().map_err(malformed);
@@ -50,7 +50,7 @@ fn make_file(volume: &Arc<Volume>, name: &str) {
     fs.sync().expect("a commit");
 }
 
-/// Changes the item of the quota tree, with a commit of its own that finds the quotas marked.
+/// Changes an item of the quota tree, in a commit of its own that finds the quotas marked already.
 fn set(disks: &Disks, key: Key, change: impl Fn(&mut Vec<u8>)) {
     let volume = open(disks);
     let same: &dyn Fn(&mut Vec<u8>) = &|_| ();
