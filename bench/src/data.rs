@@ -5,7 +5,7 @@
 //! default features, on a sparse image on the same disk, and compress with the same method, forced.
 //! A thread makes its requests one after the other.
 //!
-//! | group | row | what is measured |
+//! | group | row | measured work |
 //! |---|---|---|
 //! | `plain`, `zstd:3`, `zstd:15` | write | a file in requests of 1 MiB, and a sync |
 //! | | read | the same requests, in the same order |

@@ -178,7 +178,7 @@ fn entries(dir: &Path) -> Result<u64> {
     Ok(count)
 }
 
-/// Prepares the input, runs all sides in turns, and prints the table.
+/// Prepares the input, runs all sides in turns, prints the table.
 fn all(options: &Sides) -> Result {
     let _judges = judges::require().ok_or("the peers mount volumes, which takes root")?;
     std::fs::create_dir_all(&options.dir)

@@ -64,7 +64,7 @@ impl Kernel {
     }
 }
 
-/// Removes an image if it exists.
+/// Removes an image, if it is there.
 pub(crate) fn remove_image(image: &Path) -> Result {
     match std::fs::remove_file(image) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

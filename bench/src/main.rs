@@ -130,7 +130,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
     done.map(|()| ExitCode::SUCCESS)
 }
 
-/// The options of a benchmark, each given at most once.
+/// The options of a benchmark, each given once at most.
 pub(crate) struct Options(BTreeMap<String, String>);
 
 impl Options {

@@ -35,7 +35,7 @@ fn loops(dir: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Whether anything is mounted in `dir`, or from an image there.
+/// Whether something is mounted in `dir`, or from an image there.
 fn is_mounted(dir: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("it is there");
     let places = [vec![format!(" {}/", dir.display())], loops(dir)].concat();

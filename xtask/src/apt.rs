@@ -76,8 +76,7 @@ fn offered() -> bool {
     best().is_some()
 }
 
-/// The first version in the list of apt, which has the newest first, that is new enough; with its
-/// suite.
+/// The newest version that is new enough, with its suite. apt lists the newest first.
 fn best() -> Option<(String, String)> {
     let table = output("apt-cache", &["madison", PACKAGE])?;
     // `btrfs-progs | 6.14-1~bpo12+1 | http://... bookworm-backports/main amd64 Packages`
@@ -123,7 +122,7 @@ fn add_backports() -> Result {
     std::fs::write(ADDED, text).map_err(|error| format!("{ADDED}: {error}"))
 }
 
-/// The contents of all files that name package sources.
+/// The texts of all files that name package sources.
 fn sources() -> Vec<String> {
     let mut paths = vec![Path::new("/etc/apt/sources.list").to_owned()];
     let listed = std::fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();

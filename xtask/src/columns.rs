@@ -21,7 +21,7 @@ const PLACES: &[&str] =
 /// Checks the comments of all sources, and all pages.
 ///
 /// # Errors
-/// The places of wider lines, and of links that lead to no file.
+/// The places of lines that are wider, and of links that lead to no file.
 pub(crate) fn check() -> Result {
     let mut wrong = Vec::new();
     for place in PLACES {
@@ -55,7 +55,7 @@ fn visit(path: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The numbers of the lines of a page that are too wide or link to a missing file.
+/// The numbers of the lines of a page that are too wide or link to a file that is not there.
 fn wrong_lines(text: &str, is_there: impl Fn(&str) -> bool) -> Vec<usize> {
     let (mut wrong, mut is_picture) = (Vec::new(), false);
     for (number, line) in (1..).zip(text.lines()) {

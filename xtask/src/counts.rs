@@ -11,7 +11,7 @@ use std::fmt;
 pub(crate) struct Counts {
     passed: u64,
     failed: u64,
-    /// The start of a line whose end has not come yet.
+    /// The beginning of a line whose end has not come yet.
     line: Vec<u8>,
 }
 

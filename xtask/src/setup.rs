@@ -46,7 +46,7 @@ impl fmt::Display for Missing {
     }
 }
 
-/// Prints what it will change, and changes it.
+/// Says what it will change, and changes it.
 pub(crate) fn setup() -> Result {
     let missing = missing(true, true);
     if missing.is_empty() {

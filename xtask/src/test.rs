@@ -9,8 +9,8 @@ use crate::counts::{Counts, Sums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
 use crate::{columns, floors, licences, setup};
 
-/// Checks in this order what is missing, the format, the lints, comments and pages, floors, tests
-/// and licences. The last line of output counts the tests, also after a failure.
+/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, tests and
+/// licences. The last line of output counts the tests, also after a failure.
 pub(crate) fn test() -> ExitCode {
     let mut tests = Tests::default();
     let result = run(&mut tests);

@@ -185,7 +185,7 @@ fn kernel(places: &Places<'_>, kind: &str, mkfs: &[&str]) -> Result<How> {
     Ok(How::Kernel { _device: device })
 }
 
-/// Starts this program again, to serve a null filesystem.
+/// Starts this program once more, to serve a null filesystem.
 fn null(dir: &Path, transport: &str) -> Result<Serving> {
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut child = Command::new(program)

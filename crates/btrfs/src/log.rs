@@ -145,7 +145,7 @@ pub(crate) fn open_writable(
 }
 
 impl Engine {
-    /// The generation of all blocks of a log.
+    /// The generation that all blocks of a log have.
     fn log_generation(&self) -> Generation {
         Generation(self.superblock().generation.0.saturating_add(1))
     }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! options, sizes of the devices
-//! -> layout    chunks: the stripes of each on the devices
+//!    -> layout    chunks: the stripes of each on the devices
 //!    -> trees     the items of every tree, and the blocks that hold them
 //!    -> write     wipe, blocks, barrier, superblocks, barrier
 //! ```

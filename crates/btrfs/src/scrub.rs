@@ -8,9 +8,9 @@
 //!     each of its copies, on all cores: read and verified       look
 //!       64 KiB that are not right: once more, and repaired      settle
 //!     rows of parity: compared with what the data adds up to    parity
-//! who has what cannot be repaired                               owners
-//! members that missed commits: data without checksums before    renew
-//!     all of this, and their superblocks behind it
+//! owners of what cannot be repaired                             owners
+//! members that missed commits: data without checksums first,    renew
+//!     their superblocks last
 //! ```
 //!
 //! Other threads change the volume meanwhile. A scrub reads what the last commit refers to. The
@@ -81,13 +81,13 @@ pub struct ScrubOptions {
 pub struct ScrubCounts {
     /// Extents of data, counted once in each unit of 64 KiB that they touch.
     pub data_extents_scrubbed: u64,
-    /// Tree blocks, counted in the same way.
+    /// Tree blocks, in the same way.
     pub tree_extents_scrubbed: u64,
     /// Bytes of data.
     pub data_bytes_scrubbed: u64,
     /// Bytes of tree blocks.
     pub tree_bytes_scrubbed: u64,
-    /// Sectors that cannot be read.
+    /// Sectors that could not be read.
     pub read_errors: u64,
     /// Sectors of data whose checksum differs.
     pub csum_errors: u64,
@@ -155,7 +155,7 @@ pub struct ScrubFinding {
     pub device: String,
     /// The address on the device.
     pub physical: Physical,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
     /// The outcome.
     pub outcome: ScrubOutcome,

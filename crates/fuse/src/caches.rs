@@ -95,8 +95,8 @@ impl KernelCaches {
         self.tell(notice::INVAL_INODE, &[whole.as_bytes()])
     }
 
-    /// Makes the kernel ask for the attributes of `file` before it uses them again. The kernel
-    /// takes no lock for it, so threads that answer requests may send it.
+    /// Makes the kernel ask for the attributes of `file` before it uses them again. This waits for
+    /// no other thread, so threads that answer requests may send it.
     ///
     /// # Errors
     /// Those of the host.
@@ -114,7 +114,7 @@ impl KernelCaches {
         let mut all = vec![IoSlice::new(header.as_bytes())];
         all.extend(parts.iter().map(|part| IoSlice::new(part)));
         match rustix::io::writev(&self.device, &all) {
-            // The kernel has nothing to forget, or the mount is gone with all its caches.
+            // The kernel has nothing to forget, or the mount has ended with all its caches.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
             Err(errno) => Err(Error::io("telling the kernel what has changed", errno)),
         }

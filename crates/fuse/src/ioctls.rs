@@ -14,9 +14,9 @@ use offshoot_vfs::Result;
 pub struct Ioctl<'a> {
     /// The handle of the open directory. No other has the same while the filesystem is mounted.
     pub directory: u64,
-    /// The user whose program asks.
+    /// The user id of the program that asks.
     pub uid: u32,
-    /// The group of that user.
+    /// The group id of that program.
     pub gid: u32,
     /// The number of the ioctl.
     pub command: u32,

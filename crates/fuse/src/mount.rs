@@ -91,7 +91,7 @@ pub trait Mounter: Send + Sync {
     /// Unmounts the filesystem.
     ///
     /// # Errors
-    /// `EBUSY` when somebody uses it, and others of the host.
+    /// `EBUSY` when a program uses it, and others of the host.
     fn unmount(&self, how: Unmount) -> Result<()>;
 }
 
@@ -260,7 +260,7 @@ pub enum Unmount {
 /// Unmounts what is mounted over `dir`.
 ///
 /// # Errors
-/// `EBUSY` when somebody uses it, and others of the host.
+/// `EBUSY` when a program uses it, and others of the host.
 pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
     let (flags, option) = match how {
         Unmount::Unused => (UnmountFlags::empty(), "-u"),

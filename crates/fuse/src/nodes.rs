@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Every file fits on a volume that has ever made fewer than 8 million (2^23) subvolumes, and fewer
-//! than 10^12 (2^40) files in each. For example, inode 257 of subvolume 5 has the number 5 × 2^40 +
+//! than 10^12 (2^40) files in each. For example, inode 257 of subvolume 5 has the number 5 * 2^40 +
 //! 257. The number depends on the file alone: it is the same after every remount, whatever
 //! subvolume is mounted, and no table is needed to find the file. The number of a file that does
 //! not fit is a hash of the same two numbers. Two files can have the same hash only on a volume

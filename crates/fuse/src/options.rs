@@ -52,7 +52,7 @@ pub struct Gate {
 #[derive(Clone, Default)]
 pub struct ServeOptions {
     /// The mount shows all files with this owner. Where it is set, a new file belongs to the owner
-    /// of its directory, and nobody can change owners.
+    /// of its directory, and changing an owner fails.
     pub owner: Owner,
     /// How requests come and answers go.
     pub transport: Transport,

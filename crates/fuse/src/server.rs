@@ -144,7 +144,7 @@ impl Server {
         Ok(Self { pool, errors })
     }
 
-    /// How requests arrive: over io_uring or over `/dev/fuse`.
+    /// How requests come: over io_uring, or over `/dev/fuse`.
     #[must_use]
     pub fn transport(&self) -> Transport {
         if self.pool.dispatcher.has_rings() { Transport::IoUring } else { Transport::Device }

@@ -1,7 +1,7 @@
 //! Extents of a file in the log.
 //!
 //! ```text
-//! changed since it was logged            |-----|
+//!   changed since it was logged            |-----|
 //!   items now                        |--------|   (hole)   |---|
 //!   items of the log               |-------------------|
 //!   logged anew                    |---------------------------|     to where items begin and end, now and in the log

@@ -5,8 +5,8 @@
 //! `notes` remembers the removed entries.
 //!
 //! - *A new entry* is logged with the inode that it leads to. A new inode is logged as an empty
-//!   file: the inode item and its name. An inode is logged whole if it is not new, because it may
-//!   have lost another name for this one, if it holds data, or if another inode had the name.
+//!   file: the inode item and its name. An inode is logged whole in three cases: it is not new, and
+//!   may have lost another name for this one; it holds data; or another inode had the name.
 //! - *A new directory* that an entry leads to is logged with its entries, and so on downwards:
 //!   after a crash, everything new below a synced directory is there. A directory that is in the
 //!   log is logged again if it has changed since. For that, the log remembers which new directories

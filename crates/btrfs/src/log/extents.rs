@@ -90,7 +90,7 @@ impl Replay<'_, '_> {
         let from = range.start.saturating_sub(self.taken.sums_reach());
         let mut cursor = Cursor::seek_floor(self.volume, self.log, key(from))?;
         while let Some((found, data)) = cursor.item().filter(|(found, _)| *found < key(range.end)) {
-            // The floor may be an item of another kind.
+            // The floor may be an item of something else.
             if found < key(0) {
                 cursor.advance()?;
                 continue;

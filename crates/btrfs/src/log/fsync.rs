@@ -35,9 +35,9 @@ const MOST_PARTS: u64 = 4;
 /// Which part of a file has to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// All of it, for fsync.
+    /// All of it: fsync.
     Everything,
-    /// All but its times, for fdatasync.
+    /// All but its times: fdatasync.
     Data,
 }
 

@@ -1,8 +1,9 @@
 //! Copies the heads of new inodes into the log as they stand in the tree of the subvolume.
 //!
 //! New files of a directory get ascending numbers, so their heads follow each other: inode, name,
-//! attributes, and the next inode. A run is a stretch of one leaf whose heads say only that empty
-//! files exist. If no delayed item of these inodes waits, the run goes to the log in one copy.
+//! attributes, and the next inode. A run is a stretch of one leaf with heads that say only that
+//! empty files exist. If no delayed item of these inodes waits, the run goes to the log in one
+//! copy.
 //!
 //! The copy misses later changes of these inodes. That is allowed, because they are not the file
 //! that is synced: a log may have them as they were when their leaf was read. But it must not have
@@ -33,9 +34,10 @@ type Head = (Arc<TreeBlock>, Range<usize>);
 #[derive(Default)]
 pub(super) struct Heads {
     leaf: Option<Arc<TreeBlock>>,
-    /// The inodes that this thread had locked, except `changing`, when it took the leaf.
+    /// The range of inodes that no other thread changed while the leaf was taken, except those in
+    /// `changing`.
     quiet: Range<u64>,
-    /// Inodes in that range that another thread had locked.
+    /// Inodes in that range that another thread had locked, and may have changed.
     changing: Vec<u64>,
     /// The slots of the leaf that are to go to the log.
     run: Range<usize>,

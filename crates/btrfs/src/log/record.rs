@@ -17,7 +17,7 @@
 //!   fsync makes a commit instead.
 //!
 //! All this goes to the log as batches of edits. If something turns out to be impossible to log,
-//! nothing is logged any more in this transaction, so it does not matter what the log has by then.
+//! later fsyncs of this transaction log nothing, so it does not matter what the log has by then.
 //! The inode that is fsynced is locked. Other inodes are locked too, unless the thread that has one
 //! locked is waiting for the log trees, to log it. This thread waits for such a lock only briefly,
 //! because its holder may be waiting for this fsync in another way. After that time fsync makes a

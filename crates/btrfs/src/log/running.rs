@@ -185,7 +185,7 @@ impl Log {
         self.obstruct(Obstacle::MemberFailed);
     }
 
-    /// Notes that the extents of `file` change in `range`.
+    /// Notes that extents of `file` change in `range`.
     pub(crate) fn note_extents(&self, file: FileId, range: Range<u64>) {
         if self.obstacle().is_none() && !self.notes.extents_changed(file, range) {
             self.obstruct(Obstacle::TooMuch);

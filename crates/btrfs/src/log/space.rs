@@ -190,9 +190,9 @@ impl<'v> Taken<'v> {
 }
 
 /// The most bytes of items, in all trees, that an item of a log with `len` bytes may become. A name
-/// is also in two items of the directory. These are up to 110 bytes longer than one of many names
-/// of an inode in a log, so names count 12 times. An extent gets an item of its own, and splits the
-/// extent that it lies in and a range of free space, so other items count 3 times.
+/// is also in two items of the directory. Together these are 110 bytes longer than one of many
+/// names of an inode in a log, so names count 12 times. An extent gets an item of its own, and
+/// splits the extent that it lies in and a range of free space, so other items count 3 times.
 fn item_bytes(item_type: ItemType, len: usize) -> u64 {
     let is_name = matches!(item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF);
     (ITEM_SIZE + len) as u64 * if is_name { 12 } else { 3 }

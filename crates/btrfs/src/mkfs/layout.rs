@@ -9,7 +9,7 @@
 //! |---|---|
 //! | system | 8 MiB; 4 MiB in a volume with mixed groups, because such volumes are small |
 //! | metadata | a tenth of the volume, divided by the number of copies; at least 32 MiB and [`MIN_METADATA_NODES`] tree blocks, at most 256 MiB, or 1 GiB on volumes above 50 GiB |
-//! | data | 8 MiB for each stripe |
+//! | data | 8 MiB a stripe |
 //! | mixed | as metadata, but with 8 MiB in place of 32 MiB |
 //!
 //! If that does not fit, the length of metadata is halved until it does, down to

@@ -21,7 +21,7 @@ const LABEL_LEN: usize = 255;
 pub struct MkfsOptions {
     /// The filesystem id. Two volumes on one machine must not share it.
     pub fsid: Uuid,
-    /// The time at which the volume and its root directory are made.
+    /// When the volume and its root directory were made.
     pub time: Timestamp,
     /// User and group of the root directory.
     pub root_owner: (u32, u32),

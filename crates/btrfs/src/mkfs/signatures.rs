@@ -36,7 +36,7 @@ const MINIX: &str = "MINIX";
 const HFS_PLUS: &str = "HFS+";
 const BOOT_SECTOR: &str = "a partition table or boot sector";
 
-/// The offset of the superblock of all of these filesystems, in bytes.
+/// Where the superblock of all of these is, in bytes.
 const SUPERBLOCK_AT: u64 = 1024;
 
 /// The offset of the signature of MINIX version 3, in bytes.
@@ -108,7 +108,7 @@ fn at_end(size_bytes: u64) -> [Signature; 4] {
 /// The contents of a device or an image, by their signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupant {
-    /// The name of a filesystem, a volume manager, a partition table.
+    /// Its name: a filesystem, a volume manager, a partition table.
     pub what: &'static str,
     /// Other files do not have this signature by chance.
     pub is_certain: bool,
@@ -154,7 +154,7 @@ fn is_certain(
         return Ok(true);
     }
     let start = if what == BOOT_SECTOR { 0 } else { SUPERBLOCK_AT };
-    // A file that ends before the end of these fields is none of these filesystems.
+    // A file that ends inside of these fields is none of these filesystems.
     let mut fields = [0; 520];
     if start + fields.len() as u64 > size_bytes {
         return Ok(false);

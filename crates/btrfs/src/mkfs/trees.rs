@@ -116,7 +116,7 @@ impl Tree {
         }
     }
 
-    /// The blocks as stored, with their addresses.
+    /// The blocks as they are stored, with their addresses.
     fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
         self.blocks.iter().map(|block| {
             let mut bytes = new_block(spec.node_size, &self.identity(block, spec));
@@ -215,7 +215,7 @@ impl Trees {
         self.all.iter().find(|tree| tree.id == id).expect("a tree of the volume")
     }
 
-    /// The addresses of the blocks of all trees, ascending.
+    /// Where the blocks of all trees are, ascending.
     fn addresses(&self) -> Vec<Logical> {
         let mut all: Vec<_> =
             self.all.iter().flat_map(|tree| &tree.blocks).map(|block| block.logical).collect();
@@ -235,13 +235,13 @@ impl Trees {
         self.addresses().len() as u64 * u64::from(spec.node_size)
     }
 
-    /// All blocks as stored, with their addresses.
+    /// All blocks as they are stored, with their addresses.
     pub(super) fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
         self.all.iter().flat_map(|tree| tree.encode(spec))
     }
 }
 
-/// The trees of a volume, in the order of their blocks.
+/// The trees of a volume, in the order in which their blocks lie.
 fn ids(spec: &Spec) -> Vec<TreeId> {
     let mut ids = vec![
         TreeId::CHUNK,

@@ -56,7 +56,7 @@ pub(super) fn volume(
     flush(devices)
 }
 
-/// The offsets of the superblocks of a device of `total_bytes`, the primary first.
+/// Where the superblocks of a device of `total_bytes` are, the primary first.
 fn superblock_places(total_bytes: u64) -> impl DoubleEndedIterator<Item = u64> {
     let fits = move |place: &u64| place + SUPERBLOCK_SIZE as u64 <= total_bytes;
     SUPERBLOCK_OFFSETS.into_iter().filter(fits)

@@ -24,7 +24,7 @@ const NEW: NewFile = NewFile {
     at: Timestamp { secs: 1_600_000_000, nanos: 1 },
 };
 
-/// The status item of the volume.
+/// The status item as the volume has it.
 fn status(volume: &Engine) -> QgroupStatusItem {
     let tree = volume.tree(TreeId::QUOTA).expect("quotas are on");
     let view = |data: &[u8]| QgroupStatusItem::view(data).copied().map_err(malformed);

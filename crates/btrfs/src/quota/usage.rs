@@ -47,7 +47,7 @@ impl Usage {
 }
 
 impl Handle<'_> {
-    /// Whether an extent of the transaction `generation` counts for `owner`.
+    /// Whether extents of the transaction `generation` count for `owner`.
     fn counts(&self, owner: TreeId, generation: Generation) -> bool {
         match self.live().quotas {
             Quotas::Simple { enabled_in } => owner.is_subvolume() && generation >= enabled_in,

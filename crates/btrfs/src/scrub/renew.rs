@@ -7,7 +7,7 @@
 //!    is old. This comes first, followed by a barrier. Otherwise blocks of the last commit could
 //!    reach the member first, and a member that is one generation behind but has these is taken for
 //!    complete (`engine/newest`).
-//! 2. The scrub verifies everything else, and repairs it ([`settle`](super::settle)).
+//! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
 //! 3. If no error remains, the member gets the superblock of the last commit.
 //!
 //! If a scrub ends earlier, the member still counts as one that missed commits, and the next scrub

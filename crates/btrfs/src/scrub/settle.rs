@@ -129,7 +129,8 @@ impl Settling<'_, '_> {
         let sectors = piece_len(piece).div_ceil(sector) as u64;
         let fault = match fault {
             Some(fault) => {
-                // A read failed, but each sector reads now. This still counts as one error.
+                // The read of the part failed, but now each sector can be read: the block still
+                // counts as bad, with one sector.
                 unreadable = unreadable.max(1);
                 self.run.counts.lock().read_errors += unreadable;
                 fault

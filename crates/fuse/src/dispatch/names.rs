@@ -127,8 +127,8 @@ impl Context<'_> {
         } else if flags == RenameFlags::EXCHANGE {
             Rename::Exchange
         } else {
-            // A whiteout is the device node of overlay filesystems. The kernel lets no process make
-            // one on a FUSE mount.
+            // A whiteout is the device node that an overlay filesystem leaves at the old name. This
+            // mount makes none.
             return Err(Error::posix(Errno::INVAL, format!("a move with the flags {flags:?}")));
         };
         self.move_name(rename.newdir, how, arguments)

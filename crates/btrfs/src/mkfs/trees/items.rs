@@ -21,7 +21,7 @@ const DIRECTORY_MODE: u32 = 0o040_755;
 /// The size that the kernel gives to the inode in a root item.
 const ROOT_INODE_SIZE: u64 = 3;
 
-/// The items of tree `id`; `trees` has the addresses of the blocks of all trees.
+/// The items of tree `id`; `trees` says where the blocks of all trees are.
 pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
     match id {
         TreeId::CHUNK => chunk_tree(spec, layout),
