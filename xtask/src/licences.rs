@@ -58,9 +58,9 @@ fn allowed() -> Result<Vec<String>> {
     if list.is_empty() { Err("deny.toml allows no licence".to_owned()) } else { Ok(list) }
 }
 
-/// Whether one alternative of an SPDX expression is allowed as a whole. Parentheses are ignored.
-/// For the expressions that crates have, that makes the answer stricter, never laxer: `(MIT OR
-/// Apache-2.0) AND X` becomes `MIT`, or `Apache-2.0 AND X`.
+/// Whether one alternative of an SPDX expression is allowed as a whole. Parentheses are ignored, so
+/// `(MIT OR Apache-2.0) AND X` counts as `MIT`, or as `Apache-2.0 AND X`: where MIT is allowed, X
+/// is not checked. `cargo deny` checks such expressions in full.
 fn is_allowed(licence: &str, allowed: &[String]) -> bool {
     let plain = licence.replace(['(', ')'], "").replace('/', " OR ");
     let ok = |one: &str| allowed.iter().any(|known| known == one.trim());

@@ -56,7 +56,7 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Fails to open a file for writing that no program can write. It finds out by a write of 0
+    /// Refuses to open a file for writing that cannot be written. It finds out by a write of 0
     /// bytes: at the end of the file for an opening with `O_APPEND`, and one byte behind the end
     /// otherwise, which a file that only takes appends refuses.
     fn require_writable(&self, file: FileId, appends: bool) -> Result<()> {
