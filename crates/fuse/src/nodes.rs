@@ -19,8 +19,8 @@
 //! than 10^12 (2^40) files in each. For example, 5 * 2^40 + 257 is the number of inode 257 of
 //! subvolume 5. The number depends on the file alone: it is the same after every remount, whatever
 //! subvolume is mounted, and no table is needed to find the file. The number of a file that does
-//! not fit is a hash of the same two numbers. Two files can have the same hash only on a volume that
-//! was made for it. Then the second file cannot be used while the kernel knows the first.
+//! not fit is a hash of the same two numbers. Two files can have the same hash only on a volume
+//! that was made for it. Then the second file cannot be used while the kernel knows the first.
 //!
 //! # Lookups and forgets
 //!

@@ -31,8 +31,8 @@ pub struct MkfsOptions {
     pub label: String,
     /// The UUIDs of the devices, or empty to derive them.
     pub device_uuids: Vec<Uuid>,
-    /// The size of a tree block in bytes; `None` for 16 KiB, or the sector size in a volume
-    /// with mixed groups.
+    /// The size of a tree block in bytes; `None` for 16 KiB, or the sector size in a volume with
+    /// mixed groups.
     pub node_size: Option<u32>,
     /// The sector size, the unit of data, in bytes.
     pub sector_size: u32,
