@@ -1,7 +1,8 @@
-//! The width of comments and pages, at most 100 columns, and the links of pages.
+//! Checks that comments and pages are at most 100 columns wide, and that links of pages lead to
+//! files.
 //!
-//! The formatter breaks code and leaves comments alone. A row of a table, a picture between fences
-//! and a line of a page with a link may be wider, because nothing can break them.
+//! The formatter breaks lines of code, but not of comments. Rows of tables, pictures between fences
+//! and lines of a page with a link cannot be broken, so they may be wider.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,10 +11,10 @@ use offshoot_machine::repository;
 
 use crate::shell::Result;
 
-/// The most columns of a line.
+/// The widest line, in columns.
 const MOST: usize = 100;
 
-/// Where the sources and pages are.
+/// The files and folders with sources and pages.
 const PLACES: &[&str] =
     &["ARCHITECTURE.md", "CHANGELOG.md", "README.md", "bench", "crates", "docs", "fuzz", "xtask"];
 
@@ -39,7 +40,7 @@ fn visit(path: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
             fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect();
         let mut entries = entries?;
         entries.sort();
-        // A workspace of its own may build into a folder of its own.
+        // A separate workspace, such as `fuzz`, builds into its own folder `target`.
         entries.retain(|path| path.file_name().is_some_and(|name| name != "target"));
         return entries.iter().try_for_each(|entry| visit(entry, wrong));
     }
