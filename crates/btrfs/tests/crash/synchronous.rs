@@ -1,5 +1,5 @@
-//! What is done to synchronous files and directories is durable when the call returns: nobody syncs
-//! here, and the power cut comes behind each call.
+//! A change of a synchronous file or directory is durable when the call returns: these tests never
+//! sync, and the power cut comes after each call.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn place<'p>(fs: &dyn FileSystem, path: &'p str) -> Place<'p> {
     Place { dir: at(fs, dir), name: name.as_bytes() }
 }
 
-/// What is left when all is lost that no barrier made durable.
+/// What a power cut leaves when it loses every write that no barrier made durable.
 fn flushed(device: &CrashDevice, base: &Arc<dyn BlockDevice>) -> Arc<MemoryDevice> {
     let log = device.log();
     let is_barrier = |entry: &CrashEntry| matches!(entry, CrashEntry::Barrier { .. });
@@ -45,7 +45,8 @@ fn flushed(device: &CrashDevice, base: &Arc<dyn BlockDevice>) -> Arc<MemoryDevic
     Arc::new(left)
 }
 
-/// Makes each call on a volume that `prepare` made, and none of them is lost.
+/// Makes each call on a volume that `prepare` set up, and requires that a power cut after it loses
+/// nothing.
 fn none_is_lost(prepare: impl Fn(&Opened) -> Result<()>, calls: &[Call<'_>]) {
     let base = volume(calls.len() as u64, ONE)[0].clone();
     let fs = OURS.open_writable(vec![base.clone()]).expect("it opens");
