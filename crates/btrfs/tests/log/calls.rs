@@ -23,8 +23,8 @@ pub(crate) struct Calls {
     root: PathBuf,
     /// Files that stay open.
     open: Vec<File>,
-    /// The number of the next operation. It sets the contents that this operation writes, so that
-    /// no two write the same.
+    /// The number of the next operation. What the operation makes carries it: as its owner, or in
+    /// its contents.
     next: u32,
 }
 

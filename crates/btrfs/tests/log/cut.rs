@@ -113,8 +113,8 @@ pub(crate) fn replay(devices: Vec<Arc<dyn BlockDevice>>) {
     }
 }
 
-/// Requires that no two checksum items of a log overlap: where they do, the kernel cannot read the
-/// data.
+/// Requires that no two checksum items of a log overlap: the kernel refuses a tree block in which
+/// they do.
 #[track_caller]
 fn assert_sums_apart(volume: &Volume, what: &str) {
     let (sector, sum_len) = {

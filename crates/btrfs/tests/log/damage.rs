@@ -128,8 +128,8 @@ pub(crate) fn log_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
     blocks
 }
 
-/// The error names the log. A reader that ignores the log sees the last commit. When the log is
-/// thrown away, its blocks are free.
+/// The error names the log. There are two ways on: a reader ignores the log and sees the last
+/// commit, or `zero_log` throws the log away, as in the next test. A writer may not ignore it.
 #[test]
 fn a_damaged_log_is_an_error_with_two_ways_on() {
     let Some(judges) = judges::require() else { return };

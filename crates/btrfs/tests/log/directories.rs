@@ -32,7 +32,7 @@ fn paths(fs: &Filesystem, dir: FileId) -> BTreeMap<String, (FileType, u64)> {
     let mut paths = BTreeMap::new();
     for (name, file) in entries {
         let attr = fs.attr(file).expect("a file");
-        // The sizes of directories are left out: `btrfs check` counts them.
+        // The size of a directory follows from its names, so it is left out.
         let size = if attr.file_type == FileType::Directory { 0 } else { attr.size };
         if attr.file_type == FileType::Directory {
             let below = paths_below(fs, file, &name);

@@ -48,7 +48,7 @@ const STORIES: &[Story] = &[
         "mkdir a; mkdir b; create b/x; create b/y",
         "link b/y a/y; exchange b/x a/y; fsync /a/y",
     ),
-    // One that is not synced has taken the name of one that is: somebody has it afterwards.
+    // A file that is not synced took a name of the file that is. Afterwards the name still exists.
     (
         "linked-and-replaced",
         "create x; write x 0+5000",

@@ -67,8 +67,8 @@ fn generation(disks: &Disks) -> u64 {
     at_commit(disks.devices()).superblock().generation.0
 }
 
-/// Does one workload after the other. Cuts the volume before each commit, after the last workload
-/// that has a log, and once more at the end.
+/// Does one workload after the other, and cuts the volume after each. When a workload commits, this
+/// keeps the cut before it, if that has a log. It keeps the last cut too.
 pub(crate) fn cut_behind(
     judges: &Judges,
     disks: &Disks,
