@@ -376,8 +376,8 @@ fn shared_space_is_written_elsewhere() {
     }
 }
 
-/// What is preallocated behind the end of a file was cut off before it was known whether its
-/// extents can be moved: it was lost with a move that was refused, and with every other.
+/// We cut off the space that is preallocated behind the end of a file before we knew whether its
+/// extents can be moved. A refused move lost that space, and so did every other move.
 #[test]
 fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     const EXTENTS: u64 = 1500;
