@@ -896,7 +896,8 @@ fn moves_of_subvolumes() {
             let done = rustix::fs::renameat_with(CWD, path.join(from), CWD, path.join(to), flags);
             assert_eq!(done.err(), errno, "{from} to {to}");
         }
-        // The kernel gives it the time of the moment at which it is looked at.
+        // The kernel shows the place of a subvolume with the current time, so `all/void` is
+        // removed.
         shell(path, &format!("rmdir all/void; {TOUCH}"));
     };
     twins(theirs, |fs| {
