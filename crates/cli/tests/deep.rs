@@ -14,7 +14,7 @@ use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 const LEVELS: usize = 6000;
 /// With this length, all paths together have 4.5 GB.
 const NAME_LEN: usize = 250;
-/// The most memory in KiB. Without a limit of memory, a verb takes 40 MiB.
+/// The most memory that a verb may use, in KiB. On an idle machine a verb uses 40 MiB.
 const MEMORY_MAX: i64 = 160 << 10;
 
 fn dig(top: &Path) {

@@ -18,7 +18,6 @@ use crate::judge::Outside;
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 3 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// A call and its name.
 type Call<'c> = (&'static str, &'c dyn Fn(&Opened) -> Result<()>);
 
 fn at(fs: &dyn FileSystem, path: &str) -> FileId {

@@ -13,7 +13,6 @@ use crate::quiet::{assert_no_chunk_is_left, data, metadata};
 use crate::shapes::{accepted, device, name};
 use crate::worker::{AT, NEW};
 
-/// How many files there are.
 const FILES: u64 = 1300;
 
 /// The links that fill the rest of two leaves of 16 KiB, and the target of each link. Two leaves,

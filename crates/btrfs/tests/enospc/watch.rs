@@ -31,7 +31,6 @@ impl Post {
         *self.call.lock().expect("nobody panics here") = Some(call);
     }
 
-    /// How many calls there were.
     pub(crate) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }

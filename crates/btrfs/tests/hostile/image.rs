@@ -21,7 +21,6 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Reads the file at `path`.
     pub(crate) fn read(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let size = file.metadata()?.len();
@@ -65,7 +64,6 @@ impl Patched {
         self.size = self.size.min(size);
     }
 
-    /// Writes `bytes` at `offset`.
     pub(crate) fn write(&mut self, offset: u64, mut bytes: &[u8]) {
         let mut at = offset;
         while !bytes.is_empty() {

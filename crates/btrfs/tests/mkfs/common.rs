@@ -193,7 +193,6 @@ fn fill(root: &Path, mib: u64) {
     }
 }
 
-/// The UUID with this number.
 pub(crate) fn uuid(number: u128) -> Uuid {
     Uuid::from_u128(number)
 }

@@ -158,7 +158,6 @@ fn change(random: &mut Random, bytes: &mut [u8], other: &[u8], field: &Field) ->
     (new != old).then(|| format!("{name} from {old} to {new} ({how})"))
 }
 
-/// Changes a field of an item.
 fn field(random: &mut Random, item: &mut (Key, Vec<u8>), other: &(Key, Vec<u8>)) -> Option<String> {
     let fields = fields::of_item(item.0.item_type, &item.1);
     let field = fields.get(index(random, fields.len().max(1)))?;

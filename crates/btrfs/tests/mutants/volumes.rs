@@ -31,7 +31,6 @@ const fn layout(name: &'static str, members: usize, mkfs: &'static str) -> Layou
     Layout { name, members, mkfs }
 }
 
-/// All layouts.
 pub(crate) const LAYOUTS: [Layout; 7] = [
     layout("default", 1, ""),
     layout("small-nodes", 1, "-n 4096 -m single"),
@@ -57,7 +56,6 @@ pub(crate) struct Sound {
 const MIB: u64 = 256;
 
 impl Layout {
-    /// Makes a volume.
     pub(crate) fn make(&self, judges: &Judges) -> Sound {
         self.sound(self.disks(judges))
     }

@@ -24,7 +24,6 @@ pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     open_with(disks, &OpenOptions::default())
 }
 
-/// Opens the volume for writing, with these options.
 pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
     let devices = disks
         .images()

@@ -1,4 +1,4 @@
-//! The kernel does the same on a volume of its own, and both show the same.
+//! Twins: we and the kernel do the same on two volumes, and both volumes show the same.
 
 use std::cell::RefCell;
 use std::fs::File;

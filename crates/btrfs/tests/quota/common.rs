@@ -83,7 +83,7 @@ pub(crate) fn write(fs: &dyn FileSystemMut, dir: FileId, name: &str, bytes: usiz
     file
 }
 
-/// Cuts a file.
+/// Truncates a file.
 pub(crate) fn cut(fs: &dyn FileSystemMut, file: FileId, size: u64) {
     let set = SetAttr { size: Some(size), ..SetAttr::default() };
     fs.set_attr(file, &set, AT).expect("it is cut");

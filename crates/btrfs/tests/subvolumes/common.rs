@@ -32,7 +32,6 @@ pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<Volume>, Filesystem)> {
     Some((disks, volume, fs))
 }
 
-/// The top level of a volume.
 pub(crate) fn top(volume: &Arc<Volume>) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }

@@ -344,8 +344,8 @@ fn cp_goes_about_what_is_there_as_cp() {
     assert!(String::from_utf8_lossy(&again.stderr).contains("named before"));
 }
 
-/// A source of which nothing can be read costs nothing of what has its name in the volume, also
-/// behind a link; of one that fails later the file that was there keeps what was written by then.
+/// If nothing of a source can be read, the file with its name in the volume stays as it was, also
+/// behind a link. If a read fails later, the existing file keeps what was written by then.
 #[test]
 fn what_is_there_outlives_a_source_that_does_not_read() {
     let dir = scratch_dir();

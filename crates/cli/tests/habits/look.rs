@@ -285,8 +285,7 @@ fn ls_stat_find_du_and_lsattr_say_what_the_tools_of_the_host_say() {
     );
 }
 
-/// Names of owners come from the volume. The judge sees the same names, because it runs with the
-/// mount as its root.
+/// Names of owners come from the files in `/etc` of the volume, and not from those of this host.
 #[test]
 fn owners_have_the_names_that_the_volume_gives_them() {
     let Some(beside) = filled() else { return };

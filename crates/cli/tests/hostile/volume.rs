@@ -19,7 +19,6 @@ pub(crate) struct Volume {
     images: Vec<PathBuf>,
     /// A directory below the root.
     start: &'static str,
-    /// Regular files.
     files: &'static [&'static str],
     /// The trees that are dumped.
     trees: &'static [&'static str],
@@ -45,7 +44,7 @@ impl Volume {
                 "/snapshots/root-before-upgrade/usr/share/doc/plain.txt",
             ],
             trees: &["root", "chunk", "fs", "extent", "csum", "256"],
-            // Its default subvolume is a read-only snapshot.
+            // `start` is in a read-only snapshot.
             is_writable: false,
             _dir: Some(dir),
             _disks: None,
@@ -167,7 +166,6 @@ impl Volume {
         verbs.map(|verb| self.with_devices(verb.split(' ').map(str::to_owned).collect())).into()
     }
 
-    /// The image files.
     pub(crate) fn images(&self) -> &[PathBuf] {
         &self.images
     }

@@ -56,7 +56,7 @@ impl Calls<'_> {
         self.root.join(name)
     }
 
-    /// Notes what a call said.
+    /// Records the result of a call.
     fn note<T: Debug>(&mut self, call: &str, result: Result<T, Errno>) {
         self.said.push(match result {
             Ok(value) => format!("{call}: {value:?}"),

@@ -70,7 +70,6 @@ fn is_over_ring() -> bool {
     std::env::var_os("OFFSHOOT_TEST_TRANSPORT").is_some_and(|transport| transport == "io_uring")
 }
 
-/// Runs the program.
 fn offshoot<S: AsRef<OsStr>>(args: &[S]) -> Output {
     command().args(args).output().expect("the program starts")
 }

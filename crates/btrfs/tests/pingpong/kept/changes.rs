@@ -9,7 +9,6 @@ use offshoot_vfs::{
 use super::kinds::{bytes, text};
 use super::{KIB, PROPERTY, access_list};
 
-/// A file to be changed.
 pub(super) struct Target<'a> {
     pub(super) fs: &'a dyn FileSystemMut,
     /// Whether this is the model, which does not derive anything from attributes.
