@@ -42,9 +42,9 @@ fn data_places(disks: &Disks) -> Vec<Place> {
     extents.iter().flat_map(|extent| progs.places(extent.logical, extent.disk_bytes)).collect()
 }
 
-/// Damages the copies in `sets` of every stripe of the victim, one set after the other. The rest
-/// must be enough to read the file. The sets cover all copies, so they include the ones that are
-/// read first; the reports show that.
+/// For each of `sets`, damages these copies of every stripe of the victim. The other copies must be
+/// enough to read the file. The sets cover all copies, so they include the ones that are read
+/// first; the reports show that.
 #[track_caller]
 fn data_is_survived(devices: usize, mkfs: &'static str, sets: &[&[u32]]) {
     let Some(judges) = judges::require() else { return };

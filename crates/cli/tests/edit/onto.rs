@@ -43,7 +43,8 @@ fn start() -> tempfile::TempDir {
     dir
 }
 
-/// Everything in a directory: type, permissions, contents, and the inode if it must stay the same.
+/// Everything in a directory: the name, whether the inode is that of `before`, mode, links, the
+/// time of a copy, and the contents.
 fn list(side: &Path, before: &[(String, u64)]) -> Vec<String> {
     let mut found = Vec::new();
     for name in names(side) {

@@ -102,7 +102,7 @@ fn lines_of_fstab_as_systems_write_them() {
     for system in SYSTEMS {
         let disks = volume(&judges, 256);
         let (image, dir) = (&disks.images()[0], scratch_dir());
-        // The paths of our mounts are below a directory of the test; nothing else needs to change.
+        // The mount points of the lines are below a directory of the test.
         let place = |path: &str| PathBuf::from(format!("{}{path}", dir.path().display()));
         let in_volume = |path: &str| format!("{}:/{path}", image.display());
         for subvolume in system.subvolumes {
