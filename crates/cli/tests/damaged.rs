@@ -61,7 +61,8 @@ fn root_of(image: &Path, id: u64) -> u64 {
     item["item"]["bytenr"].as_u64().expect("a number")
 }
 
-/// `info` failed completely, and `subvolume list --json` ended in the middle of its array.
+/// Regression: `info` failed completely, and `subvolume list --json` ended in the middle of its
+/// array.
 #[test]
 fn subvolumes_below_a_damaged_directory_are_still_listed() {
     let (_dir, image) = volume();
@@ -89,8 +90,8 @@ fn subvolumes_below_a_damaged_directory_are_still_listed() {
     assert_eq!(info["subvolumes"], sound.len());
 }
 
-/// `stat` asked for the sizes of the whole volume, so it failed when block groups could not be
-/// read.
+/// Regression: `stat` asked for the sizes of the whole volume, so it failed when block groups could
+/// not be read.
 #[test]
 fn a_file_is_shown_beside_damaged_block_groups() {
     let (_dir, image) = volume();
@@ -102,7 +103,8 @@ fn a_file_is_shown_beside_damaged_block_groups() {
     assert_eq!((found.status.code(), found.stdout), (Some(0), sound.stdout), "{:?}", found.stderr);
 }
 
-/// `dump super` opened the volume first, so it showed nothing when an administrator needed it.
+/// Regression: `dump super` opened the volume first, so it showed nothing when an administrator
+/// needed it.
 #[test]
 fn superblocks_are_shown_of_volumes_that_do_not_open() {
     let (_dir, image) = volume();

@@ -94,7 +94,7 @@ fn the_worst_failure_decides_the_exit_code() {
     }
 }
 
-/// For all of these, the message was only that there is no such file.
+/// Regression: for all of these, the message was only that there is no such file.
 #[test]
 fn a_place_that_is_almost_one_is_told_how_to_write_it() {
     let volumes = volumes();

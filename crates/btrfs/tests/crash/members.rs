@@ -303,7 +303,8 @@ fn hash_of(device: &MemoryDevice) -> u64 {
     hasher.finish()
 }
 
-/// One failed write on one mirror stopped all writing, although another mirror was whole.
+/// Regression: one failed write on one mirror stopped all writing, although another mirror was
+/// whole.
 #[test]
 fn what_a_profile_survives_is_survived_for_every_kind_of_write() {
     let (mut survived, mut refused) = (0, 0);

@@ -7,8 +7,8 @@ use offshoot_vfs::{Fallocate, FileFlags};
 use crate::engine::{ONE, OURS, volume};
 use crate::plan;
 
-/// Two files shared extents. As soon as the first gave them up, the second was written in place. A
-/// crash before the commit brought the first file back, with the bytes of the second.
+/// Regression: two files shared extents. As soon as the first gave them up, the second was written
+/// in place. A crash before the commit brought the first file back, with the bytes of the second.
 #[test]
 fn what_a_crash_may_bring_back_is_not_written_over() {
     const LEN: usize = 20_000;

@@ -54,8 +54,8 @@ fn require_left_out(devices: Devices, behind: usize) {
     OURS.check(devices).expect("it is in order");
 }
 
-/// We wrote a superblock and its copies between the same two barriers. One power cut could tear all
-/// of them, and the volume was lost.
+/// Regression: we wrote a superblock and its copies between the same two barriers. One power cut
+/// could tear all of them, and the volume was lost.
 #[test]
 fn a_superblock_and_its_copies_are_never_pending_together() {
     let base = volume(1, ONE);
@@ -80,8 +80,8 @@ fn a_superblock_and_its_copies_are_never_pending_together() {
     assert_eq!((primaries, copies), (3, 3), "the device is too small for more than one copy");
 }
 
-/// A power cut between the superblocks of two members left one member a generation behind. We took
-/// it for a member that had been away, and refused to write the volume.
+/// Regression: a power cut between the superblocks of two members left one member a generation
+/// behind. We took it for a member that had been away, and refused to write the volume.
 #[test]
 fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_on() {
     let devices = volume(2, SETS[0]);
@@ -138,8 +138,8 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
     assert!(left_out >= 6 && refusals >= 2, "{left_out} left out, {refusals} refused");
 }
 
-/// A commit put no block on one member. So nothing there told a power cut from a missed commit, and
-/// we refused to write the volume.
+/// Regression: a commit put no block on one member. So nothing there told a power cut from a missed
+/// commit, and we refused to write the volume.
 #[test]
 fn a_member_that_a_commit_put_nothing_on_can_be_behind() {
     // One stripe has room for all blocks of a small commit.

@@ -6,8 +6,8 @@ use offshoot_testkit::crash::{Op, Step, Workload};
 use crate::engine::{EAGER, ONE, volume};
 use crate::plan;
 
-/// We stored the last sector of the shorter file, with zeros behind the new end, before we cut the
-/// rest. After a crash in between, the file had its old length and zeros in its data.
+/// Regression: we stored the last sector of the shorter file, with zeros behind the new end, before
+/// we cut the rest. After a crash in between, the file had its old length and zeros in its data.
 #[test]
 fn a_file_that_is_cut_half_way_has_no_zeros_in_it() {
     let path = "file".to_owned();

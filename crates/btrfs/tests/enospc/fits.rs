@@ -118,8 +118,8 @@ fn preallocation_fits_on_volumes_of_all_sizes() {
     preallocation_fits(10 * GIB_IN_MIB, &["-d", "dup"]);
 }
 
-/// We refused more than one chunk holds on an empty volume: a flush cycle that allocated one chunk
-/// counted as a cycle that helped no ticket.
+/// Regression: we refused more than one chunk holds on an empty volume: a flush cycle that
+/// allocated one chunk counted as a cycle that helped no ticket.
 #[test]
 fn one_preallocation_takes_as_many_chunks_as_it_needs() {
     let Some(judges) = judges::require() else { return };

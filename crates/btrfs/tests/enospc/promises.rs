@@ -87,8 +87,8 @@ fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
     fs.sync().expect("a commit");
 }
 
-/// We counted the old blocks that write-back copies as free again after a commit, but the snapshot
-/// keeps them.
+/// Regression: we counted the old blocks that write-back copies as free again after a commit, but
+/// the snapshot keeps them.
 #[test]
 fn what_is_written_beside_a_snapshot_can_be_stored() {
     let Some((fs, files)) = nearly_full(5200) else { return };
@@ -97,7 +97,8 @@ fn what_is_written_beside_a_snapshot_can_be_stored() {
     assert_can_be_stored(&fs, &files, 4096);
 }
 
-/// A refused snapshot left more reserved than there was, and no file could be removed any more.
+/// Regression: a refused snapshot left more reserved than there was, and no file could be removed
+/// any more.
 #[test]
 fn files_can_be_removed_when_a_snapshot_was_refused() {
     let Some(fs) = quiet() else { return };
@@ -113,7 +114,7 @@ fn files_can_be_removed_when_a_snapshot_was_refused() {
     fs.sync().expect("a commit");
 }
 
-/// We reserved inline data by its bytes, although each file took a leaf.
+/// Regression: we reserved inline data by its bytes, although each file took a leaf.
 #[test]
 fn small_files_in_full_leaves_can_be_stored() {
     let Some((fs, files)) = nearly_full(3200) else { return };

@@ -241,9 +241,9 @@ fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
     (files.into_inner(), bytes.into_inner())
 }
 
-/// For each buffered file we reserved as much as one step of its write-back copies. So the more
-/// files were written at once, the less fitted: a fifth of what one writer fits, and not even all
-/// names.
+/// Regression: for each buffered file we reserved as much as one step of its write-back copies. So
+/// the more files were written at once, the less fitted: a fifth of what one writer fits, and not
+/// even all names.
 fn many_writers_fit_what_one_does(mkfs: &[&str]) {
     const WRITERS: u64 = 64;
     let fill = |threads| {

@@ -292,9 +292,9 @@ fn members_of_raid6_that_were_put_back() {
     judge_put_back(&judges, 5, "-d raid6 -m raid1c3");
 }
 
-/// A member was away for one commit. We took it for a member that a power cut had left a generation
-/// behind, and wrote to it as if it were current. After that, nothing showed that data on it was
-/// old.
+/// Regression: a member was away for one commit. We took it for a member that a power cut had left
+/// a generation behind, and wrote to it as if it were current. After that, nothing showed that data
+/// on it was old.
 #[test]
 fn a_member_that_missed_one_whole_commit_is_not_written_on() {
     let Some(judges) = judges::require() else { return };

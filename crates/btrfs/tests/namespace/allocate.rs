@@ -256,8 +256,8 @@ fn allocated_space_can_be_written_on_a_full_volume() {
     }
 }
 
-/// Mixed groups: a preallocation reserved data and then waited for metadata. Both come from the
-/// same groups, so it waited for itself.
+/// Regression: mixed groups: a preallocation reserved data and then waited for metadata. Both come
+/// from the same groups, so it waited for itself.
 #[test]
 fn allocation_goes_on_until_mixed_groups_are_full() {
     let Some(judges) = judges::require() else { return };
@@ -284,8 +284,8 @@ fn allocation_goes_on_until_mixed_groups_are_full() {
     check(&disks);
 }
 
-/// Punching a hole into an extent makes the trees larger. It used up the space that is kept for
-/// removals.
+/// Regression: punching a hole into an extent makes the trees larger. It used up the space that is
+/// kept for removals.
 #[test]
 fn removals_work_after_punching_on_full_metadata() {
     let Some(judges) = judges::require() else { return };
@@ -376,8 +376,8 @@ fn shared_space_is_written_elsewhere() {
     }
 }
 
-/// We cut off the space that is preallocated behind the end of a file before we knew whether its
-/// extents can be moved. A refused move lost that space, and so did every other move.
+/// Regression: we cut off the space that is preallocated behind the end of a file before we knew
+/// whether its extents can be moved. A refused move lost that space, and so did every other move.
 #[test]
 fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     const EXTENTS: u64 = 1500;

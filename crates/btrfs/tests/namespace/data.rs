@@ -110,8 +110,8 @@ fn small_files_are_inline_where_the_kernel_has_them_inline() {
     }
 }
 
-/// A read from behind the end of a file, within a buffered sector, computed an end before its
-/// beginning.
+/// Regression: a read from behind the end of a file, within a buffered sector, computed an end
+/// before its beginning.
 #[test]
 fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
     let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];

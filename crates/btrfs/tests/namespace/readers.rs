@@ -216,7 +216,8 @@ impl BlockDevice for Busy {
     }
 }
 
-/// Commits without a pause put off a reader without bound: we saw 54 tries for one piece.
+/// Regression: commits without a pause put off a reader without bound: we saw 54 tries for one
+/// piece.
 #[test]
 fn a_reader_beside_a_busy_committer_is_put_off_a_few_times() {
     let busy = Arc::new(Busy {

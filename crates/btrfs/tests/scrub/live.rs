@@ -201,9 +201,9 @@ fn superblocks_of_a_volume_in_use() {
     assert!(fs.lookup(fs.root(), b"b").is_ok(), "what was fsynced is gone");
 }
 
-/// A power cut between the superblocks of two members leaves one a commit behind. It catches up
-/// with the next commit, but we did not note that: a scrub reported its superblocks as errors until
-/// the volume was closed.
+/// Regression: a power cut between the superblocks of two members leaves one a commit behind. It
+/// catches up with the next commit, but we did not note that: a scrub reported its superblocks as
+/// errors until the volume was closed.
 #[test]
 fn a_member_that_has_caught_up() {
     let devices = volume(2, 256, [Profile::Raid1; 2]);

@@ -235,8 +235,8 @@ fn a_full_volume_is_emptied() {
     }
 }
 
-/// A snapshot keeps the blocks that removals copy. Removing names with scattered items used up all
-/// space that is kept for removals, and then not even the snapshot could be deleted.
+/// Regression: a snapshot keeps the blocks that removals copy. Removing names with scattered items
+/// used up all space that is kept for removals, and then not even the snapshot could be deleted.
 #[test]
 fn removals_beside_a_snapshot_leave_room_to_delete_it() {
     let Some(judges) = judges::require() else { return };

@@ -32,7 +32,7 @@ fn assert_bytes(fs: &Filesystem, file: FileId, len: usize, byte: u8) {
     assert!(buf[..len].iter().all(|&found| found == byte), "bytes of {file}");
 }
 
-/// The files were gone at once, and the subvolume was dropped although they were open.
+/// Regression: the files were gone at once, and the subvolume was dropped although they were open.
 #[test]
 fn they_are_used_until_the_last_one_is_closed() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };

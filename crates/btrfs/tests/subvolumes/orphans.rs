@@ -83,8 +83,8 @@ fn wait_for(volume: &Volume, count: u64) {
     }
 }
 
-/// Only the subvolume that was opened lost its orphans. All others kept theirs until something
-/// changed them.
+/// Regression: only the subvolume that was opened lost its orphans. All others kept theirs until
+/// something changed them.
 #[test]
 fn they_go_from_subvolumes_that_nobody_uses() {
     let Some(judges) = judges::require() else { return };

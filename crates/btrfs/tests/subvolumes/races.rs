@@ -38,7 +38,7 @@ fn done_or_gone<T>(result: Result<T>) -> bool {
     }
 }
 
-/// A snapshot looked up its source at a point where a failure stops all writing.
+/// Regression: a snapshot looked up its source at a point where a failure stops all writing.
 #[test]
 fn a_source_is_deleted_while_a_snapshot_is_taken() {
     let Some(judges) = judges::require() else { return };
@@ -116,8 +116,8 @@ fn a_source_is_deleted_while_it_is_cloned() {
     judge(&disks, 1);
 }
 
-/// The removal of orphans met a subvolume that was deleted meanwhile, and reported that its inodes
-/// are missing.
+/// Regression: the removal of orphans met a subvolume that was deleted meanwhile, and reported that
+/// its inodes are missing.
 #[test]
 fn a_subvolume_is_deleted_while_its_orphans_are_removed() {
     let Some(judges) = judges::require() else { return };
@@ -234,8 +234,8 @@ fn files_that_are_overwritten_in_place_are_copied_for_snapshots() {
     judge(&disks, 20);
 }
 
-/// The numbers of a subvolume and of its inodes were used again, if it had the highest number, was
-/// older than the opening of the volume, and was dropped.
+/// Regression: the numbers of a subvolume and of its inodes were used again, if it had the highest
+/// number, was older than the opening of the volume, and was dropped.
 #[test]
 fn numbers_are_not_used_again() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -255,8 +255,8 @@ fn numbers_are_not_used_again() {
     judge(&disks, 8);
 }
 
-/// A reader that looked at a subvolume while it was moved or deleted saw an empty directory in its
-/// place.
+/// Regression: a reader that looked at a subvolume while it was moved or deleted saw an empty
+/// directory in its place.
 #[test]
 fn nobody_sees_the_place_of_one_that_moves() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -299,8 +299,8 @@ fn nobody_sees_the_place_of_one_that_moves() {
     judge(&disks, 2);
 }
 
-/// A rename of a subvolume with `NOREPLACE` returned `ENOTDIR` when another thread just then made a
-/// file at the new name.
+/// Regression: a rename of a subvolume with `NOREPLACE` returned `ENOTDIR` when another thread just
+/// then made a file at the new name.
 #[test]
 fn a_file_comes_to_stand_where_a_subvolume_may_replace_nothing() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };

@@ -94,8 +94,8 @@ fn origin(disks: &Disks, id: SubvolumeId) -> [String; 4] {
     })
 }
 
-/// A received subvolume that was made writable by force kept its received UUID. So `receive` could
-/// take the changed subvolume as a base.
+/// Regression: a received subvolume that was made writable by force kept its received UUID. So
+/// `receive` could take the changed subvolume as a base.
 #[test]
 fn one_that_may_be_changed_again_was_not_received() {
     let Some(judges) = judges::require() else { return };

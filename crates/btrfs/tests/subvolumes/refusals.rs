@@ -149,8 +149,8 @@ fn some_stay_where_they_are() {
     judge(&disks, 2);
 }
 
-/// The inherited access control lists of a new subvolume had to fit into its first leaf, all
-/// together.
+/// Regression: the inherited access control lists of a new subvolume had to fit into its first
+/// leaf, all together.
 #[test]
 fn a_new_subvolume_inherits_long_lists() {
     let Some((disks, volume, fs)) = fresh(&["-n", "4k"]) else { return };

@@ -285,8 +285,8 @@ fn pieces(number: u64) -> impl Iterator<Item = u64> {
     (0..if number == 0 { 200 } else { 1 }).map(|piece| piece * 20_000)
 }
 
-/// Snapshots kept the open, unlinked files of their source, and `btrfs check` complained about the
-/// volume.
+/// Regression: snapshots kept the open, unlinked files of their source, and `btrfs check`
+/// complained about the volume.
 #[test]
 fn snapshots_hold_nothing_without_a_name() {
     let Some(judges) = judges::require() else { return };

@@ -457,8 +457,8 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
     assert_eq!(refused, Err(Errno::ROFS));
 }
 
-/// A commit for want of room first writes files back, which changes more. That asked for another
-/// commit, and so on until the stack was full.
+/// Regression: a commit for want of room first writes files back, which changes more. That asked
+/// for another commit, and so on until the stack was full.
 #[test]
 fn files_are_written_back_before_commits_for_want_of_room() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);

@@ -345,7 +345,8 @@ fn the_root_and_what_is_above_stay() {
     check(&dir.path().join("v.img"));
 }
 
-/// `cp` truncated the source before it read it, if the destination was another name of the source.
+/// Regression: `cp` truncated the source before it read it, if the destination was another name of
+/// the source.
 #[test]
 fn a_file_is_never_copied_onto_another_name_of_it() {
     let dir = scratch_dir();
@@ -390,7 +391,8 @@ fn a_file_is_never_copied_onto_another_name_of_it() {
     }
 }
 
-/// `cp --reflink=always` emptied the target before it knew that nothing could be shared.
+/// Regression: `cp --reflink=always` emptied the target before it knew that nothing could be
+/// shared.
 #[test]
 fn what_cannot_be_shared_leaves_what_is_there() {
     let dir = scratch_dir();

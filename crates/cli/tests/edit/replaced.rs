@@ -133,7 +133,7 @@ fn a_name_stays_that_no_link_will_have() {
     check(&path.join("v.img"));
 }
 
-/// `cp` removed the copy that it was about to give one more name.
+/// Regression: `cp` removed the copy that it was about to give one more name.
 #[test]
 fn a_copy_is_not_removed_for_another_name_of_its_source() {
     let dir = start();

@@ -817,7 +817,7 @@ fn used_when_deleted(root: &Path, delete: &dyn Fn(&Path)) -> Vec<String> {
     said
 }
 
-/// Programs could no longer use their open files of a deleted subvolume.
+/// Regression: programs could no longer use their open files of a deleted subvolume.
 #[test]
 fn who_uses_a_deleted_subvolume_goes_on_as_on_the_kernels_mount() {
     let Some(judges) = require() else { return };

@@ -27,7 +27,7 @@ fn a_few(root: &Path) {
     std::fs::create_dir(root.join("directory")).expect("there is room");
 }
 
-/// Items with types below those of names stayed when their inode was removed.
+/// Regression: items with types below those of names stayed when their inode was removed.
 #[test]
 fn items_of_unknown_types_go_with_their_inode() {
     let Some(judges) = judges::require() else { return };
@@ -157,7 +157,8 @@ fn the_sweep_goes_on_past_a_damaged_subvolume() {
     story.assert_no_worse_than(&before);
 }
 
-/// We refused to open a subvolume for writing because an orphan in it could not be removed.
+/// Regression: we refused to open a subvolume for writing because an orphan in it could not be
+/// removed.
 #[test]
 fn a_subvolume_with_a_damaged_file_without_a_name_opens() {
     let Some(judges) = judges::require() else { return };
@@ -183,7 +184,7 @@ fn a_subvolume_with_a_damaged_file_without_a_name_opens() {
     story.assert_no_worse_than(&before);
 }
 
-/// One deleted subvolume that could not be dropped kept the others from being dropped.
+/// Regression: one deleted subvolume that could not be dropped kept the others from being dropped.
 #[test]
 fn dropping_goes_on_past_a_damaged_subvolume() {
     let Some(judges) = judges::require() else { return };
@@ -211,8 +212,8 @@ fn dropping_goes_on_past_a_damaged_subvolume() {
     story.assert_no_worse_than(&before);
 }
 
-/// A deleted subvolume was gone except for its orphan item. A new subvolume got its number, and was
-/// dropped.
+/// Regression: a deleted subvolume was gone except for its orphan item. A new subvolume got its
+/// number, and was dropped.
 #[test]
 fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
     let Some(judges) = judges::require() else { return };
@@ -238,8 +239,8 @@ fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
     story.assert_no_worse_than(&before);
 }
 
-/// A tree had two root items. We changed the tree by one of them, and the other still led to the
-/// old blocks.
+/// Regression: a tree had two root items. We changed the tree by one of them, and the other still
+/// led to the old blocks.
 #[test]
 fn a_subvolume_with_two_root_items_is_not_changed() {
     let Some(judges) = judges::require() else { return };
@@ -270,8 +271,8 @@ fn a_subvolume_with_two_root_items_is_not_changed() {
     story.assert_no_worse_than(&before);
 }
 
-/// A UUID tree begins with a block of a subvolume. The kernel does not mount such a volume. We
-/// wrote it, and freed that block with the subvolume.
+/// Regression: a UUID tree begins with a block of a subvolume. The kernel does not mount such a
+/// volume. We wrote it, and freed that block with the subvolume.
 #[test]
 fn a_uuid_tree_in_a_subvolume_is_not_written() {
     let Some(judges) = judges::require() else { return };
@@ -294,8 +295,8 @@ fn a_uuid_tree_in_a_subvolume_is_not_written() {
     Volume::open(devices(&story.members), &OpenOptions::default()).expect("it is read");
 }
 
-/// Root items claimed more bytes than any volume has. The sum of what trees may change overflowed,
-/// and the program ended.
+/// Regression: root items claimed more bytes than any volume has. The sum of what trees may change
+/// overflowed, and the program ended.
 #[test]
 fn trees_that_claim_more_than_a_volume_has_are_written() {
     const BYTES_USED: std::ops::Range<usize> = 192..200;

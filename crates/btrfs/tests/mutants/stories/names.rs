@@ -84,7 +84,8 @@ fn make_equal(story: &Story, dir: FileId, two: FileId) {
     }
 }
 
-/// The removal took both entries of the hash item, and the other file could not be found any more.
+/// Regression: the removal took both entries of the hash item, and the other file could not be
+/// found any more.
 #[test]
 fn removing_one_of_two_equal_names_leaves_the_other() {
     let Some(judges) = judges::require() else { return };
@@ -165,7 +166,8 @@ fn is_corrupt(outcome: &offshoot_vfs::Result<()>) -> bool {
     matches!(outcome, Err(Error::Corrupt(_)))
 }
 
-/// We removed the entry at the index that a file names, even when it was the name of another file.
+/// Regression: we removed the entry at the index that a file names, even when it was the name of
+/// another file.
 #[test]
 fn the_index_of_another_entry_is_not_removed() {
     let Some(judges) = judges::require() else { return };
@@ -215,8 +217,8 @@ fn an_entry_that_leads_to_two_files_is_not_removed() {
     story.assert_no_worse_than(&before);
 }
 
-/// The root tree gives a subvolume the index of another one. Deleting the subvolume took the name
-/// of the other.
+/// Regression: the root tree gives a subvolume the index of another one. Deleting the subvolume
+/// took the name of the other.
 #[test]
 fn the_place_of_another_subvolume_is_not_removed() {
     let Some(judges) = judges::require() else { return };

@@ -22,8 +22,8 @@ fn index(number: u64) -> usize {
     usize::try_from(number).expect("a small one")
 }
 
-/// Free space had checksums, and new data there got its own beside them. Then two items covered one
-/// sector, or preallocated space and files without checksums had some.
+/// Regression: free space had checksums, and new data there got its own beside them. Then two items
+/// covered one sector, or preallocated space and files without checksums had some.
 #[test]
 fn checksums_of_free_space_are_replaced() {
     let Some(judges) = judges::require() else { return };
