@@ -256,8 +256,8 @@ fn allocated_space_can_be_written_on_a_full_volume() {
     }
 }
 
-/// Regression: mixed groups: a preallocation reserved data and then waited for metadata. Both come
-/// from the same groups, so it waited for itself.
+/// Regression: in mixed groups, a preallocation reserved data and then waited for metadata. Both
+/// come from the same groups, so it waited for itself.
 #[test]
 fn allocation_goes_on_until_mixed_groups_are_full() {
     let Some(judges) = judges::require() else { return };
