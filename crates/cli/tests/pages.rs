@@ -1,4 +1,4 @@
-//! The sessions of `docs/mount.md`: what the page says that the program says.
+//! The sessions of `docs/mount.md`: the program must print what the page shows.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use offshoot_testkit::disks::scratch_dir;
 use offshoot_testkit::judges;
 
-/// The lines of all blocks of `sh`: a command begins with `$ `, and its output follows.
+/// The lines of all `sh` blocks. A command begins with `$ `, and its output follows.
 fn sessions(page: &str) -> Vec<&str> {
     let (mut lines, mut is_session) = (Vec::new(), false);
     for line in page.lines() {
@@ -30,7 +30,7 @@ fn script(session: &[&str]) -> String {
     script
 }
 
-/// Takes away what a session that failed has mounted.
+/// Unmounts what a failed session has mounted.
 struct Mounts(PathBuf);
 
 impl Drop for Mounts {

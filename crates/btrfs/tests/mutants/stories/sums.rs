@@ -13,17 +13,17 @@ use offshoot_vfs::{Fallocate, FileFlags, FileSystem, FileSystemMut};
 use super::{AT, NEW, Story, at, place};
 
 const SECTOR: u64 = 4096;
-/// How much of the free space behind the data has checksums here and there, in sectors.
+/// So many sectors of free space behind the data may have checksums.
 const REACH: u64 = 512;
-/// Files of each of the two threads.
+/// How many files each of the two threads makes.
 const FILES: u64 = 60;
 
 fn index(number: u64) -> usize {
     usize::try_from(number).expect("a small one")
 }
 
-/// Where space has checksums that was free, data went beside them: two items said something of one
-/// sector, or preallocated space and files without checksums had some.
+/// Regression: free space had checksums, and new data there got its own beside them. Then two items
+/// covered one sector, or preallocated space and files without checksums had some.
 #[test]
 fn checksums_of_free_space_are_replaced() {
     let Some(judges) = judges::require() else { return };
