@@ -1,4 +1,4 @@
-//! What files of the benchmarks hold.
+//! The contents of the files of benchmarks.
 //!
 //! ```text
 //! sector 0      | version | file | offset | random bytes     |
@@ -7,31 +7,32 @@
 //! ...
 //! ```
 //!
-//! Version, number of the file and offset are 64-bit little-endian: every sector is another one,
-//! and the reader knows which.
+//! Version, number of the file and offset are 64-bit little-endian numbers. So every sector differs
+//! from all others, and the reader can check that it read the right one.
 
 use offshoot_testkit::random::Random;
 
 use crate::Result;
 
-/// The unit of random requests, and of what is text or random, in bytes.
+/// The size of a random request, and of a stretch of text or of random bytes, in bytes.
 pub(crate) const SECTOR: usize = 4096;
 
-/// The rest of the sectors repeats after so many bytes, which is far longer than what is compressed
-/// at once.
+/// The bytes behind the stamps repeat after this many bytes. That is far more than the 128 KiB that
+/// are compressed at once.
 const POOL_BYTES: usize = 8 << 20;
 
-/// What says which sector it is, in bytes.
+/// The length of version, file and offset at the start of a sector, in bytes.
 const STAMP: usize = 24;
 
-/// What two files have in common moves by so much, in bytes.
+/// The contents of file `n + 1` start this many bytes further on in the pool than those of file
+/// `n`.
 const FILE_SHIFT: usize = 1 << 20;
 
-/// What files hold that were written once (version 1) or written over (2).
+/// The contents of files: version 1 is the first write, version 2 overwrites it.
 pub(crate) struct Content(Vec<u8>);
 
 impl Content {
-    /// That of this seed.
+    /// The contents that follow from `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let mut pool = Vec::with_capacity(POOL_BYTES);
@@ -42,7 +43,8 @@ impl Content {
         Self(pool)
     }
 
-    /// Fills `buf`, whole sectors, with what `file` has at `offset` in this version.
+    /// Fills `buf`, a number of whole sectors, with the contents of `file` at `offset` in this
+    /// version.
     pub(crate) fn fill(&self, file: usize, offset: u64, version: u64, buf: &mut [u8]) {
         let at = usize::try_from(offset % POOL_BYTES as u64).expect("below the length");
         let mut at = (at + file * FILE_SHIFT) % POOL_BYTES;
@@ -54,7 +56,7 @@ impl Content {
     }
 }
 
-/// What a sector begins with.
+/// The first bytes of a sector.
 fn stamp(file: usize, offset: u64, version: u64) -> [u8; STAMP] {
     let mut stamp = [0; STAMP];
     for (place, number) in stamp.chunks_exact_mut(8).zip([version, file as u64, offset]) {
@@ -63,7 +65,7 @@ fn stamp(file: usize, offset: u64, version: u64) -> [u8; STAMP] {
     stamp
 }
 
-/// Whether all sectors of `buf` are those of version 1 that belong at `offset` of `file`.
+/// Checks that all sectors of `buf` are of version 1, of `file`, and from `offset` on.
 pub(crate) fn verify(file: usize, offset: u64, buf: &[u8]) -> Result {
     for (number, sector) in (0..).zip(buf.chunks_exact(SECTOR)) {
         let at = offset + number * SECTOR as u64;

@@ -1,27 +1,27 @@
-//! Data and snapshots, by us and by the kernel in turns.
+//! Writes, reads and clones data and takes snapshots, with ours and with the kernel in turns.
 //!
-//! Ours is the library in this process, the kernel's a volume over a loop device with direct I/O,
-//! so that what it writes is cached once, as ours is. Both begin with a new volume of default
-//! features on a sparse image on the same disk, and have the same compression, forced. Requests are
-//! made one after the other, those of a thread.
+//! Ours is the library in this process. The kernel's side is a volume over a loop device with
+//! direct I/O, so that its data is cached once, like ours. Both start with a new volume with
+//! default features, on a sparse image on the same disk, and compress with the same method, forced.
+//! A thread makes its requests one after the other.
 //!
-//! | group | row | what is measured |
+//! | group | row | measured work |
 //! |---|---|---|
 //! | `plain`, `zstd:3`, `zstd:15` | write | a file in requests of 1 MiB, and a sync |
-//! | | read | the same, in the same order |
-//! | | random read | 4 KiB each, at places all over the file |
-//! | | random write | the same, and a sync |
-//! | | write, 2 threads | two files that have half as much each, a thread for each, and a sync |
-//! | | read, 2 threads | the same |
-//! | `direct` | write direct | as write, past the page cache, or leaving nothing in the buffer |
+//! | | read | the same requests, in the same order |
+//! | | random read | requests of 4 KiB, at places all over the file |
+//! | | random write | the same requests, and a sync |
+//! | | write, 2 threads | two files of half the size, one by each thread, and a sync |
+//! | | read, 2 threads | the same two files |
+//! | `direct` | write direct | as `write`, with `O_DIRECT` or `write_direct` |
 //! | | clone | the whole file into a new one, and a sync |
-//! | `snapshots` | snapshots | of a subvolume of many files, one of which is written before each, and a sync |
+//! | `snapshots` | snapshots | snapshots of a subvolume with many files, one of which is written before each, and a sync |
 //!
-//! Before every row of reading, and before random writes and clones, ours is opened anew and the
-//! kernel's mounted anew, and the host drops its caches, so both read from the disk. Every second
-//! sector of the data is text and every other one random. Each begins with what it is (version,
-//! file, offset), which the reader compares. What ours wrote is proved at the end of a group:
-//! `btrfs check` with checksums of data, and all bytes as the kernel shows them.
+//! Before every row that reads, and before random writes and clones, both sides open or mount their
+//! volume again and the host drops its caches. So both read from the disk. Every second sector of
+//! the data is text, and every other one random. Each sector starts with its version, file and
+//! offset, which the reader compares. At the end of a group, the data of ours is checked by `btrfs
+//! check` with checksums of data, and byte by byte through a mount of the kernel.
 
 mod groups;
 
@@ -35,7 +35,7 @@ use crate::table::{median, shown, write_values};
 use crate::{Options, Result};
 use groups::{GROUPS, Row, Work};
 
-/// What is measured.
+/// The options of a run.
 struct Job {
     work: Work,
     groups: Vec<&'static str>,

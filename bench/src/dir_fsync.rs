@@ -1,11 +1,11 @@
-//! A large directory that is synced by itself, by us and by the kernel in turns.
+//! Syncs a large directory, with ours and with the kernel in turns.
 //!
-//! Both sides run the same workload (`workload`): the directory is synced after a million files
-//! were added to it, and, after a sync of everything, once more after a thousand of them were
-//! removed. Nothing is committed by the clock, so that the first one has all new files to write.
-//! The kernel's volume is on the same disk and is mounted as the test case of the patch did it. A
-//! second row of ours logs item by item, which is how the patch found the kernel. Every volume is
-//! made anew, and every one of ours is proved to hold what is to be left.
+//! Both sides run the same workload (`workload`). It adds a million files and syncs the directory.
+//! Then it syncs the whole volume, removes a thousand of the files, and syncs the directory again.
+//! No timer commits, so the first fsync has to write all new files. The kernel's volume is on the
+//! same disk, and mounted as in the test case of the kernel's patch. A second row of ours logs item
+//! by item, as the kernel did before that patch. Every run has a new volume. After every run of
+//! ours, `proof` checks that the right files are left.
 
 use std::path::PathBuf;
 
@@ -22,10 +22,10 @@ use crate::{Options, Result};
 
 const KERNEL: &str = "kernel";
 
-/// The option of the program with which it logs item by item, instead of copying runs of them.
+/// The option with which the program logs item by item, instead of copying runs of items.
 const BY_ITEM: &str = "log-by-item";
 
-/// What is measured.
+/// The options of a run.
 struct Job {
     work: DirFsync,
     node_sizes: Vec<u32>,
@@ -95,7 +95,7 @@ impl Job {
         write_values(&self.dir.join("dir-fsync.json"), all)
     }
 
-    /// One run of the program.
+    /// Runs the program once.
     fn ours(&self, node_size: u32, without: Option<&str>) -> Result<Value> {
         let DirFsync { files, deletes } = self.work;
         let values =
@@ -116,9 +116,9 @@ impl Job {
         Ok(run)
     }
 
-    /// One run on the kernel.
+    /// Runs the workload once on the kernel, after a run of the program.
     fn kernel(&self, node_size: u32) -> Result<Value> {
-        // Of the size that the program makes.
+        // The same size as the image that the program has made.
         let size = std::fs::metadata(&self.ours.image)
             .map_err(|error| format!("{}: {error}", self.ours.image.display()))?
             .len();
@@ -143,7 +143,7 @@ impl Job {
     }
 }
 
-/// What each run took for a phase, in seconds.
+/// The time of a phase in each run, in seconds.
 fn seconds(runs: &[Value], phase: &str) -> Vec<f64> {
     let of_run = |run: &Value| {
         let mut rounds = run["rounds"].as_array()?.iter();
@@ -154,7 +154,7 @@ fn seconds(runs: &[Value], phase: &str) -> Vec<f64> {
 
 fn print_row(node_size: u32, runs: &[Value], kernel: &[Value]) {
     let middle = |runs: &[Value], phase: &str| median(seconds(runs, phase).into_iter());
-    // In milliseconds, and how many times as fast as the kernel.
+    // In milliseconds, with the kernel's time divided by it.
     let fsync = |phase: &str| {
         let times = seconds(runs, phase);
         let min = times.iter().copied().fold(f64::MAX, f64::min) * 1e3;

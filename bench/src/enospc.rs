@@ -1,12 +1,13 @@
-//! Small files until there is no space, and their removal, by us and by the kernel in turns.
+//! Makes small files until no space is left, and removes them, with ours and with the kernel in
+//! turns.
 //!
-//! Both sides run the same workload (`workload`) on a volume of the same size. One run of ours
-//! stops when it is full, and is proved to hold the files that were acknowledged; the others are
-//! proved to be empty at the end. The table says what 99.9 % of our reservations of space took at
-//! most.
+//! Both sides run the same workload (`workload`) on volumes of the same size. One run of ours stops
+//! when the volume is full, and `proof` checks that the volume holds the acknowledged files. After
+//! the other runs of ours it checks that the volume is empty. The table shows the time that 99.9 %
+//! of our reservations of space stay below.
 //!
-//! There are two variants: files of 1 KiB that are all buffered, and twice as large ones of which
-//! every second is written directly.
+//! There are two variants: files of 1 KiB, all buffered, and files of 2 KiB, of which every second
+//! is written directly.
 
 use std::path::PathBuf;
 
@@ -21,7 +22,7 @@ use crate::table::{median, shown, write_values};
 use crate::workload::{Enospc, Round, dir_name, timed_sync};
 use crate::{Options, Result};
 
-/// Which mechanism is switched off, and how.
+/// Mechanisms, each with the options that switch it off.
 const SWITCHES: [(&str, &[&str]); 3] = [
     ("no delayed items", &["--no-delayed-items"]),
     ("reserved by item", &["--reserve-by-item"]),
@@ -30,7 +31,7 @@ const SWITCHES: [(&str, &[&str]); 3] = [
 
 const KERNEL: &str = "kernel";
 
-/// What is measured.
+/// The options of a run.
 struct Job {
     work: Enospc,
     size_bytes: u64,
@@ -67,7 +68,7 @@ impl Job {
         write_values(&self.dir.join("enospc.json"), all)
     }
 
-    /// All sides of one variant: all their runs.
+    /// Runs all sides of one variant, and returns all runs.
     fn variant(&self) -> Result<Vec<Value>> {
         let Enospc { workers, size, half_direct } = self.work;
         println!(
@@ -135,7 +136,7 @@ impl Job {
         )
     }
 
-    /// One run of the program.
+    /// Runs the program once.
     fn ours(&self, name: &str, options: &[&str]) -> Result<Value> {
         eprintln!("{name}");
         let mut run = self.program(options)?;
@@ -145,7 +146,7 @@ impl Job {
         Ok(run)
     }
 
-    /// One run on the kernel.
+    /// Runs the workload once on the kernel.
     fn kernel(&self) -> Result<Value> {
         eprintln!("{KERNEL}");
         let site = Kernel::new(&self.ours.image, self.size_bytes)?;

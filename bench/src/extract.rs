@@ -1,4 +1,4 @@
-//! A whole volume, taken out: into a directory, and as a tar stream.
+//! Extracts a whole volume: into a directory, and as a tar stream.
 //!
 //! | side | what it does |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | kernel + cp | the kernel mounts the image, `cp -a` copies |
 //! | kernel + tar | the kernel mounts the image, `tar` streams |
 //!
-//! A stream goes through a pipe to `cat`: a `tar` that sees `/dev/null` reads nothing.
+//! A stream goes through a pipe to `cat`, because a `tar` that writes to `/dev/null` reads no data.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ use crate::table::{self, Side};
 use crate::volumes::{Input, prepare};
 use crate::{Options, Result};
 
-/// What is measured.
+/// The options of a run.
 struct Sides {
     offshoot: PathBuf,
     dir: PathBuf,
@@ -41,8 +41,8 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     Some(all(&sides))
 }
 
-/// Mounts "$1" at "$2" without the second cache that a buffered loop device has, runs
-/// the rest there, and undoes both whatever happened.
+/// Mounts "$1" at "$2", and runs the rest there. Direct I/O avoids the second cache of a buffered
+/// loop device. At the end, also after a failure, it unmounts and detaches.
 const WITH_MOUNT: &str = r#"
 set -eu
 image=$1 mnt=$2; shift 2
@@ -84,7 +84,7 @@ fn run_sides(options: &Sides, inputs: &[Input]) -> Result<Vec<Side>> {
                 }
             }
         }
-        // A side that leaves files out would win for nothing.
+        // A side that leaves files out would win unfairly.
         if let Some(odd) = counts.iter().find(|one| one.1 != counts[0].1) {
             return Err(format!(
                 "{} made {} entries, {} made {}",
@@ -150,8 +150,8 @@ fn jobs<'a>(options: &'a Sides, input: &'a Input, mnt: &'a Path) -> Vec<Job<'a>>
     ]
 }
 
-/// Removes the outputs of all runs. Not between two runs: ext4 looks for inodes that were not
-/// freed just now, and whoever comes after a removal pays for that search.
+/// Removes the outputs of all runs. Never between two runs: ext4 avoids inodes that were freed just
+/// now, so the run after a removal would pay for the search for others.
 fn clear(out: &Path) -> Result {
     match std::fs::remove_dir_all(out) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -161,7 +161,7 @@ fn clear(out: &Path) -> Result {
     }
 }
 
-/// How many files, directories and links are below `dir`.
+/// The number of files, directories and links below `dir`.
 fn entries(dir: &Path) -> Result<u64> {
     let mut count = 0;
     let mut stack = vec![dir.to_owned()];

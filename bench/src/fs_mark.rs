@@ -1,13 +1,13 @@
-//! Many small files, by us and by the kernel in turns.
+//! Makes many small files, with ours and with the kernel in turns.
 //!
-//! Both sides run the same workload (`workload`): ours is the program with its engine in process,
-//! the kernel's a volume over a loop device, on the same disk. The sync at the end is in the
-//! figures of both. Every volume is made anew, and every one of ours is proved to hold what was
-//! acknowledged.
+//! Both sides run the same workload (`workload`) on the same disk. Ours is the program with the
+//! engine in its process. The kernel's side is a volume over a loop device. The figures of both
+//! include the sync at the end. Every run has a new volume. After every run of ours, `proof` checks
+//! that the volume holds the acknowledged files.
 //!
-//! Then ours runs once more with each mechanism switched off, and once on a single core: with more,
-//! one thread that makes files has the others flush and write what it made, so two threads are
-//! compared with what one does on its own.
+//! Then ours runs once with each mechanism switched off, and once on a single core. With more
+//! cores, other threads flush and write what the one thread makes. The run on one core shows what
+//! one thread does on its own, and two threads are compared with that too.
 
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -23,7 +23,7 @@ use crate::table::{median, shown, write_values};
 use crate::workload::{FsMark, Names, dir_name};
 use crate::{Options, Result};
 
-/// Which mechanism is switched off, and how.
+/// Mechanisms, each with the options that switch it off.
 const SWITCHES: [(&str, &[&str]); 3] = [
     ("no delayed items", &["--no-delayed-items"]),
     ("reserved by item", &["--reserve-by-item"]),
@@ -34,7 +34,7 @@ const ONE_CORE: &str = "on one core";
 
 const KERNEL: &str = "kernel";
 
-/// What is measured.
+/// The options of a run.
 struct Job {
     threads: Vec<u64>,
     files: u64,
@@ -126,7 +126,7 @@ impl Job {
             rounds: self.rounds,
             size: self.size,
             seed: u64::from(now.subsec_nanos()),
-            // The width that the names have until 2106.
+            // Names have room for 32 bits of seconds, which last until 2106.
             began_secs: now.as_secs() & u64::from(u32::MAX),
         }
     }
@@ -137,7 +137,7 @@ impl Job {
             .ok_or_else(|| "these files need more than 1 PiB".to_owned())
     }
 
-    /// One run of the program, which the command `under` starts if it is not empty.
+    /// Runs the program once. If `under` is not empty, that command starts it.
     fn ours(&self, threads: u64, name: &str, under: &[&str], options: &[&str]) -> Result<Value> {
         let size = self.image_bytes(threads)?;
         let mut args: Vec<String> = [
@@ -163,7 +163,7 @@ impl Job {
         Ok(run)
     }
 
-    /// The files that a run of ours says it made.
+    /// The names of the files that a run of ours acknowledged, by directory.
     fn acknowledged(&self, run: &Value) -> Result<Vec<(String, Vec<Vec<u8>>)>> {
         let number = |what: &str| run[what].as_u64().ok_or_else(|| format!("no {what} in {run}"));
         let (seed, began, threads) =
@@ -182,7 +182,7 @@ impl Job {
             .collect())
     }
 
-    /// One run on the kernel.
+    /// Runs the workload once on the kernel.
     fn kernel(&self, threads: u64) -> Result<Value> {
         eprintln!("{threads} threads: {KERNEL}");
         let site = Kernel::new(&self.ours.image, self.image_bytes(threads)?)?;
@@ -216,12 +216,12 @@ fn as_f64(number: u64) -> f64 {
     number as f64
 }
 
-/// The files a second of a run, its sync included.
+/// The median of the files per second of all runs, with their syncs.
 fn speed(runs: &[Value]) -> f64 {
     median(runs.iter().filter_map(|run| run["files_per_second"].as_f64()))
 }
 
-/// What `figure` makes of the files a second of all rounds, the median of all runs.
+/// The median over all runs of `figure`, which gets the files per second of all rounds of a run.
 fn of_rounds(runs: &[Value], figure: impl Fn(&[f64]) -> f64) -> f64 {
     median(runs.iter().map(|run| {
         let rounds = run["rounds"].as_array().map_or(&[][..], Vec::as_slice);
@@ -263,7 +263,7 @@ fn print_row(threads: u64, runs: &[Value], kernel: f64) {
     );
 }
 
-/// Prints what the goals are about.
+/// Prints the ratios that the goals name.
 fn print_ratios(all: &[Value]) {
     let of = |side: &str, threads: Option<u64>| -> Vec<Value> {
         let is_threads = |run: &Value| threads.is_none_or(|threads| run["threads"] == threads);

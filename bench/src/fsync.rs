@@ -1,14 +1,14 @@
-//! Appending 4 KiB and syncing the file, by us and by the kernel in turns.
+//! Appends 4 KiB to a file and syncs it, with ours and with the kernel in turns.
 //!
-//! Several threads do it at once, each to a file of its own. Ours is the library in this process,
-//! the kernel's a volume over a loop device with direct I/O; both images are sparse files in the
-//! same directory, so an fsync of either ends with the same flush of the same disk. Both volumes
-//! are of default features and made anew for each run.
+//! Several threads work at once, each on a file of its own. Ours is the library in this process.
+//! The kernel's side is a volume over a loop device with direct I/O. Both images are sparse files
+//! in the same directory, so an fsync on either side ends with the same flush of the same disk.
+//! Each run has a new volume with default features.
 //!
-//! What is measured of each fsync is the time from before its write until it returned. The table
-//! has the median of all turns of how many there were a second and of the percentiles, and the
-//! longest of all. What ours wrote is proved after each run: `btrfs check` with checksums of data,
-//! and all bytes as the kernel shows them.
+//! The time of an fsync runs from before its write to its return. The table has the median over all
+//! turns of the fsyncs per second and of the percentiles, and the longest time of all. After each
+//! run, the data of ours is checked by `btrfs check` with checksums of data, and byte by byte
+//! through a mount of the kernel.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -29,10 +29,10 @@ use crate::{Options, Result};
 const PERCENTILES: [(&str, f64); 4] =
     [("p50_ms", 0.5), ("p99_ms", 0.99), ("p999_ms", 0.999), ("max_ms", 1.0)];
 
-/// What is measured.
+/// The options of a run.
 struct Job {
     threads: Vec<u64>,
-    /// How many fsyncs all threads make together.
+    /// The number of fsyncs of all threads together.
     fsyncs: u64,
     turns: usize,
     is_proved: bool,
@@ -93,7 +93,7 @@ impl Job {
         write_values(&self.dir.join("fsync.json"), all)
     }
 
-    /// One run of one side.
+    /// Runs one side once.
     fn one<S: Side>(&self, name: &str, threads: u64) -> Result<Value> {
         let each = self.fsyncs / threads;
         S::make(&self.image, (2 << 30) + 16 * self.fsyncs * SECTOR as u64)?;
@@ -138,7 +138,7 @@ impl Job {
         Ok(run)
     }
 
-    /// The files hold what was appended, and the volume is in order.
+    /// Checks the volume, and that the files hold the appended data.
     fn prove(&self, threads: u64, each: u64) -> Result {
         let options = ["check", "--readonly", "--check-data-csum"].map(AsRef::as_ref);
         try_run("btrfs", &[&options[..], &[self.image.as_os_str()]].concat())?;
@@ -169,7 +169,7 @@ fn index(number: u64) -> usize {
     usize::try_from(number).expect("a number of a thread")
 }
 
-/// Appends so many sectors to a file and syncs it each time; how long each of them took.
+/// Appends `count` sectors to a file, and syncs it after each. Returns the time of each.
 fn append<S: Side>(
     side: &S,
     file: &S::File,
@@ -188,7 +188,7 @@ fn append<S: Side>(
     (0..count).map(one).collect()
 }
 
-/// The time that this part of all times, which are sorted, does not exceed.
+/// The time that a fraction `part` of the sorted times does not exceed: with 0.5 the median.
 fn percentile(times: &[Duration], part: f64) -> Duration {
     #[expect(
         clippy::cast_possible_truncation,

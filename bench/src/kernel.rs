@@ -1,13 +1,13 @@
-//! The kernel's btrfs as a place to make files in.
+//! The kernel's btrfs as a side of the seed workloads.
 //!
-//! A fresh volume of default features on a sparse image, over a loop device, mounted with default
-//! options if nothing else is said. A file is made with the system calls that `fs_mark` makes:
-//! open, write, close. The paths begin at an open directory and not at the root of the host, and
-//! nothing is written to an empty file, so this is a little less work than `fs_mark` has. A file
-//! that is written directly gets `O_DIRECT` before that; where it is no whole sector the kernel
-//! writes it to its page cache and from there to the device.
+//! A new volume with default features lies on a sparse image behind a loop device. It is mounted
+//! with default options unless the caller passes others. A file is made with the system calls of
+//! `fs_mark`: open, write, close. This is a little less work than `fs_mark` has, because paths
+//! begin at an open directory instead of the root of the host, and an empty file gets no write. A
+//! file that is written directly gets `O_DIRECT` before the write. If its size is not a multiple of
+//! the sector size, the kernel writes it to its page cache and from there to the device.
 //!
-//! The same calls make files in any directory, for the benchmark of mounts.
+//! The benchmark of mounts makes files with the same calls in any directory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -28,17 +28,17 @@ use crate::workload::Site;
 /// A volume that the kernel has mounted.
 pub(crate) struct Kernel {
     root: OwnedFd,
-    // Unmounted last.
+    // Dropped after `root`, so that nothing is open at the unmount.
     _mount: Option<Mount>,
 }
 
 impl Kernel {
-    /// Makes a volume on an image of this size, which is made anew, and mounts it.
+    /// Makes a new image of this size, makes a volume on it, and mounts it.
     pub(crate) fn new(image: &Path, size_bytes: u64) -> Result<Self> {
         Self::with_options(image, size_bytes, &[], "")
     }
 
-    /// The same with options of `mkfs.btrfs` and of the mount.
+    /// As [`Self::new`], with options for `mkfs.btrfs` and for the mount.
     pub(crate) fn with_options(
         image: &Path,
         size_bytes: u64,
@@ -57,7 +57,7 @@ impl Kernel {
         Ok(Self { root: root.into(), _mount: Some(mount) })
     }
 
-    /// A directory of whatever is mounted there.
+    /// A directory of any mounted filesystem.
     pub(crate) fn at(dir: &Path) -> Result<Self> {
         let root = File::open(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         Ok(Self { root: root.into(), _mount: None })

@@ -1,24 +1,24 @@
 //! Benchmarks: programs that print a table and write JSON.
 //!
-//! A figure of one side alone says little: machines differ and days differ. Every
-//! benchmark runs the sides in turns in one run, with cold caches, and prints all of
-//! them; what counts is the ratio. No test asserts a time.
+//! A figure of one side alone says little, because machines and days differ. Every benchmark runs
+//! its sides in turns in one run, with cold caches, and prints all of them. The ratio is what
+//! counts. No test asserts a time.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `measure` | one run of a program: time, CPU, memory |
 //! | `table` | medians of several runs as text and as JSON |
-//! | `volumes` | the input: volumes that the kernel filled with a source tree |
+//! | `volumes` | the input of `extract`: volumes that the kernel filled with a source tree |
 //! | `extract` | a whole volume into a directory and into a tar stream |
 //! | `tree` | many threads insert into one tree |
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
-//! | `dir_fsync`, `fsync` | a large directory, and many files, that are synced by themselves, on ours and on the kernel |
+//! | `dir_fsync`, `fsync` | fsync of a large directory, and of many files, on ours and on the kernel |
 //! | `mount` | ours, the kernel's btrfs and XFS and a null filesystem, through the system calls of programs |
-//! | `workload` | what the seed workloads do; the program has it too |
-//! | `ours`, `kernel`, `proof` | who does it, and whether it was done |
-//! | `supervise` | what is undone when a benchmark is interrupted |
-//! | `sides`, `content` | the library and the kernel for `data` and `fsync`, and what files hold |
+//! | `workload` | the seed workloads, which the program `offshoot` has too |
+//! | `ours`, `kernel`, `proof` | the two sides of the seed workloads, and the check of the result |
+//! | `supervise` | cleans up after a benchmark that is interrupted |
+//! | `sides`, `content` | the two sides of `data` and `fsync`, and the contents of their files |
 
 mod content;
 mod data;
@@ -44,7 +44,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The outcome of everything here: a failure is a line for the user.
+/// The outcome of a benchmark. An error is a line for the user.
 type Result<T = (), E = String> = std::result::Result<T, E>;
 
 const HELP: &str = "\
@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Does what `args` say, in another process where that may leave something behind.
+/// Runs the benchmark that `args` say. One that works in a directory runs in a child process.
 fn run(args: &[String]) -> Result<ExitCode> {
     let (args, is_supervised) = supervise::supervised(args)?;
     if let Some(dir) = supervise::dir_of(args).filter(|_| !is_supervised) {
@@ -134,8 +134,8 @@ fn run(args: &[String]) -> Result<ExitCode> {
 pub(crate) struct Options(BTreeMap<String, String>);
 
 impl Options {
-    /// Parses them: those of all benchmarks, those with a value that this one has, and those
-    /// without.
+    /// Parses the options that all benchmarks have, those in `valued`, which take a value, and
+    /// those in `plain`, which take none. Returns `None` for any other option.
     fn parse(args: &[String], valued: &[&str], plain: &[&str]) -> Option<Self> {
         let mut options = BTreeMap::new();
         let mut args = args.iter();
@@ -164,7 +164,7 @@ impl Options {
         self.0.contains_key(name)
     }
 
-    /// The number that an option has, or else `default`; `None` when it is no number.
+    /// The value of an option as a number, or else `default`; `None` if it is not a number.
     fn number<N: std::str::FromStr>(&self, name: &str, default: N) -> Option<N> {
         self.get(name).map_or(Some(default), |value| value.parse().ok())
     }
@@ -174,7 +174,7 @@ impl Options {
         self.get("--offshoot").map(PathBuf::from)
     }
 
-    /// Where volumes and output go.
+    /// The directory for volumes and output.
     fn dir(&self) -> Option<PathBuf> {
         self.get("--dir").map(PathBuf::from)
     }

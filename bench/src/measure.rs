@@ -1,9 +1,8 @@
-//! One run of a program.
+//! Measures one run of a program.
 //!
-//! CPU and memory are what the kernel accounts to the program and the children that it
-//! waited for. Work that the kernel does for it in threads of its own, such as
-//! decompression for a mounted btrfs, is not in there; the column for the whole machine
-//! has it, and everything else that ran meanwhile.
+//! CPU and memory are what the kernel charges to the program and to the children that it waited
+//! for. They lack the work of kernel threads, such as decompression for a mounted btrfs. The column
+//! for the whole machine includes that work, and everything else that runs meanwhile.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,16 +11,16 @@ use wait4::Wait4;
 
 use crate::Result;
 
-/// What a run took.
+/// The costs of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Run {
     /// From start to end.
     pub(crate) wall: Duration,
-    /// What a `sync` took right after it.
+    /// The time of a `sync` right after the run.
     pub(crate) sync: Duration,
     /// CPU time of the program and its children.
     pub(crate) cpu: Duration,
-    /// CPU time of the whole machine meanwhile.
+    /// CPU time of the whole machine during the run.
     pub(crate) machine: Duration,
     /// The largest resident set of one of its processes, in KiB.
     pub(crate) peak_kib: u64,
@@ -39,8 +38,8 @@ pub(crate) fn run(command: &mut Command) -> Result<Run> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| format!("{name}: {error}"))?;
-    // What it says is kept for a failure; reading it to its end is also what keeps the
-    // program from waiting for a full pipe.
+    // Reads standard error to its end, so that the program never waits for a full pipe, and so that
+    // a failure can show it.
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
         let _ = std::io::Read::read_to_string(&mut stderr, &mut said);
@@ -62,16 +61,16 @@ pub(crate) fn run(command: &mut Command) -> Result<Run> {
     })
 }
 
-/// Has the next run read from the disk.
+/// Drops the caches of the host, so that the next run reads from the disk.
 pub(crate) fn drop_caches() -> Result {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3")
         .map_err(|error| format!("dropping caches takes root: {error}"))
 }
 
-/// What all cores together have worked since the machine started.
+/// The CPU time of all cores together since the machine started.
 pub(crate) fn machine_cpu() -> Result<Duration> {
-    /// `USER_HZ`, which is this on every machine that Linux has an ABI for.
+    /// `USER_HZ`, which is 100 on every architecture of Linux.
     const TICKS_PER_SECOND: u64 = 100;
     let stat = std::fs::read_to_string("/proc/stat").map_err(|e| format!("/proc/stat: {e}"))?;
     // `cpu user nice system idle iowait irq softirq steal ...`

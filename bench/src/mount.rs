@@ -1,14 +1,14 @@
-//! Mounts, through the system calls of ordinary programs: ours, the kernel's btrfs and XFS, and a
-//! null filesystem.
+//! Measures mounts through the system calls of ordinary programs: ours, the kernel's btrfs and XFS,
+//! and a null filesystem.
 //!
-//! Each side is mounted in turns, on a volume that is made anew, and does all loads one after the
-//! other. Volumes are sparse images in one directory; those of the kernel lie behind loop devices
-//! with direct I/O. The null filesystem (`null`) is served over the same transport as ours: what it
-//! reaches is the most that any filesystem over FUSE can.
+//! The sides take turns. In each turn a side is mounted on a new volume and runs all loads one
+//! after the other. Volumes are sparse images in one directory; those of the kernel lie behind loop
+//! devices with direct I/O. The null filesystem (`null`) is served over the same transport as ours.
+//! No filesystem over FUSE can be faster than it.
 //!
-//! Figures are without what makes it durable, as `fs_mark -S 0` and `fio` have them, and beside
-//! that with it. Ours and `null` want FUSE over io_uring, which is switched on in the kernel
-//! meanwhile.
+//! A figure comes without the sync at the end, as `fs_mark -S 0` and `fio` count, and beside it
+//! with that sync. Ours and `null` need FUSE over io_uring, so the benchmark switches it on in the
+//! kernel while it runs.
 
 mod loads;
 mod null;
@@ -27,12 +27,12 @@ use crate::{Options, Result};
 use loads::Figure;
 use places::{Mounted, Places, Side};
 
-/// How this program is called to serve the null filesystem.
+/// The first argument of the child process that serves the null filesystem.
 pub(crate) const NULL: &str = "serve-null";
 
 const LOADS: [&str; 4] = ["empty", "small", "data", "tree"];
 
-/// What is measured.
+/// The options of a run.
 struct Job {
     sides: Vec<Side>,
     loads: Vec<String>,
@@ -41,14 +41,14 @@ struct Job {
     mib: u64,
     random_mib: u64,
     turns: usize,
-    /// The tree that is unpacked.
+    /// The archive that the load `tree` unpacks.
     archive: PathBuf,
     source: PathBuf,
     offshoot: PathBuf,
     dir: PathBuf,
 }
 
-/// A side of a load: its figures, turn by turn.
+/// A side, and its figures turn by turn.
 type Row = (Side, Vec<Figure>);
 
 /// Runs the benchmark; `None` for options that it does not know.
@@ -89,7 +89,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     is_sane.then(|| job.run())
 }
 
-/// Serves the null filesystem, over io_uring or not.
+/// Serves the null filesystem, over the transport in `args`.
 pub(crate) fn serve_null(args: &[String]) -> Option<Result> {
     let [dir, transport] = args else { return None };
     let transport = match transport.as_str() {
@@ -137,7 +137,7 @@ impl Job {
         write_values(&self.dir.join("mount.json"), values.collect::<Vec<Value>>())
     }
 
-    /// A tar archive of the source, where it is none itself.
+    /// Makes a tar archive of the source directory, or links to a source that is an archive itself.
     fn make_archive(&self) -> Result {
         if !self.source.is_dir() {
             let target = self.source.canonicalize();
@@ -216,7 +216,7 @@ impl Job {
 }
 
 impl Figure {
-    /// How much was done a second.
+    /// The amount per second.
     fn speed(&self, with_sync: bool) -> f64 {
         let sync = self.sync.filter(|_| with_sync).unwrap_or_default();
         self.amount / (self.time + sync).as_secs_f64()

@@ -1,4 +1,4 @@
-//! The program `offshoot` running one of its own benchmarks.
+//! The program `offshoot` as a side of the seed workloads: it runs one of its own benchmarks.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::Result;
 use crate::kernel::remove_image;
 
-/// Where the program is, and where it makes volumes.
+/// The paths of the program and of its volume.
 pub(crate) struct Ours {
     /// The program, built with optimisation.
     pub(crate) offshoot: PathBuf,
@@ -18,8 +18,8 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// Runs `offshoot bench WORKLOAD` with these options on an image that is made anew, and gives
-    /// what it says. The command `under` starts it, if that is not empty.
+    /// Runs `offshoot bench WORKLOAD` with these options on a new image, and returns its JSON. If
+    /// `under` is not empty, that command starts the program.
     pub(crate) fn run(&self, under: &[&str], workload: &str, options: &[String]) -> Result<Value> {
         remove_image(&self.image)?;
         let mut words = under.iter().map(OsStr::new).chain([self.offshoot.as_os_str()]);

@@ -1,5 +1,5 @@
-//! What a benchmark of ours left behind: `btrfs check` finds nothing, and the kernel sees the files
-//! that were acknowledged and no other.
+//! Checks the volume after a benchmark of ours: `btrfs check` finds no error, and the kernel sees
+//! exactly the files that were acknowledged.
 
 use std::path::{Path, PathBuf};
 
@@ -8,8 +8,8 @@ use offshoot_testkit::run::try_run;
 
 use crate::Result;
 
-/// Lets `btrfs check` look at the volume, and compares the names in each directory with those that
-/// `expected` gives.
+/// Runs `btrfs check` on the volume, mounts it, and compares the names in each directory with those
+/// in `expected`.
 pub(crate) fn prove(image: &Path, expected: Vec<(String, Vec<Vec<u8>>)>) -> Result {
     try_run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()])?;
     let mount = Mount::try_new(&[PathBuf::from(image)], "ro")?;

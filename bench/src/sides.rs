@@ -1,4 +1,5 @@
-//! The two sides: the library in this process, and the kernel over a loop device with direct I/O.
+//! The two sides of `data` and `fsync`: the library in this process, and the kernel over a loop
+//! device with direct I/O.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,47 +19,48 @@ use crate::Result;
 use crate::kernel::remove_image;
 use crate::measure::drop_caches;
 
-/// How a request is made.
+/// How a write is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// It may wait in memory.
+    /// The data may stay in memory.
     Buffered,
-    /// Past the page cache, or leaving nothing in our buffer.
+    /// With `O_DIRECT` on the kernel's side, and `write_direct` on ours: no data stays in memory.
     Direct,
 }
 
-/// A volume that is open.
+/// An open volume.
 pub(crate) trait Side: Sized + Sync {
-    /// A file that is open.
+    /// An open file.
     type File: Send + Sync;
     /// A subvolume.
     type Subvolume;
-    /// What it writes is to be proved.
+    /// Whether to check what this side writes.
     const IS_OURS: bool;
 
-    /// Makes a new volume on an image of this size, which replaces what is there.
+    /// Makes a new volume on a new image of this size. Replaces an image that exists.
     fn make(image: &Path, size_bytes: u64) -> Result;
-    /// Opens it with nothing in memory, and compresses what is written, all of it, if that is said.
+    /// Opens the volume with cold caches. With `compress` it compresses all data that is written.
     fn open(image: &Path, compress: Option<&str>) -> Result<Self>;
     /// Makes a file in the root directory.
     fn create(&self, name: &str) -> Result<Self::File>;
-    /// Opens one.
+    /// Opens a file in the root directory.
     fn file(&self, name: &str) -> Result<Self::File>;
     /// Writes all of `data` at `offset`.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8], way: Way) -> Result;
-    /// Fills `buf` with what is at `offset`.
+    /// Fills `buf` from `offset` on.
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> Result;
-    /// Lets `to`, which is empty, have all that `from` has.
+    /// Clones all data of `from` into `to`, which is empty.
     fn clone(&self, from: &Self::File, to: &Self::File) -> Result;
-    /// Makes a subvolume with so many files of these bytes.
+    /// Makes a subvolume with `files` files that each hold `data`.
     fn make_subvolume(&self, name: &str, files: u64, data: &[u8]) -> Result<Self::Subvolume>;
-    /// Takes so many snapshots of it, and writes `data` into another of its files before each.
+    /// Takes `count` snapshots of `source`. Before each it writes `data` into the next of the
+    /// files.
     fn snapshots(&self, source: &Self::Subvolume, files: u64, count: u64, data: &[u8]) -> Result;
     /// Makes a file durable.
     fn fsync(&self, file: &Self::File) -> Result;
     /// Makes everything durable.
     fn sync(&self) -> Result;
-    /// How many commits were made, if anybody counts them.
+    /// The number of commits so far, if this side counts them.
     fn commits(&self) -> Option<u64>;
 }
 
@@ -86,7 +88,7 @@ impl Ours {
     }
 }
 
-/// What a new file begins with, now.
+/// The first attributes of a new file.
 fn new_file() -> NewFile {
     NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: Timestamp::now() }
 }
@@ -182,7 +184,7 @@ impl Side for Ours {
 /// A volume that the kernel has mounted.
 pub(crate) struct Kernel(Mount);
 
-/// A file of it, opened twice.
+/// A file on it, opened twice.
 pub(crate) struct KernelFile {
     buffered: File,
     direct: File,
@@ -252,8 +254,8 @@ impl Side for Kernel {
         Ok(name.to_owned())
     }
 
-    /// By `BTRFS_IOC_SNAP_CREATE_V2`, which takes unsafe code here and none in Perl: a program for
-    /// each snapshot would take longer than the snapshot.
+    /// Calls `BTRFS_IOC_SNAP_CREATE_V2` from Perl, because that needs unsafe code in Rust. Starting
+    /// a program for each snapshot would take longer than the snapshot.
     fn snapshots(&self, name: &String, files: u64, count: u64, data: &[u8]) -> Result {
         const SCRIPT: &str = r#"
             my ($root, $name, $files, $count, $byte, $size) = @ARGV;

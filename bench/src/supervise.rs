@@ -1,11 +1,10 @@
-//! What a benchmark leaves behind when it is interrupted: nothing that is mounted, attached or
-//! running.
+//! Cleans up after an interrupted benchmark: nothing stays mounted, attached or running.
 //!
-//! A benchmark with a directory runs in a process and a process group of its own. The supervisor
-//! waits for the end of that process, or for SIGTERM, SIGINT or SIGHUP. Then it kills the group.
-//! It unmounts what lies in the directory or is of an image there, and detaches the loop devices
-//! of these images, if they were not there before. A server in the background is in another group,
-//! and ends with its mount.
+//! A benchmark with a directory runs in a child process with a process group of its own. The
+//! supervisor waits for the end of that process, or for SIGTERM, SIGINT or SIGHUP. After such a
+//! signal it kills the group. Then it unmounts everything that is mounted in the directory, or from
+//! an image there, and detaches the loop devices of these images. It leaves alone what was there
+//! before the benchmark. A server in the background is in another group, and ends with its mount.
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -22,14 +21,14 @@ use rustix::process::{Pid, kill_process_group};
 
 use crate::Result;
 
-/// How long what was killed may hold a device.
+/// How long to wait for killed processes to let go of a loop device.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How this program is called to run a benchmark for one that supervises it.
+/// The first argument of the child process that runs a benchmark for the supervisor.
 const WORKER: &str = "supervised";
 
-/// The arguments without the word by which the supervisor marks its child, and whether the word was
-/// there. If so, signals reach this process again.
+/// Returns the arguments without [`WORKER`], and whether that word was there. If so, this is the
+/// child of a supervisor, which inherits blocked signals, so this unblocks them.
 pub(crate) fn supervised(args: &[String]) -> Result<(&[String], bool)> {
     match args.split_first() {
         Some((first, rest)) if first == WORKER => {
@@ -72,27 +71,27 @@ pub(crate) fn supervise(args: &[String], dir: &Path) -> Result<ExitCode> {
             continue;
         }
         end(&mut child, dir, &before)?;
-        // As a shell has it.
+        // The exit status that a shell reports for a signal.
         return Ok(ExitCode::from(128 + u8::try_from(signal as i32).unwrap_or_default()));
     }
 }
 
-/// What was there before the benchmark.
+/// The mounts and loop devices from before the benchmark.
 struct Before {
     mounts: Vec<Mount>,
     loops: Vec<String>,
 }
 
-/// Something that is mounted: where, and what.
+/// A mount: its directory, and its source.
 type Mount = (PathBuf, String);
 
-/// Ends the benchmark, and undoes what is left of it.
+/// Ends the benchmark, and undoes its mounts and loop devices.
 fn end(child: &mut Child, dir: &Path, before: &Before) -> Result {
     let group = Pid::from_child(child);
     kill_process_group(group, rustix::process::Signal::KILL)
         .and_then(|()| child.wait().map(drop).map_err(|_| rustix::io::Errno::CHILD))
         .map_err(|errno| format!("ending the benchmark: {errno}"))?;
-    // Without the directory nothing is in it.
+    // If the directory does not exist, the benchmark has made nothing there.
     let Ok(dir) = dir.canonicalize() else { return Ok(()) };
     let mut loops = loops_in(&dir);
     loops.retain(|device| !before.loops.contains(device));
@@ -121,7 +120,8 @@ fn backing_file(name: &str) -> Option<PathBuf> {
     Some(PathBuf::from(file.trim_end_matches('\n')))
 }
 
-/// Detaches a loop device of an image in `dir`. What was killed may hold its mount for a moment.
+/// Detaches a loop device of an image in `dir`. Tries again for a while, because a killed process
+/// may hold its mount for a moment.
 fn detach(device: &str, dir: &Path) -> Result {
     let name = device.trim_start_matches("/dev/");
     let mut reason = String::new();
@@ -138,7 +138,7 @@ fn detach(device: &str, dir: &Path) -> Result {
     Err(format!("{device} stays: {reason}"))
 }
 
-/// Everything that is mounted.
+/// All mounts.
 fn mounts() -> Result<Vec<Mount>> {
     let table = fs::read_to_string("/proc/self/mountinfo");
     let table = table.map_err(|error| format!("the table of mounts: {error}"))?;
@@ -151,7 +151,8 @@ fn mounts() -> Result<Vec<Mount>> {
     Ok(table.lines().filter_map(mount).collect())
 }
 
-/// A path as the table of mounts writes it: some bytes are a backslash and three octal digits.
+/// Decodes a path of the table of mounts, where `\040` stands for a space: a backslash and three
+/// octal digits are one byte.
 fn unescaped(text: &str) -> PathBuf {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((&first, behind)) = rest.split_first() {

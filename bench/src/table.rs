@@ -1,4 +1,4 @@
-//! Medians of several runs, as text and as JSON.
+//! Prints medians of several runs, and writes all runs as JSON.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use crate::measure::Run;
 /// One side of one job: all its runs.
 #[derive(Debug)]
 pub(crate) struct Side {
-    /// The job, which several sides do.
+    /// The job, which several sides run.
     pub(crate) job: String,
-    /// Who does it.
+    /// The name of the side.
     pub(crate) name: String,
     /// Its runs.
     pub(crate) runs: Vec<Run>,
@@ -49,8 +49,8 @@ impl Side {
     }
 }
 
-/// Prints the table. The first side of every job is ours; the last column says how many
-/// times as long as ours each of the others takes.
+/// Prints the table. The first side of every job is ours. The last column is the time of a side
+/// divided by ours: 2.00 takes twice as long.
 pub(crate) fn print(sides: &[Side]) {
     println!(
         "{:<18} {:<24} {:>8} {:>15} {:>8} {:>8} {:>9} {:>9} {:>8}",
@@ -74,7 +74,7 @@ pub(crate) fn print(sides: &[Side]) {
     }
 }
 
-/// The value in the middle, or between the two in the middle.
+/// The value in the middle, or the mean of the two in the middle.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -86,7 +86,7 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// A figure with this many places behind the point, or a line where there is none.
+/// A figure with this many decimal places, or `-` if it is not finite.
 pub(crate) fn shown(figure: f64, places: usize) -> String {
     if figure.is_finite() { format!("{figure:.places$}") } else { "-".to_owned() }
 }

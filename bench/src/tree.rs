@@ -2,15 +2,15 @@
 //!
 //! | order | keys |
 //! |---|---|
-//! | series | threads take the next keys of one ascending series: all are at the right edge |
-//! | ranges | each thread has a range of its own, which it fills in ascending order |
-//! | random | each thread has keys of its own, all over the tree, in random order |
+//! | series | threads take the next keys of one ascending series: all insert at the right edge |
+//! | ranges | each thread fills a range of its own in ascending order |
+//! | random | each thread inserts keys of its own, all over the tree, in random order |
 //!
-//! Each order runs with 1, 2 and 12 threads, and with each way of latching what is above a leaf
-//! ([`Latching`]): shared, as the engine does it, or exclusively; let go before the search in the
-//! leaf, as the engine does it, after the search, or after the change. A run is a process of its
-//! own, so that its peak of memory is its own. The device is memory and nothing is committed within
-//! the time: what is measured is the tree.
+//! Each order runs with 1, 2 and 12 threads, and with each way to latch the nodes above a leaf
+//! ([`Latching`]). The latches are shared, as in the engine, or exclusive. A thread unlatches them
+//! before it searches the leaf, as the engine does, after the search, or after the change. Every
+//! run is a process of its own, so that its peak of memory is its own. The device is memory, and
+//! nothing commits during the measured time, so the figure is that of the tree.
 
 use std::path::Path;
 use std::process::Command;
@@ -47,10 +47,10 @@ const fn exclusive(unlock: Unlock) -> Latching {
     Latching { exclusive: true, unlock }
 }
 
-/// About what a directory entry has.
+/// The size of an item: about that of a directory entry.
 const ITEM_BYTES: usize = 40;
 
-/// Items that a handle inserts before it leaves the transaction.
+/// The number of items that a thread inserts under one handle.
 const HANDLE_ITEMS: u64 = 32;
 
 /// Runs the benchmark, or one run of it; `None` for options that it does not know.
@@ -67,7 +67,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     Some(all(rounds, items, options.dir().as_deref()))
 }
 
-/// All sides in turns, as a table and, in `dir`, as JSON.
+/// Runs all sides in turns. Prints a table, and writes JSON if there is a `dir`.
 fn all(rounds: usize, items: u64, dir: Option<&Path>) -> Result {
     println!(
         "{:<8} {:>7} {:<24} {:>11} {:>15} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>9}",
@@ -130,7 +130,7 @@ fn median(runs: &[Value], what: &str) -> f64 {
     table::median(runs.iter().filter_map(|run| run[what].as_f64()))
 }
 
-/// One run, in a process of its own.
+/// Makes one run in a process of its own.
 fn child(order: &str, threads: u64, side: &str, items: u64) -> Result<Value> {
     let own = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut command = Command::new(own);
@@ -143,7 +143,7 @@ fn child(order: &str, threads: u64, side: &str, items: u64) -> Result<Value> {
     serde_json::from_slice(&output.stdout).map_err(|error| format!("{command:?}: {error}"))
 }
 
-/// Inserts, and prints what came of it.
+/// Makes one run in this process, and prints its figures as JSON.
 fn one(order: &str, threads: u64, latching: Latching, items: u64) -> Result {
     let volume = volume(latching).map_err(|error| error.to_string())?;
     let series = AtomicU64::new(0);
@@ -227,7 +227,8 @@ fn range(items: u64, threads: u64, thread: u64) -> std::ops::Range<u64> {
     thread * items / threads..(thread + 1) * items / threads
 }
 
-/// As many numbers of a thread, in random order; no two threads have one in common.
+/// As many numbers as [`range`] has, in random order. No two threads have a number in common: with
+/// 12 threads, thread 3 has numbers that are 3 modulo 12.
 fn random(items: u64, threads: u64, thread: u64) -> impl Iterator<Item = u64> {
     let mut random = Random::new(thread);
     let mut numbers: Vec<_> = range(items, threads, thread)

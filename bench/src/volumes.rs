@@ -1,8 +1,8 @@
-//! The input: volumes that the kernel filled with a source tree.
+//! The input of `extract`: volumes that the kernel filled with a source tree.
 //!
-//! They are made once and kept in the directory of the benchmark, so that a later run
-//! measures the same bytes in the same places. A volume whose making was interrupted has
-//! another name and is made again.
+//! The first run makes them and keeps them in the directory of the benchmark. So a later run
+//! measures the same bytes in the same places, even if it names another source. A volume has
+//! another name until it is complete, so an interrupted run leaves none that looks complete.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::Result;
 /// A volume to read.
 #[derive(Debug)]
 pub(crate) struct Input {
-    /// How the table calls it.
+    /// Its name in the table.
     pub(crate) name: &'static str,
     /// The image.
     pub(crate) image: PathBuf,
 }
 
-/// The volumes of the benchmark, from `source`: one plain, one compressed.
+/// Makes the volumes that are missing from `source`: one plain, one compressed.
 pub(crate) fn prepare(dir: &Path, source: &Path) -> Result<Vec<Input>> {
     [("plain", "noatime"), ("zstd", "noatime,compress=zstd")]
         .into_iter()

@@ -1,4 +1,4 @@
-//! `offshoot-bench data`, short: every row is there on both sides, and what ours wrote is proved.
+//! A short `offshoot-bench data`: measures every row on both sides, and checks the volume of ours.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! `offshoot-bench fsync` and `dir-fsync`, short: both sides are measured, and what ours wrote is
-//! proved.
+//! A short `offshoot-bench fsync` and `dir-fsync`: measures both sides, and checks the volume of
+//! ours.
 
 mod common;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use common::{assert_refuses, bench};
 
-/// Runs a benchmark, and gives how many lines its table has and what it wrote.
+/// Runs a benchmark. Returns the number of lines of its table, and its JSON.
 #[track_caller]
 fn measured(dir: &Path, line: &str) -> (usize, Vec<Value>) {
     let what = line.split_whitespace().next().expect("the name of a benchmark");
@@ -53,7 +53,7 @@ fn appends_are_measured_on_both_sides_and_proved() {
 #[test]
 fn a_large_directory_is_measured_on_both_sides_and_proved() {
     let Some(_judges) = judges::require() else { return };
-    // All programs of the workspace are built side by side before its tests are run.
+    // `cargo test --workspace` builds all programs into one directory before it runs tests.
     let program = Path::new(env!("CARGO_BIN_EXE_offshoot-bench")).with_file_name("offshoot");
     assert!(program.exists(), "{} is not there: build the workspace", program.display());
     let dir = scratch_dir();

@@ -1,4 +1,4 @@
-//! Benchmarks that are interrupted: nothing stays mounted, attached or running.
+//! After an interrupted benchmark, nothing stays mounted, attached or running.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::scratch_dir;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Waits until something is so; it takes a minute at the most when nothing is wrong.
+/// Waits until `is_so` returns true, for at most 5 minutes. On a healthy machine it takes less than
+/// one.
 #[track_caller]
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let since = Instant::now();
@@ -50,7 +51,7 @@ fn started(line: &str) -> Child {
 #[test]
 fn nothing_stays_mounted() {
     let Some(_judges) = judges::require() else { return };
-    // All programs of the workspace are built side by side before its tests are run.
+    // `cargo test --workspace` builds all programs into one directory before it runs tests.
     let program = Path::new(env!("CARGO_BIN_EXE_offshoot-bench")).with_file_name("offshoot");
     assert!(program.exists(), "{} is not there: build the workspace", program.display());
     let mount = format!("mount --offshoot {} --loads empty --files 1000000", program.display());
@@ -68,7 +69,7 @@ fn nothing_stays_mounted() {
         let status = child.wait().expect("it ends");
         assert_eq!(status.code(), Some(128 + signal.as_raw()), "{what}");
         assert!(!is_mounted(&dir) && loops(&dir).is_empty(), "{what}");
-        // What served it in the background is done with it soon.
+        // A server in the background lets go of the image soon after.
         for image in
             ["mount.img", "data.img"].map(|name| dir.join(name)).iter().filter(|i| i.exists())
         {

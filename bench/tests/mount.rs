@@ -1,4 +1,4 @@
-//! `offshoot-bench mount`, short: every load is measured on every side, and nothing stays behind.
+//! A short `offshoot-bench mount`: measures every load on every side, and leaves nothing behind.
 
 mod common;
 
@@ -15,7 +15,7 @@ use common::{assert_refuses, bench};
 #[test]
 fn every_load_is_measured_on_every_side() {
     let Some(_judges) = judges::require() else { return };
-    // All programs of the workspace are built side by side before its tests are run.
+    // `cargo test --workspace` builds all programs into one directory before it runs tests.
     let program = Path::new(env!("CARGO_BIN_EXE_offshoot-bench")).with_file_name("offshoot");
     assert!(program.exists(), "{} is not there: build the workspace", program.display());
     let dir = scratch_dir();

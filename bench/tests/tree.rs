@@ -1,4 +1,4 @@
-//! `offshoot-bench tree`, short: every order is measured with every number of threads and every way
+//! A short `offshoot-bench tree`: measures every order with every number of threads and every way
 //! of latching.
 
 mod common;

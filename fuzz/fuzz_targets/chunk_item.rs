@@ -1,6 +1,6 @@
 //! A chunk item, and the same bytes as a system chunk array.
 //!
-//! What is done with the bytes is shared with the stable tests of the format crate.
+//! The stable tests of the format crate use the same body.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! A compressed extent in each of the three compressions.
+//! A compressed extent, in the format that its first byte chooses.
 //!
-//! What is done with the bytes is shared with the stable tests of the format crate.
+//! The stable tests of the format crate use the same body.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! An image of a disk, of whatever kind it says it is.
+//! An image of a disk, in the format that its first bytes claim.
 //!
-//! What is done with the bytes is shared with the stable tests of the device crate.
+//! The stable tests of the device crate use the same body.
 
 #![no_main]
 

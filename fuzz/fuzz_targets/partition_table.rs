@@ -1,6 +1,6 @@
-//! A disk with a partition table, as it is and with the checksums of its GPT made right.
+//! A disk with a partition table: unchanged, and with correct checksums in its GPT.
 //!
-//! What is done with the bytes is shared with the stable tests of the device crate.
+//! The stable tests of the device crate use the same body.
 
 #![no_main]
 

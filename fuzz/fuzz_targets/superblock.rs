@@ -1,6 +1,6 @@
-//! A superblock, as it is and with its checksum made right.
+//! A superblock: unchanged, and with a correct checksum.
 //!
-//! What is done with the bytes is shared with the stable tests of the format crate.
+//! The stable tests of the format crate use the same body.
 
 #![no_main]
 

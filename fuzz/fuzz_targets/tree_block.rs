@@ -1,6 +1,7 @@
-//! A tree block, as it is and with its checksum made right, and all items of one that passes.
+//! A tree block: unchanged, and with a correct checksum. If it passes the checks, also all of its
+//! items.
 //!
-//! What is done with the bytes is shared with the stable tests of the format crate.
+//! The stable tests of the format crate use the same body.
 
 #![no_main]
 

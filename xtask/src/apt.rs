@@ -1,9 +1,9 @@
-//! The judges from the packages of Debian and Ubuntu.
+//! Installs the judges from the packages of Debian and Ubuntu.
 //!
-//! `btrfs-progs` of Debian 12 is too old; the suite `bookworm-backports` has a newer one.
-//! When no configured suite offers one, that suite is added with the mirror from which
-//! the release itself comes here, in whichever of the two formats apt has for its
-//! sources, so that a machine with a mirror of its own stays with it.
+//! `btrfs-progs` of Debian 12 is too old; the suite `bookworm-backports` has a newer one. When no
+//! configured suite offers a new enough version, setup adds that suite. It takes the mirror of the
+//! release itself, in whichever of the two formats of sources it finds it. So a machine with a
+//! mirror of its own keeps using it.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::shell::{Result, output, run};
 
 const PACKAGE: &str = "btrfs-progs";
 
-/// The file for the suite that is added.
+/// The file that adds the suite.
 const ADDED: &str = "/etc/apt/sources.list.d/offshoot-backports.sources";
 
-/// What to type to get the judges without this program, `tools` among them.
+/// The command that installs the judges and `tools` without this program.
 pub(crate) fn by_hand(tools: &[&str]) -> String {
     let tools = tools.join(" ");
     match release() {
@@ -37,7 +37,7 @@ pub(crate) fn progs_change() -> String {
     )
 }
 
-/// Installs the packages `tools`, and `btrfs-progs` if its judges are missing. This is for root.
+/// Installs the packages `tools`, and `btrfs-progs` if it is missing. Needs root.
 pub(crate) fn install(tools: &[&str], is_progs_missing: bool) -> Result {
     update();
     if !tools.is_empty() {
@@ -59,13 +59,13 @@ pub(crate) fn install(tools: &[&str], is_progs_missing: bool) -> Result {
     apt_get(&["install", "--yes", "--no-install-recommends", "-t", &suite, &package])
 }
 
-/// Runs `apt-get`, which must not stop to ask.
+/// Runs `apt-get` so that it asks no questions.
 fn apt_get(args: &[&str]) -> Result {
     run("env", &[&["DEBIAN_FRONTEND=noninteractive", "apt-get"], args].concat())
 }
 
-/// Reads the lists of packages. A source that has nothing to do with the judges may be
-/// out of reach; whether the right one was read shows when a package is looked for.
+/// Reads the lists of packages. A failure does not end the task, because the source that fails may
+/// not be the one with the judges. If it is, the search for the package fails.
 fn update() {
     if let Err(reason) = apt_get(&["update", "--quiet"]) {
         println!("going on although {reason}");
@@ -76,7 +76,7 @@ fn offered() -> bool {
     best().is_some()
 }
 
-/// The newest version that is new enough, with its suite.
+/// The newest version that is new enough, with its suite. apt lists the newest first.
 fn best() -> Option<(String, String)> {
     let table = output("apt-cache", &["madison", PACKAGE])?;
     // `btrfs-progs | 6.14-1~bpo12+1 | http://... bookworm-backports/main amd64 Packages`
@@ -127,13 +127,13 @@ fn sources() -> Vec<String> {
     let mut paths = vec![Path::new("/etc/apt/sources.list").to_owned()];
     let listed = std::fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten();
     paths.extend(listed.map(|entry| entry.path()));
-    // Other endings are files that apt does not read.
+    // apt does not read files with other endings.
     paths.retain(|path| path.extension().is_some_and(|end| end == "list" || end == "sources"));
     paths.sort();
     paths.iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect()
 }
 
-/// Where a release comes from.
+/// The source of a release.
 #[derive(Debug, PartialEq, Eq)]
 struct Mirror {
     uri: String,
@@ -161,7 +161,7 @@ fn one_line(text: &str, codename: &str) -> Option<Mirror> {
     })
 }
 
-/// Stanzas of `Name: value` lines, parted by empty lines.
+/// Stanzas of `Name: value` lines, separated by empty lines.
 fn deb822(text: &str, codename: &str) -> Option<Mirror> {
     let without_comments: Vec<_> =
         text.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
@@ -179,7 +179,8 @@ fn deb822(text: &str, codename: &str) -> Option<Mirror> {
             return None;
         }
         let uri = field("URIs")?.split_whitespace().next()?.to_owned();
-        // A key in the stanza itself continues over lines; apt's own ring has it too.
+        // Only the path of a key ring is copied. A key in the stanza itself takes several lines,
+        // and apt's own key ring has it too.
         let signed_by = field("Signed-By").filter(|key| key.starts_with('/'));
         Some(Mirror { uri, signed_by: signed_by.map(str::to_owned) })
     })

@@ -1,10 +1,10 @@
-//! `cargo xtask bench WHAT`: builds the program and the benchmark, and runs it.
+//! `cargo xtask bench WHAT`: builds the program and the benchmarks, and runs one of them.
 
 use std::ffi::OsString;
 
 use crate::shell::{Result, cargo, run, target_dir};
 
-/// Runs the benchmark `what` with the options that it is given.
+/// Runs the benchmark `what` with `options`.
 pub(crate) fn bench(what: &str, options: &[&str]) -> Result {
     let packages = ["--package", "offshoot", "--package", "offshoot-bench"];
     cargo(&[&["build", "--quiet", "--release"], &packages[..]].concat())?;

@@ -1,9 +1,9 @@
-//! `cargo xtask campaign WHAT`: tests that run for as long as one likes, in release mode.
+//! `cargo xtask campaign WHAT`: long tests in release mode. Options set how long each runs.
 
 use crate::setup;
 use crate::shell::{Result, cargo_with};
 
-/// The campaigns: what runs them, and their options with the variables that they set.
+/// The campaigns: the tests that each runs, and its options with the variables that they set.
 const CAMPAIGNS: [Campaign; 9] = [
     Campaign {
         what: "crash",
@@ -99,12 +99,13 @@ const CAMPAIGNS: [Campaign; 9] = [
 struct Campaign {
     what: &'static str,
     package: &'static str,
-    /// The targets with the tests.
+    /// The arguments of cargo that select the targets with the tests.
     targets: &'static [&'static str],
-    /// The test that runs for this alone; `None` for all that run otherwise too.
+    /// The test that only this campaign runs. With `None` it runs all ordinary tests of the
+    /// targets.
     test: Option<&'static str>,
     options: &'static [(&'static str, &'static str)],
-    /// Variables that are set without an option.
+    /// Variables that every run sets.
     always: &'static [(&'static str, &'static str)],
 }
 

@@ -1,7 +1,8 @@
-//! The width of comments: at most 100 columns.
+//! Checks that comments and pages are at most 100 columns wide, and that links of pages lead to
+//! files.
 //!
-//! The formatter breaks code and leaves comments alone. A row of a table and a picture between
-//! fences may be wider, because nothing can break them.
+//! The formatter breaks lines of code, but not of comments. Rows of tables, pictures between fences
+//! and lines of a page with a link cannot be broken, so they may be wider.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,47 +11,68 @@ use offshoot_machine::repository;
 
 use crate::shell::Result;
 
-/// The most columns of a line.
+/// The widest line, in columns.
 const MOST: usize = 100;
 
-/// Where the sources are.
-const SOURCES: &[&str] = &["bench", "crates", "fuzz", "xtask"];
+/// The files and folders with sources and pages.
+const PLACES: &[&str] =
+    &["ARCHITECTURE.md", "CHANGELOG.md", "README.md", "bench", "crates", "docs", "fuzz", "xtask"];
 
-/// Checks the comments of all sources.
+/// Checks the comments of all sources, and all pages.
 ///
 /// # Errors
-/// The places of lines that are wider.
+/// The places of lines that are wider, and of links that lead to no file.
 pub(crate) fn check() -> Result {
-    let mut wide = Vec::new();
-    for folder in SOURCES {
-        let folder = repository().join(folder);
-        visit(&folder, &mut wide).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut wrong = Vec::new();
+    for place in PLACES {
+        let place = repository().join(place);
+        visit(&place, &mut wrong).map_err(|error| format!("{}: {error}", place.display()))?;
     }
-    if wide.is_empty() {
+    if wrong.is_empty() {
         return Ok(());
     }
-    Err(format!("comments wider than {MOST} columns:\n{}", wide.join("\n")))
+    Err(format!("lines wider than {MOST} columns, and links to nothing:\n{}", wrong.join("\n")))
 }
 
-fn visit(folder: &Path, wide: &mut Vec<String>) -> std::io::Result<()> {
-    let entries: std::io::Result<Vec<PathBuf>> =
-        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect();
-    let mut entries = entries?;
-    entries.sort();
-    for path in entries {
-        if path.is_dir() {
-            // A workspace of its own may build into a folder of its own.
-            if path.file_name().is_some_and(|name| name != "target") {
-                visit(&path, wide)?;
-            }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path)?;
-            let lines = wide_comments(&text);
-            let place = path.strip_prefix(repository()).unwrap_or(&path).display().to_string();
-            wide.extend(lines.into_iter().map(|line| format!("{place}:{line}")));
+fn visit(path: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
+    if path.is_dir() {
+        let entries: std::io::Result<Vec<PathBuf>> =
+            fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect();
+        let mut entries = entries?;
+        entries.sort();
+        // A separate workspace, such as `fuzz`, builds into its own folder `target`.
+        entries.retain(|path| path.file_name().is_some_and(|name| name != "target"));
+        return entries.iter().try_for_each(|entry| visit(entry, wrong));
+    }
+    let folder = path.parent().unwrap_or(path);
+    let lines = match path.extension().and_then(|extension| extension.to_str()) {
+        Some("rs") => wide_comments(&fs::read_to_string(path)?),
+        Some("md") => wrong_lines(&fs::read_to_string(path)?, |link| folder.join(link).exists()),
+        _ => return Ok(()),
+    };
+    let place = path.strip_prefix(repository()).unwrap_or(path).display();
+    wrong.extend(lines.into_iter().map(|line| format!("{place}:{line}")));
+    Ok(())
+}
+
+/// The numbers of the lines of a page that are too wide or link to a file that is not there.
+fn wrong_lines(text: &str, is_there: impl Fn(&str) -> bool) -> Vec<usize> {
+    let (mut wrong, mut is_picture) = (Vec::new(), false);
+    for (number, line) in (1..).zip(text.lines()) {
+        if line.trim_start().starts_with("```") {
+            is_picture = !is_picture;
+        }
+        if is_picture {
+            continue;
+        }
+        let links = line.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let leads = |link: &str| link.is_empty() || link.contains("://") || is_there(link);
+        let is_free = line.starts_with('|') || line.contains("](");
+        if !links.into_iter().all(leads) || !is_free && line.chars().count() > MOST {
+            wrong.push(number);
         }
     }
-    Ok(())
+    wrong
 }
 
 /// The numbers of the comment lines that are too wide.
@@ -86,5 +108,15 @@ mod tests {
             &wide[4..]
         );
         assert_eq!(wide_comments(&text), [1, 6, 8]);
+    }
+
+    #[test]
+    fn wide_lines_of_pages_and_links_to_nothing_are_found() {
+        let wide = "x".repeat(MOST + 1);
+        let text = format!(
+            "{wide}\n| {wide} |\n[here](a.md#part) {wide}\n[gone](b.md)\n[far](https://b)\n[up]\
+             (#up)\n```\n{wide} [gone](b.md)\n```\n{wide}\n"
+        );
+        assert_eq!(wrong_lines(&text, |link| link == "a.md"), [1, 4, 10]);
     }
 }

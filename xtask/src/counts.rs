@@ -1,12 +1,12 @@
 //! How many tests passed, failed and were skipped.
 //!
-//! The test runner sums up each program of tests in a line, and takes a test that skips itself
-//! for one that passed. Such a test adds a line to a file, which the environment names.
+//! The test runner prints one line of sums for each test program. It counts a test that skips
+//! itself as passed. Such a test adds a line to a file that the environment names.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What test programs wrote so far.
+/// The sums of the test programs so far.
 #[derive(Default)]
 pub(crate) struct Counts {
     passed: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Counts {
     line: Vec<u8>,
 }
 
-/// The most bytes of a line that are kept: the sums are shorter.
+/// The most bytes of a line to keep. A line of sums is shorter.
 const LINE_BYTES_MAX: usize = 512;
 
 impl Counts {
@@ -33,7 +33,7 @@ impl Counts {
 
     /// `test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; ...`
     fn see_line(&mut self, line: &str) {
-        // Of a program that prints while it tests, the sum may stand behind other words.
+        // If a test prints text without a line break, the sums follow on the same line.
         let Some((_, sums)) = line.split_once("test result: ") else { return };
         let Some((_, sums)) = sums.split_once(". ") else { return };
         for sum in sums.split("; ") {
@@ -47,16 +47,16 @@ impl Counts {
         }
     }
 
-    /// The sums, when these lines are in the file of tests that skipped themselves.
+    /// The sums, given the lines of the file in which tests say that they skipped themselves.
     pub(crate) fn with_skipped(&self, skipped: &str) -> Sums {
-        // A test may ask for its judges more than once.
+        // A test that asks for its judges twice writes its line twice.
         let skipped: BTreeSet<&str> = skipped.lines().filter(|line| !line.is_empty()).collect();
         let skipped = skipped.len() as u64;
         Sums { passed: self.passed.saturating_sub(skipped), failed: self.failed, skipped }
     }
 }
 
-/// What the last line says.
+/// The last line of `cargo xtask test`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Sums {
     passed: u64,

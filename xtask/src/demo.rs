@@ -1,7 +1,7 @@
-//! `cargo xtask demo`: what the program is for, on a volume of its own.
+//! `cargo xtask demo`: shows the program at work on a new volume.
 //!
-//! The profile `demo` of the workspace compiles the program quickly rather than well. Program and
-//! volume are left in one directory below the target directory, which the last lines name.
+//! The profile `demo` of the workspace builds fast, and optimises little. The program and the
+//! volume stay in one directory below the target directory. The last lines of output name it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use offshoot_machine::repository;
 
 use crate::shell::{Result, cargo_seen, run, target_dir};
 
-/// What is used when nothing else is said.
+/// The options of this task.
 const USAGE: &str = "demo [--program FILE] [--dir DIRECTORY]";
 
 /// The directory of the repository that the volume is filled with.
 const SOURCE: &str = "crates";
 
-/// Makes a volume, fills it and shows what can be done with it: in a directory, and by a program
-/// that is built already, where the options say so.
+/// Makes a volume, fills it, and shows the program at work on it. `--dir` names another directory,
+/// and `--program` a program that is built already.
 pub(crate) fn demo(options: &[&str]) -> Result {
     let (mut program, mut dir) = (None, None);
     for pair in options.chunks(2) {
@@ -29,7 +29,8 @@ pub(crate) fn demo(options: &[&str]) -> Result {
         }
     }
     let program = program.map_or_else(built, Ok)?;
-    // What the commands are given is seen from the root of the repository.
+    // The commands run in the root of the repository, so their paths must be absolute or start
+    // there.
     let absolute = |path: PathBuf| std::path::absolute(&path).map_err(|error| of(&path, &error));
     let program = absolute(program)?;
     let dir = dir.map_or_else(|| Ok(target_dir().join("demo")), absolute)?;
@@ -94,11 +95,11 @@ impl Demo {
         Ok(())
     }
 
-    /// Mounts the volume and lets programs of the host at it, or says why that cannot be.
+    /// Mounts the volume and runs programs of the host on it, or says why mounting fails.
     fn mount(&self, volume: &str) -> Result {
         say("Mounted, for every program");
         let dir = self.dir.join("mnt");
-        // One that an interrupted demonstration left is not in the way.
+        // An interrupted demonstration may have left it.
         if !dir.is_dir() {
             std::fs::create_dir_all(&dir).map_err(|error| of(&dir, &error))?;
         }
@@ -116,7 +117,7 @@ impl Demo {
         let note = "echo 'Written through the mount.' > \"$0\"/home/alice/notes/todo.md";
         let used = run("sh", &["-c", note, &dir])
             .and_then(|()| run("ls", &["-l", &format!("{dir}/home/alice/notes")]));
-        // Also when it was not used as it should be.
+        // Unmounts also when a program failed.
         run(&self.program, &["unmount", &dir])?;
         println!();
         used?;
@@ -139,7 +140,8 @@ fn remove_tree(path: &Path) -> Result {
     }
 }
 
-/// How many files there are below two directories, with the same names and bytes in both.
+/// Checks that two directories have the same names and bytes below them. Returns the number of
+/// files.
 fn same_files(one: &Path, other: &Path) -> Result<u64> {
     let listed = |dir: &Path| -> Result<Vec<_>> {
         let entries = std::fs::read_dir(dir).map_err(|error| of(dir, &error))?;
@@ -172,7 +174,7 @@ fn same_bytes(one: &Path, other: &Path) -> Result<bool> {
     Ok(read(one)? == read(other)?)
 }
 
-/// The path from the root of the repository, where the commands run, if it is below it.
+/// The path relative to the root of the repository, where the commands run, if it lies below it.
 fn shorter(path: &Path) -> String {
     let relative = path.strip_prefix(repository()).unwrap_or(path);
     relative.display().to_string()

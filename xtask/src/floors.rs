@@ -32,8 +32,8 @@ const FLOORS: &[&[&str]] = &[
     &["bench"],
 ];
 
-/// Arrows that still run up. An arrow that is not there any more is taken off this list, and none
-/// is added.
+/// Arrows that still run up. Remove an arrow from this list when the code no longer has it. Never
+/// add one.
 const STILL_UP: &[(&str, &str)] = &[
     ("space", "inode"),
     ("space", "transaction"),
@@ -55,13 +55,13 @@ const STILL_UP: &[(&str, &str)] = &[
     ("log", "engine"),
 ];
 
-/// Names that every room may use: the crate's own, of no room, and the modules of `crates/kit`.
+/// Names in the root of the crate, which every room may use. Some are modules of `crates/kit`.
 const OF_THE_CRATE: &[&str] = &["SubvolumeId", "cores", "counter", "sync"];
 
 /// Checks every `crate::` of the engine against the floors.
 ///
 /// # Errors
-/// The arrows that run up and are not known, and known ones that are gone.
+/// Arrows that run up and are not in [`STILL_UP`], and arrows in that list that are gone.
 pub(crate) fn check() -> Result {
     let rooms = repository().join("crates/btrfs/src");
     let mut files = Vec::new();
@@ -91,8 +91,7 @@ pub(crate) fn check() -> Result {
     Err(format!("the floors of the engine:\n{}", complaints.join("\n")))
 }
 
-/// The files of the engine that are no tests, with their paths below `dir`, and their text
-/// without tests.
+/// Collects the files of the engine except tests: the path of each below `dir`, and its text.
 fn collect(dir: &Path, files: &mut Vec<(String, String)>) -> std::io::Result<()> {
     let mut pending = vec![dir.to_owned()];
     while let Some(at) = pending.pop() {
@@ -114,23 +113,23 @@ fn collect(dir: &Path, files: &mut Vec<(String, String)>) -> std::io::Result<()>
     Ok(())
 }
 
-/// Whether a file or folder of this name holds tests alone.
+/// Whether a file or folder of this name is outside the rooms: tests, and the root `lib.rs`.
 fn is_test(name: &str) -> bool {
     name == "tests"
         || name.ends_with("_tests")
         || ["model", "faults", "test_volumes", "lib"].contains(&name)
 }
 
-/// `tree/write/path.rs` is in the room `tree`.
+/// The room of a file: `tree` for `tree/write/path.rs`.
 fn room_of(file: &str) -> String {
     file.split('/').next().unwrap_or(file).trim_end_matches(".rs").to_owned()
 }
 
-/// The rooms that follow a `crate::` in code that is no test, each with its line.
+/// The names that follow `crate::` in code outside tests, each with its line number.
 fn calls(text: &str) -> Vec<(usize, String)> {
     let mut calls = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
-        // Tests stand at the end of a file, in a module of their own.
+        // Unit tests are the last module of a file.
         if line.starts_with("mod tests {") {
             break;
         }

@@ -1,8 +1,8 @@
 //! The licences of all dependencies.
 //!
-//! `cargo deny` is the thorough check and runs where it is installed. The rule that
-//! matters most, that everything is under a permissive licence, is checked on every machine
-//! from what cargo itself knows; the list of licences is the one in `deny.toml`.
+//! `cargo deny` is the thorough check, and runs where it is installed. Every machine checks the
+//! most important rule, from the data of cargo itself: all dependencies are under a permissive
+//! licence. The list of licences is the one in `deny.toml`.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::shell::{Result, cargo, output};
 /// Fails when a dependency is under no licence that `deny.toml` allows.
 pub(crate) fn check() -> Result {
     let allowed = allowed()?;
-    // Of every package that any target, feature or test needs: its name, version and licence.
+    // The name, version and licence of every package that any target, feature or test needs.
     let tree = ["tree", "--workspace", "--all-features", "--edges", "all", "--target", "all"];
     let shown = ["--prefix", "none", "--format", "{p}\t{l}\t", "--locked"];
     let text = output("cargo", &[&tree[..], &shown].concat()).ok_or("`cargo tree` failed")?;
@@ -37,8 +37,8 @@ pub(crate) fn check() -> Result {
     Ok(())
 }
 
-/// The name with its version, and the licence, of a line that `cargo tree` prints. What
-/// comes after the second tab marks packages that it printed before.
+/// The name with its version, and the licence, in a line of `cargo tree`. After the second tab,
+/// `(*)` marks a package that it printed before.
 fn package(line: &str) -> Option<(&str, &str)> {
     let mut parts = line.split('\t');
     Some((parts.next().filter(|name| !name.is_empty())?, parts.next()?))
@@ -58,9 +58,9 @@ fn allowed() -> Result<Vec<String>> {
     if list.is_empty() { Err("deny.toml allows no licence".to_owned()) } else { Ok(list) }
 }
 
-/// Whether one alternative of an SPDX expression is allowed as a whole. Parentheses are
-/// taken as if they were not there, which makes the answer stricter, never laxer, for
-/// the expressions that crates have.
+/// Whether one alternative of an SPDX expression is allowed as a whole. Parentheses are ignored, so
+/// `(MIT OR Apache-2.0) AND X` counts as `MIT`, or as `Apache-2.0 AND X`: where MIT is allowed, X
+/// is not checked. `cargo deny` checks such expressions in full.
 fn is_allowed(licence: &str, allowed: &[String]) -> bool {
     let plain = licence.replace(['(', ')'], "").replace('/', " OR ");
     let ok = |one: &str| allowed.iter().any(|known| known == one.trim());
@@ -78,7 +78,7 @@ mod tests {
             Some(("tar v0.4.1", "MIT OR Apache-2.0"))
         );
         assert_eq!(package("x v1.0.0 (/a b)\tMIT\t (*)"), Some(("x v1.0.0 (/a b)", "MIT")));
-        // A package without a licence has an empty one, which nothing allows.
+        // A package without a licence has an empty text, which no list allows.
         assert_eq!(package("x v1.0.0\t\t"), Some(("x v1.0.0", "")));
         assert_eq!(package(""), None);
     }

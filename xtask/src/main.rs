@@ -1,8 +1,8 @@
 //! Set-up, tests and benchmarks of offshoot: `cargo xtask TASK`.
 //!
-//! Every task is a program that a person could type; what it runs it prints first, and
-//! it ends with the first command that fails. Nothing that the tests do is known only to
-//! a continuous integration: that runs `cargo xtask test` like anybody else.
+//! Every task is a list of commands that a person could type. It prints each command before it runs
+//! it, and ends with the first one that fails. Continuous integration runs `cargo xtask test` like
+//! every developer.
 
 mod apt;
 mod bench;
@@ -20,7 +20,7 @@ mod test;
 
 use std::process::ExitCode;
 
-/// How the carried volume is made.
+/// The command that makes the volume in `fixtures`.
 const FIXTURE: [&str; 6] =
     ["run", "--quiet", "--package", "offshoot-testkit", "--example", "fixture"];
 

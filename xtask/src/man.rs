@@ -1,4 +1,4 @@
-//! `cargo xtask man`: the man pages, which the program writes from the definitions that it parses
+//! `cargo xtask man`: the man pages. The program writes them from the definitions that it parses
 //! its command line with.
 
 use crate::shell::{Result, cargo};

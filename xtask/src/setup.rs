@@ -1,12 +1,10 @@
 //! `cargo xtask setup`: what the tests need besides a Rust toolchain.
 //!
-//! The judges are `btrfs-progs` and a few tools beside the kernel. On Debian and Ubuntu setup
-//! installs
-//! them for root; elsewhere it says what is missing. Setup prints what it will change before it
-//! changes
-//! anything, and no other task changes the machine: [`ready`] only says what is missing.
-//! Where nothing can be mounted the judged tests skip themselves, so nothing is missing for them
-//! there.
+//! The judges are `btrfs-progs` and a few tools, beside the kernel. On Debian and Ubuntu setup
+//! installs them for root; elsewhere it says what is missing. Setup prints what it will change
+//! before it changes anything. No other task changes the machine: [`ready`] only says what is
+//! missing. On a machine that cannot mount, the judged tests skip themselves, so [`ready`] does not
+//! ask for their tools.
 
 use std::fmt;
 use std::fs::Permissions;
@@ -16,12 +14,12 @@ use std::path::Path;
 use offshoot_machine::{PROGS_AT_LEAST, is_root, may_mount, progs_version};
 
 use crate::apt;
-use crate::shell::{Result, cargo, output, target_dir};
+use crate::shell::{Result, cargo_seen, output, target_dir};
 
-/// What the tests need and the machine does not have.
+/// Something that the tests need and the machine does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Missing {
-    /// A part of the toolchain that not every installation has.
+    /// A component of the Rust toolchain.
     Component(&'static str),
     /// A suite for file systems, with its version.
     Suite(&'static str, &'static str),
@@ -29,7 +27,7 @@ enum Missing {
     FuseForUsers,
     /// A tool, with its package.
     Tool(&'static str, &'static str),
-    /// `btrfs-progs` that is new enough.
+    /// A new enough version of `btrfs-progs`.
     Progs,
 }
 
@@ -60,7 +58,8 @@ pub(crate) fn setup() -> Result {
     let needs_apt = !packages.is_empty() || missing.contains(&Missing::Progs);
     let has_apt = output("apt-get", &["--version"]).is_some();
     if needs_apt && !is_root() {
-        // The kernel judges for root alone, so the tests go without.
+        // Only root can let the kernel judge. Without root the tests skip that, so this is no
+        // failure.
         println!("as root: cargo xtask setup");
         if has_apt {
             println!("or:      {}", apt::by_hand(&packages));
@@ -82,12 +81,12 @@ pub(crate) fn setup() -> Result {
     }
 }
 
-/// Whether the tests find what they need.
+/// Checks that the machine has everything that the tests need.
 ///
 /// # Errors
 /// What is missing, and how to get it.
 pub(crate) fn ready() -> Result {
-    // Elsewhere the judged tests skip themselves.
+    // Where nothing can be mounted, the judged tests skip themselves.
     let missing = missing(unstyled().is_none(), may_mount().is_ok());
     if missing.is_empty() {
         return Ok(());
@@ -103,8 +102,8 @@ fn listed(missing: &[Missing]) -> String {
     missing.iter().map(Missing::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Everything that is missing: with the parts of the toolchain that check the style where they
-/// are used, and with the judges where they can judge.
+/// Everything that is missing. `is_styled` includes the components that check the style, and
+/// `is_judged` the judges.
 fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
     let mut missing = Vec::new();
     if is_styled {
@@ -116,7 +115,7 @@ fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
     if !is_judged {
         return missing;
     }
-    // Some of the tools know no `--version`, so being there is all that is asked for.
+    // Some of the tools have no `--version`, so this only checks that they exist.
     let absent = |tool: &str| output("sh", &["-c", &format!("command -v {tool}")]).is_none();
     let tools = TOOLS.into_iter().filter(|(tool, _)| absent(tool));
     missing.extend(tools.map(|(tool, package)| Missing::Tool(tool, package)));
@@ -127,7 +126,7 @@ fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
     let programs = target_dir().join("tools/bin");
     let suites = SUITES.into_iter().filter(|(name, _)| !programs.join(name).exists());
     missing.extend(suites.map(|(name, version)| Missing::Suite(name, version)));
-    // The rules of udev give that right, which do not run everywhere.
+    // udev gives that right, but it does not run everywhere.
     let fuse = Path::new(FUSE).metadata();
     if fuse.is_ok_and(|fuse| fuse.permissions().mode() & 0o6 != 0o6) {
         missing.push(Missing::FuseForUsers);
@@ -135,7 +134,7 @@ fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
     missing
 }
 
-/// What setup does for it, in words.
+/// What setup will change, in words.
 fn changes(missing: &[Missing]) -> Vec<String> {
     let mut changes = Vec::new();
     let packages = packages(missing);
@@ -174,9 +173,10 @@ fn change(missing: &[Missing]) -> Result {
             }
             Missing::Suite(name, version) => {
                 let root = target_dir().join("tools").display().to_string();
-                cargo(&["install", "--locked", "--root", &root, "--version", version, name])?;
+                let install = ["install", "--locked", "--root", &root, "--version", version, name];
+                cargo_seen(&[], &install, &mut |_| {})?;
             }
-            // What is to be mounted still is for `fusermount3` to decide.
+            // `fusermount3` still decides what users may mount.
             Missing::FuseForUsers => std::fs::set_permissions(FUSE, Permissions::from_mode(0o666))
                 .map_err(|error| format!("{FUSE}: {error}"))?,
         }
@@ -193,10 +193,10 @@ fn packages(missing: &[Missing]) -> Vec<&'static str> {
     packages.collect()
 }
 
-/// The toolchain whose formatter and lints the code is kept clean with.
+/// The version of Rust whose formatter and lints the code passes.
 const STYLED_WITH: &str = "1.95.";
 
-/// Why format and lints are not checked, where they are not.
+/// Why format and lints are not checked; `None` where they are.
 pub(crate) fn unstyled() -> Option<String> {
     // `rustc 1.95.0 (59807616e 2026-04-14)`
     let version = output("rustc", &["--version"]).unwrap_or_default();
@@ -207,8 +207,8 @@ pub(crate) fn unstyled() -> Option<String> {
 
 const FUSE: &str = "/dev/fuse";
 
-/// Suites for file systems, each with its version. They are built from source into a place of their
-/// own.
+/// Test suites for file systems, each with its version. Setup builds them from source into `tools`
+/// below the target directory.
 const SUITES: [(&str, &str); 2] = [("pjdfstest", "0.2.2"), ("fsx", "0.3.2")];
 
 /// Tools that the tests call beside `btrfs-progs`, each with its package in Debian and Ubuntu.

@@ -1,4 +1,4 @@
-//! Commands: printed, run, and the end of the task when they fail.
+//! Runs commands: prints each one first, and ends the task when it fails.
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal};
@@ -9,7 +9,7 @@ use offshoot_machine::{repository, run::try_run};
 
 use crate::speak;
 
-/// The outcome of a task: the reason of a failure is printed once, by `main`.
+/// The outcome of a task. `main` prints the reason of a failure once.
 pub(crate) type Result<T = ()> = std::result::Result<T, String>;
 
 /// Runs `program` from the root of the repository with its output on the terminal.
@@ -31,7 +31,7 @@ fn command<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[S
     command
 }
 
-/// Prints what is run, as a person would type it.
+/// Prints the command as a person would type it.
 fn announce<S: AsRef<OsStr>>(variables: &[(&str, &str)], program: &str, args: &[S]) -> String {
     let set = variables.iter().map(|(name, value)| format!("{name}={value} "));
     let line = set.collect::<String>() + &show(program, args);
@@ -47,7 +47,7 @@ fn ended(line: &str, status: ExitStatus) -> Result {
     if status.success() { Ok(()) } else { Err(format!("`{line}` ended with {status}")) }
 }
 
-/// The `cargo` that runs this program.
+/// Runs the `cargo` that runs this program.
 pub(crate) fn cargo(args: &[&str]) -> Result {
     cargo_with(&[], args)
 }
@@ -61,7 +61,7 @@ fn cargo_program() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned())
 }
 
-/// As [`cargo_with`], for what may take long: it is never silent, and gives what it writes to
+/// As [`cargo_with`], for a command that may take long. It is never silent for long, and passes its
 /// standard output to `see` too, as it comes.
 pub(crate) fn cargo_seen(
     variables: &[(&str, &str)],
@@ -79,12 +79,12 @@ pub(crate) fn cargo_seen(
     ended(&line, status.map_err(|error| format!("`{line}`: {error}"))?)
 }
 
-/// What a program prints, or nothing when it fails or is not there.
+/// The output of a program, or `None` when it fails or does not exist.
 pub(crate) fn output(program: &str, args: &[&str]) -> Option<String> {
     try_run(program, args).ok()
 }
 
-/// Where cargo builds: beside the program that runs now.
+/// The target directory of cargo, which holds the program that runs now.
 pub(crate) fn target_dir() -> PathBuf {
     let own = std::env::current_exe().ok();
     let dir = own.as_deref().and_then(|exe| exe.ancestors().nth(2));

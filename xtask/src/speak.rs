@@ -1,7 +1,7 @@
-//! A long command whose output is passed on as it comes, and that is never silent for long.
+//! Runs a long command, passes its output on as it comes, and breaks long silences.
 //!
-//! A compiler may work for a minute on one crate and print nothing. A person takes such a
-//! command for stuck, so after a few seconds of silence a line says what it is at.
+//! A compiler may work for a minute on one crate and print nothing, and a person takes it for
+//! stuck. So after 4 seconds of silence a line says what the command is doing.
 
 use std::io::{self, Read, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -19,8 +19,8 @@ enum Stream {
     Errors,
 }
 
-/// Runs `command`, passes on what it writes, and gives what it writes to standard output to
-/// `see` too. `what` is what it is at, in the lines that break a silence.
+/// Runs `command`, passes on its output, and gives its standard output to `see` too. The lines that
+/// break a silence say `what`.
 pub(crate) fn run(
     command: &mut Command,
     what: &str,
@@ -38,7 +38,7 @@ pub(crate) fn run(
     child.wait()
 }
 
-/// Sends every piece as soon as it is there: dots of tests come one by one.
+/// Sends every piece as soon as it comes, so that the dots of tests appear one by one.
 fn forward(mut from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream, Vec<u8>)>) {
     thread::spawn(move || {
         let mut buf = [0; 8192];
@@ -73,7 +73,7 @@ fn pass_on(
                 }
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            // Something that it started may live on and keep the streams open.
+            // The command has ended, but a process that it started keeps the streams open.
             Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 let gap = if std::mem::take(&mut is_within_line) { "\n" } else { "" };

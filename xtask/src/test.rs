@@ -9,8 +9,8 @@ use crate::counts::{Counts, Sums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
 use crate::{columns, floors, licences, setup};
 
-/// What is missing, the format, the lints, comments and floors, the tests and the licences, in this
-/// order. The last line that it writes counts the tests, also when something failed.
+/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, tests and
+/// licences. The last line of output counts the tests, also after a failure.
 pub(crate) fn test() -> ExitCode {
     let mut tests = Tests::default();
     let result = run(&mut tests);
@@ -33,15 +33,15 @@ fn run(tests: &mut Tests) -> Result {
     style()?;
     columns::check()?;
     floors::check()?;
-    // The development profile compiles the engine with little and the checksums and
-    // decompressors with full optimisation, which is the fastest way through both.
+    // The development profile compiles the engine with little optimisation, and the checksums and
+    // decompressors with full. In this way building and running together take the least time.
     tests.run(None, &["test", "--workspace", "--no-fail-fast", "--", "--quiet"])?;
     if over_ring.is_ok() {
         let over_ring = ("OFFSHOOT_TEST_TRANSPORT", "io_uring");
         let mounts = ["test", "--no-fail-fast", "--package", "offshoot", "--test", "mount"];
         tests.run(Some(over_ring), &[&mounts[..], &["--", "--quiet"]].concat())?;
     }
-    // The latches of trees under the model checker, which has locks of its own.
+    // The latches of trees under the model checker shuttle, which needs its own locks.
     let checked = ["--package", "offshoot-btrfs", "--features", "shuttle"];
     let model = ["test", "--lib", "model::", "--", "--quiet"];
     tests.run(None, &[&model[..2], &checked, &model[2..]].concat())?;
@@ -54,7 +54,7 @@ fn run(tests: &mut Tests) -> Result {
 #[derive(Default)]
 struct Tests {
     counts: Counts,
-    /// What tests wrote that skipped themselves, of each run.
+    /// A line for each test that skipped itself, with the run before it.
     skipped: String,
 }
 
@@ -68,7 +68,7 @@ impl Tests {
         let skipped = std::fs::read_to_string(&file);
         let skipped = skipped.map_err(|error| format!("{path}: {error}"))?;
         std::fs::remove_file(&file).map_err(|error| format!("{path}: {error}"))?;
-        // The same test in another run is another one.
+        // A test that skips itself in two runs counts twice.
         let run = args.join(" ") + variable.map_or("", |(_, value)| value);
         self.skipped.extend(skipped.lines().map(|line| format!("{run}\t{line}\n")));
         result
@@ -79,8 +79,8 @@ impl Tests {
     }
 }
 
-/// Format and lints. Another toolchain formats otherwise and has other lints, which says nothing of
-/// the code: there they are left out.
+/// Checks format and lints. Another toolchain formats differently and has other lints, so they are
+/// skipped there.
 fn style() -> Result {
     if let Some(version) = setup::unstyled() {
         println!("format and lints are skipped: {version}");

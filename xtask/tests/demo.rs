@@ -1,4 +1,4 @@
-//! The first command of the README, but with the program that the tests were built with.
+//! Runs the first command of the README, with the program that was built with the tests.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -23,13 +23,13 @@ fn it_makes_a_volume_and_shows_what_is_in_it() {
     let first = first.and_then(|line| line.split('#').next()).map(str::trim);
     assert_eq!(first, Some("cargo xtask demo"));
 
-    // All programs of the workspace are built side by side before its tests are run.
+    // `cargo test --workspace` builds all programs into one directory before it runs tests.
     let program = Path::new(env!("CARGO_BIN_EXE_xtask")).with_file_name("offshoot");
     assert!(program.exists(), "{} is not there: build the workspace", program.display());
     let program = program.to_str().expect("its path is text");
     let dir = scratch_dir();
     let path = dir.path().to_str().expect("its path is text");
-    // Twice, as somebody who likes it does.
+    // The second run finds the files of the first.
     for _ in 0..2 {
         let output = xtask(&["demo", "--program", program, "--dir", path], Path::new("/"));
         let [said, errors] = [&output.stdout, &output.stderr].map(|s| String::from_utf8_lossy(s));

@@ -1,4 +1,4 @@
-//! What is done to a volume, row by row.
+//! The groups of rows, and the work of each row.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,7 +14,7 @@ use crate::Result;
 use crate::content::{Content, SECTOR, verify};
 use crate::sides::{Side, Way, snapshot_name};
 
-/// The groups of rows. The first three are how data is compressed.
+/// The groups of rows. The first three name the compression of their data.
 pub(super) const GROUPS: [&str; 5] = ["plain", "zstd:3", "zstd:15", "direct", "snapshots"];
 
 /// The size of a sequential request, in bytes.
@@ -23,30 +23,30 @@ const REQUEST: usize = 1 << 20;
 /// The size of a small file in a subvolume, in bytes: it goes into the extent item.
 const SMALL: usize = 1024;
 
-/// The seed of what is written and where.
+/// The seed of the contents.
 const SEED: u64 = 7;
 
-/// How much of everything there is.
+/// The sizes and counts of all rows.
 pub(super) struct Work {
     /// The bytes of a file.
     pub(super) bytes: u64,
-    /// Those that are read and written in random order.
+    /// The bytes that are read and written in random order.
     pub(super) random_bytes: u64,
     pub(super) snapshots: u64,
-    /// Files in the subvolume that these are of.
+    /// Files in the subvolume that the snapshots are of.
     pub(super) files: u64,
-    /// Whether others look at what ours wrote.
+    /// Whether `btrfs check` and the kernel check the volume of ours.
     pub(super) is_proved: bool,
     pub(super) image: PathBuf,
 }
 
-/// What one side took for a row.
+/// The time of one side for a row.
 pub(super) struct Row {
     pub(super) name: &'static str,
     pub(super) time: Duration,
 }
 
-/// Times what `work` does.
+/// Measures the time of `work`.
 fn timed(name: &'static str, work: impl FnOnce() -> Result) -> Result<Row> {
     let started = Instant::now();
     work()?;
@@ -54,7 +54,7 @@ fn timed(name: &'static str, work: impl FnOnce() -> Result) -> Result<Row> {
 }
 
 impl Work {
-    /// All rows of a group, by one side.
+    /// Runs all rows of a group on one side.
     pub(super) fn run<S: Side>(&self, group: &str) -> Result<Vec<Row>> {
         match group {
             "direct" => self.direct::<S>(),
@@ -64,7 +64,7 @@ impl Work {
         }
     }
 
-    /// A new volume with room for twice what is written.
+    /// Makes a new volume, about twice as large as the data that a group writes.
     fn make<S: Side>(&self) -> Result {
         S::make(&self.image, 4 * self.bytes + (4 << 30))
     }
@@ -179,7 +179,7 @@ impl Work {
         Ok(vec![row])
     }
 
-    /// Where random requests go: at sectors all over the file, none twice.
+    /// The offsets of random requests: sectors all over the file, none twice.
     fn places(&self, seed: u64) -> impl Iterator<Item = u64> + use<> {
         let (sectors, mut random) = (self.bytes / SECTOR as u64, Random::new(seed));
         let count = usize::try_from((self.random_bytes / SECTOR as u64).min(sectors / 2))
@@ -190,7 +190,7 @@ impl Work {
             .take(count)
     }
 
-    /// Looks at what ours wrote: `btrfs check`, and the kernel's mount.
+    /// Runs `btrfs check` on the volume of ours, and mounts it with the kernel.
     fn judge<S: Side>(&self) -> Result<Option<Mount>> {
         if !self.is_proved || !S::IS_OURS {
             return Ok(None);
@@ -200,8 +200,8 @@ impl Work {
         Mount::try_new(std::slice::from_ref(&self.image), "ro").map(Some)
     }
 
-    /// The files hold what was written: for each its name, number, length, and the places that were
-    /// written over.
+    /// Checks the contents of files. Each has a name, a number, a length, and the offsets that
+    /// version 2 overwrote.
     fn prove<S: Side>(
         &self,
         content: &Content,
@@ -233,13 +233,14 @@ impl Work {
         Ok(())
     }
 
-    /// Each snapshot has what was written before it, and nothing of what was written after it.
+    /// Checks that each snapshot has all data from before it, and none from after it.
     fn prove_snapshots<S: Side>(&self, name: &str) -> Result {
         let Some(mount) = self.judge::<S>()? else { return Ok(()) };
         let all = (0..self.snapshots).map(|n| (snapshot_name(n), n + 1));
         for (name, written) in all.chain([(name.to_owned(), self.snapshots)]) {
             let last = written.saturating_sub(1);
-            // The first, the last that was written, and the next one tell.
+            // It is enough to check the first file, the last one that was written, and the one
+            // after that.
             for number in [0, last, written].into_iter().filter(|&number| number < self.files) {
                 let path = mount.path().join(&name).join(format!("file{number}"));
                 let found = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -261,7 +262,7 @@ fn write<S: Side>(
     content: &Content,
     way: Way,
 ) -> Result {
-    // The kernel wants memory of direct requests to begin with a page.
+    // The kernel wants the memory of a direct request to start at a multiple of the sector size.
     let mut memory = vec![0; REQUEST + SECTOR];
     let shift = memory.as_ptr().align_offset(SECTOR);
     let buf = &mut memory[shift..][..REQUEST];
@@ -281,7 +282,7 @@ fn read<S: Side>(side: &S, file: &S::File, number: usize, bytes: u64) -> Result 
     Ok(())
 }
 
-/// Works on each of two files in a thread of its own; they are told that they are number 1 and 2.
+/// Calls `work` for each of two files, in a thread of its own, with the numbers 1 and 2.
 fn both<F: Sync>(files: &[Result<F>; 2], work: impl Fn(usize, &F) -> Result + Sync) -> Result {
     let work = &work;
     std::thread::scope(|scope| {

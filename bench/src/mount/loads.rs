@@ -1,4 +1,4 @@
-//! What is done on a mount, with the system calls of ordinary programs, and how long it took.
+//! The loads: work on a mount with the system calls of ordinary programs, and its time.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::kernel::Kernel;
 use crate::measure::drop_caches;
 use crate::workload::FsMark;
 
-/// How much is read and written at once, in order and in no order.
+/// The bytes of a sequential request, and of a random one.
 const LARGE: usize = 1 << 20;
 const SMALL: usize = 4096;
 
@@ -22,15 +22,15 @@ const SMALL: usize = 4096;
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     pub(super) load: String,
-    /// What is counted.
+    /// The unit of `amount` per second.
     pub(super) unit: &'static str,
     pub(super) amount: f64,
     pub(super) time: Duration,
-    /// What it took then to make it durable, where that is a question.
+    /// The time of the sync after it, for loads that write.
     pub(super) sync: Option<Duration>,
 }
 
-/// Does everything that the job has on the mount at `root`.
+/// Runs all loads of the job on the mount at `root`.
 pub(super) fn run(job: &Job, root: &Path) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (group, size) in [("empty", 0), ("small", SMALL)] {
@@ -51,7 +51,8 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> String + '_ {
     move |error| format!("{}: {error}", path.display())
 }
 
-/// Makes durable what was done on a mount, for which FUSE has to be asked through its root.
+/// Makes all changes on a mount durable. `syncfs` does not reach filesystems over FUSE, so this
+/// also syncs the root directory.
 fn sync(root: &Path) -> Result<Duration> {
     let started = Instant::now();
     let dir = File::open(root).map_err(failed(root))?;
@@ -63,7 +64,7 @@ fn as_f64(number: u64) -> f64 {
     f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
-/// Many files of `size` bytes.
+/// Makes many files of `size` bytes.
 fn files(job: &Job, root: &Path, size: usize, threads: u64) -> Result<Figure> {
     let dir = root.join(format!("files-{size}-{threads}"));
     std::fs::create_dir(&dir).map_err(failed(&dir))?;
@@ -87,7 +88,7 @@ fn files(job: &Job, root: &Path, size: usize, threads: u64) -> Result<Figure> {
     Ok(Figure { load, unit: "files/s", amount, time, sync: Some(sync) })
 }
 
-/// One large file.
+/// Writes and reads one large file.
 fn data(job: &Job, root: &Path) -> Result<Vec<Figure>> {
     let (all, random) = (job.mib * LARGE as u64, job.random_mib * LARGE as u64);
     let path = root.join("data");
@@ -149,7 +150,7 @@ fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Numbers below a bound, each once, in an order that is always the same.
+/// All numbers below `bound`, each once, in a fixed pseudo-random order.
 struct Shuffled {
     bound: u64,
     mask: u64,
@@ -166,7 +167,8 @@ impl Iterator for Shuffled {
     type Item = u64;
 
     fn next(&mut self) -> Option<u64> {
-        // This goes through all numbers of so many bits, and then from the beginning.
+        // A linear congruential generator modulo a power of two: it visits all numbers up to `mask`
+        // and then starts again.
         for _ in 0..=self.mask {
             let number = self.next;
             self.next =
@@ -180,7 +182,7 @@ impl Iterator for Shuffled {
     }
 }
 
-/// A source tree: unpacked, listed with attributes and nothing in the caches, removed.
+/// Unpacks a source tree, lists it with attributes and cold caches, and removes it.
 fn tree(job: &Job, root: &Path) -> Result<Vec<Figure>> {
     let dir: PathBuf = root.join("tree");
     std::fs::create_dir(&dir).map_err(failed(&dir))?;

@@ -1,7 +1,7 @@
-//! A filesystem that does next to nothing: what a mount can do at the most.
+//! A filesystem that does next to nothing. Its speed is the most that a mount can reach.
 //!
-//! It knows names and attributes, as much as programs need to make a tree, list it and remove it,
-//! and stores no data: files read as zeros. Everything is in memory and gone with the process.
+//! It keeps names and attributes, as far as programs need them to make, list and remove a tree. It
+//! stores no data: files read as zeros. Everything is in memory and disappears with the process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{ControlFlow, Range};
@@ -18,7 +18,7 @@ use offshoot_vfs::{
 const SHARDS: usize = 64;
 const ROOT: FileId = FileId { dev: 5, ino: 256 };
 
-/// What is known of a file.
+/// A file.
 struct File {
     attr: Attr,
     target: Vec<u8>,
@@ -41,7 +41,7 @@ fn error(errno: Errno) -> Error {
 }
 
 impl Null {
-    /// One with nothing in it.
+    /// An empty filesystem.
     pub(crate) fn new() -> Self {
         let null = Self {
             shards: std::array::from_fn(|_| Mutex::default()),

@@ -1,4 +1,4 @@
-//! What is mounted, and how it is undone: whatever happens, nothing stays mounted, attached or
+//! Mounts the sides, and undoes it: after an error, too, nothing stays mounted, attached or
 //! running.
 
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use super::null::Null;
 use crate::Result;
 use crate::kernel::remove_image;
 
-/// What is mounted.
+/// A side of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Ours,
@@ -48,7 +48,7 @@ impl Side {
     }
 }
 
-/// Where things are.
+/// The paths that a mount needs.
 pub(super) struct Places<'a> {
     pub(super) offshoot: &'a Path,
     pub(super) image: &'a Path,
@@ -56,19 +56,19 @@ pub(super) struct Places<'a> {
     pub(super) image_bytes: u64,
 }
 
-/// Something that is mounted.
+/// A mounted side.
 pub(super) struct Mounted {
     dir: PathBuf,
     how: How,
 }
 
-/// How it is undone.
+/// How to undo a mount.
 enum How {
-    /// By the program.
+    /// The program unmounts.
     Ours(PathBuf),
-    /// By the system call, and the loop device behind it is detached.
+    /// The system call unmounts, and then the loop device is detached.
     Kernel { _device: Loop },
-    /// By the system call, and then the process ends that serves it.
+    /// The system call unmounts, and then the serving process is ended.
     Null { _process: Serving },
 }
 
@@ -113,10 +113,10 @@ impl Mounted {
         &self.dir
     }
 
-    /// Unmounts it, which must go well.
+    /// Unmounts, and reports a failure.
     pub(super) fn unmount(mut self) -> Result {
         self.undo(UnmountFlags::empty())?;
-        // There is nothing left to undo.
+        // An empty path tells `drop` that nothing is mounted.
         self.dir = PathBuf::new();
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A sparse image of this size that is made anew.
+/// Makes a new sparse image.
 fn new_image(places: &Places<'_>) -> Result {
     remove_image(places.image)?;
     File::create(places.image)
@@ -157,7 +157,8 @@ fn ours(places: &Places<'_>, transport: &str) -> Result<How> {
     let program = places.offshoot.display().to_string();
     let image = places.image.as_os_str();
     try_run(&program, &["mkfs".as_ref(), image])?;
-    // It serves on when this program is done with what it printed, so it gets no pipe of it.
+    // The server in the background keeps its standard error open. With a pipe, this process would
+    // wait for the end of the server.
     let status = Command::new(places.offshoot)
         .args(["mount", "-o", transport])
         .args([image, places.dir.as_os_str()])

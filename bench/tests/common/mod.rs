@@ -1,8 +1,8 @@
-//! The program of the benchmarks, as a test runs it.
+//! Runs the program of the benchmarks.
 
 use std::process::{Command, Output};
 
-/// Runs it with these words.
+/// Runs the program with the words of `line`.
 pub(crate) fn bench(line: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_offshoot-bench"))
         .args(line.split_whitespace())
@@ -10,7 +10,7 @@ pub(crate) fn bench(line: &str) -> Output {
         .expect("the program starts")
 }
 
-/// It takes none of these, and says how it is used.
+/// Checks that the program refuses each of these lines, and prints its usage.
 #[track_caller]
 pub(crate) fn assert_refuses(lines: &[&str]) {
     for line in lines {

@@ -5,10 +5,10 @@
 //! node   | header 101 | pointer 0 | pointer 1 | ...                              |
 //! ```
 //!
-//! An item is 25 bytes: key, offset of its data from the end of the header, and the
-//! data's size. Data is packed against the end of the block in the order of the
-//! items, without gaps. A pointer is 33 bytes: the lowest key below, the address of
-//! the block and the generation it must have.
+//! An item is 25 bytes: its key, the offset of its data from the end of the header, and the size of
+//! its data. Data is packed against the end of the block in the order of the items, without gaps. A
+//! pointer is 33 bytes: the lowest key in the block below, the address of that block, and its
+//! generation.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,7 +17,7 @@ use crate::error::view;
 use crate::key::DiskKey;
 use crate::{Generation, Key, Logical, Malformed, TreeId};
 
-/// The levels a tree may have; the root of the highest one has level 7.
+/// How many levels a tree may have: a root has at most level 7, and leaves have level 0.
 pub const MAX_LEVEL: u8 = 8;
 
 /// The largest size of a tree block, in bytes.
@@ -37,24 +37,24 @@ pub struct Header {
     pub flags: U64,
     /// The UUID of the chunk tree.
     pub chunk_tree_uuid: [u8; 16],
-    /// The transaction that wrote it.
+    /// The transaction that wrote the block.
     pub generation: U64,
-    /// The tree that it was made for.
+    /// The tree that the block was made for.
     pub owner: U64,
-    /// Items of a leaf, pointers of a node.
+    /// How many items a leaf has, or how many pointers a node has.
     pub nritems: U32,
     /// 0 for a leaf.
     pub level: u8,
 }
 
-/// The block was written out since it was last changed.
+/// The block has reached the disk since its last change.
 pub const HEADER_WRITTEN: u64 = 1;
 /// The block belongs to a relocation tree.
 pub const HEADER_RELOC: u64 = 2;
-/// The revision of back references that blocks have since 2009, in the top byte of their flags.
+/// The revision of back references that every block since 2009 has, in the top byte of its flags.
 pub const HEADER_MIXED_BACKREF: u64 = 1 << 56;
 
-/// The size of a [`Header`] in bytes, which is also where item offsets count from.
+/// The size of a [`Header`] in bytes. The offsets of items count from its end.
 pub const HEADER_SIZE: usize = size_of::<Header>();
 
 /// An item of a leaf, without its data.
@@ -101,7 +101,7 @@ impl Header {
         TreeId(self.owner.get())
     }
 
-    /// The transaction that wrote it.
+    /// The transaction that wrote the block.
     #[must_use]
     pub fn generation(&self) -> Generation {
         Generation(self.generation.get())

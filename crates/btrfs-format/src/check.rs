@@ -1,30 +1,29 @@
 //! The full check of a tree block.
 //!
-//! [`verify`] proves of one block what the block itself can show; [`expect`] compares
-//! it with what the pointer above says. A block that passed both is safe to use:
-//! every typed view of every item in it succeeds, and no number in it leads outside
-//! of what holds it.
+//! [`verify`] proves what a block can show by itself. [`expect`] compares the block with the
+//! pointer that leads to it. A block that passed both is safe to use: every typed view of every
+//! item in it succeeds, and no number in it leads out of the structure that holds it.
 //!
-//! What [`verify`] proves, in the order in which it looks:
+//! [`verify`] proves, in this order:
 //!
 //! 1. The block has the volume's node size, its checksum is right, and it names the
 //!    volume, its own address, a level below [`MAX_LEVEL`] and an owner that is a tree.
-//! 2. It is not newer than the superblock. Only the blocks of log trees are written
-//!    ahead of it, by exactly one transaction.
+//! 2. It is not newer than the superblock. Only a block of a log tree may be newer, by one
+//!    transaction.
 //! 3. Keys ascend strictly.
-//! 4. A node has at least one pointer; each leads to the start of a sector, not to 0,
-//!    and to a block that is not newer than the superblock.
+//! 4. A node has at least one pointer. Each leads to the start of a sector other than 0, and to a
+//!    block that is newer neither than the superblock nor than the node.
 //! 5. The data of a leaf is packed against its end, without gaps or overlaps, and
 //!    does not reach into the item headers.
-//! 6. Every item has the contents that its type asks for ([`item`] and its parts).
+//! 6. Every item has the contents that its type requires ([`item`] and the other modules of the
+//!    check).
 //!
-//! How strict it is: as strict as what kernels and `btrfs-progs` of the last ten
-//! years write allows, and not stricter. A false alarm takes a user's data away, so
-//! what is odd and yet harmless to a reader passes: item types that are not known,
-//! reserved fields, flags without a meaning here, counters. What a reader relies on
-//! does not: sizes, ranges, names, levels, addresses.
+//! The check accepts everything that kernels and `btrfs-progs` of the last ten years write, because
+//! a false alarm takes away a user's data. It ignores what is odd but harmless to a reader: unknown
+//! item types, reserved fields, flags without a meaning for us, counters. It refuses errors in what
+//! a reader relies on: sizes, ranges, names, levels, addresses.
 //!
-//! A block that is right costs no allocation. Messages are made when it is wrong.
+//! Checking a correct block allocates no memory. Only an error builds a message.
 
 mod chunk;
 mod dir;
@@ -42,24 +41,29 @@ use crate::csum::ChecksumType;
 use crate::superblock::{Incompat, Superblock};
 use crate::{Generation, Key, Logical, Malformed, TreeId};
 
-/// What every block of a volume shares.
+/// The properties that all blocks of a volume share.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     /// The size of a tree block, in bytes.
     pub node_size: u32,
     /// The unit of data and of all addresses, in bytes.
     pub sector_size: u32,
-    /// What checksums are made with.
+    /// The algorithm of its checksums.
     pub checksum: ChecksumType,
     /// The filesystem id that blocks carry.
     pub metadata_uuid: Uuid,
-    /// The filesystem ids of the seeds that the volume grew from. Blocks that were
-    /// never rewritten since then still carry the id of the seed they come from.
+    /// The filesystem ids of the seeds that the volume grew from. A block that was not rewritten
+    /// since then still carries the id of its seed.
     pub seeds: Vec<Uuid>,
-    /// The features of the volume, some of which change what is legal.
+    /// The incompatible features of the volume. Some of them change what the check allows.
     pub incompat: Incompat,
-    /// The generation of the superblock. No block but one of a log may be newer.
+    /// The generation of the superblock when the volume was opened. No block but one of a log may
+    /// be newer, unless the volume is written.
     pub generation: Generation,
+    /// Whether the volume is written. The pointer to a block alone says then how new the block is.
+    /// What can be read and the kernel refuses all the same is refused too: a writer that puts other
+    /// items beside it would take these from the kernel.
+    pub is_written: bool,
 }
 
 impl Geometry {
@@ -74,6 +78,7 @@ impl Geometry {
             seeds: Vec::new(),
             incompat: superblock.incompat,
             generation: superblock.generation,
+            is_written: false,
         }
     }
 
@@ -83,18 +88,18 @@ impl Geometry {
     }
 }
 
-/// What the pointer that leads to a block says of it.
+/// What the pointer to a block says of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
-    /// Where the block is.
+    /// The address of the block.
     pub logical: Logical,
     /// Its level.
     pub level: u8,
-    /// The transaction that wrote it.
+    /// The transaction that wrote the block.
     pub generation: Generation,
-    /// The tree through which it was reached.
+    /// The tree through which the reader reached the block.
     pub owner: TreeId,
-    /// Its first key; `None` for a root, of which nothing says it.
+    /// Its first key; `None` for a root, because a root item does not store it.
     pub first_key: Option<Key>,
 }
 
@@ -105,10 +110,10 @@ fn bad(problem: String) -> Malformed {
     Malformed::new(STRUCTURE, problem)
 }
 
-/// Checks all that the block in `bytes`, read from `logical`, shows by itself.
+/// Checks everything that the block in `bytes`, read from `logical`, can show by itself.
 ///
 /// # Errors
-/// The first thing that is wrong, with what was expected and what was found.
+/// The first fault, with the expected and the found value.
 pub fn verify(bytes: &[u8], geometry: &Geometry, logical: Logical) -> Result<(), Malformed> {
     if bytes.len() != geometry.node_size as usize {
         return Err(bad(format!(
@@ -131,8 +136,11 @@ pub fn verify(bytes: &[u8], geometry: &Geometry, logical: Logical) -> Result<(),
     }
 }
 
-/// The generation that no block of the tree `owner` may exceed.
+/// The highest generation that a block of the tree `owner` may have.
 fn newest(geometry: &Geometry, owner: TreeId) -> u64 {
+    if geometry.is_written {
+        return u64::MAX;
+    }
     let committed = geometry.generation.0;
     if owner == TreeId::TREE_LOG { committed.saturating_add(1) } else { committed }
 }
@@ -165,8 +173,8 @@ fn verify_header(header: &Header, geometry: &Geometry, logical: Logical) -> Resu
     Ok(())
 }
 
-/// Whether a tree may have this id. Ids below 256 that nothing uses yet are left to
-/// features that a reader need not know.
+/// Whether a tree may have this id. Unused ids below 256 are allowed: a later feature may use them,
+/// and a reader need not know it.
 fn is_tree(id: TreeId) -> bool {
     let special =
         [TreeId::TREE_LOG, TreeId::TREE_LOG_FIXUP, TreeId::TREE_RELOC, TreeId::DATA_RELOC];
@@ -178,7 +186,8 @@ fn verify_node(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(),
     if pointers.is_empty() {
         return Err(bad(format!("a node of level {} without pointers", header.level)));
     }
-    // Whoever changes what is below changes the pointer to it.
+    // A writer that changes a block also rewrites the node above it, so no pointer is newer than
+    // its node.
     let newest = newest(geometry, header.owner()).min(header.generation.get());
     let mut previous: Option<Key> = None;
     for (slot, pointer) in pointers.iter().enumerate() {
@@ -241,8 +250,8 @@ fn verify_leaf(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(),
     Ok(())
 }
 
-/// Trees that have items for as long as they exist are never an empty leaf. The
-/// blocks of a relocation tree carry the id of another tree and may be empty.
+/// Checks a leaf without items. Some trees have items for as long as they exist, so they are never
+/// an empty leaf. The blocks of a relocation tree carry the id of another tree and may be empty.
 fn verify_empty(header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
     let owner = header.owner();
     let never_empty = match owner {
@@ -256,11 +265,10 @@ fn verify_empty(header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// Compares the block in `bytes`, which passed [`verify`], with the view from above.
+/// Compares the block in `bytes`, which passed [`verify`], with what the pointer to it says.
 ///
-/// The owner of a subvolume's block may be any subvolume, because snapshots share
-/// blocks. The trees of a log and of a relocation hold blocks of the subvolume that
-/// they are about.
+/// The owner of a subvolume's block may be any subvolume, because snapshots share blocks. A log
+/// tree or a relocation tree holds blocks of the subvolume that it works for.
 ///
 /// # Errors
 /// The first difference.
@@ -280,7 +288,7 @@ pub fn expect(bytes: &[u8], expected: &Expected) -> Result<(), Malformed> {
     }
     let owner = header.owner();
     if !may_own(expected.owner, owner) {
-        // Beside each other two small ids are told apart at a glance; the others have names.
+        // Two small ids are easy to tell apart as numbers; other special trees are shown by name.
         let shown = |id: TreeId| if id.0 < 256 { id.0.to_string() } else { id.to_string() };
         let (wanted, found) = (shown(expected.owner), shown(owner));
         return Err(bad(format!("owner {wanted} expected, {found} found")));
@@ -295,7 +303,7 @@ pub fn expect(bytes: &[u8], expected: &Expected) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// Whether a block that is reached through `tree` may name `owner` as its owner.
+/// Whether a block that a reader reaches through `tree` may name `owner` as its owner.
 fn may_own(tree: TreeId, owner: TreeId) -> bool {
     match tree {
         TreeId::TREE_LOG | TreeId::TREE_RELOC => owner.is_fs_like(),

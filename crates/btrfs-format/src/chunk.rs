@@ -1,7 +1,7 @@
 //! Chunks, stripes, profiles and devices.
 //!
-//! A chunk maps a range of the logical space to one stripe on each of several
-//! devices. How the range is spread over the stripes is its profile.
+//! A chunk maps a range of the logical space to one stripe on each of several devices. Its profile
+//! says how the range is spread over the stripes.
 
 mod place;
 
@@ -16,11 +16,11 @@ use crate::key::{DiskKey, objectid};
 use crate::{DeviceId, ItemType, Key, Logical, Malformed, Physical};
 pub use place::{LOWEST_ALLOCATED, Run};
 
-/// The unit in which striped profiles spread data over devices. The format has a
-/// field for it, and this is the only value that is in use.
+/// The unit in bytes in which striped profiles spread data over devices. The format has a field for
+/// it, but only this value is in use.
 pub const STRIPE_LEN: u64 = 65536;
 
-/// A device, in the chunk tree and in the superblock of the device itself. 98 bytes.
+/// A device, as the chunk tree and the superblock of the device itself store it. 98 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 #[expect(missing_docs, reason = "fields are named and explained by the format's documentation")]
@@ -80,7 +80,7 @@ pub struct StripeItem {
     pub dev_uuid: [u8; 16],
 }
 
-/// Where one copy of data is, in the stripe tree. 16 bytes.
+/// The place of one copy of data, as the RAID stripe tree stores it. 16 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 #[expect(missing_docs, reason = "fields are named and explained by the format's documentation")]
@@ -90,7 +90,7 @@ pub struct RaidStride {
 }
 
 impl RaidStride {
-    /// Views the copies of a stripe extent: one or more, and nothing else.
+    /// Views the copies in a stripe extent: at least one, and no other bytes.
     pub fn view_all(data: &[u8]) -> Result<&[Self], Malformed> {
         let found = <[Self]>::ref_from_bytes(data).ok().filter(|strides| !strides.is_empty());
         found.ok_or_else(|| {
@@ -100,7 +100,7 @@ impl RaidStride {
     }
 }
 
-/// What a block group holds and how it is laid out: the `type` of a chunk and the
+/// What a block group holds (data, metadata, system) and its profile: the `type` of a chunk and the
 /// `flags` of a block group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockGroupFlags(pub u64);
@@ -119,24 +119,24 @@ impl BlockGroupFlags {
     pub const RAID1C3: u64 = 1 << 9;
     pub const RAID1C4: u64 = 1 << 10;
 
-    /// All bits that say what is held.
+    /// The bits for what a block group holds.
     pub const TYPES: u64 = Self::DATA | Self::SYSTEM | Self::METADATA;
-    /// All bits that say how it is laid out; none of them is the single profile.
+    /// The bits of the profiles; the single profile has none of them.
     pub const PROFILES: u64 = 0x7f8;
 
-    /// Whether tree blocks are held here.
+    /// Whether it holds tree blocks.
     #[must_use]
     pub fn has_metadata(self) -> bool {
         self.0 & (Self::METADATA | Self::SYSTEM) != 0
     }
 
-    /// Whether data is held here.
+    /// Whether it holds data.
     #[must_use]
     pub fn has_data(self) -> bool {
         self.0 & Self::DATA != 0
     }
 
-    /// How it is laid out.
+    /// The profile of its bits.
     pub fn profile(self) -> Result<Profile, Malformed> {
         Ok(match self.0 & Self::PROFILES {
             0 => Profile::Single,
@@ -157,8 +157,8 @@ impl BlockGroupFlags {
         })
     }
 
-    /// Whether a volume with a RAID stripe tree says there where the bytes are: of data alone, with
-    /// any profile that has several stripes and no parity.
+    /// Whether a volume with a RAID stripe tree stores in that tree where the bytes are. It does so
+    /// only for data, with every profile that has several stripes and no parity.
     #[must_use]
     pub fn is_in_stripe_tree(self) -> bool {
         const PROFILES: u64 = BlockGroupFlags::DUP
@@ -170,7 +170,7 @@ impl BlockGroupFlags {
         self.0 & Self::TYPES == Self::DATA && self.0 & PROFILES != 0
     }
 
-    /// What is held: `data`, `metadata`, `system` or `data+metadata`.
+    /// What it holds: `data`, `metadata`, `system` or `data+metadata`; `none` without any bit.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self.0 & Self::TYPES {
@@ -189,7 +189,7 @@ impl fmt::Debug for BlockGroupFlags {
     }
 }
 
-/// How a chunk is laid out over its stripes.
+/// The profile of a chunk: how it is spread over its stripes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "the names are the field's; `Profile::shape` says what they mean")]
 pub enum Profile {
@@ -204,23 +204,23 @@ pub enum Profile {
     Raid6,
 }
 
-/// The numbers behind a profile.
+/// The copies, parity and stripes of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Whole copies of every byte.
+    /// How many copies of every byte there are.
     pub copies: u16,
-    /// Parity stripes.
+    /// How many parity stripes there are.
     pub parity: u16,
-    /// The least stripes a chunk has, when no device is missing.
+    /// The fewest stripes of a chunk, when no device is missing.
     pub min_stripes: u16,
-    /// The most stripes a chunk has; `None` when only the format's field bounds it.
+    /// The most stripes of a chunk; `None` when only the 16-bit field of the format limits them.
     pub max_stripes: Option<u16>,
-    /// Members that may be missing or damaged without loss.
+    /// How many members may be missing or damaged without loss of data.
     pub tolerated: u16,
 }
 
 impl Profile {
-    /// The bit of this profile among [`BlockGroupFlags::PROFILES`]; none for single.
+    /// The bit of this profile in [`BlockGroupFlags::PROFILES`]; 0 for single.
     #[must_use]
     pub fn bits(self) -> u64 {
         match self {
@@ -236,7 +236,7 @@ impl Profile {
         }
     }
 
-    /// The numbers behind this profile.
+    /// The copies, parity and stripes of this profile.
     #[must_use]
     pub fn shape(self) -> Shape {
         let (copies, parity, min_stripes, max_stripes, tolerated) = match self {
@@ -248,8 +248,8 @@ impl Profile {
             Self::Raid1c4 => (4, 0, 4, Some(4), 3),
             Self::Raid10 => (2, 0, 2, None, 1),
             Self::Raid5 => (1, 1, 2, None, 1),
-            // The field of 256 elements has as many coefficients for Q as it has elements
-            // other than zero: 255 data stripes, and the two of parity.
+            // Q needs a different non-zero coefficient of GF(256) for each data stripe. There are
+            // 255 of them; with the two parity stripes that makes 257.
             Self::Raid6 => (1, 2, 3, Some(257), 2),
         };
         Shape { copies, parity, min_stripes, max_stripes, tolerated }
@@ -275,38 +275,38 @@ impl fmt::Display for Profile {
 /// One stripe of a [`Chunk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripe {
-    /// The device that it is on.
+    /// The device that holds it.
     pub device: DeviceId,
-    /// Where it begins there.
+    /// Its first byte on that device.
     pub physical: Physical,
     /// The UUID of that device.
     pub device_uuid: Uuid,
 }
 
-/// A chunk whose fields fit together.
+/// A chunk whose fields are consistent.
 ///
 /// 1. `start` and `length` are multiples of the sector size, `length` is not 0 and
 ///    their sum does not overflow.
 /// 2. The profile is one of [`Profile`] and has a number of stripes that it allows.
-/// 3. The length divides evenly over the stripes, and over whole units of [`STRIPE_LEN`]
-///    where data goes round them.
+/// 3. The length divides evenly over the stripes. Where data goes round the stripes in units, each
+///    stripe is a whole number of units of [`STRIPE_LEN`].
 /// 4. It ends below 2^63, and so does every stripe: no file or device is larger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Where it begins in the logical space.
+    /// Its first logical address.
     pub start: Logical,
-    /// Its length there, in bytes.
+    /// Its length in the logical space, in bytes.
     pub length: u64,
-    /// What it holds, and the bits of its profile.
+    /// What it holds, and the bit of its profile.
     pub flags: BlockGroupFlags,
-    /// How it is laid out.
+    /// How it is spread over its stripes.
     pub profile: Profile,
     /// Its stripes, in the order of the format.
     pub stripes: Vec<Stripe>,
 }
 
 impl Chunk {
-    /// Parses the chunk item with `key` and returns it with what follows it in `data`.
+    /// Parses the chunk item with `key`. Returns the chunk, and the bytes behind it in `data`.
     ///
     /// # Errors
     /// When `key` is not that of a chunk, or an invariant of [`Chunk`] does not hold.
@@ -379,7 +379,8 @@ impl Chunk {
         }
     }
 
-    /// Stripes whose bytes are different data: what the length is spread over.
+    /// The number of stripes that hold different data: the length is spread over them. Example:
+    /// RAID6 with 6 stripes has 4, and RAID10 with 6 stripes has 3.
     #[must_use]
     pub fn data_stripes(&self) -> u64 {
         let shape = self.profile.shape();
@@ -394,20 +395,20 @@ impl Chunk {
         self.length / self.data_stripes()
     }
 
-    /// One past its last logical address.
+    /// The first logical address behind it.
     #[must_use]
     pub fn end(&self) -> Logical {
         Logical(self.start.0 + self.length)
     }
 }
 
-/// Whether a range of `length` bytes from `start` on ends where a file may end.
+/// Whether a range of `length` bytes from `start` on ends below 2^63, where a file may end.
 fn ends_within(start: u64, length: u64) -> bool {
     start.checked_add(length).is_some_and(|end| end <= i64::MAX.cast_unsigned())
 }
 
 impl StripeItem {
-    /// The stripe that is stored here.
+    /// The stripe with typed fields.
     #[must_use]
     pub fn get(&self) -> Stripe {
         Stripe {
@@ -418,7 +419,7 @@ impl StripeItem {
     }
 }
 
-/// A range of a device that belongs to a chunk: the item of the device tree. 48 bytes.
+/// A range of a device that belongs to a chunk, as the device tree stores it. 48 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 #[expect(missing_docs, reason = "fields are named and explained by the format's documentation")]
@@ -430,7 +431,7 @@ pub struct DevExtent {
     pub chunk_tree_uuid: [u8; 16],
 }
 
-/// Reads the chunks of a superblock's `sys_chunk_array`: keys and chunk items in turns.
+/// Parses the `sys_chunk_array` of a superblock: a key, its chunk item, the next key, and so on.
 ///
 /// # Errors
 /// When an entry is not a whole, well-formed system chunk.

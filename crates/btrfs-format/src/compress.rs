@@ -1,7 +1,7 @@
 //! Compression of file extents.
 //!
-//! An extent is compressed as a whole, from at most 128 KiB. What is on disk is
-//! padded with zeros to a whole number of sectors; an inline extent is not padded.
+//! An extent is compressed as a whole, from at most 128 KiB. On disk it is padded with zeros to a
+//! whole number of sectors; an inline extent has no padding.
 //!
 //! ```text
 //! zlib   | one zlib stream | zeros |
@@ -9,13 +9,14 @@
 //! LZO    | length | size, segment | size, segment | ... | zeros |
 //! ```
 //!
-//! The framing of LZO is the format's own. `length` counts all that follows up to the
-//! padding, itself included; each segment is one LZO1X stream that makes at most a
-//! sector; all three sizes are 32-bit little-endian. A size never crosses a sector
-//! of the input: where fewer than four bytes are left of one, they are skipped.
+//! The framing of LZO is defined by btrfs. `length` counts everything up to the padding, itself
+//! included. Each segment is one LZO1X stream that makes at most a sector. `length` and the sizes
+//! are little-endian and have 32 bits. A size never crosses a sector of the input: where fewer than
+//! four bytes of a sector are left, they are skipped. Example with sectors of 4096 bytes: when a
+//! segment ends at byte 4093, the next size begins at byte 4096.
 //!
-//! A reader may want less than a stream holds, so a full output ends the work. A
-//! stream may also hold less than the extent claims: what is missing reads as zeros.
+//! A reader may need less than a stream holds, so decoding stops when the output is full. A stream
+//! may also hold less than the extent claims: the rest reads as zeros.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
@@ -29,10 +30,10 @@ use zstd::zstd_safe::{
 
 use crate::Malformed;
 
-/// How an extent is compressed.
+/// The compression of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compression {
-    /// Not at all.
+    /// No compression.
     None,
     /// A zlib stream.
     Zlib,
@@ -43,7 +44,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The compression with this number; `None` when it is unknown.
+    /// The compression with the number `value` in the format; `None` when it is unknown.
     #[must_use]
     pub fn from_disk(value: u8) -> Option<Self> {
         Some(match value {
@@ -55,7 +56,7 @@ impl Compression {
         })
     }
 
-    /// The name by which mount options and properties call it.
+    /// Its name in mount options and properties.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -67,16 +68,15 @@ impl Compression {
     }
 }
 
-/// Decompresses the extent `input` into `output` and returns how many bytes it made.
+/// Decompresses the extent `input` into `output`. Returns how many bytes the stream made.
 ///
-/// `input` is the extent as it is on disk, with its padding, or the data of an
-/// inline extent. A stream that holds more than `output` takes is cut off there. The
-/// count is smaller than `output` when the stream holds less; what is behind it is
-/// zero in the file, and is made zero here.
+/// `input` is the extent as it is on disk, with its padding, or the data of an inline extent. A
+/// stream that holds more than `output` is cut off there. When the stream holds less, the returned
+/// count is smaller than `output`, and the rest of `output` is filled with zeros, as the file has
+/// there.
 ///
 /// # Errors
-/// When the stream is damaged or ends before it is complete. Then `output` holds
-/// nothing of use.
+/// When the stream is damaged or ends early. The contents of `output` are undefined then.
 pub fn decompress(
     compression: Compression,
     input: &[u8],
@@ -93,7 +93,7 @@ pub fn decompress(
         Compression::Zstd => CONTEXTS.with_borrow_mut(|contexts| contexts.zstd(input, output))?,
         Compression::Lzo => decompress_lzo(input, sector_size as usize, output)?,
     };
-    // Decoders use what is behind their output as room to work in.
+    // Decoders may use the space behind their output as scratch memory.
     output[made..].fill(0);
     Ok(made)
 }
@@ -104,8 +104,7 @@ fn bad(problem: String) -> Malformed {
     Malformed::new(STRUCTURE, problem)
 }
 
-/// What the decoders keep between extents. To make one anew costs as much as to
-/// decompress a small extent with it.
+/// The decoders that a thread keeps. Making one costs as much as decompressing a small extent.
 #[derive(Default)]
 struct Contexts {
     zlib: Option<Decompress>,
@@ -128,7 +127,7 @@ impl Contexts {
         let status = context
             .decompress(input, output, FlushDecompress::Finish)
             .map_err(|error| bad(format!("zlib stream: {error}")))?;
-        // Never more than the length of `output`, which is a usize.
+        // At most the length of `output`, which fits a usize.
         let made = usize::try_from(context.total_out()).unwrap_or(usize::MAX).min(output.len());
         if status == Status::StreamEnd || made == output.len() {
             return Ok(made);
@@ -137,8 +136,8 @@ impl Contexts {
     }
 
     fn zstd(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, Malformed> {
-        // The largest window that the format allows. It bounds what a frame may make
-        // the decoder allocate.
+        // The largest window that btrfs allows, 128 KiB. It limits how much a frame can make the
+        // decoder allocate.
         const WINDOW_LOG_MAX: u32 = 17;
         let fail = |code| bad(format!("zstd frame: {}", zstd_safe::get_error_name(code)));
         let context = match &mut self.zstd {
@@ -154,7 +153,7 @@ impl Contexts {
         context.reset(ResetDirective::SessionOnly).map_err(fail)?;
         let frame = zstd_safe::find_frame_compressed_size(input).map_err(fail)?;
         let frame = input.get(..frame).ok_or_else(|| bad("zstd frame ends early".to_owned()))?;
-        // In one go, without a window of its own, when the whole frame fits.
+        // When the whole frame fits, decode it in one call, which needs no window buffer.
         let claimed = zstd_safe::get_frame_content_size(frame).ok().flatten();
         if claimed.is_none_or(|bytes| bytes <= output.len() as u64) {
             if let Ok(made) = context.decompress(output, frame) {
@@ -162,8 +161,7 @@ impl Contexts {
             }
             context.reset(ResetDirective::SessionOnly).map_err(fail)?;
         }
-        // It holds more than `output` takes, or it is damaged: piece by piece, which
-        // tells these apart.
+        // The frame holds more than `output`, or it is damaged. Decoding it in steps tells which.
         let capacity = output.len();
         let mut from = InBuffer::around(frame);
         let mut to = OutBuffer::around(output);
@@ -183,7 +181,7 @@ impl Contexts {
     }
 }
 
-/// The size of the sizes in the LZO framing, in bytes.
+/// The bytes of a size field in the LZO framing.
 const LZO_SIZE_BYTES: usize = 4;
 
 fn decompress_lzo(input: &[u8], sector: usize, output: &mut [u8]) -> Result<usize, Malformed> {
@@ -224,24 +222,24 @@ fn decompress_segment(segment: &[u8], sector: usize, output: &mut [u8]) -> Resul
     if let Some(room) = output.get_mut(..sector) {
         return decode(room);
     }
-    // The last sector, of which not everything is wanted.
+    // The reader wants only a part of the last sector.
     let mut whole = vec![0; sector];
     let made = decode(&mut whole)?.min(output.len());
     output[..made].copy_from_slice(&whole[..made]);
     Ok(made)
 }
 
-/// How extents are made: a compression, and how hard it tries.
+/// How to compress extents: the algorithm and its level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Method {
-    /// The compression, which is one.
+    /// The algorithm; never [`Compression::None`].
     compression: Compression,
-    /// The level, where the compression has levels.
+    /// The level; 0 for LZO, which has no levels.
     level: i32,
 }
 
 impl Method {
-    /// What this compression does if nothing else is asked for; `None` for none.
+    /// The algorithm with its default level; `None` for [`Compression::None`].
     #[must_use]
     pub fn new(compression: Compression) -> Option<Self> {
         Some(match compression {
@@ -251,13 +249,13 @@ impl Method {
         })
     }
 
-    /// The compression.
+    /// The algorithm.
     #[must_use]
     pub fn compression(self) -> Compression {
         self.compression
     }
 
-    /// The levels that a compression has, as the kernel has them.
+    /// The levels of an algorithm, the same as in the kernel.
     fn levels(compression: Compression) -> &'static [RangeInclusive<i32>] {
         match compression {
             Compression::None | Compression::Lzo => &[],
@@ -270,8 +268,8 @@ impl Method {
 impl FromStr for Method {
     type Err = String;
 
-    /// A method in the words of mount options: `zlib`, `lzo` or `zstd`, and `:` with a level behind
-    /// the first and the last.
+    /// Parses a method as in mount options: `zlib`, `lzo` or `zstd`. `zlib` and `zstd` may have a
+    /// level: `zstd:15`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, level) = match text.split_once(':') {
             Some((name, level)) => (name, Some(level)),
@@ -290,7 +288,7 @@ impl FromStr for Method {
 }
 
 /// Compresses `input`, at most [`MAX_COMPRESSED_EXTENT`](crate::file_extent::MAX_COMPRESSED_EXTENT)
-/// bytes, to no more than `most` bytes, without padding; `None` when it does not become as small.
+/// bytes, without padding. `None` when the result has more than `most` bytes.
 #[must_use]
 pub fn compress(method: Method, input: &[u8], sector_size: u32, most: usize) -> Option<Vec<u8>> {
     let mut output = vec![0; most];
@@ -309,7 +307,7 @@ pub fn compress(method: Method, input: &[u8], sector_size: u32, most: usize) -> 
     Some(output)
 }
 
-/// What the encoders keep between extents.
+/// The encoders that a thread keeps.
 #[derive(Default)]
 struct Compressors {
     zlib: Option<(i32, Compress)>,
@@ -329,8 +327,8 @@ impl Compressors {
         context.reset();
         let status = context.compress(input, output, FlushCompress::Finish).ok()?;
         let made = usize::try_from(context.total_out()).ok();
-        // An encoder that has not come to the end cannot be used again: to be reset is not enough
-        // for it.
+        // An encoder that did not reach the end of its stream cannot be used again, not even after
+        // a reset.
         if status != Status::StreamEnd {
             return None;
         }
@@ -344,13 +342,14 @@ impl Compressors {
         }
         let context = self.zstd.as_mut()?;
         context.reset(ResetDirective::SessionAndParameters).ok()?;
-        // The window is that of the input, which is as large as the kernel's at the most.
+        // The window becomes as large as the input, which is at most the 128 KiB that the kernel
+        // allows.
         context.set_parameter(CParameter::CompressionLevel(level)).ok()?;
         context.compress2(output, input).ok()
     }
 }
 
-/// Writes the framing that [`decompress_lzo`] reads.
+/// Compresses `input` in the framing that [`decompress_lzo`] reads.
 fn compress_lzo(dict: &mut Dict, input: &[u8], sector: usize, output: &mut [u8]) -> Option<usize> {
     let mut segment = vec![0; lzokay::compress::compress_worst_size(sector)];
     let mut at = LZO_SIZE_BYTES;
@@ -369,7 +368,7 @@ fn compress_lzo(dict: &mut Dict, input: &[u8], sector: usize, output: &mut [u8])
     Some(at)
 }
 
-/// A size of the LZO framing, on disk.
+/// A size field of the LZO framing.
 fn lzo_size(size: usize) -> [u8; LZO_SIZE_BYTES] {
     u32::try_from(size).expect("an extent is small").to_le_bytes()
 }

@@ -1,8 +1,8 @@
 //! Checksums.
 //!
-//! One function for the four algorithms a volume can be made with. A stored
-//! checksum has 32 bytes in headers and superblocks, of which the algorithm's
-//! length counts; in the checksum tree it has only that length.
+//! A volume uses one of four algorithms. Headers and superblocks have a field of 32 bytes for a
+//! checksum; a shorter checksum fills its beginning. The checksum tree stores only the bytes of the
+//! checksum.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ impl ChecksumType {
         }
     }
 
-    /// The name by which `mkfs.btrfs --csum` calls it.
+    /// Its name for `mkfs.btrfs --csum`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -85,7 +85,7 @@ impl ChecksumType {
     }
 }
 
-/// A checksum that was computed.
+/// A checksum, computed or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checksum {
     all: [u8; 32],
@@ -93,7 +93,7 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// A checksum that was read: its bytes, at most 32 of them.
+    /// A checksum that was read from disk: its bytes, at most 32.
     #[must_use]
     pub fn stored(bytes: &[u8]) -> Self {
         let mut all = [0; 32];
@@ -101,7 +101,7 @@ impl Checksum {
         Self { all, len: bytes.len() }
     }
 
-    /// Its bytes, as they are stored.
+    /// Its bytes in the order of the disk.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.all[..self.len]
@@ -119,9 +119,8 @@ impl fmt::Display for Checksum {
 mod tests {
     use super::*;
 
-    /// The check values that the algorithms are published with: `123456789` for CRC-32C
-    /// (RFC 3720), the empty input for xxHash, `abc` for SHA-256 (FIPS 180-4), and
-    /// BLAKE2b-256 of the empty input and of `abc`.
+    /// Check values that were published with the algorithms: `123456789` for CRC-32C (RFC 3720) and
+    /// `abc` for SHA-256 (FIPS 180-4), xxHash and BLAKE2b-256; and the values of the empty input.
     #[test]
     fn published_vectors() {
         let vectors: [(ChecksumType, &[u8], &str); 7] = [
@@ -152,7 +151,8 @@ mod tests {
         }
     }
 
-    /// The hardware's way is chosen by length; the definition has one way.
+    /// The crate chooses an implementation by the length of the input. This compares all of them
+    /// with the definition.
     #[test]
     fn crc32c_of_all_lengths_is_that_of_the_definition() {
         fn by_the_bit(bytes: &[u8]) -> u32 {

@@ -1,9 +1,9 @@
 //! Directory entries and extended attributes.
 //!
-//! Both are stored as [`DirEntryItem`]s with a name and a value behind them. A
-//! directory entry stands twice: in a DIR_ITEM, found by the hash of its name, and
-//! in a DIR_INDEX, found by the order in which entries were made. A DIR_ITEM or
-//! XATTR_ITEM holds all entries whose names have one hash.
+//! Both are stored as [`DirEntryItem`]s with a name and a value behind them. A directory entry is
+//! stored twice: in a DIR_ITEM, which is found by the hash of its name, and in a DIR_INDEX, which
+//! is found by the order in which entries were made. A DIR_ITEM or XATTR_ITEM holds all entries
+//! whose names have the same hash.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -16,9 +16,9 @@ use crate::{Key, Malformed, TreeId};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DirEntryItem {
-    /// What the entry leads to: an inode, or the root of a subvolume. Zero for xattrs.
+    /// The key that the entry leads to: an inode, or the root of a subvolume. Zero for xattrs.
     pub location: DiskKey,
-    /// The transaction that made it.
+    /// The transaction that made the entry.
     pub transid: U64,
     /// The length of an xattr's value. Zero for directory entries.
     pub data_len: U16,
@@ -50,9 +50,9 @@ pub const NAME_LEN: usize = 255;
 /// One entry of a DIR_ITEM, DIR_INDEX or XATTR_ITEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// What it leads to.
+    /// The key that the entry leads to.
     pub location: Key,
-    /// The transaction that made it.
+    /// The transaction that made the entry.
     pub transid: u64,
     /// One of [`file_type`].
     pub file_type: u8,
@@ -62,7 +62,7 @@ pub struct DirEntry<'a> {
     pub data: &'a [u8],
 }
 
-/// The entries in `data`. Ends after the first malformed one.
+/// The entries in `data`. The iterator ends after the first malformed one.
 pub fn dir_entries(data: &[u8]) -> impl Iterator<Item = Result<DirEntry<'_>, Malformed>> {
     sequence(data, |data| {
         let (item, rest) = view::<DirEntryItem>("directory entry", data)?;
@@ -80,8 +80,8 @@ pub fn dir_entries(data: &[u8]) -> impl Iterator<Item = Result<DirEntry<'_>, Mal
     })
 }
 
-/// Repeats `parse` over `data` until nothing is left or it fails. `parse` must
-/// consume at least one byte, which a fixed part in front guarantees.
+/// Repeats `parse` until it has consumed all of `data` or fails. Each call must consume at least
+/// one byte; the fixed part of each entry guarantees that.
 pub(crate) fn sequence<'a, T>(
     mut data: &'a [u8],
     parse: impl Fn(&'a [u8]) -> Result<(T, &'a [u8]), Malformed>,
@@ -103,14 +103,14 @@ pub(crate) fn sequence<'a, T>(
     })
 }
 
-/// The hash of a name, which is the offset of its DIR_ITEM's or XATTR_ITEM's key:
-/// CRC-32C that begins with -2 and is not inverted at the end.
+/// The hash of a name, which is the offset in the key of its DIR_ITEM or XATTR_ITEM: a CRC-32C with
+/// the seed -2 that is not inverted at the end.
 #[must_use]
 pub fn name_hash(name: &[u8]) -> u64 {
     u64::from(raw_crc32c(!1, name))
 }
 
-/// The hash of a name in a directory, which is the offset of its INODE_EXTREF's key.
+/// The hash of a name in a directory, which is the offset in the key of its INODE_EXTREF.
 #[must_use]
 pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     #[expect(clippy::cast_possible_truncation, reason = "the format seeds with the low half")]
@@ -118,8 +118,8 @@ pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     u64::from(raw_crc32c(seed, name))
 }
 
-/// The hash of a reference from a file to a data extent, which is the offset of its
-/// EXTENT_DATA_REF's key.
+/// The hash of a reference from a file to a data extent, which is the offset in the key of its
+/// EXTENT_DATA_REF.
 #[must_use]
 pub fn data_ref_hash(root: TreeId, ino: u64, offset: u64) -> u64 {
     let high = raw_crc32c(!0, &root.0.to_le_bytes());
@@ -128,7 +128,7 @@ pub fn data_ref_hash(root: TreeId, ino: u64, offset: u64) -> u64 {
     (u64::from(high) << 31) ^ u64::from(low)
 }
 
-/// CRC-32C without the inversions that the usual definition has on both sides.
+/// CRC-32C without the inversions of the usual definition at the beginning and the end.
 fn raw_crc32c(seed: u32, bytes: &[u8]) -> u32 {
     !crc32c::crc32c_append(!seed, bytes)
 }

@@ -6,13 +6,13 @@
 //!  remove                  <- the same, the other way round ->
 //! ```
 //!
-//! 1. Whatever the number of items, headers move once and data moves once.
-//! 2. The data of neighbouring items is contiguous, so a run of items goes from leaf to
-//!    leaf with one copy of its data.
-//! 3. A function leaves the block well-formed: data packed against the end, item
-//!    offsets descending, `nritems` right. Key order is the caller's.
+//! 1. However many items a call inserts or removes, it moves the headers once and the data once.
+//! 2. The data of neighbouring items is contiguous, so copying a run of items to another leaf
+//!    copies its data once.
+//! 3. Each function leaves the block well-formed: data packed against the end, offsets descending,
+//!    `nritems` right. The caller is responsible for the order of the keys.
 //!
-//! The callers know that there is room; asking for more than there is is a defect, and panics.
+//! The caller checks first that there is room. A function panics when there is not enough.
 
 use std::ops::Range;
 
@@ -21,21 +21,21 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::Key;
 use crate::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
 
-/// The bytes that the header of one item takes.
+/// The size of the header of one item, in bytes.
 pub const ITEM_SIZE: usize = size_of::<Item>();
 
-/// The bytes that one pointer takes.
+/// The size of one pointer, in bytes.
 pub const POINTER_SIZE: usize = size_of::<KeyPtr>();
 
 const WELL_FORMED: &str = "the block is well-formed";
 
-/// The bytes of a leaf of `node_size` bytes that items and their data share.
+/// How many bytes a leaf of `node_size` bytes has for items and their data.
 #[must_use]
 pub const fn leaf_capacity(node_size: u32) -> usize {
     node_size as usize - HEADER_SIZE
 }
 
-/// The pointers that a node of `node_size` bytes has room for.
+/// How many pointers fit into a node of `node_size` bytes.
 #[must_use]
 pub const fn node_capacity(node_size: u32) -> usize {
     leaf_capacity(node_size) / POINTER_SIZE
@@ -66,8 +66,8 @@ fn set_count(block: &mut [u8], count: usize) {
     header_mut(block).nritems = count.into();
 }
 
-/// Where the data of the first `slot` items begins, in bytes after the header: the end of
-/// the data of item `slot`.
+/// Where the data of item `slot` ends, in bytes after the header. That is also where the data of
+/// the items before it begins.
 fn data_end(leaf: &[u8], slot: usize) -> usize {
     match slot.checked_sub(1) {
         Some(before) => items(leaf).expect(WELL_FORMED)[before].offset.get() as usize,
@@ -75,20 +75,20 @@ fn data_end(leaf: &[u8], slot: usize) -> usize {
     }
 }
 
-/// The bytes that are free in a leaf. An item needs [`ITEM_SIZE`] and its data.
+/// How many bytes of a leaf are free. An item needs [`ITEM_SIZE`] and its data.
 #[must_use]
 pub fn leaf_free(leaf: &[u8]) -> usize {
     let count = count(leaf);
     data_end(leaf, count) - count * ITEM_SIZE
 }
 
-/// The bytes that the items `from..to` take with their headers.
+/// How many bytes the items `from..to` take, with their headers.
 #[must_use]
 pub fn items_bytes(leaf: &[u8], from: usize, to: usize) -> usize {
     data_end(leaf, from) - data_end(leaf, to) + (to - from) * ITEM_SIZE
 }
 
-/// Opens a gap for `new` items with `bytes` of data before the item at `slot`, and says where their
+/// Opens a gap for `new` items with `bytes` of data before the item at `slot`. Returns where their
 /// data ends, in bytes after the header.
 fn open_gap(leaf: &mut [u8], slot: usize, new: usize, bytes: usize) -> usize {
     let old = count(leaf);
@@ -105,7 +105,7 @@ fn open_gap(leaf: &mut [u8], slot: usize, new: usize, bytes: usize) -> usize {
     end
 }
 
-/// Inserts items at `slot`.
+/// Inserts items before the item at `slot`.
 pub fn insert_items<'d>(
     leaf: &mut [u8],
     slot: usize,
@@ -119,8 +119,8 @@ pub fn insert_items<'d>(
     }
 }
 
-/// Writes header and data of the item at `slot`, the data so that it ends at `end` after the
-/// header, and says where it begins.
+/// Writes the header of the item at `slot`, and its data so that it ends `end` bytes after the
+/// header of the block. Returns where the data begins.
 fn put_item(leaf: &mut [u8], slot: usize, end: usize, key: Key, data: &[u8]) -> usize {
     let start = end - data.len();
     let body = &mut leaf[HEADER_SIZE..];
@@ -134,8 +134,8 @@ fn put_item(leaf: &mut [u8], slot: usize, end: usize, key: Key, data: &[u8]) -> 
     start
 }
 
-/// Copies headers and data of the items `run` of `source` to `slot`, the data so that it ends at
-/// `end` after the header, and says where it begins.
+/// Copies the headers of the items `run` of `source` to `slot`, and their data so that it ends
+/// `end` bytes after the header of the block. Returns where the data begins.
 fn put_run(leaf: &mut [u8], slot: usize, end: usize, source: &[u8], run: Range<usize>) -> usize {
     let data = data_end(source, run.end)..data_end(source, run.start);
     let start = end - data.len();
@@ -168,8 +168,8 @@ pub fn remove_items(leaf: &mut [u8], from: usize, to: usize) {
     set_count(leaf, left);
 }
 
-/// Changes the size of the item at `slot`. Its data keeps its beginning; what is new at
-/// its end is zero.
+/// Changes the size of the data of the item at `slot`. The data keeps its beginning. When it grows,
+/// the new bytes at its end are zero.
 pub fn resize_item(leaf: &mut [u8], slot: usize, size: usize) {
     let all = count(leaf);
     let old = items(leaf).expect(WELL_FORMED)[slot].size.get() as usize;
@@ -177,7 +177,8 @@ pub fn resize_item(leaf: &mut [u8], slot: usize, size: usize) {
     let (low, start, end) = (data_end(leaf, all), data_end(leaf, slot + 1), data_end(leaf, slot));
     let kept = old.min(size);
     let body = &mut leaf[HEADER_SIZE..];
-    // Where the beginning of the data goes is `end - size`; all that is before it moves as far.
+    // The data will begin at `end - size`. The data of all later items, and the part that is kept,
+    // move by the same distance.
     body.copy_within(low..start + kept, low + old - size);
     body[end - size + kept..end].fill(0);
     let items = items_mut(leaf, all);
@@ -201,14 +202,14 @@ pub fn set_item_key(leaf: &mut [u8], slot: usize, key: Key) {
     items_mut(leaf, count)[slot].key = key.into();
 }
 
-/// Copies the items `from..to` of `source` to `slot` of `leaf`.
+/// Copies the items `from..to` of `source` before the item at `slot` of `leaf`.
 pub fn copy_items(leaf: &mut [u8], slot: usize, source: &[u8], from: usize, to: usize) {
     let bytes = data_end(source, from) - data_end(source, to);
     let end = open_gap(leaf, slot, to - from, bytes);
     put_run(leaf, slot, end, source, from..to);
 }
 
-/// Fills an empty leaf in the order of the keys: nothing is moved again.
+/// Fills an empty leaf in the order of the keys, without moving what it wrote.
 #[derive(Debug)]
 pub struct LeafFiller<'l> {
     leaf: &'l mut [u8],
@@ -218,7 +219,7 @@ pub struct LeafFiller<'l> {
 }
 
 impl<'l> LeafFiller<'l> {
-    /// Begins with the leaf that has this header, and no items yet.
+    /// Begins with a leaf without items, whose header is already made.
     pub fn new(leaf: &'l mut [u8]) -> Self {
         let low = leaf.len() - HEADER_SIZE;
         Self { leaf, count: 0, low }
@@ -244,13 +245,13 @@ impl<'l> LeafFiller<'l> {
         self.count += items;
     }
 
-    /// Ends the leaf with the items that were added.
+    /// Stores the number of added items in the header.
     pub fn finish(self) {
         set_count(self.leaf, self.count);
     }
 }
 
-/// Inserts pointers at `slot` of a node.
+/// Inserts pointers before the pointer at `slot` of a node.
 pub fn insert_pointers(node: &mut [u8], slot: usize, new: &[KeyPtr]) {
     let old = count(node);
     let body = &mut node[HEADER_SIZE..];
@@ -267,7 +268,7 @@ pub fn remove_pointers(node: &mut [u8], from: usize, to: usize) {
     set_count(node, old - (to - from));
 }
 
-/// Copies the pointers `from..to` of `source` to `slot` of `node`.
+/// Copies the pointers `from..to` of `source` before the pointer at `slot` of `node`.
 pub fn copy_pointers(node: &mut [u8], slot: usize, source: &[u8], from: usize, to: usize) {
     insert_pointers(node, slot, &pointers(source).expect(WELL_FORMED)[from..to]);
 }
@@ -309,7 +310,7 @@ mod tests {
         assert_eq!(leaf_free(leaf), end - items.len() * ITEM_SIZE);
     }
 
-    /// A leaf under random edits stays what a vector of items becomes under the same.
+    /// Random edits change a leaf as they change a vector of items.
     #[test]
     fn a_leaf_is_a_list_of_items() {
         let mut state = 0x1234_5678_9abc_def0u64;
@@ -360,7 +361,7 @@ mod tests {
         let half = model.len() / 2;
         copy_items(&mut other, 0, &leaf, half, model.len());
         check(&other, &model[half..]);
-        // The same items again: runs of the leaf, and one of its own between them.
+        // Builds the same leaf again: two runs of the old leaf, and a single item between them.
         let mut again = vec![0; NODE_SIZE];
         let mut filler = LeafFiller::new(&mut again);
         filler.copy(&leaf, 0..half);

@@ -1,11 +1,11 @@
-//! What is written: blocks, superblocks and items, from values to bytes.
+//! Encodes blocks, superblocks and items.
 //!
-//! The other way round of what the modules of the structures parse. A structure without
-//! variable parts needs nothing here: its `as_bytes` is its encoding.
+//! This is the inverse of the parsers in the modules of the structures. A structure without
+//! variable parts needs no function here: its `as_bytes` is its encoding.
 //!
-//! A tree block is made by [`new_block`], filled through [`edit`](crate::edit), and
-//! closed by [`seal_block`]; a superblock is closed by [`sealed_superblock`]. Sealing is
-//! the last thing that happens to either: any change after it makes the checksum wrong.
+//! A caller makes a tree block with [`new_block`], fills it through [`edit`](crate::edit), and
+//! seals it with [`seal_block`]. It seals a superblock with [`sealed_superblock`]. Sealing is the
+//! last step: any later change makes the checksum wrong.
 
 use uuid::Uuid;
 use zerocopy::IntoBytes;
@@ -22,21 +22,21 @@ use crate::root::{RootRef, RootRefItem};
 use crate::superblock::{SUPERBLOCK_SIZE, SuperblockItem};
 use crate::{Generation, ItemType, Key, Logical, Physical, TreeId, U64};
 
-/// The bytes of the field for the checksum, which blocks and superblocks begin with alike.
+/// The size of the checksum field at the beginning of blocks and superblocks, in bytes.
 const CSUM_FIELD: usize = 32;
 
-/// Who a tree block is.
+/// The fields of the header that identify a tree block.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockIdentity {
     /// The filesystem id that the blocks of the volume carry.
     pub metadata_uuid: Uuid,
     /// The UUID of the chunk tree.
     pub chunk_tree_uuid: Uuid,
-    /// Where it is.
+    /// The address of the block.
     pub logical: Logical,
-    /// The transaction that writes it.
+    /// The transaction that writes the block.
     pub generation: Generation,
-    /// The tree that it is made for.
+    /// The tree that the block is made for.
     pub owner: TreeId,
     /// Its level, 0 for a leaf.
     pub level: u8,
@@ -60,7 +60,7 @@ pub fn new_block(node_size: u32, identity: &BlockIdentity) -> Box<[u8]> {
     block
 }
 
-/// Says in the header of a block that it is written, and puts its checksum there.
+/// Marks the block as written in its header, and stores its checksum there.
 pub fn seal_block(block: &mut [u8], checksum: ChecksumType) {
     header_mut(block).flags |= HEADER_WRITTEN;
     seal(block, checksum);
@@ -73,7 +73,7 @@ fn seal(bytes: &mut [u8], checksum: ChecksumType) {
     stored[..computed.bytes().len()].copy_from_slice(computed.bytes());
 }
 
-/// The bytes of a superblock that belongs at byte `place` of its device.
+/// The bytes of a superblock for byte `place` of its device, with their checksum.
 #[must_use]
 pub fn sealed_superblock(
     item: &SuperblockItem,
@@ -122,7 +122,7 @@ pub fn chunk_item(chunk: &Chunk, sector_size: u32) -> Vec<u8> {
     bytes
 }
 
-/// The bytes that the superblock's array of system chunks takes for `chunks`.
+/// Encodes `chunks` for the superblock's array of system chunks.
 #[must_use]
 pub fn system_chunk_array<'a>(
     chunks: impl IntoIterator<Item = &'a Chunk>,
@@ -136,8 +136,8 @@ pub fn system_chunk_array<'a>(
     bytes
 }
 
-/// One entry of a DIR_ITEM, DIR_INDEX or XATTR_ITEM. Name and data have lengths that
-/// the format has 16 bits for.
+/// One entry of a DIR_ITEM, DIR_INDEX or XATTR_ITEM. Name and data must have at most 65535 bytes
+/// each, because the format stores their lengths in 16 bits.
 #[must_use]
 pub fn dir_entry(entry: &DirEntry<'_>) -> Vec<u8> {
     let item = DirEntryItem {
@@ -172,8 +172,8 @@ fn length(bytes: &[u8]) -> u16 {
     u16::try_from(bytes.len()).expect("names and values have 16-bit lengths")
 }
 
-/// Key and item of the extent that is a tree block, held by `owner` alone. `first_key`
-/// is that of the block, which only the old form records (`skinny` off).
+/// Key and item of the extent of a tree block with one reference, that of its owner. `first_key` is
+/// the first key of the block; only the form without skinny metadata stores it.
 #[must_use]
 pub fn tree_block_extent(
     identity: &BlockIdentity,
@@ -200,8 +200,8 @@ pub fn tree_block_extent(
     (key, bytes)
 }
 
-/// The key by which the UUID tree finds the subvolume with this UUID, of type
-/// `UUID_KEY_SUBVOL` or `UUID_KEY_RECEIVED_SUBVOL`.
+/// The key of the subvolume with this UUID in the UUID tree. `item_type` is `UUID_KEY_SUBVOL` or
+/// `UUID_KEY_RECEIVED_SUBVOL`.
 #[must_use]
 pub fn uuid_key(uuid: Uuid, item_type: ItemType) -> Key {
     let (low, high) = uuid.as_bytes().split_at(8);
@@ -265,8 +265,7 @@ mod tests {
         assert_eq!(parse_system_chunks(&array, 4096).unwrap(), chunks);
     }
 
-    /// A block is accepted by the full check, which recomputes its checksum, with every
-    /// algorithm; a change after the seal is not.
+    /// With every algorithm, the full check accepts a sealed block, and refuses it after a change.
     #[test]
     fn blocks_are_sealed() {
         for checksum in [
@@ -284,6 +283,7 @@ mod tests {
                 seeds: Vec::new(),
                 incompat: Incompat::SKINNY_METADATA,
                 generation: Generation(7),
+                is_written: false,
             };
             let mut block = new_block(4096, &identity(0));
             let (key, data) = (Key::new(5, ItemType::INODE_REF, 6), inode_ref(3, b"name"));
@@ -355,7 +355,7 @@ mod tests {
         }
     }
 
-    /// A volume that `mkfs.btrfs` made has this UUID under this key.
+    /// The UUID and its key come from a volume that `mkfs.btrfs` made.
     #[test]
     fn uuids_are_found_by_their_halves() {
         let uuid = Uuid::try_parse("7ead1312-d2f7-4099-ac04-d3fd4cea9bea").unwrap();

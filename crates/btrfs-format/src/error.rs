@@ -1,11 +1,11 @@
-//! What is wrong with bytes that should be a structure of the format.
+//! The error for bytes that are not a structure of the format.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// Bytes that are not what the format says they must be.
+/// Bytes that break a rule of the format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
     /// The structure, by its name in the format.
@@ -15,7 +15,7 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// A structure and what is wrong with it.
+    /// An error about `structure`.
     pub fn new(structure: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { structure, problem: problem.into() }
     }
@@ -29,7 +29,7 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// Views the start of `bytes` as a `T` and returns what follows it.
+/// Views the start of `bytes` as a `T`. Returns it with the bytes behind it.
 pub(crate) fn view<'a, T: FromBytes + KnownLayout + Immutable>(
     structure: &'static str,
     bytes: &'a [u8],
@@ -39,7 +39,7 @@ pub(crate) fn view<'a, T: FromBytes + KnownLayout + Immutable>(
     })
 }
 
-/// Takes the first `len` bytes of `bytes`, which hold `what`.
+/// Splits off the first `len` bytes of `bytes`, which hold `what`.
 pub(crate) fn take<'a>(
     structure: &'static str,
     what: &'static str,

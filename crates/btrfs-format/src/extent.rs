@@ -1,7 +1,7 @@
-//! Extents and who refers to them.
+//! Extents and their back references.
 //!
-//! An EXTENT_ITEM or METADATA_ITEM counts the references to an extent and holds as
-//! many of them inline as fit; the others are items of their own behind it.
+//! An EXTENT_ITEM or METADATA_ITEM counts the references to an extent. It holds as many of them
+//! inline as fit; each of the others has its own item behind it.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,9 +15,9 @@ use crate::{ItemType, Malformed};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtentItem {
-    /// References in all, inline or not.
+    /// How many references there are, inline and as items.
     pub refs: U64,
-    /// The transaction that allocated it.
+    /// The transaction that allocated the extent.
     pub generation: U64,
     /// [`EXTENT_FLAG_DATA`], [`EXTENT_FLAG_TREE_BLOCK`], [`EXTENT_FLAG_FULL_BACKREF`].
     pub flags: U64,
@@ -27,10 +27,11 @@ pub struct ExtentItem {
 pub const EXTENT_FLAG_DATA: u64 = 1;
 /// The extent is a tree block.
 pub const EXTENT_FLAG_TREE_BLOCK: u64 = 2;
-/// The tree block refers to what is below it by its own address.
+/// The back references of what the tree block points to name the address of the block, not its
+/// tree.
 pub const EXTENT_FLAG_FULL_BACKREF: u64 = 1 << 8;
 
-/// What follows in the EXTENT_ITEM of a tree block. 18 bytes.
+/// The part that follows in the EXTENT_ITEM of a tree block. 18 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TreeBlockInfo {
@@ -40,7 +41,7 @@ pub struct TreeBlockInfo {
     pub level: u8,
 }
 
-/// An EXTENT_DATA_REF: who refers to a data extent. 28 bytes.
+/// An EXTENT_DATA_REF: the file that refers to a data extent. 28 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExtentDataRef {
@@ -48,26 +49,26 @@ pub struct ExtentDataRef {
     pub root: U64,
     /// The inode.
     pub objectid: U64,
-    /// Where in the file the extent would begin, in bytes.
+    /// The file offset at which the beginning of the extent would be, in bytes.
     pub offset: U64,
-    /// How often.
+    /// How many file extents of the inode refer to it.
     pub count: U32,
 }
 
-/// A reference that stands in the extent item itself.
+/// A reference inside of the extent item.
 #[derive(Clone, Copy, Debug)]
 pub enum InlineRef<'a> {
-    /// A tree block, held by the tree with this id.
+    /// To a tree block, from the tree with this id.
     TreeBlock(u64),
-    /// A tree block, held by the block at this address.
+    /// To a tree block, from the block at this address.
     SharedBlock(u64),
-    /// A data extent, held by a file.
+    /// To a data extent, from a file.
     ExtentData(&'a ExtentDataRef),
-    /// A data extent, held `count` times by the leaf at the address `parent`.
+    /// To a data extent, `count` times from the leaf at the address `parent`.
     SharedData {
         /// The address of the leaf.
         parent: u64,
-        /// How often.
+        /// How many file extents of the leaf refer to it.
         count: u32,
     },
     /// The subvolume that the extent was first made for.
@@ -85,7 +86,7 @@ pub struct Extent<'a> {
 }
 
 impl<'a> Extent<'a> {
-    /// Parses the item of type `item_type`.
+    /// Parses `data`, an item of type `item_type`.
     pub fn parse(item_type: ItemType, data: &'a [u8]) -> Result<Self, Malformed> {
         let (item, rest) = view::<ExtentItem>("extent item", data)?;
         let is_block = item.flags.get() & EXTENT_FLAG_TREE_BLOCK != 0;
@@ -98,7 +99,7 @@ impl<'a> Extent<'a> {
         Ok(Self { item, block, refs })
     }
 
-    /// The references that stand in the item. Ends after the first malformed one.
+    /// The inline references. The iterator ends after the first malformed one.
     pub fn inline_refs(&self) -> impl Iterator<Item = Result<InlineRef<'a>, Malformed>> {
         sequence(self.refs, parse_inline_ref)
     }

@@ -1,4 +1,4 @@
-//! File extents: where a range of a file is.
+//! File extents: where the data of a range of a file is.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -7,15 +7,15 @@ use crate::compress::Compression;
 use crate::error::view;
 use crate::{Generation, Logical, Malformed};
 
-/// The part that every EXTENT_DATA item has. 21 bytes; inline data follows at once.
+/// The part that every EXTENT_DATA item has. 21 bytes; inline data follows directly.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FileExtentHead {
     /// The transaction that made the extent.
     pub generation: U64,
-    /// The size of the extent's data when it is not compressed, in bytes.
+    /// The size of the extent's data before compression, in bytes.
     pub ram_bytes: U64,
-    /// How it is compressed.
+    /// The number of its compression: [`Compression::from_disk`].
     pub compression: u8,
     /// Always 0.
     pub encryption: u8,
@@ -25,17 +25,17 @@ pub struct FileExtentHead {
     pub extent_type: u8,
 }
 
-/// What follows in extents that are not inline. 32 bytes.
+/// The part that follows in extents that are not inline. 32 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FileExtentTail {
-    /// Where the extent is; 0 for a hole.
+    /// The address of the extent; 0 for a hole.
     pub disk_bytenr: U64,
-    /// The size that it has there, in bytes.
+    /// The size of the extent on disk, in bytes.
     pub disk_num_bytes: U64,
-    /// Where in the uncompressed extent this range begins, in bytes.
+    /// The offset of this range in the uncompressed extent, in bytes.
     pub offset: U64,
-    /// How much of the file this range is, in bytes.
+    /// The length of this range in the file, in bytes.
     pub num_bytes: U64,
 }
 
@@ -47,17 +47,17 @@ pub mod extent_type {
     pub const PREALLOC: u8 = 2;
 }
 
-/// The largest extent that is compressed, in bytes before compression.
+/// The largest extent that may be compressed, in bytes before compression.
 pub const MAX_COMPRESSED_EXTENT: u64 = 128 << 10;
 
 /// A parsed EXTENT_DATA item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileExtent<'a> {
-    /// The transaction that made it.
+    /// The transaction that made the extent.
     pub generation: Generation,
     /// The size of the whole extent before compression, in bytes.
     pub ram_bytes: u64,
-    /// How it is compressed.
+    /// The compression of the extent.
     pub compression: Compression,
     /// Where the data is.
     pub body: FileExtentBody<'a>,
@@ -68,29 +68,29 @@ pub struct FileExtent<'a> {
 pub enum FileExtentBody<'a> {
     /// In the item itself.
     Inline(&'a [u8]),
-    /// Nowhere: it reads as zeros.
+    /// The file has no data here: the range reads as zeros.
     Hole {
         /// The length of the range in the file, in bytes.
         num_bytes: u64,
     },
-    /// In an extent.
+    /// In an extent on disk.
     Extent {
         /// The address of the extent.
         disk_bytenr: Logical,
         /// Its size on disk, in bytes.
         disk_num_bytes: u64,
-        /// Where in the uncompressed extent the range begins, in bytes.
+        /// The offset of the range in the uncompressed extent, in bytes.
         offset: u64,
         /// The length of the range in the file, in bytes.
         num_bytes: u64,
-        /// Allocated and never written: it reads as zeros.
+        /// Whether it was allocated and never written: it reads as zeros.
         preallocated: bool,
     },
 }
 
 impl<'a> FileExtent<'a> {
-    /// Parses an EXTENT_DATA item. Whether its numbers fit together is for
-    /// [`crate::check`] to say.
+    /// Parses an EXTENT_DATA item. It does not check whether the numbers are consistent;
+    /// [`crate::check`] does that.
     ///
     /// # Errors
     /// When the item is too short, or its type, compression or encoding is unknown.

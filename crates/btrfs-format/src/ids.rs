@@ -1,4 +1,4 @@
-//! Numbers with types, so that an address of one space is never taken for another.
+//! Typed numbers, so that the compiler tells addresses of different spaces apart.
 
 use std::fmt;
 
@@ -25,11 +25,12 @@ ids! {
     Logical;
     /// A byte offset on one device.
     Physical;
-    /// The number of a transaction. Everything a transaction wrote carries it.
+    /// The number of a transaction. Everything that the transaction wrote carries it.
     Generation;
-    /// The number of a device in its volume, from 1 (0 only while one is replaced).
+    /// The number of a device in its volume, from 1 on. 0 is the target while a device is being
+    /// replaced.
     DeviceId;
-    /// An inode number in one subvolume, from 256 for the root directory.
+    /// An inode number in one subvolume. The root directory has 256.
     Ino;
     /// The object id of a tree: one of [`TreeId`]'s constants, or a subvolume.
     TreeId;
@@ -38,7 +39,7 @@ ids! {
 shown_as_numbers!(Logical, Physical, Generation, DeviceId, Ino);
 
 impl fmt::Display for TreeId {
-    /// The name of a special tree, as the tools of btrfs spell it, and the number of a subvolume:
+    /// A special tree shows its name as btrfs-progs spells it, and a subvolume its number:
     /// `EXTENT_TREE`, `DATA_RELOC_TREE`, `5`, `257`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.special_name() {
@@ -55,7 +56,7 @@ impl TreeId {
     pub const EXTENT: Self = Self(2);
     /// The map from logical addresses to devices.
     pub const CHUNK: Self = Self(3);
-    /// Which parts of the devices are allocated to which chunk.
+    /// The ranges of the devices that are allocated to chunks.
     pub const DEV: Self = Self(4);
     /// The top-level subvolume.
     pub const FS: Self = Self(5);
@@ -67,25 +68,25 @@ impl TreeId {
     pub const UUID: Self = Self(9);
     /// Free space of every block group (free-space cache v2).
     pub const FREE_SPACE: Self = Self(10);
-    /// Block group items, when they are not in the extent tree.
+    /// Block group items, in volumes that do not keep them in the extent tree.
     pub const BLOCK_GROUP: Self = Self(11);
-    /// Where the parts of striped data extents are (RAID stripe tree).
+    /// The places of striped data extents (RAID stripe tree).
     pub const RAID_STRIPE: Self = Self(12);
     /// Log trees of all subvolumes, written by fsync.
     pub const TREE_LOG: Self = Self(0u64.wrapping_sub(6));
     /// Roots of relocation trees, while a balance runs.
     pub const TREE_RELOC: Self = Self(0u64.wrapping_sub(8));
-    /// The log tree while it is replayed. No tree is stored under it.
+    /// The id of a log tree in memory during replay. No tree is stored under it.
     pub const TREE_LOG_FIXUP: Self = Self(0u64.wrapping_sub(7));
-    /// Relocation of data, while a balance runs.
+    /// The files that relocate data, while a balance runs.
     pub const DATA_RELOC: Self = Self(0u64.wrapping_sub(9));
 
-    /// The lowest id of a subvolume other than the top level.
+    /// The lowest id of a subvolume other than the top-level one.
     pub const FIRST_FREE: Self = Self(256);
     /// The highest id of a subvolume.
     pub const LAST_FREE: Self = Self(0u64.wrapping_sub(256));
 
-    /// The name of a tree that is no subvolume, as the tools of btrfs spell it.
+    /// The name of a tree that is no subvolume, as btrfs-progs spells it.
     #[must_use]
     pub fn special_name(self) -> Option<&'static str> {
         Some(match self {
@@ -107,7 +108,7 @@ impl TreeId {
         })
     }
 
-    /// Whether this is the id of a subvolume (the top level included).
+    /// Whether this is the id of a subvolume; the top-level one counts.
     #[must_use]
     pub fn is_subvolume(self) -> bool {
         self == Self::FS || (Self::FIRST_FREE..=Self::LAST_FREE).contains(&self)
@@ -123,8 +124,8 @@ impl TreeId {
 impl Ino {
     /// The root directory of a subvolume.
     pub const ROOT_DIR: Self = Self(256);
-    /// The empty directory that stands where a snapshot holds an entry of a
-    /// subvolume that was nested in its source.
+    /// An empty directory. A snapshot shows it in place of a subvolume that was nested in its
+    /// source.
     pub const EMPTY_SUBVOLUME_DIR: Self = Self(2);
 }
 
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(shown(18_446_744_073_709_551_610), "TREE_LOG");
         assert_eq!((shown(5), shown(257)), ("5".to_owned(), "257".to_owned()));
         assert_eq!(format!("{:>6}|{:>9}", TreeId::FS, TreeId::DEV), "     5| DEV_TREE");
-        // An id that nothing uses is a number, and none of the names belongs to a subvolume.
+        // An unused id shows as a number, and no name belongs to a subvolume.
         assert_eq!(shown(13), "13");
         for id in (1..300).chain((1..300).map(|id: u64| id.wrapping_neg())) {
             let id = TreeId(id);

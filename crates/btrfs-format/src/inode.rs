@@ -48,7 +48,7 @@ pub struct InodeItem {
     pub otime: Timespec,
 }
 
-/// Bits of [`InodeItem::flags`]. The high half belongs to fs-verity and is read-only compatible.
+/// Bits of [`InodeItem::flags`]. The high half is read-only compatible; fs-verity uses it.
 #[expect(missing_docs, reason = "the names are the format's and say what the bits are")]
 pub mod inode_flags {
     pub const NODATASUM: u64 = 1 << 0;
@@ -66,7 +66,7 @@ pub mod inode_flags {
     pub const ROOT_ITEM_INIT: u64 = 1 << 31;
     pub const VERITY: u64 = 1 << 32;
 
-    /// The flags that are set, by name.
+    /// The names of the flags that are set.
     #[must_use]
     pub fn names(flags: u64) -> Vec<&'static str> {
         [
@@ -97,8 +97,8 @@ impl InodeItem {
         Ok(view("inode item", data)?.0)
     }
 
-    /// Major and minor number of a device node. They are stored as the kernel keeps
-    /// them in memory: 20 bits of minor below 12 bits of major.
+    /// Major and minor number of a device node. The field holds them as the kernel does in memory:
+    /// 12 bits of major above 20 bits of minor.
     #[must_use]
     pub fn device_number(&self) -> (u32, u32) {
         #[expect(clippy::cast_possible_truncation, reason = "a device number has 32 bits")]
@@ -121,9 +121,9 @@ pub struct InodeRefItem {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InodeExtrefItem {
-    /// The directory.
+    /// The inode number of the directory.
     pub parent: U64,
-    /// The index of the entry in it.
+    /// The index of the entry in the directory.
     pub index: U64,
     /// The length of the name.
     pub name_len: U16,
@@ -132,16 +132,16 @@ pub struct InodeExtrefItem {
 /// One name of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InodeName<'a> {
-    /// The inode number of the directory that holds it.
+    /// The inode number of the directory that holds the name.
     pub parent: u64,
-    /// Its index there.
+    /// The index of the entry in that directory.
     pub index: u64,
     /// The name.
     pub name: &'a [u8],
 }
 
-/// The names in the INODE_REF item `data` whose key has `parent` as its offset.
-/// Ends after the first malformed one.
+/// The names in the INODE_REF item `data`. `parent` is the offset of its key. The iterator ends
+/// after the first malformed name.
 pub fn inode_refs(
     parent: u64,
     data: &[u8],
@@ -153,7 +153,7 @@ pub fn inode_refs(
     })
 }
 
-/// The names in the INODE_EXTREF item `data`. Ends after the first malformed one.
+/// The names in the INODE_EXTREF item `data`. The iterator ends after the first malformed name.
 pub fn inode_extrefs(data: &[u8]) -> impl Iterator<Item = Result<InodeName<'_>, Malformed>> {
     crate::dir::sequence(data, |data| {
         let (item, rest) = view::<InodeExtrefItem>("inode extref", data)?;

@@ -1,7 +1,7 @@
 //! Keys and item types.
 //!
-//! Every item of every tree is found by a key of three numbers, ordered as a tuple:
-//! what it is about, what kind of thing it says, and which one of these.
+//! Every item of every tree has a key of three numbers: the object that it describes, the type of
+//! the item, and an offset that tells items of one type apart. Keys are ordered as a tuple.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The key of an item, in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// What the item is about: an inode, a tree, an address.
+    /// The object that the item describes: an inode, a tree, an address.
     pub objectid: u64,
-    /// What it says about it.
+    /// The type of the item.
     pub item_type: ItemType,
-    /// Which one: a file offset, a hash, another object id, a length.
+    /// Tells items of one type apart: a file offset, a hash, another object id, a length.
     pub offset: u64,
 }
 
@@ -25,13 +25,13 @@ impl Key {
     /// The highest key.
     pub const MAX: Self = Self::new(u64::MAX, ItemType(u8::MAX), u64::MAX);
 
-    /// A key of its three parts.
+    /// Makes a key from its three parts.
     #[must_use]
     pub const fn new(objectid: u64, item_type: ItemType, offset: u64) -> Self {
         Self { objectid, item_type, offset }
     }
 
-    /// The key that follows this one; `None` after [`Key::MAX`].
+    /// The next higher key; `None` after [`Key::MAX`].
     #[must_use]
     pub fn successor(self) -> Option<Self> {
         if let Some(offset) = self.offset.checked_add(1) {
@@ -61,7 +61,7 @@ pub struct DiskKey {
 }
 
 impl DiskKey {
-    /// The key that is stored here.
+    /// The key with typed fields.
     #[must_use]
     pub fn get(&self) -> Key {
         Key::new(self.objectid.get(), ItemType(self.item_type), self.offset.get())
@@ -87,7 +87,7 @@ macro_rules! item_types {
         impl ItemType {
             $($(#[$doc])* pub const $name: Self = Self($value);)*
 
-            /// The name that the format gives this type; `None` when it knows none.
+            /// The name of this type in the format; `None` for an unknown type.
             #[must_use]
             pub fn name(self) -> Option<&'static str> {
                 Some(match self {
@@ -104,37 +104,37 @@ item_types! {
     INODE_ITEM = 1;
     /// A name of an inode in one directory.
     INODE_REF = 12;
-    /// A name of an inode, when the reference item of the directory was full.
+    /// A name of an inode, when its INODE_REF item has no more room.
     INODE_EXTREF = 13;
-    /// Extended attributes whose names have one hash.
+    /// Extended attributes whose names have the same hash.
     XATTR_ITEM = 24;
     /// fs-verity: the descriptor.
     VERITY_DESC_ITEM = 36;
     /// fs-verity: a part of the Merkle tree.
     VERITY_MERKLE_ITEM = 37;
-    /// An inode without a name that is still to be removed.
+    /// An inode without a name that must still be removed.
     ORPHAN_ITEM = 48;
     /// A range of names that a log tree covers (no longer written).
     DIR_LOG_ITEM = 60;
     /// A range of directory indexes that a log tree covers.
     DIR_LOG_INDEX = 72;
-    /// Directory entries whose names have one hash.
+    /// Directory entries whose names have the same hash.
     DIR_ITEM = 84;
     /// A directory entry by its index.
     DIR_INDEX = 96;
-    /// A range of a file.
+    /// A file extent: where a range of a file is.
     EXTENT_DATA = 108;
     /// Checksums of consecutive sectors.
     EXTENT_CSUM = 128;
     /// The root of a tree.
     ROOT_ITEM = 132;
-    /// From a subvolume to the one that holds it.
+    /// A link from a subvolume to the subvolume that contains it.
     ROOT_BACKREF = 144;
-    /// From a subvolume to one that it holds.
+    /// A link from a subvolume to one that it contains.
     ROOT_REF = 156;
-    /// An allocated extent, with its length as the offset of the key.
+    /// An allocated extent. The offset of the key is its length.
     EXTENT_ITEM = 168;
-    /// An allocated tree block, with its level as the offset of the key.
+    /// An allocated tree block. The offset of the key is its level.
     METADATA_ITEM = 169;
     /// The subvolume that an extent was first made for (simple quotas).
     EXTENT_OWNER_REF = 172;
@@ -148,7 +148,7 @@ item_types! {
     SHARED_DATA_REF = 184;
     /// A block group.
     BLOCK_GROUP_ITEM = 192;
-    /// How the free space of a block group is recorded.
+    /// Whether the free space of a block group is stored as extents or bitmaps.
     FREE_SPACE_INFO = 198;
     /// A free range.
     FREE_SPACE_EXTENT = 199;
@@ -160,7 +160,7 @@ item_types! {
     DEV_ITEM = 216;
     /// A chunk.
     CHUNK_ITEM = 228;
-    /// Where the stripes of a data extent are.
+    /// The places of a data extent on the devices.
     RAID_STRIPE = 230;
     /// The state of quotas.
     QGROUP_STATUS = 240;
@@ -168,25 +168,25 @@ item_types! {
     QGROUP_INFO = 242;
     /// What a quota group may use.
     QGROUP_LIMIT = 244;
-    /// One quota group in another.
+    /// A link between a quota group and one that contains it.
     QGROUP_RELATION = 246;
-    /// State that is removed when done: a running balance.
+    /// State of an operation that ends: a running balance.
     TEMPORARY_ITEM = 248;
-    /// State that stays: error counts of a device.
+    /// State that is kept: error counts of a device.
     PERSISTENT_ITEM = 249;
     /// The replacement of a device.
     DEV_REPLACE = 250;
     /// A subvolume by its UUID.
     UUID_KEY_SUBVOL = 251;
-    /// Subvolumes by the UUID of what they were received from.
+    /// Subvolumes by the UUID of the subvolume that they were received from.
     UUID_KEY_RECEIVED_SUBVOL = 252;
     /// A string, for debugging.
     STRING_ITEM = 253;
 }
 
 impl ItemType {
-    /// Version 1 free space of a block group. Its object id, not a type of its own,
-    /// tells these items apart: the type byte is 0, which nothing else uses.
+    /// The type of version 1 free space items. Their type byte is 0, which no other item has; their
+    /// object id identifies them.
     pub const UNTYPED: Self = Self(0);
 }
 
@@ -199,7 +199,7 @@ impl fmt::Display for ItemType {
     }
 }
 
-/// Object ids with a meaning of their own, other than trees and inodes.
+/// Object ids with a special meaning, other than those of trees and inodes.
 pub mod objectid {
     /// The items of devices in the chunk tree.
     pub const DEV_ITEMS: u64 = 1;
@@ -207,7 +207,7 @@ pub mod objectid {
     pub const DEV_STATS: u64 = 0;
     /// The directory in the root tree that names the default subvolume.
     pub const ROOT_TREE_DIR: u64 = 6;
-    /// All chunks.
+    /// The object id of every chunk item.
     pub const FIRST_CHUNK_TREE: u64 = 256;
     /// The state of a running balance in the root tree.
     pub const BALANCE: u64 = 0u64.wrapping_sub(4);
@@ -219,6 +219,6 @@ pub mod objectid {
     pub const FREE_SPACE: u64 = 0u64.wrapping_sub(11);
     /// The inode that keeps version 1 free inode numbers.
     pub const FREE_INO: u64 = 0u64.wrapping_sub(12);
-    /// What extents of several owners carry as the owner.
+    /// The owner that stands for several owners.
     pub const MULTIPLE: u64 = 0u64.wrapping_sub(255);
 }

@@ -1,7 +1,7 @@
-//! The size and the telling offsets of every structure, proved at compile time.
+//! The size and selected offsets of every structure, checked at compile time.
 //!
-//! The numbers are those of the format's documentation. A structure that gains
-//! padding, or a field of another width, does not compile.
+//! The numbers are those of the format's documentation. A structure with padding, or with a field
+//! of another width, does not compile.
 
 use std::mem::offset_of;
 

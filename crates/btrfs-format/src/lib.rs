@@ -1,13 +1,13 @@
 //! The btrfs on-disk format.
 //!
-//! Structures, keys, items, checksums and compression framing, as they are stored.
-//! No I/O, no locks, no unsafe code: bytes go in, typed values or a [`Malformed`]
-//! come out. All integers on disk are little-endian and unaligned, so every
-//! structure here has alignment 1 and is viewed in place.
+//! Structures, keys, items, checksums and compression framing, as the disk stores them. The crate
+//! has no I/O, no locks and no unsafe code: a caller passes bytes in, and gets typed values or a
+//! [`Malformed`] out. All integers on disk are little-endian and unaligned, so every structure here
+//! has alignment 1 and is viewed in place.
 //!
 //! Fields keep the names of the format's documentation
-//! (<https://btrfs.readthedocs.io/en/latest/dev/On-disk-format.html>); the sizes and
-//! offsets of all structures are proved in [`layout`].
+//! (<https://btrfs.readthedocs.io/en/latest/dev/On-disk-format.html>). [`layout`] proves the sizes
+//! and offsets of all structures.
 //!
 //! The parts, from the disk upwards:
 //!
@@ -20,6 +20,7 @@
 //! | [`extent`], [`space`] | items of the extent, block-group, free-space and device trees |
 //! | [`quota`] | quota groups, and the items of the quota tree |
 //! | [`csum`], [`compress`] | the four checksums, the three compressions |
+//! | [`edit`], [`encode`] | changes of tree blocks in memory, and values to bytes |
 //! | [`check`] | the full check of a tree block: header, order, bounds, item contents |
 
 pub mod block;

@@ -1,11 +1,11 @@
-//! Quotas: quota groups, and what the items of the quota tree say.
+//! Quota groups, and the items of the quota tree.
 //!
-//! | key | item |
+//! | key | what the item says |
 //! |---|---|
 //! | `(0, QGROUP_STATUS, 0)` | whether quotas are on, and whether their numbers are right |
-//! | `(0, QGROUP_INFO, group)` | what a group uses |
-//! | `(0, QGROUP_LIMIT, group)` | what it may use |
-//! | `(group, QGROUP_RELATION, group)` | one group is in another; there is an item from each side |
+//! | `(0, QGROUP_INFO, group)` | how much a group uses |
+//! | `(0, QGROUP_LIMIT, group)` | how much it may use |
+//! | `(group, QGROUP_RELATION, group)` | one group contains the other; one item a direction |
 
 use std::fmt;
 
@@ -13,27 +13,27 @@ use crate::error::take;
 use crate::space::{QgroupInfoItem, QgroupLimitItem, QgroupStatusItem};
 use crate::{Generation, ItemType, Key, Malformed, TreeId, U64};
 
-/// The version of quotas that is known.
+/// The only known version of quotas.
 pub const STATUS_VERSION: u64 = 1;
 /// Quotas are on.
 pub const STATUS_ON: u64 = 1;
-/// The kernel is counting everything anew, and goes on with that when it mounts the volume.
+/// The kernel is recounting all groups. It continues when it mounts the volume again.
 pub const STATUS_RESCAN: u64 = 1 << 1;
-/// The numbers may be wrong until everything is counted anew.
+/// The numbers may be wrong until all groups are recounted.
 pub const STATUS_INCONSISTENT: u64 = 1 << 2;
-/// The quotas are simple ones: an extent counts for the subvolume that it was made for.
+/// The quotas are simple ones: an extent counts for the subvolume that allocated it.
 pub const STATUS_SIMPLE: u64 = 1 << 3;
 
-/// All that the group refers to is limited.
+/// There is a limit for all that the group refers to.
 pub const LIMIT_MAX_RFER: u64 = 1;
-/// What only the group refers to is limited.
+/// There is a limit for what no other group refers to.
 pub const LIMIT_MAX_EXCL: u64 = 1 << 1;
 
 /// The key of the status item.
 pub const STATUS_KEY: Key = Key::new(0, ItemType::QGROUP_STATUS, 0);
 
 /// A quota group: a level in the upper 16 bits, and a number. At level 0 the number is that of a
-/// subvolume. A group is only in groups of higher levels.
+/// subvolume. Only groups of higher levels contain a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QgroupId(pub u64);
 
@@ -46,26 +46,26 @@ impl QgroupId {
         Self(id.0)
     }
 
-    /// Its level: 0 for the group of a subvolume.
+    /// The level of the group: 0 for the group of a subvolume.
     #[must_use]
     pub fn level(self) -> u64 {
         self.0 >> Self::LEVEL_SHIFT
     }
 
-    /// The key of the item that says what the group uses.
+    /// The key of the item with the usage of the group.
     #[must_use]
     pub fn info_key(self) -> Key {
         Key::new(0, ItemType::QGROUP_INFO, self.0)
     }
 
-    /// The key of the item that says what the group may use.
+    /// The key of the item with the limits of the group.
     #[must_use]
     pub fn limit_key(self) -> Key {
         Key::new(0, ItemType::QGROUP_LIMIT, self.0)
     }
 
-    /// The key of the item by which this group is in `parent`, or has `parent` in it: there is
-    /// one of each.
+    /// The key of the relation item from this group to `parent`: one of the two contains the other.
+    /// There is one item for each direction.
     #[must_use]
     pub fn relation_key(self, parent: Self) -> Key {
         Key::new(self.0, ItemType::QGROUP_RELATION, parent.0)
@@ -80,17 +80,17 @@ impl fmt::Display for QgroupId {
 }
 
 impl QgroupStatusItem {
-    /// Whether all these flags are set.
+    /// Whether all bits of `flags` are set.
     #[must_use]
     pub fn has(&self, flags: u64) -> bool {
         self.flags.get() & flags == flags
     }
 
-    /// The transaction in which simple quotas were enabled: older extents count for no group.
-    /// `data` is the whole item.
+    /// The transaction that enabled simple quotas: older extents count for no group. `data` is the
+    /// whole item.
     ///
     /// # Errors
-    /// When the item has no such field.
+    /// When the item ends before that field.
     pub fn enabled_in(data: &[u8]) -> Result<Generation, Malformed> {
         const NAME: &str = "quota status";
         let (_, rest) = take(NAME, "fixed part", data, size_of::<Self>())?;
@@ -117,9 +117,8 @@ impl QgroupLimitItem {
         Self { flags: none, max_rfer: none, max_excl: none, rsv_rfer: none, rsv_excl: none }
     }
 
-    /// Whether there is something that the group may not use. Reservations and flags that are not
-    /// known keep the kernel from nothing. A limit of all 64 bits is none: so some tools take a
-    /// limit away.
+    /// Whether the kernel enforces a limit of this group. It enforces neither reservations nor
+    /// unknown flags. A limit of `u64::MAX` is no limit: some tools remove a limit in this way.
     #[must_use]
     pub fn is_limited(&self) -> bool {
         let flags = self.flags.get();
@@ -154,7 +153,7 @@ mod tests {
         assert!(limits(LIMIT_MAX_RFER, 0, 0).is_limited());
         assert!(limits(LIMIT_MAX_EXCL, u64::MAX, 1 << 30).is_limited());
         assert!(!limits(LIMIT_MAX_RFER | LIMIT_MAX_EXCL, u64::MAX, u64::MAX).is_limited());
-        // What `mkfs.btrfs` leaves in the item of the top level.
+        // The values that `mkfs.btrfs` leaves in the item of the top-level subvolume.
         assert!(!limits(0x50_0000, 8 << 20, 7_009_060_803_195_070_307).is_limited());
         assert!(!limits(12, 1, 1).is_limited());
     }

@@ -1,4 +1,4 @@
-//! Roots of trees, and how subvolumes hold each other.
+//! Roots of trees, and the links between subvolumes.
 
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -43,16 +43,16 @@ pub struct RootItem {
 
 /// The subvolume is read-only.
 pub const ROOT_SUBVOL_RDONLY: u64 = 1 << 0;
-/// The subvolume was deleted and is still to be dropped.
+/// The subvolume was deleted, and its tree must still be dropped.
 pub const ROOT_SUBVOL_DEAD: u64 = 1 << 48;
 
-/// The size of a root item of kernels before 3.6, in bytes.
+/// The size of a root item that a kernel before 3.6 wrote, in bytes.
 pub const LEGACY_ROOT_ITEM_SIZE: usize = 239;
 
 impl RootItem {
-    /// Parses a root item of either size. The fields that the short one lacks, and
-    /// those of a long one that an old kernel wrote last (`generation_v2` differs
-    /// from `generation` then), are zero.
+    /// Parses a root item of either size. The fields that only the long one has are zero in two
+    /// cases: the item is short, or an old kernel was the last to write it. Such a kernel updates
+    /// `generation` and leaves `generation_v2`, so the two differ.
     ///
     /// # Errors
     /// When the item has neither size.
@@ -68,19 +68,19 @@ impl RootItem {
         Ok(item)
     }
 
-    /// Where the root block is.
+    /// The address of the root block.
     #[must_use]
     pub fn logical(&self) -> Logical {
         Logical(self.bytenr.get())
     }
 
-    /// The generation that the root block has.
+    /// The generation of the root block.
     #[must_use]
     pub fn generation(&self) -> Generation {
         Generation(self.generation.get())
     }
 
-    /// Whether the subvolume may not be changed.
+    /// Whether the subvolume is read-only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.flags.get() & ROOT_SUBVOL_RDONLY != 0
@@ -92,7 +92,7 @@ impl RootItem {
         self.flags.get() & ROOT_SUBVOL_DEAD != 0 || self.refs.get() == 0
     }
 
-    /// A stored UUID; `None` when it is all zero.
+    /// The UUID in `bytes`; `None` when it is all zero.
     #[must_use]
     pub fn uuid(bytes: [u8; 16]) -> Option<Uuid> {
         Some(Uuid::from_bytes(bytes)).filter(|uuid| !uuid.is_nil())
@@ -103,9 +103,9 @@ impl RootItem {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RootRefItem {
-    /// The directory that holds the subvolume.
+    /// The inode number of the directory that holds the subvolume.
     pub dirid: U64,
-    /// The index of its entry there.
+    /// The index of its entry in that directory.
     pub sequence: U64,
     /// The length of the name.
     pub name_len: U16,
@@ -116,9 +116,9 @@ pub struct RootRefItem {
 pub struct RootRef<'a> {
     /// The inode number of the directory that holds the subvolume.
     pub dirid: u64,
-    /// The index of its entry there.
+    /// The index of its entry in that directory.
     pub sequence: u64,
-    /// Its name there.
+    /// Its name in that directory.
     pub name: &'a [u8],
 }
 

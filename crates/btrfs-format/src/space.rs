@@ -1,4 +1,4 @@
-//! Block groups, free space, quotas and small items of the other trees.
+//! Block groups, free space, quotas, and small items of the other trees.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -25,13 +25,13 @@ macro_rules! viewed {
 }
 
 viewed! {
-    /// A block group: what of a chunk is used. 24 bytes.
+    /// A block group: how much of a chunk is used. 24 bytes.
     BlockGroupItem, "block group item" { used: U64, chunk_objectid: U64, flags: U64, }
 
-    /// How the free space of a block group is recorded. 8 bytes.
+    /// Whether the free space of a block group is stored as extents or bitmaps. 8 bytes.
     FreeSpaceInfo, "free space info" { extent_count: U32, flags: U32, }
 
-    /// Version 1 free space of a block group: where its cache file is. 41 bytes.
+    /// Version 1 free space of a block group: the inode of its cache file. 41 bytes.
     FreeSpaceHeader, "free space header" {
         location: DiskKey,
         generation: U64,
@@ -64,7 +64,7 @@ viewed! {
     /// The state of quotas. 32 bytes, and 8 more with simple quotas.
     QgroupStatusItem, "quota status" { version: U64, generation: U64, flags: U64, rescan: U64, }
 
-    /// What a quota group uses. 40 bytes.
+    /// How much a quota group uses. 40 bytes.
     QgroupInfoItem, "quota info" {
         generation: U64,
         rfer: U64,
@@ -73,7 +73,7 @@ viewed! {
         excl_cmpr: U64,
     }
 
-    /// What a quota group may use. 40 bytes.
+    /// How much a quota group may use. 40 bytes.
     QgroupLimitItem, "quota limit" {
         flags: U64,
         max_rfer: U64,
@@ -86,8 +86,8 @@ viewed! {
     DirLogItem, "directory log item" { end: U64, }
 }
 
-/// The free space of the block group is in bitmaps.
+/// The free space of the block group is stored as bitmaps.
 pub const FREE_SPACE_USING_BITMAPS: u32 = 1;
 
-/// The bytes of one free space bitmap; each bit is a sector.
+/// The size of one free space bitmap in bytes; each bit is a sector.
 pub const FREE_SPACE_BITMAP_SIZE: u32 = 256;

@@ -6,9 +6,9 @@
 //! byte 274877906944      copy 2, likewise
 //! ```
 //!
-//! All copies of one commit are equal but for `bytenr`, which names the place, and the
-//! checksum. [`SuperblockItem`] is the structure as it is stored; [`Superblock`] is
-//! one that was checked, parsed once into typed values.
+//! All copies of one commit are equal, except for `bytenr`, which holds the place, and the
+//! checksum. [`SuperblockItem`] is the structure as the disk stores it. [`Superblock`] is a checked
+//! one, parsed into typed values.
 
 use std::fmt;
 
@@ -25,13 +25,13 @@ use crate::{Generation, Logical, Malformed};
 /// The size of a superblock in bytes.
 pub const SUPERBLOCK_SIZE: usize = 4096;
 
-/// Where the primary and its copies are, in bytes from the start of a device.
+/// The bytes of a device at which the primary and its copies begin.
 pub const SUPERBLOCK_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 
-/// What the `magic` field holds.
+/// The value of the `magic` field.
 pub const MAGIC: [u8; 8] = *b"_BHRfS_M";
 
-/// The bytes that a superblock has for system chunks.
+/// The size of the array for system chunks, in bytes.
 pub const SYSTEM_CHUNK_ARRAY_SIZE: usize = 2048;
 
 /// A superblock as it is stored.
@@ -108,21 +108,21 @@ pub struct RootBackup {
     pub unused_8: [u8; 10],
 }
 
-/// The volume is a seed: never written, only added to.
+/// The volume is a seed: it is never written, and other devices are added to it.
 pub const SUPER_FLAG_SEEDING: u64 = 1 << 32;
-/// The volume is an image of metadata alone, as `btrfs-image` makes it.
+/// The volume is a dump of metadata without data, made by `btrfs-image`.
 pub const SUPER_FLAG_METADUMP: u64 = 1 << 33;
-/// The same, in the second version of that format.
+/// The same, in version 2 of the dump format.
 pub const SUPER_FLAG_METADUMP_V2: u64 = 1 << 34;
-/// The fsid of the volume is being rewritten in all its blocks.
+/// A tool is rewriting the fsid in all blocks of the volume.
 pub const SUPER_FLAG_CHANGING_FSID: u64 = 1 << 35;
-/// The fsid is being changed by way of a metadata UUID.
+/// A tool is changing the fsid by adding a metadata UUID.
 pub const SUPER_FLAG_CHANGING_FSID_V2: u64 = 1 << 36;
-/// The conversion to a block group tree is under way.
+/// A tool is converting the volume to a block group tree.
 pub const SUPER_FLAG_CHANGING_BG_TREE: u64 = 1 << 38;
-/// The checksums of data are being converted.
+/// A tool is converting the checksums of data.
 pub const SUPER_FLAG_CHANGING_DATA_CSUM: u64 = 1 << 39;
-/// The checksums of metadata are being converted.
+/// A tool is converting the checksums of metadata.
 pub const SUPER_FLAG_CHANGING_META_CSUM: u64 = 1 << 40;
 
 macro_rules! features {
@@ -134,8 +134,8 @@ macro_rules! features {
         impl $set {
             $($(#[$fdoc])* pub const $name: Self = Self(1 << $bit);)*
 
-            /// The name of every bit that is set, as the format's documentation spells
-            /// it; `bit N` for one without a name.
+            /// The name of every bit that is set, as the format's documentation spells it; `bit N`
+            /// for an unknown bit.
             #[must_use]
             pub fn names(self) -> Vec<String> {
                 (0..64).filter(|bit| self.0 & (1 << bit) != 0).map(|bit| match bit {
@@ -150,7 +150,7 @@ macro_rules! features {
                 self.0 & other.0 == other.0
             }
 
-            /// The bits that are set here and not in `other`.
+            /// The bits that are set here but not in `other`.
             #[must_use]
             pub fn without(self, other: Self) -> Self {
                 Self(self.0 & !other.0)
@@ -172,55 +172,55 @@ macro_rules! features {
 }
 
 features! {
-    /// Features without which a volume cannot be read.
+    /// Features that a reader must know.
     Incompat {
-        /// Back references of both kinds; every volume has it.
+        /// Back references of both kinds; every volume has this bit.
         MIXED_BACKREF = 0, "MIXED_BACKREF";
         /// The default subvolume was set.
         DEFAULT_SUBVOL = 1, "DEFAULT_SUBVOL";
         /// Data and metadata share block groups.
         MIXED_GROUPS = 2, "MIXED_GROUPS";
-        /// LZO was used.
+        /// The volume has had extents that are compressed with LZO.
         COMPRESS_LZO = 3, "COMPRESS_LZO";
-        /// Zstandard was used.
+        /// The volume has had extents that are compressed with Zstandard.
         COMPRESS_ZSTD = 4, "COMPRESS_ZSTD";
         /// Tree blocks are larger than a page.
         BIG_METADATA = 5, "BIG_METADATA";
         /// Names overflow into INODE_EXTREF items.
         EXTENDED_IREF = 6, "EXTENDED_IREF";
-        /// RAID5 or RAID6 was used.
+        /// The volume has had chunks of RAID5 or RAID6.
         RAID56 = 7, "RAID56";
-        /// References to tree blocks are METADATA_ITEMs.
+        /// Extent items of tree blocks are METADATA_ITEMs.
         SKINNY_METADATA = 8, "SKINNY_METADATA";
-        /// Holes have no items.
+        /// Holes of files have no items.
         NO_HOLES = 9, "NO_HOLES";
-        /// Blocks carry another UUID than the volume shows.
+        /// Tree blocks carry another UUID than the one that the volume shows.
         METADATA_UUID = 10, "METADATA_UUID";
-        /// RAID1C3 or RAID1C4 was used.
+        /// The volume has had chunks of RAID1C3 or RAID1C4.
         RAID1C34 = 11, "RAID1C34";
-        /// The volume keeps to the rules of zoned devices.
+        /// The volume follows the rules of zoned devices.
         ZONED = 12, "ZONED";
-        /// Several extent trees.
+        /// The volume has several extent trees.
         EXTENT_TREE_V2 = 13, "EXTENT_TREE_V2";
-        /// Striped data is found by the RAID stripe tree.
+        /// The RAID stripe tree stores the places of striped data.
         RAID_STRIPE_TREE = 14, "RAID_STRIPE_TREE";
-        /// Extents carry the subvolume that made them.
+        /// Extents store the subvolume that allocated them.
         SIMPLE_QUOTA = 16, "SIMPLE_QUOTA";
-        /// Block groups are moved by remapping.
+        /// Balance moves block groups by remapping them.
         REMAP_TREE = 17, "REMAP_TREE";
     }
 }
 
 features! {
-    /// Features without which a volume can be read, but not written.
+    /// Features that a writer must know; a reader need not.
     CompatRo {
-        /// Free space is in a tree.
+        /// The volume has a tree of free space.
         FREE_SPACE_TREE = 0, "FREE_SPACE_TREE";
-        /// That tree agrees with the extents.
+        /// The tree of free space agrees with the extents.
         FREE_SPACE_TREE_VALID = 1, "FREE_SPACE_TREE_VALID";
-        /// There are fs-verity items.
+        /// The volume has fs-verity items.
         VERITY = 2, "VERITY";
-        /// Block groups are in a tree of their own.
+        /// Block groups have their own tree.
         BLOCK_GROUP_TREE = 3, "BLOCK_GROUP_TREE";
     }
 }
@@ -238,11 +238,10 @@ impl SuperblockItem {
     }
 }
 
-/// A superblock that was checked: its checksum, and every field against the format
-/// and against the others.
+/// A checked superblock: its checksum is right, and its fields are consistent.
 #[derive(Clone, Debug)]
 pub struct Superblock {
-    /// The fields as they are stored, for what is not parsed below.
+    /// All fields as the disk stores them, for those that are not parsed below.
     pub item: Box<SuperblockItem>,
     /// The UUID that the volume shows.
     pub fsid: Uuid,
@@ -254,22 +253,22 @@ pub struct Superblock {
     pub sector_size: u32,
     /// The size of a tree block, in bytes.
     pub node_size: u32,
-    /// What checksums are made with.
+    /// The algorithm of its checksums.
     pub checksum: ChecksumType,
-    /// Features without which it cannot be read.
+    /// Features that a reader must know.
     pub incompat: Incompat,
-    /// Features without which it can only be read.
+    /// Features that a writer must know.
     pub compat_ro: CompatRo,
     /// The chunks that hold the chunk tree.
     pub system_chunks: Vec<Chunk>,
 }
 
 impl Superblock {
-    /// Checks the superblock in `bytes` ([`SUPERBLOCK_SIZE`] of them) that was read at
-    /// `offset` of a device. Which features are supported is not decided here.
+    /// Checks the superblock in `bytes` ([`SUPERBLOCK_SIZE`] of them), which was read from byte
+    /// `offset` of a device. It does not decide whether we support the features of the volume.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first fault in it.
     pub fn parse(bytes: &[u8], offset: u64) -> Result<Self, Malformed> {
         let bad = |problem: String| Malformed::new("superblock", problem);
         let item = SuperblockItem::view(bytes)?;
@@ -318,25 +317,25 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Where the root tree is.
+    /// The address of the root of the root tree.
     #[must_use]
     pub fn root(&self) -> Logical {
         Logical(self.item.root.get())
     }
 
-    /// Where the chunk tree is.
+    /// The address of the root of the chunk tree.
     #[must_use]
     pub fn chunk_root(&self) -> Logical {
         Logical(self.item.chunk_root.get())
     }
 
-    /// Whether the volume is a dump of trees without the data of files, as `btrfs-image` makes it.
+    /// Whether the volume is a dump of metadata without the data of files, made by `btrfs-image`.
     #[must_use]
     pub fn is_metadata_only(&self) -> bool {
         self.item.flags.get() & (SUPER_FLAG_METADUMP | SUPER_FLAG_METADUMP_V2) != 0
     }
 
-    /// Whether an fsync was logged that no commit has taken over yet.
+    /// Whether there is a log tree: an fsync that no commit has included yet.
     #[must_use]
     pub fn log_is_pending(&self) -> bool {
         self.item.log_root.get() != 0

@@ -1,8 +1,7 @@
 //! What the full check of a tree block accepts and refuses.
 //!
-//! The first test is the more important one: a block that the kernel wrote is never
-//! refused. The others build a leaf that is right, change one thing, and expect the
-//! message that names it.
+//! The first test is the most important one: the check accepts every block that the kernel wrote.
+//! The others build a correct leaf, change one thing, and expect the message that names it.
 
 mod bodies;
 mod leaves;
@@ -37,7 +36,7 @@ fn what_the_kernel_wrote_passes() {
     }
 }
 
-/// A leaf of the top-level subvolume with these items, its checksum right.
+/// A leaf of the tree `owner` with these items and the right checksum.
 fn leaf(owner: TreeId, items: &Items) -> (Vec<u8>, Geometry, Logical) {
     let mut header = vec![0; NODE];
     header[32..48].fill(9);
@@ -67,7 +66,7 @@ fn refuses(owner: TreeId, items: &Items, message: &str) {
     }
 }
 
-/// One item that is right, and changes of it that are not.
+/// Accepts a correct item, and refuses each of its wrong variants with a message.
 #[track_caller]
 fn item(owner: TreeId, key: Key, right: &[u8], wrong: &[(Key, Vec<u8>, &str)]) {
     accepts(owner, &vec![(key, right.to_vec())]);
@@ -80,7 +79,7 @@ fn key(objectid: u64, item_type: ItemType, offset: u64) -> Key {
     Key::new(objectid, item_type, offset)
 }
 
-/// `bytes` with a field of it replaced.
+/// `bytes` with the bytes from `at` on replaced by `field`.
 fn with(bytes: &[u8], at: usize, field: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at..at + field.len()].copy_from_slice(field);
@@ -114,8 +113,8 @@ fn inodes() {
             (at, with(&file, 65, &[0x80]), "unknown flags 0x8000"),
         ],
     );
-    // Inodes of free-space caches, some of them without a type; generations that very
-    // old kernels left behind; flags of fs-verity.
+    // Accepted: an inode of a free-space cache without a type, wrong generations of very old
+    // kernels, and a flag of fs-verity.
     accepts(TreeId::FS, &vec![(key(objectid::FREE_INO, ItemType::INODE_ITEM, 0), inode(0))]);
     accepts(TreeId::FS, &vec![(at, with(&file, 0, &[255; 16]))]);
     accepts(TreeId::FS, &vec![(at, with(&file, 68, &[1]))]);
@@ -145,7 +144,7 @@ fn names_of_inodes() {
             (at, inode_ref(2, &[b'n'; 256]), "a name of 1 to 255 bytes expected, 256 found"),
         ],
     );
-    // A root directory is its own parent.
+    // A root directory is its own parent, and has the name `..` there.
     accepts(TreeId::FS, &vec![(key(256, ItemType::INODE_REF, 256), inode_ref(0, b".."))]);
     accepts(TreeId::ROOT, &vec![(key(6, ItemType::INODE_REF, 6), inode_ref(0, b".."))]);
 
@@ -206,6 +205,71 @@ fn directory_entries() {
     accepts(TreeId::FS, &vec![(index, entry(target, 7, &[0xff; 255], b""))]);
 }
 
+/// A reader takes these, and a volume that is written has none of them: the kernel refuses the leaf.
+#[test]
+fn what_only_a_writer_refuses() {
+    let inode_at = key(257, ItemType::INODE_ITEM, 0);
+    let inode_of = |ino| (key(ino, ItemType::INODE_ITEM, 0), inode(0o100_644));
+    let name_at = key(257, ItemType::DIR_ITEM, name_hash(b"name"));
+    let leads = |place| vec![(name_at, entry(place, 1, b"name", b""))];
+    let attribute = |place| {
+        let at = key(257, ItemType::XATTR_ITEM, name_hash(b"user.a"));
+        vec![(at, entry(place, 8, b"user.a", b"value"))]
+    };
+    let data_ref = |root: u64, ino: u64, offset: u64, count: u32| {
+        let numbers = [root.to_le_bytes(), ino.to_le_bytes(), offset.to_le_bytes()];
+        [&numbers.concat()[..], &count.to_le_bytes()].concat()
+    };
+    let keyed = |data_ref| vec![(key(1 << 20, ItemType::EXTENT_DATA_REF, 5), data_ref)];
+    let inline = |roots: [u64; 2]| {
+        // Two references, of generation 5, a tree block.
+        let head = [2u64.to_le_bytes(), 5u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
+        let one = |root: u64| [&[ItemType::TREE_BLOCK_REF.0][..], &root.to_le_bytes()].concat();
+        let item = [head, one(roots[0]), one(roots[1])].concat();
+        vec![(key(1 << 20, ItemType::METADATA_ITEM, 0), item)]
+    };
+    let fs = TreeId::FS;
+    let place = |objectid, item_type, offset| key(objectid, item_type, offset);
+    let newer = with(&inode(0o100_644), 0, &300u64.to_le_bytes());
+    let touched_later = with(&inode(0o100_644), 8, &300u64.to_le_bytes());
+    let hole = |disk_num_bytes, offset| {
+        let item = regular(1, 0, [4 * K, 0, disk_num_bytes, offset, 4 * K]);
+        vec![(key(257, ItemType::EXTENT_DATA, 0), item)]
+    };
+    let cases = [
+        (fs, vec![inode_of(256), (name_at, leads(inode_at)[0].1.clone())], "is missing before"),
+        (fs, vec![(inode_at, newer)], "generation at most 201"),
+        (fs, vec![(inode_at, touched_later)], "transid at most 201"),
+        (fs, vec![(inode_at, inode(0o644))], "names no file type"),
+        (fs, leads(place(12, ItemType::INODE_ITEM, 0)), "which is no inode"),
+        (fs, leads(place(u64::MAX, ItemType::INODE_ITEM, 0)), "which is no inode"),
+        (fs, leads(place(300, ItemType::INODE_ITEM, 1)), "which is no inode"),
+        (fs, leads(place(7, ItemType::ROOT_ITEM, u64::MAX)), "which is no subvolume"),
+        (fs, leads(place(1 << 48, ItemType::ROOT_ITEM, 0)), "which is no subvolume"),
+        (fs, attribute(place(300, ItemType::INODE_ITEM, 0)), "an extended attribute leads"),
+        (fs, attribute(place(7, ItemType::ROOT_ITEM, 0)), "which is no subvolume"),
+        (
+            fs,
+            vec![(key(257, ItemType::EXTENT_DATA, 0), [head(0, 0, 5), vec![1; 4]].concat())],
+            "inline data of 4 bytes, 5 expected",
+        ),
+        (fs, hole(5, 0), "disk_num_bytes 5"),
+        (fs, hole(0, 5), "offset 5"),
+        (TreeId::EXTENT, keyed(data_ref(6, 257, 0, 1)), "a reference of the tree 6"),
+        (TreeId::EXTENT, keyed(data_ref(5, 12, 0, 1)), "a reference of the inode 12"),
+        (TreeId::EXTENT, keyed(data_ref(5, 257, 1, 1)), "file offset 1"),
+        (TreeId::EXTENT, keyed(data_ref(5, 257, 0, 0)), "counted 0 times"),
+        (TreeId::EXTENT, inline([5, 256]), "out of order"),
+    ];
+    for (owner, items, message) in cases {
+        accepts(owner, &items);
+        let (leaf, geometry, logical) = leaf(owner, &items);
+        let geometry = Geometry { is_written: true, ..geometry };
+        let error = verify(&leaf, &geometry, logical).expect_err(message).to_string();
+        assert!(error.contains(message), "{error}: not {message}");
+    }
+}
+
 #[test]
 fn extended_attributes() {
     let at = key(257, ItemType::XATTR_ITEM, name_hash(b"user.a"));
@@ -225,7 +289,7 @@ fn extended_attributes() {
             (at, entry(key(257, ItemType(0), 0), 8, b"user.a", b""), "attribute leads to"),
         ],
     );
-    // An xattr's name is not part of a path.
+    // The name of an extended attribute is no part of a path, so it may hold a slash.
     let slash = key(257, ItemType::XATTR_ITEM, name_hash(b"user.a/b"));
     accepts(TreeId::FS, &vec![(slash, entry(Key::MIN, 8, b"user.a/b", b""))]);
 }
@@ -242,8 +306,8 @@ fn head(extent_type: u8, compression: u8, ram_bytes: u64) -> Vec<u8> {
     head.as_bytes().to_vec()
 }
 
-/// A regular extent: type, compression, and then `ram_bytes`, where it is on disk and
-/// its size there, and where in it the range begins and how long it is.
+/// A file extent that is not inline. `numbers` are `ram_bytes`, `disk_bytenr`, `disk_num_bytes`,
+/// `offset` and `num_bytes`.
 fn regular(extent_type: u8, compression: u8, numbers: [u64; 5]) -> Vec<u8> {
     let [ram_bytes, disk_bytenr, disk_num_bytes, offset, num_bytes] = numbers;
     let tail = FileExtentTail {
@@ -289,7 +353,7 @@ fn file_extents() {
             (at, regular(1, 2, [4096, 1 << 20, 256 * K, 0, 4096]), "at most 131072 expected"),
         ],
     );
-    // A hole, preallocation, compression, and a `ram_bytes` that old kernels got wrong.
+    // Accepted: a hole, preallocation, compression, and a wrong `ram_bytes` of an old kernel.
     for data in [
         regular(1, 0, [4096, 0, 0, 0, 4096]),
         regular(2, 0, [1 << 30, 1 << 20, 1 << 30, 0, 1 << 30]),
@@ -315,7 +379,7 @@ fn inline_extents() {
         ],
     );
     accepts(TreeId::FS, &vec![(at, inline(2, 4096, 60))]);
-    // A truncation that forgot one of the two.
+    // A truncation of an old kernel updated only one of the two lengths.
     accepts(TreeId::FS, &vec![(at, inline(0, 100, 99))]);
     accepts(TreeId::FS, &vec![(at, inline(0, 99, 100))]);
     let next = key(257, ItemType::EXTENT_DATA, 4096);
@@ -375,7 +439,7 @@ fn roots() {
             (at, with(root, 208, &[2]), "unknown flags 0x2"),
         ],
     );
-    // What kernels before 3.6 wrote.
+    // The short root item of kernels before 3.6.
     accepts(TreeId::ROOT, &vec![(at, root[..239].to_vec())]);
 
     let at = key(5, ItemType::ROOT_REF, 300);
@@ -471,11 +535,11 @@ fn small_items() {
         let message = format!("{size} bytes expected, {} found", size + 1);
         item(TreeId::FS, key, &vec![0; size], &[(key, vec![0; size + 1], &message)]);
     }
-    // A type that nothing knows is left alone.
+    // The check ignores an item of an unknown type.
     accepts(TreeId::FS, &vec![(key(1, ItemType(77), 3), vec![1, 2, 3])]);
 }
 
-/// Everything that identifies a block, and its layout.
+/// Changes each field that identifies a block, and its layout.
 #[test]
 fn headers_and_layout() {
     let items = vec![
@@ -505,7 +569,8 @@ fn headers_and_layout() {
     assert!(error.contains("checksum 0x") && error.contains("expected"), "{error}");
     assert!(verify(&right[..2048], &geometry, logical).is_err());
 
-    // What a seed brought along, and a log, which is one transaction ahead.
+    // Accepted: a block that comes from a seed, and a block of a log, which is one transaction
+    // ahead.
     let mut seeded = geometry.clone();
     seeded.seeds.push(std::mem::replace(&mut seeded.metadata_uuid, Uuid::nil()));
     verify(&right, &seeded, logical).unwrap();
@@ -514,7 +579,7 @@ fn headers_and_layout() {
     fix_checksum(&mut log, ChecksumType::Crc32c);
     verify(&log, &geometry, logical).unwrap();
 
-    // Item headers that reach into the data of the last item.
+    // The item headers reach into the data of the last item.
     let empty = |n| (key(n, ItemType::STRING_ITEM, 0), Vec::new());
     let filler = (key(0, ItemType::STRING_ITEM, 0), vec![0; NODE - HEADER_SIZE - 3 * 25]);
     let mut crowded = vec![filler];
@@ -587,7 +652,7 @@ fn nodes() {
         let error = expect(&bytes, &other).expect_err(message).to_string();
         assert!(error.contains(message), "{error}: not {message}");
     }
-    // The trees of a log and of a balance hold blocks of their subvolume.
+    // The trees of a log and of a balance hold blocks of the subvolume.
     for owner in [TreeId::TREE_LOG, TreeId::TREE_RELOC, TreeId::FS] {
         expect(&bytes, &Expected { owner, first_key: None, ..expected }).unwrap();
     }

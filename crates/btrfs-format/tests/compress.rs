@@ -1,4 +1,4 @@
-//! Compression: what is made is read again, by what reads the kernel's.
+//! Compression: the decoders that read the kernel's extents read ours.
 
 use offshoot_btrfs_format::compress::{Compression, Method, compress, decompress};
 use offshoot_testkit::random::Random;
@@ -16,7 +16,7 @@ fn all() -> Vec<Method> {
 #[test]
 fn what_is_compressed_is_read_again() {
     let mut random = Random::new(3);
-    // Text, text with noise in it, and one byte again and again.
+    // Text, text with noise in it, and a single byte repeated.
     let text = random.text(EXTENT);
     let mut mixed = text.clone();
     for at in (0..EXTENT).step_by(7) {
@@ -43,7 +43,7 @@ fn what_is_compressed_is_read_again() {
             let made =
                 decompress(method.compression(), &stored, SECTOR, &mut output).expect("it reads");
             assert!(made == input.len() && output == input, "{method:?} of {}", input.len());
-            // It takes as much as it takes, and no more than it is given.
+            // The result depends on the room, but is never larger than the room.
             let fits = compress(method, input, SECTOR, packed.len());
             let short = compress(method, input, SECTOR, packed.len() - 1);
             assert!(fits.is_none_or(|fits| fits.len() <= packed.len()), "{method:?}");
@@ -61,8 +61,8 @@ fn noise_does_not_become_smaller() {
     }
 }
 
-/// The encoder of zlib's level 1 went on in the middle of the stream that it had given up, although
-/// it was reset.
+/// An encoder that gave up must start anew. The zlib encoder of level 1 continued in the middle of
+/// the stream that it had given up, although it was reset.
 #[test]
 fn what_was_given_up_is_forgotten() {
     let mut random = Random::new(5);

@@ -1,8 +1,8 @@
-//! Decompression of what the kernel compressed.
+//! Decompresses extents that the kernel compressed.
 //!
-//! The files in `tests/data` are extents as Linux 6.18 wrote them: `*.extent` is a
-//! whole extent with its padding, `*.inline` is an EXTENT_DATA item with inline data.
-//! All hold the beginning of one text, which [`plain`] makes again.
+//! Linux 6.18 wrote the files in `tests/data`: `*.extent` is a whole extent with its padding, and
+//! `*.inline` is an EXTENT_DATA item with inline data. All of them hold the beginning of one text,
+//! which [`plain`] generates.
 
 use offshoot_btrfs_format::compress::{Compression, decompress};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
@@ -93,12 +93,12 @@ fn a_stream_that_ends_early_is_an_error() {
     }
 }
 
-/// One LZO segment whose data is `literals`, which are too few to compress.
+/// An LZO segment that holds `literals`.
 fn literal_segment(literals: &[u8]) -> Vec<u8> {
     lzokay::compress::compress(literals).unwrap()
 }
 
-/// The framing as its definition reads, one segment after the other.
+/// Frames the segments one after the other, as the definition of the framing says.
 fn frame(segments: &[Vec<u8>], sector: usize) -> Vec<u8> {
     let mut framed = vec![0; 4];
     for segment in segments {
@@ -114,7 +114,7 @@ fn frame(segments: &[Vec<u8>], sector: usize) -> Vec<u8> {
     framed
 }
 
-/// The header of the second segment falls on every place around the end of a sector.
+/// Places the size of the third segment at every position around the end of a sector.
 #[test]
 fn an_lzo_header_never_crosses_a_sector() {
     let sector = 512;

@@ -1,7 +1,7 @@
-//! Mutations of real structures: nothing panics, and what passes the checks is safe.
+//! Mutations of real structures: nothing panics, and whatever passes the checks is safe.
 //!
-//! A mutation that breaks the checksum or the packing of a leaf would be refused at once, so both
-//! are made right again behind it, and the checks of the contents see the damage.
+//! A wrong checksum or a badly packed leaf is refused at once. So the test corrects both after each
+//! mutation, and the checks of the contents get to see the damage.
 //!
 //! `OFFSHOOT_SEED` repeats a run; `OFFSHOOT_ROUNDS` makes it longer.
 
@@ -18,7 +18,7 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_testkit::random::Random;
 use zerocopy::IntoBytes;
 
-/// The random numbers of a test, and how long it runs.
+/// The random numbers of a test, and its number of rounds.
 fn start(test: &str) -> (Random, u64) {
     (Random::new(seed_of(test)), from_env("OFFSHOOT_ROUNDS").unwrap_or(4))
 }
@@ -52,7 +52,7 @@ fn tree_blocks() {
     assert!(refused > accepted / 20, "{refused} refused of {accepted}");
 }
 
-/// A mirrored system chunk in front of nothing.
+/// The key and the item of a system chunk with the DUP profile.
 fn chunk() -> Vec<u8> {
     let mut item = Vec::new();
     item.extend_from_slice(
@@ -89,7 +89,7 @@ fn chunk_items() {
     assert!((1..30_000 * rounds).contains(&accepted), "{accepted} mutations accepted");
 }
 
-/// A superblock whose fields are those of a small volume.
+/// A superblock with the fields of a small volume.
 fn small_superblock() -> Vec<u8> {
     let mut bytes = vec![0; 4096];
     let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -145,7 +145,7 @@ fn compressed_extents() {
             if random.below(3) == 0 {
                 mutated.truncate(index(&mut random, mutated.len() + 1));
             }
-            // The framing is at the front, and damage there goes deepest.
+            // The framing is at the beginning, so damage there has the most effect.
             let end = [64, 4096, mutated.len()][index(&mut random, 3)].min(mutated.len());
             (0..=random.below(3)).for_each(|_| scramble(&mut random, &mut mutated[..end]));
             let [low, high, ..] = random.number().to_le_bytes();

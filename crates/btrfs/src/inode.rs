@@ -55,7 +55,7 @@ use crate::engine::Engine;
 use crate::storage::malformed;
 use crate::subvolume::{stands_at, timestamp, tree_root};
 use crate::tree::{Cursor, TreeRoot, with_item};
-use entries::indexes;
+use entries::{FIRST_INDEX, indexes};
 pub(crate) use evict::orphan_key;
 pub(crate) use in_use::{Inodes, Locks, SHARDS, shard_of};
 
@@ -229,6 +229,8 @@ pub(crate) fn read_dir(
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;
     let Some(first) = after.checked_add(1) else { return Ok(()) };
+    // No entry has a lower index: a search for one would read a leaf of other items.
+    let first = first.max(FIRST_INDEX);
     delayed::for_each_item(volume, root, indexes(dir, first), &mut |key, data| {
         for entry in dir_entries(data) {
             let entry = entry.map_err(malformed)?;

@@ -1,50 +1,51 @@
-//! The tree log: what fsync wrote since the last commit, and how it comes into the trees.
+//! The tree log: the changes that fsync wrote since the last commit, and their replay.
 //!
 //! ```text
 //!   superblock.log_root --> log root tree: (TREE_LOG ROOT_ITEM subvolume) --> the log tree of that subvolume
 //! ```
 //!
 //! A log tree holds copies of items of its subvolume, as fsync found them, under their own keys.
-//! All blocks of logs are of the tree TREE_LOG and of the transaction behind the one that the
-//! superblock has. They stand in no extent tree, and neither do the extents of data that only they
-//! refer to.
+//! All blocks of logs belong to the tree TREE_LOG, and have the generation after that of the
+//! superblock: 8 if the superblock has 7. The extent tree has neither these blocks nor the data
+//! extents that only they refer to.
 //!
-//! | item | what it says |
+//! | item | meaning |
 //! |---|---|
-//! | INODE_ITEM | the inode as it is; with generation 0 only that it exists, and maybe how long it is |
-//! | XATTR_ITEM | its attributes: an inode that is in the log has these and no others |
-//! | INODE_REF, INODE_EXTREF | names: those that an item of the same key in the subvolume has beside these are gone |
-//! | DIR_LOG_INDEX | a range of indexes that the log covers: entries in it that the log does not have are gone |
+//! | INODE_ITEM | the inode; with generation 0 it says only that the inode exists, and perhaps its length |
+//! | XATTR_ITEM | attributes: an inode in the log has these and no others |
+//! | INODE_REF, INODE_EXTREF | names: other names in the item with the same key in the subvolume are removed |
+//! | DIR_LOG_INDEX | a range of indexes that the log covers: entries in it that the log lacks are removed |
 //! | DIR_INDEX | an entry; the item by the hash of the name follows from it |
-//! | EXTENT_DATA | what the range of the file holds |
+//! | EXTENT_DATA | the contents of the range of the file |
 //! | EXTENT_CSUM | checksums of the data that extents of the log refer to |
-//! | DIR_ITEM, DIR_LOG_ITEM | old kernels wrote them beside the items by index, which say the same |
+//! | DIR_ITEM, DIR_LOG_ITEM | written by old kernels, and ignored: the items by index say the same |
 //!
 //! # Opening
 //!
-//! A pending log is replayed by an engine of its own, in one transaction whose commit also says
-//! that there is no log any more (`replay`). Then the volume is opened as if nothing had been. A
-//! crash on the way finds the log pending, or done. Only primary superblocks tell of a log that the
-//! kernel wrote, so before that commit their copies are made to tell of it too: a primary that is
-//! torn then loses nothing.
+//! An engine of its own replays a pending log, in one transaction whose commit also removes the log
+//! from the superblock (`replay`). Then the volume is opened as usual. After a crash on the way,
+//! the log is either still pending or completely replayed. The kernel writes a log into primary
+//! superblocks only. So before that commit, replay makes the copies of the superblocks name the log
+//! too: then a torn write of a primary loses nothing.
 //!
-//! When the volume is opened for reading, that engine and the one behind it work on devices in
-//! memory over the real ones, so there is one replay. It may make no more of them different than
-//! [`OpenOptions::replay_bytes`]. There nothing has to be kept that only later writers need, such
-//! as the numbers of quotas, and of a member that is missing other copies are enough; but what the
-//! engine cannot write to at all, such as RAID5, can only be read without its log.
+//! When the volume is opened for reading, that engine and the next one work on devices in memory
+//! that lie over the real ones. So there is one replay for both ways of opening. It may change at
+//! most [`OpenOptions::replay_bytes`] of these devices. In memory it need not maintain what only
+//! later writers use, such as the numbers of quotas. If a member is missing, it is enough that
+//! other copies exist. A volume that the engine cannot write at all, such as one with RAID5, can
+//! only be read without its log.
 //!
 //! # Writing
 //!
-//! Unless [`OpenOptions::tree_log`] is off: then fsync is a commit. `running` has the log trees of
-//! the running transaction and says how they get to the devices, `fsync` leads the way, `record`,
-//! `data` and `directory` say what is logged, `datasync` what need not be, and `notes` has what
-//! changed.
+//! With [`OpenOptions::tree_log`] off, fsync is a commit. Otherwise `running` holds the log trees
+//! of the running transaction and says how they get to the devices. `fsync` is the entry; `record`,
+//! `data` and `directory` decide what is logged, `datasync` what need not be. `notes` remembers
+//! what changed.
 //!
 //! # Replaying
 //!
-//! `space` keeps what the log holds from being allocated, `replay` says in which order everything
-//! is done, `inodes`, `names` and `extents` do it. `zero` throws a log away.
+//! `space` keeps the allocator away from the blocks and extents of the log. `replay` has the order
+//! of the passes, which `inodes`, `names` and `extents` carry out. `zero` throws a log away.
 
 mod data;
 mod datasync;
@@ -85,7 +86,7 @@ pub use zero::LostLog;
 /// The log of one subvolume.
 #[derive(Clone, Copy, Debug)]
 pub struct LogTree {
-    /// The subvolume that it is about.
+    /// The subvolume whose changes it holds.
     pub subvolume: SubvolumeId,
     /// The log tree.
     pub root: TreeRoot,
@@ -106,7 +107,7 @@ pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) ->
         replay::replay(Engine::open_again(changed.clone(), options)?, options, Change::InMemory);
     match replayed {
         Ok(()) => {}
-        // A dump need not hold all that a replay looks at, and it is there to be read.
+        // A dump may lack blocks that a replay needs, and people only read it.
         Err(error) if is_dump => {
             let options = OpenOptions { ignore_log: true, ..options.clone() };
             let engine = Engine::open_again(devices, &options)?;
@@ -160,7 +161,7 @@ impl Engine {
         })
     }
 
-    /// The logs of a log that is pending, one for each subvolume that something was fsynced in.
+    /// The log trees of the pending log, one for each subvolume with logged changes.
     ///
     /// # Errors
     /// When the tree of them is damaged.

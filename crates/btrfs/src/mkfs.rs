@@ -1,12 +1,12 @@
-//! Making volumes.
+//! Makes volumes.
 //!
-//! A new volume is the smallest one that is whole: one block group of each kind, and
-//! the trees that say so. Nothing is edited; everything is known before the first byte is
-//! written, so the trees are laid down as they will be:
+//! A new volume is the smallest complete one: one block group of each kind, and the trees that
+//! describe them. Everything is known before the first byte is written, so the trees are written in
+//! their final form, and nothing is edited:
 //!
 //! ```text
 //! options, sizes of the devices
-//!    -> layout    chunks: which stretch of which device holds what
+//!    -> layout    chunks: the stripes of each on the devices
 //!    -> trees     the items of every tree, and the blocks that hold them
 //!    -> write     wipe, blocks, barrier, superblocks, barrier
 //! ```
@@ -17,19 +17,19 @@
 //!              ^ superblock at 64 KiB       copies at 64 MiB and 256 GiB, whatever lies there
 //! ```
 //!
-//! Words: what is *derived* follows from the filesystem id and the seed alone, so the
-//! same options make the same bytes.
+//! A *derived* value follows from the filesystem id and the seed alone, so the same options make
+//! the same bytes.
 //!
 //! Invariants:
 //!
-//! 1. There is one transaction, [`GENERATION`], and everything carries it.
-//! 2. A tree block is never where a superblock is, on any of its stripes. The free-space
-//!    tree counts those places as free all the same, as the kernel has it.
-//! 3. A superblock is written when everything that it leads to is durable, and what was on the
-//!    devices before is not recognisable any more then. A crash leaves devices with
-//!    nothing on them, with the new volume, or with some members of it.
+//! 1. There is one transaction, [`GENERATION`], and every structure has its number.
+//! 2. A tree block never lies where a superblock is, on any of its stripes. The free-space tree
+//!    counts those places as free all the same, as in the kernel.
+//! 3. A superblock is written only after everything that it leads to is durable, and after the old
+//!    contents of the devices are no longer recognisable. A crash leaves the devices empty, with
+//!    the new volume, or with some members of it.
 //!
-//! What is written here is only ever a new volume. Files get into it through the engine.
+//! This module writes only empty volumes. Files get into them through the engine.
 
 mod features;
 mod layout;
@@ -54,14 +54,13 @@ use trees::Trees;
 /// The transaction that makes a volume, its first.
 const GENERATION: Generation = Generation(1);
 
-/// Makes a volume over `devices` and returns its filesystem id. They get the numbers
-/// 1, 2, ... in their order. What was on them is lost.
+/// Makes a volume over `devices`, and returns its filesystem id. The devices get the numbers 1, 2,
+/// ... in their order. Their old contents are lost.
 ///
 /// # Errors
-/// [`Error::Posix`] when the options contradict each other (`EINVAL`), the devices are
-/// too few or too small (`EINVAL`, `ENOSPC`), or something is on them already and `force` is
-/// not set (`EEXIST`); [`Error::Unsupported`] when a profile or feature is asked for that
-/// cannot be written.
+/// [`Error::Posix`] when the options contradict each other (`EINVAL`), when the devices are too few
+/// or too small (`EINVAL`, `ENOSPC`), or when a device is in use and `force` is not set (`EEXIST`).
+/// [`Error::Unsupported`] for a profile or feature that this engine cannot write.
 pub fn mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<Uuid> {
     for (i, device) in devices.iter().enumerate() {
         if devices[..i].iter().any(|other| Arc::ptr_eq(other, device)) {

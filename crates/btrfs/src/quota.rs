@@ -1,20 +1,20 @@
-//! Quotas: how the numbers of quota groups stay right, or are known to be wrong.
+//! Quotas: keeps the numbers of quota groups right, or marks them as wrong.
 //!
-//! | quotas | what a writer does |
+//! | quotas | work of a writer |
 //! |---|---|
 //! | off, or no quota tree | nothing |
-//! | full: a group refers to everything that its subvolumes refer to | the first commit that changes anything says that the numbers are *inconsistent*; the kernel's `quota rescan` counts everything anew |
-//! | simple: an extent counts for the subvolume that it was made for, its *owner* | new data names its owner in the extent item; each commit adds up what came and went (`usage`) |
+//! | full: a group counts everything that its subvolumes refer to | the first commit that changes anything marks the numbers as *inconsistent*; the kernel's `quota rescan` counts everything anew |
+//! | simple: an extent counts for the subvolume that it was made for, its *owner* | the extent item of new data names its owner; each commit adds new extents to the numbers and subtracts freed ones (`usage`) |
 //!
-//! In both kinds a new subvolume gets its group with it, and the group goes when the subvolume is
-//! dropped (`groups`).
+//! In both kinds a new subvolume gets a group of its own, and the group is removed when the
+//! subvolume has been dropped (`groups`).
 //!
-//! Full quotas: a commit that is newer than the status item also tells the kernel that the numbers
-//! are wrong. But a rescan that the status item says is running would go on where it stopped, and
-//! call the numbers right at its end. So the flag of the rescan goes together with the first
-//! commit.
+//! With full quotas, a commit that is newer than the status item already tells the kernel that the
+//! numbers are wrong. But if the status item says that a rescan is running, the kernel would
+//! continue it where it stopped, and mark the numbers as right at its end. So the first commit
+//! clears the flag of the rescan.
 //!
-//! Limits are not enforced, so a volume that has any is refused for writing.
+//! This engine does not enforce limits, so it refuses to write a volume that has any.
 
 mod groups;
 #[cfg(test)]
@@ -40,14 +40,14 @@ use crate::tree::{Cursor, TreeRoot, with_item};
 pub(crate) use groups::NewGroup;
 pub(crate) use usage::Usage;
 
-/// Which quotas a writer has to keep.
+/// The kind of quotas that a writer has to maintain.
 #[derive(Debug)]
 pub(crate) enum Quotas {
     /// None.
     Off,
     /// Full ones.
     Full {
-        /// The status item says that the numbers are wrong, and nothing else is at work on them.
+        /// The status item says that the numbers are wrong, and that no rescan is running.
         is_marked: AtomicBool,
     },
     /// Simple ones.
@@ -58,10 +58,10 @@ pub(crate) enum Quotas {
 }
 
 impl Quotas {
-    /// The quotas of a volume that is going to be written.
+    /// Reads the quotas of a volume that will be written.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when they have limits, or are of a kind that is not known.
+    /// [`Error::Unsupported`] when they have limits, or an unknown version.
     pub(crate) fn of(volume: &Engine) -> Result<Self> {
         let tree = match volume.tree(TreeId::QUOTA) {
             Ok(tree) => tree,
@@ -90,13 +90,13 @@ impl Quotas {
         Ok(Self::Full { is_marked: is_marked.into() })
     }
 
-    /// Whether there are any.
+    /// Whether quotas are on.
     pub(crate) fn are_on(&self) -> bool {
         !matches!(self, Self::Off)
     }
 }
 
-/// Refuses limits of any group.
+/// Fails if any group has a limit.
 fn refuse_limits(volume: &Engine, tree: TreeRoot) -> Result<()> {
     let first = Key::new(0, ItemType::QGROUP_LIMIT, 0);
     let mut cursor = Cursor::seek(volume, tree, first)?;
@@ -113,10 +113,10 @@ fn refuse_limits(volume: &Engine, tree: TreeRoot) -> Result<()> {
 }
 
 impl Handle<'_> {
-    /// Brings the quota tree to where it says what this transaction did, as far as that is known
-    /// by now. How many changes that took; 0 when there was nothing to do.
+    /// Stores the changes of this transaction so far in the quota tree. Returns how many changes of
+    /// the tree that took, 0 if there was nothing to store.
     ///
-    /// The commit calls it when it has run the references of the trees of subvolumes.
+    /// The commit calls this after it has run the references of the trees of subvolumes.
     pub(crate) fn store_quotas(&self) -> Result<usize> {
         match &self.live().quotas {
             Quotas::Off => Ok(0),
@@ -133,7 +133,7 @@ impl Handle<'_> {
         }
     }
 
-    /// Has the status item say that the numbers are wrong, and that no rescan is running.
+    /// Marks the numbers as wrong in the status item, and clears the flag of a running rescan.
     fn mark(&self) -> Result<usize> {
         self.change(TreeId::QUOTA, |tree| {
             tree.modify(STATUS_KEY, 0, |data| {

@@ -1,5 +1,5 @@
-//! Scrubbing: every copy of everything that is allocated is read and verified, and a bad one is
-//! written over with what a good one gives.
+//! Scrubbing reads and verifies every copy of everything that is allocated, and overwrites a bad
+//! copy with the contents of a good one.
 //!
 //! ```text
 //! superblocks of each member                                    superblocks
@@ -8,34 +8,35 @@
 //!     each of its copies, on all cores: read and verified       look
 //!       64 KiB that are not right: once more, and repaired      settle
 //!     rows of parity: compared with what the data adds up to    parity
-//! who has what cannot be repaired                               owners
-//! members that missed commits: data without checksums before    renew
-//!     all of this, and their superblocks behind it
+//! owners of what cannot be repaired                             owners
+//! members that missed commits: data without checksums first,    renew
+//!     their superblocks last
 //! ```
 //!
-//! Others change the volume meanwhile. What is looked at is what the last commit refers to, and
-//! nobody is kept from freeing it: the first look has no lock, and finds things that are gone and
-//! places that are written. The second look holds the commit:
+//! Other threads change the volume meanwhile. A scrub reads what the last commit refers to. The
+//! first look takes no lock, so other threads may free or overwrite what it reads, and it finds
+//! errors that are none. The second look holds the last commit:
 //!
-//! 1. A [handle](crate::transaction::Handle) is entered, and the commit waited for that is being
-//!    written. From then on the last commit is the one on the devices, and what it refers to is
-//!    pinned at the most until the handle is dropped: nobody takes it, and no chunk of it goes.
-//! 2. The trees of that commit say whether the place is still allocated, and what it must be. So
-//!    what was freed or written meanwhile is no error.
-//! 3. Tree blocks are never changed where they are. Data is written in place where it has no
-//!    checksum, and is not repaired there on a volume that others use; what has one in the last
-//!    commit is not written again before it was free.
+//! 1. It enters a [handle](crate::transaction::Handle), and waits for a commit that is being
+//!    written. From then on the last commit is the one on the devices. Until the handle is dropped,
+//!    space that this commit refers to may be pinned, but is neither reused nor part of a removed
+//!    chunk.
+//! 2. The trees of that commit say whether the place is still allocated, and what it must hold. So
+//!    places that were freed or written meanwhile do not count as errors.
+//! 3. Tree blocks never change in place. Data without a checksum does, so it is not repaired on a
+//!    volume that is open for writing. Data with a checksum in the last commit is never overwritten
+//!    before its space was freed.
 //!
-//! So what is repaired is what nobody else writes, and it takes a moment: a handle is held for 64
-//! KiB of a copy.
+//! So a repair only writes places that no other thread writes. It holds a handle only for a moment:
+//! for 64 KiB of a copy.
 //!
-//! Memory: for each thread one window with its checksums, some hundred KiB, and 1 MiB that is read;
-//! as many windows wait. Bounds that keep an image that lies from keeping it busy: chunks that
-//! overlap on a device are refused, extents beyond the ends of all devices are counted and not
-//! looked at, and extents have a longest length.
+//! Memory: for each thread one window with its checksums, some hundred KiB, and a buffer of 1 MiB;
+//! as many windows wait. Some bounds keep a hostile image from occupying a scrub forever. Chunks
+//! that overlap on a device are refused. Extents beyond the ends of all devices are counted and not
+//! read. Extents have a largest length.
 //!
-//! Of errors the counters in the device tree (`DEV_STATS`) have those that other readers meet; what
-//! a scrub finds is in its own.
+//! The error counters in the device tree (`DEV_STATS`) count errors of other readers. A scrub
+//! counts its findings in [`ScrubCounts`].
 
 mod gather;
 mod look;
@@ -67,18 +68,18 @@ use renew::Renewal;
 /// The most threads that read and verify.
 const MOST_THREADS: usize = 32;
 
-/// How a volume is scrubbed.
+/// Options of a scrub.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScrubOptions {
-    /// Nothing is written: what is bad is told.
+    /// Report errors, but write nothing.
     pub read_only: bool,
 }
 
-/// What a scrub has seen, in the counters of `btrfs scrub status -R`: errors and what became of
-/// them are counted in sectors, and in each copy.
+/// The counters of `btrfs scrub status -R`. Errors, and their outcomes, are counted in sectors, for
+/// each copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrubCounts {
-    /// Extents of data, once in each unit of 64 KiB that they are in.
+    /// Extents of data, counted once in each unit of 64 KiB that they touch.
     pub data_extents_scrubbed: u64,
     /// Tree blocks, in the same way.
     pub tree_extents_scrubbed: u64,
@@ -90,43 +91,44 @@ pub struct ScrubCounts {
     pub read_errors: u64,
     /// Sectors of data whose checksum differs.
     pub csum_errors: u64,
-    /// Sectors of tree blocks that are not what they must be.
+    /// Sectors of tree blocks that fail verification.
     pub verify_errors: u64,
-    /// Sectors of data without a checksum, which were read.
+    /// Sectors of data without a checksum, which are only read.
     pub no_csum: u64,
-    /// Superblocks that are wrong.
+    /// Wrong superblocks.
     pub super_errors: u64,
-    /// Sectors of parity that are not what the data adds up to.
+    /// Sectors of parity that do not match their data.
     pub parity_errors: u64,
-    /// Sectors that no copy gives right, or that could not be written.
+    /// Sectors without a good copy, and sectors that could not be written.
     pub uncorrectable_errors: u64,
-    /// Sectors that were written anew and are right now.
+    /// Sectors that were repaired.
     pub corrected_errors: u64,
-    /// Errors of all kinds that are still there.
+    /// Errors of all kinds that remain.
     pub left_errors: u64,
-    /// Superblocks that were written anew.
+    /// Superblocks that were repaired.
     corrected_superblocks: u64,
 }
 
-/// What became of something bad.
+/// The outcome of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScrubOutcome {
-    /// It was written anew, and is right now.
+    /// It was repaired.
     Corrected,
-    /// It could be put right, and was not: nothing is to be written, or not there.
+    /// It could be repaired, but the scrub may not write, or may not write there.
     NotWritten,
-    /// Nothing tells what belongs there, or it could not be written.
+    /// There is no good copy, or writing failed.
     Uncorrectable,
 }
 
-/// Whose something bad is.
+/// The owner of a bad place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScrubOwner {
     /// A file.
     File {
-        /// Its number, in its subvolume.
+        /// Its inode number, and its subvolume.
         file: FileId,
-        /// Its path from the top level of the volume, by one of its names; `None` when it has none.
+        /// Its path from the top level of the volume, by one of its names; `None` if it has none,
+        /// or if the way up cannot be read.
         path: Option<Vec<u8>>,
     },
     /// A tree.
@@ -136,59 +138,59 @@ pub enum ScrubOwner {
         /// The level of the block in it.
         level: u8,
     },
-    /// More than are named.
+    /// There are more owners than are listed.
     Others,
 }
 
-/// Something that is bad on a device.
+/// A bad place on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScrubFinding {
-    /// What it is: data, a tree block, a superblock, parity.
+    /// The kind of structure: data, a tree block, a superblock, parity.
     pub structure: &'static str,
     /// Its logical address, if it has one.
     pub logical: Option<Logical>,
-    /// How much of it is bad, in bytes.
+    /// The length of the bad place, in bytes.
     pub len_bytes: u64,
     /// The device.
     pub device: String,
-    /// Where it is there.
+    /// The address on the device.
     pub physical: Physical,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What became of it.
+    /// The outcome.
     pub outcome: ScrubOutcome,
-    /// Whose it is, unless it was corrected.
+    /// The owners, unless it was corrected.
     pub owners: Vec<ScrubOwner>,
 }
 
-/// What a scrub tells while it runs.
+/// An event of a running scrub.
 #[derive(Debug)]
 pub enum ScrubEvent<'s> {
-    /// So much is done.
+    /// The counters so far.
     Progress(&'s ScrubCounts),
-    /// Something is bad.
+    /// A bad place was found.
     Found(&'s ScrubFinding),
-    /// Extents could not be looked at: where the chunk begins that they are in, and why.
+    /// Extents could not be read: the start of their chunk, and the reason.
     Skipped(Logical, &'s Error),
 }
 
-/// Called with every event, from whichever thread has it. After a break the scrub ends soon.
+/// Receives every event, on the thread that it happens on. After a `Break` the scrub ends soon.
 pub type ScrubWatch<'w> = dyn Fn(&ScrubEvent<'_>) -> ControlFlow<()> + Sync + 'w;
 
-/// A scrub that runs.
+/// A running scrub.
 struct Run<'v> {
     volume: &'v Engine,
     options: ScrubOptions,
     watch: &'v ScrubWatch<'v>,
     counts: Mutex<ScrubCounts>,
     is_over: AtomicBool,
-    /// What ended it.
+    /// The error that ended it.
     failure: Mutex<Option<Error>>,
-    /// The members that are brought up to date.
+    /// The members that the scrub brings up to date.
     renewed: Vec<usize>,
 }
 
-/// A copy that a thread looks at.
+/// A copy for a thread to look at.
 struct Work {
     chunk: Arc<Chunk>,
     window: Arc<Window>,
@@ -196,25 +198,25 @@ struct Work {
 }
 
 impl Engine {
-    /// Reads every copy of everything that is allocated, verifies what can be, and repairs what is
-    /// bad from what is good.
+    /// Reads every copy of everything that is allocated, verifies it where possible, and repairs
+    /// bad copies from good ones.
     ///
-    /// On a volume that was opened for writing others may change it meanwhile. One that was opened
-    /// for reading is repaired too unless the options forbid it, and nothing else of it is changed:
-    /// its devices must be writable then, nobody else may use them, and it must have been opened
-    /// with [`OpenOptions::ignore_log`](crate::OpenOptions::ignore_log). Volumes with RAID5 or 6
-    /// are read; of these nothing but copies with checksums is written. Seeds are only read.
+    /// While a volume that was opened for writing is scrubbed, other threads may change it. A
+    /// volume that was opened for reading is repaired too, unless the options forbid it; nothing
+    /// else on it changes. Then its devices must be writable, no other program may use them, and it
+    /// must have been opened with [`OpenOptions::ignore_log`](crate::OpenOptions::ignore_log).
+    /// Chunks with RAID5 or RAID6 are only read, and so are seeds.
     ///
-    /// Members that missed commits are brought up to date: everything on them that differs is
-    /// written anew, and when nothing is left that is wrong they get the superblock of the last
-    /// commit. That takes a volume that was opened for reading and has no pending log; they are
-    /// only read otherwise.
+    /// Members that missed commits are brought up to date. Everything on them that differs is
+    /// overwritten, and if no error remains, they get the superblock of the last commit. That needs
+    /// a volume that was opened for reading and has no pending log. Otherwise such members are only
+    /// read.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for volumes with a RAID stripe tree, which says elsewhere where
-    /// copies are, and for the repair of zoned ones; `EINTR` after `watch` broke it off; `EROFS`
-    /// when nothing is written any more; what the devices fail with when they are flushed. What is
-    /// bad is no error, but counted.
+    /// [`Error::Unsupported`] for volumes with a RAID stripe tree, which places copies elsewhere,
+    /// and for the repair of zoned volumes. `EINTR` after `watch` broke it off. `EROFS` when the
+    /// volume has stopped writing. The error of a device that fails to flush. Bad places are not
+    /// errors here: they are counted.
     pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
         self.require_scrubbable(*options)?;
         let renewal = Renewal::of(self, options.read_only);
@@ -232,7 +234,8 @@ impl Engine {
         let left_before = run.counts.lock().left_errors;
         renewal.plain_data(&run, &chunks)?;
         if run.counts.lock().left_errors > left_before || run.failure.lock().is_some() {
-            // With newer tree blocks the members would be believed in what is still old.
+            // With new tree blocks on them, the members would be trusted for data that is still
+            // old.
             run.renewed.clear();
         }
         run.extents(&chunks)?;
@@ -278,15 +281,15 @@ impl Run<'_> {
         self.tell(&ScrubEvent::Found(finding));
     }
 
-    /// Ends it, because of this.
+    /// Ends the scrub with an error.
     fn fail(&self, error: Error) {
         self.failure.lock().get_or_insert(error);
         self.is_over.store(true, Ordering::Relaxed);
     }
 
-    /// Extents of `chunk` cannot be looked at.
+    /// Counts and reports that extents of `chunk` cannot be read.
     fn skip(&self, chunk: &Chunk, error: Error) {
-        // Nothing is written any more, or nothing is to be.
+        // These are errors of the whole volume: it has stopped writing, or must not be written.
         if matches!(error, Error::Posix { .. }) {
             return self.fail(error);
         }
@@ -324,10 +327,11 @@ impl Run<'_> {
         let present = self.volume.members().iter().filter(|member| member.device.is_some());
         let threads = cores::count().max(present.count()).min(MOST_THREADS);
         let (sender, work) = sync_channel(threads);
-        // Only the threads have it: when all of them have panicked nobody waits for one.
+        // Only the threads own the receiver: if all of them panic, sending fails instead of waiting
+        // forever.
         let work = Arc::new(Mutex::new(work));
         thread::scope(move |scope| {
-            // When this fails to start one more, those that there are do it all.
+            // If a thread cannot be started, those that exist do all the work.
             let started = (0..threads).map_while(|_| {
                 let (builder, work) =
                     (thread::Builder::new().name("scrub".to_owned()), work.clone());
@@ -343,7 +347,7 @@ impl Run<'_> {
         })
     }
 
-    /// Has all that there is looked at, chunk by chunk.
+    /// Sends all extents to the threads, chunk by chunk.
     fn gather(&self, chunks: &[Arc<Chunk>], sender: &SyncSender<Work>) {
         for chunk in chunks {
             if self.is_over() {
@@ -355,13 +359,13 @@ impl Run<'_> {
         }
     }
 
-    /// All chunks in the order of the devices, but for those that cannot be what they say.
+    /// All chunks in the order of the devices, except those that overlap another one on a device.
     fn chunks_in_order(&self) -> Vec<Arc<Chunk>> {
         let mut all: Vec<_> = self.volume.chunks().map(Arc::new).collect();
         all.sort_by_key(|chunk| {
             chunk.stripes.first().map(|stripe| (stripe.device, stripe.physical))
         });
-        // By member, where the stripes begin and end that were met.
+        // For each member, the start and the end of every stripe so far.
         let mut taken: HashMap<_, BTreeMap<u64, u64>> = HashMap::new();
         all.retain(|chunk| {
             let len = chunk.stripe_bytes();
@@ -383,7 +387,7 @@ impl Run<'_> {
         all
     }
 
-    /// Has the extents of a chunk looked at.
+    /// Sends the extents of a chunk to the threads.
     fn gather_chunk(&self, chunk: &Arc<Chunk>, sender: &SyncSender<Work>) -> Result<()> {
         let copies = chunk.profile.shape().copies.into();
         let end = chunk.start.0 + self.volume.storage.reachable_bytes(chunk);
@@ -394,7 +398,7 @@ impl Run<'_> {
             from = window.range.end;
             for copy in 0..copies {
                 let work = Work { chunk: chunk.clone(), window: window.clone(), copy };
-                // Those who listen end before this only when they panic, and that is passed on.
+                // The threads end before this one only by a panic, which the scope passes on.
                 if sender.send(work).is_err() {
                     return Ok(());
                 }
@@ -403,8 +407,8 @@ impl Run<'_> {
         self.beyond_devices(chunk, end)
     }
 
-    /// Counts the extents of a chunk behind `end`, where no device reaches: members that are
-    /// missing, and images that were cut.
+    /// Counts the extents of a chunk behind `end`, which no device reaches, because members are
+    /// missing or images were cut off.
     fn beyond_devices(&self, chunk: &Chunk, end: u64) -> Result<()> {
         if end >= chunk.end().0 || self.is_over() {
             return Ok(());
@@ -424,7 +428,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Looks at copies until there are no more.
+    /// Looks at copies until the sender is gone.
     fn work(&self, work: &Mutex<Receiver<Work>>) {
         cores::use_all();
         let mut pages = Pages::default();
@@ -458,7 +462,7 @@ impl Run<'_> {
         }
     }
 
-    /// Counts what of `window` is on missing members alone.
+    /// Counts the sectors of `window` that only missing members have.
     fn count_lost(&self, chunk: &Chunk, window: &Window) -> Result<()> {
         let lost = |piece: &gather::Piece| self.volume.storage.lost_bytes(&piece.range);
         let lost: u64 = window.pieces.iter().map(lost).sum::<Result<_>>()?;
@@ -476,7 +480,7 @@ impl Run<'_> {
 }
 
 impl ScrubCounts {
-    /// All of them, by name.
+    /// All counters, with their names.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 13] {
         [
@@ -496,13 +500,13 @@ impl ScrubCounts {
         ]
     }
 
-    /// Errors of all kinds that were there.
+    /// All errors that were found, repaired or not.
     #[must_use]
     pub fn found_errors(&self) -> u64 {
         self.corrected_errors + self.corrected_superblocks + self.left_errors
     }
 
-    /// Adds what was looked at.
+    /// Adds the counters of what was read.
     fn add_seen(&mut self, seen: &Self) {
         self.data_extents_scrubbed += seen.data_extents_scrubbed;
         self.tree_extents_scrubbed += seen.tree_extents_scrubbed;

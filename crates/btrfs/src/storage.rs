@@ -63,8 +63,6 @@ pub(crate) struct Storage {
     reporter: Option<Reporter>,
     /// Members that failed while the volume was written.
     failing: Mutex<failing::Failing>,
-    /// Whether the volume was opened for writing.
-    is_written: bool,
 }
 
 /// What storage asks the trees above it.
@@ -214,8 +212,6 @@ impl Storage {
     /// its blocks carry for the chunk tree.
     pub(crate) fn set_written(&mut self, chunk_tree_uuid: [u8; 16]) {
         self.chunk_tree_uuid = chunk_tree_uuid;
-        // From here on the pointer to a block alone says how new it is.
-        self.geometry.generation = Generation(u64::MAX);
-        self.is_written = true;
+        self.geometry.is_written = true;
     }
 }

@@ -112,7 +112,7 @@ pub(crate) struct Live {
     latching: Latching,
     /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks.
     pub(crate) dirty_bytes: u64,
-    /// Held exclusively while checksums are removed, and shared while some are looked for.
+    /// Held exclusively while checksums are removed, and shared while some are looked for or added.
     pub(crate) checksums: RwLock<()>,
     /// Held while somebody decides by the count of references of a shared block and changes it;
     /// each for some of the blocks.
@@ -596,9 +596,14 @@ impl<'v> Handle<'v> {
         }
     }
 
-    /// Until this is dropped no checksums are looked for.
+    /// Until this is dropped, no reader looks for checksums and no writer adds some.
     pub(crate) fn checksums_changing(&self) -> RwLockWriteGuard<'v, ()> {
         self.live.checksums.write()
+    }
+
+    /// Until this is dropped, no checksums are removed.
+    pub(crate) fn checksums_unchanging(&self) -> RwLockReadGuard<'v, ()> {
+        self.live.checksums.read()
     }
 
     pub(crate) fn stats(&self) -> &'v Counters {

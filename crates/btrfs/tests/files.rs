@@ -1,10 +1,10 @@
-//! Many files, made and removed by many threads, in a directory of each thread and all in one.
+//! Many files, made and removed by many threads: in a directory of each thread, or all in one.
 //!
-//! All files are made and committed; the volume is opened again and half of them are removed in
-//! random order. Then `btrfs check` finds nothing, and our own reader finds the other half and
-//! nothing else.
+//! The threads make all files and commit. The volume is opened again, and the threads remove half
+//! of the files in random order. Then `btrfs check` must find nothing, and our own reader must find
+//! the other half and nothing else.
 //!
-//! `cargo xtask campaign files` does it with a million files in release mode, and prints how fast
+//! `cargo xtask campaign files` does this with a million files in release mode. It prints how fast
 //! that was and how much memory it took.
 
 use std::collections::BTreeSet;
@@ -26,12 +26,12 @@ use uuid::Uuid;
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// Who makes how many files where.
+/// How many files the threads make, and where.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     files: u64,
     threads: u64,
-    /// All in one directory, or each thread in one of its own.
+    /// Whether all files are in one directory; otherwise each thread has its own.
     in_one: bool,
 }
 
@@ -74,7 +74,7 @@ fn name(number: u64) -> String {
     format!("file-{number:07}")
 }
 
-/// The numbers of a thread's files that are removed, in random order.
+/// The numbers of the files that a thread removes, in random order.
 fn removed(job: Job, thread: u64, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed.wrapping_add(thread));
     let mut numbers: Vec<_> = job.numbers(thread).collect();
@@ -162,7 +162,7 @@ fn make_and_remove(job: Job) {
     }
 }
 
-/// Prints what was done and what it took.
+/// Prints the work that was done, its speed, and the memory that it took.
 fn report(what: &str, files: u64, started: Instant, filesystem: &Filesystem) {
     let seconds = started.elapsed().as_secs_f64();
     #[expect(clippy::cast_precision_loss, reason = "a speed is not exact")]
@@ -176,7 +176,7 @@ fn report(what: &str, files: u64, started: Instant, filesystem: &Filesystem) {
     );
 }
 
-/// Begins to measure the peak of memory anew, where the kernel can.
+/// Resets the peak of memory, if the kernel allows it.
 fn forget_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }
@@ -198,7 +198,7 @@ fn in_one_directory() {
     make_and_remove(Job { files: 20_000, threads: 4, in_one: true });
 }
 
-/// Every job in a process of its own, so that its peak of memory is its own.
+/// Runs every job in a process of its own, so that each has its own peak of memory.
 #[test]
 #[ignore = "takes minutes; `cargo xtask campaign files` runs it"]
 fn campaign() {

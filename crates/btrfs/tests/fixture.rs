@@ -1,7 +1,7 @@
-//! The carried volume, on every machine.
+//! The carried volume, which every machine can test.
 //!
-//! The kernel made the volume and wrote down what it shows of it. Neither root nor the
-//! kernel's driver nor any tool is needed to be judged by that.
+//! The kernel made the volume and recorded what it shows of it. A test compares with that record,
+//! so it needs no root, no driver of the kernel and no tool.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ fn the_same_from_memory() {
     judge(&top(Arc::new(MemoryDevice::new(bytes))));
 }
 
-/// What makes the volume worth carrying: all the kinds of things that the program shows.
+/// The volume has everything that the program can show; that makes it worth carrying.
 #[test]
 fn it_holds_one_of_each() {
     let (_dir, image) = unpacked();

@@ -1,5 +1,5 @@
-//! `offshoot bench` and `offshoot stats`: what the benchmarks say they made is there, and nothing
-//! else, and both kernel and `btrfs check` accept it.
+//! `offshoot bench` and `offshoot stats`: the volume holds what the benchmarks report, and nothing
+//! else. The kernel and `btrfs check` accept it.
 
 #[expect(dead_code, reason = "the tests need the names, and not what gives them")]
 #[path = "../src/workload.rs"]
@@ -37,7 +37,7 @@ fn does(dir: &Path, line: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Runs a benchmark, and gives what it says.
+/// Runs a benchmark, and returns its report.
 #[track_caller]
 fn measures(dir: &Path, line: &str) -> Value {
     let text = does(dir, &format!("bench {line} --json"));
@@ -74,7 +74,7 @@ fn assert_statistics(counters: &serde_json::Map<String, Value>) {
     for kind in kinds {
         let known = ["used_bytes", "pinned_bytes", "free_bytes", "unknown_bytes"];
         let sum = known.map(|figure| number(&kind[figure])).iter().sum::<u64>();
-        // Where superblocks are nothing is free.
+        // The rest are the places of superblocks, which are never free.
         let rest = number(&kind["total_bytes"]).checked_sub(sum).expect("parts of the whole");
         assert!(rest <= 4 << 16, "{kind}");
     }
@@ -89,7 +89,7 @@ fn number(value: &Value) -> u64 {
 /// A file of a volume by its directory and name, and what it holds.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// The volume holds these files, `others` beside them at its root, and nothing else.
+/// Requires that the volume holds these files, and `others` at its root, and nothing else.
 #[track_caller]
 fn assert_holds(image: &Path, dirs: u64, expected: &Files, others: &[&str]) {
     run("btrfs", &["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()]);
@@ -121,7 +121,7 @@ fn assert_holds(image: &Path, dirs: u64, expected: &Files, others: &[&str]) {
     }
 }
 
-/// The files that a run of fs-mark says it made.
+/// The files that a run of fs-mark reports.
 fn made_by_fs_mark(said: &Value, size: usize) -> Files {
     let (seed, began) = (number(&said["seed"]), number(&said["began_seconds"]));
     let threads = number(&said["threads"]);
@@ -160,7 +160,7 @@ fn fs_mark_makes_what_it_says() {
     }
 }
 
-/// What is switched off to be measured is switched off, and nothing else changes.
+/// Each option switches off its mechanism, and changes nothing else.
 #[test]
 fn every_mechanism_can_be_switched_off() {
     let Some(_judges) = judges::require() else { return };
@@ -177,7 +177,7 @@ fn every_mechanism_can_be_switched_off() {
     assert!(queued("--latching before-search") > 8000);
 }
 
-/// Commits in the middle of a run, and background writing, change nothing of it.
+/// Commits in the middle of a run, and background writing, do not change what a run makes.
 #[test]
 fn fs_mark_with_little_memory_makes_what_it_says() {
     let Some(_judges) = judges::require() else { return };
@@ -215,7 +215,7 @@ fn the_names_are_those_of_the_seed() {
     }
 }
 
-/// The files that a run of enospc says it made.
+/// The files that a run of enospc reports.
 fn made_by_enospc(said: &Value, size: usize) -> Files {
     let mut files = Files::new();
     let workers = said["files_of_workers"].as_array().expect("an array");

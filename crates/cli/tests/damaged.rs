@@ -1,4 +1,4 @@
-//! Verbs on volumes of which a part is damaged, in ways that are chosen.
+//! Verbs on volumes with chosen damage.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,7 +34,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a temporary path is text")
 }
 
-/// Writes noise over all copies of what is at a logical address.
+/// Writes noise over all copies of the block at a logical address.
 fn destroy(image: &Path, logical: u64) {
     let (chunks, _) = json(&["dump", "chunks", "--json", text(image)]);
     let number = |value: &Value| value.as_u64().expect("a number");
@@ -62,13 +62,14 @@ fn root_of(image: &Path, id: u64) -> u64 {
     item["item"]["bytenr"].as_u64().expect("a number")
 }
 
-/// `info` failed altogether, and `subvolume list --json` ended inside of its array.
+/// Regression: `info` failed completely, and `subvolume list --json` ended in the middle of its
+/// array.
 #[test]
 fn subvolumes_below_a_damaged_directory_are_still_listed() {
     let (_dir, image) = volume();
     let (sound, _) = json(&["subvolume", "list", "--json", text(&image)]);
     let sound = sound.as_array().expect("an array");
-    // The directory that holds the snapshots is in the tree of the top level.
+    // The directory with the snapshots is in the tree of the top level.
     destroy(&image, root_of(&image, 5));
     let (found, output) = json(&["subvolume", "list", "--json", text(&image)]);
     assert_eq!(output.status.code(), Some(3));
@@ -90,8 +91,8 @@ fn subvolumes_below_a_damaged_directory_are_still_listed() {
     assert_eq!(info["subvolumes"], sound.len());
 }
 
-/// `stat` asked for the sizes of the whole volume, which block groups that do not read kept it
-/// from.
+/// Regression: `stat` asked for the sizes of the whole volume, so it failed when block groups could
+/// not be read.
 #[test]
 fn a_file_is_shown_beside_damaged_block_groups() {
     let (_dir, image) = volume();
@@ -103,7 +104,8 @@ fn a_file_is_shown_beside_damaged_block_groups() {
     assert_eq!((found.status.code(), found.stdout), (Some(0), sound.stdout), "{:?}", found.stderr);
 }
 
-/// It opened the volume first, and so it showed nothing exactly when it was needed.
+/// Regression: `dump super` opened the volume first, so it showed nothing when an administrator
+/// needed it.
 #[test]
 fn superblocks_are_shown_of_volumes_that_do_not_open() {
     let (_dir, image) = volume();
@@ -127,7 +129,7 @@ fn superblocks_are_shown_of_volumes_that_do_not_open() {
         assert!(features.contains(&Value::from("bit 60")), "{features:?}");
     }
 
-    // The primary alone, whose checksum no longer fits.
+    // Only the primary superblock, whose checksum is wrong now.
     let file = File::options().write(true).open(&image).expect("the image opens");
     file.write_all_at(b"another label", (64 << 10) + 299).expect("it is written");
     let (one, output) = show();
@@ -136,7 +138,7 @@ fn superblocks_are_shown_of_volumes_that_do_not_open() {
     assert_eq!(one[0]["superblock"]["label"].as_str().map(|l| &l[..7]), Some("another"));
     assert_eq!(one[1]["problem"], Value::Null);
 
-    // Both, with checksums that fit and sectors of no size.
+    // Both superblocks, with right checksums and a sector size of zero.
     edit_superblocks(&image, |block| block[144..148].fill(0));
     let (both, output) = show();
     assert_eq!(output.status.code(), Some(3));
@@ -158,7 +160,8 @@ fn destroy_chunk_root(image: &Path, superblocks: &Value) {
     }
 }
 
-/// A name whose inode is not there is damage, said with the name, and no file that is not there.
+/// A name without an inode is damage, and the error gives the name. It must not look like a file
+/// that does not exist.
 #[test]
 fn a_name_without_an_inode_is_corrupt() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -209,12 +212,12 @@ fn a_name_without_an_inode_is_corrupt() {
     let archive = dir.path().join("archive.tar");
     corrupt(&["extract", "--tar", text(&archive), text(&image)]);
     assert!(std::fs::read(&image).expect("an image") == sound, "it was changed");
-    // The way past it stays open, and the others stay.
+    // New names can still be made beside it, and the other names still work.
     done(&["cp", text(&host.join("later")), &place("/d/new")]);
     assert_eq!(run(&["cat", &place("/d/before")]).1, "before");
 }
 
-/// Trees that are no subvolumes are shown by their names, and numbers stay for programs.
+/// Trees that are not subvolumes are shown by name. In JSON they keep their numbers.
 #[test]
 fn special_trees_have_names() {
     let (_dir, image) = volume();
@@ -233,7 +236,7 @@ fn special_trees_have_names() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("tree TREE_LOG"), "{output:?}");
 }
 
-/// A socket is left out of an archive, which is an error, and the rest is in it.
+/// An archive leaves out a socket, reports an error, and has everything else.
 #[test]
 fn a_socket_in_an_archive_is_an_error() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -261,8 +264,8 @@ fn a_socket_in_an_archive_is_an_error() {
     assert!(listed.contains("z-file") && !listed.contains("socket"), "{listed}");
 }
 
-/// The verb that is the first to leave numbers of quotas as they were says so once, and so does one
-/// that finds numbers that do not fit what is there.
+/// The first verb that leaves the numbers of quotas unchanged says so once. So does a verb that
+/// finds wrong numbers.
 #[test]
 fn what_becomes_of_quotas_is_said() {
     if judges::require().is_none() {

@@ -1,5 +1,5 @@
-//! A tree that is deeper than any path: what verbs keep for it grows with its depth, not with the
-//! sum of its paths. The only test in this program, because it measures its children.
+//! A tree that is deeper than any path. The memory of verbs grows with its depth, and not with the
+//! sum of its paths. This test is alone in its program, because it measures its child processes.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,9 +13,9 @@ use offshoot_testkit::scratch_dir;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 
 const LEVELS: usize = 6000;
-/// All paths together have 4.5 GB.
+/// With this length, all paths together have 4.5 GB.
 const NAME_LEN: usize = 250;
-/// In KiB. Without anything in the way it is 40 MiB.
+/// The most memory that a verb may use, in KiB. On an idle machine a verb uses 40 MiB.
 const MEMORY_MAX: i64 = 160 << 10;
 
 fn dig(top: &Path) {

@@ -1,10 +1,9 @@
-//! `extract` before the kernel.
+//! `extract` judged by the kernel.
 //!
-//! The kernel fills a volume with one of everything and mounts it; `offshoot extract` takes
-//! the same image out onto another mounted btrfs, which can hold all of it. What the
-//! kernel shows of both must be the same, but for what no copy can keep: numbers of
-//! inodes, times of change and birth, the order of directories, and the space that
-//! compression saves.
+//! The kernel fills a volume with one of everything and mounts it. `offshoot extract` extracts the
+//! same image to another mounted btrfs, which can hold all of it. The kernel must show both the
+//! same, except for what no copy can keep: inode numbers, times of change and birth, the order of
+//! directories, and the space that compression saves.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -55,7 +54,7 @@ fn a_directory_is_what_the_kernel_shows() {
     }
 }
 
-/// The stream, unpacked by GNU `tar`.
+/// A stream that GNU `tar` unpacks.
 #[test]
 fn a_stream_is_what_the_kernel_shows() {
     let Some(judges) = judges::require() else { return };
@@ -71,15 +70,15 @@ fn a_stream_is_what_the_kernel_shows() {
     Compare::of_copies().run(&ours, mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
 }
 
-/// One of everything but sockets, which the format has not, and paths that are longer
-/// than the kernel takes at once, on which `tar` fails.
+/// One of everything without sockets, which the format cannot hold, and without paths longer than
+/// the kernel takes at once, on which `tar` fails.
 fn what_tar_holds(root: &Path) {
     fill::everything(root);
     std::fs::remove_dir_all(root.join("deep")).expect("the deep directories go");
     std::fs::remove_file(root.join("special/socket")).expect("the socket goes");
 }
 
-/// What makes GNU `tar` restore extended attributes.
+/// The options with which GNU `tar` restores extended attributes.
 const XATTRS: [&str; 2] = ["--xattrs", "--xattrs-include=*"];
 
 fn unpack(tar: &str, options: &[&str], stream: &Path, to: &Path) {
@@ -88,8 +87,8 @@ fn unpack(tar: &str, options: &[&str], stream: &Path, to: &Path) {
     run(tar, &args);
 }
 
-/// Access control lists come back by whatever way the unpacking program takes: raw, as text, or
-/// both. The ids need no user and no group on this host.
+/// Unpacking restores access control lists from each form that a program can use: raw, as text, or
+/// both. The ids need no user or group on this host.
 #[test]
 fn access_control_lists_come_back_from_a_stream() {
     let Some(judges) = judges::require() else { return };
@@ -104,13 +103,13 @@ fn access_control_lists_come_back_from_a_stream() {
     if try_run("bsdtar", &["--version"]).is_ok() {
         ways.extend([("bsdtar", &["--acls", "--no-xattrs"][..]), ("bsdtar", &["--acls"])]);
     } else {
-        // Not `eprintln!`, which the test runner keeps for tests that fail.
+        // Not `eprintln!`: the test runner shows that only for tests that fail.
         let _ = writeln!(std::io::stderr(), "skipped: bsdtar (Debian package libarchive-tools)");
     }
     for (number, (tar, options)) in ways.into_iter().enumerate() {
         let out = fill::directory(to.path(), &number.to_string());
         unpack(tar, options, &stream, &out);
-        // bsdtar leaves the times of the directory alone that it unpacks into.
+        // bsdtar does not set the times of the directory that it unpacks into.
         let ours = HostFilesystem::new(&out.join("lists")).expect("the destination opens");
         let outcome = Compare::of_copies().run(&ours, &mount.path().join("lists"));
         let is_same = outcome.differences.is_empty() && outcome.xattrs >= 6;
@@ -118,7 +117,7 @@ fn access_control_lists_come_back_from_a_stream() {
     }
 }
 
-/// Directories and files with lists, and nothing else that only some programs restore.
+/// Directories and files with access control lists, and nothing that only some programs restore.
 fn lists(root: &Path) {
     fill::xattrs::access_control_lists(&fill::directory(root, "lists"));
 }

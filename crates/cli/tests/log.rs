@@ -1,4 +1,4 @@
-//! Volumes with a pending tree log on the command line. The kernel writes the log.
+//! The program on volumes with a pending tree log that the kernel wrote.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ fn offshoot(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_offshoot")).args(arguments).output().expect("it runs")
 }
 
-/// What a run that succeeds prints.
+/// Runs the program, which must succeed, and returns its output.
 #[track_caller]
 fn done(arguments: &[&str]) -> String {
     let output = offshoot(arguments);
@@ -20,7 +20,7 @@ fn done(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// A volume whose file `x` said `old` at the last commit, and was synced since.
+/// A volume whose file `x` held `old` at the last commit, and was changed and synced since.
 fn cut(judges: &Judges) -> Disks {
     let disks = Disks::create(judges, 1, 256);
     disks.mkfs(&[]);
@@ -66,7 +66,7 @@ fn a_damaged_log_has_two_ways_on() {
     let bytes = std::fs::read(image).expect("an image");
     let file = File::options().write(true).open(image).expect("an image");
     for at in (0..bytes.len()).step_by(4096) {
-        // The owner of a tree block of a log.
+        // The owner field of a tree block of a log.
         if bytes[at + 88..at + 96] == (-6i64).to_le_bytes() {
             file.write_all_at(b"damage", at as u64 + 300).expect("it is written");
         }
@@ -87,7 +87,7 @@ fn a_damaged_log_has_two_ways_on() {
     cut.assert_checks();
 }
 
-/// A sound log that cannot be replayed here is nothing to throw away.
+/// A sound log that we cannot replay must not be thrown away.
 #[test]
 fn zero_log_is_offered_for_damaged_logs_only() {
     let Some(judges) = judges::require() else { return };
@@ -120,7 +120,7 @@ fn zero_log_is_offered_for_damaged_logs_only() {
     assert_eq!(done(&["cat", &place]), "newer");
 }
 
-/// The volume as `btrfs-image` makes it anew from a dump of its metadata.
+/// The volume as `btrfs-image` restores it from a dump of its metadata.
 fn dumped(judges: &Judges, volume: &Disks) -> Disks {
     let restored = Disks::create(judges, 1, 512);
     let (from, to) = (volume.images()[0].as_os_str(), restored.images()[0].as_os_str());
@@ -130,8 +130,8 @@ fn dumped(judges: &Judges, volume: &Disks) -> Disks {
     restored
 }
 
-/// A dump is there to be read: its log is replayed in memory, and when that cannot be, the last
-/// commit is shown, with a word of it.
+/// A dump can be read: its log is replayed in memory. When that fails, the program shows the last
+/// commit and says so.
 #[test]
 fn a_dump_with_a_pending_log_is_read() {
     let Some(judges) = judges::require() else { return };
@@ -151,13 +151,13 @@ fn a_dump_with_a_pending_log_is_read() {
     let said = offshoot(&["ls", &place]).stderr;
     let said = String::from_utf8_lossy(&said);
     assert!(said.contains("replayed in memory"), "{said}");
-    // It is no volume to be written.
+    // A dump cannot be written.
     let refused = offshoot(&["mkdir", &format!("{image}:/dir")]);
     assert_eq!(refused.status.code(), Some(4), "{refused:?}");
     assert!(std::fs::read(image).expect("an image") == before, "it was changed");
     let file = File::options().write(true).open(image).expect("an image");
     for at in (0..before.len() - 4096).step_by(4096) {
-        // The owner of a tree block of a log.
+        // The owner field of a tree block of a log.
         if before[at + 88..at + 96] == (-6i64).to_le_bytes() {
             file.write_all_at(b"damage", at as u64 + 300).expect("it is written");
         }
@@ -168,7 +168,7 @@ fn a_dump_with_a_pending_log_is_read() {
     assert!(said.contains("the last commit of a metadata dump is shown"), "{said}");
 }
 
-/// A dump has zeros in the place of the targets of symbolic links, which is said once for all.
+/// In a dump the targets of symbolic links are zeros. The program says that once for all links.
 #[test]
 fn links_of_a_dump_are_told_once() {
     let Some(judges) = judges::require() else { return };

@@ -1,4 +1,4 @@
-//! `offshoot mkfs` as a user runs it: what it makes, what it refuses, how it ends.
+//! `offshoot mkfs` as a user runs it: what it makes, what it refuses, and how it ends.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -27,7 +27,7 @@ fn makes(dir: &Path, words: &str) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The one line of an error, with the exit code that it must have.
+/// Runs `mkfs`, which must fail with `code` and one line. Returns that line.
 #[track_caller]
 fn refuses(dir: &Path, words: &str, code: i32) -> String {
     let output = mkfs(dir, words);

@@ -1,4 +1,4 @@
-//! Several places on one command line, in the volume that the repository carries.
+//! Several places on one command line, in the carried volume.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -34,7 +34,7 @@ fn ls_shows_files_first_and_names_directories() {
     let expected = "/root/etc/hostname\n\n/home:\nalice\n\n\
                     /root/usr/bin:\nnew-tool\nping\nping4\nping6\n";
     assert_eq!(text(&output.stdout), expected);
-    // One place alone needs no name, as ever.
+    // One place alone is listed without a heading, as before.
     let output = offshoot(volumes.path(), &["ls", "a.img:/home"]);
     assert_eq!(text(&output.stdout), "alice\n");
 }
@@ -94,7 +94,7 @@ fn the_worst_failure_decides_the_exit_code() {
     }
 }
 
-/// All of these said only that there is no such file.
+/// Regression: for all of these, the message was only that there is no such file.
 #[test]
 fn a_place_that_is_almost_one_is_told_how_to_write_it() {
     let volumes = volumes();

@@ -1,4 +1,4 @@
-//! Extractions that are killed and go on, before the kernel's mount.
+//! Extractions that are killed and resumed, judged by the kernel's mount.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -28,7 +28,7 @@ fn start(mut command: Command) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts")
 }
 
-/// What was said, but for paths of the destination.
+/// The messages, without the line about going on.
 fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     text.lines().filter(|line| !line.contains("going on")).collect::<Vec<_>>().join("\n")
@@ -79,7 +79,7 @@ fn an_extraction_that_was_killed_goes_on_to_what_the_kernel_shows() {
     assert!(kills > 0, "none was killed");
 }
 
-/// Directories that their owner may not enter, list or write, to a user.
+/// A user extracts directories that their owner may not enter, list or write.
 #[test]
 fn a_user_goes_on_into_directories_that_are_closed() {
     let dir = scratch_dir();
@@ -90,7 +90,7 @@ fn a_user_goes_on_into_directories_that_are_closed() {
         let output = output.expect("it starts");
         assert!(output.status.success(), "{args:?}: {output:?}");
     };
-    // Without a file, so that each directory is done before the file after it is begun.
+    // The directories hold no files, so each is complete before the file after it begins.
     for mode in [0o000, 0o100, 0o200, 0o400, 0o555] {
         let closed = path("source").join(format!("{mode:o}"));
         fs::create_dir_all(closed.join("below/again")).expect("directories");
@@ -115,7 +115,7 @@ fn a_user_goes_on_into_directories_that_are_closed() {
     };
     let at_once = as_user(&path("once")).output().expect("it starts");
     assert!(at_once.status.success(), "{at_once:?}");
-    // The kernel ends it when it has written so much of the large file.
+    // The kernel ends it when it has written this much of the large file.
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -f 20000; exec \"$0\" extract \"$1\" \"$2\"", program]);
     limited.arg(&volume).arg(&out).uid(NOBODY).gid(NOBODY);
@@ -130,7 +130,7 @@ fn a_user_goes_on_into_directories_that_are_closed() {
     assert_eq!(out.join("0").metadata().expect("it is there").mode() & 0o777, 0);
 }
 
-/// Of another state of the volume nothing is added.
+/// If the volume has changed, an extraction is not resumed.
 #[test]
 fn an_extraction_does_not_go_on_when_the_volume_was_changed() {
     let dir = scratch_dir();
@@ -157,7 +157,8 @@ fn an_extraction_does_not_go_on_when_the_volume_was_changed() {
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("the volume was changed, or this machine was started"), "{said}");
     };
-    // What was written before the power went may not be there, whatever size and time say.
+    // After a reboot, files that were written before may be missing data, whatever their size and
+    // time say.
     let mark = fs::read_to_string(path("out/.offshoot-extract")).expect("a mark");
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("it is Linux");
     let before = mark.replace(boot.trim(), "0b0b0b0b-0000-0000-0000-000000000000");

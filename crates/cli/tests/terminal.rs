@@ -1,4 +1,4 @@
-//! The program on a terminal, and when somebody presses Ctrl-C: `script` of util-linux gives it a
+//! The program on a terminal, and interrupted by Ctrl-C. `script` of util-linux provides the
 //! terminal.
 
 use std::ffi::{OsStr, OsString};
@@ -19,7 +19,7 @@ fn program() -> &'static str {
     env!("CARGO_BIN_EXE_offshoot")
 }
 
-/// Runs the program, which must do what it is asked for.
+/// Runs the program, which must succeed.
 #[track_caller]
 fn does(args: &[&str]) -> String {
     let output = Command::new(program()).args(args).output().expect("it starts");
@@ -27,7 +27,8 @@ fn does(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("it is text")
 }
 
-/// Runs words of the shell on a terminal, with this locale: its code, and what the terminal got.
+/// Runs a shell command on a terminal, with this locale. Returns its exit code, and what the
+/// terminal got.
 fn on_terminal(words: &str, locale: &str) -> (Option<i32>, String) {
     let (code, shown) = on_terminal_raw(words, locale);
     (code, String::from_utf8_lossy(&shown).into_owned())
@@ -80,7 +81,7 @@ fn a_terminal_gets_no_binary() {
         let (code, shown) = on_terminal(&words, "C");
         assert_eq!(code, Some(1), "{words}: {shown}");
         assert!(shown.contains("to a terminal") && !shown.contains('\0'), "{words}: {shown}");
-        // A pipe takes all of it.
+        // A pipe gets all of it.
         let (code, _) = on_terminal(&format!("{words} | cat > /dev/null"), "C");
         assert_eq!(code, Some(0), "{words}");
     }
@@ -88,7 +89,7 @@ fn a_terminal_gets_no_binary() {
 
 #[test]
 fn progress_says_how_far_it_is() {
-    // Enough that the line is drawn before it is over.
+    // So many files that the progress line is drawn before the end.
     let volume = Volume::new(|source| {
         for n in 0..400 {
             fs::write(source.join(format!("file-{n}")), vec![7; 100_000]).expect("a file");
@@ -103,7 +104,7 @@ fn progress_says_how_far_it_is() {
         assert_eq!(shown.is_ascii(), is_ascii, "{shown:?}");
         assert!(!out.join(".offshoot-extract").exists());
     }
-    // With somebody who reads slowly there is time to count.
+    // A slow reader gives the program time to count.
     let words = format!(
         "{} extract {} --tar - | (head -c 1000000; sleep 2; cat) > /dev/null",
         program(),
@@ -118,13 +119,13 @@ fn progress_says_how_far_it_is() {
             && line.contains(" left")
     };
     assert!(shown.split('\r').any(is_whole), "{shown:?}");
-    // Nobody watches a file.
+    // Without a terminal, there is no progress.
     let out = volume.path("silent");
     let silent = Command::new(program()).arg("extract").arg(volume.path("v.img")).arg(out).output();
     assert!(silent.is_ok_and(|output| output.status.success() && output.stderr.is_empty()));
 }
 
-/// Starts an extraction, and presses Ctrl-C as soon as there is something in `out`.
+/// Starts an extraction, and sends Ctrl-C as soon as `out` has something in it.
 fn interrupted(volume: &Volume, out: &Path) -> Output {
     let mut command = Command::new(program());
     command.arg("extract").arg(volume.path("v.img")).arg(out);
@@ -134,7 +135,7 @@ fn interrupted(volume: &Volume, out: &Path) -> Output {
     while fs::read_dir(out).map_or(0, Iterator::count) < 3 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // It gets no further before the signal is there.
+    // The program is stopped until it has the signal.
     signal(Signal::STOP);
     signal(Signal::INT);
     signal(Signal::CONT);
@@ -164,20 +165,20 @@ fn an_extraction_goes_on_after_ctrl_c() {
         .map(|entry| (entry.file_name(), entry.metadata().expect("it is there").ino()))
         .collect();
     assert!(!left.is_empty() && left.len() < FILES, "{} of {FILES} are there", left.len());
-    // All of them are whole, and nobody else may look yet.
+    // All of these files are complete, and other users may not read them yet.
     for (name, _) in &left {
         let theirs = fs::read(volume.path("source").join(name)).expect("it is there");
         assert!(fs::read(out.join(name)).expect("it is there") == theirs, "{name:?}");
     }
     assert_eq!(out.metadata().expect("it is there").mode() & 0o777, 0o700);
-    // Another place does not go on there.
+    // Extracting another place is not resumed here.
     let other = format!("{}:/other", volume.image());
     let refused = Command::new(program())
         .args(["extract".as_ref(), OsStr::new(&other), out.as_os_str()])
         .output()
         .expect("it starts");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("half done"), "{refused:?}");
-    // One that was cut is made anew.
+    // A file that was cut short is made anew.
     let (cut, _) = &left[left.len() / 2];
     let path = out.join(cut);
     fs::write(&path, "cut").expect("it can be written");
@@ -192,24 +193,25 @@ fn an_extraction_goes_on_after_ctrl_c() {
     assert!(diff.status.success(), "{}", String::from_utf8_lossy(&diff.stdout));
     let links = |name: &str| out.join(name).metadata().expect("it is there");
     assert_eq!(links("file-00000").ino(), links("zz-link").ino());
-    // It is whole now: once more it is a directory that is not empty.
+    // Now the extraction is complete. Once more, `out` is just a directory that is not empty.
     let image = volume.path("v.img");
     let words = [OsStr::new("extract"), image.as_os_str(), out.as_os_str()];
     let refused = Command::new(program()).args(words).output().expect("it starts");
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
 
-/// Presses Ctrl-C when a verb has opened the volume for writing: it watches for signals by then.
+/// Sends Ctrl-C when a verb has opened the volume for writing: by then it handles signals.
 ///
-/// One that writes more to its output than a pipe holds waits there until it is interrupted. One
-/// that changes nothing more the second time may end before we look: it is started again.
+/// A verb that writes more output than a pipe holds waits there until it is interrupted. A verb
+/// that has nothing more to change the second time may end before we look. Then this starts it
+/// again.
 fn interrupted_when_open(volume: &Volume, mut start: impl FnMut() -> Child) -> Output {
     const TRIES: usize = 100;
     let interrupted = (0..TRIES).find_map(|_| interrupted_if_open(volume, start()));
     interrupted.unwrap_or_else(|| panic!("it ended before, {TRIES} times"))
 }
 
-/// The same for one run; `None` when it ended before.
+/// The same for one run; `None` when the run ended before.
 fn interrupted_if_open(volume: &Volume, mut child: Child) -> Option<Output> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
     let ino = fs::metadata(volume.path("v.img")).expect("an image").ino();
@@ -223,7 +225,7 @@ fn interrupted_if_open(volume: &Volume, mut child: Child) -> Option<Output> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    // What waits for an answer gets none, not even the end of its input.
+    // A verb that waits for an answer gets none, not even the end of its input.
     let input = child.stdin.take();
     kill_process(pid, Signal::INT).expect("it runs");
     let output = child.wait_with_output().expect("a child");
@@ -231,11 +233,11 @@ fn interrupted_if_open(volume: &Volume, mut child: Child) -> Option<Output> {
     (!output.status.success()).then_some(output)
 }
 
-/// Verbs that change much: what they did is stored, and the volume is whole.
+/// Verbs that change many files: what they have done is stored, and the volume is sound.
 #[test]
 fn a_change_that_is_interrupted_says_what_is_stored() {
     const FILES: usize = 3000;
-    // Lines with the names of a third of them are more than a pipe holds.
+    // The lines with the names of a third of the files are more than a pipe holds.
     let name = |n| format!("file-{n}-{}", "x".repeat(100));
     let volume = Volume::new(|source| {
         fs::create_dir(source.join("dir")).expect("a directory");
@@ -268,13 +270,13 @@ fn a_change_that_is_interrupted_says_what_is_stored() {
     assert!(left > 0, "all are gone");
     ends(&["find", &place("/dir"), "-print", "-delete"]);
     assert!(count() > 0 && count() <= left, "{} of {left}", count());
-    // It waits for an answer.
+    // `rm -ri` waits for an answer.
     let left = count();
     ends(&["rm", "-ri", &place("/dir")]);
     assert_eq!(count(), left);
 }
 
-/// What was done is stored also when the reader of the output has gone.
+/// What was done is stored, even if the reader of the output is gone.
 #[test]
 fn changes_are_stored_when_nobody_reads_of_them() {
     const FILES: usize = 3000;
@@ -294,7 +296,7 @@ fn changes_are_stored_when_nobody_reads_of_them() {
         let mut child = command.spawn().expect("it starts");
         drop(child.stdout.take());
         let output = child.wait_with_output().expect("a child");
-        // A reader that closes its pipe has had enough: nothing failed.
+        // A reader that closes its pipe has had enough, so this is not an error.
         assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {output:?}");
     };
     unread(&["mv", "-v", &place("/a/file-1*"), &place("/b")]);
@@ -309,7 +311,7 @@ fn changes_are_stored_when_nobody_reads_of_them() {
     assert_image_checks(Path::new(&volume.image()));
 }
 
-/// One match that is gone keeps none of the others back.
+/// A match that is gone does not keep back the other matches.
 #[test]
 fn find_goes_on_after_a_match_that_cannot_be_looked_at() {
     let volume = Volume::new(|source| {
@@ -364,8 +366,8 @@ fn a_copy_that_is_interrupted_says_what_is_stored() {
     assert!(count < 4000, "{said}");
 }
 
-/// Scripts that their shells take, and pages that `man` would show: made of the definitions that
-/// the program parses with.
+/// Shells accept the completion scripts, and `man` accepts the pages. The program makes both from
+/// the definitions that it parses with.
 #[test]
 fn completions_and_pages() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -376,12 +378,12 @@ fn completions_and_pages() {
         let path = dir.path().join(shell);
         fs::write(&path, &script).expect("a file");
         let known = Command::new(shell).arg("-n").arg(&path).output();
-        // A shell that is not there judges nothing.
+        // A shell that is not installed is no judge.
         if let Ok(output) = known {
             assert!(output.status.success(), "{shell}: {output:?}");
         }
     }
-    // What bash offers behind a verb that was begun.
+    // What bash offers for the beginning of a verb.
     let script = dir.path().join("bash");
     let words = format!(
         "source {}; COMP_WORDS=(offshoot unm); COMP_CWORD=1; _offshoot offshoot unm offshoot; echo \"${{COMPREPLY[@]}}\"",
@@ -397,7 +399,7 @@ fn completions_and_pages() {
     assert!(page("offshoot-subvolume-create.1").contains(".TH"));
 }
 
-/// What a terminal would act upon, in parts of names.
+/// Parts of names that control a terminal.
 const DANGEROUS: [&[u8]; 14] = [
     b"\x1b[2J",
     b"\x1b]0;title\x07",
@@ -424,14 +426,14 @@ fn dangerous_name(random: &mut Random) -> Vec<u8> {
     name
 }
 
-/// What in `shown` a terminal would act upon, but for ends of lines.
+/// The first thing in `shown` that controls a terminal, except the ends of lines.
 fn acted_upon(shown: &[u8]) -> Option<String> {
-    // Some lines end with a NUL, and columns with tabs.
+    // Some lines end with a NUL, and columns are separated by tabs.
     let is_dangerous = |c: char| {
         (c.is_control() && !matches!(c, '\n' | '\r' | '\0' | '\t'))
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    // Each line ends with both.
+    // A terminal's lines end with a carriage return and a newline.
     let is_end = |at: usize| shown.get(at + 1).is_none_or(|&byte| byte == b'\n');
     if shown.iter().enumerate().any(|(at, &byte)| byte == b'\r' && !is_end(at)) {
         return Some("a carriage return".to_owned());
@@ -445,7 +447,7 @@ fn acted_upon(shown: &[u8]) -> Option<String> {
     })
 }
 
-/// Every verb that shows names, with names that speak to terminals.
+/// Every verb that shows names, with names that contain control sequences.
 #[test]
 #[expect(clippy::too_many_lines, reason = "one line for each verb")]
 fn no_name_speaks_to_the_terminal() {
@@ -492,7 +494,7 @@ fn no_name_speaks_to_the_terminal() {
     let other = volume.path("other.img");
     let (out, other) = (out.to_str().expect("text"), other.to_str().expect("text"));
     does(&["mkfs", other, "--size", "512M", "-L", "a\u{1b}[2J\u{9b}label"]);
-    // Of what has a `!` in front some fails: links lead nowhere, directories hold something.
+    // Lines with a `!` in front may fail: links lead nowhere, and directories are not empty.
     let lines = [
         "ls --color=never -laR @".to_owned(),
         "ls --color=never -R @".into(),
@@ -540,14 +542,14 @@ fn no_name_speaks_to_the_terminal() {
         "! dedupe @etc/passwd '@into/n*/n*'".into(),
         "! rm -rv '@into/n*'".into(),
     ];
-    // Off a terminal, formats have the bytes.
+    // Without a terminal, formats print the raw bytes.
     let words = ["stat", "-c", "%n", &format!("{place}n*")];
     let raw = Command::new(program()).args(words).output().expect("it starts").stdout;
     assert!(acted_upon(&raw).is_some(), "{raw:?}");
     for line in lines {
         let expected = i32::from(line.starts_with('!'));
         let line = line.trim_start_matches("! ").replace('@', &place);
-        // Progress draws on the terminal.
+        // Progress would also be drawn on the terminal, so its output goes to a file.
         let (code, shown) =
             on_terminal_raw(&format!("{} {line} 2>{out}.err", program()), "C.UTF-8");
         assert_eq!(code, Some(expected), "{line}: {}", String::from_utf8_lossy(&shown));

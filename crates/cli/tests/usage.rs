@@ -76,7 +76,7 @@ fn what_is_no_volume_is_1_and_a_damaged_one_is_3() {
         ] {
             let output = offshoot(arguments);
             assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", error(&output));
-            // What is there instead of a superblock is what `dump super` is asked for.
+            // `dump super` shows whatever is in the place of a superblock.
             assert_eq!(output.stdout.is_empty(), arguments[1] != "super", "{arguments:?}");
         }
     }

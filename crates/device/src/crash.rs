@@ -10,19 +10,21 @@
 //!
 //! # The rules
 //!
-//! A *cut* is a moment between two entries of the log. Of the writes before it,
+//! A *cut* is a moment between two entries of the log at which the power fails. A write is
+//! *pending* when it precedes the cut and no barrier lies between them. After a cut,
 //!
-//! 1. those before the last barrier before the cut are there, whole and in their order;
-//! 2. those behind that barrier, the *pending* ones, are each there or not there;
-//! 3. pending ones that overlap were done in any order;
-//! 4. a pending one that is there may be *torn*: only some of its sectors are;
+//! 1. the medium has every write before the last barrier that precedes the cut, whole and in log
+//!    order;
+//! 2. each pending write is either there or missing;
+//! 3. pending writes that overlap may have been done in any order;
+//! 4. a pending write that it has may be *torn*: only some of its sectors are there;
 //!
-//! and nothing else is. Everything that is pending missing is the loss of a volatile
-//! cache; the first so many of it there is what a cut leaves that finds the cache empty.
+//! and it has nothing else. When it misses all pending writes, the device lost its volatile cache.
+//! When it has exactly the first few of them, the cut found the cache empty.
 //!
-//! What is there does not say when the cut was: the state with w4 alone is left by every
-//! cut from w4 to the end of epoch 2. All these cuts are one [`CrashState`], which says how many
-//! marks precede the earliest and the latest of them:
+//! A state does not tell when the cut was: every cut from w4 to the end of epoch 2 can leave the
+//! state with w4 alone. All these cuts are one [`CrashState`], which says how many marks precede
+//! the earliest and the latest of them:
 //!
 //! ```text
 //!   state        writes there               earliest cut      latest cut
@@ -31,14 +33,14 @@
 //!   epoch 2, {w5}  w0 w1 w2 w3 w5              behind w5        behind m1
 //! ```
 //!
-//! All of epoch 1 is the same state as nothing of epoch 2, and is built once. A mark
-//! behind a barrier precedes the latest cut of every state of its own epoch and of those
-//! behind it, and all these states have everything that is before the barrier: what such a
-//! mark acknowledges as durable must be found in each of them.
+//! The state with all of epoch 1 is the state with nothing of epoch 2, and is built once. A mark
+//! behind a barrier precedes the latest cut of every state of its own epoch and of later epochs.
+//! All these states have everything that is before the barrier. So a test must find what such a
+//! mark acknowledges as durable in each of them.
 //!
 //! # Several devices
 //!
-//! The members of a volume fail together and lose their caches one by one.
+//! A power cut stops all members of a volume at once, and each member loses its own cache.
 //! [`CrashDevice::set`] makes devices with one log, in which a barrier is of one device only:
 //!
 //! ```text
@@ -47,8 +49,8 @@
 //!   epoch      0          | 1   | 2          |      {w0 w1 w2}, {w1 w3}, {w4 w5}
 //! ```
 //!
-//! What a barrier of another device leaves pending is pending in the next epoch too, so a state
-//! may be built in several epochs, each time with the marks of that one.
+//! A barrier of device 0 ends the epoch, but writes to device 1 stay pending in the next epoch. So
+//! the same state may be built in several epochs, each time with the marks of that epoch.
 //!
 //! # What is built
 //!
@@ -76,44 +78,45 @@ pub use states::{CrashState, CrashStates};
 
 /// A device over a base image that keeps all changes and barriers in a log.
 ///
-/// Its requests are atomic and its barrier takes no time: a write that returned, or is about
-/// to, when a flush begins, is in the epoch that the flush ends.
+/// Its requests are atomic and its barrier takes no time: a flush ends the epoch of every write
+/// that is in the log when the flush begins, even of a write that has not returned yet.
 #[derive(Debug)]
 pub struct CrashDevice {
-    /// Its place in the set.
+    /// The index of the device in its set.
     number: usize,
     bases: Arc<[Arc<dyn BlockDevice>]>,
     /// The base with everything in the log applied, which is what reads see.
     now: MemoryDevice,
-    /// That of the whole set. Held while `now` is changed, so that both agree on the order.
+    /// The log of the whole set. A request holds its lock while it changes `now`, so that the log
+    /// and `now` agree on the order.
     log: Arc<Mutex<Vec<CrashEntry>>>,
 }
 
-/// What a [`CrashDevice`] has seen.
+/// An entry of the log of a [`CrashDevice`]: a request or a mark.
 #[derive(Clone)]
 pub enum CrashEntry {
     /// A write.
     Write {
-        /// The place of the device in its set.
+        /// The index of the device in its set.
         device: usize,
-        /// Where it begins.
+        /// Its first byte on the device.
         offset: u64,
         /// What was written.
         data: Arc<[u8]>,
     },
-    /// A discard, which leaves bytes in what it reaches that nobody wrote: those of
+    /// A discard. It leaves bytes in its range that no caller wrote: those of
     /// [`MemoryDevice::spoil`].
     Discard {
-        /// The place of the device in its set.
+        /// The index of the device in its set.
         device: usize,
-        /// Where it begins.
+        /// Its first byte on the device.
         offset: u64,
         /// How many bytes it covers.
         len: u64,
     },
     /// A flush that returned.
     Barrier {
-        /// The place of the device in its set.
+        /// The index of the device in its set.
         device: usize,
     },
     /// A mark of the application, such as "the fsync of X returned".
@@ -130,18 +133,18 @@ pub struct CrashLog {
 /// Which of the possible states of a log are built.
 #[derive(Clone, Copy, Debug)]
 pub struct CrashPlan {
-    /// Epochs of at most so many writes have all their subsets built. 16 at most; a
-    /// larger number counts as 16.
+    /// All subsets of an epoch are built when it has at most this many writes. The largest limit is
+    /// 16; a larger number counts as 16.
     pub exhaustive_limit: usize,
-    /// How many random states are built of each larger epoch, besides its prefixes.
+    /// How many random states are built of each larger epoch, in addition to its prefixes.
     pub samples_per_epoch: usize,
-    /// What the random choices come from.
+    /// The seed of the random choices.
     pub seed: u64,
     /// Whether states with torn writes are built as well.
     pub torn: bool,
 }
 
-/// Says where a write is and how long, not its bytes.
+/// Shows the offset and the length of a write without its bytes.
 impl fmt::Debug for CrashEntry {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -181,7 +184,7 @@ impl CrashDevice {
         bases.iter().enumerate().map(device).collect()
     }
 
-    /// Puts a mark of the application behind everything that is in the log.
+    /// Appends a mark of the application to the log.
     pub fn mark(&self, tag: &str) {
         self.log.lock().push(CrashEntry::Mark(tag.into()));
     }
@@ -230,7 +233,7 @@ impl BlockDevice for CrashDevice {
         Ok(())
     }
 
-    /// One entry of the log, as it is one request.
+    /// A vectored write is one request, so it is one entry of the log.
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         self.write_at(offset, &together(bufs))
     }

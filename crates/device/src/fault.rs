@@ -1,13 +1,13 @@
 //! A device that fails on purpose.
 //!
-//! Faults live in the device, so that every layer above can be tested with them and
-//! none needs a hook of its own. They are chosen in two ways:
+//! Faults live in the device, so that tests can inject them under every layer and no layer needs a
+//! hook of its own. A test chooses them in two ways:
 //!
-//! * by place, with [`FaultDevice::add`]: every request that touches a range, as a bad
-//!   spot of a medium does it, or with [`FaultDevice::add_to`] those of one kind;
-//! * by time, with [`FaultDevice::strike`]: the one request with a given number, so that
-//!   a test can count the requests of a workload once and then run it with a fault at
-//!   the first, the second, and so on to the last.
+//! * by place: [`FaultDevice::add`] hits every request that touches a range, like a bad spot of a
+//!   medium, and [`FaultDevice::add_to`] hits those of one kind;
+//! * by time: [`FaultDevice::strike`] hits the one request with a given number. A test counts the
+//!   requests of a workload once, and then runs it with a fault at the first request, the second,
+//!   and so on to the last.
 //!
 //! | | a read | a write | a flush | a discard |
 //! |---|---|---|---|---|
@@ -16,7 +16,7 @@
 //! | [`Fault::Garbage`] by time | every byte of the request comes inverted | every byte is written inverted | succeeds, and nothing reaches the device below | none |
 //! | [`Fault::Garbage`] by place | the bytes of the range come inverted | none: the medium spoils what is read | none | none |
 //!
-//! Hints are never counted and never fail.
+//! The device does not count hints ([`BlockDevice::prefetch`]), and they never fail.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -30,12 +30,12 @@ use crate::{BlockDevice, SECTOR_BYTES, together, total_bytes};
 /// What goes wrong with a request to a [`FaultDevice`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with `EIO` and does nothing.
+    /// The request fails with `EIO` and does nothing.
     Error,
-    /// It succeeds, and what is read or written has every byte inverted, as after a
-    /// silent corruption. A flush is dropped silently.
+    /// The request succeeds, and every byte that it reads or writes is inverted, as after a silent
+    /// corruption. A flush does nothing and succeeds.
     Garbage,
-    /// It fails with `EIO`; a write has written its first sectors before.
+    /// The request fails with `EIO`; a write has written its first sectors before.
     Short,
 }
 
@@ -44,13 +44,13 @@ pub enum Fault {
 pub enum Requests {
     /// [`BlockDevice::read_at`].
     Reads,
-    /// [`BlockDevice::write_at`] and [`BlockDevice::write_vectored_at`], each call one.
+    /// [`BlockDevice::write_at`] and [`BlockDevice::write_vectored_at`]; each call counts as one.
     Writes,
     /// [`BlockDevice::flush`].
     Flushes,
     /// [`BlockDevice::discard`].
     Discards,
-    /// All of these, in the order in which they come.
+    /// Requests of all these kinds, in the order in which they arrive.
     All,
 }
 
@@ -95,25 +95,25 @@ impl FaultDevice {
         self.add_to(Requests::All, range, fault);
     }
 
-    /// The same for requests of one kind alone.
+    /// Makes all bytes of `range` faulty for requests of one kind.
     pub fn add_to(&self, requests: Requests, range: Range<u64>, fault: Fault) {
         self.state.lock().places.push((requests, range, fault));
     }
 
-    /// Makes one request faulty: the one before which there were `number` of its kind,
-    /// counted as in [`count`](Self::count).
+    /// Makes one request faulty: the one that arrives when [`count`](Self::count) is `number` for
+    /// its kind. 0 is the first request since the device was made.
     pub fn strike(&self, requests: Requests, number: u64, fault: Fault) {
         self.state.lock().times.push((requests, number, fault));
     }
 
-    /// How many requests of a kind there were since the device was made.
+    /// How many requests of a kind arrived since the device was made.
     #[must_use]
     pub fn count(&self, requests: Requests) -> u64 {
         self.state.lock().count(requests)
     }
 
-    /// Counts one request of the kind `kind`, and gives the fault that its time has,
-    /// and those that its place has.
+    /// Counts one request of the kind `kind`. Returns the fault of its number, and the faults of
+    /// the ranges that it touches.
     fn arrive(&self, kind: Requests, range: &Range<u64>) -> Faults {
         let mut state = self.state.lock();
         let number = |requests| state.count(requests);
@@ -136,7 +136,7 @@ impl FaultDevice {
     }
 }
 
-/// What is to go wrong with one request.
+/// The faults of one request.
 struct Faults {
     in_time: Option<Fault>,
     in_place: Vec<(Range<u64>, Fault)>,
@@ -146,7 +146,7 @@ struct Faults {
 enum Verdict {
     Done,
     Inverted,
-    /// It fails, and only so many bytes of it are written before.
+    /// It fails after its first bytes, this many, were written.
     Cut(u64),
 }
 

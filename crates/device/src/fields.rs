@@ -1,10 +1,10 @@
-//! Fields of formats that others made: images and partition tables.
+//! Reads the fields of foreign formats: disk images and partition tables.
 
 use std::io;
 
 use crate::BlockDevice;
 
-/// The number at `at`, which is in `bytes`.
+/// The little-endian number at `at`. The caller has checked that `bytes` holds it.
 pub(crate) fn u32_le(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
@@ -24,8 +24,7 @@ pub(crate) fn u64_be(bytes: &[u8], at: usize) -> u64 {
     u64_le(bytes, at).swap_bytes()
 }
 
-/// The `len` bytes from `offset` on; `None` when they are more than `most`, or not all on the
-/// device.
+/// The `len` bytes from `offset` on; `None` when they are more than `most`, or end past the device.
 pub(crate) fn part(
     device: &dyn BlockDevice,
     offset: u64,
@@ -41,7 +40,7 @@ pub(crate) fn part(
     Ok(Some(bytes))
 }
 
-/// The error for what makes no sense.
+/// An error of kind `InvalidData`.
 pub(crate) fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }

@@ -6,24 +6,27 @@
 //! |---|---|---|
 //! | another `FileDevice` reads | yes | yes |
 //! | another `FileDevice` [relies on it](FileDevice::open_relied_on) | yes | refused |
-//! | another `FileDevice` writes, or anybody holds a lock on it | yes | refused |
+//! | another `FileDevice` writes, or another program holds a `flock` on it | yes | refused |
 //! | QEMU or one of its tools writes it, or reads it and forbids writing | yes | refused |
 //! | the image backs a loop device | yes | refused |
 //! | the block device is mounted, or part of a larger one | yes | refused |
 //!
-//! Two writers destroy a volume, so a writer takes the exclusive `flock` that other tools of the
-//! host honour too, takes the [locks of QEMU](qemu_locks), opens block devices with `O_EXCL`, and
-//! looks whether the kernel uses the image through a loop device. A reader takes no lock: it harms
-//! nobody, it must be able to look at what the kernel has mounted, and a reader that was forgotten
-//! somewhere must not keep the owner of a volume from writing it. What a reader gets while somebody
-//! writes is the state of no single moment; the checksums of the volume tell it where that matters.
+//! Two writers destroy a volume. So a writer takes the exclusive `flock`, which other tools of the
+//! host honour too, and the [locks of QEMU](qemu_locks). It opens a block device with `O_EXCL`, and
+//! it checks whether the kernel uses the image through a loop device.
+//!
+//! A reader takes no lock, for three reasons: it harms no other user; it must be able to read what
+//! the kernel has mounted; and a forgotten reader must not keep the owner of a volume from writing
+//! it. While another program writes, a reader may see a mix of old and new bytes. Where that
+//! matters, the checksums of the volume detect it.
 //!
 //! # Invariants
 //!
-//! 1. The size is that of the moment of opening, and no request changes it; a device that
-//!    [grows](FileDevice::growing), which is what an image of a disk needs, only becomes larger.
-//! 2. After a flush failed every later one fails too: the host reports lost pages
-//!    once and then takes them for clean, so a second success would be a lie.
+//! 1. The size is fixed when the device is opened, and no request changes it. The exception is a
+//!    device that [grows](FileDevice::growing), as the file of a disk image must: its size only
+//!    rises.
+//! 2. After a flush failed, every later flush fails too. The host reports lost pages once and then
+//!    takes them for clean, so a later success would be a lie.
 
 mod direct;
 mod discard;
@@ -44,20 +47,20 @@ use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
 use qemu_locks::Purpose;
 
-/// An image file or a block device. It is accessed through the page cache of the host, but for
-/// large writes and for [`read_medium_at`](BlockDevice::read_medium_at).
+/// An image file or a block device. Requests go through the page cache of the host, except large
+/// writes and [`read_medium_at`](BlockDevice::read_medium_at).
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
     name: String,
     size_bytes: AtomicU64,
-    /// A write behind the end makes the file longer.
+    /// A write past the end makes the file longer.
     is_growing: bool,
     writable: bool,
     is_block_device: bool,
     logical_sector_bytes: Option<u64>,
     direct: Option<Direct>,
-    /// The next flush has to make the length of the file durable as well.
+    /// The next flush must make the length of the file durable as well.
     resized: AtomicBool,
     flush_failed: AtomicBool,
 }
@@ -65,16 +68,16 @@ pub struct FileDevice {
 /// What a [`FileDevice`] is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileUse {
-    /// To be read, whatever others do with it.
+    /// The caller reads it, whatever other programs do with it.
     Read,
-    /// To be read, while nobody writes it.
+    /// The caller reads it, and other programs must not write it.
     Rely,
-    /// To be read and written, while nobody else writes it.
+    /// The caller reads and writes it, and other programs must not write it.
     Write,
 }
 
 impl FileDevice {
-    /// Opens `path` for reading. Whoever else uses it does not matter.
+    /// Opens `path` for reading. Other programs may read and write it.
     ///
     /// # Errors
     /// When it cannot be opened, or is neither a regular file nor a block device.
@@ -82,18 +85,18 @@ impl FileDevice {
         Self::open_for(path, FileUse::Read)
     }
 
-    /// Opens `path` for reading and writing, and keeps other writers away until it
-    /// is dropped.
+    /// Opens `path` for reading and writing, and keeps other writers away until it is dropped.
     ///
     /// # Errors
-    /// As [`open`](Self::open); of kind `ResourceBusy` when another process or the
-    /// kernel uses it, and the message says who, as far as that can be known.
+    /// As [`open`](Self::open); of kind `ResourceBusy` when another process or the kernel uses it.
+    /// The message names the user, as far as the host shows it.
     pub fn open_writable(path: &Path) -> io::Result<Self> {
         Self::open_for(path, FileUse::Write)
     }
 
-    /// Opens `path` for reading, and keeps QEMU and other writers like us away until it is dropped:
-    /// what is written elsewhere stands on what is here.
+    /// Opens `path` for reading, and keeps other writers (QEMU and this crate) away until it is
+    /// dropped. It is for a file that other data depends on, such as the backing file of an image
+    /// that is written.
     ///
     /// # Errors
     /// As [`open_writable`](Self::open_writable).
@@ -109,13 +112,14 @@ impl FileDevice {
         Self::open_with(path, usage, OFlags::empty())
     }
 
-    /// As [`open_for`](Self::open_for) for a regular file at `path` itself: a link there is not
-    /// followed. The open file is checked, so another process cannot put one there in between.
+    /// Opens `path` as [`open_for`](Self::open_for) does, but only a regular file at `path` itself:
+    /// it does not follow a symbolic link. The type is checked on the open file, so that another
+    /// process cannot swap the file between the check and the open.
     ///
     /// # Errors
     /// As [`open_writable`](Self::open_writable), and for a link and a block device.
     pub fn open_plain(path: &Path, usage: FileUse) -> io::Result<Self> {
-        // A pipe that has just come there would wait for its other end.
+        // NONBLOCK: opening a pipe would wait for its other end.
         let device = Self::open_with(path, usage, OFlags::NOFOLLOW | OFlags::NONBLOCK)?;
         if device.is_block_device {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -144,7 +148,7 @@ impl FileDevice {
         Self::with(file, path, is_writable)
     }
 
-    /// What the host says of the open file: of what type it is, and which one.
+    /// The metadata of the open file: its type, its device and its inode.
     ///
     /// # Errors
     /// Those of the host.
@@ -152,14 +156,13 @@ impl FileDevice {
         self.file.metadata()
     }
 
-    /// Makes an image file of `size_bytes`, all of it a hole, and opens it for writing.
-    /// A file that is there already is kept with its contents and made longer where
-    /// needed.
+    /// Makes an image file of `size_bytes`, all of it a hole, and opens it for writing. It keeps a
+    /// file that exists, with its contents, and makes it longer where needed.
     ///
     /// # Errors
-    /// As [`open_writable`](Self::open_writable); when `path` is longer than
-    /// `size_bytes`, because what is behind would be lost; when it is not a regular
-    /// file, because a block device has the size that it has.
+    /// As [`open_writable`](Self::open_writable); when the file at `path` is longer than
+    /// `size_bytes`, because its end would be lost; when `path` is a block device, whose size is
+    /// fixed.
     pub fn create(path: &Path, size_bytes: u64) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).open(path) {
@@ -171,8 +174,8 @@ impl FileDevice {
                     Ok(device)
                 });
                 if made.is_err() {
-                    // It is ours alone and empty. Its stay would be a second problem
-                    // beside the one that is reported.
+                    // The file is new and empty. If removing it fails too, the first error is the
+                    // one to report.
                     let _ = fs::remove_file(path);
                 }
                 made
@@ -207,10 +210,10 @@ impl FileDevice {
 
     fn with(mut file: File, path: &Path, writable: bool) -> io::Result<Self> {
         let is_block_device = is_block_device(&file.metadata()?)?;
-        // The metadata of a block device says nothing of its size; its end does.
+        // The metadata of a block device has no size, so seek to its end.
         let size_bytes = file.seek(SeekFrom::End(0))?;
-        // The engine says itself what it will read next; the host's guess from
-        // interleaved readers would only fetch what nobody asked for.
+        // The engine asks for its own read-ahead. The host would guess from interleaved readers and
+        // fetch bytes that no reader needs.
         fadvise(&file, 0, None, Advice::Random)?;
         let direct = Direct::open(&file, writable);
         let said = if is_block_device { ioctl_blksszget(&file).ok() } else { None };
@@ -229,16 +232,16 @@ impl FileDevice {
         })
     }
 
-    /// The same device, which a write behind its end makes longer where it is a regular file. This
-    /// is for images of disks, whose files have what was written so far and no more.
+    /// The same device, except that a write past its end makes a regular file longer. It is for
+    /// disk images: such a file ends behind the last byte that was written to it.
     #[must_use]
     pub fn growing(mut self) -> Self {
         self.is_growing = !self.is_block_device;
         self
     }
 
-    /// Writes `bufs`, and makes the file as long as that takes. The kernel makes it so: a program
-    /// in a sandbox may write and not change sizes.
+    /// Writes `bufs`. When they end past the file, the kernel makes the file longer as part of the
+    /// write. A program in a sandbox may write, but `ftruncate` may be forbidden.
     fn write_growing(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let Some(end) = offset.checked_add(total_bytes(bufs)) else {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -247,17 +250,17 @@ impl FileDevice {
             return Err(Errno::ROFS.into());
         }
         write_all(&self.file, offset, bufs)?;
-        // Only now: who sees the size may read up to it.
+        // Raise the size after the write, because readers may read up to it.
         self.size_bytes.fetch_max(end, Ordering::AcqRel);
         Ok(())
     }
 
-    /// Whether a change of `len` bytes at `offset` is one that this device may make.
+    /// Refuses a change of `len` bytes at `offset` on a read-only device or past its end.
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.writable {
             return Err(Errno::ROFS.into());
         }
-        // A write past the end would make a regular file longer.
+        // Checked here, because the kernel would make a regular file longer.
         request_range(self.size_bytes(), offset, len).map(drop)
     }
 }
@@ -288,7 +291,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
-        // A hint that is refused costs speed and nothing else.
+        // A hint that the host refuses costs only speed.
         let _ = fadvise(&self.file, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 
@@ -311,7 +314,7 @@ impl BlockDevice for FileDevice {
 
     fn flush(&self) -> io::Result<()> {
         if !self.writable {
-            // Nothing was written, so everything that was is durable.
+            // This device has written nothing that could be lost.
             return Ok(());
         }
         if self.flush_failed.load(Ordering::Acquire) {
@@ -327,8 +330,8 @@ impl BlockDevice for FileDevice {
         result
     }
 
-    /// Makes a hole in an image file, which reads as zeros and takes no space. A block device is
-    /// told of the whole pages.
+    /// Makes a hole in an image file: it takes no space and reads as zeros. On a block device it
+    /// discards the whole units of 4 KiB in the range.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
         let discarded = if self.is_block_device {
@@ -356,12 +359,14 @@ impl Drop for FileDevice {
 fn write_all(file: &File, mut offset: u64, bufs: &[IoSlice<'_>]) -> Result<(), Errno> {
     let mut slices = bufs.to_vec();
     let mut rest = &mut slices[..];
-    // Takes buffers without bytes off the front, for which the kernel returns 0.
+    // Skips empty buffers at the front: the kernel returns 0 for them, which the loop takes for an
+    // error.
     IoSlice::advance_slices(&mut rest, 0);
     while !rest.is_empty() {
-        // It takes as many of the buffers as the kernel does at once.
+        // The kernel takes only the first buffers when there are more than its limit.
         match pwritev(file, rest, offset) {
-            // No device has become full: it is the host that does not go on.
+            // A full device reports ENOSPC. A write of 0 bytes means that the host makes no
+            // progress.
             Ok(0) => return Err(Errno::IO),
             Ok(written) => {
                 offset += written as u64;
@@ -374,9 +379,9 @@ fn write_all(file: &File, mut offset: u64, bufs: &[IoSlice<'_>]) -> Result<(), E
     Ok(())
 }
 
-/// Whether it is a block device and not a regular file. Anything else is refused, and that
-/// before it is opened: a pipe would wait for its other end, and a device of characters
-/// may act on being opened.
+/// Whether `metadata` is of a block device and not of a regular file. Every other type is refused
+/// before it is opened: opening a pipe would wait for its other end, and opening a character device
+/// may have side effects.
 fn is_block_device(metadata: &Metadata) -> io::Result<bool> {
     let file_type = metadata.file_type();
     if !file_type.is_file() && !file_type.is_block_device() {
@@ -386,11 +391,11 @@ fn is_block_device(metadata: &Metadata) -> io::Result<bool> {
     Ok(file_type.is_block_device())
 }
 
-/// Makes the name of a file that was just made durable.
+/// Makes the directory entry of a new file durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     match File::open(parent.unwrap_or(Path::new(".")))?.sync_all() {
-        // Some filesystems know no such thing, and keep names by themselves.
+        // Some filesystems cannot sync a directory. They make its entries durable themselves.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         result => result,
     }

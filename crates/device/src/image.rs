@@ -1,4 +1,4 @@
-//! Disk images: files that hold a disk in another order than its bytes have.
+//! Disk images: files that store the bytes of a disk in another order, or compressed.
 //!
 //! ```text
 //!   file ──> image (qcow2 > raw) ──> partition ──> volume
@@ -12,17 +12,17 @@
 //! | VDI, VHD, VHDX | yes | no | [`mapped`] |
 //! | gzip, xz, zstd over any of these | yes | no | [`unpacked`] |
 //!
-//! What is not read is refused with the command that makes something readable of it.
+//! For every other image, the error names a command that converts it into one that we read.
 //!
 //! # Invariants
 //!
-//! 1. An image is what its first bytes (a fixed VHD: its last sector) say. Who knows better, opens
-//!    the file as it is.
-//! 2. No other file is opened here. What an image needs besides, a backing file or the files that a
-//!    descriptor names, the caller gives.
-//! 3. Tables are read whole only up to [`TABLE_BYTES_MAX`], whatever an image says of their size.
+//! 1. The first bytes of an image decide its kind (for a fixed VHD the last sector). A caller that
+//!    knows better opens the file as a plain disk.
+//! 2. This module opens no other file. The caller passes in what an image needs besides: a backing
+//!    file, or the files that a descriptor names.
+//! 3. A table is read into memory only up to [`TABLE_BYTES_MAX`], whatever size the image claims.
 
-/// What a disk answers that is only read, in its implementation of `BlockDevice`.
+/// The part of `BlockDevice` that every read-only disk answers in the same way.
 macro_rules! read_only {
     () => {
         fn write_at(&self, _offset: u64, _buf: &[u8]) -> io::Result<()> {
@@ -54,23 +54,24 @@ pub use qcow2::{
 };
 pub use vmdk::{VmdkDescriptor, VmdkFile, open_vmdk};
 
-/// How large a table of an image may be: with blocks of 64 KiB it is enough for a disk of 64 TiB.
+/// The largest table of an image, in bytes: 8 Mi entries of 4 bytes. That is a disk of 8 TiB with
+/// the blocks of a VDI (1 MiB), and one of 512 GiB with the grains of a VMDK (64 KiB).
 const TABLE_BYTES_MAX: u64 = 32 << 20;
 
-/// What a file that holds a disk is.
+/// The kind of a file that holds a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
-    /// QEMU's own.
+    /// QEMU's own format.
     Qcow2,
     /// VirtualBox.
     Vdi,
-    /// Virtual PC and Hyper-V, the older one.
+    /// Virtual PC and Hyper-V, the older format.
     Vhd,
-    /// Hyper-V, the newer one.
+    /// Hyper-V, the newer format.
     Vhdx,
-    /// VMware, a sparse extent.
+    /// VMware, one sparse extent.
     Vmdk,
-    /// VMware, the text that names the files with the data.
+    /// VMware, the text that names the extents, the files with the data.
     VmdkDescriptor,
     /// Compressed by gzip.
     Gzip,
@@ -87,7 +88,7 @@ impl fmt::Display for ImageKind {
 }
 
 impl ImageKind {
-    /// Its name, as a layer of a stack is called.
+    /// Its name, as the user writes it in a stack of layers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -102,19 +103,19 @@ impl ImageKind {
         }
     }
 
-    /// Whether it is a stream that has to be unpacked.
+    /// Whether it is a compressed stream, which must be unpacked first.
     #[must_use]
     pub fn is_stream(self) -> bool {
         matches!(self, Self::Gzip | Self::Xz | Self::Zstd)
     }
 
-    /// Whether images of this kind are written here.
+    /// Whether this crate can write images of this kind.
     #[must_use]
     pub fn is_written(self) -> bool {
         matches!(self, Self::Qcow2 | Self::Vmdk | Self::VmdkDescriptor)
     }
 
-    /// What `device` is; `None` for a plain disk.
+    /// The kind of the image on `device`; `None` for a plain disk.
     ///
     /// # Errors
     /// Those of the device.
@@ -138,7 +139,7 @@ impl ImageKind {
         if let Some((_, _, kind)) = found {
             return Ok(Some(*kind));
         }
-        // A frame that decoders skip may be the first one, as with pzstd.
+        // The first frame may be one that decoders skip; pzstd writes such frames.
         if start[0] & 0xf0 == 0x50 && start[1..4] == [0x2a, 0x4d, 0x18] {
             return Ok(Some(Self::Zstd));
         }
@@ -146,11 +147,11 @@ impl ImageKind {
     }
 }
 
-/// The disk in an image that can only be read.
+/// Opens the disk in an image for reading.
 ///
 /// # Errors
-/// Those of the device; of kind `InvalidData` for a damaged image and `Unsupported` for one that
-/// is not read, with the way on.
+/// Those of the device; of kind `InvalidData` for a damaged image, and `Unsupported`, with the next
+/// step for the user, for one that this crate cannot read.
 pub fn open_image(
     below: Arc<dyn BlockDevice>,
     kind: ImageKind,
@@ -166,8 +167,9 @@ pub fn open_image(
     }
 }
 
-/// Reads a range of a disk that is in blocks of so many bytes: `read` gets the part of each block,
-/// and where on the disk that begins.
+/// Reads a range of a disk that is stored in blocks of `block_bytes`. It calls `read` once for each
+/// block that the range touches, with the byte of the disk at which that part begins and the part
+/// of `buf`.
 fn read_by_blocks(
     offset: u64,
     buf: &mut [u8],

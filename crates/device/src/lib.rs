@@ -1,10 +1,10 @@
 //! Block devices: where the bytes of a volume are.
 //!
-//! A [`BlockDevice`] is read and written at byte offsets by many threads at once.
-//! Offsets and lengths need no alignment: a device that needs it (direct I/O) does it
-//! inside. A request that ends past the device is an error of kind
-//! [`std::io::ErrorKind::UnexpectedEof`], which engines treat like any I/O error
-//! (a truncated image is a damaged image), and a write never makes a device longer.
+//! A [`BlockDevice`] is read and written at byte offsets by many threads at once. Offsets and
+//! lengths need no alignment: a device that needs alignment (direct I/O) aligns its requests
+//! itself. A request that ends past the device fails with [`std::io::ErrorKind::UnexpectedEof`],
+//! which engines treat like any I/O error (a truncated image is a damaged image). A write never
+//! makes a device longer.
 //!
 //! # What a write promises
 //!
@@ -18,12 +18,12 @@
 //! ```
 //!
 //! 1. A read that begins after a write returned sees it.
-//! 2. A write is durable when a flush that was *called after it returned* has returned.
-//!    Until then a power cut may leave all of it, none of it, or some of its sectors of
-//!    [`SECTOR_BYTES`] bytes, whatever became of the writes before and after it; of two
-//!    that overlap the first may be left over the second.
-//! 3. A write that fails may have been done in part. After a flush that failed nothing
-//!    that was not durable before can be relied upon, and trying again does not help.
+//! 2. A write is durable when a flush that was *called after it returned* has returned. Until then
+//!    a power cut may leave all of the write, none of it, or some of its sectors of
+//!    [`SECTOR_BYTES`] bytes. That is independent of every other write since the last flush: when
+//!    two of them overlap, the older one may be on the medium over the newer one.
+//! 3. A write that fails may have been done in part. After a flush that failed, the caller can rely
+//!    only on what was durable before. Another flush does not bring the rest back.
 //! 4. Two requests that overlap and run at the same time have no order.
 //!
 //! # The devices
@@ -31,11 +31,11 @@
 //! | device | what it is |
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device of the host |
-//! | [`WindowDevice`] | a part of another one: a partition ([`PartitionTable`]), a volume at an offset |
+//! | [`WindowDevice`] | a part of another device: a partition ([`PartitionTable`]), a volume at an offset |
 //! | [`open_qcow2`], [`open_vmdk`], [`VmdkDescriptor`], [`open_image`] | the disk in an image |
 //! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
-//! | [`FaultDevice`] | stands over any other one and makes it fail where or when a test asks for it |
-//! | [`CrashDevice`] | stands over any other one, remembers every write and every barrier, alone or in a set, and builds what a power cut could leave |
+//! | [`FaultDevice`] | wraps another device, and makes requests fail that a test chooses |
+//! | [`CrashDevice`] | wraps another device, alone or in a set, logs every write and barrier, and builds what a power cut could leave |
 
 mod crash;
 mod delegate;
@@ -63,33 +63,34 @@ pub use memory::{MemoryBudget, MemoryDevice};
 pub use partition::{Partition, PartitionTable, TableKind};
 pub use window::WindowDevice;
 
-/// What a device writes whole or not at all, at multiples of this size: half a
-/// thousand bytes is what every device promises, even one with larger sectors.
+/// Every device writes a sector of this size, at a multiple of this size, whole or not at all.
+/// Devices with larger sectors (4096 bytes) promise it as well.
 pub const SECTOR_BYTES: u64 = 512;
 
 /// A device that holds one member of a volume.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
-    /// The name by which messages call it: a path, for a file.
+    /// The name of the device in messages: a path, for a file.
     fn name(&self) -> &str;
 
     /// Its size in bytes.
     fn size_bytes(&self) -> u64;
 
-    /// How large the sectors are in which it counts, and in which a partition table on it does;
-    /// `None` when it does not say, as a file, which may hold a disk of any kind.
+    /// The size in bytes of the sectors in which the device, and a partition table on it, counts.
+    /// `None` when the device does not say: an image file may hold a disk with any sector size.
     fn logical_sector_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Fills `buf` from byte `offset` on. All or nothing.
+    /// Fills all of `buf` from byte `offset` on, or fails.
     ///
     /// # Errors
-    /// Whatever the host says; `UnexpectedEof` when the range ends past the device.
+    /// Those of the host; `UnexpectedEof` when the range ends past the device.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// As [`read_at`](Self::read_at), but where the host keeps a copy in memory and can be asked to
-    /// pass it by, what is on the medium: for who looks whether that is still right. It takes whole
-    /// pages of 4 KiB into memory that begins on a page; everything else is read as by `read_at`.
+    /// Reads as [`read_at`](Self::read_at) does, but from the medium and past the page cache of the
+    /// host where the host can do that. A scrub uses it to verify the medium. This works for whole
+    /// pages of 4 KiB that are read into memory aligned to a page; every other request is served as
+    /// by `read_at`.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -97,8 +98,8 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         self.read_at(offset, buf)
     }
 
-    /// Tells that `len` bytes from `offset` on will be read soon. The device may
-    /// start to fetch them; it never waits for them.
+    /// Announces that `len` bytes from `offset` on will be read soon. The device may start to fetch
+    /// them; it never waits for them.
     fn prefetch(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
@@ -107,12 +108,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// [`flush`](Self::flush) returned, and until then it may be there in part.
     ///
     /// # Errors
-    /// Whatever the host says; `UnexpectedEof` when the range ends past the device,
-    /// `EROFS` when the device was opened for reading. A part may have been written.
+    /// Those of the host; `UnexpectedEof` when the range ends past the device, `EROFS` when the
+    /// device was opened for reading. A part may have been written.
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()>;
 
-    /// Writes `bufs` one behind the other from `offset` on: one large request that
-    /// needs no copying together.
+    /// Writes `bufs` one behind the other from `offset` on. The device can make one large request
+    /// of them, so that the caller need not copy them together.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -125,17 +126,16 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// The barrier: everything whose write returned before this was called is durable
-    /// when it returns.
+    /// The barrier: when it returns, every write that returned before it was called is durable.
     ///
     /// # Errors
-    /// Whatever the host says. What was not durable before may be lost then, and a
-    /// second attempt that succeeds does not bring it back.
+    /// Those of the host. What was not durable before may be lost then, and a second flush that
+    /// succeeds does not bring it back.
     fn flush(&self) -> io::Result<()>;
 
-    /// Tells that the range is not needed any more. What is read there afterwards, and
-    /// whether that is durable, is not defined. A device that knows it in larger units may
-    /// leave out what of the range fills none.
+    /// Tells the device that the range is not needed any more. What a read of it returns afterwards
+    /// is not defined, nor whether that is durable. A device that discards in larger units may
+    /// leave out the parts of the range that fill no whole unit.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at); of kind [`Unsupported`](io::ErrorKind::Unsupported)
@@ -156,7 +156,7 @@ fn total_bytes(bufs: &[IoSlice<'_>]) -> u64 {
     bufs.iter().map(|buf| buf.len() as u64).sum()
 }
 
-/// The bytes of `bufs` one behind the other.
+/// The bytes of `bufs` one behind the other. A single buffer is not copied.
 fn together<'a>(bufs: &'a [IoSlice<'_>]) -> Cow<'a, [u8]> {
     match bufs {
         [one] => Cow::Borrowed(one),

@@ -8,22 +8,20 @@
 //!   base                    zeros, bytes or a device: what no page covers
 //! ```
 //!
-//! Only what is written takes memory: a page of [`PAGE_BYTES`] is made by the first
-//! write to it, from what the base has there. The base is never written.
+//! Only written pages take memory. The first write to a page of [`PAGE_BYTES`] makes it, with the
+//! bytes that the base has there. The base is never written. A discarded page takes no memory: it
+//! is only noted as zeros, or as undefined bytes.
 //!
-//! Locks: one for each of [`SHARDS`] shards. A request takes the locks of the shards it
-//! touches one after the other and never two at once, so that threads on different
-//! extents copy side by side, and threads that read never wait for each other. Only
-//! [`MemoryDevice::snapshot`] holds all of them, taken in order of their number.
+//! Locks: there is one for each of [`SHARDS`] shards. A request locks the shards that it touches
+//! one after the other, and never two at once. So threads on different extents copy at the same
+//! time, and threads that read never wait for each other. Only [`MemoryDevice::snapshot`] holds all
+//! locks, and takes them in the order of their numbers.
 //!
-//! What was discarded takes none: a page of zeros, or one of bytes that nobody wrote, is only
-//! named.
-//!
-//! A snapshot shares everything: the map of a shard is copied by the first write to the
-//! shard after it, and a page by the first write to the page.
+//! A snapshot shares everything with its origin. The first write to a shard after it copies the map
+//! of that shard, and the first write to a page copies that page.
 //!
 //! Devices may share a [`MemoryBudget`]: a write that would make more pages than it allows fails.
-//! Pages that a snapshot makes its own are not counted.
+//! The budget does not count pages that are copied because a snapshot shares them.
 
 use std::collections::{HashMap, hash_map};
 use std::hash::Hasher;
@@ -36,16 +34,16 @@ use parking_lot::RwLock;
 
 use crate::{BlockDevice, request_range};
 
-/// How much is allocated, and copied after a snapshot, at once.
+/// The unit that is allocated, and copied after a snapshot.
 const PAGE_BYTES: u64 = 16 << 10;
 const PAGE_LEN: usize = 16 << 10;
 
-/// How much of the device one lock covers in one piece.
+/// How many contiguous bytes of the device one lock covers.
 const EXTENT_BYTES: u64 = 1 << 20;
 
 const SHARDS: u64 = 64;
 
-/// A device whose bytes are in memory: images of tests and of fuzz targets.
+/// A device whose bytes are in memory, for the images of tests and fuzz targets.
 pub struct MemoryDevice {
     size_bytes: u64,
     base: Base,
@@ -53,7 +51,7 @@ pub struct MemoryDevice {
     budget: Option<Arc<MemoryBudget>>,
 }
 
-/// What the pages of some devices may take together.
+/// The memory that the pages of several devices may take together.
 #[derive(Debug)]
 pub struct MemoryBudget {
     most_bytes: u64,
@@ -61,7 +59,7 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// A budget of so many bytes.
+    /// A budget of `most_bytes`.
     #[must_use]
     pub fn new(most_bytes: u64) -> Arc<Self> {
         Arc::new(Self { most_bytes, left_bytes: AtomicU64::new(most_bytes) })
@@ -80,14 +78,14 @@ impl MemoryBudget {
 type Pages = HashMap<u64, Slot>;
 type Page = [u8; PAGE_LEN];
 
-/// What hides a page of the base.
+/// A page that hides the page of the base.
 #[derive(Clone, Debug)]
 enum Slot {
     /// Zeros.
     Zeros,
-    /// Bytes that nobody wrote: [`undefined`].
+    /// Bytes that no caller wrote: [`undefined`].
     Undefined,
-    /// What was written.
+    /// A page that a caller wrote.
     Written(Arc<Page>),
 }
 
@@ -105,15 +103,15 @@ impl Slot {
     }
 }
 
-/// Fills `buf` with bytes that nobody wrote at `offset` of a device, which are the same each time.
+/// Fills `buf` with bytes that no caller wrote. They depend only on their `offset` on the device.
 fn undefined(offset: u64, buf: &mut [u8]) {
     for (at, byte) in (offset..).zip(buf) {
-        // The high bits of such a product depend on all bits of the number.
+        // The high bits of the product depend on all bits of `at`.
         *byte = (at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
     }
 }
 
-/// What shows where no page is.
+/// The bytes of the device where no page is.
 #[derive(Clone)]
 enum Base {
     Zeros,
@@ -134,13 +132,13 @@ impl MemoryDevice {
         Self::with(size_bytes, Base::Zeros)
     }
 
-    /// A device that shows `below` and keeps what is written to it for itself.
+    /// A device that shows `below`, and keeps the writes to it in memory.
     #[must_use]
     pub fn over(below: Arc<dyn BlockDevice>) -> Self {
         Self::with(below.size_bytes(), Base::Device(below))
     }
 
-    /// The same, with the memory for what is written taken from `budget`.
+    /// As [`over`](Self::over), with the memory for written pages taken from `budget`.
     #[must_use]
     pub fn over_within(below: Arc<dyn BlockDevice>, budget: &Arc<MemoryBudget>) -> Self {
         Self { budget: Some(budget.clone()), ..Self::over(below) }
@@ -151,9 +149,9 @@ impl MemoryDevice {
         Self { size_bytes, base, shards, budget: None }
     }
 
-    /// The device as it is now, as one of its own. Both share what neither writes, and
-    /// the cost does not grow with what the device holds. A write that runs at the same
-    /// time may be in it in part.
+    /// A copy of the device as it is now. Both share the pages that neither of them writes, and the
+    /// cost does not depend on how much the device holds. Of a write that runs at the same time,
+    /// the copy may have a part.
     #[must_use]
     pub fn snapshot(&self) -> Self {
         let shards: Vec<_> = self.shards.iter().map(RwLock::read).collect();
@@ -165,8 +163,8 @@ impl MemoryDevice {
         }
     }
 
-    /// Gives `hasher` everything that was written and the places of it: devices over the same base
-    /// that hash alike hold the same. The cost is that of what was written.
+    /// Feeds `hasher` with the number and the contents of every changed page: devices over the same
+    /// base with the same hash hold the same bytes. The cost is proportional to the changed pages.
     pub fn hash_changes(&self, hasher: &mut impl Hasher) {
         for shard in &self.shards {
             let pages = shard.read().clone();
@@ -183,11 +181,11 @@ impl MemoryDevice {
         }
     }
 
-    /// Calls `visit` with the place and the bytes of everything that was written or discarded, a
-    /// page at a time in no order. The cost is that of what was written.
+    /// Calls `visit` with the offset and the bytes of every page that was written or discarded, in
+    /// no particular order. The cost is proportional to these pages.
     ///
     /// # Errors
-    /// The first of `visit`, which is called no more then.
+    /// The first error of `visit`, which stops the calls.
     pub fn visit_changes(
         &self,
         visit: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
@@ -209,7 +207,7 @@ impl MemoryDevice {
         &self.shards[small(offset / EXTENT_BYTES % SHARDS)]
     }
 
-    /// The page that holds the bytes at `offset`, to be changed.
+    /// The page with the bytes at `offset`, to be changed.
     fn page_mut<'a>(&self, pages: &'a mut Arc<Pages>, offset: u64) -> io::Result<&'a mut Page> {
         let number = offset / PAGE_BYTES;
         let slot = match Arc::make_mut(pages).entry(number) {
@@ -232,7 +230,8 @@ impl MemoryDevice {
         Ok(Arc::make_mut(page))
     }
 
-    /// Leaves bytes in the range that nobody wrote, as a discard may. They are the same each time.
+    /// Leaves bytes in the range that no caller wrote, as a discard may. They are the same each
+    /// time.
     ///
     /// # Errors
     /// As [`write_at`](BlockDevice::write_at).
@@ -240,7 +239,7 @@ impl MemoryDevice {
         self.cover(offset, len, &Slot::Undefined)
     }
 
-    /// Has the range read as `slot` says.
+    /// Makes the range read as `slot` says.
     fn cover(&self, offset: u64, len: u64, slot: &Slot) -> io::Result<()> {
         let range = request_range(self.size_bytes, offset, len)?;
         let is_base = matches!((slot, &self.base), (Slot::Zeros, Base::Zeros));
@@ -264,7 +263,7 @@ impl MemoryDevice {
     /// Copies `range`, which is inside one extent, into `buf`.
     fn read_extent(&self, range: Range<u64>, buf: &mut [u8]) -> io::Result<()> {
         let pages = self.shard(range.start).read();
-        // What no page covers is asked of the base in one piece up to the next page.
+        // Bytes without a page are read from the base in one request up to the next page.
         let mut uncovered = 0..0;
         for (at, piece) in pieces(range.clone(), PAGE_BYTES) {
             let Some(page) = pages.get(&(at / PAGE_BYTES)) else {
@@ -279,7 +278,7 @@ impl MemoryDevice {
     }
 }
 
-/// Its bytes would be more than anybody reads.
+/// Shows the size and not the bytes.
 impl fmt::Debug for MemoryDevice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = &self.size_bytes;
@@ -332,14 +331,14 @@ impl BlockDevice for MemoryDevice {
         Ok(())
     }
 
-    /// Reads as zeros afterwards.
+    /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.cover(offset, len, &Slot::Zeros)
     }
 }
 
 impl Base {
-    /// Fills `buf` from `offset` on, which the device has checked to be inside.
+    /// Fills `buf` from `offset` on. The device has checked the range.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         match self {
             _ if buf.is_empty() => Ok(()),
@@ -357,8 +356,8 @@ impl Base {
     }
 }
 
-/// `range` cut at the multiples of `grain`: where each piece begins on the device, and
-/// its place in the buffer of the request.
+/// `range` cut at the multiples of `grain`. Each item is the byte of the device at which a piece
+/// begins, and its range in the buffer of the request.
 fn pieces(range: Range<u64>, grain: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     let mut at = range.start;
     std::iter::from_fn(move || {

@@ -5,16 +5,16 @@
 //! | GPT ([`gpt`]) | sector 1, a copy in the last sector | numbered by their place in the table, with a label and a UUID each |
 //! | MBR ([`mbr`]) | sector 0 | 1 to 4; logical ones from 5 on, in a chain inside of an extended one |
 //!
-//! Numbers and UUIDs are those that Linux gives (`PARTN`, `PARTUUID`). An extended partition holds
-//! the logical ones and is none itself.
+//! Numbers and UUIDs are those that Linux shows (`PARTN`, `PARTUUID`). An extended partition holds
+//! the logical ones and is not itself listed.
 //!
 //! # Invariants
 //!
 //! 1. A table is read, never written.
-//! 2. Whatever a table says, at most [`gpt::TABLE_BYTES_MAX`] bytes of it are read, and
-//!    [`mbr::LOGICAL_MAX`] links of a chain followed.
-//! 3. Every partition that is returned begins on the device and is not empty. It may end behind
-//!    the device, when an image was cut off. Partitions may overlap: each is a window of its own.
+//! 2. At most [`gpt::TABLE_BYTES_MAX`] bytes of a table are read, and at most [`mbr::LOGICAL_MAX`]
+//!    links of a chain followed, whatever the table says.
+//! 3. Every partition that is returned begins on the device and is not empty. It may end past the
+//!    device when an image was cut off. Partitions may overlap.
 
 mod gpt;
 mod mbr;
@@ -28,15 +28,15 @@ use crate::BlockDevice;
 /// A partition table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionTable {
-    /// Which kind of table it is.
+    /// The kind of the table.
     pub kind: TableKind,
     /// The partitions, in the order of their numbers.
     pub partitions: Vec<Partition>,
-    /// What is wrong with the table, though it can be used.
+    /// What is wrong with the table, when it can still be used.
     pub warning: Option<String>,
 }
 
-/// Which kind of table it is.
+/// The kind of a partition table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableKind {
     /// A GUID partition table.
@@ -46,7 +46,7 @@ pub enum TableKind {
 }
 
 impl TableKind {
-    /// Its name, as a layer of a stack is called.
+    /// Its name, as the user writes it in a stack of layers.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -70,11 +70,12 @@ impl fmt::Display for TableKind {
 pub struct Partition {
     /// Its number, from 1 on.
     pub number: u32,
-    /// Its bytes.
+    /// The bytes of the device that it takes.
     pub range: Range<u64>,
-    /// The label that the table gives it; empty without one.
+    /// The label in the table; empty when it has none.
     pub label: String,
-    /// Its UUID in lower case; in an MBR the id of the disk and the number.
+    /// Its UUID in lower case. In an MBR it is the id of the disk and the partition number:
+    /// `1a2b3c4d-01`.
     pub uuid: String,
 }
 
@@ -87,10 +88,11 @@ impl Partition {
 }
 
 impl PartitionTable {
-    /// The table on `device`; `None` when there is none.
+    /// Reads the partition table on `device`; `None` when there is none.
     ///
     /// # Errors
-    /// Those of the device; of kind `InvalidData` when there is a table and no copy of it is right.
+    /// Those of the device; of kind `InvalidData` when there is a table but neither it nor its copy
+    /// is right.
     pub fn read(device: &dyn BlockDevice) -> io::Result<Option<Self>> {
         match gpt::read(device)? {
             Some(table) => Ok(Some(table)),
@@ -98,8 +100,9 @@ impl PartitionTable {
         }
     }
 
-    /// The MBR on `device`, read as on a disk with sectors of so many bytes. A file does not say
-    /// how large they are, nor does an MBR; what the partitions hold then may show it.
+    /// Reads the MBR on `device`, as on a disk with sectors of `sector_bytes`. Neither an MBR nor
+    /// an image file tells the size of its sectors. The caller may try a size and look whether the
+    /// partitions hold something that it knows.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -108,7 +111,7 @@ impl PartitionTable {
     }
 }
 
-/// A range of sectors in bytes, if it is one and begins on the device.
+/// Converts a range of sectors to bytes; `None` if it is empty or does not begin on the device.
 fn sectors(first: u64, count: u64, sector_bytes: u64, size_bytes: u64) -> Option<Range<u64>> {
     let start = first.checked_mul(sector_bytes)?;
     let end = count.checked_mul(sector_bytes)?.checked_add(start)?;

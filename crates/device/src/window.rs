@@ -1,4 +1,4 @@
-//! A device that is a window of another one: a partition, or a volume at an offset.
+//! A device that shows a part of another device: a partition, or a volume at an offset.
 //!
 //! ```text
 //!   below   |------------|===================|-----------|
@@ -9,10 +9,10 @@
 //!
 //! # Invariants
 //!
-//! 1. No request reaches a byte of the device below that is outside of the window: every one is
-//!    checked against the window first, hints too.
-//! 2. A barrier is one of the whole device below. Two windows of one device may wait for each
-//!    other's data, and never too little becomes durable.
+//! 1. No request reaches a byte of the device below that is outside of the window: each request,
+//!    and each hint, is first checked against the window.
+//! 2. A barrier is one of the whole device below. So a flush of one window may also wait for the
+//!    data of another window of the same device, and it never makes too little durable.
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -30,13 +30,12 @@ pub struct WindowDevice {
 }
 
 impl WindowDevice {
-    /// The bytes `range` of `below`, which messages call `name`.
+    /// The bytes `range` of `below`. Messages call the window `name`.
     ///
     /// # Errors
-    /// Of kind `InvalidInput` when the range does not begin before the end of `below`, is empty, or
-    /// runs backwards. One that ends behind it is the rest of a device that was cut off, and has
-    /// what
-    /// is there.
+    /// Of kind `InvalidInput` when the range is empty, runs backwards, or begins at or past the end
+    /// of `below`. A range that begins on the device and ends past it is no error: the device was
+    /// cut off, and the window is as long as what is left.
     pub fn new(below: Arc<dyn BlockDevice>, range: Range<u64>, name: String) -> io::Result<Self> {
         let Range { start, end } = range;
         if start >= end || start >= below.size_bytes() {
@@ -50,7 +49,7 @@ impl WindowDevice {
         Ok(Self { below, name, start, size_bytes })
     }
 
-    /// Where a request is on the device below, if it is inside of the window.
+    /// The byte of the device below at which a request begins. Fails when it ends past the window.
     fn place(&self, offset: u64, len: u64) -> io::Result<u64> {
         let range = request_range(self.size_bytes, offset, len)?;
         Ok(self.start + range.start)

@@ -1,9 +1,9 @@
-//! The states of the crash device against a slow definition of what a power cut may leave.
+//! Compares the states of the crash device with a slow definition of what a power cut may leave.
 //!
-//! The definition below shares nothing with the code under test but the log: it tries
-//! every cut, every subset of the pending writes and every order of it, on a device of a
-//! few sectors. With torn writes the sectors are independent of each other, so there it
-//! asks for each sector alone whether some order of some of the pending writes gives it.
+//! The definition below shares only the log with the code under test. On a device of a few sectors
+//! it tries every cut, every subset of the pending writes, and every order of each subset. With
+//! torn writes the sectors are independent of each other, so it then asks for each sector alone
+//! whether some order of some of the pending writes gives it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,13 +30,13 @@ fn states(log: &CrashLog, plan: &CrashPlan) -> Vec<CrashState> {
     log.states(plan).collect::<Result<_, _>>().expect("memory is read")
 }
 
-/// The devices one behind the other.
+/// The bytes of all devices, one device behind the other.
 fn images(devices: &[MemoryDevice]) -> Image {
     devices.iter().map(|device| image(device)).collect::<Vec<_>>().concat()
 }
 
-/// A few writes and discards, some of them overlapping or not aligned, with barriers and
-/// marks between, over bases that are not empty.
+/// A log of a few writes and discards with barriers and marks between them, over bases that are not
+/// empty. Some writes overlap, and some are not aligned.
 fn random_log(random: &mut Random, count: usize) -> CrashLog {
     let base = random.bytes(usize_of(DEVICE_BYTES) * count);
     let bases = base.chunks(usize_of(DEVICE_BYTES));
@@ -44,7 +44,7 @@ fn random_log(random: &mut Random, count: usize) -> CrashLog {
     let set = CrashDevice::set(bases);
     let mut pending = vec![0; count];
     for step in 0..3 + random.below(9) {
-        // With one device no number is taken for it.
+        // With one device the choice draws no random number.
         let number = if count == 1 { 0 } else { usize_of(random.below(count as u64)) };
         let device = &set[number];
         match random.below(10) {
@@ -71,7 +71,7 @@ fn random_log(random: &mut Random, count: usize) -> CrashLog {
     set[0].log()
 }
 
-/// One way to cut a log: what is durable, what is pending, how many marks came before.
+/// One way to cut a log: the durable bytes, the pending entries, and how many marks came before.
 struct Cut<'a> {
     durable: Image,
     pending: Vec<&'a CrashEntry>,
@@ -122,7 +122,7 @@ fn apply(image: &mut Image, entry: &CrashEntry) {
     }
 }
 
-/// What some of `pending` in some order make of `image`.
+/// Collects every image that some of `pending` in some order can make of `image`.
 fn all_outcomes(image: &Image, pending: &[&CrashEntry], outcomes: &mut BTreeSet<Image>) {
     outcomes.insert(image.clone());
     for (at, entry) in pending.iter().enumerate() {
@@ -139,7 +139,7 @@ fn sector(image: &Image, number: u64) -> &[u8] {
     &image[usize::try_from(number).expect("small") * len..][..len]
 }
 
-/// The states of random logs of so many devices, against all that the rules allow.
+/// Compares the states of random logs of `devices` devices with all states that the rules allow.
 fn assert_exactly_what_is_allowed(devices: usize) {
     let plan = CrashPlan { exhaustive_limit: 4, torn: false, ..CrashPlan::default() };
     for seed in 0..LOGS {
@@ -179,7 +179,8 @@ fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
         let mut random = Random::new(seed);
         let log = random_log(&mut random, 1);
         let cuts = cuts(&base_of(seed, 1), &log);
-        // What each cut allows every sector to be, and the whole device if nothing tears.
+        // The contents that each cut allows for every sector, and for the whole device if nothing
+        // tears.
         let sectors: Vec<Vec<BTreeSet<Vec<u8>>>> = cuts.iter().map(sector_outcomes).collect();
         let mut whole = BTreeSet::new();
         for cut in &cuts {
@@ -206,7 +207,7 @@ fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
     assert!(torn_ones * 20 > all, "only {torn_ones} of {all} states show a torn write");
 }
 
-/// Every content that each sector may have after a cut.
+/// All contents that each sector may have after a cut.
 fn sector_outcomes(cut: &Cut<'_>) -> Vec<BTreeSet<Vec<u8>>> {
     (0..SECTORS)
         .map(|number| {
@@ -231,7 +232,7 @@ fn usize_of(number: u64) -> usize {
     usize::try_from(number).expect("small")
 }
 
-/// The base of `random_log`, which takes it from its seed first.
+/// The base of `random_log`, which takes it from the seed before anything else.
 fn base_of(seed: u64, devices: usize) -> Image {
     Random::new(seed).bytes(usize_of(DEVICE_BYTES) * devices)
 }
@@ -290,8 +291,8 @@ fn reads_see_every_write_and_the_base_stays() {
     assert_eq!(image(&*base), [9; 4096]);
 }
 
-/// All prefixes of an epoch of thousands of writes over a large image are within reach, because a
-/// state costs what it differs in.
+/// An epoch has thousands of writes over a large image, and the test builds all its prefixes. That
+/// is possible because a state costs only as much as its own writes.
 #[test]
 fn a_large_epoch_over_a_large_image_is_cheap() {
     const WRITES: usize = 2000;
@@ -318,7 +319,7 @@ fn a_large_epoch_over_a_large_image_is_cheap() {
     assert!(prefixes > WRITES, "only {prefixes} states without torn writes");
 }
 
-/// Random states are worth their cost only if they differ in every respect.
+/// Random states are worth their cost only if they differ in every respect: size, writes and order.
 #[test]
 fn samples_of_a_large_epoch_are_diverse() {
     const WRITES: u64 = 40;
@@ -341,7 +342,7 @@ fn samples_of_a_large_epoch_are_diverse() {
             present[number] += usize::from(is_there(number));
             if number > 0 && is_there(number) {
                 alone_of_two[number] += usize::from(!is_there(number - 1));
-                // The byte that both wrote is the one of the earlier write.
+                // Both writes have this byte; it shows the number of the earlier one.
                 let shared = usize::from(image[number * 1024]);
                 swapped[number] += usize::from(shared == number && is_there(number - 1));
             }

@@ -1,4 +1,4 @@
-//! Faults hit exactly the request or the place that they were set for.
+//! A fault hits exactly the request or the range that the test chose.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn bytes(device: &dyn BlockDevice, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A write, a flush and a read, three times; gives which of the nine failed.
+/// Makes a write, a flush and a read, three times. Returns the numbers of those that failed.
 fn workload(device: &dyn BlockDevice) -> Vec<usize> {
     let mut failed = Vec::new();
     for round in 0..3 {
@@ -76,12 +76,12 @@ fn an_error_writes_nothing_and_a_short_write_some_sectors() {
 
     device.strike(Requests::Writes, 1, Fault::Short);
     let bufs = [IoSlice::new(&[1; 1000]), IoSlice::new(&[2; 1000])];
-    // It ends at 2100; the middle at 1100 is in the sector that begins at 1024.
+    // The write ends at 2100. Its middle at 1100 is in the sector that begins at 1024.
     assert!(is_eio(device.write_vectored_at(100, &bufs)));
     let after = bytes(&*below, 0, 2200);
     assert_eq!((after[99], after[100], after[1023], after[1024]), (0, 1, 1, 0));
 
-    // A write inside one sector is there or not, never torn.
+    // A write inside one sector is done or not done, never torn.
     device.strike(Requests::Writes, 2, Fault::Short);
     assert!(is_eio(device.write_at(4096, &[3; 512])));
     assert_eq!(bytes(&*below, 4096, 512), [0; 512]);
@@ -145,7 +145,7 @@ fn a_place_is_faulty_for_everybody() {
     let read = bytes(&device, 9990, 40);
     assert_eq!((read[9], read[10], read[19], read[20]), (1, 254, 254, 1));
 
-    // Of two faults in its way a write meets the first.
+    // When two faults lie in the range of a write, the first one takes effect.
     device.add(6144..6145, Fault::Short);
     device.strike(Requests::Writes, device.count(Requests::Writes), Fault::Short);
     assert!(is_eio(device.write_at(3584, &[2; 4096])));

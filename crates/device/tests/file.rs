@@ -1,4 +1,4 @@
-//! The file device: what it writes, and whom it refuses.
+//! The file device: what it writes, and whose writes it refuses.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ fn writes_end_up_in_the_file() {
     let device = FileDevice::create(&path, 8 << 20).expect("a new image");
     assert_eq!(fs::metadata(&path).expect("it is there").blocks(), 0, "a new image is a hole");
 
-    // More buffers than the kernel takes at once, some of them empty.
+    // More buffers than the kernel takes in one call, some of them empty.
     let mut random = Random::new(1);
     let buffers: Vec<Vec<u8>> = (0..3000).map(|number| random.bytes(number % 700)).collect();
     let slices: Vec<_> = buffers.iter().map(|buffer| IoSlice::new(buffer)).collect();
@@ -120,7 +120,7 @@ fn a_second_writer_is_refused_and_told_who_is_first() {
 fn another_process_is_named() {
     let (_dir, path) = scratch();
     File::create(&path).expect("an image");
-    // Holds the lock until its standard input is closed.
+    // The child holds the lock until its standard input is closed.
     let mut holder = Command::new("flock")
         .args([path.as_os_str(), OsStr::new("sh"), "-c".as_ref(), "echo locked; read _".as_ref()])
         .stdin(Stdio::piped())
@@ -140,7 +140,7 @@ fn another_process_is_named() {
     FileDevice::open_writable(&path).expect("it is free again");
 }
 
-/// QEMU's tool for requests, with an image open until it is dropped.
+/// A `qemu-io` process that has an image open until this is dropped.
 struct QemuIo(Child);
 
 impl QemuIo {
@@ -153,7 +153,7 @@ impl QemuIo {
             .stdout(Stdio::piped())
             .spawn()
             .expect("qemu-io runs; `cargo xtask setup` installs it");
-        // What it answers it answers when the image is open.
+        // `qemu-io` answers only after it has opened the image.
         writeln!(child.stdin.as_ref().expect("a pipe"), "length").expect("it reads");
         let mut answer = [0; 16];
         let answers = child.stdout.as_mut().expect("a pipe").read(&mut answer).expect("it answers");
@@ -161,7 +161,7 @@ impl QemuIo {
         Self(child)
     }
 
-    /// Whether one command on the image succeeds; what it says otherwise.
+    /// Runs one command on the image. Returns the message of `qemu-io` when it fails.
     fn does(path: &Path, words: &[&str]) -> Result<(), String> {
         let output = Command::new("qemu-io").args(["-f", "qcow2"]).args(words).arg(path).output();
         let output = output.expect("it runs");
@@ -212,7 +212,8 @@ fn what_qemu_has_open_is_read_but_not_written() {
     FileDevice::open_writable(&path).expect("it said that it does not mind");
 }
 
-/// An old QEMU, and others who lock the whole file by `fcntl`, own their locks as a process.
+/// An old QEMU, and other programs that lock the whole file with `fcntl`, hold their locks as a
+/// process, so the kernel can name it.
 #[test]
 fn who_locks_as_a_process_is_named() {
     let (_dir, path) = scratch();
@@ -297,8 +298,8 @@ fn what_the_kernel_uses_is_read_but_not_written() {
     FileDevice::open_writable(image).expect("the kernel is done with it");
 }
 
-/// Large writes go past the page cache of the host and small ones through it. Whoever reads sees
-/// both, in their order.
+/// Large writes bypass the page cache of the host, and small ones go through it. A reader sees both
+/// in the order in which they were made.
 fn assert_seen_alike(path: &Path) {
     const SIZE: u64 = 4 << 20;
     let seed = seed_of_run();
@@ -346,7 +347,7 @@ fn large_and_small_writes_to_a_block_device_are_seen_alike() {
     assert_seen_alike(Path::new(attached.devices()[0]));
 }
 
-/// A link is not followed to a file, and nothing but a file is opened.
+/// `open_plain` does not follow a symbolic link, and opens only regular files.
 #[test]
 fn a_plain_file_is_what_the_name_itself_is() {
     let Some(_judges) = judges::require() else { return };

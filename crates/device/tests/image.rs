@@ -1,4 +1,4 @@
-//! Images of disks: hostile ones, and those of other programs.
+//! Disk images: hostile ones, and those of other programs.
 
 mod bodies;
 mod qemu;
@@ -14,7 +14,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_or};
 use qemu::{made, qemu_io};
 
-/// The file at `path` compressed in every way.
+/// The file at `path`, compressed by each of the programs.
 fn streams(path: &Path) -> Vec<Vec<u8>> {
     let stream = |program: &&str| {
         let output = Command::new(program).args(["-1", "-c"]).arg(path).output();
@@ -25,7 +25,7 @@ fn streams(path: &Path) -> Vec<Vec<u8>> {
     ["gzip", "xz", "zstd"].iter().map(stream).collect()
 }
 
-/// Seeded mutations of small images of every kind, as the fuzz target has them.
+/// Seeded mutations of small images of every kind; the fuzz target makes the same ones.
 #[test]
 fn hostile_images() {
     if !judges::are_present() {
@@ -56,7 +56,7 @@ fn hostile_images() {
         for _ in 0..40 {
             let mut bytes = image.clone();
             for _ in 0..=random.below(4) {
-                // Mostly in a header.
+                // Mostly in the first 1024 bytes, where the header is.
                 let most = if random.below(3) == 0 { bytes.len() as u64 } else { 1024 };
                 let at = usize::try_from(random.below(most.min(bytes.len() as u64)));
                 let which = usize::try_from(random.below(4)).expect("small");
@@ -71,8 +71,9 @@ fn hostile_images() {
     }
 }
 
-/// A table with entries for bitmaps, which blocks of the largest size bring after 4 GiB, and
-/// headers of which one is damaged, or that say that a log has to be replayed.
+/// The table of this VHDX has entries for bitmaps: with blocks of the largest size there is one for
+/// every 4 GiB. The test damages the older header, then marks the log of the newer one as not
+/// replayed, and then damages the newer header too.
 #[test]
 fn a_large_vhdx_is_read_by_the_header_that_is_whole() {
     const MIB: u64 = 1 << 20;
@@ -85,7 +86,7 @@ fn a_large_vhdx_is_read_by_the_header_that_is_whole() {
     let words = ["create", "-q", "-f", "vhdx", "-o", "block_size=256M", name, "40G"];
     let made = Command::new("qemu-img").args(words).status().expect("it runs");
     assert!(made.success());
-    // Right before and behind the place of a bitmap, and at the end.
+    // Just before and behind the entries of bitmaps, and at the end of the disk.
     let places = [0, 4095, 4096, 4097, 8191, 8192, 20_480, 40_959].map(|mib| mib * MIB);
     let write = |at: &u64| format!("write -P {} {at} 4k", 1 + at / MIB % 251);
     qemu_io(&path, "vhdx", &places.iter().map(write).collect::<Vec<_>>());
@@ -110,7 +111,7 @@ fn a_large_vhdx_is_read_by_the_header_that_is_whole() {
         file.read_exact_at(&mut number, at + 8).expect("a header");
         u64::from_le_bytes(number)
     };
-    // The older one, and the first table of regions, are not needed.
+    // A reader needs neither the older header nor the first table of regions.
     let headers = [64 << 10, 128 << 10];
     let [newer, older] = if sequence(headers[0]) > sequence(headers[1]) {
         headers

@@ -1,4 +1,4 @@
-//! The memory device against a plain buffer.
+//! Compares the memory device with a plain buffer.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::Random;
 
-/// Not a multiple of anything, and more than two extents.
+/// Larger than two extents, and no multiple of a page.
 const DEVICE_BYTES: u64 = (2 << 20) + 70_001;
 
 fn len_of(random: &mut Random, at: u64) -> u64 {
@@ -26,8 +26,8 @@ fn judge(device: &MemoryDevice, model: &[u8], what: &str) {
     assert_eq!(differs, None, "{what}: the first byte that differs");
 }
 
-/// Random writes, discards and reads on a device and on its snapshots, each of which has
-/// a buffer of its own.
+/// Makes random writes, discards and reads on a device and on its snapshots. Each of them has a
+/// buffer that shows what it must hold.
 fn run(base: impl Fn(Vec<u8>) -> MemoryDevice, seed: u64, contents: Vec<u8>) {
     let mut random = Random::new(seed);
     let mut devices = vec![(base(contents.clone()), contents)];
@@ -100,7 +100,7 @@ fn threads_write_side_by_side() {
         for thread in 0..THREADS {
             let device = &device;
             scope.spawn(move || {
-                // Neighbours share pages and shards.
+                // Neighbouring numbers share pages and shards.
                 for number in (thread..40_000).step_by(4) {
                     let bytes = (number + 1).to_le_bytes();
                     device.write_at(number * 1000, &bytes).expect("a write");

@@ -1,4 +1,4 @@
-//! Windows and partition tables, those of hostile disks too.
+//! Windows and partition tables, also those of hostile disks.
 
 mod bodies;
 
@@ -67,14 +67,14 @@ fn a_window_begins_on_its_device() {
         let error = window(disk(&[], MIB), range.clone()).expect_err("it is refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{range:?}");
     }
-    // The rest of a disk that was cut off.
+    // A disk that was cut off: the window has only the bytes that are left.
     let window = window(disk(&[7; 100], MIB), 50..3 * MIB).expect("it begins on it");
     window.read_at(0, &mut [0; 50]).expect("what is there");
     let error = window.read_at(2 * MIB, &mut [0; 50]).expect_err("what is not there");
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
 }
 
-/// A GPT of four entries: 1 and 3 are used, 4 lies behind the disk.
+/// A GPT of four entries: 1 and 3 are used, and 4 lies past the end of the disk.
 fn gpt() -> Vec<u8> {
     let mut bytes = vec![0; 4 * 512];
     protective(&mut bytes);
@@ -103,7 +103,7 @@ fn gpt() -> Vec<u8> {
     bytes
 }
 
-/// The MBR that announces a GPT.
+/// Makes the protective MBR, which announces a GPT.
 fn protective(bytes: &mut [u8]) {
     mbr_entry(bytes, 0, 0xee, 1, u32::MAX);
 }
@@ -142,7 +142,7 @@ fn a_gpt() {
 fn a_damaged_gpt_gives_way_to_its_copy() {
     let mut bytes = gpt();
     bytes.resize(1 << 20, 0);
-    // The copy: its header in the last sector, over entries of its own.
+    // The copy: its header is in the last sector, behind its own entries.
     let copy = bytes[1024..1536].to_vec();
     let at = (1 << 20) - 1024;
     bytes[at..at + 512].copy_from_slice(&copy);
@@ -164,7 +164,7 @@ fn a_damaged_gpt_gives_way_to_its_copy() {
         let error = read(&bytes).expect_err("both are damaged");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "byte {place}");
     }
-    // Without the MBR that announces it the copy is what an older table left behind.
+    // Without the protective MBR, the copy is a remnant of an older table.
     bytes[..1024].fill(0);
     assert_eq!(read(&bytes).expect("nothing is wrong"), None);
 }
@@ -205,7 +205,7 @@ fn an_mbr_with_logical_partitions() {
         }
     };
     link(&mut bytes, 200, 2, Some(500));
-    // A chain may go back, as long as it does not come round.
+    // A chain may go back on the disk, if it does not return to a sector that it visited.
     link(&mut bytes, 700, 3, Some(100));
     link(&mut bytes, 300, 4, None);
     let table = read(&bytes).expect("it is right").expect("there is one");
@@ -225,7 +225,7 @@ fn an_mbr_with_logical_partitions() {
         ]
     );
     for next in [0, 500, 900, u32::MAX] {
-        // Back to its beginning, to itself, to nothing, and out of the extended partition.
+        // Back to its beginning, to itself, to an empty sector, and out of the extended partition.
         let mut bytes = bytes.clone();
         link(&mut bytes, 700, 3, Some(next));
         let table = read(&bytes).expect("it is read").expect("there is one");
@@ -234,14 +234,15 @@ fn an_mbr_with_logical_partitions() {
     }
 }
 
-/// A file does not say how large the sectors are in which an MBR counts; the caller may.
+/// Neither a file nor an MBR tells the size of the sectors in which the MBR counts. The caller
+/// gives it.
 #[test]
 fn an_mbr_that_counts_in_large_sectors() {
     let mut bytes = vec![0; 1 << 20];
     mbr_entry(&mut bytes, 0, 0x83, 1, 99);
     mbr_entry(&mut bytes, 1, 0x05, 100, 50);
     mbr_entry(&mut bytes[100 * 4096..], 0, 0x83, 2, 10);
-    // The chain where small sectors would have it.
+    // The sector of the chain when sectors have 512 bytes.
     mbr_entry(&mut bytes[100 * 512..], 0, 0x83, 3, 10);
     for (sector_bytes, logical) in [(4096, 102), (512, 103)] {
         let table = PartitionTable::read_mbr(&*disk(&bytes, MIB), sector_bytes);
@@ -257,7 +258,8 @@ fn an_mbr_that_counts_in_large_sectors() {
 
 #[test]
 fn boot_sectors_are_no_tables() {
-    // Only the mark; code where the entries would be; an MBR whose GPT is missing.
+    // Three sectors: only the two signature bytes; code in place of the entries; a protective MBR
+    // without its GPT.
     let mut bytes = vec![0; 512];
     bytes[510..].copy_from_slice(&[0x55, 0xaa]);
     assert_eq!(read(&bytes).expect("nothing is wrong"), None);
@@ -271,7 +273,7 @@ fn boot_sectors_are_no_tables() {
     }
 }
 
-/// Seeded mutations of both tables, as the fuzz target has them.
+/// Seeded mutations of both tables; the fuzz target makes the same ones.
 #[test]
 fn hostile_tables() {
     let mut random = Random::new(0x6d62_7267);

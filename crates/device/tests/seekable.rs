@@ -1,5 +1,5 @@
-//! Streams of zstd with a table of their frames: they are read where they are, and a table that
-//! lies is an error or is left alone.
+//! Zstd streams with a table of their frames: they are read without unpacking all of them. A table
+//! that does not fit the file is ignored, and one that contradicts a frame is an error.
 
 mod bodies;
 
@@ -29,7 +29,7 @@ fn with_checksums(bytes: &[u8], frame: usize) -> Vec<u8> {
     packed
 }
 
-/// The same by a crate that others use, without checksums.
+/// Compresses `bytes` with the crate `zeekstd`, which writes no checksums.
 fn by_zeekstd(bytes: &[u8], frame: u32) -> Vec<u8> {
     let mut packed = Vec::new();
     let policy = zeekstd::FrameSizePolicy::Uncompressed(frame);
@@ -60,7 +60,7 @@ fn any_range_is_read_from_its_frames_alone() {
         let below = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new(packed))));
         assert_eq!(ImageKind::detect(&*below).expect("it is read"), Some(ImageKind::Zstd));
         let disk = open_image(below.clone(), ImageKind::Zstd).expect("it opens");
-        // The footer, and the table.
+        // Opening reads the footer and the table.
         assert!(below.count(Requests::Reads) <= 3, "it was read to its end");
         assert_eq!(disk.size_bytes(), bytes.len() as u64);
         for _ in 0..200 {
@@ -75,7 +75,7 @@ fn any_range_is_read_from_its_frames_alone() {
         disk.read_at(bytes.len() as u64, &mut [0]).expect_err("behind the end");
         let error = disk.write_at(0, &[1]).expect_err("it is only read");
         assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
-        // Many threads in few frames.
+        // Eight threads read few frames.
         std::thread::scope(|scope| {
             for thread in 0..8 {
                 let (disk, bytes) = (&disk, &bytes);
@@ -90,7 +90,7 @@ fn any_range_is_read_from_its_frames_alone() {
     }
 }
 
-/// Few frames are kept, however small they are.
+/// Only few frames are cached, however small they are.
 #[test]
 fn very_many_tiny_frames_are_read_and_not_kept() {
     const FRAMES: usize = 50_000;
@@ -108,7 +108,7 @@ fn very_many_tiny_frames_are_read_and_not_kept() {
     assert_eq!(below.count(Requests::Reads), before + 100);
 }
 
-/// A table that does not describe the file is no table: all of the stream is unpacked.
+/// A table that does not describe the file is ignored, and the whole stream is unpacked.
 #[test]
 fn a_table_that_does_not_fit_is_left_alone() {
     let bytes = data(&mut Random::new(1));
@@ -116,12 +116,12 @@ fn a_table_that_does_not_fit_is_left_alone() {
     let end = packed.len();
     let table = end - 9 - 3 * 12;
     for (at, value) in [
-        // How many frames; reserved bits; the magic number.
+        // The number of frames; reserved bits; the magic number.
         (end - 9, 2),
         (end - 6, 0xff),
         (end - 5, 0x84),
         (end - 1, 0),
-        // The sizes of the first frame: packed, and more than any may have.
+        // The packed size of the first frame; an unpacked size above the limit.
         (table, packed[table] ^ 1),
         (table + 7, 0xff),
     ] {
@@ -135,7 +135,7 @@ fn a_table_that_does_not_fit_is_left_alone() {
     }
 }
 
-/// A table that fits and says something else of a frame than is there.
+/// The table fits the file, but contradicts the frame that a read needs.
 #[test]
 fn a_frame_that_is_not_what_the_table_says_is_an_error() {
     let bytes = data(&mut Random::new(2));
@@ -169,7 +169,7 @@ fn a_frame_that_is_not_what_the_table_says_is_an_error() {
         let error = disk.read_at(10, &mut [0; 100]).expect_err(what);
         assert_eq!(error.kind(), ErrorKind::InvalidData, "{what}: {error}");
         assert!(error.to_string().contains("not what the seek table says"), "{what}: {error}");
-        // What no read needs is no error.
+        // A frame that the read does not need causes no error.
         disk.read_at((2 << 20) + 5, &mut [0; 100]).expect("another frame");
     }
 }

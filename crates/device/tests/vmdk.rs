@@ -1,5 +1,5 @@
-//! VMDK images that are read and written, what a power cut leaves of them, and descriptors that
-//! lie. `qemu-img` makes and judges the images.
+//! VMDK images that are read and written, what a power cut leaves of them, and descriptors with
+//! false statements. `qemu-img` makes and judges the images.
 
 mod bodies;
 
@@ -34,7 +34,7 @@ fn create(dir: &Path, name: &str, options: &str, size: &str) {
     run(dir, "qemu-img", &["create", "-q", "-f", "vmdk", "-o", options, name, size]);
 }
 
-/// Opens the disk in the image `name`, with the files that it names beside it.
+/// Opens the disk in the image `name`; the files that it names are in the same directory.
 fn opened(dir: &Path, name: &str, is_writable: bool) -> io::Result<Arc<dyn BlockDevice>> {
     let file = |name: &Path| -> io::Result<Arc<dyn BlockDevice>> {
         let path = dir.join(name);
@@ -59,7 +59,7 @@ fn opened(dir: &Path, name: &str, is_writable: bool) -> io::Result<Arc<dyn Block
     }
 }
 
-/// The number behind `CID=` in a file.
+/// The content id (`CID=`) in a file.
 fn content_id(path: &Path) -> String {
     let mut start = vec![0; 2048];
     let len = File::open(path).and_then(|file| file.read_at(&mut start, 0)).expect("a file");
@@ -72,7 +72,7 @@ fn content_id_in(start: &[u8]) -> String {
     text[at..].lines().next().expect("a line").to_owned()
 }
 
-/// A number of the header of a sparse extent, and what it leads to.
+/// The 64-bit number at byte `at` of the header of a sparse extent.
 fn header(bytes: &[u8], at: usize) -> usize {
     usize::try_from(u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight")))
         .expect("small")
@@ -82,7 +82,8 @@ fn number(bytes: &[u8], at: usize) -> usize {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four")) as usize
 }
 
-/// The entries of all grains by one of the directories: 56 for the primary one, 48 for the other.
+/// The table entries of all grains, by one directory: 56 selects the primary one, 48 the redundant
+/// one.
 fn entries(bytes: &[u8], directory: usize, tables: usize) -> Vec<usize> {
     let at = header(bytes, directory) * 512;
     let table = |table| number(bytes, at + table * 4) * 512;
@@ -90,11 +91,12 @@ fn entries(bytes: &[u8], directory: usize, tables: usize) -> Vec<usize> {
     tables.flat_map(|at| (0..512).map(move |entry| number(bytes, at + entry * 4))).collect()
 }
 
-/// Writes of any size and place, over what QEMU wrote before, are what QEMU reads afterwards, in
-/// images of every kind; and both copies of the tables agree.
+/// Writes random ranges over data that QEMU wrote, in images of every kind. QEMU then reads the
+/// bytes of the model, and both copies of the tables agree.
 #[test]
 fn images_of_every_kind_are_written_as_a_model_has_it() {
-    /// The disk is written in two windows, of which one is around the end of the first piece.
+    /// The test writes to two windows of the disk; one of them lies around the end of the first
+    /// piece.
     const WINDOW: u64 = 6 << 20;
     if !judges::are_present() {
         return;
@@ -141,7 +143,7 @@ fn images_of_every_kind_are_written_as_a_model_has_it() {
                     0 => disk.flush().expect("a flush"),
                     1 => {
                         disk.discard(at, len).expect("a discard");
-                        // What is there now is not defined.
+                        // The contents are not defined now, so overwrite them.
                         disk.write_at(at, &bytes).expect("a write");
                         model.write_all_at(&bytes, at).expect("a write");
                     }
@@ -223,7 +225,7 @@ impl offshoot_device::Delegate for Grows {
     }
 }
 
-/// Takes both tables of this number away.
+/// Removes table number `table` from both directories.
 fn drop_table(bytes: &mut [u8], table: usize) {
     for directory in [56, 48] {
         let at = header(bytes, directory) * 512 + table * 4;
@@ -231,7 +233,8 @@ fn drop_table(bytes: &mut [u8], table: usize) {
     }
 }
 
-/// The file of a sparse VMDK after a write to the disk, which makes the copies the same again.
+/// Opens a sparse VMDK and writes to its disk, which makes both copies of the tables equal again.
+/// Returns the bytes of the file.
 fn written_on(bytes: &[u8]) -> Vec<u8> {
     let len = bytes.len() as u64;
     let below = bodies::disk(bytes, len + MIB);
@@ -244,16 +247,16 @@ fn written_on(bytes: &[u8]) -> Vec<u8> {
     after
 }
 
-/// Whatever a power cut leaves of a sparse VMDK, QEMU finds nothing wrong with it, each copy of the
-/// tables has all that was flushed and refers to nothing that was not written, what differs from
-/// before has another content id, and it is written on.
+/// Whatever a power cut leaves of a sparse VMDK: QEMU finds no error in it; each copy of the tables
+/// has everything that was flushed and refers to nothing that was not written; a changed disk has
+/// another content id; and the image can be written again.
 #[test]
 fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
     const DISK_BYTES: u64 = 40 << 20;
     const FILE_BYTES: u64 = 4 << 20;
-    /// No write has it.
+    /// A value that no write has.
     const STALE: u8 = 0xdd;
-    /// The disk is written at both ends, of which each has a table.
+    /// The test writes to both ends of the disk. Each end has its own table.
     const WINDOW: u64 = 512 << 10;
     if !judges::are_present() {
         return;
@@ -276,14 +279,14 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
     ] {
         let what = format!("seed {seed}, {options} without {dropped:?}");
         create(dir, "cut", options, "40M");
-        // These grains are overwritten in place.
+        // The test overwrites these grains in place.
         run(dir, "qemu-io", &["-f", "vmdk", "-c", "write -P 200 0 512k", "cut"]);
         let mut image = std::fs::read(dir.join("cut")).expect("an image");
         for &table in dropped {
             drop_table(&mut image, table);
         }
         let len = AtomicU64::new(image.len() as u64);
-        // What is behind the end of the file.
+        // The bytes past the end of the file.
         image.resize(usize::try_from(FILE_BYTES).expect("small"), STALE);
         let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
         let below = Grows(device.clone(), len);
@@ -331,7 +334,7 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
                 let found = read(&*disk.expect("it opens"));
                 let is_told = !is_same_id || found == flushed[0];
                 assert!(is_told, "{what}, {copy}, {}: the same content id", state.description);
-                // Every write has bytes of its own, so these were not written since.
+                // Each step writes its own value, so an equal byte was not written since the flush.
                 let is_lost = |at: &usize| before[*at] == model[*at] && found[*at] != model[*at];
                 let lost = (0..found.len()).find(is_lost);
                 assert_eq!(lost, None, "{what}, {copy}, {}", state.description);
@@ -356,7 +359,8 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
     }
 }
 
-/// Several threads write and flush at once: what each flushed is there after a power cut.
+/// Several threads write and flush at the same time. After a power cut, each thread finds what it
+/// flushed.
 #[test]
 fn a_flush_beside_other_writers_keeps_its_promise() {
     const FILE_BYTES: u64 = 8 << 20;
@@ -373,7 +377,7 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
     let below = Grows(device.clone(), AtomicU64::new(image.len() as u64));
     let below = SlowTables(below, AtomicU64::new(0));
     let disk = open_vmdk(Arc::new(below), true).expect("it opens");
-    // Threads 0 and 1 share a table, and that of thread 2 is new.
+    // Threads 0 and 1 share a table, and the table of thread 2 is new.
     let place = |thread: u64, grain: u64| {
         [0, GRAINS, 1024][usize::try_from(thread).expect("small")] * GRAIN + grain * GRAIN
     };
@@ -408,8 +412,8 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
     assert!(count > 30, "only {count} states");
 }
 
-/// What a write or a flush that failed did not write is written when it is tried again, and takes
-/// no more space than without the failure.
+/// A write or a flush fails and is repeated. The second attempt writes everything, and the file
+/// takes no more space than without the failure.
 #[test]
 fn what_fails_is_made_up_for() {
     if !judges::are_present() {
@@ -441,7 +445,7 @@ fn what_fails_is_made_up_for() {
         }
         let requests = [Requests::Writes, Requests::Flushes].map(|one| device.count(one));
         let size_bytes = grows.size_bytes();
-        // Not closed: it is what the flushes stored.
+        // The image is not closed yet, so this is what the flushes stored.
         let mut bytes = vec![0; 4 << 20];
         below.read_at(0, &mut bytes).expect("memory is read");
         let read = open_vmdk(Arc::new(MemoryDevice::new(bytes)), false).expect("it opens");
@@ -461,8 +465,8 @@ fn what_fails_is_made_up_for() {
     }
 }
 
-/// A disk from which nothing is discarded is not marked as changed; and what is read from the
-/// medium comes from the medium.
+/// A discard that discards nothing does not mark the image as changed, and a read from the medium
+/// reaches the medium below.
 #[test]
 fn a_sparse_extent_passes_on_what_is_there() {
     if !judges::are_present() {
@@ -500,7 +504,7 @@ impl offshoot_device::Delegate for Medium {
     }
 }
 
-/// What must not be written is refused, and read.
+/// An image that must not be written is refused for writing, and can still be read.
 #[test]
 fn a_sparse_extent_whose_tables_lie_is_not_written() {
     if !judges::are_present() {
@@ -511,7 +515,7 @@ fn a_sparse_extent_whose_tables_lie_is_not_written() {
     create(dir, "a", "subformat=monolithicSparse", "40M");
     run(dir, "qemu-io", &["-f", "vmdk", "-c", "write -P 7 0 192k", "a"]);
     let mut image = std::fs::read(dir.join("a")).expect("an image");
-    // A footer, and the end of the stream.
+    // Adds a footer and the end of a stream.
     image.extend_from_within(..512);
     image.extend([0; 512]);
     let table = number(&image, header(&image, 56) * 512) * 512;
@@ -555,7 +559,7 @@ fn a_sparse_extent_whose_tables_lie_is_not_written() {
     }
 }
 
-/// A device with a descriptor of these lines.
+/// A device that holds a descriptor with these lines.
 fn descriptor(lines: &str) -> Arc<dyn BlockDevice> {
     let text = format!("# Disk DescriptorFile\nversion=1\nCID=01234567\n{lines}");
     Arc::new(MemoryDevice::new(text.into_bytes()))
@@ -603,7 +607,7 @@ fn descriptors_that_lie_are_refused() {
     }
 }
 
-/// Parts without a file read as zeros; they, and parts that are only read, are not written.
+/// Parts without a file read as zeros. Writes to them, and to read-only parts, fail.
 #[test]
 fn extents_of_every_type_make_one_disk() {
     let below = descriptor(
@@ -630,7 +634,7 @@ fn extents_of_every_type_make_one_disk() {
     let error = disk.discard(3 * 512, 5 * 512).expect_err("it is refused").to_string();
     assert!(error.contains("RDONLY"), "{error}");
     disk.discard(4 * 512, 512).expect("there is nothing to discard");
-    // Nothing changed so far, and the content id says so.
+    // The disk is unchanged so far, and so is the content id.
     disk.read_at(0, &mut found).expect("it is read");
     assert!(found[..] == expected);
     let mut text = [0; 80];

@@ -1,4 +1,4 @@
-//! Attributes of files, as the protocol has them.
+//! Attributes of files, in the structures of the protocol.
 
 use offshoot_vfs::{Attr, FileType, StatFs, Timestamp};
 
@@ -6,40 +6,41 @@ use crate::nodes::number;
 use crate::options::Owner;
 use crate::wire::{AttrOut, Attributes, EntryOut, StatfsOut, StatxOut, StatxTime};
 
-/// How long the kernel may believe what it is told, in seconds. Nobody but the kernel changes what
-/// is mounted, so that is as long as it likes.
+/// How long the kernel may cache an answer, in seconds: a year. Only the kernel changes what is
+/// mounted.
 const FOREVER_SECS: u64 = 365 * 24 * 3600;
 
-/// How long it may believe what changes by itself: the space of a file is a guess until what was
-/// written is stored.
+/// How long the kernel may cache attributes that change without a request, in seconds. The space
+/// that a file takes is an estimate until its data is written back.
 const GUESS_SECS: u64 = 1;
 
-/// When what was written is stored at the latest, in seconds, but for who asks to wait longer.
+/// The latest time at which written data is written back, in seconds, unless the mount asks for
+/// longer intervals.
 const STORED_SECS: i64 = 60;
 
-/// How long the kernel may believe these attributes, in seconds.
+/// How long the kernel may cache these attributes, in seconds.
 fn lifetime(attr: &Attr) -> u64 {
     let is_stored = Timestamp::now().secs.saturating_sub(attr.ctime.secs) > STORED_SECS;
     if is_stored || attr.file_type != FileType::Regular { FOREVER_SECS } else { GUESS_SECS }
 }
 
-/// The unit in which programs should write, in bytes.
+/// `st_blksize`: the unit in which programs should write, in bytes.
 const BLOCK_BYTES: u32 = 4096;
 
-/// What `STATX` knows: the basic attributes and the birth.
+/// The attributes in an answer to STATX: the basic ones and the time of birth.
 const STATX_MASK: u32 = 0x0fff;
 
-/// A device number as the protocol has it.
+/// A device number in the encoding of the protocol: (8, 1) is 0x801.
 fn device_number((major, minor): (u32, u32)) -> u32 {
     minor & 0xff | major << 8 | (minor & !0xff) << 12
 }
 
-/// The device of such a number.
+/// The reverse: the major and minor number.
 pub(crate) fn device_of(number: u32) -> (u32, u32) {
     (number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xf_ff00)
 }
 
-/// The attributes of a file, whoever it is shown to belong to.
+/// The attributes of a file, shown with the owner `owner`.
 pub(crate) fn attributes(attr: &Attr, owner: Owner) -> Attributes {
     Attributes {
         ino: number(attr.file),
@@ -61,7 +62,7 @@ pub(crate) fn attributes(attr: &Attr, owner: Owner) -> Attributes {
     }
 }
 
-/// What `GETATTR` and `SETATTR` are answered with.
+/// The answer to GETATTR and SETATTR.
 pub(crate) fn attr_out(attr: &Attr, owner: Owner) -> AttrOut {
     AttrOut { attr_valid: lifetime(attr), attr: attributes(attr, owner), ..AttrOut::default() }
 }
@@ -77,7 +78,7 @@ pub(crate) fn entry_out(node: u64, attr: &Attr, owner: Owner) -> EntryOut {
     }
 }
 
-/// A name that leads to nothing, which the kernel may remember too.
+/// A name that does not exist, which the kernel may cache too.
 pub(crate) fn no_entry() -> EntryOut {
     EntryOut { entry_valid: FOREVER_SECS, ..EntryOut::default() }
 }
@@ -86,7 +87,7 @@ fn statx_time(time: Timestamp) -> StatxTime {
     StatxTime { tv_sec: time.secs, tv_nsec: time.nanos, reserved: 0 }
 }
 
-/// What `STATX` is answered with.
+/// The answer to STATX.
 pub(crate) fn statx_out(attr: &Attr, owner: Owner) -> StatxOut {
     let plain = attributes(attr, owner);
     StatxOut {
@@ -110,7 +111,7 @@ pub(crate) fn statx_out(attr: &Attr, owner: Owner) -> StatxOut {
     }
 }
 
-/// What `STATFS` is answered with.
+/// The answer to STATFS.
 pub(crate) fn statfs_out(sizes: &StatFs) -> StatfsOut {
     let unit = u64::from(sizes.block_size.max(1));
     StatfsOut {

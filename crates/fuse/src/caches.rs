@@ -1,13 +1,12 @@
-//! What the kernel is told to forget, because somebody else has changed what is mounted.
+//! Invalidates what the kernel caches, after a change that did not come through the mount.
 //!
-//! A message about a name waits in the kernel for the lock of the directory, which a program may
-//! hold while it waits for an answer. So who sends one holds nothing that any answer could wait
-//! for, and is no thread that gives answers. On the other hand nothing that was looked up before
-//! comes back into the caches after it: a lookup holds that lock too.
+//! The invalidation of a name waits in the kernel for the lock of the directory. A program may hold
+//! that lock while it waits for an answer of ours. So the sender holds no lock that an answer could
+//! need, and is not a thread that answers requests. A lookup takes the same lock, so no result from
+//! before the invalidation enters the caches after it.
 //!
-//! While such a message waits nothing ends its thread, SIGKILL neither. Where it waits for an
-//! answer of a process that was killed, the mount hangs until root takes it away by force
-//! (`umount -f`).
+//! No signal ends a thread whose invalidation waits, not even SIGKILL. If the process that had to
+//! answer was killed, the mount hangs until root ends it by force (`umount -f`).
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -23,7 +22,7 @@ use crate::mappable::Mappable;
 use crate::nodes::{Nodes, node};
 use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 
-/// What the kernel keeps of what is mounted.
+/// What the kernel caches of a mount.
 #[derive(Clone)]
 pub struct KernelCaches {
     device: Arc<OwnedFd>,
@@ -42,17 +41,17 @@ impl KernelCaches {
         Self { device, root, nodes, mappable }
     }
 
-    /// Leaves to the mount the opening that the caller has of `file`, which is about to lose its
-    /// name: it ends when the kernel, which uses the file for programs, forgets it. `false` when
-    /// the kernel does not know the file, or one is left to the mount already: then it stays the
-    /// caller's.
+    /// Hands the caller's opening of `file`, which is about to lose its name, to the mount. The
+    /// mount releases it when the kernel forgets the file, which programs use until then. Returns
+    /// `false`, and the caller keeps its opening, if the kernel does not know the file, or the
+    /// mount already has an opening of it.
     #[must_use]
     pub fn hold(&self, file: FileId) -> bool {
         self.nodes.hold(file)
     }
 
-    /// Waits until the kernel has forgotten `file`, but no longer than `patience`: programs may be
-    /// using it. Whether it has.
+    /// Waits until the kernel has forgotten `file`, for at most `patience`, because programs may be
+    /// using it. Returns whether the kernel has forgotten it.
     #[must_use]
     pub fn wait_until_forgotten(&self, file: FileId, patience: Duration) -> bool {
         const PAUSE: Duration = Duration::from_millis(2);
@@ -66,8 +65,8 @@ impl KernelCaches {
         true
     }
 
-    /// Has the kernel look up anew what `name` in `dir` leads to, list the directory anew, and ask
-    /// for its attributes.
+    /// Makes the kernel look up `name` in `dir` anew, list the directory anew, and ask for its
+    /// attributes.
     ///
     /// # Errors
     /// Those of the host.
@@ -76,12 +75,12 @@ impl KernelCaches {
         let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
         let entry = InvalEntryOut { parent, namelen, flags: 0 };
         self.tell(notice::INVAL_ENTRY, &[entry.as_bytes(), name, b"\0"])?;
-        // Without the name in its caches the kernel lets be what it has of the directory.
+        // A kernel that has not cached the name leaves the cached contents of the directory alone.
         self.forget_contents(parent)
     }
 
-    /// Has the kernel send what programs have stored through mappings until now, and waits until
-    /// that is answered. `syncfs` waits for it in older kernels only.
+    /// Makes the kernel write back all that programs have stored through mappings so far, and waits
+    /// until this process has answered. Only older kernels let `syncfs` wait for that.
     ///
     /// # Errors
     /// Those of the host.
@@ -90,14 +89,14 @@ impl KernelCaches {
         files.map(|file| node(self.root, file)).try_for_each(|node| self.forget_contents(node))
     }
 
-    /// What is changed is sent before it is forgotten.
+    /// The kernel writes dirty pages back before it drops them.
     fn forget_contents(&self, ino: u64) -> Result<()> {
         let whole = InvalInodeOut { ino, off: 0, len: 0 };
         self.tell(notice::INVAL_INODE, &[whole.as_bytes()])
     }
 
-    /// Has the kernel ask for the attributes of `file` before it uses them again. This waits for
-    /// nobody, so threads that give answers may send it.
+    /// Makes the kernel ask for the attributes of `file` before it uses them again. This waits for
+    /// no other thread, so threads that answer requests may send it.
     ///
     /// # Errors
     /// Those of the host.
@@ -109,13 +108,13 @@ impl KernelCaches {
     fn tell(&self, code: i32, parts: &[&[u8]]) -> Result<()> {
         let len = size_of::<OutHeader>() + parts.iter().map(|part| part.len()).sum::<usize>();
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        // A number that no request has says that this is no answer, and then the error says what it
-        // is.
+        // `unique` 0 belongs to no request: it marks a notification, and `error` then holds its
+        // code.
         let header = OutHeader { len, error: code, unique: 0 };
         let mut all = vec![IoSlice::new(header.as_bytes())];
         all.extend(parts.iter().map(|part| IoSlice::new(part)));
         match rustix::io::writev(&self.device, &all) {
-            // The kernel has nothing to forget, or the mount is gone with all its caches.
+            // The kernel has nothing to forget, or the mount has ended with all its caches.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
             Err(errno) => Err(Error::io("telling the kernel what has changed", errno)),
         }

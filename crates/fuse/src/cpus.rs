@@ -1,6 +1,6 @@
-//! The CPUs that the machine may ever have. The kernel puts a request into the queue of the CPU
-//! that it is made on, and sends none over io_uring before all queues are served, those of CPUs
-//! that are not there among them.
+//! The CPUs that the machine can ever have. The kernel puts a request into the queue of the CPU
+//! that the request is made on. It sends no request over io_uring before every queue is served,
+//! also those of CPUs that are absent.
 
 use std::io;
 
@@ -15,7 +15,7 @@ pub(crate) fn queues() -> io::Result<u16> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("{path} says {text:?}")))
 }
 
-/// How many numbers a list has, such as `0-3,8`.
+/// How many numbers a list has: 5 for `0-3,8`.
 fn length(list: &str) -> Option<u16> {
     let ranges = list.split(',').map(|range| {
         let (first, end) = range.split_once('-').unwrap_or((range, range));
@@ -24,16 +24,16 @@ fn length(list: &str) -> Option<u16> {
     ranges.sum()
 }
 
-/// Where a thread runs that serves a queue. Wherever it runs it serves it, only slower.
+/// The CPUs that a thread of a queue runs on. On another CPU it serves the queue more slowly.
 pub(crate) struct Place {
-    /// Where the requests of the queue are made, and where it could run at first.
+    /// The CPU of the queue, where its requests are made.
     own: CpuSet,
     all: Option<CpuSet>,
     is_bound: bool,
 }
 
 impl Place {
-    /// That of a thread which serves `queue` and may run on `all`, as long as it is not bound.
+    /// For a thread that serves `queue`, and may run on `all` while it is not bound.
     pub(crate) fn new(queue: u16, all: Option<CpuSet>) -> Self {
         let mut own = CpuSet::new();
         if usize::from(queue) < CpuSet::MAX_CPU {
@@ -51,7 +51,7 @@ impl Place {
     }
 }
 
-/// Where this thread may run.
+/// The CPUs that this thread may run on.
 pub(crate) fn all() -> Option<CpuSet> {
     sched_getaffinity(None).ok()
 }

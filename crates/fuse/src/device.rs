@@ -1,12 +1,12 @@
 //! Requests and answers over `/dev/fuse`: a read takes one request, a write sends one answer.
 //!
-//! A request stays with the open file that it was read from, with its lock and its lists. Threads
-//! that share one would wait for each other there, so every thread has an opening of its own that
-//! is joined to the mount, with a request that the standard library does not know. That is what is
-//! unsafe here: the kernel reads one number through the pointer that it is given. All are opened
-//! when it is mounted, one for each thread that may wait for a request, because later the process
-//! may not be allowed to open anything; more threads than that share them. Where the device cannot
-//! be opened a second time, all do.
+//! The kernel keeps a lock and lists of requests for each opening of the device. Threads that share
+//! an opening wait for each other there. So every thread gets an opening of its own, joined to the
+//! mount with an ioctl that no safe function offers. That ioctl is the unsafe part: the kernel
+//! reads one number through the pointer that it gets. All openings are made at the mount, one for
+//! each thread that may wait for a request, because the process may later lose the right to open
+//! files. More threads than that share the openings. If the device cannot be opened a second time,
+//! all threads share one opening.
 
 #![expect(unsafe_code, reason = "one ioctl, as the essay says")]
 
@@ -24,46 +24,46 @@ use crate::output::Output;
 use crate::request::Request;
 use crate::wire::OutHeader;
 
-/// Headers and fixed parts beside the most data, and then some.
+/// Room for the header and the fixed part beside the data, with some to spare.
 const HEAD_BYTES: usize = 4096;
 
 /// `FUSE_DEV_IOC_CLONE`.
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
 
-/// Opens the device. It belongs to no mount yet.
+/// Opens the device, for a new mount.
 pub(crate) fn open() -> Result<OwnedFd, Errno> {
     rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Another way to the mount of `device`, or the same where there is no other.
+/// Another opening that is joined to the mount of `device`, or `device` itself if that fails.
 pub(crate) fn join(device: &Arc<OwnedFd>) -> Arc<OwnedFd> {
     let joined = open().and_then(|new| {
         let number = u32::try_from(device.as_raw_fd()).expect("descriptors are not negative");
-        // SAFETY: the request takes a pointer to a `u32`, which `Setter` gives it, and keeps
-        // nothing of it.
+        // SAFETY: the ioctl reads one `u32` through the pointer that `Setter` passes, and does not
+        // keep the pointer.
         unsafe { ioctl(&new, Setter::<CLONE, u32>::new(number)) }.map(|()| new)
     });
     joined.map_or_else(|_| device.clone(), Arc::new)
 }
 
-/// A thread's way to `/dev/fuse`.
+/// A thread's channel to the kernel over `/dev/fuse`.
 pub(crate) struct DeviceChannel {
     device: Arc<OwnedFd>,
-    /// The request that was taken last, in the first `len` bytes.
+    /// The last request, in the first `len` bytes.
     request: Box<[u8]>,
     len: usize,
     answer: Box<[u8]>,
 }
 
 impl DeviceChannel {
-    /// The way through `device`.
+    /// A channel over the opening `device`.
     pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
         let bytes = HEAD_BYTES + usize::try_from(MAX_BYTES).expect("1 MiB");
         let buffer = || vec![0; bytes].into_boxed_slice();
         Self { device, request: buffer(), len: 0, answer: buffer() }
     }
 
-    /// Waits for the next request and takes it; `false` when the filesystem is mounted no longer.
+    /// Waits for the next request and receives it. Returns `false` when the mount has ended.
     pub(crate) fn receive(&mut self) -> io::Result<bool> {
         loop {
             match rustix::io::read(&self.device, &mut *self.request) {
@@ -71,16 +71,16 @@ impl DeviceChannel {
                     self.len = len;
                     return Ok(true);
                 }
-                // The second one where it went while a request was taken.
+                // `ECONNABORTED` when the mount ended while a request was being read.
                 Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(false),
-                // Whoever asked has given up meanwhile, or a signal came.
+                // The asking program has given up, or a signal came.
                 Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Has the request answered that was taken, and sends the answer.
+    /// Lets `dispatcher` answer the received request, and sends the answer.
     pub(crate) fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<Answer> {
         let bytes = &self.request[..self.len];
         let mut out = Output::new(&mut self.answer);
@@ -97,16 +97,17 @@ impl DeviceChannel {
         let header = OutHeader { len, error, unique };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body)];
         match rustix::io::writev(&self.device, &parts) {
-            // Whoever asked has given up meanwhile, or the mount is gone, which the next read says.
+            // The asking program has given up, or the mount has ended, which the next read reports.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV) => Ok(answer),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// By which number what is no request is refused, so that nobody waits for its answer.
+/// The `unique` number of a malformed request. An answer with it fails the request, so that no
+/// program waits forever.
 fn refused(bytes: &[u8]) -> io::Result<u64> {
-    // It stands behind the length and the opcode.
+    // The number follows the length and the opcode, 4 bytes each.
     let unique = bytes.get(8..).and_then(|rest| rest.first_chunk());
     unique.map(|&unique| u64::from_ne_bytes(unique)).ok_or_else(|| {
         let what = format!("{} bytes from /dev/fuse are no request", bytes.len());
@@ -118,7 +119,7 @@ fn refused(bytes: &[u8]) -> io::Result<u64> {
 mod tests {
     use super::*;
 
-    /// A header with a length that lies is refused, and not left without an answer.
+    /// A header with a wrong length is refused, and still gets an answer.
     #[test]
     fn what_is_no_request_is_refused_by_its_number() {
         let header = [[99_u32, 1].as_bytes(), [7_u64].as_bytes()].concat();

@@ -1,24 +1,24 @@
 //! From a request to a call of the filesystem, and from its result to an answer.
 //!
-//! Requests are answered one by one, by whatever thread they come to, and hold nothing in common
-//! but the table of nodes. The kernel keeps apart what may not happen at once: while a name is
-//! made, removed or moved nobody else changes that directory, and who may do something was checked
-//! before it is asked for (`default_permissions`).
+//! The thread that receives a request answers it. Requests share only the tables of this crate,
+//! each locked for a moment, and the locks of [`Modes`]. The kernel keeps conflicting requests
+//! apart: while it makes, removes or moves a name, it sends no other change of that directory. It
+//! checks permissions before it sends a request (`default_permissions`).
 //!
 //! | module | requests |
 //! |---|---|
-//! | `session` | the beginning, sizes, durability, what is forgotten |
+//! | `session` | INIT, sizes, durability, FORGET |
 //! | `names` | names: looked up, made, moved, removed |
 //! | `attributes` | attributes, extended ones, flags |
-//! | `data` | open files and what is in them |
+//! | `data` | open files and their data |
 //! | `directory` | the entries of directories |
 //!
-//! What the rules of POSIX leave to whoever asks is decided here: set-id bits go with a change of
-//! the owner, and with changes of the data by who may not keep them; a directory with the
-//! set-group-id bit gives its group to what is made in it.
+//! This module applies the rules of POSIX that the filesystem leaves to its caller. A change of the
+//! owner clears the set-id bits, and so does a change of the data by a program that may not keep
+//! them. A directory with the set-group-id bit gives its group to files that are made in it.
 //!
-//! INTERRUPT is not followed: no call of the filesystem can be given up half done, so a request
-//! that is interrupted ends as if it were not.
+//! INTERRUPT has no effect: no call of the filesystem can stop half done, so an interrupted request
+//! completes as usual.
 
 mod attributes;
 mod data;
@@ -52,20 +52,20 @@ impl From<Malformed> for Error {
     }
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// What is in the output is sent.
+    /// The transport sends the output.
     Sent,
-    /// The error is.
+    /// The transport sends the error.
     Failed(Errno),
-    /// Nothing is.
+    /// The transport sends nothing.
     Silence,
 }
 
-/// Locks under which permissions are looked at and set again, each for the nodes of a remainder: of
-/// two direct writes at a time, and of changes between them, the kernel does not keep one from the
-/// other.
+/// Locks under which a thread reads permissions and sets them again. The kernel does not keep two
+/// direct writes to a file apart, nor changes of attributes between them. Each lock is for the
+/// nodes with one remainder by 32.
 #[derive(Default)]
 struct Modes([Mutex<()>; 32]);
 
@@ -75,7 +75,7 @@ impl Modes {
     }
 }
 
-/// A filesystem that is mounted, without its mount.
+/// Answers the requests of a mount, whatever transport they come over.
 pub(crate) struct Dispatcher {
     fs: Box<dyn FileSystemMut>,
     nodes: Arc<Nodes>,
@@ -86,12 +86,12 @@ pub(crate) struct Dispatcher {
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
-    /// Requests may come over io_uring, and after the first one: they do.
+    /// Before INIT: this process offers io_uring. After INIT: requests come over io_uring.
     has_rings: AtomicBool,
 }
 
 impl Dispatcher {
-    /// That of the mount of `device`.
+    /// The dispatcher of the mount of `device`.
     pub(crate) fn new(
         fs: Box<dyn FileSystemMut>,
         options: ServeOptions,
@@ -112,23 +112,22 @@ impl Dispatcher {
         }
     }
 
-    /// What the kernel keeps of it.
+    /// The caches of the kernel.
     pub(crate) fn caches(&self) -> KernelCaches {
         self.caches.clone()
     }
 
-    /// Lets the kernel send its requests over io_uring, if it can.
+    /// Makes the answer to INIT offer io_uring.
     pub(crate) fn offer_rings(&self) {
         self.has_rings.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the kernel sends its requests over io_uring. It is known when the first one is
-    /// answered.
+    /// Whether the kernel sends its requests over io_uring. Valid after INIT is answered.
     pub(crate) fn has_rings(&self) -> bool {
         self.has_rings.load(Ordering::Relaxed)
     }
 
-    /// Does what is asked for, and puts the answer into `out`.
+    /// Carries out the request, and puts the answer into `out`.
     pub(crate) fn answer(&self, request: &Request<'_>, out: &mut Output<'_>) -> Answer {
         let op = request.header.opcode;
         let result = self.dispatch(op, &Context::new(self, request), request.arguments, out);
@@ -143,7 +142,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether the request is known.
+    /// Returns `false` for an unknown opcode.
     fn dispatch(
         &self,
         op: u32,
@@ -207,8 +206,8 @@ impl Dispatcher {
         self.has_setxattr_ext.load(Ordering::Relaxed)
     }
 
-    /// The kernel is gone, and with it all that it knew: what it had open and nobody can reach any
-    /// more goes. Then everything is made durable.
+    /// Ends the session: the kernel has ended the mount and forgotten all nodes. Releases every
+    /// held file, and makes all changes durable.
     pub(crate) fn end(&self) -> Result<()> {
         for file in self.nodes.forget_all() {
             self.release(file);
@@ -220,8 +219,8 @@ impl Dispatcher {
         self.fs.sync()
     }
 
-    /// Lets go of a file that was held. It fails for nobody: what could not be removed is found
-    /// when the volume is opened again.
+    /// Releases a file that was held. No request waits for this, so an error is only reported: the
+    /// next opening of the volume finds a file that could not be removed.
     fn release(&self, file: FileId) {
         if let Err(error) = self.fs.release(file) {
             self.report(&error);
@@ -229,7 +228,7 @@ impl Dispatcher {
     }
 }
 
-/// A request that is being answered: who asks, and about which node.
+/// The user and the node of a request that is being answered.
 struct Context<'a> {
     to: &'a Dispatcher,
     node: u64,
@@ -247,7 +246,7 @@ impl<'a> Context<'a> {
         &*self.to.fs
     }
 
-    /// The file that the request is about. A gate is none.
+    /// The file that the request is about.
     fn file(&self) -> Result<FileId> {
         let file = self.to.nodes.file(self.node)?;
         if is_gate(file) {
@@ -256,7 +255,8 @@ impl<'a> Context<'a> {
         Ok(file)
     }
 
-    /// The attributes of what the request is about, and whom it is shown to belong to.
+    /// The attributes of the file or gate that the request is about, and the owner that the mount
+    /// shows.
     fn attr(&self) -> Result<(Attr, Owner)> {
         let file = self.to.nodes.file(self.node)?;
         if is_gate(file) {
@@ -271,12 +271,12 @@ impl<'a> Context<'a> {
         Ok(Attr { file: gate, permissions: 0o700, uid: 0, gid: 0, ..root })
     }
 
-    /// A name that the request has.
+    /// Takes a name from the request.
     fn name<'n>(&self, arguments: &mut Arguments<'n>) -> Result<&'n [u8]> {
         self.checked(arguments.name()?)
     }
 
-    /// A name, unless it is longer than those of files.
+    /// Refuses a name that is longer than names of files can be.
     fn checked<'n>(&self, name: &'n [u8]) -> Result<&'n [u8]> {
         if name.len() > NAME_MAX {
             return Err(Error::posix(Errno::NAMETOOLONG, format!("a name in {}", self.file()?)));

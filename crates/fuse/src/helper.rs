@@ -1,9 +1,10 @@
 //! A process that mounts and unmounts for the one that serves the filesystem.
 //!
-//! Who serves a filesystem reads what nobody may trust, and does well to give its rights away
-//! before that. Mounting and unmounting take them: the system calls those of an administrator, and
-//! `fusermount3` that programs may still gain rights. So a second process keeps them, which reads
-//! nothing but these messages. It can do no more than that mount, whoever asks.
+//! The serving process reads untrusted volumes, so it gives its rights away first. Mounting and
+//! unmounting take rights: the system calls need those of an administrator, and `fusermount3` works
+//! only where programs may still gain rights. So a second process keeps these rights. It reads
+//! nothing but the messages below, and can do nothing but mount and unmount this one mount, even if
+//! the serving process is taken over.
 //!
 //! ```text
 //! serves                helper
@@ -14,9 +15,9 @@
 //!   ends                  ends
 //! ```
 //!
-//! They are messages of a socket (`SOCK_SEQPACKET`), which is the standard input of the helper. A
-//! byte stands in front of each answer, so that none is empty: the end of the socket is. What
-//! failed comes as two texts with a zero between them, what was done and the reason.
+//! The messages go over a `SOCK_SEQPACKET` socket, which is the standard input of the helper. Each
+//! answer starts with a byte, because an empty message means the end of the socket. A failure is
+//! sent as two texts with a zero byte between them: what the helper tried, and the reason.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -35,21 +36,21 @@ use crate::mount::{Mounter, Unmount, receive};
 
 const MOUNT: u8 = b'm';
 
-/// The words for unmounting.
+/// The messages that unmount.
 const UNMOUNT: [(u8, Unmount); 3] =
     [(b'l', Unmount::Lazily), (b'f', Unmount::ByForce), (b'u', Unmount::Unused)];
 
-/// In front of what failed.
+/// The first byte of an answer that reports a failure.
 const FAILED: u8 = b'-';
 
-/// The longest message. What is behind it is cut off.
+/// The longest message, in bytes. A longer one is cut off.
 const MAX_BYTES: usize = 4096;
 
-/// The process that mounts and unmounts, seen from the one that serves. It ends when this is
-/// dropped, or its owner ends.
+/// The helper process, seen from the serving process. It ends when this value is dropped or the
+/// serving process ends.
 #[derive(Debug)]
 pub struct Helper {
-    /// One asks at a time.
+    /// Locked from a question to its answer.
     socket: Mutex<OwnedFd>,
 }
 
@@ -61,7 +62,8 @@ impl Helper {
     pub fn start(mut command: Command) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        // Whoever waits for the end of an output of this process must not wait for the helper.
+        // The helper keeps no output of this process open: a program that reads such an output to
+        // its end must not wait for the helper.
         command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         Ok(Self { socket: Mutex::new(ours) })
     }
@@ -95,7 +97,7 @@ impl Mounter for Helper {
     }
 }
 
-/// Has `mounter` do what is asked for over `socket`, until that ends.
+/// Carries out with `mounter` what messages over `socket` ask for, until the socket ends.
 ///
 /// # Errors
 /// Those of the socket.
@@ -114,7 +116,7 @@ pub fn help(socket: BorrowedFd<'_>, mounter: &dyn Mounter) -> io::Result<()> {
             }
         };
         match send(socket, done) {
-            // Who asked has ended meanwhile.
+            // The serving process has ended.
             Err(Errno::PIPE | Errno::CONNRESET) => return Ok(()),
             result => result?,
         }
@@ -136,7 +138,7 @@ fn send(socket: BorrowedFd<'_>, done: Result<Option<OwnedFd>>) -> Result<(), Err
     retry_on_intr(|| sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)).map(drop)
 }
 
-/// What failed, as it is sent.
+/// The message that reports a failure.
 fn failure(error: &Error) -> Vec<u8> {
     let text = match error {
         Error::Io { what, source, .. } => format!("{what}\0{}", OsReason(source)),
@@ -153,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// Mounts what is no mount, and unmounts by force alone.
+    /// Returns a descriptor that is no mount, and fails to unmount except by force.
     struct Refuses;
 
     impl Mounter for Refuses {
@@ -182,7 +184,7 @@ mod tests {
         assert!(helper.unmount(Unmount::ByForce).is_ok());
         let error = helper.unmount(Unmount::Lazily).expect_err("it is refused");
         assert!(error.to_string().starts_with("xxx"), "{error}");
-        // What is no word is refused, and the next one is answered.
+        // The helper refuses an unknown message, and answers the next one.
         assert!(helper.ask(b'?').is_err());
         assert!(helper.unmount(Unmount::ByForce).is_ok());
         drop(helper);

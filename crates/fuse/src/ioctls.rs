@@ -1,39 +1,40 @@
-//! Ioctls that mean nothing to a mount itself, for whoever serves the filesystem: a way to it that
-//! is there in every name space, goes to the right mount by construction, and leaves nothing
-//! behind.
+//! Ioctls that the mount does not know itself. It passes them to the program that serves the
+//! filesystem. This way to that program exists in every mount name space, always reaches the right
+//! mount, and leaves no file behind.
 //!
-//! Only those on open directories are passed on: an open directory has a number of its own here,
-//! and the kernel says when it is closed, also when the program that opened it was killed. So what
-//! belongs to who asks can be kept by that number.
+//! The mount passes on only ioctls on open directories. An open directory has a handle of its own,
+//! and the kernel says when it is closed, also when the program that opened it was killed. So the
+//! serving program can keep what belongs to a client by that handle.
 
 use offshoot_vfs::Result;
 
-/// An ioctl on an open directory. The kernel has copied what its number says: 16 KiB at the most.
+/// An ioctl on an open directory. The kernel has copied as many bytes as the number of the ioctl
+/// says: 16 KiB at most.
 #[derive(Clone, Copy, Debug)]
 pub struct Ioctl<'a> {
-    /// The open directory: no two have the same number while a filesystem is mounted.
+    /// The handle of the open directory. No other has the same while the filesystem is mounted.
     pub directory: u64,
-    /// The user who asks.
+    /// The user id of the program that asks.
     pub uid: u32,
-    /// The group of that user.
+    /// The group id of that program.
     pub gid: u32,
     /// The number of the ioctl.
     pub command: u32,
-    /// What it came with.
+    /// The bytes that came with it.
     pub data: &'a [u8],
-    /// How long its answer can be.
+    /// How long the answer can be, in bytes.
     pub most_bytes: usize,
 }
 
-/// Who answers ioctls.
+/// Answers ioctls.
 pub trait Ioctls: Send + Sync {
-    /// The answer, of which nothing is sent when it is longer than there is room for. A thread of
-    /// the mount waits for it.
+    /// Returns the answer. An answer longer than [`Ioctl::most_bytes`] fails with `ERANGE`. A
+    /// thread of the mount runs this call.
     ///
     /// # Errors
-    /// Whatever the program that asks is to be told: `ENOTTY` for what is not known.
+    /// The error that the asking program receives: `ENOTTY` for an unknown ioctl.
     fn answer(&self, ioctl: &Ioctl<'_>) -> Result<Vec<u8>>;
 
-    /// The open directory is closed. Most of them never had an ioctl.
+    /// The open directory was closed. Called for every directory; most never had an ioctl.
     fn closed(&self, directory: u64);
 }

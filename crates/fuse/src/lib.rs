@@ -1,31 +1,31 @@
-//! A filesystem behind the traits of `offshoot-vfs` as a FUSE mount. Which filesystem that is, is
-//! not known here.
+//! Serves a filesystem behind the traits of `offshoot-vfs` as a FUSE mount. This crate knows no
+//! format.
 //!
 //! ```text
-//! kernel <-> transport -> request (decoded) -> dispatch -> vfs call -> output (encoded) -> transport <-> kernel
+//! kernel -> transport -> request -> dispatch -> vfs call -> output -> transport -> kernel
 //! ```
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `wire` | the protocol, byte for byte |
-//! | `request`, `output` | requests taken apart with every bound checked; answers put together |
+//! | `request`, `output` | decodes requests with every bound checked; encodes answers |
 //! | `nodes` | inode numbers over all number spaces, and which files the kernel knows |
 //! | `listings` | where the listings of open directories end |
-//! | `mappable` | which files may be written to through a mapping |
+//! | `mappable` | which files a program can write through a shared mapping |
 //! | `dispatch` | from a request to a call, and from its result to an answer |
-//! | `attributes` | attributes as the protocol has them |
-//! | `ioctls` | what whoever serves the filesystem may be asked through it |
-//! | `caches` | what the kernel is told to forget |
+//! | `attributes` | attributes in the structures of the protocol |
+//! | `ioctls` | ioctls that the mount passes on to the serving program |
+//! | `caches` | invalidations of what the kernel caches |
 //! | `device`, `ring` | how requests come and answers go: over `/dev/fuse`, and over io_uring |
 //! | `cpus` | the queues that io_uring has, one for each CPU |
 //! | `mount` | mounting and unmounting, as root or as a user |
-//! | `helper` | the same by another process |
+//! | `helper` | mounting and unmounting by another process |
 //! | `server` | the threads of a mount |
-//! | `options` | what whoever mounts it decides |
+//! | `options` | options of the serving program |
 //!
-//! Nobody but the kernel changes what is mounted, so it may believe what it was told for as long as
-//! it likes: names that are there and names that are not, attributes, data, the entries of
-//! directories. Who changes something all the same tells it ([`KernelCaches`]).
+//! Only the kernel changes what is mounted, so it may cache without a time limit: names that exist
+//! and names that do not, attributes, data, the entries of directories. A program that changes the
+//! filesystem beside the kernel invalidates these caches ([`KernelCaches`]).
 
 mod attributes;
 mod caches;

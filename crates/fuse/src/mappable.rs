@@ -1,8 +1,8 @@
-//! Which files may be written to through a mapping.
+//! Which files a program can write through a shared mapping.
 //!
-//! What a program stores in a shared mapping is known to the kernel alone until it sends it, and
-//! nobody is told of mappings. But only a file that is open for reading and writing can have one,
-//! and the kernel has sent all of it before it says that such a file is closed.
+//! The kernel alone knows what a program stores in a shared mapping, until it writes that back. It
+//! reports no mappings. But only a file that is open for reading and writing can have one. The
+//! kernel writes all of it back before it sends RELEASE for such a file.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use offshoot_vfs::FileId;
 use rustix::fs::OFlags;
 
-/// Files that are open for reading and writing, each with how often.
+/// Files that are open for reading and writing, each with the number of its openings.
 #[derive(Default)]
 pub(crate) struct Mappable {
     files: Mutex<HashMap<FileId, u64>>,
@@ -21,14 +21,14 @@ impl Mappable {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `file` was opened with these flags.
+    /// Counts an opening of `file` with these flags.
     pub(crate) fn opened(&self, file: FileId, flags: u32) {
         if is_both(flags) {
             *self.files().entry(file).or_default() += 1;
         }
     }
 
-    /// What was opened with these flags is closed.
+    /// An opening of `file` with these flags has ended.
     pub(crate) fn closed(&self, file: FileId, flags: u32) {
         if !is_both(flags) {
             return;
@@ -42,18 +42,18 @@ impl Mappable {
         }
     }
 
-    /// All that may be written to through a mapping.
+    /// All files that a program can write through a mapping.
     pub(crate) fn all(&self) -> Vec<FileId> {
         self.files().keys().copied().collect()
     }
 
-    /// Whether `file` may be written to through a mapping.
+    /// Whether a program can write `file` through a mapping.
     pub(crate) fn contains(&self, file: FileId) -> bool {
         self.files().contains_key(&file)
     }
 }
 
-/// Whether these flags open for reading and writing.
+/// Whether an opening with these flags can read and write.
 fn is_both(flags: u32) -> bool {
     OFlags::from_bits_retain(flags) & OFlags::ACCMODE == OFlags::RDWR
 }

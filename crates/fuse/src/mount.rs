@@ -1,9 +1,9 @@
-//! Mounting and unmounting: by the system call for whoever may do that, with the help of
-//! `fusermount3` for others.
+//! Mounting and unmounting: by the system call where the process has the right, and otherwise with
+//! the help of `fusermount3`.
 //!
-//! `fusermount3` is set-user-id root and mounts what its caller may mount over; the opened device
-//! comes back over a socket whose number is in its environment. Both ways lead to the same mount,
-//! but that users get `nosuid` and `nodev` whatever they ask for.
+//! `fusermount3` is set-user-id root, and mounts over directories that its caller may mount over.
+//! It sends the opened device back over a socket whose number is in its environment. Both ways lead
+//! to the same mount, except that `fusermount3` always adds `nosuid` and `nodev` for users.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSliceMut, Read};
@@ -29,15 +29,15 @@ const HELPER: &str = "fusermount3";
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct MountOptions {
-    /// What is mounted, for those who list mounts.
+    /// The source that the table of mounts shows.
     pub source: OsString,
-    /// What kind of filesystem that is, behind `fuse.`.
+    /// The type that the table of mounts shows, behind `fuse.`.
     pub subtype: &'static str,
-    /// Nothing can be changed.
+    /// The mount is read-only.
     pub read_only: bool,
-    /// Others than who mounts it may use it.
+    /// Users other than the one who mounts may use it.
     pub allow_other: bool,
-    /// Set-id bits count.
+    /// The kernel honours set-id bits.
     pub suid: bool,
     /// Device nodes work.
     pub dev: bool,
@@ -46,8 +46,8 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
-    /// What is so unless somebody wants it otherwise: `source` can be read and written by whoever
-    /// mounts it, and programs can be run, but nothing of it gives anybody rights.
+    /// The defaults: the user who mounts `source` can read and write it and run programs, but
+    /// neither set-id bits nor device nodes work.
     pub fn new(source: impl Into<OsString>, subtype: &'static str) -> Self {
         Self {
             source: source.into(),
@@ -62,7 +62,7 @@ impl MountOptions {
 
     fn flags(&self) -> MountFlags {
         let unless = |allowed: bool, flag| if allowed { MountFlags::empty() } else { flag };
-        // Reading changes no access time, so the table of mounts says so.
+        // Reads do not change access times, and the table of mounts shows that.
         MountFlags::NOATIME
             | unless(!self.read_only, MountFlags::RDONLY)
             | unless(self.suid, MountFlags::NOSUID)
@@ -70,8 +70,8 @@ impl MountOptions {
             | unless(self.exec, MountFlags::NOEXEC)
     }
 
-    /// What both ways are told in words: the kernel checks permissions, and only for whom it may be
-    /// used is a question.
+    /// The options that both ways take as text: the kernel checks permissions always, and
+    /// `allow_other` is a choice.
     fn words(&self) -> Vec<String> {
         let mut words = vec!["default_permissions".to_owned()];
         words.extend(self.allow_other.then(|| "allow_other".to_owned()));
@@ -79,19 +79,19 @@ impl MountOptions {
     }
 }
 
-/// Who mounts and unmounts a filesystem. That takes rights which the process that serves it may
-/// have given away: then [`Helper`](crate::Helper) asks another one.
+/// Mounts and unmounts a filesystem. This takes rights that the serving process may have given
+/// away. Then a [`Helper`](crate::Helper) asks another process.
 pub trait Mounter: Send + Sync {
-    /// Mounts it; the device that its requests come from.
+    /// Mounts the filesystem, and returns the device that its requests come from.
     ///
     /// # Errors
     /// Those of the host.
     fn mount(&self) -> Result<OwnedFd>;
 
-    /// Unmounts it.
+    /// Unmounts the filesystem.
     ///
     /// # Errors
-    /// `EBUSY` when somebody uses it, and others of the host.
+    /// `EBUSY` when a program uses it, and others of the host.
     fn unmount(&self, how: Unmount) -> Result<()>;
 }
 
@@ -140,7 +140,7 @@ fn mount(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     }
 }
 
-/// Why nothing can be mounted where the kernel offers no FUSE.
+/// The error where the kernel offers no FUSE.
 fn no_device(errno: Errno) -> Error {
     let what = "this machine or container does not have it (root can `modprobe fuse`, and give it \
                 to a container with `--device /dev/fuse`); what reads and writes files in an image \
@@ -167,7 +167,7 @@ fn mount_directly(device: OwnedFd, dir: &Path, options: &MountOptions) -> Result
     Ok(device)
 }
 
-/// A word among options that are separated by commas.
+/// Escapes text for a list of options that are separated by commas.
 fn escaped(text: &OsStr) -> OsString {
     let escape =
         |&byte: &u8| if matches!(byte, b'\\' | b',') { vec![b'\\', byte] } else { vec![byte] };
@@ -195,7 +195,7 @@ fn mount_with_help(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
         .spawn()
         .map_err(not_started)
         .map_err(failed)?;
-    // With its last copy gone, the socket ends when the helper does.
+    // The helper now has the only other end: the socket ends when the helper does.
     drop(theirs);
     let received = receive(&ours, &mut [0]);
     let said = finish(&mut helper).map_err(failed)?;
@@ -206,7 +206,7 @@ fn mount_with_help(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     }
 }
 
-/// Why the helper could not be started.
+/// Explains why the helper did not start.
 fn not_started(error: io::Error) -> io::Error {
     if error.kind() != io::ErrorKind::NotFound {
         return error;
@@ -217,7 +217,7 @@ fn not_started(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), what)
 }
 
-/// Waits for the helper, and gives what it said.
+/// Waits for the helper, and returns what it wrote to standard error, or its exit status.
 fn finish(helper: &mut std::process::Child) -> io::Result<String> {
     let mut said = String::new();
     if let Some(mut errors) = helper.stderr.take() {
@@ -228,8 +228,8 @@ fn finish(helper: &mut std::process::Child) -> io::Result<String> {
     Ok(if said.is_empty() { format!("it ended with {status}") } else { said.to_owned() })
 }
 
-/// What comes over `socket` at once: so many bytes of `message`, none when it has ended, and the
-/// descriptor that was sent with them.
+/// Receives one message over `socket`. Returns how many bytes of `message` it filled, 0 at the end
+/// of the socket, and the descriptor that came with them.
 pub(crate) fn receive(
     socket: impl AsFd,
     message: &mut [u8],
@@ -249,23 +249,23 @@ pub(crate) fn receive(
 /// How a filesystem is unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
-    /// When nobody uses it.
+    /// Only if no program uses it.
     Unused,
-    /// At once for names, and otherwise when nobody uses it any more.
+    /// Names disappear at once. The rest ends when no program uses it any more.
     Lazily,
-    /// Without waiting for who serves it: all that was asked and is not answered fails.
+    /// Without waiting for the serving process: unanswered requests fail.
     ByForce,
 }
 
 /// Unmounts what is mounted over `dir`.
 ///
 /// # Errors
-/// `EBUSY` when somebody uses it, and others of the host.
+/// `EBUSY` when a program uses it, and others of the host.
 pub fn unmount(dir: &Path, how: Unmount) -> Result<()> {
     let (flags, option) = match how {
         Unmount::Unused => (UnmountFlags::empty(), "-u"),
         Unmount::Lazily => (UnmountFlags::DETACH, "-uz"),
-        // The helper knows no force.
+        // `fusermount3` cannot unmount by force.
         Unmount::ByForce => (UnmountFlags::FORCE, "-u"),
     };
     let what = || format!("unmounting {}", dir.display());

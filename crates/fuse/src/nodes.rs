@@ -1,10 +1,10 @@
 //! Which files the kernel knows, and by which number.
 //!
 //! A file of the filesystem is a [`FileId`]: a number space (a subvolume) and an inode number in
-//! it. The kernel wants one number that names a file on the whole mount, twice: as the *node* that
-//! requests are about, and as `st_ino`, which programs take with `st_dev` for the identity of a
-//! file and keep, in archives, indexes and databases of backups. Both are the same number here but
-//! for the root, whose node is 1:
+//! it. The kernel wants one number for a file on the whole mount, for two uses. One is the *node*
+//! that requests are about. The other is `st_ino`: programs take it with `st_dev` for the identity
+//! of a file, and keep it in archives, indexes and databases of backups. Here both are the same
+//! number, except that the node of the root is 1:
 //!
 //! ```text
 //! 63 62          40 39                                    0
@@ -15,23 +15,24 @@
 //! +-+------------------------------------------------------+
 //! ```
 //!
-//! What fits is every file of a volume with fewer than 8 million subvolumes that were ever made,
-//! and fewer than 10^12 files ever made in each. The number follows from the file alone: it is the
-//! same after every remount, whatever subvolume is mounted, and no table is needed to tell the
-//! file. The number of a file that does not fit follows from it as well. Should two of them have
-//! the same one, which takes a volume that was made for it, the second cannot be used while the
-//! first one is.
+//! Every file fits on a volume that has ever made fewer than 8 million (2^23) subvolumes, and fewer
+//! than 10^12 (2^40) files in each. For example, 5 * 2^40 + 257 is the number of inode 257 of
+//! subvolume 5. The number depends on the file alone: it is the same after every remount, whatever
+//! subvolume is mounted, and no table is needed to find the file. The number of a file that does
+//! not fit is a hash of the same two numbers. Two files can have the same hash only on a volume
+//! that was made for it. Then the second file cannot be used while the kernel knows the first.
 //!
 //! # Lookups and forgets
 //!
-//! The kernel counts how often it was told a node, and says with FORGET how many of these it has
-//! let go of. The table counts along. A file that loses its last name while the kernel knows it
-//! (somebody has it open, or is in it) is *held*: opened in the filesystem, so that it can be used
-//! until the kernel forgets it. So opening and closing a file need nothing of the filesystem, and
-//! also what is open without being told (pipes, devices, `O_PATH`) stays usable.
+//! The kernel counts how often an answer gave it a node (its *lookups*), and says with FORGET how
+//! many of these it drops. The table counts along. A file can lose its last name while the kernel
+//! knows it, because a program has it open or is in it. Such a file is *held*: the mount opens it
+//! in the filesystem until the kernel forgets it. So OPEN and RELEASE need no call of the
+//! filesystem. Files that the kernel opens without telling the mount (pipes, devices, `O_PATH`)
+//! stay usable too.
 //!
-//! Invariant: a held node is in the table, with one opening of its file that is its own. Locks: a
-//! shard is locked for a moment, and nothing under it.
+//! Invariant: a held node is in the table, and owns one opening of its file. Locks: a thread locks
+//! one shard for a moment, and takes no other lock under it.
 
 use std::collections::HashMap;
 
@@ -41,17 +42,17 @@ use parking_lot::Mutex;
 
 use crate::wire::ROOT_NODE;
 
-/// Parts of the table, a power of two.
+/// Parts of the table, each with a lock of its own.
 const SHARDS: usize = 64;
 /// Bits of the inode number.
 const INO_BITS: u32 = 40;
 /// Bits of the number space.
 const SPACE_BITS: u32 = 23;
-/// What does not fit.
+/// Marks the number of a file that does not fit.
 const HASHED: u64 = 1 << 63;
 
-/// The inode number of a [gate](crate::Gate), which no filesystem has. Each number space has its
-/// own one, so that none is above itself.
+/// The inode number of a [gate](crate::Gate), which no file of a filesystem has. Each number space
+/// has a gate of its own, so that no gate is its own parent.
 const GATE_INO: u64 = 0;
 
 /// The gate in a directory.
@@ -64,9 +65,9 @@ pub(crate) fn is_gate(file: FileId) -> bool {
     file.ino == GATE_INO
 }
 
-/// The number of a file, as far as it follows from the file alone.
+/// The number of a file: `st_ino`, and its node unless it is the root.
 pub(crate) fn number(file: FileId) -> u64 {
-    // The two that have a meaning in the protocol: none, and the root.
+    // The protocol gives two numbers a meaning: 0 is no node, and 1 is the root.
     let is_taken = file.dev == 0 && file.ino <= ROOT_NODE;
     if file.ino >> INO_BITS == 0 && file.dev >> SPACE_BITS == 0 && !is_taken {
         return file.dev << INO_BITS | file.ino;
@@ -92,11 +93,11 @@ fn file_of(number: u64) -> Option<FileId> {
 /// A file that the kernel knows.
 struct Node {
     file: FileId,
-    /// How often the kernel was told of it and has not forgotten it.
+    /// How often answers gave the kernel this node, less what it forgot.
     lookups: u64,
-    /// It is open in the filesystem, for the kernel.
+    /// The mount has the file open in the filesystem.
     is_held: bool,
-    /// The kernel has known it since it was made, and nobody gave it capabilities.
+    /// The kernel has known the file since it was made, and no request has set its capabilities.
     lacks_capability: bool,
 }
 
@@ -109,7 +110,7 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// The kernel knows the root alone.
+    /// A table for a kernel that knows only the root.
     pub(crate) fn new(root: FileId) -> Self {
         Self { root, shards: std::array::from_fn(|_| Mutex::default()) }
     }
@@ -122,7 +123,8 @@ impl Nodes {
     /// The file of `node`.
     ///
     /// # Errors
-    /// `ESTALE` for a node that the kernel was not told of, as far as that can be seen.
+    /// `ESTALE` for a hash that is not in the table. A number that fits is taken apart without a
+    /// look at the table.
     pub(crate) fn file(&self, node: u64) -> Result<FileId> {
         if node == ROOT_NODE {
             return Ok(self.root);
@@ -134,15 +136,15 @@ impl Nodes {
         known.ok_or_else(|| Error::posix(Errno::STALE, format!("node {node:#x}")))
     }
 
-    /// Tells the kernel of `file` once more; the node of it.
+    /// Counts one more lookup of `file`, and returns its node.
     ///
     /// # Errors
-    /// When another file has the same number, which only a volume comes to that was made for it.
+    /// `Unsupported` when the kernel knows another file by the same number: two hashes collide.
     pub(crate) fn told(&self, file: FileId) -> Result<u64> {
         self.told_of(file, false)
     }
 
-    /// The same of a file that was just made.
+    /// As [`Nodes::told`], for a file that was just made.
     pub(crate) fn told_new(&self, file: FileId) -> Result<u64> {
         self.told_of(file, true)
     }
@@ -164,13 +166,13 @@ impl Nodes {
         Ok(node)
     }
 
-    /// `file` is about to lose a name: whether it has to be opened to stay usable. If that is
-    /// answered with yes, the caller opens it, or takes it back with [`Nodes::not_held`].
+    /// Marks `file`, which is about to lose a name, as held. Returns whether the caller has to open
+    /// it so that it stays usable. A caller that fails to open it calls [`Nodes::not_held`].
     pub(crate) fn hold(&self, file: FileId) -> bool {
         self.with(file, |node| !std::mem::replace(&mut node.is_held, true)).unwrap_or(false)
     }
 
-    /// `file` is not open, against what [`Nodes::hold`] took for granted.
+    /// Undoes [`Nodes::hold`], because the caller could not open `file`.
     pub(crate) fn not_held(&self, file: FileId) {
         self.with(file, |node| node.is_held = false);
     }
@@ -197,8 +199,8 @@ impl Nodes {
         shard.get_mut(&number).filter(|node| node.file == file).map(look)
     }
 
-    /// The kernel has let go of `count` of the times that it was told of `node`; the file, if it is
-    /// to be released now.
+    /// The kernel drops `count` lookups of `node`. Returns the file if the caller has to release it
+    /// now.
     pub(crate) fn forget(&self, node: u64, count: u64) -> Option<FileId> {
         let mut shard = self.shard(node).lock();
         let known = shard.get_mut(&node)?;
@@ -210,7 +212,7 @@ impl Nodes {
         known.is_held.then_some(known.file)
     }
 
-    /// Forgets everything; the files to be released.
+    /// Forgets everything, and returns the files that the caller has to release.
     pub(crate) fn forget_all(&self) -> Vec<FileId> {
         let nodes = self.shards.iter().flat_map(|shard| std::mem::take(&mut *shard.lock()));
         nodes.map(|(_, node)| node).filter(|node| node.is_held).map(|node| node.file).collect()
@@ -239,8 +241,8 @@ mod tests {
         assert_eq!(nodes.told(ROOT).ok(), Some(ROOT_NODE));
     }
 
-    /// What has another meaning, or does not fit, gets a number all the same: always the same one,
-    /// and known by it.
+    /// A file whose plain number has another meaning, or does not fit, gets a hash: always the same
+    /// one, and the table finds the file by it.
     #[test]
     fn what_does_not_fit_is_remembered() {
         let nodes = Nodes::new(ROOT);

@@ -1,4 +1,4 @@
-//! What whoever mounts a filesystem decides.
+//! Options of the program that serves a mount.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use offshoot_vfs::{Error, FileId};
 
 use crate::ioctls::Ioctls;
 
-/// Whom the files are shown to belong to.
+/// The owner that the mount shows for all files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// The user, `None` for whom each file belongs to.
+    /// The user. With `None` each file shows its own.
     pub uid: Option<u32>,
-    /// The group, in the same way.
+    /// The group. With `None` each file shows its own.
     pub gid: Option<u32>,
 }
 
@@ -27,39 +27,39 @@ pub enum Transport {
     Device,
 }
 
-/// Who is told of what went wrong in the filesystem.
+/// Receives each error of the filesystem that deserves attention.
 pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
 
-/// The directory that has a name behind a [`Gate`].
+/// Finds the directory that has this name behind a [`Gate`].
 pub type Find = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
 
-/// Directories that root finds behind a gate: what can be mounted elsewhere, but is perhaps not in
-/// the tree that is mounted.
+/// Directories that root finds behind a gate: each can be mounted elsewhere, but may lie outside
+/// the mounted tree.
 ///
-/// Root finds the gate in every directory. Its name is longer than
-/// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so no file has it and no listing shows it. It is a
-/// directory that only root may search, because the kernel keeps a name that root found and shows
-/// it to everybody.
+/// Root finds the gate in every directory. The name of the gate is longer than
+/// [`NAME_MAX`](offshoot_vfs::NAME_MAX), so no file has it and no listing shows it. The kernel
+/// caches a name that root found and shows it to every user. So the gate is a directory that only
+/// root may search.
 #[derive(Clone)]
 pub struct Gate {
     /// The name of the gate.
     pub name: &'static [u8],
-    /// What is found behind it.
+    /// Finds the directories behind it.
     pub find: Find,
 }
 
 /// How a filesystem is served.
 #[derive(Clone, Default)]
 pub struct ServeOptions {
-    /// All files are shown with this owner. Then new ones belong to the owner of the directory that
-    /// they are made in, and no owner can be changed.
+    /// The mount shows all files with this owner. Where it is set, a new file belongs to the owner
+    /// of its directory, and changing an owner fails.
     pub owner: Owner,
     /// How requests come and answers go.
     pub transport: Transport,
-    /// Who is told of what went wrong in the filesystem, beside the program whose call it was.
+    /// Receives errors of the filesystem, in addition to the program whose call failed.
     pub reporter: Option<Reporter>,
-    /// Who answers ioctls on directories that are not known here.
+    /// Answers ioctls on directories that this crate does not know.
     pub ioctls: Option<Arc<dyn Ioctls>>,
-    /// What root finds that is not in the tree.
+    /// Directories that root finds outside the tree.
     pub gate: Option<Gate>,
 }

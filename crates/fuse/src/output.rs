@@ -1,4 +1,4 @@
-//! Where an answer is put together: a buffer of the transport, which sends what is in it.
+//! An answer under construction, in a buffer that the transport sends.
 
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{Immutable, IntoBytes};
@@ -10,12 +10,12 @@ pub(crate) struct Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// An empty answer, which has room for as much as `buffer` has.
+    /// An empty answer that can grow to the length of `buffer`.
     pub(crate) fn new(buffer: &'a mut [u8]) -> Self {
         Self { buffer, len: 0 }
     }
 
-    /// How many more it may have.
+    /// How many more bytes fit.
     pub(crate) fn room(&self) -> usize {
         self.buffer.len() - self.len
     }
@@ -32,7 +32,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Adds as many of `len` bytes as `fill` says that it has filled.
+    /// Gives `fill` space for `len` bytes, and adds as many as it returns.
     pub(crate) fn fill(
         &mut self,
         len: usize,

@@ -1,46 +1,46 @@
 //! Requests, decoded with every bound checked.
 //!
-//! The kernel is trusted with more than this, but what comes from it may be a fault of ours in
-//! reading it, and a transport may lose bytes. So nothing is taken for granted: a request that is
-//! shorter than its opcode needs, that has a name without a NUL or a length that is not that of
-//! what follows, is [`Malformed`] and answered with `EINVAL`.
+//! The kernel is trusted, but this decoder may have a fault, and a transport may lose bytes. So it
+//! checks everything. A request is [`Malformed`], and answered with `EINVAL`, if it is shorter than
+//! its opcode needs, if it has a name without a NUL, or if a length in it does not match the bytes
+//! that follow.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::wire::{InHeader, opcode};
 
-/// A request that is not one.
+/// Bytes that are not a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// Names and values in a request: what system calls take, and no more. The longest is the target of
-/// a symbolic link.
+/// The longest text in a request, in bytes: the target of a symbolic link, as long as system calls
+/// take.
 const TEXT_MAX: usize = 4096;
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
-    /// Who asks for what, of which file.
+    /// The opcode, the node and the user.
     pub(crate) header: InHeader,
-    /// What the header says nothing of.
+    /// The rest of the request.
     pub(crate) arguments: Arguments<'a>,
 }
 
 impl<'a> Request<'a> {
-    /// The request that `bytes` hold, as one read gives it.
+    /// Decodes the request in `bytes`, the result of one read.
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let (header, rest) = InHeader::read_from_prefix(bytes).map_err(|_| Malformed)?;
         if usize::try_from(header.len) != Ok(bytes.len()) {
             return Err(Malformed);
         }
-        // Extensions stand at the end, and are counted in units of eight bytes.
+        // Extensions come last. `total_extlen` counts them in units of 8 bytes.
         let extensions = usize::from(header.total_extlen) * 8;
         let end = rest.len().checked_sub(extensions).ok_or(Malformed)?;
         Ok(Self { header, arguments: Arguments { fixed: &[], rest: &rest[..end] } })
     }
 
-    /// The request whose header stands in the beginning of `head`, and whose fixed part in that of
-    /// `fixed`.
+    /// Decodes a request in parts: its header at the start of `head`, its fixed part at the start
+    /// of `fixed`, the rest in `payload`.
     pub(crate) fn of_parts(
         head: &[u8],
         fixed: &'a [u8],
@@ -56,16 +56,16 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What is left to be taken of a request.
+/// The part of a request that is not decoded yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arguments<'a> {
-    /// A fixed part that does not stand before the rest.
+    /// The fixed part, if it lies apart from `rest`.
     fixed: &'a [u8],
     rest: &'a [u8],
 }
 
 impl<'a> Arguments<'a> {
-    /// The fixed part that comes next.
+    /// Takes the next structure.
     pub(crate) fn take<T: FromBytes + Immutable + KnownLayout>(&mut self) -> Result<T, Malformed> {
         let from = if self.fixed.is_empty() { &mut self.rest } else { &mut self.fixed };
         let (value, rest) = T::read_from_prefix(from).map_err(|_| Malformed)?;
@@ -73,7 +73,7 @@ impl<'a> Arguments<'a> {
         Ok(value)
     }
 
-    /// The text that comes next, up to its NUL, which is left out.
+    /// Takes the next text, and the NUL behind it, which it leaves out of the result.
     pub(crate) fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let within = &self.rest[..self.rest.len().min(TEXT_MAX + 1)];
         let end = within.iter().position(|&byte| byte == 0).ok_or(Malformed)?;
@@ -82,14 +82,14 @@ impl<'a> Arguments<'a> {
         Ok(text)
     }
 
-    /// The name of a directory entry, which may be longer than one can be.
+    /// Takes the name of a directory entry. It may be longer than names of files can be.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], Malformed> {
         let name = self.text()?;
         let is_special = matches!(name, b"" | b"." | b"..") || name.contains(&b'/');
         if is_special { Err(Malformed) } else { Ok(name) }
     }
 
-    /// The data of this length that comes next.
+    /// Takes the next `len` bytes.
     pub(crate) fn data(&mut self, len: u32) -> Result<&'a [u8], Malformed> {
         let len = usize::try_from(len).map_err(|_| Malformed)?;
         let (data, rest) = self.rest.split_at_checked(len).ok_or(Malformed)?;
@@ -104,7 +104,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Whether a request of this kind gets no answer.
+/// Whether requests with this opcode get no answer.
 pub(crate) fn is_silent(op: u32) -> bool {
     matches!(op, opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT)
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::wire::{SetattrIn, WriteIn};
 
-    /// A request with this body, whose header says `len` instead of the truth.
+    /// A request with this body. Its header says `len` instead of the true length.
     fn request(op: u32, body: &[u8], len: Option<u32>, extensions: u16) -> Vec<u8> {
         let len = len.unwrap_or(u32::try_from(40 + body.len()).expect("short"));
         let mut bytes = len.to_ne_bytes().to_vec();
@@ -140,13 +140,13 @@ mod tests {
         assert!(arguments.is_empty());
     }
 
-    /// At every length: only the whole one is a request.
+    /// Cuts a request at every length: only the whole one decodes.
     #[test]
     fn what_is_short_is_refused() {
         let whole = request(opcode::SETATTR, &[0; 88], None, 0);
         for len in 0..whole.len() {
             assert!(Request::decode(&whole[..len]).is_err(), "{len} bytes");
-            // A header that says so makes it a short request, whose fixed part is missing.
+            // With the short length in its header it decodes, but its fixed part is cut off.
             let mut short = whole[..len.max(40)].to_vec();
             short[..4].copy_from_slice(&u32::try_from(len.max(40)).expect("short").to_ne_bytes());
             let mut arguments = Request::decode(&short).expect("a header").arguments;
@@ -158,8 +158,7 @@ mod tests {
         assert!(Request::decode(&request(opcode::LOOKUP, b"a\0", Some(0), 0)).is_err());
     }
 
-    /// What lies in parts is the same request as what lies in one piece, and one that is short is
-    /// none.
+    /// A request in parts decodes like one in one piece, and a short one is refused.
     #[test]
     fn parts_make_a_request() {
         let body = [&[1; 40][..], b"data", &[0; 8]].concat();

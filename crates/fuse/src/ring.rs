@@ -6,19 +6,18 @@
 //!                                          └────────────────── commit and fetch ────────────────────────┘
 //! ```
 //!
-//! A queue has entries, and each of them has a thread with an io_uring and a buffer of its own. So
-//! a call may take its time: it keeps its own entry, and the other requests of the queue go to the
-//! others. All entries are registered when it is mounted, because one that comes later gets nothing
-//! of what waits in the queue already: only a commit does. The kernel takes the entry that came
-//! back last, so one thread does all the work as long as it can, with warm caches, beside whoever
-//! asks; the others cost a stack and memory that nobody has touched. Large pieces of data are
-//! another matter: a thread that moved one may run anywhere, so that what is read ahead is read on
+//! A queue has entries. Each entry has a thread with an io_uring and a buffer of its own. So a call
+//! may take its time: it keeps its own entry, and the other entries take the other requests of the
+//! queue. All entries are registered at the mount. An entry that registers later gets none of the
+//! requests that wait in the queue already; the kernel hands these out only at a commit. The kernel
+//! takes the entry that came back last. So one thread does all the work as long as it can, with
+//! warm caches, on the CPU of the program that asks. The other entries cost a stack and untouched
+//! memory. A thread that moved a large piece of data may run on any CPU, so that read-ahead runs on
 //! all CPUs.
 //!
-//! Not everything comes this way: what is forgotten and what is interrupted comes over `/dev/fuse`,
-//! as does the first request.
+//! FORGET, INTERRUPT and the first request come over `/dev/fuse` all the same.
 //!
-//! `shared` holds what the kernel and the thread write in turns.
+//! `shared` holds the memory that the kernel and the thread write in turns.
 
 mod shared;
 
@@ -36,19 +35,18 @@ use crate::request::Request;
 use crate::wire::{InHeader, OutHeader, RingHeader};
 use shared::{Entry, is_gone};
 
-/// What is put aside where request and answer are in each other's way: all requests but those with
-/// data fit, and all answers but those with data.
+/// Request and answer share one payload buffer, so one of them is copied to a buffer aside. All
+/// requests but those with data fit into it, and all answers but those with data.
 const ASIDE_BYTES: usize = 8192;
 
-/// From this size on a piece of data is large.
+/// From this many bytes on, a thread that moved data may run on any CPU.
 const LARGE_BYTES: usize = 64 << 10;
 
-/// What came of waiting for a request.
+/// The outcome of a wait for a request.
 pub(crate) enum Received {
-    /// It is there.
+    /// A request is in the buffers.
     Request,
-    /// The kernel does not take the entry, and sends what it has over `/dev/fuse`, or to other
-    /// entries.
+    /// The kernel refuses the entry, and sends requests to other entries or over `/dev/fuse`.
     Refused(Errno),
     /// The mount is gone.
     Gone,
@@ -62,7 +60,8 @@ pub(crate) struct RingChannel {
 }
 
 impl RingChannel {
-    /// Gets what an entry of `queue` takes of the host. Its thread may run where this one may.
+    /// Allocates the io_uring and the memory of an entry of `queue`. The thread that serves it may
+    /// run on the CPUs of this thread.
     pub(crate) fn new(device: Arc<OwnedFd>, queue: u16) -> io::Result<Self> {
         let entry = Entry::new(device, queue)?;
         let aside = vec![0; ASIDE_BYTES].into_boxed_slice();
@@ -80,8 +79,8 @@ impl RingChannel {
         let Err(error) = self.entry.wait() else { return Ok(Received::Request) };
         match Errno::from_io_error(&error) {
             Some(errno) if is_gone(errno) => Ok(Received::Gone),
-            // FUSE itself says these, and gives up io_uring then. All others come from before it,
-            // and it would wait on.
+            // FUSE itself returns these errors, and then works without the entry. Other errors come
+            // from the layers before FUSE, which would still wait for the entry.
             Some(errno @ (Errno::INVAL | Errno::NOMEM | Errno::FAULT | Errno::OPNOTSUPP))
                 if self.entry.is_refused() =>
             {
@@ -91,7 +90,7 @@ impl RingChannel {
         }
     }
 
-    /// Has the request answered that was taken, and sends the answer with the next wait.
+    /// Lets `dispatcher` answer the received request. The next wait sends the answer.
     pub(crate) fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<()> {
         let (header, payload) = self.entry.buffers();
         let id = header.commit_id;
@@ -104,8 +103,8 @@ impl RingChannel {
     }
 }
 
-/// Has the request answered that `header` and `payload` hold; how long the payload is that takes
-/// its place.
+/// Lets `dispatcher` answer the request in `header` and `payload`, and puts the answer into
+/// `payload`. Returns the length of the answer.
 fn answer(
     dispatcher: &Dispatcher,
     header: &RingHeader,
@@ -134,12 +133,12 @@ fn answer(
     (answer, len)
 }
 
-/// Says what becomes of the request whose header stands there.
+/// Replaces the header of the request by the header of the answer.
 fn put_header(header: &mut RingHeader, answer: Answer, len: usize) {
     let (error, len) = match answer {
         Answer::Sent => (0, len),
         Answer::Failed(errno) => (-errno.raw_os_error(), 0),
-        // Nobody waits for it, but the entry is to be had back.
+        // The kernel waits for no answer, but it needs the entry back.
         Answer::Silence => (0, 0),
     };
     let (asked, _) = InHeader::read_from_prefix(&header.in_out).expect("128 bytes are enough");

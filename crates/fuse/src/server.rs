@@ -1,26 +1,26 @@
 //! The threads that serve a mount.
 //!
-//! A thread takes a request, answers it, and takes the next one. Beside a call that waits for the
-//! disk, for a commit or for space others are served by other threads. Of io_uring these are there
-//! from the beginning. At `/dev/fuse` a thread that takes a request when no other one is waiting
-//! starts one more; when enough are waiting, one that comes back ends.
+//! A thread takes a request, answers it, and takes the next one. While one call waits for the disk,
+//! for a commit or for space, other threads serve other calls. All threads of io_uring exist from
+//! the start. At `/dev/fuse`, a thread that takes a request while no other thread waits there
+//! starts one more. A thread that comes back while enough threads wait ends.
 //!
 //! ```text
 //! source          threads          what comes
-//! /dev/fuse       2 .. 64          everything, or beside io_uring: the first request, and what is forgotten and interrupted
+//! /dev/fuse       2 .. 64          everything; beside io_uring: INIT, FORGET, INTERRUPT
 //! queue of a CPU  64/n, 8 or more  everything else, n being the number of CPUs
 //! ```
 //!
-//! Once the kernel has agreed to use io_uring it waits until all queues are served. So what that
-//! takes is got before it is asked, threads and all, and where it cannot be had, it is not asked.
-//! When it refuses an entry itself it goes on with what it has, entries or `/dev/fuse`, and so do
-//! we.
+//! Once the kernel has agreed to use io_uring, it sends nothing until all queues are served. So
+//! this process starts the threads and gets all else that io_uring takes before it offers io_uring.
+//! If it cannot get them, it does not offer. If the kernel refuses a single entry, the kernel and
+//! this process continue with the other entries or with `/dev/fuse`.
 //!
-//! When anything else goes wrong with a thread of io_uring, or with the last one of `/dev/fuse`,
-//! somebody might wait for an answer forever. The mount ends then.
+//! After any other failure of a thread of io_uring, or of the last thread of `/dev/fuse`, a program
+//! might wait for an answer forever. So the mount ends.
 //!
-//! A call that panics leaves the filesystem in a state that nobody knows, so the process ends then:
-//! the kernel answers all that is asked with an error, and the volume opens again as after a crash.
+//! A call that panics leaves the filesystem in an unknown state, so the process aborts. The kernel
+//! then fails all requests, and the volume opens again as after a crash.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -45,18 +45,18 @@ use crate::ring::{Received, RingChannel};
 /// queue.
 const MOST_THREADS: usize = 64;
 
-/// The threads that each queue of io_uring has: so many calls may wait on a CPU before one more has
-/// to.
+/// The least number of threads of a queue of io_uring. With 8, eight calls from one CPU can wait,
+/// and the ninth queues behind them.
 const LEAST_ENTRIES: usize = 8;
 
 /// The most threads of io_uring. Machines that may have more than 128 CPUs are served over
 /// `/dev/fuse`.
 const MOST_ENTRIES: usize = 1024;
 
-/// Where the administrator switches on what kernels have that know it.
+/// The switch by which the administrator enables FUSE over io_uring.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Whether the kernel offers io_uring: what it takes need not be got where it does not.
+/// Checks whether the kernel offers io_uring, before threads and memory are spent on it.
 fn offered() -> io::Result<()> {
     match std::fs::read_to_string(SWITCH) {
         Ok(text) if text.trim() == "Y" => Ok(()),
@@ -65,13 +65,13 @@ fn offered() -> io::Result<()> {
     }
 }
 
-/// Threads that wait for requests at `/dev/fuse`: more would only take turns.
+/// How many threads may wait for requests at `/dev/fuse`. More would only take turns.
 fn waiting_threads() -> usize {
     thread::available_parallelism().map_or(2, usize::from).max(2)
 }
 
-/// Threads of io_uring that wait until it is known whether the kernel uses it. Without
-/// [`Self::begin`] they end with this.
+/// Threads of io_uring that wait for the decision of the kernel. They serve after [`Self::begin`],
+/// and end if this is dropped without it.
 struct Waiting(Arc<OnceLock<bool>>);
 
 impl Waiting {
@@ -82,7 +82,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        // Unless they have begun already, they never will.
+        // After `begin` this changes nothing.
         let _ = self.0.set(false);
     }
 }
@@ -91,28 +91,29 @@ impl Drop for Waiting {
 struct Pool {
     dispatcher: Dispatcher,
     device: Arc<OwnedFd>,
-    /// The ways to `/dev/fuse`, which threads take in turns: as many as may wait there.
+    /// Descriptors of `/dev/fuse`, one for each thread that may wait there. New threads take them
+    /// in turns.
     ways: Vec<Arc<OwnedFd>>,
     next_way: AtomicUsize,
     mounter: Arc<dyn Mounter>,
-    /// Threads of `/dev/fuse`, and those of them that wait for a request.
+    /// The number of threads of `/dev/fuse`; `waiting` of them wait for a request.
     threads: AtomicUsize,
     waiting: AtomicUsize,
     is_given_up: AtomicBool,
-    /// Why io_uring cannot be had, where it was looked for and there was another way.
+    /// Why the mount uses `/dev/fuse`, if it tried io_uring first.
     fallback: OnceLock<io::Error>,
 }
 
 /// A filesystem that is mounted and served.
 pub struct Server {
     pool: Arc<Pool>,
-    /// It ends when all threads have ended.
+    /// Receives the error that ended the mount. The channel closes when all threads have ended.
     errors: Receiver<io::Error>,
 }
 
 impl Server {
-    /// Has `fs` mounted by `mounter` and begins to serve it. All that is opened for that is open
-    /// when it returns.
+    /// Mounts `fs` with `mounter`, and begins to serve it. When this returns, it has opened all the
+    /// files that serving needs.
     ///
     /// # Errors
     /// Those of the host, and when the kernel speaks another version of the protocol.
@@ -136,8 +137,7 @@ impl Server {
         });
         let (sender, errors) = channel();
         if let Err(error) = pool.begin(transport, &sender) {
-            // It serves nobody, so whether it goes from the name space at once is all that is left
-            // to do.
+            // The mount serves no request yet, so it only has to disappear from the name space.
             let _ = pool.mounter.unmount(Unmount::Lazily);
             return Err(error);
         }
@@ -150,16 +150,16 @@ impl Server {
         if self.pool.dispatcher.has_rings() { Transport::IoUring } else { Transport::Device }
     }
 
-    /// Why it is served over `/dev/fuse`, unless that was asked for.
+    /// Why the mount uses `/dev/fuse` although the options allow io_uring.
     #[must_use]
     pub fn fallback(&self) -> Option<&io::Error> {
         self.pool.fallback.get()
     }
 
-    /// Serves until the filesystem is unmounted, and makes everything durable that was done.
+    /// Serves until the filesystem is unmounted, and then makes all changes durable.
     ///
     /// # Errors
-    /// Those of making it durable, and of the connection to the kernel.
+    /// Those of the final sync, and of the connection to the kernel.
     pub fn wait(self) -> Result<()> {
         let broken = self.errors.iter().last();
         self.pool.dispatcher.end()?;
@@ -169,27 +169,27 @@ impl Server {
         }
     }
 
-    /// What the kernel keeps of it, for who changes the filesystem beside it.
+    /// The caches of the kernel, for code that changes the filesystem beside the mount.
     #[must_use]
     pub fn caches(&self) -> KernelCaches {
         self.pool.dispatcher.caches()
     }
 
-    /// What other threads have of it while it serves.
+    /// A handle for other threads while this one serves.
     #[must_use]
     pub fn control(&self) -> Control {
         Control { pool: self.pool.clone() }
     }
 }
 
-/// A mount, for those who do not serve it.
+/// A mount, for threads that do not serve it.
 #[derive(Clone)]
 pub struct Control {
     pool: Arc<Pool>,
 }
 
 impl Control {
-    /// Makes everything durable that was done so far.
+    /// Makes all changes so far durable.
     ///
     /// # Errors
     /// Those of the filesystem.
@@ -199,7 +199,7 @@ impl Control {
 }
 
 impl Pool {
-    /// Answers the first request, with which the kernel begins, and starts the threads.
+    /// Answers INIT, the first request of the kernel, and starts the threads.
     fn begin(self: &Arc<Self>, transport: Transport, errors: &Sender<io::Error>) -> Result<()> {
         let failed = |error: io::Error| Error::io("beginning to serve the mount", error);
         let insists = transport == Transport::IoUring;
@@ -232,7 +232,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Starts the threads of io_uring, which wait then.
+    /// Starts the threads of io_uring, which wait for [`Waiting::begin`].
     fn start_rings(
         self: &Arc<Self>,
         insists: bool,
@@ -271,7 +271,7 @@ impl Pool {
         }
     }
 
-    /// The way of one more thread to `/dev/fuse`.
+    /// A channel over `/dev/fuse` for one more thread.
     fn device(&self) -> DeviceChannel {
         let way = self.next_way.fetch_add(1, Ordering::Relaxed) % self.ways.len();
         DeviceChannel::new(self.ways[way].clone())
@@ -300,13 +300,13 @@ impl Pool {
         started
     }
 
-    /// Somebody may wait for an answer that nobody will give: the mount ends, unless it has ended
-    /// already.
+    /// Ends the mount, because a program may wait for an answer that no thread will give. Does
+    /// nothing if the mount has ended already.
     fn give_up(&self, error: io::Error, errors: &Sender<io::Error>) {
         if self.is_gone() || self.is_given_up.swap(true, Ordering::Relaxed) {
             return;
         }
-        // Nobody listens any more when the server is gone.
+        // Sending fails only if the `Server` is dropped; then no code waits for the error.
         let _ = errors.send(error);
         if self.mounter.unmount(Unmount::ByForce).is_err() {
             std::process::abort();
@@ -333,7 +333,7 @@ impl Pool {
                 return Ok(());
             }
             if others == 0 && self.threads.load(Ordering::Relaxed) < MOST_THREADS {
-                // Without one more, those that there are serve on.
+                // If no thread starts, the existing threads still serve.
                 let _ = self.start(self.device(), errors);
             }
             if let Err(error) = channel.answer(&self.dispatcher) {
@@ -346,8 +346,9 @@ impl Pool {
     }
 }
 
-/// How many entries each of so many queues has, for a process that may have so many descriptors:
-/// half of them are for others.
+/// How many entries each of `queues` queues gets. All entries together take at most half of the
+/// descriptors that the process may have. For example, 16 queues get 8 entries each, 128 in all,
+/// which takes a limit of at least 256 descriptors.
 fn entries(queues: u16, descriptors: Option<u64>) -> io::Result<usize> {
     let queues = usize::from(queues);
     let each = (MOST_THREADS / queues).max(LEAST_ENTRIES);
@@ -367,7 +368,7 @@ fn entries(queues: u16, descriptors: Option<u64>) -> io::Result<usize> {
     }
 }
 
-/// Starts a thread.
+/// Starts a thread whose panic ends the process.
 fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let run = move || {
         let _ends = EndWithPanic;
@@ -376,7 +377,7 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name("fuse".to_owned()).spawn(run).map(drop)
 }
 
-/// Ends the process when its thread panics.
+/// Aborts the process when its thread panics.
 struct EndWithPanic;
 
 impl Drop for EndWithPanic {

@@ -1,38 +1,38 @@
-//! The protocol: what the kernel sends and what it is answered, byte for byte.
+//! The protocol, byte for byte: the requests of the kernel and the answers to them.
 //!
-//! A request is a header, the fixed part that its opcode has, and what has no fixed length: names,
-//! each with a NUL behind it, or data. An answer is a header and what the opcode gives. All numbers
-//! are those of the machine.
+//! A request is a header, the fixed part of its opcode, and a part without a fixed length: names,
+//! each with a NUL behind it, or data. An answer is a header and the parts of its opcode. All
+//! numbers are in the byte order of the machine.
 //!
 //! ```text
 //! request   | InHeader 40 | fixed part 0..88 | names or data |
 //! answer    | OutHeader 16 | fixed part | names or data |
 //! ```
 //!
-//! Over io_uring the parts lie apart, in two buffers that request and answer share. The fixed part
-//! of an answer is in its payload:
+//! Over io_uring the parts lie in two buffers that request and answer share. The fixed part of an
+//! answer lies in its payload:
 //!
 //! ```text
 //! RingHeader 288 | InHeader or OutHeader, of 128 | fixed part of the request, of 128 | which request, length of the payload 32 |
 //! payload        | names or data |
 //! ```
 //!
-//! The names are those of the protocol (`linux/fuse.h`), version 7.31 and later; a kernel that
-//! speaks an older one is refused.
+//! The names are those of the protocol (`linux/fuse.h`), version 7.31 and later. INIT refuses a
+//! kernel with an older version.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The version that is spoken. The minor one is that of the newest structures below.
+/// The version of the protocol. The minor number is that of the newest structures below.
 pub(crate) const MAJOR: u32 = 7;
 /// See [`MAJOR`].
 pub(crate) const MINOR: u32 = 42;
-/// The oldest minor version whose structures are these.
+/// The oldest minor version that has these structures.
 pub(crate) const OLDEST_MINOR: u32 = 31;
 
 /// The node of the root directory.
 pub(crate) const ROOT_NODE: u64 = 1;
 
-/// What a request asks for.
+/// The opcodes of requests.
 pub(crate) mod opcode {
     pub(crate) const LOOKUP: u32 = 1;
     pub(crate) const FORGET: u32 = 2;
@@ -109,25 +109,25 @@ bitflags::bitflags! {
         const ATIME_NOW = 1 << 7;
         const MTIME_NOW = 1 << 8;
         const CTIME = 1 << 10;
-        /// Who asks may not keep the set-id bits.
+        /// The caller may not keep the set-id bits.
         const KILL_SUIDGID = 1 << 11;
     }
 }
 
-/// SETXATTR of an access control list: the set-group-id bit goes.
+/// SETXATTR of an access control list: the set-group-id bit is cleared.
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
 
-/// WRITE by who may not keep the set-id bits.
+/// WRITE by a program that may not keep the set-id bits.
 pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 
 /// FSYNC of the data alone.
 pub(crate) const FSYNC_FDATASYNC: u32 = 1;
 
-/// An open file: what the kernel has cached of it stays.
+/// An open file: the kernel keeps the cached data of the file.
 pub(crate) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
 /// An open directory: the kernel may cache its entries.
 pub(crate) const FOPEN_CACHE_DIR: u32 = 1 << 3;
-/// An open file: closing it is not told.
+/// An open file: the kernel sends no FLUSH when a program closes it.
 pub(crate) const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// An open file: direct writes may overlap in time.
 pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
@@ -135,7 +135,7 @@ pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 /// An ioctl on an open directory.
 pub(crate) const IOCTL_DIR: u32 = 1 << 4;
 
-/// What the kernel is told without having asked.
+/// Notifications: messages to the kernel that answer no request.
 pub(crate) mod notice {
     pub(crate) const INVAL_INODE: i32 = 2;
     pub(crate) const INVAL_ENTRY: i32 = 3;
@@ -177,7 +177,7 @@ macro_rules! received {
     )* };
 }
 
-/// Declares structures that the kernel is sent.
+/// Declares structures that the kernel receives.
 macro_rules! sent {
     ($($(#[$doc:meta])* $name:ident, $size:literal { $($field:ident: $type:ty),* $(,)? })*) => { $(
         $(#[$doc])*
@@ -202,8 +202,8 @@ pub(crate) struct RingHeader {
     pub(crate) reserved: u64,
 }
 
-/// What io_uring is asked with: that an entry of a queue joins it, or that its answer is taken and
-/// the next request given.
+/// Commands over io_uring: register an entry with a queue, or take its answer and give it the next
+/// request.
 pub(crate) mod ring_command {
     pub(crate) const REGISTER: u32 = 1;
     pub(crate) const COMMIT_AND_FETCH: u32 = 2;
@@ -215,13 +215,13 @@ const _: () = assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 1
 received! {
     /// INIT, without what newer kernels add.
     InitIn, 16 { major: u32, minor: u32, max_readahead: u32, flags: u32 }
-    /// What INIT has with `INIT_EXT`.
+    /// The rest of INIT, with `INIT_EXT`.
     InitExt, 48 { flags2: u32, unused: [u32; 11] }
     /// FORGET.
     ForgetIn, 8 { nlookup: u64 }
     /// BATCH_FORGET.
     BatchForgetIn, 8 { count: u32, dummy: u32 }
-    /// One of BATCH_FORGET.
+    /// One node of BATCH_FORGET.
     ForgetOne, 16 { nodeid: u64, nlookup: u64 }
     /// GETATTR.
     GetattrIn, 16 { getattr_flags: u32, dummy: u32, fh: u64 }
@@ -290,7 +290,7 @@ sent! {
         atimensec: u32, mtimensec: u32, ctimensec: u32,
         mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32, flags: u32,
     }
-    /// What a name leads to.
+    /// The answer to LOOKUP, and to requests that make a name.
     EntryOut, 128 {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64,
         entry_valid_nsec: u32, attr_valid_nsec: u32, attr: Attributes,
@@ -307,7 +307,7 @@ sent! {
         atime: StatxTime, btime: StatxTime, ctime: StatxTime, mtime: StatxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
     }
-    /// OPEN and OPENDIR, and behind an entry CREATE and TMPFILE.
+    /// OPEN and OPENDIR; CREATE and TMPFILE, behind an entry.
     OpenOut, 16 { fh: u64, open_flags: u32, backing_id: i32 }
     /// WRITE and COPY_FILE_RANGE.
     WriteOut, 8 { size: u32, padding: u32 }
@@ -322,14 +322,14 @@ sent! {
     LseekOut, 8 { offset: u64 }
     /// IOCTL.
     IoctlOut, 16 { result: i32, flags: u32, in_iovs: u32, out_iovs: u32 }
-    /// INVAL_INODE: attributes are to be forgotten, and from an offset on what is in the file or
-    /// directory; up to the end where the length is 0.
+    /// INVAL_INODE: the kernel drops the cached attributes, and the cached contents of `len` bytes
+    /// from `off` on. Length 0 means up to the end; a negative `off` leaves the contents alone.
     InvalInodeOut, 24 { ino: u64, off: i64, len: i64 }
     /// INVAL_ENTRY, without the name and the NUL behind it.
     InvalEntryOut, 16 { parent: u64, namelen: u32, flags: u32 }
-    /// What io_uring is asked about.
+    /// The arguments of a command over io_uring.
     RingCommand, 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
-    /// What `FS_IOC_FSGETXATTR` gives.
+    /// The answer to `FS_IOC_FSGETXATTR`.
     FsXattr, 28 { xflags: u32, rest: [u32; 6] }
     /// An entry of READDIR, without its name.
     Dirent, 24 { ino: u64, off: u64, namelen: u32, file_type: u32 }

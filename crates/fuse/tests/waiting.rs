@@ -1,4 +1,4 @@
-//! Calls that wait in the filesystem, while others want something of it.
+//! Other requests are served while calls wait in the filesystem.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -19,13 +19,13 @@ use offshoot_vfs::{
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Calls that wait: one less than a queue of io_uring serves at a time at the least.
+/// The number of calls that wait: one less than the least number of entries of a queue of io_uring.
 const HELD: usize = 7;
 
-/// Where `fsync` waits.
+/// `fsync` waits here.
 #[derive(Default)]
 struct Door {
-    /// How many wait, and whether they need not any more.
+    /// How many calls have come, and whether the door is open.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
@@ -38,7 +38,7 @@ impl Door {
         drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).expect("nobody panics"));
     }
 
-    /// Waits until so many wait here; whether they came.
+    /// Waits until `count` calls have come, for at most 30 s. Returns whether they have.
     fn has(&self, count: usize) -> bool {
         let state = self.state.lock().expect("nobody panics");
         let patience = Duration::from_secs(30);
@@ -52,13 +52,13 @@ impl Door {
     }
 }
 
-/// The model, but that `fsync` waits.
+/// The model, with an `fsync` that waits.
 struct Held {
     model: Model,
     door: Arc<Door>,
 }
 
-/// Methods that the model has as well.
+/// Methods that only call those of the model.
 macro_rules! as_the_model {
     ($(fn $name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {
         $(fn $name(&self, $($arg: $kind),*) -> $result {
@@ -116,14 +116,14 @@ impl FileSystemMut for Held {
     }
 }
 
-/// Has the calls of this thread made on one CPU, and so come to one queue.
+/// Binds this thread to one CPU, so that its calls come to one queue.
 fn stay() {
     let mut cpus = CpuSet::new();
     cpus.set(0);
     sched_setaffinity(None, &cpus).expect("there is a first CPU");
 }
 
-/// Lets calls wait on a mount, and asks for something else meanwhile.
+/// Lets calls wait on a mount, and makes another request meanwhile.
 fn others_are_served(transport: Transport) {
     let dir = scratch_dir();
     let door = Arc::new(Door::default());
@@ -155,7 +155,7 @@ fn others_are_served(transport: Transport) {
     let answer = answers.recv_timeout(Duration::from_secs(30));
     door.open();
     let stored = waiting.into_iter().all(|call| call.join().is_ok_and(|result| result.is_ok()));
-    // Who asked may tell nobody any more.
+    // The asking thread fails if its answer came too late.
     let _ = asking.join();
     unmount(dir.path(), Unmount::Unused).expect("nobody uses it");
     serving.join().expect("no panic").expect("a good end");
@@ -171,7 +171,7 @@ fn over_the_device_others_are_served_while_calls_wait() {
     others_are_served(Transport::Device);
 }
 
-/// An entry that was registered when the others had calls already got nothing of what waited.
+/// An entry that was registered while the others were busy once got none of the waiting requests.
 #[test]
 fn over_io_uring_others_are_served_while_calls_wait() {
     let Some(_judges) = judges::require() else { return };

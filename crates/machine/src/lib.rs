@@ -1,35 +1,35 @@
-//! What the machine has that tests and tasks of offshoot need: programs, rights, switches.
+//! What tests and tasks of offshoot need to know of the machine: programs, rights, switches.
 //!
-//! `cargo xtask` is compiled before it can say anything, so this crate depends on nothing. The
-//! testkit, which depends on much, asks the same questions here, and gets the same answers.
+//! `cargo xtask` must be compiled before it can check anything, so this crate has no dependencies.
+//! The testkit has many, and uses this crate too, so both get the same answers.
 
 pub mod run;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// The oldest `btrfs-progs` that makes and checks everything the tests make.
+/// The oldest `btrfs-progs`, as (major, minor), that can make and check everything the tests need.
 pub const PROGS_AT_LEAST: (u32, u32) = (6, 14);
 
-/// The variable of the environment that names the file to which a test adds a line when it is
-/// skipped: its program, a tab and its name. The test command counts the lines.
+/// The environment variable that names the file of skipped tests. A test that is skipped adds a
+/// line: its program, a tab and its name. The test command counts the lines.
 pub const SKIPPED_FILE: &str = "OFFSHOOT_TEST_SKIPPED";
 
-/// The switch of the kernel for FUSE over io_uring.
+/// The kernel's switch for FUSE over io_uring.
 pub const IO_URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// The root of the repository that this was built from.
+/// The root of the repository that built this crate.
 #[must_use]
 pub fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
-/// Whether this process could mount a loop device if the tools were there: whether a
-/// missing judge fails the tests.
+/// Whether this process may mount a loop device. If it may, a missing judge fails the tests; if
+/// not, tests that need the kernel are skipped.
 ///
 /// # Errors
-/// Why it could not.
+/// The reason why it may not.
 pub fn may_mount() -> Result<(), String> {
     const CAP_SYS_ADMIN: u32 = 21;
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -51,19 +51,19 @@ pub fn may_mount() -> Result<(), String> {
 #[must_use]
 pub fn is_root() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    // Real, effective, saved and file system id.
+    // The ids are the real, the effective, the saved and the filesystem one.
     status_field(&status, "Uid:").and_then(|ids| ids.split_whitespace().nth(1)) == Some("0")
 }
 
-/// The value of a line of `/proc/self/status`.
+/// The value of the line `name` of `/proc/self/status`.
 fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// Whether FUSE over io_uring is switched on, or this process may switch it on.
+/// Checks that FUSE over io_uring is switched on, or that this process may switch it on.
 ///
 /// # Errors
-/// Why not.
+/// The reason why it may not.
 pub fn may_switch_io_uring_on() -> Result<(), String> {
     let state = std::fs::read_to_string(IO_URING_SWITCH)
         .map_err(|error| format!("no FUSE over io_uring: {IO_URING_SWITCH}: {error}"))?;
@@ -74,7 +74,7 @@ pub fn may_switch_io_uring_on() -> Result<(), String> {
     Ok(())
 }
 
-/// The version that `btrfs --version` printed: major and minor of the first word that looks
+/// The version in the output of `btrfs --version`, as (major, minor): the first word that looks
 /// like `v6.14`.
 #[must_use]
 pub fn progs_version(output: &str) -> Option<(u32, u32)> {
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(progs_version("btrfs-progs v6.2"), Some((6, 2)));
         assert_eq!(progs_version("btrfs-progs v6.16.1 "), Some((6, 16)));
         assert_eq!(progs_version("something else"), None);
-        // As packages number it.
+        // Version numbers of distribution packages.
         assert_eq!(progs_version("v6.14-1~bpo12+1"), Some((6, 14)));
         assert!(progs_version("v6.6.3-1.1build2") < Some((6, 14)));
     }

@@ -1,13 +1,13 @@
-//! Programs of the host.
+//! Runs programs of the host.
 //!
-//! The judges are programs. Each is run with the administrator's directories on its
-//! `PATH` (a plain shell of an ordinary user has them not), in the `C` locale, and
-//! with its standard error kept for the message of a failure.
+//! The judges are programs. Each runs with the administrator's directories on its `PATH` (the shell
+//! of an ordinary user lacks them) and in the `C` locale. The message of a failure shows its
+//! standard error.
 
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-/// A command for `program`, found in the administrator's directories too.
+/// A command for `program`, which may also be in the administrator's directories.
 #[must_use]
 pub fn command(program: &str) -> Command {
     let mut path = std::env::var("PATH").unwrap_or_default();
@@ -15,7 +15,7 @@ pub fn command(program: &str) -> Command {
         path.push(':');
         path.push_str(dir);
     }
-    // `Command` looks a plain name up in the `PATH` that it gives to the child.
+    // `Command` looks up a plain name in the `PATH` that it gives to the child.
     let mut command = Command::new(program);
     command.env("PATH", path).env("LC_ALL", "C");
     command
@@ -24,7 +24,7 @@ pub fn command(program: &str) -> Command {
 /// Runs `program` and returns what it printed, or the reason why it failed.
 ///
 /// # Errors
-/// When it cannot be started, or ends with another status than 0.
+/// When the program cannot be started, or ends with a status other than 0.
 pub fn try_run<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result<String, String> {
     let output = command(program)
         .args(args)

@@ -1,4 +1,4 @@
-//! Chunks and devices.
+//! Checks of chunks and devices.
 
 use super::item::{Checked, Context, ensure};
 use crate::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem};
@@ -12,7 +12,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     verify_types(item, chunk.flags)
 }
 
-/// Checks what a chunk or block group says it holds.
+/// Checks the type bits of a chunk or block group: data, metadata, system, or mixed.
 pub(super) fn verify_types(item: &Context<'_>, flags: BlockGroupFlags) -> Checked {
     const MIXED: u64 = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
     let types = flags.0 & BlockGroupFlags::TYPES;

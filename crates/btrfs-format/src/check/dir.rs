@@ -1,12 +1,13 @@
-//! Directory entries, extended attributes, and what logs say of directories.
+//! Checks of directory entries, extended attributes, and the directory ranges of a log.
 
+use super::inode::verify_inode_key;
 use super::item::{Checked, Context, ensure};
+use super::root::is_fs_tree;
 use crate::dir::{DirEntry, NAME_LEN, dir_entries, file_type, name_hash};
 use crate::space::DirLogItem;
 use crate::{ItemType, Key};
 
-/// Checks the name of a file: it can stand as one component of a path, and means
-/// neither the directory itself nor the one above it.
+/// Checks that a file name can be one component of a path, and is neither `.` nor `..`.
 pub(super) fn verify_name(name: &[u8]) -> Checked {
     verify_name_length(name)?;
     ensure!(
@@ -32,9 +33,9 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     for entry in dir_entries(item.data) {
         let entry = entry?;
         if item.key.item_type == ItemType::XATTR_ITEM {
-            verify_xattr(&entry)?;
+            verify_xattr(item, &entry)?;
         } else {
-            verify_entry(&entry)?;
+            verify_entry(item, &entry)?;
         }
         if item.key.item_type != ItemType::DIR_INDEX {
             let hash = name_hash(entry.name);
@@ -46,7 +47,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
         }
         count += 1;
     }
-    // An index is one entry's alone.
+    // A DIR_INDEX holds exactly one entry.
     ensure!(
         item.key.item_type != ItemType::DIR_INDEX || count == 1,
         "one entry expected, {count} found"
@@ -54,7 +55,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     Ok(())
 }
 
-fn verify_xattr(entry: &DirEntry<'_>) -> Checked {
+fn verify_xattr(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
     ensure!(
         entry.file_type == file_type::XATTR,
         "type {} of an extended attribute expected, {} found",
@@ -64,19 +65,37 @@ fn verify_xattr(entry: &DirEntry<'_>) -> Checked {
     verify_name_length(entry.name)?;
     ensure!(!entry.name.contains(&0), "the name {} holds a NUL", entry.name.escape_ascii());
     // It leads nowhere: the kernel does not read a leaf where its place is neither zero nor one of
-    // an entry.
+    // a subvolume.
     let target = entry.location.item_type;
     ensure!(
         entry.location == Key::MIN
-            || target == ItemType::INODE_ITEM
+            || target == ItemType::INODE_ITEM && !item.geometry.is_written
             || target == ItemType::ROOT_ITEM,
         "an extended attribute leads to {}",
         entry.location
     );
-    Ok(())
+    verify_place(item, entry.location)
 }
 
-fn verify_entry(entry: &DirEntry<'_>) -> Checked {
+/// Checks where an entry leads.
+fn verify_place(item: &Context<'_>, place: Key) -> Checked {
+    if !item.geometry.is_written {
+        return Ok(());
+    }
+    match place.item_type {
+        ItemType::INODE_ITEM => {
+            ensure!(verify_inode_key(place).is_ok(), "leads to {place}, which is no inode");
+            Ok(())
+        }
+        ItemType::ROOT_ITEM => {
+            ensure!(is_fs_tree(place.objectid), "leads to {place}, which is no subvolume");
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn verify_entry(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
     let kind = entry.file_type & !file_type::ENCRYPTED;
     ensure!(
         (file_type::REG_FILE..=file_type::SYMLINK).contains(&kind),
@@ -91,7 +110,7 @@ fn verify_entry(entry: &DirEntry<'_>) -> Checked {
         "leads to {}, neither an inode nor a subvolume",
         entry.location
     );
-    Ok(())
+    verify_place(item, entry.location)
 }
 
 pub(super) fn verify_log(item: &Context<'_>) -> Checked {

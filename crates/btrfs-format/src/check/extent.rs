@@ -1,7 +1,13 @@
-//! Extents, their references, and checksums of data.
+//! Checks of extents, their references, and checksums of data.
 
+use std::cmp::Reverse;
+
+use super::inode::is_free;
 use super::item::{Checked, Context, Problem, ensure};
+use super::root::is_fs_tree;
 use crate::block::MAX_LEVEL;
+use crate::dir::data_ref_hash;
+use crate::error::view;
 use crate::extent::{
     EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentDataRef,
     InlineRef,
@@ -69,11 +75,15 @@ fn end(key: crate::Key, item: &Context<'_>) -> Option<u64> {
     key.objectid.checked_add(length)
 }
 
-/// Checks the inline references and says how many references they stand for.
+/// Checks the inline references, and returns how many references they stand for.
 fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Result<u64, Problem> {
     let mut total = 0u64;
+    let mut before = None;
     for (index, inline) in extent.inline_refs().enumerate() {
         let inline = inline?;
+        let order = Some(order(&inline));
+        ensure!(before <= order || !item.geometry.is_written, "out of order: {inline:?}");
+        before = order;
         let for_block = matches!(inline, InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_));
         ensure!(for_block == is_block, "a reference of the other kind: {inline:?}");
         let count = match inline {
@@ -84,13 +94,15 @@ fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Resu
             }
             InlineRef::ExtentData(data_ref) => {
                 item.aligned("file offset", data_ref.offset.get())?;
+                verify_data_ref(item, data_ref)?;
                 data_ref.count.get()
             }
             InlineRef::SharedData { parent, count } => {
                 item.aligned("parent", parent)?;
                 count
             }
-            // Says for which subvolume the extent counts, and is no reference to it. There is one.
+            // The owner is not a reference: it says for which subvolume simple quotas count the
+            // extent. There is at most one, in front of the references.
             InlineRef::Owner(_) => {
                 ensure!(index == 0, "an owner behind references: {inline:?}");
                 continue;
@@ -100,6 +112,22 @@ fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Resu
         total = total.saturating_add(u64::from(count));
     }
     Ok(total)
+}
+
+/// Where the kernel looks for an inline reference: by ascending types, and of one type by
+/// descending numbers.
+fn order(inline: &InlineRef<'_>) -> (u8, Reverse<u64>) {
+    let (item_type, number) = match *inline {
+        InlineRef::Owner(root) => (ItemType::EXTENT_OWNER_REF, root),
+        InlineRef::TreeBlock(root) => (ItemType::TREE_BLOCK_REF, root),
+        InlineRef::SharedBlock(parent) => (ItemType::SHARED_BLOCK_REF, parent),
+        InlineRef::ExtentData(of) => {
+            let hash = data_ref_hash(TreeId(of.root.get()), of.objectid.get(), of.offset.get());
+            (ItemType::EXTENT_DATA_REF, hash)
+        }
+        InlineRef::SharedData { parent, .. } => (ItemType::SHARED_DATA_REF, parent),
+    };
+    (item_type.0, Reverse(number))
 }
 
 /// Checks that the extent before this one in the leaf ends before it.
@@ -112,7 +140,7 @@ fn verify_order(item: &Context<'_>) -> Checked {
     Ok(())
 }
 
-/// Checks a reference that is an item of its own.
+/// Checks a reference that has its own item.
 pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
     item.aligned("address", item.key.objectid)?;
     match item.key.item_type {
@@ -132,9 +160,24 @@ pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
                 "references of {size} bytes expected, {} bytes found",
                 item.data.len()
             );
-            Ok(())
+            let mut refs = item.data.chunks_exact(size);
+            refs.try_for_each(|one| verify_data_ref(item, view("data reference", one)?.0))
         }
     }
+}
+
+/// Checks who refers to data: a file of a subvolume, or one of those that the root tree and a
+/// relocation have.
+fn verify_data_ref(item: &Context<'_>, data_ref: &ExtentDataRef) -> Checked {
+    if !item.geometry.is_written {
+        return Ok(());
+    }
+    let (root, objectid) = (data_ref.root.get(), data_ref.objectid.get());
+    let may_refer = is_fs_tree(root) || [TreeId::ROOT, TreeId::DATA_RELOC].contains(&TreeId(root));
+    ensure!(may_refer, "a reference of the tree {}", TreeId(root));
+    ensure!(is_free(objectid), "a reference of the inode {objectid}");
+    ensure!(data_ref.count.get() != 0, "a reference that is counted 0 times");
+    item.aligned("file offset", data_ref.offset.get())
 }
 
 /// Checks a run of checksums of data.
@@ -156,7 +199,7 @@ pub(super) fn verify_csums(item: &Context<'_>) -> Checked {
         item.key.offset.checked_add(covered(item.data)).is_some(),
         "it covers more than the address space"
     );
-    // A log collects what several fsyncs wrote, one over the other.
+    // In a log, several fsyncs may log checksums of the same range, so they may overlap.
     if item.owner == TreeId::TREE_LOG {
         return Ok(());
     }

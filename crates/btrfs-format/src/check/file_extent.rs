@@ -1,11 +1,12 @@
-//! File extents.
+//! Checks of file extents.
 //!
-//! What a reader computes with these numbers stays inside: of the file (`offset` of
-//! the key and length), of the extent (`offset` and `num_bytes`), and of the logical
-//! space (`disk_bytenr` and `disk_num_bytes`).
+//! The sums that a reader computes with these numbers stay inside of the file (`offset` of the key
+//! and length), of the extent (`offset` and `num_bytes`), and of the logical space (`disk_bytenr`
+//! and `disk_num_bytes`).
 
 use super::item::{Checked, Context, ensure};
 use crate::compress::Compression;
+use crate::error::view;
 use crate::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, MAX_COMPRESSED_EXTENT,
 };
@@ -14,7 +15,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     item.aligned("file offset", item.key.offset)?;
     let extent = FileExtent::parse(item.data)?;
     match extent.body {
-        FileExtentBody::Inline(_) => verify_inline(item, &extent)?,
+        FileExtentBody::Inline(data) => verify_inline(item, &extent, data)?,
         FileExtentBody::Hole { .. } | FileExtentBody::Extent { .. } => {
             item.size(size_of::<FileExtentHead>() + size_of::<FileExtentTail>())?;
             verify_regular(item, &extent)?;
@@ -23,13 +24,21 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     verify_order(item)
 }
 
-/// Where nothing is compressed, `ram_bytes` repeats the length of the data, but old
-/// kernels forgot it when they truncated a file. The length of the data is what counts.
-fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
+/// Where nothing is compressed, `ram_bytes` repeats the length of the data, but old kernels forgot
+/// it when they truncated a file. The length of the data is what a reader takes; the kernel of
+/// today refuses the leaf.
+fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>, data: &[u8]) -> Checked {
     ensure!(item.key.offset == 0, "an inline extent that is not at the start of the file");
     ensure!(
         extent.ram_bytes <= MAX_COMPRESSED_EXTENT,
         "inline data of {} bytes when it is decompressed",
+        extent.ram_bytes
+    );
+    let is_plain = extent.compression == Compression::None;
+    ensure!(
+        !is_plain || !item.geometry.is_written || extent.ram_bytes == data.len() as u64,
+        "inline data of {} bytes, {} expected",
+        data.len(),
         extent.ram_bytes
     );
     Ok(())
@@ -39,7 +48,16 @@ fn verify_regular(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
     item.aligned("ram_bytes", extent.ram_bytes)?;
     let num_bytes = match extent.body {
         FileExtentBody::Inline(_) => return Ok(()),
-        FileExtentBody::Hole { num_bytes } => num_bytes,
+        FileExtentBody::Hole { num_bytes } => {
+            if item.geometry.is_written {
+                // No reader looks at these of a hole.
+                let (_, tail) = view::<FileExtentHead>("file extent", item.data)?;
+                let tail = view::<FileExtentTail>("file extent", tail)?.0;
+                item.aligned("disk_num_bytes", tail.disk_num_bytes.get())?;
+                item.aligned("offset", tail.offset.get())?;
+            }
+            num_bytes
+        }
         FileExtentBody::Extent { num_bytes, preallocated, .. } => {
             verify_extent(item, extent, preallocated)?;
             num_bytes
@@ -66,8 +84,8 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
         disk_bytenr.0.checked_add(disk_num_bytes).is_some(),
         "{disk_num_bytes} bytes at {disk_bytenr} overflow the address space"
     );
-    // Where nothing is compressed, `ram_bytes` repeats `disk_num_bytes`, but not in
-    // all volumes, and nobody reads it.
+    // Without compression, `ram_bytes` should repeat `disk_num_bytes`. In some volumes it does not,
+    // and no reader uses it.
     let whole = match extent.compression {
         Compression::None => disk_num_bytes,
         _ => extent.ram_bytes,
@@ -87,7 +105,7 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
     Ok(())
 }
 
-/// Checks that the extent before this one ends before it.
+/// Checks that the previous extent of the file ends before this one begins.
 fn verify_order(item: &Context<'_>) -> Checked {
     let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
     let previous_extent = FileExtent::parse(data)?;

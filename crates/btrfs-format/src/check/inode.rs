@@ -1,4 +1,4 @@
-//! Inodes and the names they have.
+//! Checks of inodes and their names.
 
 use super::dir::verify_name;
 use super::item::{Checked, Context, ensure};
@@ -7,9 +7,10 @@ use crate::inode::{
     InodeExtrefItem, InodeItem, InodeRefItem, inode_extrefs, inode_flags, inode_refs,
 };
 use crate::key::objectid;
-use crate::{Ino, TreeId};
+use crate::{Ino, Key, TreeId};
 
-/// The flags whose low half a reader must know. The high half is read-only compatible.
+/// The known flags in the low half of the field. A reader must know all of that half; the high half
+/// is read-only compatible.
 const KNOWN_FLAGS: u64 = inode_flags::NODATASUM
     | inode_flags::NODATACOW
     | inode_flags::READONLY
@@ -30,28 +31,44 @@ const S_IFDIR: u32 = 0o040_000;
 
 pub(super) fn verify_inode(item: &Context<'_>) -> Checked {
     item.size(size_of::<InodeItem>())?;
-    let id = item.key.objectid;
-    let ordinary = (TreeId::FIRST_FREE.0..=TreeId::LAST_FREE.0).contains(&id);
-    ensure!(
-        ordinary || id == objectid::ROOT_TREE_DIR || id == objectid::FREE_INO,
-        "{id} is not an inode number"
-    );
-    ensure!(item.key.offset == 0, "key offset 0 expected");
-    // Generations are not looked at: nothing that is read depends on them, and kernels
-    // before 2014 left some in inodes that volumes carry to this day.
+    verify_inode_key(item.key)?;
     let inode = InodeItem::view(item.data)?;
-    verify_mode(inode)?;
+    // Nothing that is read depends on generations, and kernels before 2014 left wrong ones in
+    // inodes that volumes carry to this day. The kernel of today refuses them.
+    if item.geometry.is_written {
+        item.generation("generation", inode.generation.get())?;
+        item.generation("transid", inode.transid.get())?;
+    }
+    verify_mode(item, inode)?;
     let unknown = inode.flags.get() & INCOMPATIBLE_FLAGS & !KNOWN_FLAGS;
     ensure!(unknown == 0, "unknown flags {unknown:#x}");
     Ok(())
 }
 
-fn verify_mode(inode: &InodeItem) -> Checked {
+/// Checks the key of an inode, which entries of directories have too.
+pub(super) fn verify_inode_key(key: Key) -> Checked {
+    let id = key.objectid;
+    ensure!(
+        is_free(id) || id == objectid::ROOT_TREE_DIR || id == objectid::FREE_INO,
+        "{id} is not an inode number"
+    );
+    ensure!(key.offset == 0, "key offset 0 expected");
+    Ok(())
+}
+
+/// Whether inodes and subvolumes are given this number.
+pub(super) fn is_free(id: u64) -> bool {
+    (TreeId::FIRST_FREE.0..=TreeId::LAST_FREE.0).contains(&id)
+}
+
+fn verify_mode(item: &Context<'_>, inode: &InodeItem) -> Checked {
     let mode = inode.mode.get();
     ensure!(mode & !(S_IFMT | 0o7777) == 0, "mode {mode:#o} has unknown bits");
-    // Old kernels wrote inodes without a type, of free-space caches above all. Such a file
-    // cannot be read; those beside it can.
-    let known = matches!(mode >> 12, 0 | 0o01 | 0o02 | 0o04 | 0o06 | 0o10 | 0o12 | 0o14);
+    // Old kernels wrote inodes without a type, of free-space caches above all, which are in the
+    // root tree. Such a file cannot be read; those beside it can.
+    let may_be_untyped = !item.geometry.is_written || item.owner == TreeId::ROOT;
+    let known = mode >> 12 == 0 && may_be_untyped
+        || matches!(mode >> 12, 0o01 | 0o02 | 0o04 | 0o06 | 0o10 | 0o12 | 0o14);
     ensure!(known, "mode {mode:#o} names no file type");
     let links = inode.nlink.get();
     ensure!(mode & S_IFMT != S_IFDIR || links <= 1, "a directory with {links} links");
@@ -63,7 +80,7 @@ pub(super) fn verify_refs(item: &Context<'_>) -> Checked {
     let directory = item.key.offset;
     for name in inode_refs(directory, item.data) {
         let name = name?.name;
-        // A root directory is called `..` in itself.
+        // A root directory has the name `..` in itself.
         if directory == item.key.objectid && name == b".." && is_root_directory(directory) {
             continue;
         }

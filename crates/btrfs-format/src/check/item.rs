@@ -1,25 +1,24 @@
-//! The contents of items: which check is for which type.
+//! Chooses the check of an item by its type.
 //!
-//! A check gets the item with its key and what precedes it in the leaf ([`Context`])
-//! and says what is wrong ([`Problem`]); slot and key are put in front here, once.
-//! Types that are not listed hold nothing that a reader depends on, or are unknown,
-//! and are left alone.
+//! A check gets the item with its key, and the item before it in the leaf ([`Context`]). It returns
+//! what is wrong ([`Problem`]). This module adds the slot and the key to the message. Types that
+//! are not listed hold nothing that a reader depends on, or are unknown; they are not checked.
 
 use std::borrow::Cow;
 
 use super::{Geometry, chunk, dir, extent, file_extent, inode, root, space};
 use crate::{ItemType, Key, Malformed, TreeId};
 
-/// An item of a leaf and what is around it.
+/// An item of a leaf, with what its check needs to know of the leaf and the volume.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
-    /// What the volume's blocks share.
+    /// The properties that all blocks of the volume share.
     pub(super) geometry: &'a Geometry,
     /// The owner of the leaf.
     pub(super) owner: TreeId,
     /// The generation of the leaf.
     pub(super) generation: u64,
-    /// Where in the leaf it stands.
+    /// The index of the item in its leaf.
     pub(super) slot: usize,
     pub(super) key: Key,
     pub(super) data: &'a [u8],
@@ -62,10 +61,10 @@ macro_rules! ensure {
 pub(super) use ensure;
 
 impl<'a> Context<'a> {
-    /// Checks key and contents.
+    /// Checks the contents of the item against its key.
     ///
     /// # Errors
-    /// The first thing that is wrong, with slot and key.
+    /// The first fault, with slot and key.
     pub(super) fn verify(&self) -> Result<(), Malformed> {
         self.verify_contents().map_err(|problem| self.located(&problem))
     }
@@ -76,6 +75,9 @@ impl<'a> Context<'a> {
     }
 
     fn verify_contents(&self) -> Checked {
+        if self.geometry.is_written && root::is_fs_tree(self.owner.0) {
+            self.verify_neighbour()?;
+        }
         match self.key.item_type {
             ItemType::INODE_ITEM => inode::verify_inode(self),
             ItemType::INODE_REF => inode::verify_refs(self),
@@ -100,6 +102,22 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// Checks that in a subvolume what an inode has does not follow an item of another inode: the
+    /// item of the inode itself would be between them.
+    fn verify_neighbour(&self) -> Checked {
+        let is_of_an_inode = matches!(
+            self.key.item_type,
+            ItemType::INODE_REF
+                | ItemType::DIR_ITEM
+                | ItemType::DIR_INDEX
+                | ItemType::XATTR_ITEM
+                | ItemType::EXTENT_DATA
+        );
+        let follows = self.previous.is_none_or(|(key, _)| key.objectid == self.key.objectid);
+        ensure!(follows || !is_of_an_inode, "the item of the inode is missing before it");
+        Ok(())
+    }
+
     /// Checks that the item has exactly `expected` bytes.
     pub(super) fn size(&self, expected: usize) -> Checked {
         ensure!(
@@ -110,7 +128,7 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Checks that the item has `least` bytes or more.
+    /// Checks that the item has at least `least` bytes.
     pub(super) fn size_at_least(&self, least: usize) -> Checked {
         ensure!(
             self.data.len() >= least,
@@ -120,7 +138,8 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Checks that `bytes`, which is the item's `what`, is a whole number of sectors.
+    /// Checks that the field `what` of the item, with the value `bytes`, is a whole number of
+    /// sectors.
     pub(super) fn aligned(&self, what: &str, bytes: u64) -> Checked {
         ensure!(
             self.geometry.is_aligned(bytes),
@@ -130,16 +149,16 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Checks that a generation is not newer than an item may carry: the transaction
-    /// after the committed one is that of a log.
+    /// Checks that a generation is not newer than an item may carry: the transaction after the
+    /// committed one is that of a log. In a volume that is written the leaf may be newer than what
+    /// was committed when the volume was opened.
     pub(super) fn generation(&self, what: &str, generation: u64) -> Checked {
-        let newest = self.geometry.generation.0.saturating_add(1);
+        let newest = self.geometry.generation.0.max(self.generation).saturating_add(1);
         ensure!(generation <= newest, "{what} at most {newest} expected, {generation} found");
         Ok(())
     }
 
-    /// The item before this one in the leaf, when it is about the same object and of
-    /// the same type.
+    /// The previous item of the leaf, if it has the same object id and type.
     pub(super) fn previous_alike(&self) -> Option<(Key, &'a [u8])> {
         self.previous.filter(|(previous, _)| {
             previous.objectid == self.key.objectid && previous.item_type == self.key.item_type

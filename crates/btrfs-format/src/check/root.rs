@@ -1,4 +1,4 @@
-//! Roots of trees and the names of subvolumes.
+//! Checks of the roots of trees and the names of subvolumes.
 
 use super::dir::verify_name;
 use super::item::{Checked, Context, ensure};
@@ -14,7 +14,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     );
     let root = RootItem::parse(item.data)?;
     item.generation("generation", root.generation.get())?;
-    // Whoever moves the root changes the item.
+    // A writer that moves the root also rewrites this item, so the root is not newer than the leaf.
     let (root_is_of, leaf_is_of) = (root.generation.get(), item.generation);
     ensure!(root_is_of <= leaf_is_of, "generation {root_is_of} in a leaf of {leaf_is_of}");
     item.generation("generation_v2", root.generation_v2.get())?;
@@ -32,4 +32,10 @@ pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
     let root_ref = RootRef::parse(item.data)?;
     item.size(size_of::<RootRefItem>() + root_ref.name.len())?;
     verify_name(root_ref.name)
+}
+
+/// Whether the kernel takes `id` as that of a subvolume. Its upper 16 bits are the level of a quota
+/// group, which is 0 for that of a subvolume.
+pub(super) fn is_fs_tree(id: u64) -> bool {
+    TreeId(id).is_subvolume() && id >> 48 == 0
 }

@@ -1,4 +1,4 @@
-//! Block groups, free space, quotas, and the small items of the other trees.
+//! Checks of block groups, free space, quotas, and the small items of the other trees.
 
 use super::chunk::verify_types;
 use super::item::{Checked, Context, ensure};
@@ -31,7 +31,7 @@ fn verify_range(item: &Context<'_>) -> Checked {
     Ok(())
 }
 
-/// Checks the items of which a reader needs no more than that they have their size.
+/// Checks items of which a reader needs little more than the right size.
 pub(super) fn verify_other(item: &Context<'_>) -> Checked {
     match item.key.item_type {
         ItemType::UNTYPED if item.key.objectid == objectid::FREE_SPACE => {

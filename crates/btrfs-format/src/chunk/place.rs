@@ -1,14 +1,14 @@
-//! Where the bytes of a chunk are on its stripes, and which of them superblocks cover.
+//! Where the bytes of a chunk are on its stripes, and which of its bytes superblocks cover.
 //!
 //! ```text
 //! single, DUP, RAID1*   a byte is at its own offset in every stripe
 //! RAID0, RAID10         64 KiB units go round the stripes, or round the pairs of stripes
 //! ```
 //!
-//! A block group may lie over the places of superblocks. What of it a superblock would
-//! overwrite is never allocated. It is not used space either: `used` of a block group and the
-//! free space tree know nothing of it, every allocator has to leave it out by itself. The same is
-//! true of the lowest 64 KiB of the logical space.
+//! A block group may lie over the places of superblocks. The allocator never allocates a byte that
+//! a superblock would overwrite. Such bytes are not counted as used space either: `used` of a block
+//! group and the free space tree do not know of them, so every allocator must leave them out
+//! itself. The same holds for the lowest 64 KiB of the logical space.
 
 use std::ops::Range;
 
@@ -16,24 +16,23 @@ use super::{Chunk, Profile, STRIPE_LEN};
 use crate::superblock::SUPERBLOCK_OFFSETS;
 use crate::{Logical, Physical};
 
-/// Nothing is allocated below this logical address. `btrfs-progs` takes a tree root at address 0
-/// for no root at all, and the kernel leaves out as much as the superblock of a device has before
-/// it.
+/// The lowest logical address that an allocator uses. `btrfs-progs` takes a tree root at address 0
+/// for a missing one. The kernel leaves out as many bytes as a device has before its superblock, 64
+/// KiB.
 pub const LOWEST_ALLOCATED: Logical = Logical(SUPERBLOCK_OFFSETS[0]);
 
-/// A run of bytes that is contiguous on every stripe that holds it.
+/// A range of bytes that is contiguous on every stripe that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Its length in bytes.
     pub len: u64,
-    /// Every copy of it: an index into [`Chunk::stripes`], and the offset on that device.
+    /// Its copies: the index of each in [`Chunk::stripes`], and its offset on that device.
     pub copies: Vec<(usize, Physical)>,
 }
 
 impl Chunk {
-    /// The run of at most `len` bytes that begins at `logical`, which lies in the chunk,
-    /// with all its copies; `None` when the profile has parity, which takes more than
-    /// copies to write.
+    /// The run of at most `len` bytes from `logical`, an address of the chunk, with all its copies.
+    /// `None` for a profile with parity, because a write there must also update the parity.
     #[must_use]
     pub fn run(&self, logical: Logical, len: u64) -> Option<Run> {
         let offset = logical.0 - self.start.0;
@@ -52,7 +51,7 @@ impl Chunk {
         Some(Run { len, copies })
     }
 
-    /// The copies of what is `offset` bytes into the stripes of group `group`: each group is
+    /// The copies of the byte that is `offset` bytes into the stripes of group `group`. A group has
     /// as many stripes as the profile has copies.
     fn copies(&self, group: u64, offset: u64) -> Vec<(usize, Physical)> {
         let copies = usize::from(self.profile.shape().copies);
@@ -64,8 +63,8 @@ impl Chunk {
             .collect()
     }
 
-    /// The logical ranges that superblocks of the devices cover, ascending and apart. Each
-    /// superblock counts with a whole unit of 64 KiB, as the kernel counts it.
+    /// The logical ranges that superblocks of the devices cover, in ascending order and not
+    /// adjacent. As in the kernel, each superblock takes a whole unit of 64 KiB.
     #[must_use]
     pub fn superblock_ranges(&self) -> Vec<Range<Logical>> {
         let mut starts: Vec<Range<Logical>> = Vec::new();
@@ -80,8 +79,8 @@ impl Chunk {
         joined(starts)
     }
 
-    /// The logical ranges of the chunk that are never allocated, ascending and apart: those that
-    /// superblocks cover, and what of it lies below [`LOWEST_ALLOCATED`].
+    /// The logical ranges of the chunk that an allocator must leave out, in ascending order and not
+    /// adjacent: those that superblocks cover, and those below [`LOWEST_ALLOCATED`].
     #[must_use]
     pub fn left_out_ranges(&self) -> Vec<Range<Logical>> {
         let mut ranges = self.superblock_ranges();
@@ -92,14 +91,14 @@ impl Chunk {
         joined(ranges)
     }
 
-    /// What a superblock at `offset` of the stripe `index` covers.
+    /// The logical range that a superblock at `offset` of stripe `index` covers.
     fn covered(&self, index: u64, offset: u64) -> Range<Logical> {
         let (row, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
         let width = self.data_stripes();
         let (start, len) = match self.profile {
             Profile::Raid0 => ((row * width + index) * STRIPE_LEN + within, STRIPE_LEN),
             Profile::Raid10 => ((row * width + index / 2) * STRIPE_LEN + within, STRIPE_LEN),
-            // Which stripe of a row is data moves from row to row; the whole row is left out.
+            // The data stripes of a row differ from row to row, so the whole row is left out.
             Profile::Raid5 | Profile::Raid6 => (row * width * STRIPE_LEN, width * STRIPE_LEN),
             _ => (offset, STRIPE_LEN),
         };
@@ -108,7 +107,7 @@ impl Chunk {
     }
 }
 
-/// The same ranges, ascending, with those joined that overlap or touch.
+/// The ranges in ascending order, with those merged that overlap or touch.
 fn joined(mut ranges: Vec<Range<Logical>>) -> Vec<Range<Logical>> {
     ranges.sort_by_key(|range| range.start);
     ranges.dedup_by(|next, range| {
@@ -167,7 +166,8 @@ mod tests {
         assert_eq!(chunk(Profile::Raid5, &[1, 1, 1], 4).run(Logical(512 * MIB), 1), None);
     }
 
-    /// Chunks of old volumes begin at logical address 0, where also their first superblock may be.
+    /// Chunks of old volumes may begin at logical address 0 and may also cover the first
+    /// superblock.
     #[test]
     fn the_lowest_addresses_are_left_out() {
         let at = |start| Chunk { start: Logical(start), ..chunk(Profile::Single, &[40], 4) };
@@ -182,8 +182,8 @@ mod tests {
         assert_eq!(over_superblock.left_out_ranges(), over_superblock.superblock_ranges());
     }
 
-    /// The way there and the way back agree: the bytes of every range that is left out are
-    /// those that lie at a superblock on some stripe, and no other unit is.
+    /// `superblock_ranges` and `run` agree: a unit is left out if and only if one of its copies
+    /// lies at a superblock.
     #[test]
     fn superblock_ranges_are_what_runs_would_hit() {
         for chunk in [

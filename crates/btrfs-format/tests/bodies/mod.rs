@@ -1,9 +1,9 @@
-//! What is done with bytes that nobody vouches for.
+//! Bodies of tests with hostile bytes.
 //!
-//! One function for each kind of input: it parses the bytes and touches all that comes
-//! out. It returns normally for every input there is; a panic, an endless loop or an
-//! allocation that the input merely claims is the bug that it looks for. The stable
-//! tests give it mutations of real structures, the fuzz targets whatever they find.
+//! There is one function for each kind of input. It parses the bytes and touches everything that
+//! the parser returns. It must return normally for every input. It finds panics, endless loops, and
+//! allocations as large as the input claims. The stable tests pass in mutations of real structures,
+//! and the fuzz targets any bytes.
 
 #![allow(dead_code, reason = "each of the programs that share this calls a part of it")]
 
@@ -35,14 +35,14 @@ use zerocopy::FromBytes;
 const CHECKSUMS: [ChecksumType; 4] =
     [ChecksumType::Crc32c, ChecksumType::Xxhash64, ChecksumType::Sha256, ChecksumType::Blake2b];
 
-/// Puts the right checksum in front of a superblock or tree block.
+/// Stores the right checksum at the beginning of a superblock or tree block.
 pub(crate) fn fix_checksum(block: &mut [u8], checksum: ChecksumType) {
     let computed = checksum.compute(&block[32..]);
     block[..checksum.len()].copy_from_slice(computed.bytes());
 }
 
-/// A superblock: as it is, and again with the magic, the place and the checksum right.
-/// Returns whether the second one is accepted.
+/// Parses a superblock as it is, and again with the right magic, place and checksum. Returns
+/// whether the parser accepts the second one.
 pub(crate) fn superblock(data: &[u8]) -> bool {
     let offset = SUPERBLOCK_OFFSETS[0];
     let _ = black_box(Superblock::parse(data, offset));
@@ -64,8 +64,9 @@ pub(crate) fn superblock(data: &[u8]) -> bool {
     true
 }
 
-/// A tree block behind two bytes that choose the volume it is in: checked as it is, and
-/// again with everything right that identifies it. Returns whether that is accepted.
+/// Checks a tree block. The first two bytes choose the properties of its volume. The block is
+/// checked as it is, and again with the right checksum. Returns whether the second check accepts
+/// it.
 pub(crate) fn tree_block(data: &[u8]) -> bool {
     let [size, features, data @ ..] = data else { return false };
     let node_size = 4096usize << (size & 7).min(4);
@@ -89,11 +90,13 @@ pub(crate) fn tree_block(data: &[u8]) -> bool {
         seeds: Vec::new(),
         incompat,
         generation: Generation(1 << 32),
+        is_written: false,
     };
     checked_block(&mut bytes, &geometry)
 }
 
-/// A block of the volume with this geometry; its checksum is made right.
+/// Checks a block of the volume with this geometry, as it is and with the right checksum. Returns
+/// whether the second check accepts it.
 pub(crate) fn checked_block(bytes: &mut [u8], geometry: &Geometry) -> bool {
     let logical = Header::view(bytes).map_or(Logical(0), |header| Logical(header.bytenr.get()));
     touch_raw(bytes);
@@ -107,7 +110,7 @@ pub(crate) fn checked_block(bytes: &mut [u8], geometry: &Geometry) -> bool {
     true
 }
 
-/// The accessors that work on any bytes.
+/// Calls the accessors that accept any bytes.
 fn touch_raw(bytes: &[u8]) {
     if let Ok(items) = block::items(bytes) {
         for item in items {
@@ -133,7 +136,7 @@ fn touch_expect(bytes: &[u8]) {
     }
 }
 
-/// What a reader does with a block that passed: all of it succeeds.
+/// Reads a block that passed the check as a reader does. Nothing may fail.
 fn touch_verified(bytes: &[u8], geometry: &Geometry) {
     let header = Header::view(bytes).expect("verified");
     if header.level > 0 {
@@ -228,7 +231,7 @@ fn assert_name(name: &[u8]) {
     assert!((1..=255).contains(&name.len()), "a name of {} bytes was accepted", name.len());
 }
 
-/// The numbers of a verified file extent can be added without a care.
+/// The sums of the numbers in a verified file extent do not overflow.
 fn touch_file_extent(key: Key, data: &[u8], geometry: &Geometry) {
     let extent = FileExtent::parse(data).expect("verified");
     match extent.body {
@@ -258,8 +261,8 @@ fn touch_chunk(chunk: &Chunk) {
     black_box((chunk.flags.kind(), chunk.profile.to_string()));
 }
 
-/// A key and a chunk item, and the same bytes as a system chunk array. Returns
-/// whether the item is accepted.
+/// Parses `data` as a key with a chunk item, and as a system chunk array. Returns whether the
+/// parser accepts the item.
 pub(crate) fn chunk_item(data: &[u8]) -> bool {
     if let Ok(chunks) = parse_system_chunks(data, 4096) {
         chunks.iter().for_each(touch_chunk);
@@ -270,7 +273,7 @@ pub(crate) fn chunk_item(data: &[u8]) -> bool {
     true
 }
 
-/// A compressed extent behind three bytes: the compression, and how much is wanted.
+/// Decompresses an extent. The first three bytes choose the compression and the size of the output.
 /// Returns whether it can be decompressed.
 pub(crate) fn compressed_extent(data: &[u8]) -> bool {
     let [kind, low, high, data @ ..] = data else { return false };

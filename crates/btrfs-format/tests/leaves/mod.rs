@@ -1,7 +1,7 @@
 //! Tree blocks that the kernel wrote.
 //!
-//! The blocks in `tests/data/blocks.zst` come from volumes that Linux 6.18 wrote with
-//! nodes of 4 KiB and every feature that leaves items of its own.
+//! The blocks in `tests/data/blocks.zst` come from volumes that Linux 6.18 wrote. They have nodes
+//! of 4 KiB, and every feature that adds items of its own.
 
 use offshoot_btrfs_format::Generation;
 use offshoot_btrfs_format::block::Header;
@@ -18,7 +18,7 @@ pub(crate) fn blocks() -> Vec<Vec<u8>> {
     raw.chunks(NODE).map(<[u8]>::to_vec).collect()
 }
 
-/// The geometry of the volume that `block` is from.
+/// The geometry of the volume that `block` comes from.
 pub(crate) fn geometry(block: &[u8]) -> Geometry {
     let header = Header::view(block).expect("a block");
     Geometry {
@@ -31,5 +31,6 @@ pub(crate) fn geometry(block: &[u8]) -> Geometry {
             .union(Incompat::SKINNY_METADATA)
             .union(Incompat::MIXED_GROUPS),
         generation: Generation(200),
+        is_written: false,
     }
 }

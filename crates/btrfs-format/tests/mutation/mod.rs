@@ -1,8 +1,8 @@
-//! Mutations of what a volume holds.
+//! Mutations of the structures of a volume.
 //!
-//! Random damage is refused by the first check that it meets. These keep what is around
-//! the damage right, so that it is met where it matters: a leaf is taken apart, an
-//! item is changed, and the leaf is packed again.
+//! The first check refuses random damage at once. So the functions here damage one item and keep
+//! everything around it right: they unpack a leaf, change an item, and pack the leaf again. The
+//! check of that item gets to see the damage then.
 
 #![allow(dead_code, reason = "each of the programs that share this calls a part of it")]
 
@@ -12,13 +12,13 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_testkit::random::Random;
 use zerocopy::IntoBytes;
 
-/// A number that the environment gives.
+/// The number in the environment variable `name`.
 pub(crate) fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// The seed of a test: `OFFSHOOT_SEED`, or else one that was never used before. It is printed,
-/// and so shown when the test fails.
+/// The seed of a test: `OFFSHOOT_SEED`, or else the current time. It is printed, so that a failing
+/// test shows it.
 pub(crate) fn seed_of(test: &str) -> u64 {
     let seed = from_env("OFFSHOOT_SEED").unwrap_or_else(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -32,7 +32,7 @@ pub(crate) fn index(random: &mut Random, len: usize) -> usize {
     usize::try_from(random.below(len as u64)).expect("below a usize")
 }
 
-/// Changes a few bytes: a bit, a byte, or a field with a value that is often special.
+/// Changes a few bytes: a bit, a byte, or a field that gets a special value or one near it.
 pub(crate) fn scramble(random: &mut Random, bytes: &mut [u8]) {
     if bytes.is_empty() {
         return;
@@ -64,14 +64,14 @@ pub(crate) fn scramble(random: &mut Random, bytes: &mut [u8]) {
     }
 }
 
-/// A leaf taken apart.
+/// The items of a leaf, with their data.
 pub(crate) fn unpack(leaf: &[u8]) -> Vec<(Key, Vec<u8>)> {
     let items = block::items(leaf).expect("a real leaf");
     let data = |item| block::item_data(leaf, item).expect("a real leaf").to_vec();
     items.iter().map(|item| (item.key.get(), data(item))).collect()
 }
 
-/// Puts a leaf together behind the header of `like`; items that no longer fit are left out.
+/// Packs items into a leaf with the header of `like`. It leaves out the items that do not fit.
 pub(crate) fn pack(like: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
     let mut leaf = vec![0; like.len()];
     leaf[..HEADER_SIZE].copy_from_slice(&like[..HEADER_SIZE]);

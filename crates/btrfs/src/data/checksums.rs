@@ -96,59 +96,83 @@ fn sums_from(
     Ok(found)
 }
 
-/// Removes the checksums of `len` bytes from `logical` on, which are no extent any more.
+/// Removes the checksums of `len` bytes from `logical` on, which are no extent any more. The
+/// committer calls it, while nobody stores data.
 pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) -> Result<()> {
-    let superblock = handle.volume().superblock();
-    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
-    let end = logical.0 + len;
-    let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
-    let mut kept = Vec::new();
-    let mut removed = Vec::new();
-    {
-        let root = handle.volume().tree(TreeId::CSUM)?;
-        let mut cursor = Cursor::seek_floor(handle.volume(), root, key(logical.0))?;
-        while let Some((found, data)) = cursor.item().filter(|(found, _)| *found < key(end)) {
+    let without = Without::new(handle.volume(), logical, len)?;
+    let _changing = handle.checksums_changing();
+    without.apply(handle)
+}
+
+/// Removes the checksums that the tree of a damaged volume has of `len` bytes from `logical` on,
+/// which were free until now. `btrfs check` complains of data without checksums that has some.
+pub(crate) fn remove_stale_checksums(
+    handle: &Handle<'_>,
+    logical: Logical,
+    len: u64,
+) -> Result<()> {
+    if has_checksums(handle.volume(), logical, len)? {
+        // Another writer may cut the same item: nothing changes from here on.
+        let _changing = handle.checksums_changing();
+        Without::new(handle.volume(), logical, len)?.apply(handle)?;
+    }
+    Ok(())
+}
+
+/// What the checksum tree changes to lose the checksums of a range.
+struct Without {
+    removed: Vec<Key>,
+    /// What the removed items have of other sectors.
+    kept: Vec<(Key, Vec<u8>)>,
+}
+
+impl Without {
+    fn new(volume: &Engine, logical: Logical, len: u64) -> Result<Self> {
+        let superblock = volume.superblock();
+        let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
+        let end = logical.0 + len;
+        let mut without = Self { removed: Vec::new(), kept: Vec::new() };
+        let root = volume.tree(TreeId::CSUM)?;
+        let mut cursor = Cursor::seek_floor(volume, root, csum_key(logical.0))?;
+        while let Some((found, data)) = cursor.item().filter(|(found, _)| *found < csum_key(end)) {
             let covers = found.offset..found.offset + (data.len() / sum_len) as u64 * sector;
-            if found >= key(0) && covers.end > logical.0 {
-                removed.push(found);
+            if found >= csum_key(0) && covers.end > logical.0 {
+                without.removed.push(found);
                 let bytes = |sectors: u64| {
                     usize::try_from(sectors / sector).expect("within an item") * sum_len
                 };
                 if covers.start < logical.0 {
-                    kept.push((found, data[..bytes(logical.0 - covers.start)].to_vec()));
+                    let before = data[..bytes(logical.0 - covers.start)].to_vec();
+                    without.kept.push((found, before));
                 }
                 if covers.end > end {
-                    kept.push((key(end), data[bytes(end - covers.start)..].to_vec()));
+                    let behind = data[bytes(end - covers.start)..].to_vec();
+                    without.kept.push((csum_key(end), behind));
                 }
             }
             cursor.advance()?;
         }
+        Ok(without)
     }
-    // An item may hold the checksums of its neighbours, too, and is away for a moment.
-    let _changing = handle.checksums_changing();
-    handle.change(TreeId::CSUM, |tree| {
-        for found in &removed {
-            tree.remove(*found)?;
-        }
-        for (key, sums) in &kept {
-            tree.insert(*key, sums)?;
-        }
-        Ok(())
-    })
+
+    /// Makes the changes. An item may hold the checksums of its neighbours, too, and is away for a
+    /// moment.
+    fn apply(&self, handle: &Handle<'_>) -> Result<()> {
+        handle.change(TreeId::CSUM, |tree| {
+            for found in &self.removed {
+                tree.remove(*found)?;
+            }
+            for (key, sums) in &self.kept {
+                tree.insert(*key, sums)?;
+            }
+            Ok(())
+        })
+    }
 }
 
 /// Whether a sector of the `len` bytes from `logical` on has a checksum.
 pub(crate) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
-    let Some(root) = volume.csum_tree() else { return Ok(false) };
-    let superblock = volume.superblock();
-    let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
-    let last = logical.0.saturating_add(len).saturating_sub(1);
-    let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, last);
-    let cursor = Cursor::seek_floor(volume, root, key)?;
-    Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).is_some_and(|(found, data)| {
-        // Where no item begins before `last`, the cursor is on the first behind it.
-        found <= key && found.offset + (data.len() / sum_len) as u64 * sector > logical.0
-    }))
+    Ok(last_item(volume, logical, len)?.is_some_and(|item| item.end > logical.0))
 }
 
 /// How many items the checksums of `len` bytes fill at most, beside one that they continue.
@@ -178,20 +202,25 @@ pub(crate) fn insert_checksums<'d>(
     insert_sums(handle, logical, &sums)
 }
 
-/// Stores `sums`, the checksums of consecutive sectors from `logical` on, which have none.
+/// Stores `sums`, the checksums of consecutive sectors from `logical` on. What the tree had of
+/// these sectors, which a damaged volume has of free space too, is replaced.
 pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) -> Result<()> {
     let superblock = handle.volume().superblock();
     let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
     let most = most_per_item(superblock.node_size, sum_len);
-    let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);
+    let len = (sums.len() / sum_len * sector) as u64;
+    remove_stale_checksums(handle, logical, len)?;
+    // No writer that removes stale checksums takes the item away to which this adds.
+    let _unchanging = handle.checksums_unchanging();
+    let before = last_item(handle.volume(), logical, len)?;
     let mut at = logical.0;
     let mut rest = sums;
     // What continues the item before goes into it, as long as there is room.
-    if let Some((before, len)) = item_that_ends_at(handle, logical)? {
-        let joined = rest.len().min(most.saturating_sub(len));
+    if let Some(item) = before.filter(|item| item.end == logical.0) {
+        let joined = rest.len().min(most.saturating_sub(item.size));
         let (part, behind) = rest.split_at(joined);
         handle.change(TreeId::CSUM, |tree| {
-            tree.modify(before, joined, |old| Ok([old.unwrap_or_default(), part].concat()))
+            tree.modify(item.key, joined, |old| Ok([old.unwrap_or_default(), part].concat()))
         })?;
         at += (joined / sum_len * sector) as u64;
         rest = behind;
@@ -199,7 +228,7 @@ pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) ->
     let items: Vec<_> = rest
         .chunks(most)
         .map(|part| {
-            let item = (key(at), part);
+            let item = (csum_key(at), part);
             at += (part.len() / sum_len * sector) as u64;
             item
         })
@@ -213,14 +242,25 @@ fn most_per_item(node_size: u32, sum_len: usize) -> usize {
     leaf_capacity(node_size) / 4 / sum_len * sum_len
 }
 
-/// The item whose last sector lies right before `logical`, and its size in bytes.
-fn item_that_ends_at(handle: &Handle<'_>, logical: Logical) -> Result<Option<(Key, usize)>> {
-    let superblock = handle.volume().superblock();
+/// An item of the checksum tree.
+struct SumsItem {
+    key: Key,
+    /// How many bytes of checksums it has.
+    size: usize,
+    /// Where the last sector that it has a checksum of ends.
+    end: u64,
+}
+
+/// The last item that begins before the end of `len` bytes from `logical` on.
+fn last_item(volume: &Engine, logical: Logical, len: u64) -> Result<Option<SumsItem>> {
+    let Some(root) = volume.csum_tree() else { return Ok(None) };
+    let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
-    let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, logical.0);
-    let cursor = Cursor::seek_floor(handle.volume(), handle.volume().tree(TreeId::CSUM)?, key)?;
-    Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).and_then(|(found, data)| {
-        let end = found.offset + (data.len() / sum_len) as u64 * sector;
-        (found < key && end == logical.0).then_some((found, data.len()))
+    let last = csum_key(logical.0.saturating_add(len).saturating_sub(1));
+    let cursor = Cursor::seek_floor(volume, root, last)?;
+    Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).and_then(|(key, data)| {
+        let end = key.offset.saturating_add((data.len() / sum_len) as u64 * sector);
+        // Where no item begins before `last`, the cursor is on the first behind it.
+        (key <= last).then_some(SumsItem { key, size: data.len(), end })
     }))
 }

@@ -19,6 +19,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
+use super::checksums::remove_stale_checksums;
 use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
 use crate::engine::Engine;
@@ -38,6 +39,7 @@ pub(crate) fn preallocate(
     logical: Logical,
     len: u64,
 ) -> Result<i64> {
+    remove_stale_checksums(handle, logical, len)?;
     let dropped = drop_range(handle, file, start..start + len)?;
     let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: start };
     handle.refer_new(logical, len, ExtentKind::Data, owner);

@@ -18,6 +18,7 @@ use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
 use super::buffer::{Run, index};
+use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::Chunk;
@@ -195,10 +196,10 @@ fn note_checksums(
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<()> {
-    if Sums::of(inode) == Sums::Has {
-        insert_checksums(handle, logical, data.slices(0..data.len))?;
+    match Sums::of(inode) {
+        Sums::Has => insert_checksums(handle, logical, data.slices(0..data.len)),
+        Sums::HasNone => remove_stale_checksums(handle, logical, data.len),
     }
-    Ok(())
 }
 
 /// Writes `data` at `logical`, where its place in `file` is preallocated.

@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::storage::malformed;
 
 /// The index of the first entry of a directory: the two before are for `.` and `..`.
-const FIRST_INDEX: u64 = 2;
+pub(super) const FIRST_INDEX: u64 = 2;
 
 /// What an entry leads to.
 #[derive(Clone, Copy, Debug)]

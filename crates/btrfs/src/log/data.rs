@@ -7,10 +7,10 @@
 //!   logged anew                    |---------------------------|     to where items begin and end, now and in the log
 //! ```
 //!
-//! So no two items of the log overlap, whatever was logged before. Where there is nothing, a hole
-//! is written down, also in volumes that have none elsewhere: otherwise what the last commit has
-//! there would stay. What is preallocated behind the end of the file is logged each time, because
-//! who replays the log cuts the file off there.
+//! So no two items of the log ever overlap. A range without extents is logged as a hole, also in
+//! volumes without hole items: otherwise replay would leave the contents of the last commit there.
+//! Preallocated extents behind the end of the file are logged each time, because replay truncates
+//! the file at its end.
 
 use std::ops::Range;
 
@@ -28,15 +28,15 @@ use crate::storage::malformed;
 use crate::transaction::Obstacle;
 use crate::tree::TreeRoot;
 
-/// Extent items that are looked at in one go.
+/// How many extent items one search reads.
 const BATCH: usize = 256;
 
-/// Extent items of one file that go to the log at the most, or out of it: for more a commit is
-/// made.
+/// How many extent items one fsync may add to the log or remove from it. For more it commits.
 const MOST_EXTENTS: usize = 65_536;
 
 impl Record<'_, '_> {
-    /// Logs the extents of a file, which the last commit has or has not, where they changed.
+    /// Logs the extents of a file in the ranges that changed: all of them if the last commit does
+    /// not have the file.
     pub(super) fn extents(
         &mut self,
         ino: u64,
@@ -63,7 +63,8 @@ impl Record<'_, '_> {
         Ok(())
     }
 
-    /// The ranges, each from where an item begins, now and in the log, to where one ends.
+    /// Widens the ranges so that none starts or ends inside an item, neither in the subvolume nor
+    /// in the log.
     fn widened(&self, root: TreeRoot, ino: u64, mut ranges: Ranges) -> Result<Ranges> {
         loop {
             let mut wide = Ranges::default();
@@ -86,8 +87,8 @@ impl Record<'_, '_> {
         }
     }
 
-    /// Makes `range`, no end of which is inside an item, what the file has there. What lies behind
-    /// `end` is no hole.
+    /// Replaces `range` in the log by the extents of the file. No item reaches over an end of
+    /// `range`. Behind `end` it logs no holes.
     fn put_extents(
         &mut self,
         root: TreeRoot,
@@ -116,7 +117,7 @@ impl Record<'_, '_> {
         }
     }
 
-    /// Takes what the log has of `range` out of it.
+    /// Removes the extents in `range` from the log.
     fn remove_extents(&mut self, ino: u64, range: &Range<u64>) -> Result<(), Stop> {
         let mut at = range.start;
         loop {
@@ -138,14 +139,14 @@ impl Record<'_, '_> {
         if self.extents > MOST_EXTENTS { Err(Obstacle::TooMuch.into()) } else { Ok(()) }
     }
 
-    /// Writes down that there is nothing from `key` to `end`.
+    /// Logs a hole from `key` to `end`.
     fn put_hole(&mut self, key: Key, end: u64) {
         if key.offset < end {
             self.edits.insert(key, Some(hole_item(self.handle, end - key.offset)));
         }
     }
 
-    /// Logs the checksums of what an extent item refers to, if the data came in this transaction.
+    /// Logs the checksums of the extent that an item names, if this transaction wrote the data.
     fn sums_of(&mut self, data: &[u8]) -> Result<(), Stop> {
         let extent = FileExtent::parse(data).map_err(malformed)?;
         let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, preallocated } =
@@ -161,8 +162,8 @@ impl Record<'_, '_> {
         } else {
             disk_bytenr.0..disk_bytenr.0 + disk_num_bytes
         };
-        // Data that came in a transaction whose log is in use keeps its place and its checksums
-        // until the commit.
+        // While the log of a transaction is in use, data that the transaction wrote keeps its place
+        // and its checksums until the commit.
         for part in self.own.sums.missing(&range) {
             for (at, sums) in stored_sums(self.volume, &part)? {
                 let key = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);

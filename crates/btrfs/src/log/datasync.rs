@@ -1,11 +1,11 @@
-//! What fdatasync leaves out: the times of a file.
+//! fdatasync leaves out the times of a file.
 //!
-//! Who writes a file in place, and has it durable after each write, changes nothing of it but
-//! times. Then it takes a barrier, and neither a log nor a commit.
+//! A program that overwrites a file in place, and calls fdatasync after each write, changes only
+//! its times. Then a flush of the devices is enough, without a log and without a commit.
 //!
-//! That is so if the inode, its names and its attributes are what the last commit has, or, where
-//! the running transaction has logged the file, what the log has; and if no extents were noted
-//! since.
+//! There are two conditions. The inode, its names and its attributes are the same as in the last
+//! commit, or as in the log if the running transaction has logged the file. And `notes` has no
+//! changed extents of it.
 
 use offshoot_btrfs_format::inode::{InodeItem, Timespec};
 use offshoot_btrfs_format::{ItemType, Key};
@@ -19,7 +19,7 @@ use crate::inode::type_of;
 use crate::storage::malformed;
 use crate::tree::TreeRoot;
 
-/// Where all of a file is but its times.
+/// The place where everything but the times of a file is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
     /// In the last commit.
@@ -28,8 +28,8 @@ pub(super) enum Stored {
     Logged(u64),
 }
 
-/// Where all of `file`, which is locked, is but its times, if it is somewhere. `committed` is its
-/// subvolume in the last commit.
+/// Finds the place where everything but the times of `file`, which is locked, is stored; `None` if
+/// there is none. `committed` is its subvolume in the last commit.
 pub(super) fn stored_but_times(
     volume: &Engine,
     log: &Log,
@@ -57,7 +57,8 @@ pub(super) fn stored_but_times(
     Ok(is_same.then_some(stored))
 }
 
-/// The items, as if the inode had no times.
+/// The items with the times of the inode set to zero, and the two counters that rise with every
+/// change.
 fn without_times(mut head: Items) -> Result<Items> {
     for (_, data) in head.iter_mut().filter(|(key, _)| is_inode(key)) {
         let mut item = *InodeItem::view(data).map_err(malformed)?;

@@ -1,24 +1,24 @@
-//! A directory in the log.
+//! Logs directories.
 //!
-//! Indexes of entries only rise, so the entries that are new are behind the last one of the last
-//! commit; and those that are new since the directory was logged are behind what was logged then.
-//! Entries that are gone were noted.
+//! Indexes of entries only rise. So the new entries are behind the last entry of the last commit,
+//! and the entries that are new since the directory was logged are behind the last logged one.
+//! `notes` remembers the removed entries.
 //!
-//! - *A new entry* is logged as it is, with the inode that it leads to: if that is new, the inode
-//!   itself and its name, as a file that holds nothing. Where something is stored in it, or another
-//!   had the name, and if it is not new, all of it, because it may have lost another name for this
-//!   one.
-//! - *A new directory* that an entry leads to is logged with its entries too, and so on downwards:
-//!   whoever syncs a directory finds below it what was new there. One that is in the log is logged
-//!   anew if it changed since; for that the log remembers which new directories are below which.
-//! - *An entry that is gone* is said to be gone, if the last commit has it. The inode that it led
-//!   to is logged with the names that it has now, if it has one.
+//! - *A new entry* is logged with the inode that it leads to. A new inode is logged as an empty
+//!   file: the inode item and its name. An inode is logged whole in three cases: it is not new, and
+//!   may have lost another name for this one; it holds data; or another inode had the name.
+//! - *A new directory* that an entry leads to is logged with its entries, and so on downwards:
+//!   after a crash, everything new below a synced directory is there. A directory that is in the
+//!   log is logged again if it has changed since. For that, the log remembers which new directories
+//!   are below which.
+//! - *A removed entry* is logged as gone, if the last commit has it. The inode that it led to is
+//!   logged with its current names, if it has any.
 //!
-//! Where there are many new entries, what waits of them and of the inodes they lead to is put into
-//! the tree of the subvolume first, and then they go to the log as they stand there: runs of items
-//! with one copy of their data (`heads`). Both lie in leaves of this transaction, and what is older
-//! is not looked at. Each of them costs several times what it costs in a commit. So where they are
-//! much of what the transaction changed, a commit is made.
+//! If there are many new entries, the delayed items of these entries and of their inodes are first
+//! put into the tree of the subvolume. Then they go to the log as they stand there: runs of items
+//! with one copy of their data (`heads`). Both kinds lie in leaves of this transaction, and older
+//! leaves are not read. Each entry costs several times as much in a log as in a commit. So if the
+//! new entries are a large part of the changes of the transaction, fsync makes a commit.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -39,20 +39,21 @@ use crate::storage::malformed;
 use crate::transaction::Obstacle;
 use crate::tree::Cursor;
 
-/// Entries that are looked at in one go.
+/// How many entries one search reads.
 const CHUNK: usize = 4096;
 
-/// New entries for which it is worth it to put what waits of them into the tree, and to copy runs
-/// of items from there.
+/// From this many new entries on, flushing delayed items into the tree and copying runs from there
+/// pays.
 const WORTH_RUNS: u64 = 64;
 
-/// New entries for which a commit may be cheaper. With fewer, what every commit writes weighs more.
+/// From this many new entries on, a commit may be cheaper. With fewer, the fixed costs of a commit
+/// weigh more.
 const WORTH_A_COMMIT: u64 = 512;
 
-/// What a new entry with a new file takes in the blocks of trees, about, in bytes.
+/// About how many bytes of tree blocks a new entry with a new file takes.
 const ENTRY_BYTES: u64 = 512;
 
-/// How many times as much an entry costs in a log as in a commit, about.
+/// About how many times as much an entry costs in a log as in a commit.
 const LOG_FACTOR: u64 = 3;
 
 fn entry_key(dir: u64, index: u64) -> Key {
@@ -60,7 +61,7 @@ fn entry_key(dir: u64, index: u64) -> Key {
 }
 
 impl Record<'_, '_> {
-    /// Logs a directory, which is locked, with the entries that came and went.
+    /// Logs a locked directory, with its new and its removed entries.
     pub(super) fn directory(&mut self, dir: u64) -> Result<(), Stop> {
         let (head, committed) = (self.head(dir)?, self.committed_head(dir)?);
         let item = inode_in(&head)?.filter(|item| item.nlink.get() > 0).ok_or(Obstacle::Failed)?;
@@ -74,7 +75,7 @@ impl Record<'_, '_> {
         self.new_entries(dir, after_committed)
     }
 
-    /// The index behind that of the last entry that the directory has in the last commit.
+    /// One more than the highest index of an entry of the directory in the last commit.
     fn after_committed(&self, dir: u64) -> Result<u64> {
         let last = entry_key(dir, u64::MAX);
         let cursor = Cursor::seek_committed_floor(self.volume, self.own.committed, last)?;
@@ -91,15 +92,15 @@ impl Record<'_, '_> {
         }
         for (&index, ino) in removed.range(after_committed..) {
             self.edits.insert(entry_key(dir, index), None);
-            // Moved away, it must not be in no place because it was not synced itself.
+            // An inode that moved away must stay reachable although it was not synced itself.
             self.give_way(ino.ok_or(Obstacle::Subvolumes)?)?;
             self.spill_much()?;
         }
         Ok(())
     }
 
-    /// Logs a new directory that an entry leads to, with what is in it, unless the log has it as it
-    /// is.
+    /// Logs a new directory that an entry leads to, with its contents, unless the log has its
+    /// current state.
     pub(super) fn reached_directory(&mut self, dir: u64) -> Result<(), Stop> {
         if let Some(logged) = self.own.logged.get(&dir).filter(|logged| logged.is_whole) {
             let root = self.volume.tree(self.subvolume)?;
@@ -142,14 +143,14 @@ impl Record<'_, '_> {
         Ok(())
     }
 
-    /// Whether a commit takes less than logging so many new entries.
+    /// Whether a commit is cheaper than logging this many new entries.
     fn commit_is_cheaper(&self, entries: u64) -> Result<bool> {
         Ok(entries >= WORTH_A_COMMIT
             && entries * ENTRY_BYTES * LOG_FACTOR > self.volume.dirty_tree_bytes()?)
     }
 
-    /// Logs the entries from this index on as they stand in the tree. Not if some are just being
-    /// put there.
+    /// Logs the entries from this index on as they stand in the tree. Returns `false` and logs
+    /// nothing if another thread is putting some of them there right now.
     fn entries_in_runs(&mut self, dir: u64, first: u64) -> Result<bool, Stop> {
         let first = entry_key(dir, first);
         if !self.handle.flush_beside(self.subvolume, first)? {
@@ -196,7 +197,7 @@ impl Record<'_, '_> {
         Ok(entries)
     }
 
-    /// Logs what a new entry leads to.
+    /// Logs the inode that a new entry leads to.
     fn entry(&mut self, key: Key, data: &[u8], heads: Option<&mut Heads>) -> Result<(), Stop> {
         self.spill_much()?;
         if self.own.logged.len() + self.reached.len() > MOST {
@@ -213,7 +214,7 @@ impl Record<'_, '_> {
             return Err(Obstacle::ManyNames.into());
         }
         let is_logged = holder.is_some();
-        // A directory that names need is in the log without its entries.
+        // A new directory may be in the log because a name needs it, and then without its entries.
         if entry.file_type == file_type::DIR && !self.is_committed(ino)? {
             self.own.logged.entry(key.objectid).or_default().below.push(ino);
             self.reached.push(ino);
@@ -236,10 +237,10 @@ impl Record<'_, '_> {
         self.lock_also(ino)
     }
 
-    /// Logs that a new inode exists, if its only name is the entry at hand and that is enough of
-    /// it; whether it is so.
+    /// Logs that a new inode exists, if it has one name and holds no data. Returns whether that was
+    /// enough.
     fn mention(&mut self, ino: u64) -> Result<bool, Stop> {
-        // Who changes it has it locked until all of its items are there.
+        // A thread that changes the inode has it locked until all of its items are there.
         let lock = self.lock(ino)?;
         let head = self.head(ino)?;
         drop(lock);
@@ -250,7 +251,7 @@ impl Record<'_, '_> {
         match type_of(&item)? {
             FileType::Symlink => return Ok(false),
             FileType::Regular => {
-                // Empty, it must not take the place of one that was not.
+                // An inode that is logged as empty must not replace another one that has data.
                 let is_over = self.is_of_another(ino, name)?;
                 if item.nbytes.get() > 0 || item.size.get() > 0 || is_over {
                     return Ok(false);

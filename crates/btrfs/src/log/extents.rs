@@ -1,4 +1,4 @@
-//! Extents of a log: what ranges of files hold, and the checksums of it.
+//! Replays extents: the contents of ranges of files, and their checksums.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{FileType, Result};
 
 use super::replay::Replay;
-use crate::data::{drop_range, extent_len, has_checksums, insert_sums, note_use, remove_checksums};
+use crate::data::{drop_range, extent_len, insert_sums, note_use};
 use crate::inode::type_of;
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Owner};
 use crate::tree::{Cursor, with_item};
 
 impl Replay<'_, '_> {
-    /// Makes a range of a file what the log says.
+    /// Replaces a range of a file by an extent of the log.
     pub(super) fn replay_extent(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let is_same = with_item(self.volume, self.root()?, key, |stored| Ok(stored == data))?;
         if is_same == Some(true) {
@@ -50,7 +50,8 @@ impl Replay<'_, '_> {
         self.put_inode(ino, &inode)
     }
 
-    /// Refers to what the extent item at `key` holds, and gives how many bytes of data that are.
+    /// Adds a reference to the extent that the item at `key` names. Returns how many bytes of data
+    /// the item adds to the file: 0 for a hole.
     fn hold(&mut self, key: Key, extent: &FileExtent<'_>) -> Result<u64> {
         let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, .. } =
             extent.body
@@ -68,7 +69,7 @@ impl Replay<'_, '_> {
         } else {
             self.handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, 1);
         }
-        // What is compressed has checksums of all that is stored.
+        // A compressed extent has checksums of all its stored bytes.
         let stored = if extent.compression == Compression::None {
             let start = disk_bytenr.0 + offset;
             start..start + num_bytes
@@ -79,7 +80,8 @@ impl Replay<'_, '_> {
         Ok(num_bytes)
     }
 
-    /// Stores the checksums that the log has of a range of data. Later items are newer.
+    /// Stores the checksums that the log has of a range of data. If items overlap, the later one is
+    /// newer, and wins.
     fn replay_checksums(&self, range: &Range<u64>) -> Result<()> {
         let superblock = self.volume.superblock();
         let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
@@ -97,9 +99,6 @@ impl Replay<'_, '_> {
             let (from, to) = (covers.start.max(range.start), covers.end.min(range.end));
             if from < to {
                 let sums = &data[bytes(from - covers.start)..bytes(to - covers.start)];
-                if has_checksums(self.volume, Logical(from), to - from)? {
-                    remove_checksums(self.handle, Logical(from), to - from)?;
-                }
                 insert_sums(self.handle, Logical(from), sums)?;
             }
             cursor.advance()?;

@@ -1,25 +1,26 @@
-//! Why a log was not replayed. The error itself says so, because what helps is not the same: a log
-//! that is damaged can only be thrown away, and one that is sound must not be.
+//! Why a log was not replayed. The text of the error says it, because the remedies differ: a
+//! damaged log can only be thrown away, and a sound one must be kept.
 
 use offshoot_vfs::{Corrupt, Error};
 
-/// What errors begin with that the log itself is the reason of.
+/// The first words of errors that the log itself causes.
 const IN_LOG: &str = "pending tree log: ";
-/// What errors begin with that come from the volume that it is replayed into.
+/// The first words of errors from the volume that the log is replayed into.
 const IN_VOLUME: &str = "replaying the pending tree log: ";
 
-/// Why opening a volume ended at its pending tree log.
+/// Why opening a volume failed at its pending tree log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFailure {
-    /// The log contradicts itself or the volume: nobody can replay it.
+    /// The log contradicts itself or the volume, and cannot be replayed.
     Damaged,
-    /// The log may be sound. Something that replaying needs is not there.
+    /// The log may be sound, but something that replaying needs is missing.
     NotReplayed,
 }
 
 impl LogFailure {
-    /// Whether an error of [`Volume::open`](crate::Volume::open) or
-    /// [`Volume::open_writable`](crate::Volume::open_writable) is about the log, and which.
+    /// The failure that an error of [`Volume::open`](crate::Volume::open) or
+    /// [`Volume::open_writable`](crate::Volume::open_writable) reports; `None` if the error is not
+    /// about the log.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {
         let (text, is_corrupt) = match error {
@@ -38,12 +39,12 @@ impl LogFailure {
     }
 }
 
-/// Says of an error that it came from replaying.
+/// Marks an error as one of replaying, unless it is marked already.
 pub(super) fn in_log(error: Error) -> Error {
     if LogFailure::of(&error).is_some() { error } else { behind(IN_LOG, error) }
 }
 
-/// Says of an error that the volume cannot be changed, which replaying does.
+/// Marks an error that keeps the volume from being written, which replaying needs.
 pub(super) fn in_volume(error: Error) -> Error {
     behind(IN_VOLUME, error)
 }

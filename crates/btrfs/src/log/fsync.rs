@@ -1,14 +1,14 @@
-//! fsync: a file to the devices, without a commit where that is possible.
+//! fsync: makes a file durable, without a commit where possible.
 //!
-//! What the file has buffered is written back. If nothing of it changed in the running transaction,
-//! it is on the devices when the commit before is. Otherwise it is logged (`record`), and the log
-//! is written (`running`): by the first who finds nobody at it, for all who have logged something
-//! until then. Those who come meanwhile log, and the first of them writes next.
+//! fsync writes back the buffered data of the file. If the running transaction has not changed the
+//! file, it is durable with the last commit. Otherwise fsync logs it (`record`), and then the log
+//! is written (`running`). The first thread that finds no writer writes the batch, for all threads
+//! that have logged something until then. Threads that come meanwhile log into the next batch, and
+//! one of them writes that.
 //!
-//! From logging to the end of the write-out the caller has a handle. So a commit waits for it, and
-//! what is written goes with the commit before. Where there is an [`Obstacle`], a commit is made;
-//! and always in a volume that is opened without
-//! [`OpenOptions::tree_log`](crate::OpenOptions::tree_log).
+//! From logging to the end of the write-out the caller holds a handle. So a commit waits for it,
+//! and the written log belongs to the last commit. If there is an [`Obstacle`], fsync makes a
+//! commit. Without [`OpenOptions::tree_log`](crate::OpenOptions::tree_log) it always does.
 
 use std::sync::Arc;
 
@@ -28,11 +28,11 @@ use crate::storage::malformed;
 use crate::transaction::{Cause, Handle, Live, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 
-/// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on
-/// the devices.
+/// How large the log of one transaction may become, as a multiple of the dirty bytes that the
+/// volume allows: with 64 MiB of these, 256 MiB.
 const MOST_PARTS: u64 = 4;
 
-/// What has to be durable of a file.
+/// Which part of a file has to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// All of it: fsync.
@@ -41,20 +41,20 @@ pub(crate) enum Wanted {
     Data,
 }
 
-/// What becomes of an fsync.
+/// The outcome of trying to fsync without a commit.
 enum Outcome {
-    /// It is done.
+    /// The file is durable.
     Done,
-    /// The transaction has to be committed.
+    /// This transaction has to be committed, for this reason.
     Commit(Generation, Obstacle),
 }
 
-/// Makes durable what is wanted of what was changed of `file`.
+/// Makes the wanted changes of `file` durable.
 ///
 /// # Errors
-/// As [`Engine::sync`]. After an error that is not one of writing, another fsync makes a commit.
+/// As [`Engine::sync`]. After an error that is not one of writing, the next fsync makes a commit.
 pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()> {
-    // The place of a subvolume in a snapshot has nothing that could be logged.
+    // The empty directory that stands for a subvolume in a snapshot has nothing to log.
     if !volume.live()?.tree_log || placeholder_in(file).is_some() {
         write_back::sync_file(volume, file)?;
         write_back::sync_others(volume)?;
@@ -73,8 +73,8 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
 /// Writes the file back, and logs it if possible.
 fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     let live = volume.live()?;
-    // Others may change the file, and commit, while this waits. Then there is little left to write
-    // back and to wait for.
+    // Write back once without the lock, while other threads may change the file and commit. Then
+    // little is left to write back and to wait for under the lock.
     write_back::sync_file(volume, file)?;
     live.wait_for_commit()?;
     let locks = volume.inodes.lock(&[file]);
@@ -82,14 +82,14 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     let handle = volume.enter_committed()?;
     let log = handle.log();
     let commit = |obstacle| Ok(Outcome::Commit(handle.generation(), obstacle));
-    // What replays a log looks for no files in subvolumes without names.
+    // Replay does not look into subvolumes without names.
     if is_deleted(volume, file)? || handle.tree(TreeId(file.dev))?.is_removed() {
         return commit(Obstacle::Subvolumes);
     }
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let is_changed = item.transid.get() >= handle.generation().0;
-    // What a snapshot took from its source was stored there, and the snapshot itself may not be
-    // yet.
+    // The contents that a snapshot shares with its source may be durable there, while the snapshot
+    // itself is not in a commit yet.
     let committed = match committed_root(live, &handle, TreeId(file.dev)) {
         Ok(Some(committed)) => committed,
         Ok(None) => return commit(Obstacle::Subvolumes),
@@ -100,7 +100,7 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
         return Ok(Outcome::Done);
     }
     if item.nlink.get() == 0 {
-        // Nobody finds it after a crash.
+        // A file without a name does not survive a crash, so its log would be useless.
         if let Some(obstacle) = barrier(live, volume)? {
             return commit(obstacle);
         }
@@ -147,22 +147,23 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     }
 }
 
-/// The barrier, which is enough for what was written in place; the obstacle, if a member has failed
-/// that would be believed after a crash.
+/// Flushes the members, which is enough for data that was written in place. Returns an obstacle if
+/// a member has failed whose stale data would be used after a crash.
 fn barrier(live: &Live, volume: &Engine) -> Result<Option<Obstacle>> {
     live.whole(|| volume.flush_members())?;
     Ok(volume.storage.hides_failures().then_some(Obstacle::MemberFailed))
 }
 
-/// The obstacle that an error is: a commit may do without what could not be read to be logged.
+/// Turns an error into an obstacle: a commit may not need the block that could not be read for the
+/// log.
 ///
 /// # Errors
-/// The error, when nothing is written any more.
+/// The error, when the volume has stopped writing.
 fn failed(live: &Live, error: Error) -> Result<Obstacle> {
     live.require_whole().map(|()| Obstacle::Failed).map_err(|_| error)
 }
 
-/// Logs a file that is locked, and gives the batch in which it is.
+/// Logs a locked file, and returns the batch that it is in.
 fn log_file(
     live: &Live,
     handle: &Handle<'_>,
@@ -174,8 +175,9 @@ fn log_file(
     begun(handle.log(), || log_into(&mut trees, live, handle, file, committed, is_directory))
 }
 
-/// Logs something. When that fails, or panics, nothing more is logged: what is known of the log may
-/// be what it was to become. The caller has the log trees locked, so that nobody writes half of it.
+/// Runs `work`, which logs something. If it fails or panics, nothing more is logged in this
+/// transaction, because the tables may describe edits that are not in the log. The caller holds the
+/// lock of the log trees, so no thread writes a half-done log.
 pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
     let mut begun = Begun { log, is_done: false };
     let logged = work();
@@ -186,7 +188,7 @@ pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Res
     logged
 }
 
-/// Something that is being logged.
+/// Sets an obstacle when it is dropped unfinished, by a panic.
 struct Begun<'l> {
     log: &'l Log,
     is_done: bool,
@@ -200,7 +202,7 @@ impl Drop for Begun<'_> {
     }
 }
 
-/// Logs a file that is locked into the log trees, and gives the batch in which it is.
+/// Logs a locked file into the log trees, and returns the batch that it is in.
 pub(super) fn log_into(
     trees: &mut Trees,
     live: &Live,
@@ -210,7 +212,8 @@ pub(super) fn log_into(
     is_directory: bool,
 ) -> Result<u64, Stop> {
     let (log, subvolume) = (handle.log(), TreeId(file.dev));
-    // Before anything is looked at: what is given up from now on stays as it is until the commit.
+    // Set this before reading anything: extents that are freed from now on stay intact until the
+    // commit.
     log.use_it();
     log.require_small(live, handle.volume())?;
     let batch = trees.batch;
@@ -224,8 +227,8 @@ pub(super) fn log_into(
     Record::new(handle, own, subvolume, batch).run(file.ino, is_directory)
 }
 
-/// The root of a tree that the root tree names, as the last commit has it. That commit is on the
-/// devices.
+/// The root of a subvolume in the last commit, which is on the devices; `None` if that commit does
+/// not have the subvolume.
 pub(crate) fn committed_root(
     live: &Live,
     handle: &Handle<'_>,
@@ -240,8 +243,8 @@ pub(crate) fn committed_root(
     Ok(Some(TreeRoot { id: subvolume, logical, level, generation }))
 }
 
-/// Waits until `batch` is on the devices, and writes it if nobody else is at it. The obstacle, if
-/// there is one.
+/// Waits until `batch` is on the devices, and writes it if no other thread does. Returns the
+/// obstacle, if there is one.
 fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Obstacle>> {
     let log = handle.log();
     loop {
@@ -264,7 +267,7 @@ fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Ob
     }
 }
 
-/// Who writes the log. When this is dropped the next one may.
+/// The right to write the log. When this is dropped, the next thread may write.
 struct Lead<'l> {
     log: &'l Log,
 }
@@ -276,14 +279,14 @@ impl Drop for Lead<'_> {
     }
 }
 
-/// Writes what was logged, unless there is an obstacle.
+/// Writes the current batch, unless there is an obstacle.
 fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
     let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
     let is_reliable =
         !volume.storage.hides_failures() && volume.write_log(live, &blocks.all(), &root)?;
     if !is_reliable {
-        // The commit that follows has no use for its blocks.
+        // The commit that follows does not use the blocks of the log.
         log.obstruct(Obstacle::MemberFailed);
         return Ok(());
     }
@@ -293,8 +296,8 @@ fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Ends the batch that is being logged: the root of all logs, the blocks that have to be written,
-/// and the next batch.
+/// Ends the current batch. Returns the root of the tree of log trees, the blocks to write, and the
+/// number of the next batch; `None` if there is an obstacle.
 fn end_batch(
     live: &Live,
     handle: &Handle<'_>,
@@ -306,8 +309,8 @@ fn end_batch(
         return Ok(None);
     };
     let root = trees.end_batch(handle)?;
-    // All blocks are there now. Who set an obstacle before has done it before there was anything
-    // that the log must not have.
+    // All blocks of the batch exist now. An obstacle is set before the change that the log must not
+    // have, so if there is none by now, this batch is valid.
     if log.obstacle().is_some() {
         return Ok(None);
     }
@@ -315,7 +318,7 @@ fn end_batch(
 }
 
 impl Log {
-    /// A log that became large is no better than a commit.
+    /// Stops a log that has become so large that a commit is as cheap.
     pub(super) fn require_small(&self, live: &Live, volume: &Engine) -> Result<(), Stop> {
         let node_size = u64::from(volume.superblock().node_size);
         let is_large = self.taken() * node_size > MOST_PARTS * live.dirty_bytes;

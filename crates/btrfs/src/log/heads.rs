@@ -1,15 +1,15 @@
-//! Heads of new inodes that go to the log as they stand in the tree of the subvolume.
+//! Copies the heads of new inodes into the log as they stand in the tree of the subvolume.
 //!
-//! A directory numbers its new files in the order in which they come, so their heads follow each
-//! other: inode, name, attributes, and the next inode. When nothing of them waits to be put into
-//! the tree, all that is in one leaf and says no more than that empty files exist goes to the log
-//! as one run.
+//! New files of a directory get ascending numbers, so their heads follow each other: inode, name,
+//! attributes, and the next inode. A run is a stretch of one leaf with heads that say only that
+//! empty files exist. If no delayed item of these inodes waits, the run goes to the log in one
+//! copy.
 //!
-//! What is done to these inodes meanwhile is not seen: they are not what is synced, and a log may
-//! have them as they were when their leaf was looked at. But it has no half of a change, like the
-//! mode that belongs to an access list without that list. So while what waits is put into the tree,
-//! and until the leaf is taken from there, the inodes are locked. One that somebody else has locked
-//! just then is not copied.
+//! The copy misses later changes of these inodes. That is allowed, because they are not the file
+//! that is synced: a log may have them as they were when their leaf was read. But it must not have
+//! half of a change, such as the mode that belongs to an access control list without that list. So
+//! the inodes are locked from before their delayed items are flushed until the leaf is taken. An
+//! inode that another thread has locked at that moment is not copied.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,26 +27,27 @@ use crate::inode::type_of;
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
-/// A leaf, and which of its items are the head of an inode.
+/// A leaf, and the slots in it that are the head of an inode.
 type Head = (Arc<TreeBlock>, Range<usize>);
 
-/// The leaf of the subvolume that heads are read in.
+/// The leaf of the subvolume that heads are read from.
 #[derive(Default)]
 pub(super) struct Heads {
     leaf: Option<Arc<TreeBlock>>,
-    /// The inodes that nobody changed while the leaf was taken.
+    /// The range of inodes that no other thread changed while the leaf was taken, except those in
+    /// `changing`.
     quiet: Range<u64>,
-    /// Those of them that somebody did change.
+    /// Inodes in that range that another thread had locked, and may have changed.
     changing: Vec<u64>,
-    /// What of the leaf is to go to the log.
+    /// The slots of the leaf that are to go to the log.
     run: Range<usize>,
 }
 
-/// The name of an inode, if its head in a leaf says no more than that it exists and is empty, with
-/// one name, which has this entry. It has no attributes.
+/// The name of an inode, if its head says only that it exists and is empty, with one name, which
+/// belongs to `entry`, and without attributes.
 fn only_name(leaf: &TreeBlock, slots: Range<usize>, entry: Key) -> Result<Option<Name>> {
     let (inode, names) = (slots.start, slots.start + 1);
-    // Names that are INODE_EXTREF are not for a log that has their entries.
+    // A log with the entry of a name cannot have that name as INODE_EXTREF.
     if slots.len() != 2 || leaf.key(names).item_type != ItemType::INODE_REF {
         return Ok(None);
     }
@@ -62,8 +63,8 @@ fn only_name(leaf: &TreeBlock, slots: Range<usize>, entry: Key) -> Result<Option
 }
 
 impl Heads {
-    /// Logs that the new inode exists to which this entry leads, if its head can be copied; whether
-    /// it is so.
+    /// Logs that the new inode `ino`, which `entry` leads to, exists, if its head can be copied.
+    /// Returns whether it could.
     pub(super) fn mention(
         &mut self,
         record: &mut Record<'_, '_>,
@@ -75,7 +76,7 @@ impl Heads {
         let at = (name.dir, name.bytes.clone());
         let (_, beside) = record.committed_entry(&name)?;
         if beside > 0 || record.own.names.contains_key(&at) {
-            // Somebody else may have to give way.
+            // Another inode may have to lose this name.
             return Ok(false);
         }
         if self.run.end != slots.start {
@@ -89,7 +90,7 @@ impl Heads {
         Ok(true)
     }
 
-    /// Puts into the log what is to go there.
+    /// Puts the gathered run into the log.
     pub(super) fn put(&mut self, record: &mut Record<'_, '_>) -> Result<(), Stop> {
         let run = std::mem::take(&mut self.run);
         match &self.leaf {
@@ -98,14 +99,14 @@ impl Heads {
         }
     }
 
-    /// Where the head of an inode is, if it is in one leaf, nothing of it waits, and nobody changes
-    /// it.
+    /// Finds the head of an inode, if it is in one leaf, has no delayed items, and no other thread
+    /// has the inode locked.
     fn find(&mut self, record: &mut Record<'_, '_>, ino: u64) -> Result<Option<Head>, Stop> {
         let (first, last) = head_range(ino).into_inner();
         let in_leaf = |leaf: &Arc<TreeBlock>, near: usize| {
             let (from, exists) = leaf.search_near(near, first);
             let (end, _) = leaf.search_near(from, last);
-            // More of it may be in the next leaf.
+            // If the head ends with the leaf, more of it may be in the next one.
             (exists && end < leaf.len()).then(|| (leaf.clone(), from..end))
         };
         if self.quiet.contains(&ino) {
@@ -118,7 +119,8 @@ impl Heads {
         }
         self.put(record)?;
         *self = Self::default();
-        // Those that wait together with it, and may be in the same leaf.
+        // The inodes from this one to the end of its group of delayed items: they are flushed
+        // together, and may share a leaf.
         let quiet = ino..(ino / GROUP + 1).saturating_mul(GROUP);
         let mut locks = Vec::new();
         for other in quiet.clone() {

@@ -1,5 +1,4 @@
-//! Inodes of a log: the inode item, attributes that are gone, and how many names there are in the
-//! end.
+//! Replays inodes: the inode item, removed attributes, and the final count of names.
 
 use std::collections::HashSet;
 
@@ -26,7 +25,8 @@ impl Replay<'_, '_> {
         self.put(Key::new(ino, ItemType::INODE_ITEM, 0), item.as_bytes())
     }
 
-    /// Makes the inode what the log says, and takes from it what the log says it does not have.
+    /// Replaces the inode by that of the log, and removes the attributes, entries and data that the
+    /// log says it lacks.
     pub(super) fn replay_inode(&mut self, key: Key, logged: InodeItem) -> Result<()> {
         let ino = key.objectid;
         let file_type = type_of(&logged)?;
@@ -39,7 +39,7 @@ impl Replay<'_, '_> {
                 self.drop_entries(ino)?;
             }
         }
-        // What went with entries is in the size of the directory by now.
+        // Removing entries has changed the size of the directory, so this reads the inode again.
         let mut item = self.merged(logged, self.inode(ino)?, file_type);
         if file_type == FileType::Regular {
             let sector = u64::from(self.volume.superblock().sector_size);
@@ -52,8 +52,9 @@ impl Replay<'_, '_> {
         self.put_inode(ino, &item)
     }
 
-    /// The inode item when the log has one and the subvolume maybe another. What is counted (data,
-    /// and the names in a directory) is counted where it changes, so it is that of the subvolume.
+    /// The inode item, from that of the log and perhaps one of the subvolume. Two fields are
+    /// counted where they change, so they come from the subvolume: the bytes of data, and the size
+    /// of a directory.
     fn merged(
         &self,
         logged: InodeItem,
@@ -62,7 +63,8 @@ impl Replay<'_, '_> {
     ) -> InodeItem {
         let is_mention = logged.generation.get() == 0;
         if let Some(stored) = stored.filter(|_| is_mention) {
-            // It may tell how long a file is: 0 is what those have that were not fsynced.
+            // Such an item may give the length of a file. A length of 0 means that the file was not
+            // fsynced.
             let is_long = file_type == FileType::Regular && logged.size.get() != 0;
             let size = if is_long { logged.size } else { stored.size };
             return InodeItem { size, ..stored };
@@ -78,7 +80,7 @@ impl Replay<'_, '_> {
         item
     }
 
-    /// Removes the attributes that the log does not have. Those that it has are put there later.
+    /// Removes the attributes that the log does not have. A later pass puts those that it has.
     fn drop_attributes(&self, ino: u64) -> Result<()> {
         let mut gone = Vec::new();
         let first = Key::new(ino, ItemType::XATTR_ITEM, 0);
@@ -93,7 +95,7 @@ impl Replay<'_, '_> {
         self.handle.change(self.tree, |tree| tree.apply_batch(&gone).map(drop))
     }
 
-    /// Makes the attributes whose names have one hash those of the log.
+    /// Replaces an item of attributes, which holds all names with one hash, by that of the log.
     pub(super) fn replay_attribute(&self, key: Key, data: &[u8]) -> Result<()> {
         if self.inode(key.objectid)?.is_none() {
             return Err(self.wrong(key, "an attribute of an inode that there is not"));
@@ -101,8 +103,8 @@ impl Replay<'_, '_> {
         self.put(key, data)
     }
 
-    /// Counts the names of all inodes of which the log may have changed some. Those that have none
-    /// are orphans.
+    /// Counts the names of all inodes whose names the log may have changed. An inode without names
+    /// becomes an orphan.
     pub(super) fn count_links(&mut self) -> Result<()> {
         let mut attached = HashSet::from([Ino::ROOT_DIR.0]);
         while let Some(ino) = self.uncounted.pop_last() {
@@ -134,7 +136,7 @@ impl Replay<'_, '_> {
 
     /// # Errors
     /// When the directory is below itself: the way up from it ends neither at the root nor at an
-    /// orphan. Directories that are known to be in order are in `attached`.
+    /// orphan. `attached` holds directories whose way up is known to be good.
     fn require_attached(&self, dir: u64, attached: &mut HashSet<u64>) -> Result<()> {
         let (mut at, mut way) = (dir, HashSet::new());
         while !attached.contains(&at) {

@@ -1,6 +1,7 @@
-//! Names of a log, from both sides: entries of directories, and names of inodes.
+//! Replays names from both sides: entries of directories, and names of inodes.
 //!
-//! An entry leads to an inode, and the inode knows the name: both come and go together.
+//! An entry leads to an inode, and the inode has the name in an item of its own. Both are added and
+//! removed together.
 
 use std::ops::RangeInclusive;
 
@@ -51,7 +52,7 @@ pub(super) fn only_entry(data: &[u8]) -> Result<DirEntry<'_>> {
 }
 
 impl Replay<'_, '_> {
-    /// What the entry called `name` leads to.
+    /// The location that the entry `name` leads to.
     fn target_of_name(&self, dir: u64, name: &[u8]) -> Result<Option<Key>> {
         let key = Key::new(dir, ItemType::DIR_ITEM, name_hash(name));
         let found = with_item(self.volume, self.root()?, key, |data| {
@@ -60,14 +61,14 @@ impl Replay<'_, '_> {
         Ok(found.flatten())
     }
 
-    /// The name of the entry at `index`, and what it leads to.
+    /// The name of the entry at `index`, and the location that it leads to.
     fn entry_at(&self, tree: TreeRoot, dir: u64, index: u64) -> Result<Option<(Vec<u8>, Key)>> {
         let key = Key::new(dir, ItemType::DIR_INDEX, index);
         let owned = |data: &[u8]| only_entry(data).map(|one| (one.name.to_vec(), one.location));
         with_item(self.volume, tree, key, owned)
     }
 
-    /// Takes the name from what the entry leads to.
+    /// Removes an entry, and the name from the inode that it leads to.
     fn unlink(&mut self, dir: u64, name: &[u8], location: Key) -> Result<()> {
         if location.item_type != ItemType::INODE_ITEM {
             let name = name.escape_ascii();
@@ -81,8 +82,8 @@ impl Replay<'_, '_> {
         Ok(())
     }
 
-    /// Gives the inode the name, unless it has that at this index already. Who is in the way gives
-    /// it up.
+    /// Gives the inode the name, unless it has the name at this index already. Another inode with
+    /// the name, and another entry at the index, are removed.
     fn link(&mut self, ino: u64, Name { dir, index, bytes: name }: &Name) -> Result<()> {
         let location = Key::new(ino, ItemType::INODE_ITEM, 0);
         let (by_name, at_index) =
@@ -104,7 +105,7 @@ impl Replay<'_, '_> {
         Ok(())
     }
 
-    /// Removes the entries of a directory that the log covers and does not have.
+    /// Removes the entries of a directory that the log covers and lacks.
     pub(super) fn drop_entries(&mut self, dir: u64) -> Result<()> {
         let volume = self.volume;
         let first = Key::new(dir, ItemType::DIR_LOG_INDEX, 0);
@@ -122,13 +123,13 @@ impl Replay<'_, '_> {
         Ok(())
     }
 
-    /// Removes all entries of a directory that has no name any more.
+    /// Removes all entries of a directory that has no name left.
     pub(super) fn drop_all_entries(&mut self, dir: u64) -> Result<()> {
         self.drop_entries_in(dir, 0..=u64::MAX, false)
     }
 
-    /// Removes the entries of `dir` in a range of indexes, but for those that the log has too where
-    /// `log_keeps`.
+    /// Removes the entries of `dir` in a range of indexes. With `log_keeps`, those that the log has
+    /// stay.
     fn drop_entries_in(
         &mut self,
         dir: u64,
@@ -157,8 +158,8 @@ impl Replay<'_, '_> {
         Ok(())
     }
 
-    /// Puts an entry where the log has one. Where the inode knows the name itself, that is left to
-    /// its names.
+    /// Replays an entry of the log. If the log has the name of the inode as well, this leaves the
+    /// name to the later pass over names.
     pub(super) fn replay_entry(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let (dir, index) = (key.objectid, key.offset);
         let DirEntry { name, location, .. } = only_entry(data)?;
@@ -178,7 +179,8 @@ impl Replay<'_, '_> {
             return Err(Error::Unsupported(what));
         }
         let ino = location.objectid;
-        // An entry may be newer than what the log knows of the inode: then it stays as it was.
+        // The log may have a newer entry for an inode that it does not have. Then this entry is
+        // skipped.
         if self.inode(ino)?.is_none() {
             return Ok(());
         }
@@ -195,10 +197,11 @@ impl Replay<'_, '_> {
         self.link(ino, &new)
     }
 
-    /// Whether the subvolume has the inode `dir`, which `key` of the log says is a directory.
+    /// Whether the subvolume has the inode `dir`, which is a directory according to the item `key`
+    /// of the log.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the inode is not a directory.
     fn has_directory(&self, key: Key, dir: u64) -> Result<bool> {
         match self.inode(dir)? {
             Some(item) if type_of(&item)? != FileType::Directory => {
@@ -238,11 +241,11 @@ impl Replay<'_, '_> {
         Ok(false)
     }
 
-    /// Gives an inode the names of an item, and takes those away that the same item of the
-    /// subvolume has beside them.
+    /// Gives an inode the names of an item of the log, and removes the other names in the same item
+    /// of the subvolume.
     pub(super) fn replay_names(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let (ino, new) = (key.objectid, names_of(key, data)?);
-        // A root directory has no name but in itself.
+        // A root directory has only a name in itself.
         if key.offset == ino {
             return Ok(());
         }
@@ -257,7 +260,7 @@ impl Replay<'_, '_> {
             self.unlink(gone.dir, &gone.bytes, location)?;
         }
         for name in &new {
-            // A directory that was deleted takes the name with it.
+            // If the directory is deleted, the name is gone with it.
             if self.has_directory(key, name.dir)? {
                 self.link(ino, name)?;
             }

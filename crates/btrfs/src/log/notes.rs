@@ -1,12 +1,12 @@
-//! What a transaction has changed, as far as fsync has to know: noted when it changes, because
+//! Notes for fsync about the changes of a transaction. Each change is noted as it happens, because
 //! comparing whole files and directories with the last commit would take longer than a commit.
 //!
-//! | note | who reads it |
+//! | note | reader |
 //! |---|---|
-//! | ranges of files whose extents changed | fsync of the file, which takes them: what changes after that is noted anew |
-//! | indexes of entries that were removed | fsync of the directory, which takes them, and who looks for the next index: none is used twice in a transaction |
+//! | ranges of files whose extents changed | fsync of the file, which takes them; later changes are noted again |
+//! | indexes of entries that were removed | fsync of the directory, which takes them; and the search for the next index, because no index is used twice in a transaction |
 //!
-//! There are at most [`MOST`] of each. Above that nothing is logged in the transaction any more.
+//! There are at most [`MOST`] of each. Beyond that, nothing more is logged in the transaction.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -18,17 +18,17 @@ use parking_lot::Mutex;
 
 use super::ranges::Ranges;
 
-/// The most files, or removed entries, that are noted in a transaction.
+/// The most files, and the most removed entries, that are noted in a transaction.
 pub(super) const MOST: usize = 65_536;
 
-/// The most ranges of a file: what is between those that are next to each other counts as changed
-/// when there are more.
+/// The most ranges of a file. If there are more, the two with the smallest gap become one, gap
+/// included.
 const MOST_RANGES: usize = 64;
 
 /// Entries that a directory lost.
 #[derive(Debug, Default)]
 struct Removed {
-    /// Those that no fsync has taken.
+    /// The entries that no fsync has taken.
     indexes: BTreeMap<u64, Option<u64>>,
     last: u64,
 }
@@ -47,7 +47,8 @@ impl Notes {
         *self.removed.lock() = HashMap::default();
     }
 
-    /// Extents of `file` changed in `range`; whether there is room for this note.
+    /// Notes that extents of `file` changed in `range`. Returns whether the notes are within their
+    /// limit.
     pub(super) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
         let mut extents = self.extents.lock();
         let ranges = extents.entry(file).or_default();
@@ -56,7 +57,7 @@ impl Notes {
         extents.len() <= MOST
     }
 
-    /// The ranges of `file` in which extents changed since this was asked last.
+    /// Takes the ranges of `file` in which extents changed since the last call.
     pub(super) fn take_extents(&self, file: FileId) -> Ranges {
         self.extents.lock().remove(&file).unwrap_or_default()
     }
@@ -66,8 +67,8 @@ impl Notes {
         self.extents.lock().contains_key(&file)
     }
 
-    /// The directory lost the entry with this index, which led to this inode, or to a subvolume;
-    /// whether there is room for this note.
+    /// Notes that the directory lost the entry with this index, which led to the inode `ino`;
+    /// `None` for a subvolume. Returns whether the notes are within their limit.
     pub(super) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
         let mut removed = self.removed.lock();
         let Removed { indexes, last } = removed.entry(dir).or_default();
@@ -76,7 +77,7 @@ impl Notes {
         self.removals.fetch_add(1, Ordering::Relaxed) < MOST
     }
 
-    /// The indexes of entries that the directory lost since this was asked last, and the inodes
+    /// Takes the indexes of entries that the directory lost since the last call, and the inodes
     /// that they led to.
     pub(super) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
         let mut removed = self.removed.lock();

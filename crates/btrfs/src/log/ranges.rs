@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges that neither overlap nor touch each other: where each begins, and its end.
+/// Ranges that neither overlap nor touch: the start of each, and its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
-    /// Adds a range, which joins those that it touches.
+    /// Adds a range, and joins it with those that it overlaps or touches.
     pub(crate) fn insert(&mut self, mut range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -22,7 +22,7 @@ impl Ranges {
         self.0.insert(range.start, range.end);
     }
 
-    /// What of `range` is in none of them.
+    /// The parts of `range` that are in none of them.
     pub(crate) fn missing(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.0.range(..=range.start).next_back();
         let mut at = before.map_or(range.start, |(_, &end)| end.max(range.start));
@@ -39,7 +39,7 @@ impl Ranges {
         missing
     }
 
-    /// While they are more than `most`, makes two of them one, with the least that is between two.
+    /// Joins the two ranges with the smallest gap between them, until there are at most `most`.
     pub(crate) fn limit(&mut self, most: usize) {
         while self.0.len() > most.max(1) {
             let pairs = self.iter().zip(self.iter().skip(1));
@@ -62,7 +62,7 @@ impl Ranges {
 mod tests {
     use super::*;
 
-    /// Two that are far apart stay so, however many there are.
+    /// Ranges that are far apart stay apart, however many there are.
     #[test]
     fn the_least_gaps_go_first() {
         let mut ranges = Ranges::default();
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(ranges.iter().collect::<Vec<_>>(), vec![0..5_000_005]);
     }
 
-    /// Against a set of numbers, with every range below a small bound.
+    /// Compares with sets of numbers, for all pairs of ranges below a small bound.
     #[test]
     fn ranges_are_sets_of_numbers() {
         const MOST: u64 = 7;

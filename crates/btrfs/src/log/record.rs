@@ -1,26 +1,27 @@
-//! What fsync puts into the log: an inode, and what its names need.
+//! Chooses what fsync puts into the log: an inode, and what its names need.
 //!
-//! A log says how inodes differ from the last commit. What that commit has is looked at where it
-//! is, and does not change meanwhile:
+//! A log says how inodes differ from the last commit. The trees of that commit do not change
+//! meanwhile, so this module compares with them:
 //!
-//! - *The inode:* its item, all its names and all its attributes, because those that it does not
-//!   have in the log are gone for who replays it. The extents that changed, whole items of them,
-//!   with holes written down, and the checksums of new data.
-//! - *A name that is new:* the directory, if it is new, with its own name, and so on upwards.
-//!   Another inode that the last commit, or the log, has under that name would lose it, and with
-//!   its last name itself: so it is logged too, with the names that it has now, or taken out of the
-//!   log if it is gone.
-//! - *A name that is gone:* the entry is said to be gone in its directory. For that the directory
-//!   is in the log as the last commit has it.
+//! - *The inode:* its item, all its names and all its attributes, because replay removes those that
+//!   the log lacks. The extents that changed, as whole items, with holes, and the checksums of new
+//!   data.
+//! - *A new name:* the directory, if it is new, with its own name, and so on upwards. Another inode
+//!   may have that name in the last commit, or in the log. It would lose the name, and if that is
+//!   its last name, it would be lost itself. So it is logged too, with its current names, or
+//!   removed from the log if it is deleted.
+//! - *A removed name:* the log says that its entry is gone from the directory. For that, the log
+//!   has the directory as it is in the last commit.
 //!
-//! - *A name that was taken away:* who has it now is in the log with it. Where that is not so,
-//!   nothing is logged.
+//! - *A name that moved to another inode:* that inode is in the log with the name. If it is not,
+//!   fsync makes a commit instead.
 //!
-//! All this goes to the log as batches of edits. When it turns out that something cannot be logged,
-//! nothing is any more in the transaction, so it does not matter what is in the log by then. The
-//! inode that is fsynced is locked. So are others, unless who has one waits for the log trees, to
-//! log it. They are waited for, but not for long: who has one may wait for this fsync in another
-//! way. Then a commit is made instead.
+//! All this goes to the log as batches of edits. If something turns out to be impossible to log,
+//! later fsyncs of this transaction log nothing, so it does not matter what the log has by then.
+//! The inode that is fsynced is locked. Other inodes are locked too, unless the thread that has one
+//! locked is waiting for the log trees, to log it. This thread waits for such a lock only briefly,
+//! because its holder may be waiting for this fsync in another way. After that time fsync makes a
+//! commit instead.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::{Range, RangeInclusive};
@@ -47,7 +48,7 @@ use crate::tree::{Cursor, TreeRoot};
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// Why something is not logged.
+/// Why logging stopped.
 pub(super) enum Stop {
     Obstacle(Obstacle),
     Error(Error),
@@ -74,17 +75,17 @@ impl From<Obstacle> for Stop {
     }
 }
 
-/// Edits that are gathered before they are put into the log.
+/// How many edits are gathered before they are put into the log.
 const MOST_GATHERED: usize = 8192;
 
-/// How long another inode is waited for. Most operations are over by then, and a commit takes
-/// longer; but some that have a lock wait for this fsync.
+/// How long to wait for the lock of another inode. Most operations end sooner, and a commit takes
+/// longer. But some holders of such a lock wait for this fsync.
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Items of one inode.
 pub(super) type Items = Vec<(Key, Vec<u8>)>;
 
-/// What one fsync logs.
+/// The work of one fsync on the log.
 pub(super) struct Record<'a, 'v> {
     pub(super) handle: &'a Handle<'v>,
     pub(super) volume: &'v Engine,
@@ -92,30 +93,30 @@ pub(super) struct Record<'a, 'v> {
     pub(super) own: &'a mut SubvolumeLog,
     pub(super) subvolume: TreeId,
     pub(super) batch: u64,
-    /// What becomes of items of the log.
+    /// Gathered edits: the new item for a key, or `None` to remove it.
     pub(super) edits: BTreeMap<Key, Option<Vec<u8>>>,
-    /// Locks of inodes beside the one that is fsynced.
+    /// Locks of inodes other than the one that is fsynced.
     held: Vec<Locks>,
-    /// Files to be logged whole, which are locked.
+    /// Locked files that are still to be logged whole.
     files: Vec<u64>,
-    /// New directories that names need.
+    /// New directories that names need, still to be logged.
     directories: Vec<u64>,
-    /// New directories that entries lead to.
+    /// New directories that entries lead to, still to be logged.
     pub(super) reached: Vec<u64>,
-    /// The last batch that has one of them which was not logged anew.
+    /// The last batch of those among them that were already in the log and had not changed.
     pub(super) reached_batch: u64,
-    /// Some of what was gathered is in the log.
+    /// Some of the edits are in the log already.
     is_spilled: bool,
-    /// Names that the log takes from inodes.
+    /// Names that the log takes away from inodes.
     taken: BTreeSet<(u64, Vec<u8>)>,
-    /// What was dealt with.
+    /// Inodes that this fsync has dealt with.
     pub(super) seen: HashSet<u64>,
-    /// Extent items that went to the log, or out of it.
+    /// How many extent items were added to the log or removed from it.
     pub(super) extents: usize,
 }
 
-/// The items of an inode that stand before its entries or extents: the inode itself, its names, its
-/// attributes.
+/// The keys of the *head* of an inode: its inode item, names and attributes, which come before its
+/// entries or extents.
 pub(super) fn head_range(ino: u64) -> RangeInclusive<Key> {
     Key::new(ino, ItemType::INODE_ITEM, 0)..=Key::new(ino, ItemType::XATTR_ITEM, u64::MAX)
 }
@@ -124,17 +125,17 @@ fn is_of_head(item_type: ItemType) -> bool {
     matches!(item_type, ItemType::INODE_ITEM | ItemType::XATTR_ITEM) || is_of_names(item_type)
 }
 
-/// The inode item among those of a head.
+/// The inode item of a head.
 pub(super) fn inode_in(head: &Items) -> Result<Option<InodeItem>> {
     let item = head.iter().find(|(key, _)| key.item_type == ItemType::INODE_ITEM);
     item.map(|(_, data)| InodeItem::view(data).copied().map_err(malformed)).transpose()
 }
 
-/// The names among the items of a head, each with the type of its item.
+/// The names in a head, each with the type of its item.
 pub(super) fn names_in(head: &Items) -> Result<BTreeMap<Name, ItemType>> {
     let mut names = BTreeMap::new();
     for (key, data) in head.iter().filter(|(key, _)| is_of_names(key.item_type)) {
-        // The root directory is called `..` in itself.
+        // The root directory has the name `..` in itself, which is skipped.
         if key.offset != key.objectid || key.item_type != ItemType::INODE_REF {
             names.extend(names_of(*key, data)?.into_iter().map(|name| (name, key.item_type)));
         }
@@ -155,7 +156,7 @@ pub(super) fn current_head(volume: &Engine, file: FileId) -> Result<Items> {
     Ok(head)
 }
 
-/// The head of an inode in a subvolume as the last commit has it.
+/// The head of an inode of a subvolume in the last commit.
 pub(super) fn committed_head(volume: &Engine, subvolume: TreeRoot, ino: u64) -> Result<Items> {
     head_behind(Cursor::seek_committed(volume, subvolume, *head_range(ino).start())?, ino)
 }
@@ -165,7 +166,7 @@ pub(super) fn logged_head(volume: &Engine, log: TreeRoot, ino: u64) -> Result<It
     head_behind(Cursor::seek(volume, log, *head_range(ino).start())?, ino)
 }
 
-/// The head of an inode that begins where the cursor is.
+/// Reads the head of an inode from the cursor on.
 fn head_behind(mut cursor: Cursor<'_>, ino: u64) -> Result<Items> {
     let (mut head, range) = (Vec::new(), head_range(ino));
     while let Some((key, data)) = cursor.item().filter(|(key, _)| range.contains(key)) {
@@ -212,7 +213,7 @@ impl<'a, 'v> Record<'a, 'v> {
         *self.own.tree.root.read()
     }
 
-    /// Logs the file or directory `ino`, which is locked, and gives the batch that it is in.
+    /// Logs the file or directory `ino`, which is locked, and returns the batch that it is in.
     pub(super) fn run(mut self, ino: u64, is_directory: bool) -> Result<u64, Stop> {
         self.seen.insert(ino);
         if is_directory {
@@ -238,15 +239,16 @@ impl<'a, 'v> Record<'a, 'v> {
         self.apply(ino)
     }
 
-    /// For more than what is remembered of a log a commit is made.
+    /// Stops when the log has more inodes, ranges of checksums, files to log or locks than
+    /// [`MOST`].
     fn require_few(&self) -> Result<(), Stop> {
         let Self { own, files, held, .. } = self;
         let most = own.logged.len().max(own.sums.len()).max(files.len()).max(held.len());
         if most > MOST { Err(Obstacle::TooMuch.into()) } else { Ok(()) }
     }
 
-    /// Who has a name now that the log takes from another inode has to be in the log with it: else
-    /// nobody would have it for who replays that.
+    /// If the log takes a name from an inode, and another inode has that name now, the log must
+    /// have that inode with the name. Otherwise no inode would have the name after a replay.
     fn require_holders(&self) -> Result<(), Stop> {
         for at in &self.taken {
             let holder = match lookup_once(self.volume, self.file(at.0), &at.1) {
@@ -262,7 +264,7 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Puts into the log what is left to be put there.
+    /// Puts the remaining edits into the log, and returns the batch of `ino`.
     fn apply(mut self, ino: u64) -> Result<u64, Stop> {
         let known = self.own.logged.get(&ino).map(|logged| logged.batch);
         if self.edits.is_empty()
@@ -280,19 +282,20 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(self.batch)
     }
 
-    /// Puts into the log what was gathered so far, when that is much.
+    /// Puts the gathered edits into the log if there are many.
     pub(super) fn spill_much(&mut self) -> Result<(), Stop> {
         if self.edits.len() < MOST_GATHERED { Ok(()) } else { self.spill() }
     }
 
-    /// Space for what goes to the log in one go: so many items with so many bytes of data.
+    /// Reserves space to put this many items, with this many bytes of data in all, into the log.
     fn room(&self, items: usize, bytes: usize) -> Result<Reservation<'a>, Stop> {
         let space = self.handle.space();
         let cost = space.cost_of_log(self.log.taken(), self.log_root().level, items, bytes);
         space.try_reserve(cost).ok_or(Stop::Obstacle(Obstacle::NoRoom))
     }
 
-    /// Puts items of a leaf of the subvolume into the log. What was gathered has none of them.
+    /// Copies items of a leaf of the subvolume into the log. No gathered edit has one of these
+    /// keys.
     pub(super) fn put_run(&mut self, leaf: &TreeBlock, slots: Range<usize>) -> Result<(), Stop> {
         if slots.is_empty() {
             return Ok(());
@@ -326,7 +329,7 @@ impl<'a, 'v> Record<'a, 'v> {
         current_head(self.volume, self.file(ino))
     }
 
-    /// The head of an inode as the last commit has it.
+    /// The head of an inode in the last commit.
     pub(super) fn committed_head(&self, ino: u64) -> Result<Items> {
         committed_head(self.volume, self.own.committed, ino)
     }
@@ -341,8 +344,8 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(cursor.item().is_some_and(|(found, _)| found == key))
     }
 
-    /// What the last commit has called `name` in the directory, and how long the item is in which
-    /// that stands, in bytes, or would.
+    /// The location of the entry `name` in the last commit, and the length in bytes of the item
+    /// with all entries of the same hash, 0 if there is none.
     pub(super) fn committed_entry(&self, name: &Name) -> Result<(Option<Key>, usize)> {
         if name.dir >= self.own.first_new {
             return Ok((None, 0));
@@ -359,9 +362,9 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// # Errors
-    /// When entries with the hash of this name do not fit into one item together with the
-    /// `committed` bytes of those of the last commit: who replays the log puts the new ones beside
-    /// them first.
+    /// When the entries with the hash of this name do not fit into one item together with the
+    /// `committed` bytes of those in the last commit. Replay first puts the new ones beside the old
+    /// ones.
     fn require_room_for(&self, name: &Name, committed: usize) -> Result<(), Stop> {
         if committed == 0 {
             return Ok(());
@@ -376,7 +379,7 @@ impl<'a, 'v> Record<'a, 'v> {
         if bytes > most { Err(Obstacle::ManyNames.into()) } else { Ok(()) }
     }
 
-    /// Makes the head of an inode in the log this.
+    /// Replaces the head of an inode in the log by `head`.
     pub(super) fn put_head(&mut self, ino: u64, head: &Items) -> Result<()> {
         let logged = logged_head(self.volume, self.log_root(), ino)?;
         let mut logged: BTreeMap<_, _> = logged.into_iter().collect();
@@ -389,8 +392,7 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Whether the last commit, or the log, has another inode than this under the name, or a
-    /// subvolume.
+    /// Whether the last commit or the log has another inode, or a subvolume, under the name.
     pub(super) fn is_of_another(&self, ino: u64, name: &Name) -> Result<bool> {
         let logged = self.own.names.get(&(name.dir, name.bytes.clone()));
         let (committed, _) = self.committed_entry(name)?;
@@ -412,7 +414,7 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Logs a directory that the last commit does not have, for the names in it.
+    /// Logs a directory that the last commit does not have, so that names in it have a parent.
     fn new_directory(&mut self, dir: u64) -> Result<(), Stop> {
         if self.own.logged.contains_key(&dir) {
             return Ok(());
@@ -428,7 +430,8 @@ impl<'a, 'v> Record<'a, 'v> {
         self.names(dir, &names, &BTreeMap::new())
     }
 
-    /// Has the log know the directory as the last commit has it.
+    /// Puts the head of a directory in the last commit into the log, unless the log has the
+    /// directory.
     fn known_directory(&mut self, dir: u64) -> Result<(), Stop> {
         if self.own.logged.contains_key(&dir) {
             return Ok(());
@@ -436,7 +439,7 @@ impl<'a, 'v> Record<'a, 'v> {
         let mut head = self.committed_head(dir)?;
         for (key, data) in &mut head {
             if key.item_type == ItemType::INODE_ITEM {
-                // That says that it exists, and no more.
+                // Generation 0 says only that the inode exists.
                 let mut item = *InodeItem::view(data).map_err(malformed)?;
                 item.generation = 0.into();
                 *data = item.as_bytes().to_vec();
@@ -448,8 +451,7 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Logs what it takes that an inode which had the names `before` in the last commit has the
-    /// names `now`.
+    /// Logs the change of the names of an inode, from `before` in the last commit to `now`.
     pub(super) fn names(
         &mut self,
         ino: u64,
@@ -462,8 +464,8 @@ impl<'a, 'v> Record<'a, 'v> {
             }
             self.gained(ino, name)?;
         }
-        // The items of names say it too. But who replays them takes names away without counting
-        // those that are left, and warns of it.
+        // The items of names imply this too. But from those alone the kernel's replay removes names
+        // without counting the rest, and warns about it.
         for name in before.keys().filter(|name| !now.contains_key(name)) {
             self.taken.insert((name.dir, name.bytes.clone()));
             self.lost(name)?;
@@ -474,7 +476,7 @@ impl<'a, 'v> Record<'a, 'v> {
             let at = (name.dir, name.bytes.clone());
             let is_extref = item_type == ItemType::INODE_EXTREF;
             let holder = Holder { ino, index: name.index, is_extref };
-            // Who had the name in the log is logged with others, or is gone.
+            // An inode that had the name in the log is logged with other names, or is deleted.
             if let Some(other) = self.own.names.insert(at.clone(), holder)
                 && other.index != name.index
             {
@@ -486,8 +488,8 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// Forgets the names that an inode has in the log, and removes entries with those that it does
-    /// not have `now`.
+    /// Forgets the names of an inode in the log, and removes the entries of those that it does not
+    /// have `now`.
     fn forget_names(&mut self, ino: u64, now: &BTreeMap<Name, ItemType>) {
         let Some(logged) = self.own.logged.get_mut(&ino) else { return };
         let names = std::mem::take(&mut logged.names);
@@ -511,14 +513,14 @@ impl<'a, 'v> Record<'a, 'v> {
         self.own.logged.get(&dir).is_some_and(|dir| dir.next_entry > index)
     }
 
-    /// Takes an entry that the log may have out of it.
+    /// Removes an entry from the log, if the log may have it.
     fn forget_entry(&mut self, dir: u64, index: u64) {
         if self.is_entry_logged(dir, index) {
             self.edits.insert(Key::new(dir, ItemType::DIR_INDEX, index), None);
         }
     }
 
-    /// The inode has a name that it did not have in the last commit.
+    /// Logs what a name needs that the inode did not have in the last commit.
     fn gained(&mut self, ino: u64, name: &Name) -> Result<(), Stop> {
         let in_log = self.own.names.get(&(name.dir, name.bytes.clone())).map(|holder| holder.ino);
         if in_log == Some(ino) {
@@ -541,27 +543,27 @@ impl<'a, 'v> Record<'a, 'v> {
         Ok(())
     }
 
-    /// The entry with this name, which the last commit has, is gone.
+    /// Logs that the entry with this name, which the last commit has, is gone.
     pub(super) fn lost(&mut self, name: &Name) -> Result<(), Stop> {
         self.known_directory(name.dir)?;
         self.entry_gone(name.dir, name.index);
         Ok(())
     }
 
-    /// Says that a directory, which is in the log, has no entry at this index.
+    /// Logs that a directory, which is in the log, has no entry at this index.
     pub(super) fn entry_gone(&mut self, dir: u64, index: u64) {
         let item = DirLogItem { end: index.into() };
         let key = Key::new(dir, ItemType::DIR_LOG_INDEX, index);
         self.edits.insert(key, Some(item.as_bytes().to_vec()));
     }
 
-    /// Another inode has a name of the inode `ino`, which that lost since the last commit, or since
-    /// it was logged.
+    /// Logs the inode `ino`, which lost a name to another inode since the last commit, or since it
+    /// was logged.
     pub(super) fn give_way(&mut self, ino: u64) -> Result<(), Stop> {
         if self.seen.contains(&ino) {
             return Ok(());
         }
-        // What is gone does not come back: no number is used twice.
+        // A deleted inode does not come back, because no inode number is used twice.
         let root = self.volume.tree(self.subvolume)?;
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         match delayed::with_item(self.volume, root, key, |_| Ok(()))? {
@@ -570,8 +572,8 @@ impl<'a, 'v> Record<'a, 'v> {
         }
     }
 
-    /// Locks an inode beside the one that is fsynced; not if who has it locked waits for this
-    /// fsync, and keeps it as it is.
+    /// Locks an inode other than the one that is fsynced. Returns `None` if the thread that has it
+    /// locked waits for the log trees: that thread does not change the inode meanwhile.
     pub(super) fn lock(&self, ino: u64) -> Result<Option<Locks>, Stop> {
         let file = self.file(ino);
         if self.log.is_waiting(file) {
@@ -583,8 +585,8 @@ impl<'a, 'v> Record<'a, 'v> {
         }
     }
 
-    /// Logs an inode beside the one that is fsynced, with the names that it has now; or takes it
-    /// out of the log if it has none.
+    /// Locks another inode, to log it with its current names. Removes it from the log if it has
+    /// none.
     pub(super) fn lock_also(&mut self, ino: u64) -> Result<(), Stop> {
         if !self.seen.insert(ino) {
             return Ok(());
@@ -603,7 +605,7 @@ impl<'a, 'v> Record<'a, 'v> {
         }
     }
 
-    /// Takes an inode that is no more out of the log, and with it what the last commit has of it.
+    /// Removes a deleted inode from the log, and logs that its names in the last commit are gone.
     fn gone(&mut self, ino: u64) -> Result<(), Stop> {
         if !self.own.logged.contains_key(&ino) {
             return Ok(());

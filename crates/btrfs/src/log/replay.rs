@@ -1,26 +1,26 @@
-//! Replaying: in which order a log comes into the trees.
+//! Replays a log: the order in which its items come into the trees.
 //!
-//! For each subvolume, one pass over its log after the other:
+//! For each subvolume, these passes over its log follow each other:
 //!
-//! 1. *Inodes.* Attributes and entries go that the log covers and does not have; then the inode
-//!    becomes what the log says, and what a file has behind its end goes. Now all inodes are there
-//!    that names in the log lead to.
+//! 1. *Inodes.* Attributes and entries that the log covers and lacks are removed. Then the inode
+//!    becomes that of the log, and extents behind the end of a file are dropped. Now all inodes
+//!    exist that names in the log lead to.
 //! 2. *Entries* of directories.
 //! 3. *The rest:* attributes, names with the entries that belong to them, extents with their
 //!    checksums.
-//! 4. *Links.* Every inode that the log has, or that lost a name, counts its names anew. One that
-//!    has none left is an orphan, and a directory loses its entries before.
+//! 4. *Links.* The names of every inode that the log has, or that lost a name, are counted anew. An
+//!    inode without names becomes an orphan; if it is a directory, its entries are removed first.
 //!
-//! Who is in the way of a name gives it up: the log is newer. A log of a subvolume that is no more
-//! is nobody's.
+//! If a name is taken by another inode, that inode loses it, because the log is newer. A log of a
+//! deleted subvolume is skipped.
 //!
-//! Nothing here tells when: the times of inodes are those of the log, and of the subvolume where
-//! the log has none. So the same log gives the same volume however often it is replayed in memory.
+//! Replay uses no clock: times of inodes come from the log, or from the subvolume where the log has
+//! none. So every replay of a log in memory gives the same volume.
 //!
-//! All is one transaction, whose blocks stay in memory up to its commit:
-//! [`OpenOptions::replay_bytes`] bounds them. What it takes was not reserved: room for the most
-//! that it may take is made at the beginning. Where there is not enough of one or the other, it
-//! ends with an error and the devices are as they were.
+//! Everything is one transaction, whose blocks stay in memory until its commit.
+//! [`OpenOptions::replay_bytes`] limits them. Single changes do not reserve space, so replay makes
+//! room for the most that it may take at the start. If the limit or the space does not suffice,
+//! replay ends with an error and the devices are unchanged.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
@@ -38,10 +38,10 @@ use crate::subvolume::root_item_key;
 use crate::transaction::{Cause, Handle};
 use crate::tree::{Cursor, TreeRoot};
 
-/// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) tells what
-/// errors are about.
+/// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) classifies
+/// its errors.
 pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> Result<()> {
-    // Who opens the volume is told by an error when this one is not written any more.
+    // This engine needs no reporter: if it stops writing, the caller gets an error.
     let options = OpenOptions {
         delayed_items: false,
         commit_interval: None,
@@ -68,8 +68,8 @@ fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
         }
     }
     taken.give_up(&handle);
-    // The superblock says that there is no log any more, so there is a commit, whatever was in the
-    // log.
+    // The commit removes the log from the superblock, so it must happen even if the log changed
+    // nothing.
     let some_root = root_item_key(volume, TreeId::FS)?;
     let touch = |data: Option<&[u8]>| Ok(data.unwrap_or_default().to_vec());
     handle.change(TreeId::ROOT, |tree| tree.modify(some_root, 0, touch))?;
@@ -78,9 +78,9 @@ fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
     volume.commit_over(0, Cause::Asked)
 }
 
-/// Has as much metadata free as replaying may take at most, if the volume has that. How much of it
-/// a log takes does not show in its size: one item can remove all names of a directory, or all
-/// extents of a file.
+/// Makes as much space for metadata free as replaying may take at most, if the volume has it. The
+/// size of a log does not show how much that is: one item can remove all names of a directory, or
+/// all extents of a file.
 fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u64) -> Result<()> {
     let live = volume.live()?;
     let mut trees = live.space.pending.tree_bytes.load(Ordering::Relaxed);
@@ -90,8 +90,8 @@ fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u
             tree => trees = trees.saturating_add(tree?.used.load(Ordering::Relaxed)),
         }
     }
-    // Each block is copied once. An orphan item, in a leaf that is a third full, is less than a
-    // quarter of what the tree has of its inode.
+    // Each block is copied at most once. An orphan item, in a leaf that is a third full, takes less
+    // than a quarter of the space that its inode has in the tree.
     let changed = trees.saturating_add(trees / 4).saturating_add(taken.growth_bytes());
     volume.look_for_room(live.space.cost_of_a_batch(changed.min(most_bytes)))
 }
@@ -103,9 +103,9 @@ pub(super) struct Replay<'a, 'v> {
     pub(super) log: TreeRoot,
     pub(super) tree: TreeId,
     pub(super) taken: &'a mut Taken<'v>,
-    /// What may be changed of trees, in bytes.
+    /// How many bytes of tree blocks replay may change.
     most_bytes: u64,
-    /// Inodes that have no name in the log: they were deleted while they were open.
+    /// Inodes with a link count of 0 in the log: they were deleted while they were open.
     nameless: HashSet<u64>,
     /// Inodes whose names have to be counted.
     pub(super) uncounted: BTreeSet<u64>,
@@ -141,14 +141,14 @@ impl<'a, 'v> Replay<'a, 'v> {
         self.volume.tree(self.tree)
     }
 
-    /// What cannot be right about an item of the log.
+    /// The error for a wrong item of the log.
     pub(super) fn wrong(&self, key: Key, problem: &str) -> Error {
         let problem = format!("{key}: {problem}");
         Error::corrupt_at("tree log", self.log.logical.0, problem)
     }
 
     /// # Errors
-    /// When more blocks were changed than may be.
+    /// When replay has changed more than `most_bytes` of blocks.
     pub(super) fn require_little(&self) -> Result<()> {
         if self.volume.dirty_tree_bytes()? <= self.most_bytes {
             return Ok(());
@@ -160,7 +160,7 @@ impl<'a, 'v> Replay<'a, 'v> {
         Err(Error::Unsupported(what))
     }
 
-    /// Calls `visit` with all items of inodes that are not nameless.
+    /// Calls `visit` with all items of the log, except those of nameless inodes.
     fn pass(&mut self, visit: fn(&mut Self, Key, &[u8]) -> Result<()>) -> Result<()> {
         let volume = self.volume;
         let mut cursor = Cursor::seek(volume, self.log, Key::MIN)?;
@@ -216,7 +216,7 @@ impl<'a, 'v> Replay<'a, 'v> {
         }
     }
 
-    /// The item of the subvolume becomes this.
+    /// Puts an item into the subvolume, or replaces it there.
     pub(super) fn put(&self, key: Key, data: &[u8]) -> Result<()> {
         self.handle.change(self.tree, |tree| tree.modify(key, data.len(), |_| Ok(data.to_vec())))
     }

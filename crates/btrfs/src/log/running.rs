@@ -1,26 +1,26 @@
-//! The log of the running transaction: its trees, who may change them, and how they get to the
-//! devices.
+//! The log of the running transaction: its trees, their lock, and their way to the devices.
 //!
 //! ```text
 //!   logged  ---- leader: roots stored, blocks taken off ---->  written  ---- barrier, superblock, barrier ---->  done
 //!   (batch n)                 batch n + 1 begins                                                       all fsyncs of batch n return
 //! ```
 //!
-//! A log goes with the last commit: it says how the running transaction differs from that one, for
-//! the inodes that it has. So it is written with the superblock of the last commit, when that is on
-//! the devices, and forgotten with the transaction. Who has a handle keeps the log valid: the
-//! transaction does not end.
+//! A log belongs to the last commit: it says how the inodes in it differ between that commit and
+//! the running transaction. So it is written with the superblock of the last commit, once that
+//! commit is on the devices, and forgotten with the transaction. A thread that holds a handle keeps
+//! the log valid, because the transaction does not end before the handle does.
 //!
 //! Invariants:
 //!
-//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it has that it
-//!    waits for nobody who may wait for it, but for the locks of inodes, and for those a moment
-//!    only (`record`).
-//! 2. A block that was taken off to be written is not changed any more: it is copied. No block is
-//!    freed before the commit, so what the superblocks on the devices name stays whole.
-//! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is
-//!    set before anybody can log something that depends on it, and looked at when all blocks of a
-//!    batch are there: then a log is written that is valid, or none, and a commit is made.
+//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it holds that
+//!    lock, it waits for no thread that may wait for it. Locks of inodes are the exception, and it
+//!    waits for those only for a moment (`record`).
+//! 2. A block that was taken off for writing never changes: a writer copies it. No block is freed
+//!    before the commit, so the log that a superblock on the devices names stays intact.
+//! 3. Every reason that makes a log invalid is an [`Obstacle`], which stays for the whole
+//!    transaction. It is set before any thread can log something that depends on it. The writer of
+//!    a batch checks it when all blocks of the batch exist. So it writes a valid log, or it writes
+//!    none and a commit follows.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -45,30 +45,30 @@ use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 #[derive(Default)]
 pub(crate) struct Log {
     obstacle: OnceLock<Obstacle>,
-    /// Something was logged.
+    /// A thread has logged something, or is about to.
     is_used: AtomicBool,
-    /// An extent had an owner, or a place in a file, that it may not have any more.
+    /// An extent may have lost an owner, or its place in a file, in this transaction.
     has_moved_extents: AtomicBool,
-    /// Blocks that were taken for it.
+    /// The number of blocks that were allocated for it.
     taken: AtomicU64,
-    /// Blocks that may be changed.
+    /// Blocks that may still change.
     changing: RwLock<DirtyBlocks>,
     /// Blocks that are being written.
     writing: RwLock<Arc<DirtyBlocks>>,
     trees: Mutex<Trees>,
-    /// Files that somebody has locked who waits for the trees, and does nothing to them until he
-    /// has those.
+    /// Files whose lock a thread holds while it waits for the trees. It does not change such a file
+    /// before it has the trees.
     waiting: Mutex<HashSet<FileId>>,
     notes: Notes,
     progress: Mutex<Progress>,
-    /// Told when a write-out ends.
+    /// Signalled when a write-out ends.
     turn: Condvar,
 }
 
-/// How far the log is written.
+/// The progress of writing the log.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Somebody writes.
+    /// A thread is writing the log.
     pub(super) is_written: bool,
     /// Batches before this one are on the devices.
     pub(super) done: u64,
@@ -87,53 +87,54 @@ pub(super) struct Trees {
 /// The log of a subvolume.
 pub(super) struct SubvolumeLog {
     pub(super) tree: Tree,
-    /// The root of it that the tree of log trees has.
+    /// Its root in the tree of log trees.
     stored: Option<TreeRoot>,
-    /// The subvolume as the last commit left it.
+    /// The root of the subvolume in the last commit.
     pub(super) committed: TreeRoot,
-    /// The first inode number that is behind those of all inodes that it had then.
+    /// One more than the highest inode number in the last commit.
     pub(super) first_new: u64,
     /// The inodes that are in the log.
     pub(super) logged: HashMap<u64, Logged>,
-    /// The names that inodes have in the log, by directory and name, and who has them.
+    /// The names of inodes in the log, by directory and name, with the inode of each.
     pub(super) names: BTreeMap<(u64, Vec<u8>), Holder>,
-    /// Where data lies whose checksums are in the log.
+    /// The addresses of data whose checksums are in the log.
     pub(super) sums: Ranges,
 }
 
-/// Who has a name.
+/// The inode that has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Holder {
     pub(super) ino: u64,
-    /// That of the entry.
+    /// The index of the entry.
     pub(super) index: u64,
-    /// The name has no room beside the others of its directory, and is in an item of its own.
+    /// The name is in an INODE_EXTREF item, because it does not fit beside the other names in its
+    /// directory.
     pub(super) is_extref: bool,
 }
 
-/// What is known of an inode that is in the log.
+/// An inode in the log.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Logged {
-    /// All of it is, and not only what a name in it needs.
+    /// The whole inode is in the log, not only the part that names of other inodes need.
     pub(super) is_whole: bool,
-    /// The batch in which it was logged last.
+    /// The last batch that it was logged in.
     pub(super) batch: u64,
-    /// Where it ended then, as a file: what was cut off behind that is in the log by its length
-    /// alone.
+    /// For a file: the end of its last sector when it was logged. A later truncation reaches the
+    /// log through the length alone.
     pub(super) end: u64,
-    /// The first index of an entry that is not in the log, as a directory that was fsynced.
+    /// For a directory that was fsynced: the first index whose entry is not in the log.
     pub(super) next_entry: u64,
-    /// How often it had changed by then, as such a directory.
+    /// For such a directory: its change counter when it was logged.
     pub(super) sequence: u64,
-    /// The new directories that its entries in the log lead to. As long as something is logged they
-    /// stay there: who moves or removes one has a commit made.
+    /// The new directories that its entries in the log lead to. They stay in place while the log is
+    /// in use, because moving or removing one forces a commit.
     pub(super) below: Vec<u64>,
-    /// The names that it has there.
+    /// Its names in the log.
     pub(super) names: Vec<(u64, Vec<u8>)>,
 }
 
 impl Log {
-    /// An empty log, or one that nothing gets into.
+    /// An empty log. With `is_on` false it takes nothing.
     pub(crate) fn new(is_on: bool) -> Self {
         let log = Self::default();
         if !is_on {
@@ -142,18 +143,18 @@ impl Log {
         log
     }
 
-    /// Has all fsyncs make a commit, until there is one.
+    /// Makes every fsync commit until a commit ends the transaction.
     pub(crate) fn obstruct(&self, obstacle: Obstacle) {
         let _ = self.obstacle.set(obstacle);
     }
 
-    /// Why nothing may be logged any more, if that is so.
+    /// Why nothing more may be logged, if there is a reason.
     pub(super) fn obstacle(&self) -> Option<Obstacle> {
         self.obstacle.get().copied()
     }
 
-    /// Whether something was logged, or is about to be: a crash may find what the transaction had
-    /// before it changed again.
+    /// Whether the log is in use. Then a crash may bring back data of this transaction that it has
+    /// changed again since.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Acquire)
     }
@@ -162,18 +163,18 @@ impl Log {
         self.is_used.store(true, Ordering::Release);
     }
 
-    /// Notes that an extent has got another owner in this transaction, or another place in its
-    /// file.
+    /// Notes that an extent got another owner, or another place in its file, in this transaction.
     pub(crate) fn note_moved_extents(&self) {
         self.has_moved_extents.store(true, Ordering::Release);
     }
 
-    /// Whether a log may have an extent where it is no more.
+    /// Whether the log may have an extent at a place that it has left.
     pub(crate) fn may_show_moved_extents(&self) -> bool {
         self.is_used() && self.has_moved_extents.load(Ordering::Acquire)
     }
 
-    /// The transaction of `before` is committed with this one: a crash finds its log until then.
+    /// Takes over from the transaction of `before`, which is committed together with this one.
+    /// Until then a crash finds the log of `before`.
     pub(crate) fn go_on_from(&self, before: &Self) {
         if before.is_used() {
             self.use_it();
@@ -191,7 +192,7 @@ impl Log {
         }
     }
 
-    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a
+    /// Notes that `dir` loses the entry with this index, which led to the inode `ino`; `None` for a
     /// subvolume.
     pub(crate) fn note_removal(&self, dir: FileId, index: u64, ino: Option<u64>) {
         if self.obstacle().is_none() && !self.notes.entry_removed(dir, index, ino) {
@@ -199,7 +200,7 @@ impl Log {
         }
     }
 
-    /// The first index that is behind those of all entries that `dir` lost.
+    /// One more than the highest index of an entry that `dir` lost.
     pub(crate) fn index_after_removed(&self, dir: FileId) -> u64 {
         if self.obstacle().is_some() {
             return 0;
@@ -211,17 +212,17 @@ impl Log {
         &self.notes
     }
 
-    /// Counts a block that is taken for the log.
+    /// Counts a block that is allocated for the log.
     pub(crate) fn count_block(&self) {
         self.taken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many blocks were taken for the log.
+    /// How many blocks were allocated for the log.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Forgets everything: the transaction is finished, and nobody has a handle of it.
+    /// Forgets everything. The transaction has ended, and no thread holds a handle of it.
     pub(crate) fn forget(&self) {
         *self.trees.lock() = Trees::default();
         *self.changing.write() = DirtyBlocks::default();
@@ -229,23 +230,23 @@ impl Log {
         self.notes.forget();
     }
 
-    /// The blocks that may be changed.
+    /// The blocks that may still change.
     pub(crate) fn changing(&self) -> RwLockReadGuard<'_, DirtyBlocks> {
         self.changing.read()
     }
 
-    /// Whether the block at `logical` may be changed.
+    /// Whether the block at `logical` may still change.
     pub(crate) fn owns(&self, logical: Logical) -> bool {
         self.changing().get(logical).is_some()
     }
 
-    /// The block of the log at `logical`, unless it is on the devices.
+    /// The block of the log at `logical`, if it is not yet on the devices.
     pub(crate) fn block(&self, logical: Logical) -> Option<Arc<Latch>> {
         let changing = self.changing().get(logical);
         changing.or_else(|| self.writing.read().get(logical))
     }
 
-    /// Takes off the blocks that were changed, to be written: nobody changes them any more.
+    /// Takes off the changed blocks for writing. They do not change any more.
     pub(super) fn take_off(&self) -> Arc<DirtyBlocks> {
         let mut writing = self.writing.write();
         *writing = Arc::new(std::mem::take(&mut *self.changing.write()));
@@ -256,7 +257,7 @@ impl Log {
         self.trees.lock()
     }
 
-    /// As [`trees`](Self::trees), for who has `file` locked.
+    /// As [`trees`](Self::trees), for a thread that holds the lock of `file`.
     pub(super) fn trees_for(&self, file: FileId) -> MutexGuard<'_, Trees> {
         if let Some(trees) = self.trees.try_lock() {
             return trees;
@@ -267,8 +268,8 @@ impl Log {
         trees
     }
 
-    /// Whether who has `file` locked waits for the trees. As long as the caller has those, this
-    /// stays so, and nobody changes the file.
+    /// Whether the thread that holds the lock of `file` waits for the trees. This stays so while
+    /// the caller holds the trees, and until then the file does not change.
     pub(super) fn is_waiting(&self, file: FileId) -> bool {
         self.waiting.lock().contains(&file)
     }
@@ -302,7 +303,7 @@ pub(super) fn apply(handle: &Handle<'_>, tree: &Tree, edits: &[ItemEdit<'_>]) ->
     handle.whole(|| TreeWriter::new(&Changing { handle, tree }).apply_batch(edits).map(drop))
 }
 
-/// Puts items that are side by side in a leaf of the subvolume into its log tree.
+/// Copies adjacent items of a leaf of the subvolume into its log tree.
 pub(super) fn put_run(
     handle: &Handle<'_>,
     tree: &Tree,
@@ -312,7 +313,7 @@ pub(super) fn put_run(
     handle.whole(|| TreeWriter::new(&Changing { handle, tree }).put_run(leaf, slots).map(drop))
 }
 
-/// A log tree as the tree of log trees has it.
+/// The ROOT_ITEM of a log tree in the tree of log trees.
 fn root_item(root: &TreeRoot) -> RootItem {
     let mut item = RootItem::new_zeroed();
     item.inode.generation = 1.into();
@@ -332,7 +333,7 @@ impl Trees {
         self.subvolumes.get_mut(&id.0)
     }
 
-    /// Begins the log of the subvolume `id`, which is this in the last commit.
+    /// Begins the log of the subvolume `id`, whose root in the last commit is `committed`.
     pub(super) fn begin(
         &mut self,
         handle: &Handle<'_>,
@@ -360,8 +361,8 @@ impl Trees {
         self.subvolumes.len()
     }
 
-    /// Has the tree of log trees name all of them as they are now, and gives its root. The batch
-    /// ends.
+    /// Stores the current roots of all logs in the tree of log trees, and returns the root of that.
+    /// This ends the batch.
     pub(super) fn end_batch(&mut self, handle: &Handle<'_>) -> Result<TreeRoot> {
         let mut items = Vec::new();
         for (&id, log) in &mut self.subvolumes {

@@ -1,9 +1,9 @@
-//! The space of what a log holds: nothing else may be put there before the log is replayed and its
-//! commit is on the devices.
+//! The space of the blocks and extents of a log. Nothing else may be allocated there before the
+//! commit of the replay is on the devices.
 //!
-//! Blocks of logs, and extents that only a log refers to, are free as far as the trees know. They
-//! are taken from what is free before anything is allocated. When one of them is not free, the log
-//! and the trees contradict each other.
+//! According to the trees, the blocks of logs and the extents that only a log refers to are free.
+//! So this module takes them out of the free space before anything is allocated. If one of them is
+//! not free, the log and the trees contradict each other.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -27,23 +27,23 @@ use crate::tree::{Blocks, TreeRoot, with_item};
 /// An extent that only the log refers to.
 struct NewExtent {
     len: u64,
-    /// A file refers to it that was replayed.
+    /// A replayed file refers to it.
     is_used: bool,
 }
 
-/// What was taken.
+/// The space that was taken.
 pub(super) struct Taken<'v> {
     volume: &'v Engine,
     /// The blocks of all logs.
     blocks: Vec<Logical>,
     /// New extents of data by their address.
     extents: BTreeMap<u64, NewExtent>,
-    /// What the items of all logs may add to trees, in bytes.
+    /// The most bytes that the items of all logs may add to trees.
     growth_bytes: u64,
-    /// What the item of checksums covers that ends last of those of the log at hand.
+    /// The range of the item of checksums that ends last, among those of the current log so far.
     sums: Range<u64>,
-    /// The most that an item of checksums covers in which another begins: old kernels wrote such
-    /// logs.
+    /// The longest range of an item of checksums inside which another item starts, in bytes. Old
+    /// kernels wrote such logs.
     sums_reach: u64,
 }
 
@@ -52,10 +52,10 @@ fn contradiction(logical: Logical, problem: &str) -> Error {
 }
 
 impl<'v> Taken<'v> {
-    /// Takes what `logs` and the tree of them hold.
+    /// Takes the blocks and new extents of `logs`, and the blocks of the tree of log trees.
     ///
     /// # Errors
-    /// When a log is damaged, or holds what is not free.
+    /// When a log is damaged, or has something that is not free.
     pub(super) fn take(volume: &'v Engine, logs: &[LogTree]) -> Result<Self> {
         let mut taken = Self {
             volume,
@@ -73,13 +73,13 @@ impl<'v> Taken<'v> {
         Ok(taken)
     }
 
-    /// What the items may add to trees, in bytes.
+    /// The most bytes that the items may add to trees.
     pub(super) fn growth_bytes(&self) -> u64 {
         self.growth_bytes
     }
 
-    /// How far before a range of data items begin, at the most, that have checksums of it, but for
-    /// the last one before it.
+    /// Items with checksums of a range of data start at most this many bytes before it. The last
+    /// item before the range may start even earlier.
     pub(super) fn sums_reach(&self) -> u64 {
         self.sums_reach
     }
@@ -105,7 +105,7 @@ impl<'v> Taken<'v> {
             .try_for_each(|slot| self.walk(&block.child_expected(slot, TreeId::TREE_LOG)))
     }
 
-    /// Takes a range where block groups hold what `flags` say; whether it was free.
+    /// Takes a range of a block group for `flags`. Returns whether it was free.
     fn take_one(&self, logical: Logical, len: u64, flags: u64) -> Result<bool> {
         let space = &self.volume.live()?.space;
         let group = space.group_of(logical)?;
@@ -134,8 +134,8 @@ impl<'v> Taken<'v> {
         Ok(())
     }
 
-    /// Looks at an item with `len` bytes of checksums from `start` on. They come in the order of
-    /// their keys.
+    /// Notes an item with `len` bytes of checksums from the address `start` on. Items come in the
+    /// order of their keys.
     fn sums(&mut self, start: u64, len: usize) {
         let superblock = self.volume.superblock();
         let sectors = (len / superblock.checksum.len()) as u64;
@@ -170,14 +170,15 @@ impl<'v> Taken<'v> {
         Ok(())
     }
 
-    /// Whether nothing refers to the data at `logical` yet. From now on something does.
+    /// Returns `true` on the first call for a new extent: the reference that the caller adds is its
+    /// first.
     pub(super) fn is_first_use(&mut self, logical: Logical) -> bool {
         let extent = self.extents.get_mut(&logical.0);
         extent.is_some_and(|extent| !std::mem::replace(&mut extent.is_used, true))
     }
 
-    /// Makes the blocks, and the extents that no file refers to after all, free when the
-    /// transaction of `handle` is on the devices.
+    /// Frees the blocks, and the extents that no file refers to after all, once the transaction of
+    /// `handle` is on the devices.
     pub(super) fn give_up(self, handle: &Handle<'_>) {
         for &block in &self.blocks {
             handle.pin(block, self.node_size());
@@ -188,9 +189,10 @@ impl<'v> Taken<'v> {
     }
 }
 
-/// What an item of a log with `len` bytes may become, in bytes of items of all trees: a name is in
-/// two items of the directory too, which are 110 bytes longer than what one of many names of an
-/// inode is here; an extent has an item of its own, and splits what it lies in, and free space.
+/// The most bytes of items, in all trees, that an item of a log with `len` bytes may become. A name
+/// is also in two items of the directory. Together these are 110 bytes longer than one of many
+/// names of an inode in a log, so names count 12 times. An extent gets an item of its own, and
+/// splits the extent that it lies in and a range of free space, so other items count 3 times.
 fn item_bytes(item_type: ItemType, len: usize) -> u64 {
     let is_name = matches!(item_type, ItemType::INODE_REF | ItemType::INODE_EXTREF);
     (ITEM_SIZE + len) as u64 * if is_name { 12 } else { 3 }

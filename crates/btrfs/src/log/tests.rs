@@ -1,4 +1,4 @@
-//! What becomes of an fsync when others are in its way, or something cannot be read.
+//! fsync when other threads are in its way, or when a read fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,8 +16,7 @@ use crate::{Filesystem, OpenOptions, Volume};
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// Opens a volume that keeps nothing in memory but what it changes, and commits only when it is
-/// asked to.
+/// Opens a volume that caches nothing but its own changes, and commits only when the test asks.
 fn open(device: &Arc<CheckedDevice>) -> Filesystem {
     let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device.clone() as Arc<dyn BlockDevice>], &options);
@@ -28,8 +27,8 @@ fn place(dir: FileId, name: &str) -> Place<'_> {
     Place { dir, name: name.as_bytes() }
 }
 
-/// What is only looked at to be logged does not read. The commit does not need it, whatever is
-/// wanted of the file.
+/// A block that fsync reads only for the log cannot be read. The commit does not need it, so both
+/// fsync and fdatasync succeed.
 #[test]
 fn what_cannot_be_read_to_be_logged_is_committed() {
     for fsync in [Filesystem::fsync, Filesystem::fdatasync] {
@@ -54,8 +53,8 @@ fn what_cannot_be_read_to_be_logged_is_committed() {
     }
 }
 
-/// Attributes of a new file are looked at while nobody changes them: otherwise half of a change
-/// could be logged. Alone, and among so many that they go to the log in runs.
+/// The log reads attributes of a new file only while no thread changes them: otherwise it could
+/// have half of a change. For a single file, and among so many that they go to the log in runs.
 #[test]
 fn a_new_file_that_others_change_is_not_logged_with_its_directory() {
     for count in [1, 100] {
@@ -76,7 +75,7 @@ fn a_new_file_that_others_change_is_not_logged_with_its_directory() {
     }
 }
 
-/// Who has a file locked, and waits for his turn to log it, does not keep its directory from being
+/// A thread that has a file locked, and waits to log it, does not keep its directory from being
 /// logged.
 #[test]
 fn a_new_file_that_others_are_about_to_log_is_logged_with_its_directory() {
@@ -108,8 +107,7 @@ fn a_new_file_that_others_are_about_to_log_is_logged_with_its_directory() {
     }
 }
 
-/// Who panics while something is logged leaves half of it: nothing is logged any more, and what is
-/// synced is committed.
+/// A panic while logging leaves a half-done log: nothing more is logged, and later syncs commit.
 #[test]
 fn a_panic_while_something_is_logged() {
     let fs = open(&in_memory(16384));
@@ -128,7 +126,8 @@ fn a_panic_while_something_is_logged() {
     assert_eq!((stats.fsyncs_failed, stats.fsyncs_logged, stats.commits_for_fsync), (1, 0, 1));
 }
 
-/// A transaction that nobody will write any more has no end: who waits for it is told.
+/// A transaction of a volume that has stopped writing never ends: threads that wait for it get an
+/// error.
 #[test]
 fn who_waits_for_a_commit_is_told_that_it_panicked() {
     let fs = open(&in_memory(16384));
@@ -145,7 +144,7 @@ fn who_waits_for_a_commit_is_told_that_it_panicked() {
     assert_eq!(fs.sync().expect_err("nothing is written").errno(), Errno::ROFS);
 }
 
-/// Only the first obstacle counts, and it stays.
+/// The first obstacle counts, and it stays.
 #[test]
 fn an_obstacle_stays() {
     let log = super::Log::new(true);

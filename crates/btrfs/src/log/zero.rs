@@ -1,4 +1,4 @@
-//! Throwing a log away: what was fsynced since the last commit is lost.
+//! Throws a log away: changes that were fsynced since the last commit are lost.
 
 use std::io::IoSlice;
 use std::ops::ControlFlow;
@@ -12,22 +12,22 @@ use crate::SubvolumeId;
 use crate::engine::Engine;
 use crate::storage::superblock_at;
 
-/// What was in a log that is thrown away.
+/// The contents of a log that was thrown away.
 #[derive(Debug)]
 pub struct LostLog {
-    /// The subvolumes that it was about, each with how many inodes of it the log had.
+    /// The subvolumes in it, each with the number of its inodes in the log.
     pub inodes: Vec<(SubvolumeId, u64)>,
-    /// Why not all of it could be read.
+    /// The first error in reading it, if it could not be read completely.
     pub problem: Option<Error>,
 }
 
 impl Engine {
-    /// Has no superblock name a log any more, and says what was in the log; `None` when none is
-    /// pending. The volume was opened to be read, without its log, from devices that can be
-    /// written, and is to be opened anew afterwards.
+    /// Removes the log from all superblocks, and returns what was in it; `None` if no log is
+    /// pending. The caller has opened the volume for reading, without its log, on devices that can
+    /// be written. Afterwards it opens the volume again.
     ///
     /// # Errors
-    /// When a superblock cannot be written. Others may have been by then: the log is pending as
+    /// When a superblock cannot be written. Others may be written already. The log is pending as
     /// long as the primary superblocks name it.
     pub fn zero_log(&self) -> Result<Option<LostLog>> {
         if !self.superblock().log_is_pending() {
@@ -60,7 +60,7 @@ impl Engine {
         lost
     }
 
-    /// Zeros the log in the superblocks at these offsets that are sound.
+    /// Removes the log from the valid superblocks at these offsets.
     fn zero_log_at(&self, offsets: &[u64]) -> Result<()> {
         for (index, member) in self.members().iter().enumerate() {
             let Some(device) = member.device.as_ref().filter(|_| !member.is_seed) else { continue };
@@ -71,7 +71,7 @@ impl Engine {
                 let mut found = match superblock_at(&**device, offset) {
                     Ok(found) if found.log_is_pending() => found,
                     Err(error @ Error::Io { .. }) => return Err(error),
-                    // What does not verify is no superblock to anybody.
+                    // No reader uses a superblock that fails verification.
                     Ok(_) | Err(_) => continue,
                 };
                 found.item.log_root = 0.into();

@@ -1,21 +1,21 @@
-//! The features that a new volume can be given, by the names that `mkfs.btrfs -O` has.
+//! The features of new volumes, by their names in `mkfs.btrfs -O`.
 
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat};
 use offshoot_vfs::{Error, Result};
 
 use super::invalid;
 
-/// What a name stands for.
+/// The meaning of a name.
 enum Meaning {
     /// Bits of the superblock.
     Bits(Incompat, CompatRo),
-    /// Nothing to set: the profiles bring it along.
+    /// Nothing to set, because the profiles imply it.
     Implied,
-    /// A feature of the format that is not written here.
+    /// A feature of the format that this engine cannot make.
     NotWritten,
 }
 
-/// All names that are known, an alias beside its feature.
+/// All known names. An alias follows its feature.
 const NAMES: [(&str, Meaning); 15] = {
     use Meaning::{Bits, Implied, NotWritten};
     const NO_INCOMPAT: Incompat = Incompat(0);
@@ -44,15 +44,15 @@ const NAMES: [(&str, Meaning); 15] = {
 /// The features of a new volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MkfsFeatures {
-    /// Those without which it cannot be read. What follows from the node size and the profiles
-    /// is added by itself.
+    /// Features that a reader must know. Those that follow from the node size and the profiles are
+    /// added automatically.
     pub incompat: Incompat,
-    /// Those without which it can only be read.
+    /// Features that a writer must know.
     pub compat_ro: CompatRo,
 }
 
 impl Default for MkfsFeatures {
-    /// What the current `mkfs.btrfs` turns on.
+    /// The features that the current `mkfs.btrfs` turns on.
     fn default() -> Self {
         Self {
             incompat: Incompat::EXTENDED_IREF
@@ -66,7 +66,7 @@ impl Default for MkfsFeatures {
 }
 
 impl MkfsFeatures {
-    /// Features that a new volume can have, or has whether asked for or not.
+    /// Features that a new volume can have or always has.
     const KNOWN: Self = Self {
         incompat: Incompat::MIXED_BACKREF
             .union(Incompat::BIG_METADATA)
@@ -80,11 +80,12 @@ impl MkfsFeatures {
             .union(CompatRo::BLOCK_GROUP_TREE),
     };
 
-    /// Turns on the features that `list` names, parted by commas, and off those with a `^`
-    /// before their name.
+    /// Turns on the features in `list`, which is separated by commas, and turns off those with a
+    /// `^` before their name: `bgt,^no-holes`.
     ///
     /// # Errors
-    /// `EINVAL` for a name that is none; [`Error::Unsupported`] for one that is not written.
+    /// `EINVAL` for an unknown name; [`Error::Unsupported`] for a feature that this engine cannot
+    /// make.
     pub fn apply(&mut self, list: &str) -> Result<()> {
         for word in list.split(',').filter(|word| !word.is_empty()) {
             let (name, on) = word.strip_prefix('^').map_or((word, true), |name| (name, false));
@@ -113,7 +114,7 @@ impl MkfsFeatures {
         Ok(())
     }
 
-    /// Checks that the features can be written and go together.
+    /// Checks that this engine can make the features, and that they do not contradict each other.
     pub(super) fn verify(self) -> Result<()> {
         let unknown = [
             self.incompat.without(Self::KNOWN.incompat).names(),

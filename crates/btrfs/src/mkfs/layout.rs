@@ -1,21 +1,20 @@
-//! Which stretch of which device a new volume uses first.
+//! Lays out the first chunks of a new volume on its devices.
 //!
-//! There is one chunk of each kind: system, metadata, data; with mixed groups data and
-//! metadata are one. They lie one behind the other in the logical space, and so do their stripes
-//! on every device, after the first MiB, which holds the superblock and is otherwise
-//! left to boot loaders. More chunks are allocated when these are full, so the first
-//! ones are small:
+//! There is one chunk of each kind: system, metadata, data. With mixed groups, data and metadata
+//! share one. The chunks lie one behind the other in the logical space, and so do their stripes on
+//! every device. The first MiB of a device holds the superblock, and is otherwise left to boot
+//! loaders. The engine allocates more chunks when these are full, so the first ones are small:
 //!
 //! | kind | length |
 //! |---|---|
-//! | system | 8 MiB; 4 MiB in a volume with mixed groups, which is meant to be small |
-//! | metadata | a tenth of the volume, its copies counted; at least 32 MiB, at most 256 MiB, or 1 GiB above 50 GiB |
+//! | system | 8 MiB; 4 MiB in a volume with mixed groups, because such volumes are small |
+//! | metadata | a tenth of the volume, divided by the number of copies; at least 32 MiB and [`MIN_METADATA_NODES`] tree blocks, at most 256 MiB, or 1 GiB on volumes above 50 GiB |
 //! | data | 8 MiB a stripe |
-//! | mixed | as metadata, but at least 8 MiB |
+//! | mixed | as metadata, but with 8 MiB in place of 32 MiB |
 //!
-//! On a volume on which that does not fit, metadata is halved until it does, down to
-//! [`MIN_METADATA_NODES`] tree blocks. Below that the volume is refused, and the message
-//! says the smallest size that would do.
+//! If that does not fit, the length of metadata is halved until it does, down to
+//! [`MIN_METADATA_NODES`] tree blocks: 16 MiB with blocks of 16 KiB. A volume that is too small for
+//! that is refused with a message that says the smallest possible size.
 
 use std::cmp::Reverse;
 
@@ -34,31 +33,30 @@ use crate::space::RESERVED_BYTES;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The least metadata that a volume starts with, in tree blocks. The kernel keeps some 350
-/// of them back for emergencies, and an operation reserves dozens before it knows how many
-/// it needs.
+/// The smallest metadata chunk of a new volume, in tree blocks. The kernel keeps about 350 of them
+/// for emergencies, and an operation reserves dozens before it knows how many it needs.
 const MIN_METADATA_NODES: u64 = 1024;
 
 const DATA: u64 = BlockGroupFlags::DATA;
 const METADATA: u64 = BlockGroupFlags::METADATA;
 const SYSTEM: u64 = BlockGroupFlags::SYSTEM;
 
-/// How long a chunk shall be, in bytes.
+/// The wanted length of a chunk, in bytes.
 #[derive(Clone, Copy)]
 enum Length {
-    /// In the logical space.
+    /// The length in the logical space.
     Chunk(u64),
-    /// Each of its stripes.
+    /// The length of each stripe.
     Stripe(u64),
 }
 
-/// A device as the layout sees it.
+/// The plan of a device.
 #[derive(Clone, Debug)]
 pub(super) struct DevicePlan {
     pub(super) id: DeviceId,
-    /// What the volume uses of it: its size in whole sectors.
+    /// Its size, rounded down to whole sectors.
     pub(super) total_bytes: u64,
-    /// The end of what is allocated.
+    /// The end of the allocated space.
     pub(super) next: u64,
 }
 
@@ -67,7 +65,7 @@ impl DevicePlan {
         self.total_bytes.saturating_sub(self.next)
     }
 
-    /// What chunks occupy.
+    /// The bytes that stripes of chunks occupy.
     pub(super) fn bytes_used(&self) -> u64 {
         self.next - RESERVED_BYTES
     }
@@ -82,15 +80,15 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// The layout of the volume `spec` over devices of these sizes.
+    /// Lays out the volume `spec` over devices of these sizes, in bytes.
     ///
     /// # Errors
-    /// `ENOSPC` when it does not fit, with the size that would do.
+    /// `ENOSPC` when it does not fit, with the smallest possible size.
     pub(super) fn of(spec: &Spec, sizes: &[u64]) -> Result<Self> {
         if let Some(layout) = Self::try_of(spec, sizes) {
             return Ok(layout);
         }
-        // The search is over equal devices, because one number is what a user can act on.
+        // The search assumes equal devices, because then the message needs only one number.
         let fits = |mib: &u64| Self::try_of(spec, &vec![mib * MIB; sizes.len()]).is_some();
         let least = (1..=1024).find(fits).expect("every profile that resolves fits into 1 GiB");
         let each = if sizes.len() == 1 { "" } else { " on each device" };
@@ -140,8 +138,8 @@ impl Layout {
         Some(layout)
     }
 
-    /// Adds a chunk of about this length, over as many devices as the profile takes and
-    /// have the room. `None` when too few have it.
+    /// Adds a chunk of about this length, over as many devices as the profile takes and as have the
+    /// space. `None` if too few have it.
     fn add(&mut self, spec: &Spec, kind: u64, profile: Profile, length: Length) -> Option<()> {
         let per_device = if profile == Profile::Dup { 2 } else { 1 };
         let (chosen, stripe_bytes) = self.choose(max_stripes(spec, kind), profile, length)?;
@@ -163,8 +161,9 @@ impl Layout {
         Some(())
     }
 
-    /// The devices for a chunk of at most `most` stripes, by their index, and the length of
-    /// each stripe. The emptiest devices are taken, equal ones in their order.
+    /// Chooses the devices for a chunk of at most `most` stripes. Returns their indexes, and the
+    /// length of each stripe. The devices with the most free space are taken first, equal ones in
+    /// their order.
     fn choose(&self, most: usize, profile: Profile, length: Length) -> Option<(Vec<usize>, u64)> {
         let shape = profile.shape();
         // Both stripes of DUP are on one device, and stripes of RAID10 come in pairs.
@@ -208,8 +207,8 @@ impl Layout {
     }
 }
 
-/// The most stripes that a chunk can have: what a leaf item, and for system chunks the
-/// array in the superblock, has room for.
+/// The most stripes that a chunk can have. Its item must fit into a leaf, and that of a system
+/// chunk also into the array in the superblock.
 fn max_stripes(spec: &Spec, kind: u64) -> usize {
     let leaf = leaf_capacity(spec.node_size) - ITEM_SIZE;
     let room = if kind == SYSTEM {
@@ -220,7 +219,7 @@ fn max_stripes(spec: &Spec, kind: u64) -> usize {
     (room - size_of::<ChunkItem>()) / size_of::<StripeItem>()
 }
 
-/// The lengths of the chunks when there is room.
+/// The lengths of the chunks on a volume with enough space.
 #[expect(clippy::struct_field_names, reason = "the unit ends the name of a plain number")]
 struct Wanted {
     system_bytes: u64,

@@ -1,4 +1,4 @@
-//! What a new volume shall be, and the checked form of it.
+//! The options for a new volume, and their checked form.
 
 use offshoot_btrfs_format::block::MAX_NODESIZE;
 use offshoot_btrfs_format::chunk::Profile;
@@ -10,33 +10,33 @@ use uuid::Uuid;
 use super::features::MkfsFeatures;
 use super::invalid;
 
-/// The node size of a volume that is not asked for another one.
+/// The default node size, in bytes.
 const DEFAULT_NODE_SIZE: u32 = 16384;
 
-/// The longest label, in bytes: its field ends with a NUL.
+/// The longest label, in bytes. Its field of 256 bytes ends with a NUL.
 const LABEL_LEN: usize = 255;
 
-/// How a volume is made. [`MkfsOptions::new`] gives the defaults of the current `mkfs.btrfs`.
+/// Options for a new volume. [`MkfsOptions::new`] gives the defaults of the current `mkfs.btrfs`.
 #[derive(Clone, Debug)]
 pub struct MkfsOptions {
-    /// The filesystem id. No two volumes of one machine may share it.
+    /// The filesystem id. Two volumes on one machine must not share it.
     pub fsid: Uuid,
     /// When the volume and its root directory were made.
     pub time: Timestamp,
     /// User and group of the root directory.
     pub root_owner: (u32, u32),
-    /// What the UUIDs that are not given are derived from, together with `fsid`.
+    /// Derives, together with `fsid`, the UUIDs that the options do not give.
     pub seed: u64,
     /// The label: at most 255 bytes, without NUL and line break.
     pub label: String,
-    /// The UUIDs of the devices; empty for derived ones.
+    /// The UUIDs of the devices, or empty to derive them.
     pub device_uuids: Vec<Uuid>,
-    /// The size of a tree block in bytes; `None` for 16 KiB, or the sector size in a volume
-    /// with mixed groups.
+    /// The size of a tree block in bytes; `None` for 16 KiB, or the sector size in a volume with
+    /// mixed groups.
     pub node_size: Option<u32>,
-    /// The unit of data in bytes.
+    /// The sector size, the unit of data, in bytes.
     pub sector_size: u32,
-    /// What checksums are made with.
+    /// The algorithm of checksums.
     pub checksum: ChecksumType,
     /// The profile of metadata; `None` for DUP on one device, RAID1 on several.
     pub metadata: Option<Profile>,
@@ -69,8 +69,8 @@ impl MkfsOptions {
         }
     }
 
-    /// Checks the options against each other and against the number of devices, and fills
-    /// in what they leave open.
+    /// Checks the options against each other and against the number of devices, and fills in
+    /// defaults.
     pub(super) fn resolve(&self, devices: usize) -> Result<Spec> {
         if devices == 0 {
             return Err(invalid("no device was given"));
@@ -162,7 +162,7 @@ impl MkfsOptions {
             if profile.shape().parity > 0 {
                 return Err(Error::Unsupported(format!("writing {profile}")));
             }
-            // Both stripes of DUP are on one device.
+            // DUP has both stripes on one device.
             let least = if profile == Profile::Dup { 1 } else { profile.shape().min_stripes };
             if devices < usize::from(least) {
                 return Err(invalid(format!(
@@ -192,7 +192,7 @@ impl MkfsOptions {
         Ok(uuids)
     }
 
-    /// A UUID that follows from the id, the seed and what it is for.
+    /// A UUID that follows from the filesystem id, the seed, the purpose and the number.
     fn derive(&self, purpose: &str, number: u64) -> Uuid {
         let parts: [&[u8]; 4] = [
             self.fsid.as_bytes(),
@@ -206,7 +206,7 @@ impl MkfsOptions {
     }
 }
 
-/// Options that go together, with nothing left open.
+/// Checked options, with all defaults filled in.
 #[derive(Debug)]
 pub(super) struct Spec {
     pub(super) fsid: Uuid,

@@ -1,14 +1,13 @@
-//! What may be on a device already.
+//! Recognises the contents of a device that is in use.
 //!
-//! A new volume is not made over a device that shows a signature of something that
-//! people keep, unless it is forced. The table has what is found on disks and images
-//! today: filesystems, volume managers, encryption, swap, partition tables. It is
-//! no guarantee, as none of its kind is.
+//! Without `force`, `mkfs` refuses a device with the signature of something that people keep. The
+//! table has what is found on disks and images today: filesystems, volume managers, encryption,
+//! swap, partition tables. Like every such table it is no guarantee.
 //!
 //! Some signatures are two bytes long, and text or a program may have them by chance. `mkfs`
-//! refuses these too, because it can be forced. A program that copies a plain file over
-//! another one asks for [`Occupant::is_certain`]: the fields beside the signature are then
-//! those that such a filesystem has.
+//! refuses these too, because users can force it. A program that copies a plain file over another
+//! one asks for [`Occupant::is_certain`]: then the fields beside the signature also have values
+//! that such a filesystem has.
 
 use std::io;
 
@@ -16,7 +15,7 @@ use offshoot_btrfs_format::superblock::{MAGIC, SUPERBLOCK_OFFSETS};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 
-/// Bytes at a place, and what has them there.
+/// Bytes at an offset, and the name of the structure that has them there.
 struct Signature {
     what: &'static str,
     offset: u64,
@@ -27,10 +26,10 @@ const fn signature(what: &'static str, offset: u64, bytes: &'static [u8]) -> Sig
     Signature { what, offset, bytes }
 }
 
-/// Where in a superblock of btrfs its magic is.
+/// The offset of the magic in a superblock of btrfs, in bytes.
 const BTRFS_MAGIC_AT: u64 = 64;
 
-/// The filesystems whose signature is short, and the sector that ends with one.
+/// Filesystems with a short signature, and the sector that ends with one.
 const EXT: &str = "ext2, ext3 or ext4";
 const NILFS2: &str = "NILFS2";
 const MINIX: &str = "MINIX";
@@ -40,11 +39,12 @@ const BOOT_SECTOR: &str = "a partition table or boot sector";
 /// Where the superblock of all of these is, in bytes.
 const SUPERBLOCK_AT: u64 = 1024;
 
-/// Where version 3 of MINIX has its signature.
+/// The offset of the signature of MINIX version 3, in bytes.
 const MINIX_3_AT: u64 = SUPERBLOCK_AT + 24;
 
-/// The more telling ones first: a boot sector's is found beside others. Copies of a superblock of
-/// btrfs outlive what is made over it, and come last.
+/// More specific signatures come first, because the mark of a boot sector occurs together with
+/// others. Copies of a btrfs superblock may survive after another filesystem is made, so they come
+/// last.
 const SIGNATURES: [Signature; 44] = [
     signature("btrfs", SUPERBLOCK_OFFSETS[0] + BTRFS_MAGIC_AT, &MAGIC),
     signature(EXT, 1024 + 56, &[0x53, 0xef]),
@@ -94,7 +94,7 @@ const SIGNATURES: [Signature; 44] = [
 
 const MD_RAID: [u8; 4] = 0xa92b_4efc_u32.to_le_bytes();
 
-/// Those that are found from the end of a device of `size_bytes`.
+/// Signatures at the end of a device of `size_bytes`.
 fn at_end(size_bytes: u64) -> [Signature; 4] {
     let from_end = |len: u64, unit: u64| size_bytes.saturating_sub(len) / unit * unit;
     [
@@ -105,17 +105,18 @@ fn at_end(size_bytes: u64) -> [Signature; 4] {
     ]
 }
 
-/// What a device or an image holds, by its signature.
+/// The contents of a device or an image, by their signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupant {
     /// Its name: a filesystem, a volume manager, a partition table.
     pub what: &'static str,
-    /// The signature is not one that other files have by chance.
+    /// Other files do not have this signature by chance.
     pub is_certain: bool,
 }
 
-/// What is on a device or in an image of `size_bytes`, if it is anything that is known.
-/// `read_at` fills a buffer from an offset in bytes; both lie inside of the size.
+/// Recognises the contents of a device or an image of `size_bytes`; `None` if no signature is
+/// known. `read_at` fills a buffer from an offset in bytes. It is never asked for bytes beyond the
+/// size.
 ///
 /// # Errors
 /// Those of `read_at`.
@@ -141,7 +142,7 @@ pub fn occupant(
     Ok(uncertain)
 }
 
-/// Whether the fields beside a short signature are those of what it stands for.
+/// Whether the fields beside a short signature have values that fit it. True for long signatures.
 fn is_certain(
     what: &str,
     offset: u64,
@@ -162,11 +163,11 @@ fn is_certain(
     let u16_at = |at: usize| u16::from_le_bytes([fields[at], fields[at + 1]]);
     let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
     Ok(match what {
-        // Inodes, blocks, the logarithm of the block size, blocks and inodes of a group.
+        // Inodes, blocks, blocks and inodes of a group; and the logarithm of the block size.
         EXT => [0, 4, 32, 40].iter().all(|&at| u32_at(at) > 0) && u32_at(24) <= 6,
         // The revision, and the length of the superblock.
         NILFS2 => u32_at(0) == 2 && (256..=1024).contains(&u16_at(8)),
-        // Blocks of the two bitmaps, and zones of a block each.
+        // The blocks of the two bitmaps; and zones of one block each.
         MINIX if offset == MINIX_3_AT => u16_at(6) > 0 && u16_at(8) > 0 && u16_at(12) == 0,
         MINIX => u16_at(4) > 0 && u16_at(6) > 0 && u16_at(10) == 0,
         HFS_PLUS => fields[2..4] == [0, 4],
@@ -174,8 +175,8 @@ fn is_certain(
     })
 }
 
-/// Whether a sector that ends with the mark of a boot sector is one. The kernel's own image has
-/// the mark too, with a name of its own behind it.
+/// Whether a sector with the mark of a boot sector is one. An image of the Linux kernel has the
+/// mark too, and is recognised by `HdrS` behind it.
 fn is_boot_sector(fields: &[u8; 520]) -> bool {
     const PARTITIONS: std::ops::Range<usize> = 446..510;
     if fields[514..518] == *b"HdrS" {
@@ -190,10 +191,10 @@ fn is_boot_sector(fields: &[u8; 520]) -> bool {
         || (has_jump && matches!(sector_bytes, 512 | 1024 | 2048 | 4096))
 }
 
-/// Refuses a device with something on it.
+/// Fails if the device has known contents.
 ///
 /// # Errors
-/// `EEXIST` with the name of what is there.
+/// `EEXIST` with the name of the contents.
 pub(super) fn refuse_used(device: &dyn BlockDevice) -> Result<()> {
     let read_at = |offset, buf: &mut [u8]| device.read_at(offset, buf);
     let found = occupant(device.size_bytes(), read_at)
@@ -218,7 +219,7 @@ mod tests {
         occupant(bytes.len() as u64, read_at).expect("memory is read")
     }
 
-    /// Text with the two bytes of a signature where it belongs, and an image of the kernel.
+    /// Text with the two bytes of a signature at the right offset, and an image of the kernel.
     #[test]
     fn what_has_a_signature_by_chance_is_uncertain() {
         for at in [1080, 1030, 1024, 1040, 1048] {
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(found(b"short"), None);
     }
 
-    /// A telling signature behind a short one is the one that counts.
+    /// A long signature counts more than a short one that is found first.
     #[test]
     fn a_certain_signature_is_found_behind_an_uncertain_one() {
         let mut bytes = vec![0; 70_000];

@@ -1,8 +1,8 @@
 //! The trees of a new volume: their items, and the blocks that hold them.
 //!
-//! Some items say where blocks are: the extent tree has one for every block, the root
-//! tree one for every tree, the free-space tree one for every gap. How many blocks
-//! there are depends on the items in turn. So the trees are made in rounds:
+//! Some items hold addresses of blocks: the extent tree has an item for every block, the root tree
+//! one for every tree, the free-space tree one for every gap. In turn, the number of blocks depends
+//! on the items. So the trees are made in rounds:
 //!
 //! ```text
 //! items of all trees  ->  blocks, as few as hold them  ->  addresses, in the order of the trees
@@ -12,7 +12,7 @@
 //!
 //! 1. The sizes of the items do not depend on addresses, and more items never need fewer blocks.
 //!    The number of items grows with the number of blocks, so the rounds end.
-//! 2. What the last round made is exact: each item says what is.
+//! 2. After the last round, every item is exact.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,8 +35,8 @@ mod items;
 
 pub(super) use items::device_item;
 
-/// Rounds after which the trees have settled by far. Each round that changes something
-/// adds a block to some tree, and what a block adds to other trees is two items.
+/// More rounds than any volume needs. Each round with a change adds a block to some tree, and a
+/// block adds two items to other trees.
 const MAX_ROUNDS: usize = 64;
 
 /// The items of a tree, by their keys.
@@ -56,13 +56,13 @@ pub(super) struct Tree {
 struct Block {
     level: u8,
     first_key: Key,
-    /// What it holds: of a leaf a range of the items, of a node a range of the blocks.
+    /// For a leaf, a range of the items; for a node, a range of the blocks.
     holds: Range<usize>,
     logical: Logical,
 }
 
 impl Tree {
-    /// The tree with `items`, in as few blocks of `node_size` bytes as hold them. They have no
+    /// The tree with `items`, in as few blocks of `node_size` bytes as possible. The blocks have no
     /// addresses yet.
     fn new(id: TreeId, items: Items, node_size: u32) -> Self {
         let items: Vec<_> = items.into_iter().collect();
@@ -95,7 +95,7 @@ impl Tree {
         self.blocks.last().expect("a tree has a root")
     }
 
-    /// Where the root block is.
+    /// The address of the root block.
     pub(super) fn root_logical(&self) -> Logical {
         self.root().logical
     }
@@ -139,7 +139,7 @@ impl Tree {
     }
 }
 
-/// Which items go into which leaf. An empty tree has one leaf all the same.
+/// The range of items for each leaf. An empty tree has one empty leaf.
 fn leaves(items: &[(Key, Vec<u8>)], node_size: u32) -> Vec<Range<usize>> {
     let mut leaves = Vec::new();
     let (mut start, mut used) = (0, 0);
@@ -166,7 +166,7 @@ impl Trees {
     /// The trees of the volume `spec` with this layout.
     ///
     /// # Errors
-    /// `ENOSPC` when they do not fit into the block groups that hold them.
+    /// `ENOSPC` when they do not fit into their block groups.
     pub(super) fn of(spec: &Spec, layout: &Layout) -> Result<Self> {
         let make = |known: &Self| -> Result<Self> {
             let all = ids(spec).into_iter().map(|id| {
@@ -177,7 +177,7 @@ impl Trees {
             trees.place(spec, layout)?;
             Ok(trees)
         };
-        // The first round knows of one empty leaf for every tree.
+        // The first round starts with one empty leaf for every tree.
         let empty = ids(spec).into_iter().map(|id| Tree::new(id, Items::new(), spec.node_size));
         let mut trees = Self { all: empty.collect() };
         trees.place(spec, layout)?;
@@ -191,8 +191,8 @@ impl Trees {
         unreachable!("the trees of a new volume settle: see the essay above")
     }
 
-    /// Gives every block its address: the chunk tree in the system chunk, all others in the
-    /// metadata chunk, one behind the other around the places of superblocks.
+    /// Gives every block its address, one behind the other: the chunk tree in the system chunk, all
+    /// others in the metadata chunk. Skips the places of superblocks.
     fn place(&mut self, spec: &Spec, layout: &Layout) -> Result<()> {
         let mut system = Places::new(layout.system(), spec.node_size);
         let mut metadata = Places::new(layout.metadata(), spec.node_size);
@@ -210,7 +210,7 @@ impl Trees {
         Ok(())
     }
 
-    /// The tree `id`, which the volume has.
+    /// The tree `id`, which must exist.
     pub(super) fn get(&self, id: TreeId) -> &Tree {
         self.all.iter().find(|tree| tree.id == id).expect("a tree of the volume")
     }
@@ -262,7 +262,7 @@ fn ids(spec: &Spec) -> Vec<TreeId> {
     ids
 }
 
-/// The places for tree blocks in a chunk, from its start on.
+/// The addresses for tree blocks in a chunk, from its start on.
 struct Places {
     next: u64,
     end: u64,

@@ -1,12 +1,11 @@
-//! From the plan of a volume to its devices.
+//! Writes a new volume to its devices.
 //!
 //! ```text
 //! wipe the ends and the places of superblocks | barrier | tree blocks | barrier | superblocks | barrier
 //! ```
 //!
-//! Where a device shows zeros already nothing is written, so an image stays as sparse as
-//! it was. The primary superblock goes last on every device: it is what a
-//! device is recognised by.
+//! Wiping skips pieces that are zero already, so an image stays as sparse as it was. The primary
+//! superblock is written last on every device, because readers recognise a device by it.
 
 use std::sync::Arc;
 
@@ -26,10 +25,10 @@ use super::options::Spec;
 use super::trees::{Trees, device_item};
 use crate::space::RESERVED_BYTES;
 
-/// What is looked at, and written, in one piece when a device is wiped, in bytes.
+/// The size of a read and of a write when a device is wiped, in bytes.
 const WIPE_PIECE: u64 = 64 << 10;
 
-/// The superblock was written by a commit.
+/// The flag of a superblock that a commit wrote.
 const SUPER_FLAG_WRITTEN: u64 = 1;
 
 /// Writes the volume.
@@ -63,8 +62,8 @@ fn superblock_places(total_bytes: u64) -> impl DoubleEndedIterator<Item = u64> {
     SUPERBLOCK_OFFSETS.into_iter().filter(fits)
 }
 
-/// Zeroes what could be taken for something else than the new volume: both ends, where
-/// all kinds of volumes have their signatures, and the superblocks of an old btrfs.
+/// Zeroes everything that a program could recognise as other contents: both ends, where all kinds
+/// of volumes have their signatures, and the superblocks of an old btrfs.
 fn wipe(device: &dyn BlockDevice) -> Result<()> {
     let size = device.size_bytes();
     let end = RESERVED_BYTES.min(size);
@@ -119,7 +118,7 @@ fn write_blocks(
     Ok(())
 }
 
-/// The superblock, but for what differs from device to device and from place to place.
+/// The superblock, without the fields that differ between devices and between its places.
 fn superblock(spec: &Spec, layout: &Layout, trees: &Trees) -> SuperblockItem {
     let (root, chunk) = (trees.get(TreeId::ROOT), trees.get(TreeId::CHUNK));
     let generation = GENERATION.0.into();
@@ -156,7 +155,7 @@ fn superblock(spec: &Spec, layout: &Layout, trees: &Trees) -> SuperblockItem {
     item
 }
 
-/// The roots of this transaction, for a later one that fails.
+/// The backup of the roots of this transaction, for recovery after a later one fails.
 fn backup(item: &SuperblockItem, trees: &Trees) -> RootBackup {
     let generation = GENERATION.0.into();
     let place = |id| trees.get(id).root_logical().0.into();

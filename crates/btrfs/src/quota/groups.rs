@@ -1,12 +1,11 @@
-//! The quota groups of subvolumes that come and go.
+//! Adds and removes the quota groups of subvolumes.
 //!
-//! A new subvolume gets a group that uses nothing and has no limits. With simple quotas the group
-//! is in all groups that the group of the subvolume is in which holds the new one, as the kernel
-//! has it.
+//! A new subvolume gets a group that uses nothing and has no limits. With simple quotas, the new
+//! group joins all groups that the group of the containing subvolume is in, as in the kernel.
 //!
-//! When a subvolume is dropped its group goes, and is in no other one any more. With simple quotas
-//! it stays while something counts for it: extents that a snapshot of the subvolume keeps. The
-//! kernel leaves such a group, too, and does not come back to it.
+//! When a subvolume has been dropped, its group is removed, and its membership in other groups.
+//! With simple quotas the group stays if extents still count for it, because a snapshot of the
+//! subvolume keeps them. The kernel, too, leaves such a group, and never removes it later.
 
 use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::space::{QgroupInfoItem, QgroupLimitItem};
@@ -20,7 +19,7 @@ use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
 
-/// The groups that the group of a new subvolume is in.
+/// The membership of the group of a new subvolume.
 #[derive(Debug, Default)]
 pub(crate) struct NewGroup {
     parents: Vec<QgroupId>,
@@ -28,10 +27,10 @@ pub(crate) struct NewGroup {
 }
 
 impl NewGroup {
-    /// The group of a subvolume that is to be in the subvolume `holder`.
+    /// For a subvolume that will be inside the subvolume `holder`.
     ///
     /// # Errors
-    /// `EROFS` when the volume was opened for reading, and when the quota tree does not read.
+    /// `EROFS` when the volume was opened for reading; and when the quota tree cannot be read.
     pub(crate) fn below(volume: &Engine, holder: TreeId) -> Result<Self> {
         let parents = match volume.live()?.quotas {
             Quotas::Off => return Ok(Self::default()),
@@ -41,7 +40,7 @@ impl NewGroup {
         Ok(Self { parents, is_kept: true })
     }
 
-    /// How many items of the quota tree it changes.
+    /// How many items of the quota tree the new group changes.
     pub(crate) fn items(&self) -> u64 {
         if self.is_kept { 2 + 2 * self.parents.len() as u64 } else { 0 }
     }
@@ -49,7 +48,7 @@ impl NewGroup {
 
 /// The groups that `group` is in.
 pub(super) fn parents_of(volume: &Engine, group: QgroupId) -> Result<Vec<QgroupId>> {
-    // Those in the group are of lower levels, so they have lower numbers.
+    // Members of the group have lower levels, so lower numbers: the search skips them.
     let first = group.relation_key(QgroupId(group.0.saturating_add(1)));
     let mut parents = Vec::new();
     let mut cursor = Cursor::seek(volume, volume.tree(TreeId::QUOTA)?, first)?;
@@ -65,8 +64,8 @@ pub(super) fn parents_of(volume: &Engine, group: QgroupId) -> Result<Vec<QgroupI
     Ok(parents)
 }
 
-/// What `group` refers to, and what only it refers to, in bytes; `None` when there is no such
-/// group.
+/// The bytes that `group` refers to, and those that only it refers to; `None` if the group does not
+/// exist.
 pub(super) fn used_by(volume: &Engine, group: QgroupId) -> Result<Option<[u64; 2]>> {
     with_item(volume, volume.tree(TreeId::QUOTA)?, group.info_key(), |data| {
         let item = QgroupInfoItem::view(data).map_err(malformed)?;
@@ -75,8 +74,8 @@ pub(super) fn used_by(volume: &Engine, group: QgroupId) -> Result<Option<[u64; 2
 }
 
 impl Handle<'_> {
-    /// Adds the group of the new subvolume `id`. One that is there already stays as it is: the user
-    /// made it before, or it was left by a subvolume that had the same number.
+    /// Adds the group of the new subvolume `id`. A group that exists stays unchanged: the user made
+    /// it before, or a subvolume with the same number left it.
     pub(crate) fn add_quota_group(&self, id: TreeId, new: &NewGroup) -> Result<()> {
         if !new.is_kept {
             return Ok(());
@@ -99,8 +98,8 @@ impl Handle<'_> {
         })
     }
 
-    /// Removes the groups of the subvolumes that this transaction dropped, where what they use
-    /// is as `is_removed` asks. How many went.
+    /// Removes the groups of the subvolumes that this transaction dropped, if `is_removed` accepts
+    /// the bytes that they use. Returns how many it removed.
     pub(super) fn remove_dropped_groups(
         &self,
         is_removed: impl Fn(&[u64; 2]) -> bool,
@@ -130,7 +129,7 @@ impl Handle<'_> {
         })
     }
 
-    /// The subvolume `id` is dropped to the end.
+    /// Notes that the subvolume `id` has been dropped completely.
     pub(crate) fn drop_quota_group(&self, id: TreeId) {
         if self.live().quotas.are_on() {
             self.usage().add_dropped(id);

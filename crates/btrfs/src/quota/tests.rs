@@ -1,4 +1,4 @@
-//! The state in which quotas are found, and the state in which a writer leaves them.
+//! The state of quotas before and after a writer.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn make_file(volume: &Arc<Volume>, name: &str) {
     fs.sync().expect("a commit");
 }
 
-/// Changes the item of the quota tree, with a commit of its own that finds the quotas marked.
+/// Changes an item of the quota tree, in a commit of its own that finds the quotas marked already.
 fn set(disks: &Disks, key: Key, change: impl Fn(&mut Vec<u8>)) {
     let volume = open(disks);
     let same: &dyn Fn(&mut Vec<u8>) = &|_| ();
@@ -67,20 +67,20 @@ fn set(disks: &Disks, key: Key, change: impl Fn(&mut Vec<u8>)) {
     }
 }
 
-/// The kernel would go on where the rescan stopped, and then call numbers right that are not: those
-/// of what it had counted by then.
+/// The kernel would continue the rescan where it stopped, and then mark numbers as right that miss
+/// changes to extents before that place.
 #[test]
 fn a_rescan_that_was_running_is_not_gone_on_with() {
     let Some(judges) = judges::require() else { return };
     let disks = with_quotas(&judges);
-    // What the kernel would leave out.
+    // The continued rescan would leave this file out.
     make_file(&open(&disks), "uncounted");
     set(&disks, STATUS_KEY, |data| {
         let rescan = QgroupStatusItem {
             version: STATUS_VERSION.into(),
             generation: 0.into(),
             flags: (STATUS_ON | STATUS_RESCAN | STATUS_INCONSISTENT).into(),
-            // All extents are counted but the last ones.
+            // The rescan has counted all extents below this address.
             rescan: (1 << 40).into(),
         };
         data[..32].copy_from_slice(rescan.as_bytes());
@@ -107,7 +107,7 @@ fn a_rescan_that_was_running_is_not_gone_on_with() {
     disks.assert_checks();
 }
 
-/// So some tools take limits away.
+/// Some tools remove a limit by setting it to all ones.
 #[test]
 fn a_limit_of_all_bits_is_none() {
     let Some(judges) = judges::require() else { return };
@@ -130,7 +130,8 @@ fn a_limit_of_all_bits_is_none() {
     assert!(matches!(refused.err(), Some(Error::Unsupported(_))));
 }
 
-/// Without a status item, or with one that says that quotas are off, the kernel keeps nothing.
+/// Without a status item, or with one that says that quotas are off, the kernel maintains no
+/// numbers.
 #[test]
 fn quotas_that_are_off_are_left_alone() {
     let Some(judges) = judges::require() else { return };
@@ -139,18 +140,19 @@ fn quotas_that_are_off_are_left_alone() {
     let volume = open(&disks);
     let fs = volume.filesystem(TreeId::FS).unwrap();
     let id = fs.create_subvolume(Place { dir: fs.root(), name: b"new" }, &NEW).unwrap();
-    // `btrfs check` compares the numbers all the same: a name alone changes none.
+    // `btrfs check` compares the numbers all the same, so the test only adds a name, which changes
+    // none.
     fs.create(Place { dir: fs.root(), name: b"after" }, &NEW).unwrap();
     fs.sync().unwrap();
     assert_eq!(status(&volume).flags.get(), 0);
     assert_eq!(groups::used_by(&volume, QgroupId::of_subvolume(id)).unwrap(), None);
     drop((fs, volume));
     disks.assert_checks();
-    // The kernel says so of its own volumes, too, before it finds that they are off.
+    // The kernel warns like this about its own volumes too, before it finds that quotas are off.
     drop(disks.mount_watched("rw,noatime", &["qgroup generation mismatch", UUID_TREE]));
 }
 
-/// Numbers that were too small ended writing at the first commit that freed more.
+/// If the numbers were too small, the first commit that freed more once stopped all writing.
 #[test]
 fn more_goes_than_simple_quotas_counted() {
     let Some(judges) = judges::require() else { return };
@@ -178,7 +180,8 @@ fn more_goes_than_simple_quotas_counted() {
     disks.mount("rw,noatime").sync();
 }
 
-/// A group in one of no higher level could be in itself, and has an end here.
+/// A group in another of the same or a lower level could contain itself: this is refused as
+/// corrupt.
 #[test]
 fn groups_in_circles_are_corrupt() {
     let Some(judges) = judges::require() else { return };

@@ -1,9 +1,10 @@
-//! What simple quotas count: extents that came, and extents that went, by their owner.
+//! Counts new and removed extents for simple quotas, by their owner.
 //!
-//! Data names its owner in the extent item; a tree block has it in its own header. An extent counts
-//! from the commit on that adds its item until the commit that removes it, whoever refers to it
-//! meanwhile. It counts for the group of the owner, and for every group that this one is in, once.
-//! What is older than the quotas, and what trees that are no subvolumes have, counts for no group.
+//! The extent item of data names its owner; a tree block has its owner in its header. An extent
+//! counts from the commit that adds its item until the commit that removes it, no matter which
+//! subvolumes refer to it meanwhile. It counts once for the group of the owner, and once for every
+//! group above that one. Extents that are older than the quotas, and blocks of trees that are not
+//! subvolumes, count for no group.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,12 +23,12 @@ use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::Blocks;
 
-/// What a transaction did that the quota tree does not say yet.
+/// Changes of a transaction that are not in the quota tree yet.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
-    /// By how many bytes what counts for a subvolume changed.
+    /// The change of the bytes that count for each subvolume.
     changed: Mutex<BTreeMap<TreeId, i128>>,
-    /// Subvolumes that were dropped to the end.
+    /// Subvolumes that were dropped completely.
     dropped: Mutex<BTreeSet<TreeId>>,
 }
 
@@ -54,8 +55,8 @@ impl Handle<'_> {
         }
     }
 
-    /// Counts a new extent for `owner`, and says whether its item is to name the owner, if it is
-    /// data.
+    /// Counts a new extent for `owner`. Returns whether the extent item of data has to name its
+    /// owner.
     pub(crate) fn count_new_extent(&self, owner: TreeId, bytes: u64) -> bool {
         if self.counts(owner, self.generation()) {
             self.usage().add(owner, bytes.into());
@@ -63,18 +64,17 @@ impl Handle<'_> {
         matches!(self.live().quotas, Quotas::Simple { .. })
     }
 
-    /// Counts data no more that was made in the transaction `generation`.
+    /// Stops counting an extent of data of the transaction `generation`.
     pub(crate) fn uncount_data(&self, owner: Option<TreeId>, generation: Generation, bytes: u64) {
         if let Some(owner) = owner.filter(|&owner| self.counts(owner, generation)) {
             self.usage().add(owner, -i128::from(bytes));
         }
     }
 
-    /// Counts a tree block no more that a subvolume had, and that was made in the transaction
-    /// `generation`.
+    /// Stops counting a tree block of a subvolume, of the transaction `generation`.
     ///
     /// # Errors
-    /// When the block does not read: it says whose it is.
+    /// When the block cannot be read: its header names its owner.
     pub(crate) fn uncount_block(
         &self,
         logical: Logical,
@@ -84,7 +84,7 @@ impl Handle<'_> {
         if !self.counts(TreeId::FS, generation) {
             return Ok(());
         }
-        // The blocks of all subvolumes pass as those of any.
+        // The check accepts blocks of any subvolume where it expects one of FS_TREE.
         let owner = TreeId::FS;
         let expected = Expected { logical, level, generation, owner, first_key: None };
         let owner = self.volume().block(&expected)?.header().owner();
@@ -93,7 +93,7 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Brings what came and went to the groups. How many changed.
+    /// Adds the counted changes to the groups. Returns how many groups changed.
     pub(super) fn store_usage(&self) -> Result<usize> {
         let changed = std::mem::take(&mut *self.usage().changed.lock());
         let mut groups = BTreeMap::<QgroupId, i128>::new();
@@ -109,8 +109,8 @@ impl Handle<'_> {
         Ok(groups.len())
     }
 
-    /// The group, and all groups that it is in, as far as they are there. None when it is not there
-    /// itself: then it counts nothing.
+    /// The group and all groups above it that exist. Empty if the group itself does not exist: then
+    /// its extents count for none.
     fn groups_with(&self, group: QgroupId) -> Result<BTreeSet<QgroupId>> {
         let (mut found, mut next) = (BTreeSet::new(), vec![group]);
         while let Some(group) = next.pop() {
@@ -123,8 +123,8 @@ impl Handle<'_> {
         Ok(found)
     }
 
-    /// Adds `bytes` to what the group uses. Where more went than was counted, the numbers were
-    /// wrong before: they are 0 then, and the volume says so.
+    /// Adds `bytes` to the numbers of the group. If a number would fall below 0, it was wrong
+    /// before: it becomes 0, and the volume reports it.
     fn change_used(&self, group: QgroupId, bytes: i128) -> Result<()> {
         let mut is_wrong = false;
         let mut changed = |used: u64| {

@@ -1,5 +1,4 @@
-//! What there is to look at: the extents of a range of the logical space as the last commit has
-//! them, and their checksums.
+//! Gathers the extents of a range of the logical space in the last commit, and their checksums.
 
 use std::ops::Range;
 
@@ -16,33 +15,34 @@ use crate::storage::malformed;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
 
-/// How much of a chunk is looked at in one go, about, in bytes of the logical space.
+/// About how many bytes of the logical space a window has.
 const WINDOW_BYTES: u64 = 8 << 20;
 
-/// The longest extent that anybody makes is a quarter of this, in bytes. One that claims more would
-/// keep a scrub busy for what is not there.
+/// The largest length of an extent, in bytes: four times the longest that any writer makes. An
+/// extent that claims more would keep a scrub busy with space that does not exist.
 const MOST_EXTENT_BYTES: u64 = 1 << 30;
 
-/// The trees as the last commit has them. As long as this is there nothing that they refer to is
-/// freed, or written again.
+/// The trees of the last commit. As long as this value exists, nothing that they refer to is freed
+/// or overwritten.
 pub(super) struct Committed<'v> {
     pub(super) volume: &'v Engine,
     pub(super) extents: TreeRoot,
     sums: Option<TreeRoot>,
-    /// What is freed while it is held is free when a commit is done that waits for it.
+    /// Space that is freed meanwhile becomes free with the next commit, which waits for this
+    /// handle.
     _handle: Option<Handle<'v>>,
 }
 
-/// A tree block, as its extent item says it is.
+/// A tree block, as its extent item describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) level: u8,
     generation: Generation,
-    /// The tree that refers to it, if one is named.
+    /// The first tree that the extent item names, if it names one.
     pub(super) owner: Option<TreeId>,
 }
 
-/// What a piece of an extent holds.
+/// The contents of a piece of an extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// A whole tree block.
@@ -57,7 +57,7 @@ pub(super) enum Content {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) range: Range<u64>,
-    /// Where the extent begins.
+    /// The address of the extent.
     pub(super) extent: u64,
     pub(super) content: Content,
 }
@@ -66,12 +66,12 @@ pub(super) struct Piece {
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) range: Range<u64>,
-    /// They ascend and do not overlap.
+    /// In ascending order, without overlaps.
     pub(super) pieces: Vec<Piece>,
 }
 
 impl Block {
-    /// Whether `bytes`, read from `logical`, are this block.
+    /// Checks that `bytes`, read from `logical`, are this block.
     pub(super) fn verify(
         &self,
         volume: &Engine,
@@ -89,10 +89,11 @@ impl Block {
 }
 
 impl<'v> Committed<'v> {
-    /// The last commit. Of a volume that is written it is waited for until that is on the devices.
+    /// The last commit. On a volume that is open for writing, waits until that commit is on the
+    /// devices.
     ///
     /// # Errors
-    /// When the trees have no roots that can be read, and `EROFS` when nothing is written any more.
+    /// When the roots of the trees cannot be read; `EROFS` when the volume has stopped writing.
     pub(super) fn of(volume: &'v Engine) -> Result<Self> {
         let Some(live) = volume.live_part() else {
             let extents = volume.tree(TreeId::EXTENT)?;
@@ -105,15 +106,15 @@ impl<'v> Committed<'v> {
         Ok(Self { volume, extents, sums, _handle: Some(handle) })
     }
 
-    /// The first window of `chunk` from `from` on in which there is something; `None` when there is
-    /// nothing before `end`.
+    /// The first window of `chunk` from `from` on that has an extent; `None` if no extent lies
+    /// before `end`.
     ///
     /// # Errors
     /// When the trees cannot be read.
     pub(super) fn next_window(&self, chunk: &Chunk, from: u64, end: u64) -> Result<Option<Window>> {
         let mut cursor = self.cursor_over(from)?;
         let Some(first) = self.next_extent(&mut cursor, from, end)? else { return Ok(None) };
-        // Whole rows, so that parity can be looked at with its data.
+        // Whole rows, so that parity is checked together with its data.
         let has_parity = chunk.profile.shape().parity > 0;
         let row = if has_parity { STRIPE_LEN * chunk.data_stripes() } else { STRIPE_LEN };
         let begin = first.range.start.max(from);
@@ -123,7 +124,7 @@ impl<'v> Committed<'v> {
         self.window(range).map(Some)
     }
 
-    /// Calls `visit` with every extent that has something between `from` and `end`.
+    /// Calls `visit` with the part between `from` and `end` of every extent.
     ///
     /// # Errors
     /// When the extent tree cannot be read.
@@ -140,7 +141,7 @@ impl<'v> Committed<'v> {
         Ok(())
     }
 
-    /// What there is in `range`.
+    /// The window over `range`.
     ///
     /// # Errors
     /// When the trees cannot be read.
@@ -176,7 +177,7 @@ impl<'v> Committed<'v> {
         Ok(window)
     }
 
-    /// Adds data, parted by whether it has checksums.
+    /// Adds data, split into pieces with and without checksums.
     fn add_data(
         &self,
         pieces: &mut Vec<Piece>,
@@ -211,7 +212,7 @@ impl<'v> Committed<'v> {
         }
     }
 
-    /// Stands before all extents that reach behind `from`.
+    /// A cursor before all extents that end behind `from`.
     fn cursor_over(&self, from: u64) -> Result<Cursor<'v>> {
         let last = Key::new(from, ItemType(u8::MAX), u64::MAX);
         let before = Cursor::seek_committed_floor(self.volume, self.extents, last)?;
@@ -220,7 +221,7 @@ impl<'v> Committed<'v> {
         Cursor::seek_committed(self.volume, self.extents, first)
     }
 
-    /// The next extent that has something between `from` and `end`; the cursor goes on behind it.
+    /// The next extent that has a part between `from` and `end`. Moves the cursor behind it.
     fn next_extent(&self, cursor: &mut Cursor<'v>, from: u64, end: u64) -> Result<Option<Found>> {
         while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < end) {
             let found = match key.item_type {

@@ -1,8 +1,8 @@
-//! The first look at one copy of a window: it is read in the order of the member, in large pieces,
+//! The first look at one copy of a window: reads it in the order of the member, in large pieces,
 //! without any lock.
 //!
-//! What is wrong here may be right: it was freed meanwhile, or written again. So this tells only
-//! where a second look is due ([`settle`](super::settle)).
+//! An error here may be none, if the place was freed or overwritten meanwhile. So the result only
+//! says where a second look is due ([`settle`](super::settle)).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -15,10 +15,10 @@ use super::gather::{Content, Piece, Window};
 use crate::engine::Engine;
 use crate::storage::CopyPart;
 
-/// The most that is read at once, in bytes.
+/// The longest read, in bytes.
 const READ_BYTES: u64 = 1 << 20;
 
-/// What lies closer together than this is read in one go, in bytes.
+/// Parts with a gap of at most this many bytes between them are read together.
 const GAP_BYTES: u64 = 32 << 10;
 
 /// Memory that devices can be read into directly.
@@ -39,7 +39,7 @@ impl Pages {
     }
 }
 
-/// A part of a copy, with what it belongs to.
+/// A part of a copy, with its piece.
 struct Part<'w> {
     at: CopyPart,
     piece: &'w Piece,
@@ -49,11 +49,11 @@ struct Part<'w> {
 /// number.
 pub(super) type Suspects = BTreeSet<u64>;
 
-/// What the first look at a copy found.
+/// The result of the first look at a copy.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) suspects: Suspects,
-    /// What was looked at.
+    /// The counters of what was read.
     pub(super) counts: ScrubCounts,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn look(
     let mut last = None;
     for piece in &window.pieces {
         let Ok(copies) = volume.storage.copies_of(&piece.range) else {
-            // The chunk was removed meanwhile, or is not as it should be.
+            // The chunk was removed meanwhile, or is wrong.
             suspect(piece.range.clone());
             continue;
         };
@@ -108,7 +108,7 @@ pub(super) fn look(
             let len = usize::try_from(at.range.end - at.range.start).expect("within the buffer");
             let bytes = &buf[from..from + len];
             if read.is_err() || !is_right(volume, piece, &at.range, bytes, &mut suspect) {
-                // Of a block that lies on several stripes, that where it begins.
+                // For a block on several stripes, the unit that it begins in.
                 let is_block = matches!(piece.content, Content::Block(_));
                 let begin = piece.range.start..piece.range.start + 1;
                 suspect(if is_block { begin } else { at.range.clone() });
@@ -118,7 +118,7 @@ pub(super) fn look(
     Seen { suspects, counts }
 }
 
-/// Counts what is looked at.
+/// Counts a part that is read.
 fn count(
     volume: &Engine,
     counts: &mut ScrubCounts,
@@ -139,7 +139,7 @@ fn count(
     }
 }
 
-/// The parts that are read at once.
+/// Splits a part into parts of at most [`READ_BYTES`].
 pub(super) fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> + use<> {
     let CopyPart { copy, member, physical, range } = part.clone();
     (0..(range.end - range.start).div_ceil(READ_BYTES)).map(move |number| {
@@ -150,8 +150,8 @@ pub(super) fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> + use<> {
     })
 }
 
-/// Whether `bytes`, which were read for `range` of `piece`, are right; of data the sectors that are
-/// not are told by themselves.
+/// Whether `bytes`, read for `range` of `piece`, are right. For data it returns `true`, and reports
+/// each bad sector to `suspect` itself.
 fn is_right(
     volume: &Engine,
     piece: &Piece,

@@ -1,7 +1,7 @@
-//! Whose something is that is bad: files by name, trees by number.
+//! Finds the owners of a bad place: files by path, trees by number.
 //!
-//! An extent of data knows the files that refer to it, or the leaves that do. A leaf is of the
-//! trees that refer to it, or to a block above it.
+//! The back references of a data extent name the files that refer to it, or the leaves that do. A
+//! leaf belongs to the trees that refer to it, or to a block above it.
 
 use std::collections::BTreeSet;
 
@@ -20,22 +20,22 @@ use crate::storage::malformed;
 use crate::subvolume::path_of;
 use crate::tree::Cursor;
 
-/// Files that are named of one extent.
+/// The most files that are listed for one extent.
 const MOST_FILES: usize = 16;
 
-/// Blocks that are looked at on the way up from shared leaves.
+/// The most blocks that are visited on the way up from a shared leaf.
 const MOST_BLOCKS: usize = 64;
 
-/// Whose something is, before names are looked up.
+/// Owners, before their paths are looked up.
 #[derive(Default)]
 pub(super) struct Owners {
     files: BTreeSet<FileId>,
     tree: Option<(Option<TreeId>, u8)>,
-    /// There are more than these.
+    /// There are more owners than these.
     is_cut: bool,
 }
 
-/// Who refers to an extent.
+/// A back reference of an extent.
 enum Referrer {
     File(FileId),
     /// The leaf, or the node, at this address.
@@ -44,15 +44,16 @@ enum Referrer {
 }
 
 impl Owners {
-    /// Whose the tree block is.
+    /// The owner of a tree block.
     pub(super) fn of_block(block: &Block) -> Self {
         Self { tree: Some((block.owner, block.level)), ..Self::default() }
     }
 
-    /// Whose the data is in the extent at `extent`.
+    /// The owners of the data extent at `extent`.
     ///
     /// # Errors
-    /// When the extent tree cannot be read. Who cannot be found for another reason is left out.
+    /// When the extent tree cannot be read. Owners that cannot be found for another reason are left
+    /// out.
     pub(super) fn of_data(committed: &Committed<'_>, extent: u64) -> Result<Self> {
         let mut owners = Self::default();
         for referrer in referrers(committed, extent)? {
@@ -69,8 +70,8 @@ impl Owners {
         Ok(owners)
     }
 
-    /// Adds the files that the leaf at `leaf` has the extent in. A damaged leaf is found by itself,
-    /// so nothing is said of it here.
+    /// Adds the files that refer to the extent in the leaf at `leaf`. Skips a damaged leaf, because
+    /// the scrub reports it separately.
     fn add_leaf(&mut self, committed: &Committed<'_>, leaf: Logical, extent: u64) {
         let volume = committed.volume;
         let verify = |bytes: &[u8]| check::verify(bytes, volume.storage.geometry(), leaf);
@@ -98,7 +99,7 @@ impl Owners {
         }
     }
 
-    /// The same by name, as they are called now.
+    /// The owners with their current paths.
     pub(super) fn named(self, volume: &Engine) -> Vec<ScrubOwner> {
         let tree = self.tree.map(|(tree, level)| ScrubOwner::Tree { tree, level });
         let files = self.files.into_iter().map(|file| {
@@ -106,7 +107,7 @@ impl Owners {
                 Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(None),
                 other => other.map(Some),
             };
-            // Where the way up is damaged too, that is found by itself.
+            // If the way up is damaged, the scrub reports that separately.
             ScrubOwner::File { file, path: path.unwrap_or(None) }
         });
         let cut = self.is_cut.then_some(ScrubOwner::Others);
@@ -114,7 +115,7 @@ impl Owners {
     }
 }
 
-/// Who refers to the extent at `extent`, and more of them than are named.
+/// The back references of the extent at `extent`, up to a few more than [`MOST_BLOCKS`].
 fn referrers(committed: &Committed<'_>, extent: u64) -> Result<Vec<Referrer>> {
     let mut found = Vec::new();
     let file = |one: &ExtentDataRef| {
@@ -154,7 +155,7 @@ fn referrers(committed: &Committed<'_>, extent: u64) -> Result<Vec<Referrer>> {
     Ok(found)
 }
 
-/// The trees that a block is of.
+/// The trees that a block belongs to.
 fn trees_of(committed: &Committed<'_>, block: Logical) -> BTreeSet<TreeId> {
     let (mut trees, mut seen) = (BTreeSet::new(), BTreeSet::from([block]));
     let mut next = vec![block];

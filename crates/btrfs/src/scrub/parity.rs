@@ -1,8 +1,8 @@
-//! Parity: whether it is what the data of its row adds up to. It is not repaired, because such
-//! volumes are not written.
+//! Checks that parity matches the data of its row. Bad parity is not repaired, because this engine
+//! does not write chunks with parity.
 //!
-//! Of a row only the sectors are looked at in which some stripe has data: where nothing was written
-//! the parity may be anything.
+//! Only those sectors of a row count in which some stripe has data. Elsewhere the parity may be
+//! anything.
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};
@@ -11,7 +11,7 @@ use super::gather::Window;
 use super::look::{Pages, Suspects};
 use super::{Run, ScrubFinding, ScrubOutcome};
 
-/// Looks at the parity of `window`, whole rows of `chunk`, but for rows in which data is bad.
+/// Checks the parity of `window`, which is whole rows of `chunk`. Skips rows with suspect data.
 pub(super) fn look(
     run: &Run<'_>,
     chunk: &Chunk,
@@ -44,9 +44,9 @@ pub(super) fn look(
         if has_suspects || !is_used.contains(&true) || run.is_over() {
             continue;
         }
-        // A member that is missing was told of.
+        // Missing members are reported elsewhere.
         let Some(stripes) = run.volume.storage.row(chunk, row) else { continue };
-        // What cannot be read of the data is found with the data.
+        // Unreadable data is reported as data.
         let Ok(parities) = run.volume.storage.parity_of(&stripes) else { continue };
         for parity in parities {
             let buf = pages.of(parity.bytes.len());

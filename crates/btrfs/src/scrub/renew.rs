@@ -1,21 +1,22 @@
-//! Members that missed commits, brought up to date.
+//! Brings members up to date that missed commits.
 //!
-//! What such a member holds may be old, and only its superblock tells. So a scrub writes anew
-//! everything on it that differs, and its superblock last:
+//! The contents of such a member may be old, and only its superblock shows it. So a scrub
+//! overwrites everything on it that differs, and its superblock last:
 //!
-//! 1. Data without checksums is compared with what the other members have. Nothing else shows that
-//!    it is old, so this comes first, with a barrier behind it: with blocks of the last commit a
-//!    member that is one generation behind is taken for one that has everything (`engine/newest`).
+//! 1. Data without checksums is compared with the other members, because nothing else shows that it
+//!    is old. This comes first, followed by a barrier. Otherwise blocks of the last commit could
+//!    reach the member first, and a member that is one generation behind but has these is taken for
+//!    complete (`engine/newest`).
 //! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
-//! 3. When nothing is left that is wrong, the member gets the superblock of the last commit.
+//! 3. If no error remains, the member gets the superblock of the last commit.
 //!
-//! A scrub that ends before leaves the member as one that missed commits, and the next one goes on
-//! with what differs still.
+//! If a scrub ends earlier, the member still counts as one that missed commits, and the next scrub
+//! repairs the differences that remain.
 //!
-//! This needs a volume that nothing else uses: others would write meanwhile what the member does
-//! not get. It leaves out members with chunks that have parity, which are not repaired, and all of
-//! them while a tree log is pending: data that only the log refers to is in no extent that a scrub
-//! sees.
+//! This needs a volume that no other program uses, because the member would miss what others write
+//! meanwhile. It leaves out members with chunks that have parity, because those are not repaired.
+//! While a tree log is pending it leaves out all members, because a scrub sees only extents in the
+//! extent tree, and data that only the log refers to is not there.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -37,20 +38,20 @@ use crate::tree::with_item;
 
 /// The members that missed commits, and whether the scrub brings them up to date.
 pub(super) struct Renewal {
-    /// Their indexes.
+    /// The indexes of the members that are brought up to date.
     pub(super) members: Vec<usize>,
-    /// The others, with why they stay as they are.
+    /// The other members that missed commits, each with the reason why it stays behind.
     left: Vec<(usize, &'static str)>,
 }
 
 impl Renewal {
-    /// Looks which members of the volume missed commits.
+    /// Finds the members of the volume that missed commits.
     pub(super) fn of(volume: &Engine, is_read_only: bool) -> Self {
         let (mut members, mut left) = (Vec::new(), Vec::new());
         let is_live = volume.live_part().is_some();
         for (index, member) in volume.members().iter().enumerate() {
-            // One of a volume that is written and has not failed gets all that is written, and its
-            // superblock with the next commit.
+            // On a volume that is open for writing, a member that has not failed gets every write,
+            // and its superblock with the next commit.
             let is_behind = if is_live { member.has_failed() } else { member.is_stale() };
             if !is_behind || member.device.is_none() || member.is_seed {
                 continue;
@@ -72,10 +73,10 @@ impl Renewal {
         Self { members, left }
     }
 
-    /// Writes data without checksums anew that differs from what the other members have.
+    /// Overwrites data without checksums that differs from the other members.
     ///
     /// # Errors
-    /// What a device fails with when it is flushed.
+    /// The error of a device that fails to flush.
     pub(super) fn plain_data(&self, run: &Run<'_>, chunks: &[Arc<Chunk>]) -> Result<()> {
         if self.members.is_empty() {
             return Ok(());
@@ -107,11 +108,11 @@ impl Renewal {
         Ok(())
     }
 
-    /// Gives the members the superblock of the last commit, if nothing is left that is wrong, and
-    /// tells of those that stay behind.
+    /// Gives the members the superblock of the last commit if no error remains, and reports members
+    /// that stay behind.
     ///
     /// # Errors
-    /// When the chunk tree cannot be read, or a device fails when it is flushed.
+    /// When the chunk tree cannot be read, or a device fails to flush.
     pub(super) fn finish(&self, run: &Run<'_>) -> Result<()> {
         let is_clean = run.counts.lock().left_errors == 0 && run.failure.lock().is_none();
         for &(index, why) in &self.left {
@@ -130,7 +131,8 @@ impl Renewal {
 
     fn renew_superblocks(run: &Run<'_>, index: usize) -> Result<()> {
         let (volume, member) = (run.volume, &run.volume.members()[index]);
-        // Its own says what was allocated before it missed anything.
+        // The device item in the member's own superblock is from before it missed commits, so this
+        // takes the one in the chunk tree.
         let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, member.id.0);
         let dev_item = with_item(volume, chunk_tree_root(volume), key, |data| {
             DevItem::view(data).copied().map_err(malformed)
@@ -146,7 +148,7 @@ impl Renewal {
             let bytes = sealed_superblock(&item, Physical(offset), volume.superblock().checksum);
             let part = Part { member: index, physical: Physical(offset) };
             let outcome = write(run, part, &bytes[..], &mut pages);
-            // The copies come when the primary one is there for certain.
+            // Write the copies only after the primary is durable.
             volume.flush_members()?;
             Self::tell(run, index, offset, outcome, "now it is brought up to date");
             if outcome != ScrubOutcome::Corrected {
@@ -183,7 +185,7 @@ struct Part {
     physical: Physical,
 }
 
-/// Writes a part of a copy of data anew if the other members have something else there.
+/// Overwrites a part of a copy of data if the other members have other contents there.
 fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
     let volume = run.volume;
     let len = usize::try_from(part.range.end - part.range.start).expect("no more than is read");
@@ -215,7 +217,7 @@ fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
     });
 }
 
-/// Writes what belongs somewhere, and looks whether it is there then.
+/// Writes the good contents to a place, and reads them back.
 fn write(run: &Run<'_>, part: Part, good: &[u8], pages: &mut Pages) -> ScrubOutcome {
     let Part { member, physical } = part;
     let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);

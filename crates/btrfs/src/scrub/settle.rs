@@ -1,8 +1,8 @@
-//! The second look: what is still wrong when nobody can free it, and getting it right.
+//! The second look: finds the errors that remain while nothing can be freed, and repairs them.
 //!
-//! It holds the last commit ([`Committed`]), so what that refers to is neither freed nor used for
-//! something else, and of what has checksums nothing is written in place. So what is bad now is
-//! bad, and what is written over it is what belongs there.
+//! It holds the last commit ([`Committed`]). So space that this commit refers to is neither freed
+//! nor reused, and data with checksums is not written in place. An error that it finds is a real
+//! one, and the good contents that it writes belong there.
 
 use std::io::IoSlice;
 
@@ -16,14 +16,14 @@ use super::owners::Owners;
 use super::{Run, ScrubFinding, ScrubOutcome};
 use crate::storage::CopyPart;
 
-/// What is wrong with a sector, or with a whole block.
+/// The error in a sector, or in a whole block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fault {
     /// It cannot be read.
     Read(String),
     /// The checksum of data differs.
     Sum,
-    /// A tree block is not what it must be.
+    /// The tree block fails verification.
     Block(String),
 }
 
@@ -36,7 +36,7 @@ impl Fault {
     }
 }
 
-/// A bad place, to be told of when the commit is not held any more.
+/// A bad place. It is reported after the commit is released.
 struct Bad {
     part: CopyPart,
     structure: &'static str,
@@ -53,11 +53,10 @@ struct Settling<'r, 'v> {
     bad: Vec<Bad>,
 }
 
-/// Looks once more at copy `copy` of the unit `unit` of `chunk`, counts what is wrong, and repairs
-/// it.
+/// Looks again at copy `copy` of the unit `unit` of `chunk`, counts errors, and repairs them.
 ///
 /// # Errors
-/// When the trees cannot be read, and `EROFS` when nothing is written any more.
+/// When the trees cannot be read; `EROFS` when the volume has stopped writing.
 pub(super) fn settle(
     run: &Run<'_>,
     chunk: &Chunk,
@@ -76,7 +75,7 @@ pub(super) fn settle(
             let parts = run.volume.storage.copies_of(&piece.range)?;
             let own: Vec<_> = parts.into_iter().filter(|part| part.copy == copy).collect();
             match &piece.content {
-                // One that began before is looked at where it begins.
+                // A block belongs to the unit that it begins in.
                 Content::Block(_) if piece.range.start < range.start => {}
                 Content::Block(block) => settling.block(piece, *block, &own, pages),
                 Content::Summed(_) | Content::Plain => {
@@ -102,7 +101,7 @@ pub(super) fn settle(
 }
 
 impl Settling<'_, '_> {
-    /// Looks at a copy of a block, in as many parts as it is on stripes.
+    /// Checks a copy of a block, which has a part on each stripe that it touches.
     fn block(&mut self, piece: &Piece, block: Block, parts: &[CopyPart], pages: &mut Pages) {
         let volume = self.run.volume;
         let (logical, sector) = (Logical(piece.range.start), self.sector());
@@ -124,13 +123,14 @@ impl Settling<'_, '_> {
         }
         let is_whole = parts.iter().map(len_of).sum::<usize>() == piece_len(piece);
         if !is_whole {
-            // A part of it is on a member that is missing.
+            // A part of it is on a missing member.
             return;
         }
         let sectors = piece_len(piece).div_ceil(sector) as u64;
         let fault = match fault {
             Some(fault) => {
-                // What failed once and can be read now is not believed.
+                // The read of the part failed, but now each sector can be read: the block still
+                // counts as bad, with one sector.
                 unreadable = unreadable.max(1);
                 self.run.counts.lock().read_errors += unreadable;
                 fault
@@ -165,7 +165,7 @@ impl Settling<'_, '_> {
         self.bad.push(Bad { part, structure: "tree block", fault, outcome, owners });
     }
 
-    /// Looks at a part of a copy of data.
+    /// Checks a part of a copy of data.
     fn data(&mut self, piece: &Piece, part: &CopyPart, pages: &mut Pages) -> Result<()> {
         let (volume, sector) = (self.run.volume, self.sector());
         let mut bytes = vec![0; len_of(part)];
@@ -209,7 +209,7 @@ impl Settling<'_, '_> {
         Ok(())
     }
 
-    /// Gets a bad sector of data right, if that is possible. `bytes` is memory for it.
+    /// Repairs a bad sector of data, if possible. `bytes` is a buffer for the sector.
     fn mend(
         &self,
         part: &CopyPart,
@@ -221,7 +221,8 @@ impl Settling<'_, '_> {
         if volume.storage.find_sector(volume, Logical(part.range.start), bytes, sum).is_err() {
             return ScrubOutcome::Uncorrectable;
         }
-        // What has no checksum somebody may write where it is, right now.
+        // On a volume that is open for writing, another thread may be writing data without a
+        // checksum in place right now.
         let is_still = sum.is_some() || volume.live_part().is_none();
         if !is_still || !self.may_write(std::slice::from_ref(part)) {
             return ScrubOutcome::NotWritten;
@@ -229,7 +230,8 @@ impl Settling<'_, '_> {
         after(self.write(part, bytes, pages))
     }
 
-    /// Notes a bad sector of data, with those before it that are as bad.
+    /// Notes a bad sector of data. Joins it with the one before it if fault and outcome are the
+    /// same.
     fn tell(
         &mut self,
         first_new: usize,
@@ -256,10 +258,10 @@ impl Settling<'_, '_> {
         Ok(())
     }
 
-    /// Whether what is bad there may be written over. A member that missed commits, and is not
-    /// brought up to date, is left as it is: with newer tree blocks on it, it would be taken for
-    /// one that is complete, and believed in data that nothing proves. One of a volume that is open
-    /// for writing has caught up, or has failed.
+    /// Whether these places may be overwritten. A member that missed commits, and that this scrub
+    /// does not bring up to date, is not written: with new tree blocks on it, it would be taken for
+    /// complete, and trusted for data without checksums. On a volume that is open for writing, such
+    /// a member has caught up, or has failed.
     fn may_write(&self, parts: &[CopyPart]) -> bool {
         let volume = self.run.volume;
         let is_complete = |part: &CopyPart| {
@@ -273,7 +275,7 @@ impl Settling<'_, '_> {
         self.may_repair && parts.iter().all(is_complete)
     }
 
-    /// Writes what belongs there; whether it is there then.
+    /// Writes the good contents, and reads them back. Returns whether they are there.
     fn write(&self, part: &CopyPart, good: &[u8], pages: &mut Pages) -> bool {
         let volume = self.run.volume;
         let written = volume.write_member(part.member, part.physical.0, &[IoSlice::new(good)]);
@@ -287,7 +289,7 @@ impl Settling<'_, '_> {
     }
 }
 
-/// What became of a place that was written.
+/// The outcome for a place that was written.
 pub(super) fn after(is_there: bool) -> ScrubOutcome {
     if is_there { ScrubOutcome::Corrected } else { ScrubOutcome::Uncorrectable }
 }

@@ -1,9 +1,10 @@
-//! Superblocks: the primary one and the copies of each member.
+//! Checks the superblocks: the primary and the copies on each member.
 //!
-//! All of a member are of the last commit, or, as long as nothing was written since a cut between
-//! those of two members, of the one before. They are looked at without a lock first; what is wrong
-//! then is looked at once more while nobody writes any, and gets what another one of the same
-//! member says.
+//! All superblocks of a member must have the generation of the last commit. There is one exception:
+//! after a power cut between the superblocks of two members, and until the next write, those of a
+//! member may all be of the commit before. The first look takes no lock. A wrong superblock is
+//! checked again while no thread writes superblocks, and overwritten with the contents of another
+//! one on the same member.
 
 use std::io::IoSlice;
 
@@ -16,13 +17,13 @@ use uuid::Uuid;
 use super::look::Pages;
 use super::{Run, ScrubFinding, ScrubOutcome};
 
-/// A superblock at its place, or what is wrong with it.
+/// The offset of a superblock, and the superblock or the problem with it.
 type Found = (u64, Result<Superblock, String>);
 
-/// Looks at the superblocks of all members.
+/// Checks the superblocks of all members, and repairs them.
 ///
 /// # Errors
-/// `EROFS` when nothing is written any more; what a device fails with when it is flushed.
+/// `EROFS` when the volume has stopped writing; the error of a device that fails to flush.
 pub(super) fn scrub(run: &Run<'_>) -> Result<()> {
     let mut pages = Pages::default();
     for (index, member) in run.volume.members().iter().enumerate() {
@@ -47,7 +48,7 @@ fn superblocks(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<Found> {
         Some(live) => Generation(live.last_superblock().generation.get()),
         None => run.volume.superblock().generation,
     };
-    // A member that was behind when the volume was opened catches up with what is written first.
+    // A member that was behind when the volume was opened catches up with the first commit.
     let oldest = Generation(newest.0 - member.missed().min(newest.0));
     let is_there = |offset: &u64| offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes;
     let mut read = |offset: u64| -> Result<Superblock, String> {
@@ -76,7 +77,7 @@ fn superblocks(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<Found> {
     all
 }
 
-/// Looks at them while nobody writes any, and gets right what is wrong.
+/// Checks and repairs the superblocks of a member while no other thread writes superblocks.
 fn mend(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<ScrubFinding> {
     let (volume, member) = (run.volume, &run.volume.members()[index]);
     let all = superblocks(run, index, pages);

@@ -243,7 +243,7 @@ impl Storage {
     pub(crate) fn bear(&self, index: usize, kind: DeviceError, error: Error) -> Result<()> {
         let member = &self.members()[index];
         self.count_error(index, kind);
-        if !self.is_written {
+        if !self.geometry.is_written {
             return Err(error);
         }
         {

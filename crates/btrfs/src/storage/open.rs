@@ -102,7 +102,6 @@ impl Storage {
             geometry,
             reporter,
             failing: Mutex::default(),
-            is_written: false,
             chunk_tree_uuid: [0; 16],
             superblock,
         })

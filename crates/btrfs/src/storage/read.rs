@@ -422,7 +422,7 @@ impl Storage {
         for failure in failures {
             let kind = match &failure.error {
                 Error::Io { .. } => DeviceError::Read,
-                _ if !has_good && self.is_written => continue,
+                _ if !has_good && self.geometry.is_written => continue,
                 _ => DeviceError::Corruption,
             };
             // What a member holds that missed commits is no error of the device.

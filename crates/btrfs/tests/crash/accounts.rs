@@ -1,8 +1,8 @@
-//! Our own check of a state: every item of every tree is read, and the accounts of space agree.
+//! Our own check of a state: it reads every item of every tree, and compares the accounts of space.
 //!
-//! In every block group extents and free space lie side by side without a gap from its beginning to
-//! its end, what is used is the sum of its extents, and the superblock has the sum of the block
-//! groups.
+//! In every block group, extents and free ranges lie side by side, without a gap, from its
+//! beginning to its end. The block group item counts as used the sum of its extents. The superblock
+//! counts the sum of all block groups.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -14,14 +14,14 @@ use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
-/// What lies where, by where it begins: the end, and whether it is free.
+/// Extents and free ranges by their start: the end, and whether the range is free.
 type Map = BTreeMap<u64, (u64, bool)>;
 
 /// Reads every tree and compares the accounts.
 pub(crate) fn check(volume: &Arc<Volume>) -> Result<()> {
     let mut trees = vec![TreeId::CHUNK];
     visit(volume, TreeId::ROOT, |key, data| {
-        // What a deleted subvolume has given up may be something else by now.
+        // The blocks of a deleted subvolume may be freed already, and hold other things.
         let is_dead = || RootItem::parse(data).expect("the item was verified").is_dead();
         if key.item_type == ItemType::ROOT_ITEM && !is_dead() {
             trees.push(TreeId(key.objectid));
@@ -56,7 +56,7 @@ fn visit(volume: &Arc<Volume>, id: TreeId, mut visit: impl FnMut(Key, &[u8])) ->
     })
 }
 
-/// All extents and all free space.
+/// All extents and all free ranges.
 fn map(volume: &Arc<Volume>) -> Result<Map> {
     let mut map = Map::new();
     let node_size = u64::from(volume.superblock().node_size);
@@ -97,7 +97,7 @@ fn map(volume: &Arc<Volume>) -> Result<Map> {
     }
 }
 
-/// The block groups, and what they say is used.
+/// The block groups, and how many bytes each says are used.
 fn groups(volume: &Arc<Volume>) -> Result<Vec<(Range<u64>, u64)>> {
     let mut groups = Vec::new();
     visit(volume, TreeId::BLOCK_GROUP, |key, data| {
@@ -107,7 +107,7 @@ fn groups(volume: &Arc<Volume>) -> Result<Vec<(Range<u64>, u64)>> {
     Ok(groups)
 }
 
-/// What the extents of a block group take.
+/// How many bytes the extents of a block group take.
 fn used_in(map: &Map, group: &Range<u64>) -> Result<u64> {
     let (mut at, mut used) = (group.start, 0);
     for (&start, &(end, is_free)) in map.range(group.clone()) {

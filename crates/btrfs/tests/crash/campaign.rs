@@ -1,9 +1,8 @@
-//! More than fits into a test run: `cargo xtask campaign crash`.
+//! The workloads that are too many for a test run: `cargo xtask campaign crash`.
 //!
-//! The variable `OFFSHOOT_WORKLOADS` says what is explored: `one`, `two`, `long`, `faults`,
-//! `subvolumes`, the number of a sample of those of two operations, or the name of one workload
-//! that a failure has told. `OFFSHOOT_JUDGED_EVERY` says of how many states one is judged from
-//! outside. What a campaign does not find in one hour the next seed may find in a minute.
+//! The variable `OFFSHOOT_WORKLOADS` chooses them: `one`, `two`, `long`, `faults` or `subvolumes`;
+//! a number, for a sample of so many workloads of two operations; or the name of one workload, as a
+//! failure prints it. With `OFFSHOOT_JUDGED_EVERY=100` the outside judges look at one state of 100.
 
 use offshoot_device::CrashPlan;
 use offshoot_testkit::crash::generate::{Generator, long};
@@ -18,16 +17,16 @@ use crate::{brink_plan, explore, inflict, some_twos, subvolumes};
 /// How many workloads are explored before their tally is printed.
 const BATCH: usize = 1000;
 
-/// Of so many workloads one is explored elsewhere as well.
+/// One workload of so many is explored on [`ALSO`] as well.
 const ELSEWHERE: usize = 20;
 
-/// So many states go by before one is judged from outside, where nothing else is said.
+/// The outside judges look at one state of so many, unless the variable says otherwise.
 const JUDGED: usize = 3000;
 
-/// Where all workloads are explored.
+/// The engines and volumes that all workloads run on.
 const EVERYWHERE: [(&Ours, Shape); 2] = [(&OURS, ONE), (&EAGER, ONE)];
 
-/// Where some of them are.
+/// The engines and volumes that some of the workloads run on.
 const ALSO: [(&Ours, Shape); 10] = [
     (&WITHOUT_LOGS, ONE),
     (&PACKING, ONE),
@@ -41,7 +40,7 @@ const ALSO: [(&Ours, Shape); 10] = [
     (&OURS, SETS[3]),
 ];
 
-/// Of how many states one is judged from outside.
+/// The outside judges look at one state of this many.
 fn judged_every() -> usize {
     let every = std::env::var("OFFSHOOT_JUDGED_EVERY")
         .map_or(JUDGED, |every| every.parse().expect("OFFSHOOT_JUDGED_EVERY is a number"));
@@ -63,7 +62,7 @@ fn campaign() {
         "faults" => inflict(seed, || ones().collect()),
         "subvolumes" => subvolumes::campaign(plan, judged_every()),
         "long" => {
-            // Their states are large, and many without a sample.
+            // The states of these are large, and without sampling there are many.
             let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan };
             let longer = [long::rounds(40), long::tides(6, 7 << 20)];
             everywhere(plan, &longer, &longer);
@@ -97,11 +96,12 @@ fn in_batches(plan: CrashPlan, mut workloads: impl Iterator<Item = Workload>) {
     }
 }
 
-/// Explores `all` by [`EVERYWHERE`], and `some` by [`ALSO`].
+/// Explores `all` on [`EVERYWHERE`], and `some` on [`ALSO`].
 fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
     let all = EVERYWHERE.into_iter().map(|place| (place, all));
     for ((engine, shape), workloads) in all.chain(ALSO.map(|place| (place, some))) {
-        // A small member has no copy of its superblock, which must not be torn there.
+        // A small member has no copy of its superblock, so a torn one would be the end of the
+        // volume.
         let plan = CrashPlan { torn: plan.torn && shape.has_copies_of_superblock(), ..plan };
         explore(engine, shape, plan, judged_every(), workloads.iter().cloned());
     }

@@ -1,4 +1,4 @@
-//! The engine as the explorer sees it, and the volumes it is explored on.
+//! The engine as the explorer sees it, and the volumes that it works on.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use uuid::Uuid;
 use crate::accounts;
 use crate::subvolume_calls::Ours as Calls;
 
-/// How large a member is, in bytes.
+/// The size of a member, in bytes.
 const MEMBER_BYTES: u64 = 160 << 20;
 
-/// The engine under test. It commits when it is asked to, or when too much was changed, but not by
-/// the clock: the same each time.
+/// The engine under test. It commits when the caller asks for it, or when too much has changed. It
+/// does not commit by the clock, so that every run is the same.
 pub(crate) struct Ours {
-    /// What may be changed before it commits by itself, in bytes.
+    /// How many changed bytes make it commit by itself.
     pub(crate) dirty_bytes: u64,
     /// How data is compressed.
     pub(crate) compress: Option<&'static str>,
     /// Whether fsync writes logs.
     pub(crate) tree_log: bool,
-    /// Whether it trims the volume when it has opened it, and discards what commits free.
+    /// Whether it trims the volume after it has opened it, and discards what commits free.
     pub(crate) discard: bool,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Ours {
 pub(crate) const OURS: Ours =
     Ours { dirty_bytes: 64 << 20, compress: None, tree_log: true, discard: false };
 
-/// The engine that commits by itself after almost every change: one tree block is too much.
+/// The engine that commits by itself after almost every change: one changed tree block is too much.
 pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, ..OURS };
 
 /// The engine whose fsync commits.
@@ -95,17 +95,18 @@ fn opened(volume: &Arc<Volume>) -> Result<Opened> {
     Ok(Opened { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })
 }
 
-/// What a volume is made of.
+/// The members and the layout of a volume.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) members: usize,
     /// The profiles of metadata and data.
     pub(crate) profiles: [Profile; 2],
-    /// The size of a tree block in bytes. In small ones even a few files make a tree of two levels.
+    /// The size of a tree block in bytes. With small blocks, a few files already make a tree of two
+    /// levels.
     pub(crate) node_size: u32,
-    /// How large a member is, in bytes.
+    /// The size of a member, in bytes.
     pub(crate) bytes: u64,
-    /// Whether block groups hold data and metadata.
+    /// Whether block groups are mixed: each holds data and metadata.
     pub(crate) mixed: bool,
 }
 
@@ -123,7 +124,7 @@ pub(crate) const TINY: Shape = Shape {
     ..shape(1, [Profile::Single, Profile::Single])
 };
 
-/// One that has block groups of each kind.
+/// The same with separate block groups for data and metadata.
 pub(crate) const SMALL: Shape = Shape { bytes: 40 << 20, mixed: false, ..TINY };
 
 /// One member with two copies of everything.
@@ -138,8 +139,8 @@ pub(crate) const SETS: [Shape; 4] = [
 ];
 
 impl Shape {
-    /// Whether a superblock can be torn: a member that is too small for a copy of it has nothing
-    /// left then.
+    /// Whether the explorer may tear a superblock. A member that is too small for a copy would have
+    /// no superblock afterwards.
     pub(crate) fn has_copies_of_superblock(self) -> bool {
         self.bytes > SUPERBLOCK_OFFSETS[1]
     }
@@ -160,8 +161,8 @@ impl fmt::Display for Shape {
     }
 }
 
-/// An empty volume over new members. No two runs give it the same id, because the kernel mounts no
-/// two volumes with one.
+/// An empty volume over new members. Each run gives it another id, because the kernel does not
+/// mount two volumes with the same id.
 pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
     let Shape { members, profiles, node_size, bytes, mixed } = shape;
     let new = || Arc::new(MemoryDevice::sparse(bytes)) as Arc<dyn BlockDevice>;
@@ -179,8 +180,8 @@ pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
     devices
 }
 
-/// A volume of one member that `mkfs.btrfs` makes with these options, for what our `mkfs` does not
-/// offer.
+/// A volume of one member that `mkfs.btrfs` makes with these options. It is for features that our
+/// `mkfs` does not offer.
 pub(crate) fn made_by_progs(judges: &Judges, options: &str) -> Devices {
     let disks = Disks::create(judges, 1, MEMBER_BYTES >> 20);
     disks.mkfs_and_settle(&options.split_whitespace().collect::<Vec<_>>());

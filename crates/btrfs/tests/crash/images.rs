@@ -1,5 +1,5 @@
-//! Volumes in a qcow2 whose file is cut: the image has no corruption, and the volume in it has
-//! what was promised.
+//! Volumes in a qcow2 whose file is cut by a power failure: the image is not corrupt, and the
+//! volume in it holds what was promised.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use offshoot_vfs::{Error, Result};
 use crate::engine::{DISCARDING, ONE, OURS, Ours, volume};
 use crate::{plan, some_twos};
 
-/// How long the file of an image may become, in bytes.
+/// The size that the file of an image may grow to, in bytes.
 const FILE_BYTES: u64 = 256 << 20;
 
 const CHUNK: usize = 64 << 10;
@@ -51,7 +51,7 @@ fn disks(files: Devices, is_writable: bool) -> Result<Devices> {
         .map_err(|error| Error::io("opening an image", error))
 }
 
-/// Writes the bytes of `device` to a file at `path`, zeros as holes.
+/// Writes the bytes of `device` to a file at `path`, with holes for zeros.
 fn write_out(device: &dyn BlockDevice, path: &Path) {
     let file = File::create(path).expect("a file");
     file.set_len(device.size_bytes()).expect("a file");
@@ -94,7 +94,7 @@ fn in_images() {
             let dir = tempfile::tempdir().expect("a directory");
             write_out(&*devices[0], &dir.path().join("cut"));
             let output = qemu_img(dir.path(), &["check", "-f", "qcow2", "cut"]);
-            // 3: leaked clusters.
+            // `qemu-img check` exits with 3 when it finds leaked clusters and nothing worse.
             match output.status.code() {
                 Some(0 | 3) => Ok(()),
                 _ => Err(String::from_utf8_lossy(&output.stderr).into_owned()),

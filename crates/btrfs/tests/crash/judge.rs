@@ -1,4 +1,4 @@
-//! States judged from outside: `btrfs check`, and the kernel, which mounts them and changes them.
+//! States judged from outside: by `btrfs check`, and by the kernel, which mounts and changes them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,10 +19,10 @@ use offshoot_vfs::{SetAttr, Timestamp};
 use crate::engine::OURS;
 use crate::shown::show;
 
-/// The outside judges, where there are any.
+/// The outside judges, if this machine has them.
 pub(crate) struct Outside {
     judges: Judges,
-    /// All states of a run have one id, and the kernel mounts only one volume with it.
+    /// All states of a run have the same id, and the kernel mounts one volume of an id at a time.
     turn: Mutex<()>,
 }
 
@@ -31,15 +31,16 @@ impl Outside {
         Some(Self { judges: judges::require()?, turn: Mutex::default() })
     }
 
-    /// The state is in order, shows the kernel what it shows us, and can be changed by the kernel:
+    /// Requires that the state is sound, that the kernel shows what we show, and that the kernel
+    /// can change it:
     ///
     /// 1. `btrfs check` finds nothing.
-    /// 2. The kernel mounts it, and shows path by path what we do; a pending log replayed in memory
-    ///    and on the devices.
-    /// 3. The kernel makes a file there, and `btrfs check` finds nothing behind that.
-    /// 4. We open what the kernel left, and show path by path what it does.
+    /// 2. The kernel mounts it, and shows path by path what we show. We show a pending log twice:
+    ///    replayed in memory, and replayed on the devices.
+    /// 3. The kernel makes a file there, and `btrfs check` finds nothing afterwards.
+    /// 4. We open what the kernel left, and show path by path what it shows.
     ///
-    /// The kernel says nothing of any of this in its log.
+    /// In none of these steps does the kernel complain in its log.
     pub(crate) fn judge(&self, devices: &[Arc<MemoryDevice>]) -> Result<(), String> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = with_superblocks(devices)?;
@@ -54,9 +55,9 @@ impl Outside {
         check(&disks).map_err(|e| format!("behind the kernel: {e}"))?;
         complaints.extend(show_changed(&disks, is_changed)?);
         complaints.extend(log.complaints(&[]));
-        // A replay is a commit more than the tree of UUIDs was current at, so the kernel looks
-        // through that. What it removes because it has no name is one now and then, when its
-        // threads commit while it mounts.
+        // The tree of UUIDs is current as of a generation. A replay commits once more, so the
+        // kernel finds that tree out of date and looks through it. Orphans may do the same: now and
+        // then a thread of the kernel commits their removal while it mounts.
         let is_look = |line: &String| line.contains("checking UUID tree");
         if complaints.iter().any(is_look) && (has_log || has_orphans) {
             complaints.retain(|line| !is_look(line));
@@ -87,8 +88,8 @@ fn all_name_one_log(devices: &[Arc<MemoryDevice>]) -> bool {
     devices.windows(2).all(|pair| log_of(&pair[0]) == log_of(&pair[1]))
 }
 
-/// Whether the kernel shows what it may when the state was cut between the superblocks of two
-/// members: it may take the one that does not name the log, or names the one before.
+/// Whether the kernel shows another allowed view of a state that was cut between the superblocks of
+/// two members: it may take the superblock that names no log, or names the one before.
 fn shows_other(
     compare: &Compare,
     devices: &[Arc<MemoryDevice>],
@@ -100,15 +101,15 @@ fn shows_other(
     let mut rotated = shared(devices);
     let mut views = vec![shown_with(rotated.clone(), &at_commit())?];
     for _ in 1..devices.len() {
-        // Of several that are as new we take the last.
+        // Of several superblocks with the same generation we take the last one.
         rotated.rotate_left(1);
         views.push(top(rotated.clone())?);
     }
     Ok(views.iter().any(|view| require_same(compare, view, mount).is_ok()))
 }
 
-/// Has the kernel show the state, and change it. Gives whether there was room for that, and what
-/// the kernel complained of.
+/// Has the kernel show and change the state. Returns whether the kernel had room for the change,
+/// and its complaints.
 fn show_and_change(
     disks: &Disks,
     devices: &[Arc<MemoryDevice>],
@@ -117,7 +118,7 @@ fn show_and_change(
     let mut ours = vec![("in memory", top(shared(devices))?)];
     let mut compare = Compare::default();
     if has_log {
-        // What lost a name in a replay has the time of that.
+        // A name that a replay removes gives its file and its directory the time of the replay.
         compare = compare.without(Aspect::TimesOfNames);
         let replayed: Vec<_> = devices.iter().map(|device| Arc::new(device.snapshot())).collect();
         drop(OURS.open_writable(shared(&replayed)).map_err(failed("replaying its log"))?);
@@ -132,11 +133,12 @@ fn show_and_change(
         same.map_err(|e| format!("{which}: {e}"))?;
     }
     let is_changed = change(&mount, &ours[0].1)?;
-    // As long as they are mounted, no other volume is on these devices.
+    // While the volume is mounted, no other volume is on these devices.
     Ok((is_changed, log.complaints(&mount.devices())))
 }
 
-/// Opens what the kernel left, and has it show that again. Gives what it complained of.
+/// Opens what the kernel left, and has the kernel show it again. Returns the complaints of the
+/// kernel.
 fn show_changed(disks: &Disks, is_changed: bool) -> Result<Vec<String>, String> {
     OURS.check(disks.devices()).map_err(failed("what the kernel left"))?;
     let ours = top(disks.devices())?;
@@ -153,7 +155,7 @@ fn failed(what: &'static str) -> impl Fn(offshoot_vfs::Error) -> String {
     move |error| format!("{what}: {error}")
 }
 
-/// The first subvolume, as we show it.
+/// The first subvolume, as our reader shows it.
 fn top(devices: Devices) -> Result<Filesystem, String> {
     shown_with(devices, &OpenOptions::default())
 }
@@ -163,11 +165,11 @@ fn shown_with(devices: Devices, options: &OpenOptions) -> Result<Filesystem, Str
     volume.and_then(|volume| volume.filesystem(SubvolumeId::FS)).map_err(failed("opening it"))
 }
 
-/// Mounts all members, and gives the kernel's log from then on.
+/// Mounts all members, and returns the kernel's log from then on.
 ///
-/// The log begins behind the attaching: the kernel may have complained of whoever had these loop
-/// devices before. Whoever scans or forgets devices at the wrong moment fails a mount of several,
-/// but not twice.
+/// The log begins after the devices are attached: the kernel may have complained of an earlier user
+/// of these loop devices. Another process that scans or forgets devices at the wrong moment makes
+/// the mount of several members fail, so a failed mount is tried once more.
 fn mount(disks: &Disks, options: &str) -> Result<(Mount, KernelLog), String> {
     let mount = || {
         let attached = Attached::new(disks.images());
@@ -177,7 +179,8 @@ fn mount(disks: &Disks, options: &str) -> Result<(Mount, KernelLog), String> {
     mount().or_else(|_| mount())
 }
 
-/// Neither of them looks for a copy of a torn superblock: our next commit writes it anew.
+/// Neither the kernel nor `btrfs check` looks for a copy of a torn superblock. Our next commit
+/// writes the torn one anew.
 fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevice>>, String> {
     let devices: Vec<_> = devices.iter().map(|device| Arc::new(device.snapshot())).collect();
     let shared = || devices.iter().map(|device| device.clone() as Arc<_>).collect();

@@ -7,7 +7,7 @@
 //! | `compressed` | some of these with an engine that compresses everything |
 //! | `several_members` | some of these on several members, which lose their caches one by one |
 //! | `small_nodes` | some of these where trees have more levels |
-//! | `commits_by_itself` | some of these with an engine that commits more often than it is asked to |
+//! | `commits_by_itself` | some of these with an engine that commits more often than the caller asks |
 //! | `discarding` | some of these with an engine that trims, and discards what commits free; the device leaves garbage there |
 //! | `quotas` | some of these on volumes with quotas, which `btrfs check` counts |
 //! | `rounds` | many commits one after the other |
@@ -15,12 +15,12 @@
 //! | `brink`, `brink_of_mixed_groups` | a volume that is full, with what is done to make room |
 //! | `subvolumes` | pairs of operations on subvolumes, with drops of deleted ones; a drop, cut between its steps |
 //! | `faults` | an error, a short write, silent corruption at every request of some of these |
-//! | `campaign` | as much as one asks for: `cargo xtask campaign crash` |
+//! | `campaign` | as much as the caller asks for: `cargo xtask campaign crash` |
 //! | `members` | writes and flushes that fail on members of every profile, for each kind of write; power cuts after that; members that come back |
-//! | `superblocks`, `truncation`, `sharing` | what the explorer found there |
+//! | `superblocks`, `truncation`, `sharing` | faults that the explorer found in our engine |
 //! | `in_images` | volumes in a qcow2, whose file is cut |
 //! | `synchronous` | every call on synchronous files and directories, without a sync |
-//! | `sabotage` | that the explorer finds what is broken |
+//! | `sabotage` | engines that are broken on purpose: the explorer must find each fault |
 
 mod accounts;
 mod campaign;
@@ -59,16 +59,16 @@ use engine::{
 };
 use judge::Outside;
 
-/// Workloads of two operations that a test run explores.
+/// How many workloads of two operations a test run explores.
 const TWOS: usize = 250;
 
-/// Of so many workloads of one operation one is done with faults in a test run.
+/// A test run inflicts faults on one workload of so many of one operation.
 const FAULTY: usize = 50;
 
-/// How many more of each of [`KINDS`].
+/// How many more workloads a run takes for each of [`KINDS`].
 const OF_A_KIND: usize = 8;
 
-/// Workloads with operations of which chance alone might leave one out.
+/// Workloads with operations that a random sample may leave out.
 const KINDS: [fn(&Workload) -> bool; 18] = [
     |workload| does(workload, |op| matches!(op, Op::Fallocate { .. })),
     |workload| does(workload, |op| matches!(op, Op::Copy(..))),
@@ -102,8 +102,8 @@ fn plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, torn: true }
 }
 
-/// Explores on a volume of this shape, has one of so many states judged from outside, and tells how
-/// many they were.
+/// Explores workloads on a volume of this shape. The outside judges look at one state of
+/// `judged_every`. Prints how many states there were.
 fn explore(
     engine: &Ours,
     shape: Shape,
@@ -114,7 +114,7 @@ fn explore(
     explore_on(engine, volume(plan.seed, shape), shape, plan, judged_every, workloads);
 }
 
-/// The same on this volume, which is told by `name`.
+/// The same on this volume. Messages call it `name`.
 fn explore_on(
     engine: &Ours,
     image: Devices,
@@ -137,7 +137,7 @@ fn explore_on(
     assert!(judge.is_none() || tally.judged > 0, "nothing was judged from outside");
 }
 
-/// Workloads of two operations that the seed chooses.
+/// Workloads of two operations that `seed` chooses.
 fn some_twos(generator: &Generator, count: usize, seed: u64) -> impl Iterator<Item = Workload> {
     let mut random = Random::new(seed);
     let all = generator.twos() as u64;
@@ -204,7 +204,7 @@ fn commits_by_itself() {
     explore(&EAGER, ONE, plan(seed), 1000, twos.chain([long::rounds(4)]));
 }
 
-/// The eager engine commits although nobody asks it to.
+/// Requires that the eager engine commits although no caller asks for it.
 fn assert_commits_by_itself(devices: &Devices) {
     let crash = Arc::new(CrashDevice::new(devices[0].clone()));
     let fs = EAGER.open_writable(vec![crash.clone()]).expect("it opens");
@@ -228,7 +228,7 @@ fn discarding() {
     explore(&DISCARDING, ONE, plan, 100, std::iter::once(long::tides(2, 5 << 20)));
 }
 
-/// The discarding engine discards when it has opened a volume, and behind commits.
+/// Requires that the discarding engine discards after it has opened a volume, and after commits.
 fn assert_discards(devices: &Devices) {
     let crash = Arc::new(CrashDevice::new(devices[0].clone()));
     let discards = || {
@@ -241,7 +241,7 @@ fn assert_discards(devices: &Devices) {
     assert!(at_first > 0 && discards() > at_first + 4, "{at_first} discards, then {}", discards());
 }
 
-/// In every state the quotas are as before, or marked, or right.
+/// In every state the quotas are as before, marked as inconsistent, or right.
 #[test]
 fn quotas() {
     let Some(judges) = judges::require() else { return };
@@ -283,7 +283,7 @@ fn tides() {
     explore(&OURS, ONE, plan, 100, std::iter::once(workload));
 }
 
-/// The workload allocates chunks until it begins to remove, and gives as many back.
+/// Requires that the workload allocates chunks until it begins to remove, and then frees as many.
 fn assert_moves_chunks(workload: &Workload, devices: &Devices) {
     let chunks = || {
         let volume = Volume::open(devices.clone(), &OpenOptions::default()).expect("it opens");
@@ -303,8 +303,8 @@ fn assert_moves_chunks(workload: &Workload, devices: &Devices) {
     assert!(chunks() < at_flood, "{at_flood} chunks, then {}", chunks());
 }
 
-/// States are built without torn writes: a judge from outside needs the superblock, and nothing may
-/// be changed for his sake.
+/// A plan without torn writes. The outside judges need a whole superblock, and on a full volume we
+/// must not change the state to give them one.
 fn brink_plan(seed: u64) -> CrashPlan {
     CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, torn: false }
 }
@@ -324,7 +324,7 @@ fn brink_of_mixed_groups() {
     explore(&OURS, TINY, brink_plan(seed), 100, std::iter::once(workload));
 }
 
-/// The volume is full, and room is made in all ways.
+/// Requires that the volume becomes full, and that the engine makes room in all ways that it has.
 fn assert_makes_room(workload: &Workload, devices: &Devices) {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let volume = Volume::open_writable(devices.clone(), &options).expect("it opens");
@@ -344,7 +344,7 @@ fn assert_makes_room(workload: &Workload, devices: &Devices) {
     assert!(volume.stats().commits_for_space > 0, "{space:#?}");
 }
 
-/// Who has to bear faults, on what, and whether there are several copies of data.
+/// The engines and volumes that get faults, and whether the volume has several copies of data.
 const BEARERS: [(&Ours, Shape, bool); 5] = [
     (&OURS, ONE, false),
     (&OURS, ALL_TWICE, true),
@@ -353,10 +353,10 @@ const BEARERS: [(&Ours, Shape, bool); 5] = [
     (&PACKING, ALL_TWICE, true),
 ];
 
-/// Inflicts every fault while these workloads are done by each of [`BEARERS`].
+/// Inflicts every fault while each of [`BEARERS`] does these workloads.
 fn inflict(seed: u64, workloads: impl Fn() -> Vec<Workload>) {
     for (engine, shape, has_copies) in BEARERS {
-        // Of several members one can be done without here.
+        // Here, a volume of several members can do without any one of them.
         let spares_members = shape.members > 1;
         let inflicter =
             Inflicter { engine, image: volume(seed, shape), has_copies, spares_members };

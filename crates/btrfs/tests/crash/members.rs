@@ -28,10 +28,10 @@ use crate::{plan, some_twos};
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: AT };
 
-/// How long each file is, in bytes: several units of a striped profile.
+/// The length of each file, in bytes: several stripe units of a striped profile.
 const LEN: usize = 512 << 10;
 
-/// The name of the file with checksums, and of that without.
+/// The name of the file with checksums, and of the one without.
 const NAMES: [&[u8]; 2] = [b"summed", b"plain"];
 
 /// A kind of write.
@@ -48,14 +48,14 @@ enum Kind {
 
 const KINDS: [Kind; 5] = [Kind::Data, Kind::Blocks, Kind::Primary, Kind::Copies, Kind::Flush];
 
-/// What makes changes durable.
+/// The call that makes changes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Sync,
     Fsync,
 }
 
-/// The profiles of metadata and data, and how many members.
+/// The profile of metadata and data, and the number of members.
 const SHAPES: [(Profile, usize); 7] = [
     (Profile::Single, 2),
     (Profile::Dup, 1),
@@ -66,7 +66,7 @@ const SHAPES: [(Profile, usize); 7] = [
     (Profile::Raid10, 4),
 ];
 
-/// A volume with both files, of which some members are to fail.
+/// A volume with both files. The test lets some of its members fail.
 struct Struck {
     memory: Vec<Arc<MemoryDevice>>,
     faulty: Vec<Arc<FaultDevice>>,
@@ -109,7 +109,7 @@ fn write(fs: &Filesystem, byte: u8, by: By) -> Result<()> {
     if by == By::Sync { fs.sync() } else { Ok(()) }
 }
 
-/// What both files hold, of which all is the same byte; an error otherwise.
+/// Requires that both files hold `byte` everywhere.
 #[track_caller]
 fn require(devices: Devices, byte: u8, what: &str) {
     let reports = Arc::default();
@@ -145,8 +145,8 @@ impl Struck {
         Self { memory, faulty, reports, chunks }
     }
 
-    /// Has this kind of writes fail on `members` from now on; of DUP on the first copy, if it is
-    /// not to be on both.
+    /// Makes this kind of write fail on `members` from now on. On DUP it fails on the first copy
+    /// only, unless `both` is set.
     fn strike(&self, kind: Kind, members: &[usize], both: bool) {
         let flag = match kind {
             Kind::Data => BlockGroupFlags::DATA,
@@ -194,7 +194,7 @@ impl Struck {
         }
     }
 
-    /// Whether each chunk has all it holds on others than these.
+    /// Whether the other members hold everything of each chunk.
     fn can_do_without(&self, members: &[usize]) -> bool {
         let is_gone = |stripe: &offshoot_btrfs_format::chunk::Stripe| {
             members.iter().any(|&member| stripe.device.0 == member as u64 + 1)
@@ -233,7 +233,8 @@ fn stale(devices: Devices) -> usize {
     volume.members().iter().filter(|member| member.is_stale()).count()
 }
 
-/// Members of the volume fail, and come back.
+/// Requires that a volume survives when members fail, if its profile can, and that it takes them
+/// back.
 fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -> Struck {
     let what = format!("{kind:?} by {by:?} on {gone:?} of {count} with {profile}");
     let struck = Struck::new(profile, count);
@@ -241,7 +242,7 @@ fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -
     let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
     struck.strike(kind, gone, true);
     let mut outcome = write(&fs, b'b', by);
-    // A log is written without the copies of the superblock, and one file at a time.
+    // An fsync writes no copies of the superblock, and logs one file at a time.
     if outcome.is_ok() && by == By::Fsync {
         outcome = write(&fs, b'b', by);
     }
@@ -256,7 +257,7 @@ fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -
     outcome.unwrap_or_else(|e| panic!("{what}: {e}"));
     let failed = struck.said(|one| matches!(one, Report::MemberFailed { .. }));
     assert_eq!(failed, gone.len(), "{what}: {:?}", struck.reports);
-    // What a crash leaves now, with the members back and without them.
+    // The state that a crash leaves now, with these members and without them.
     let cut: Vec<_> = struck.memory.iter().map(|one| Arc::new(one.snapshot())).collect();
     require(devices(&cut), b'b', &what);
     require(struck.without(gone), b'b', &format!("{what}, which are gone"));
@@ -265,7 +266,7 @@ fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -
     require(devices(&struck.memory), b'c', &what);
     require(struck.without(gone), b'c', &format!("{what}, which are gone"));
     assert_eq!(stale(devices(&struck.memory)), gone.len(), "{what}");
-    // They are left out when the volume is written again.
+    // The engine leaves these members out when it opens the volume for writing again.
     let before: Vec<_> = gone.iter().map(|&one| hash_of(&struck.memory[one])).collect();
     let fs = open_writable(devices(&struck.memory), &struck.reports).expect("it opens");
     let left_out = struck.said(|one| matches!(one, Report::LeftOut { .. }));
@@ -281,7 +282,7 @@ fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -
     assert_eq!(stale(devices(&struck.memory)), 0, "{what}: {counts:?}");
     let counts = scrub(devices(&struck.memory));
     assert_eq!(counts.found_errors(), 0, "{what}: {counts:?}");
-    // Now they have everything: others may be gone.
+    // Now these members have everything, so others may be missing.
     for member in gone {
         let others: Vec<_> = (0..count).filter(|other| other != member).collect();
         if profile == Profile::Raid10 {
@@ -295,21 +296,22 @@ fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -
     struck
 }
 
-/// What tells whether the device was written.
+/// A hash that changes when the device is written.
 fn hash_of(device: &MemoryDevice) -> u64 {
     let mut hasher = DefaultHasher::new();
     device.hash_changes(&mut hasher);
     hasher.finish()
 }
 
-/// One failed write on one mirror ended all writing, although another copy was whole.
+/// Regression: one failed write on one mirror stopped all writing, although another mirror was
+/// whole.
 #[test]
 fn what_a_profile_survives_is_survived_for_every_kind_of_write() {
     let (mut survived, mut refused) = (0, 0);
     for (profile, count) in SHAPES {
         for kind in KINDS {
             for by in [By::Sync, By::Fsync] {
-                // DUP is on one member.
+                // All copies of DUP are on one member.
                 for failing in 1..=count {
                     let first = (failing + kind as usize) % (count - failing + 1);
                     let gone: Vec<_> = (first..first + failing).collect();
@@ -331,8 +333,8 @@ fn what_a_profile_survives_is_survived_for_every_kind_of_write() {
     assert!(survived >= 60 && refused >= 40, "{survived} survived, {refused} refused");
 }
 
-/// Whether these members, if the volume cannot do without them, get some of these writes for
-/// certain. A few tree blocks may all be on a part of the stripes, and with single copies a chunk
+/// Whether, on a volume that cannot do without these members, some writes of this kind certainly go
+/// to them. A few tree blocks may all lie on some of the stripes. With the single profile, a chunk
 /// is on one member.
 fn is_certain(struck: &Struck, kind: Kind, profile: Profile, gone: &[usize]) -> bool {
     let is_striped = matches!(profile, Profile::Single | Profile::Raid0 | Profile::Raid10);
@@ -341,7 +343,7 @@ fn is_certain(struck: &Struck, kind: Kind, profile: Profile, gone: &[usize]) -> 
     !is_striped || !is_few || has_all || struck.can_do_without(gone)
 }
 
-/// One copy of DUP that cannot be written is survived for what has checksums, and found by a scrub.
+/// A write of something with checksums survives when one copy of DUP fails, and a scrub finds it.
 #[test]
 fn one_copy_of_dup_stays_bad_and_is_repaired() {
     for kind in [Kind::Blocks, Kind::Data] {
@@ -353,7 +355,7 @@ fn one_copy_of_dup_stays_bad_and_is_repaired() {
         fs.sync().unwrap_or_else(|e| panic!("{kind:?}: {e}"));
         assert!(struck.said(|one| matches!(one, Report::BadWrite { .. })) > 0, "{kind:?}");
         if kind == Kind::Data {
-            // Nothing would show that one copy of this is old.
+            // Without a checksum, nothing would show that one of the copies is old.
             fs.write(file(&fs, NAMES[1]), 0, &vec![b'b'; LEN], AT).expect("in memory");
             assert!(matches!(fs.sync(), Err(Error::Io { .. })));
         }
@@ -369,8 +371,8 @@ fn one_copy_of_dup_stays_bad_and_is_repaired() {
     }
 }
 
-/// Where a chunk is on one member alone, a tree block of which another copy was written is
-/// survived, and a barrier is not.
+/// Where a chunk is on one member alone: a failed write of a tree block is survived if its other
+/// copy was written, and a failed barrier is not survived.
 #[test]
 fn a_member_that_has_something_alone_is_not_done_without() {
     for (kind, is_survived) in [(Kind::Blocks, true), (Kind::Flush, false), (Kind::Primary, false)]
@@ -400,8 +402,8 @@ fn a_member_that_has_something_alone_is_not_done_without() {
     }
 }
 
-/// The kernel shows what we counted, and finds nothing wrong when a scrub of ours has brought the
-/// members up to date.
+/// The kernel shows the errors that we counted. After a scrub of ours has brought the members up to
+/// date, the kernel finds no error.
 #[test]
 fn the_kernel_shows_the_errors_and_a_whole_volume() {
     let Some(judges) = judges::require() else { return };
@@ -447,7 +449,7 @@ fn the_kernel_shows_the_errors_and_a_whole_volume() {
     }
 }
 
-/// Brings members up to date, as somebody does whose volume failed: a pending log is replayed
+/// Brings members up to date as an administrator does after a failure: a pending log is replayed
 /// first.
 fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), String> {
     let failed = |what: &'static str| move |e: Error| format!("{what}: {e}");
@@ -466,8 +468,8 @@ fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
     volume.superblock().log_is_pending()
 }
 
-/// A power cut after a member failed, at every moment: what was promised is there, the member is
-/// not believed, and comes back.
+/// The power is cut at every moment after a member failed. What was promised is there, the engine
+/// does not trust the member, and the member can come back.
 #[test]
 fn cuts_behind_failures() {
     let (seed, generator) = (seed(), Generator::default());
@@ -477,7 +479,8 @@ fn cuts_behind_failures() {
         bring_up_to_date(&copy)?;
         let Some(outside) = &outside else { return Ok(()) };
         let judged = outside.judge(&copy);
-        // The judge allows for this look only where it sees a log, or files without names, itself.
+        // The judge allows the look through the tree of UUIDs only where it sees a log, or files
+        // without names, itself.
         let is_look = |line: &str| line.trim().is_empty() || line.contains("checking UUID tree");
         match &judged {
             Err(problem) if problem.lines().skip(1).all(is_look) && has_log(devices) => Ok(()),

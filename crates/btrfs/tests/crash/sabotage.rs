@@ -19,16 +19,16 @@ use offshoot_vfs::{
 use crate::engine::{ONE, OURS, volume};
 use crate::plan;
 
-/// A barrier, by what it is for.
+/// A barrier, by its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Barrier {
-    /// Before a superblock, for what it leads to.
+    /// Before a superblock: for the blocks that the superblock leads to.
     Before,
-    /// Behind a superblock.
+    /// After a superblock.
     Behind,
 }
 
-/// A device that leaves some barriers out.
+/// A device that leaves barriers of one kind out.
 #[derive(Debug)]
 struct Lazy {
     below: Arc<dyn BlockDevice>,
@@ -56,7 +56,7 @@ impl offshoot_device::Delegate for Lazy {
     }
 }
 
-/// Our engine without some of its barriers.
+/// Our engine without barriers of one kind.
 struct WithoutBarriers(Barrier);
 
 impl Engine for WithoutBarriers {
@@ -77,7 +77,7 @@ impl Engine for WithoutBarriers {
     }
 }
 
-/// Our engine with an `fsync` that only says that it was done.
+/// Our engine with an `fsync` that reports success and does nothing.
 struct Pretending;
 
 impl Engine for Pretending {
@@ -95,10 +95,10 @@ impl Engine for Pretending {
     }
 }
 
-/// A filesystem that does nothing for an `fsync`.
+/// A filesystem that does nothing on `fsync`.
 struct WithoutFsync(Box<dyn FileSystemMut>);
 
-/// Methods that the filesystem below does.
+/// Methods that go to the filesystem below.
 macro_rules! pass_on {
     ($(fn $name:ident($($argument:ident: $kind:ty),*) -> $outcome:ty;)*) => {$(
         fn $name(&self, $($argument: $kind),*) -> $outcome {
@@ -184,15 +184,15 @@ impl FileSystemMut for WithoutFsync {
     }
 }
 
-/// What the explorer says of such an engine.
+/// What the explorer reports about this engine.
 fn explored(engine: &dyn Engine, workload: &Workload) -> std::result::Result<(), String> {
-    // Of what is written between two barriers everything may be lost that there is a copy of.
+    // A cut may lose every write between two barriers that has another copy.
     let plan = CrashPlan { exhaustive_limit: 7, ..plan(7) };
     let explorer = Explorer { engine, image: volume(7, ONE), plan, judge: None };
     explorer.explore(workload).map(drop)
 }
 
-/// What it says of the first workload of one operation that ends so.
+/// What the explorer reports about the first workload of one operation that ends with such a step.
 fn caught(engine: &dyn Engine, ends: fn(&Step) -> bool) -> String {
     let generator = Generator::default();
     let mut all = (0..generator.ones()).map(|number| generator.one(number));
@@ -224,13 +224,14 @@ fn a_superblock_without_a_barrier_behind_it_is_found() {
     }
 }
 
-/// Whatever was done before it: nothing else would make that durable.
+/// The fault is found whatever operation comes before the fsync, because only the fsync makes it
+/// durable.
 #[test]
 fn an_fsync_that_does_nothing_is_found() {
     let generator = Generator::default();
     let (mut all, mut missed) = (0, Vec::new());
     let ones = (0..generator.ones()).step_by(7).map(|number| generator.one(number));
-    // What shares space holds what it did, and what is synchronous needs no fsync.
+    // A deduplicated file holds the same bytes as before, and a synchronous file needs no fsync.
     let is_promised = |workload: &Workload| {
         !workload.has(|op| match op {
             Op::Dedupe(_) => true,

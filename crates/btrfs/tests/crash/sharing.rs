@@ -1,4 +1,4 @@
-//! Files that are written in place, and gave up what they shared.
+//! Files that are written in place after another file gave up what they shared.
 
 use offshoot_testkit::crash::explore::Explorer;
 use offshoot_testkit::crash::{Op, Step, Workload};
@@ -7,8 +7,8 @@ use offshoot_vfs::{Fallocate, FileFlags};
 use crate::engine::{ONE, OURS, volume};
 use crate::plan;
 
-/// A file that shared its extents with another one was written in place as soon as that one gave
-/// them up: a crash before the commit brought the other file back, with the bytes of this one.
+/// Regression: two files shared extents. As soon as the first gave them up, the second was written
+/// in place. A crash before the commit brought the first file back, with the bytes of the second.
 #[test]
 fn what_a_crash_may_bring_back_is_not_written_over() {
     const LEN: usize = 20_000;
@@ -27,7 +27,7 @@ fn what_a_crash_may_bring_back_is_not_written_over() {
         };
         let share = [write(&one), Op::Copy(one.clone(), other.clone())];
         let setup = [make(&one), make(&other), share].concat();
-        // What the first file gives up is written back before the second is written.
+        // The engine writes back what the first file gives up, before the second file is written.
         let then = if let Op::Unlink(_) = gives_up {
             Step::Do(Op::Mkdir("directory".into()))
         } else {

@@ -1,9 +1,9 @@
 //! Power cuts while subvolumes come and go.
 //!
-//! Each operation is done whole or not at all, and nothing else is done between two: so every state
-//! shows exactly what was there behind some operation, no earlier than the last sync and no later
-//! than the last that had begun. What a deleted subvolume holds is dropped in every state, and the
-//! accounts are right before and after that.
+//! Each operation is done whole or not at all, and operations run one after the other. So every
+//! state shows exactly what was there after some operation: no earlier than the last sync, and no
+//! later than the last operation that had begun. In every state the test drops what deleted
+//! subvolumes hold. The accounts are right before and after that.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -64,7 +64,7 @@ const OPS: [Op; 22] = [
     Delete("c"),
     Delete("a/in"),
     Rename("b", "a/moved"),
-    // Onto the place of one that is elsewhere: itself.
+    // Onto the place of one that is elsewhere: onto itself.
     Rename("a/in", "b/in"),
     Exchange("a/in", "b"),
     Exchange("a/in", "a/3"),
@@ -79,7 +79,7 @@ const OPS: [Op; 22] = [
     Sync,
 ];
 
-/// What one operation may make of the next one.
+/// The errors that an operation may cause in the next one.
 const IMPOSSIBLE: [Errno; 8] = [
     Errno::NOENT,
     Errno::EXIST,
@@ -152,7 +152,7 @@ fn set_up(fs: &Filesystem) -> Result<()> {
     fs.sync()
 }
 
-/// Everything that the volume shows, a line each.
+/// Everything that the volume shows, one line each.
 fn picture(fs: &Filesystem) -> Result<String> {
     let (volume, label) = (fs.volume(), fs.volume().label());
     let mut lines = format!("label {label:?}, default {}\n", volume.default_subvolume()?);
@@ -193,7 +193,7 @@ fn accounts(devices: Devices) -> Result<()> {
     accounts::check(&Volume::open(devices, &OpenOptions::default())?)
 }
 
-/// Up to where deleted subvolumes are dropped of which something is left.
+/// The deleted subvolumes that are dropped in part: up to which key each drop has come.
 fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
     let volume = Volume::open(devices, &OpenOptions::default())?;
     let mut found = Vec::new();
@@ -207,8 +207,8 @@ fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
     Ok(found)
 }
 
-/// What is explored with: how much may be changed before the engine commits by itself, the volume
-/// behind the set-up, and who judges.
+/// One exploration: the limit of changed bytes before the engine commits by itself, the volume
+/// after the set-up, and the outside judges.
 struct Explorer<'a> {
     dirty_bytes: u64,
     base: &'a Devices,
@@ -216,7 +216,7 @@ struct Explorer<'a> {
     outside: Option<&'a Outside>,
     judged_every: usize,
     states: usize,
-    /// How far subvolumes were dropped that were dropped in part.
+    /// The keys up to which partly dropped subvolumes were dropped, in all states.
     half_dropped: BTreeSet<Key>,
 }
 
@@ -242,7 +242,7 @@ impl<'a> Explorer<'a> {
             device.mark(&format!("begin {}", number + 1));
             match op.run(&fs) {
                 Ok(()) => {}
-                // What the operation before made impossible changes nothing.
+                // An operation that the one before made impossible changes nothing.
                 Err(error)
                     if number > 0 && IMPOSSIBLE.contains(&error.errno()) && !matches!(op, Sync) => {
                 }
@@ -274,7 +274,7 @@ impl<'a> Explorer<'a> {
         Ok(())
     }
 
-    /// Opens a state, drops what is deleted in it, and gives what it showed.
+    /// Opens a state, drops what is deleted in it, and returns what the state showed.
     fn enter(&mut self, devices: &[Arc<MemoryDevice>]) -> std::result::Result<String, String> {
         let shared = || devices.iter().map(|one| one.clone() as Arc<dyn BlockDevice>).collect();
         let failed = |what: &'static str| move |e: offshoot_vfs::Error| format!("{what}: {e}");
@@ -286,7 +286,7 @@ impl<'a> Explorer<'a> {
         let fs = open(shared(), self.dirty_bytes).map_err(failed("opening"))?;
         let found = picture(&fs).map_err(failed("reading"))?;
         fs.volume().drop_deleted().map_err(failed("dropping"))?;
-        // A number is not used again as long as something refers to it.
+        // A subvolume number is free again only when nothing refers to it.
         Create("afterwards").run(&fs).and_then(|()| fs.sync()).map_err(failed("a change"))?;
         drop(fs);
         accounts(shared()).map_err(failed("the accounts after dropping"))?;
@@ -295,14 +295,14 @@ impl<'a> Explorer<'a> {
     }
 }
 
-/// A volume on which this was done.
+/// A volume that `set_up` has run on.
 fn base(seed: u64, shape: Shape, set_up: fn(&Filesystem) -> Result<()>) -> Devices {
     let base = volume(seed, shape);
     set_up(&open(base.clone(), 64 << 20).expect("it opens")).expect("there is room");
     base
 }
 
-/// Explores pairs of operations with a sync behind them.
+/// Explores pairs of operations, each pair with a sync at its end.
 fn explore(shape: Shape, dirty_bytes: u64, plan: CrashPlan, pairs: &[(Op, Op)], every: usize) {
     let base = base(plan.seed ^ dirty_bytes, shape, set_up);
     let outside = Outside::new();
@@ -332,8 +332,8 @@ fn subvolumes() {
     explore(SMALL_NODES, EAGER.dirty_bytes, plan(seed), &some(6), 300);
 }
 
-/// A subvolume that is dropped in several steps. Of its blocks some are its own, some are those of
-/// a snapshot too, and some of these were counted for it as the one that wrote them.
+/// A subvolume that is dropped in several steps. Some of its blocks are its own, and others it
+/// shares with a snapshot. Some of the shared ones name it as their owner, because it wrote them.
 fn set_up_large(fs: &Filesystem) -> Result<()> {
     let fill = |path: &str, numbers: Range<u32>| -> Result<()> {
         let dir = at(fs, path)?;
@@ -350,7 +350,8 @@ fn set_up_large(fs: &Filesystem) -> Result<()> {
     fill("a", 0..150)?;
     fs.sync()?;
     Snapshot("a", "b", false).run(fs)?;
-    // What is written behind the snapshot is its own, and is shared with the next one as its own.
+    // Blocks written after the snapshot belong to this subvolume, and the next snapshot shares
+    // them.
     fill("b", 150..300)?;
     fs.sync()?;
     Snapshot("b", "c", false).run(fs)?;
@@ -358,14 +359,14 @@ fn set_up_large(fs: &Filesystem) -> Result<()> {
     fs.sync()
 }
 
-/// The power is cut between the steps in which a large subvolume is dropped, and in them. Who goes
-/// on drops the rest.
+/// The power is cut between the steps of dropping a large subvolume, and within them. The engine
+/// that opens the volume next drops the rest.
 #[test]
 fn a_drop_that_is_cut_between_its_steps() {
     let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed()) };
     let base = base(plan.seed, SMALL_NODES, set_up_large);
     let outside = Outside::new();
-    // A step changes one tree block, which is too much already.
+    // A step changes one tree block, which is already more than this limit.
     let dirty_bytes = u64::from(SMALL_NODES.node_size) / 2;
     let mut explorer = Explorer::new(dirty_bytes, &base, plan, outside.as_ref(), 40);
     let ops = [Delete("b"), Drop, Sync];

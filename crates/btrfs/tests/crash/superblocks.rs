@@ -1,4 +1,5 @@
-//! Superblocks that a cut tears or leaves behind. The explorer found both of these.
+//! Superblocks that a power cut tears, or leaves a generation behind. The explorer found both
+//! faults.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -25,13 +26,13 @@ fn superblock(device: &dyn BlockDevice) -> [u8; SUPERBLOCK_SIZE] {
     bytes
 }
 
-/// A device that begins as `device` is, and leaves that as it is.
+/// A device that begins with the contents of `device`. Writes do not reach `device`.
 fn over(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::over(device.clone()))
 }
 
-/// The volume can be written without the member `behind`, which stays as it is, and stays one that
-/// missed commits.
+/// Requires that the volume can be written without the member `behind`. The engine does not change
+/// that member, and still sees that it missed commits.
 #[track_caller]
 fn require_left_out(devices: Devices, behind: usize) {
     let hash = |device: &Arc<dyn BlockDevice>| {
@@ -53,8 +54,8 @@ fn require_left_out(devices: Devices, behind: usize) {
     OURS.check(devices).expect("it is in order");
 }
 
-/// A superblock and its copies were written between two barriers, so one cut could tear all of
-/// them, and nothing led to the volume any more.
+/// Regression: we wrote a superblock and its copies between the same two barriers. One power cut
+/// could tear all of them, and the volume was lost.
 #[test]
 fn a_superblock_and_its_copies_are_never_pending_together() {
     let base = volume(1, ONE);
@@ -79,8 +80,8 @@ fn a_superblock_and_its_copies_are_never_pending_together() {
     assert_eq!((primaries, copies), (3, 3), "the device is too small for more than one copy");
 }
 
-/// A cut between the superblocks of two members left one of them a generation behind, and the
-/// volume was refused for writing as one with a member that had been away.
+/// Regression: a power cut between the superblocks of two members left one member a generation
+/// behind. We took it for a member that had been away, and refused to write the volume.
 #[test]
 fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_on() {
     let devices = volume(2, SETS[0]);
@@ -94,14 +95,14 @@ fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_o
             assert_eq!(superblock(&*cut[0])[72..80], superblock(&*cut[1])[72..80], "generations");
             OURS.check(cut).expect("it is in order");
         } else {
-            // A member that was away for a while is another matter.
+            // The engine leaves out a member that was away for a while.
             require_left_out(cut, 1);
         }
     }
 }
 
-/// What the newest commit wrote is found on every member that has it, whether the root of the root
-/// tree is on it or not.
+/// Each member that has blocks of the newest commit shows that, whether or not it has the root of
+/// the root tree.
 #[test]
 fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
     let (mut left_out, mut refusals) = (0, 0);
@@ -118,7 +119,8 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
             OURS.check(cut).expect("it is in order");
             let mut away: Devices = new.iter().map(over).collect();
             away[behind] = over(&old[behind]);
-            // Where others have all that is on it, it is left out; else the volume is refused.
+            // If other members have all that is on this member, the engine leaves it out. Otherwise
+            // the engine refuses the volume.
             let Err(refused) = OURS.open_writable(away.iter().map(over).collect()) else {
                 assert!(set.profiles[1] != Profile::Raid0, "{set} without {behind}");
                 require_left_out(away, behind);
@@ -136,11 +138,11 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
     assert!(left_out >= 6 && refusals >= 2, "{left_out} left out, {refusals} refused");
 }
 
-/// A commit that put no block on a member left nothing there to tell a cut by, and the volume was
-/// refused for writing.
+/// Regression: a commit put no block on one member. So nothing there told a power cut from a missed
+/// commit, and we refused to write the volume.
 #[test]
 fn a_member_that_a_commit_put_nothing_on_can_be_behind() {
-    // A stripe has room for all blocks of a small commit.
+    // One stripe has room for all blocks of a small commit.
     let devices = volume(4, Shape { node_size: 4096, ..SETS[2] });
     let is_superblock = |entry: &CrashEntry| match entry {
         CrashEntry::Write { offset, .. } => SUPERBLOCK_OFFSETS.contains(offset),

@@ -1,5 +1,5 @@
-//! What is done to synchronous files and directories is durable when the call returns: nobody syncs
-//! here, and the power cut comes behind each call.
+//! A change of a synchronous file or directory is durable when the call returns: these tests never
+//! sync, and the power cut comes after each call.
 
 use std::sync::Arc;
 
@@ -18,7 +18,6 @@ use crate::judge::Outside;
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 3 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// A call and its name.
 type Call<'c> = (&'static str, &'c dyn Fn(&Opened) -> Result<()>);
 
 fn at(fs: &dyn FileSystem, path: &str) -> FileId {
@@ -31,7 +30,7 @@ fn place<'p>(fs: &dyn FileSystem, path: &'p str) -> Place<'p> {
     Place { dir: at(fs, dir), name: name.as_bytes() }
 }
 
-/// What is left when all is lost that no barrier made durable.
+/// What a power cut leaves when it loses every write that no barrier made durable.
 fn flushed(device: &CrashDevice, base: &Arc<dyn BlockDevice>) -> Arc<MemoryDevice> {
     let log = device.log();
     let is_barrier = |entry: &CrashEntry| matches!(entry, CrashEntry::Barrier { .. });
@@ -45,7 +44,8 @@ fn flushed(device: &CrashDevice, base: &Arc<dyn BlockDevice>) -> Arc<MemoryDevic
     Arc::new(left)
 }
 
-/// Makes each call on a volume that `prepare` made, and none of them is lost.
+/// Makes each call on a volume that `prepare` set up, and requires that a power cut after it loses
+/// nothing.
 fn none_is_lost(prepare: impl Fn(&Opened) -> Result<()>, calls: &[Call<'_>]) {
     let base = volume(calls.len() as u64, ONE)[0].clone();
     let fs = OURS.open_writable(vec![base.clone()]).expect("it opens");

@@ -1,4 +1,4 @@
-//! A truncation that a commit came in between of. The explorer found it.
+//! A truncation with a commit in the middle of it. The explorer found the fault.
 
 use offshoot_testkit::crash::explore::Explorer;
 use offshoot_testkit::crash::{Op, Step, Workload};
@@ -6,8 +6,8 @@ use offshoot_testkit::crash::{Op, Step, Workload};
 use crate::engine::{EAGER, ONE, volume};
 use crate::plan;
 
-/// The last sector of the shorter file was stored, with zeros behind the new end, before the rest
-/// was cut: a file that was as long as before had a hole in its data.
+/// Regression: we stored the last sector of the shorter file, with zeros behind the new end, before
+/// we cut the rest. After a crash in between, the file had its old length and zeros in its data.
 #[test]
 fn a_file_that_is_cut_half_way_has_no_zeros_in_it() {
     let path = "file".to_owned();
@@ -16,7 +16,7 @@ fn a_file_that_is_cut_half_way_has_no_zeros_in_it() {
         let setup = vec![Op::Create(path.clone()), write];
         let steps = vec![
             Step::Do(Op::Truncate(path.clone(), size)),
-            // It commits what was done so far before it begins.
+            // This operation commits what was done so far before it begins.
             Step::Do(Op::Mkdir("directory".into())),
             Step::Sync,
         ];

@@ -1,9 +1,9 @@
 //! Devices that fail while room is made.
 //!
-//! Many threads work on a volume that has little room. From the moment on at which a flush state is
-//! under way, as the counters say, requests of one kind fail as long as it is. Then nobody hangs;
-//! the error reaches an operation, or ends all writing; and what the devices hold is what was
-//! synced, with the first so many operations of every thread, none of them by half.
+//! Many threads work on a volume that has little room. While the counters say that one flush state
+//! is under way, requests of one kind fail. Then no thread hangs, and the error reaches an
+//! operation or stops all writing. The devices hold what was synced, and of every thread the first
+//! so many operations since, each of them whole.
 
 mod hand;
 mod trap;
@@ -29,21 +29,21 @@ use trap::Trap;
 
 const HANDS: usize = 12;
 
-/// The most operations of a thread, which bring a volume through all states many times.
+/// The most operations of a thread: enough to bring a volume through all flush states many times.
 const MOST_OPERATIONS: u64 = 600;
 
-/// Nobody commits by the clock.
+/// Options without commits by the clock.
 fn quiet() -> OpenOptions {
     OpenOptions { commit_interval: None, ..OpenOptions::default() }
 }
 
-/// What became of an operation.
+/// The result of an operation.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
     NoRoom,
     Failed,
-    /// Nothing is written any more.
+    /// The engine has stopped all writing.
     Ended,
 }
 
@@ -55,15 +55,16 @@ impl Outcome {
             Err(Error::Io { .. } | Error::Corrupt(_)) => Self::Failed,
             Err(error) if error.errno() == Errno::NOSPC => Self::NoRoom,
             Err(error) if error.errno() == Errno::ROFS => Self::Ended,
-            // A removal that failed, and ended all writing by that, may have taken the name.
+            // A removal that failed may have taken the name before the failure stopped all writing.
             Err(error) if error.errno() == Errno::NOENT && has_ended() => Self::Ended,
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// Lets all hands work until the trap has struck and somebody who waited was told, or long enough;
-/// how many operations failed, and how many found all writing ended.
+/// Lets all hands work until the trap has struck and an operation got the error, or until they have
+/// worked long enough. Returns how many operations failed, and how many found that all writing had
+/// stopped.
 fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
     let posts: Vec<Post> = hands.iter().map(|_| Post::default()).collect();
     let told = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -85,7 +86,7 @@ fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
     told.map(AtomicU64::into_inner)
 }
 
-/// A volume with a directory for each hand, and what they made.
+/// A volume with a directory for each hand, and the files that the hands made.
 struct Prepared {
     judges: Judges,
     memory: Arc<MemoryDevice>,
@@ -93,7 +94,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Filled until the volume is full, or a little. None where there is no judge.
+    /// Fills the volume completely, or a little. Returns `None` where there is no judge.
     fn new(seed: u64, is_full: bool) -> Option<Self> {
         let judges = judges::require()?;
         let disks = Disks::create(&judges, 1, MIB);
@@ -120,7 +121,8 @@ impl Prepared {
         Some(Self { judges, memory, hands })
     }
 
-    /// Lets all hands work, with faults while the state is under way, and looks at what is left.
+    /// Lets all hands work, with faults while the state is under way, and checks what the devices
+    /// hold.
     fn strike(&self, state: FlushState, requests: Requests) {
         let (memory, mut hands) = (Arc::new(self.memory.snapshot()), self.hands.clone());
         let trap = Arc::new(Trap::new(memory.clone(), state, requests));
@@ -130,13 +132,14 @@ impl Prepared {
         let (struck, space) = (trap.struck(), fs.volume().space_stats());
         println!("{state}, {requests:?}: {struck} faults, {failed} failed, {ended} ended");
         assert!(struck > 0, "{state} was never under way: {space:#?}");
-        // A file that could not be written back stays buffered where nothing was changed of it.
+        // A file that fails in write-back stays buffered if nothing in the trees was changed for
+        // it.
         let stays_buffered = state == DirtyData && ended == 0;
         assert!(space.tickets_failed > 0 || stays_buffered, "{state}, nobody told: {space:#?}");
-        // What was acknowledged is stored, unless all writing ended.
+        // Acknowledged changes get stored, unless all writing has stopped.
         trap.disarm();
         let synced = Outcome::of(&fs, &fs.sync());
-        // What failed may have ended all writing with nobody there to see it.
+        // A failure may have stopped all writing without any operation that got the error.
         let is_told =
             if synced == Done { ended == 0 } else { synced == Ended && failed + ended > 0 };
         assert!(is_told, "{state}, {requests:?}: {synced:?}");
@@ -144,7 +147,7 @@ impl Prepared {
         self.assert_left(&memory, &hands, synced == Done);
     }
 
-    /// The volume is in order, holds what it may hold, and can be emptied.
+    /// Requires that the volume is sound, holds what it may hold, and can be emptied.
     fn assert_left(&self, memory: &Arc<MemoryDevice>, hands: &[Hand], all: bool) {
         disks_of(&self.judges, memory).assert_checks();
         let left = open(memory, &quiet());

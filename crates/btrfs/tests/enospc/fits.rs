@@ -1,5 +1,5 @@
-//! As much fits as the kernel takes: preallocated space, large files and small ones, on equal
-//! volumes, up to the last byte.
+//! Our volume holds as much as an equal volume of the kernel: preallocated space, large files and
+//! small ones, up to the last byte.
 //!
 //! Preallocation writes items and no data, so it fills volumes of any size: the images are sparse.
 
@@ -23,7 +23,7 @@ const TIB_IN_MIB: u64 = 1 << 20;
 /// The smallest piece that is preallocated, in bytes.
 const LEAST_PIECE: u64 = 64 << 10;
 
-/// What of what the kernel takes must fit at least, in percent.
+/// We must fit at least this share of what the kernel fits, in percent.
 const LEAST_PERCENT: u64 = 98;
 
 /// How much is written to a large file at once.
@@ -38,13 +38,13 @@ fn file(fs: &Filesystem, name: &str) -> FileId {
     fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("there is room")
 }
 
-/// What belongs to chunks, in bytes.
+/// How many bytes the chunks take on the members.
 fn allocated(fs: &Filesystem) -> u64 {
     let bytes = |chunk: Chunk| chunk.stripes.len() as u64 * chunk.stripe_bytes();
     fs.volume().chunks().map(bytes).sum()
 }
 
-/// Preallocates for a file; whether that was done. A refusal leaves it as it was.
+/// Preallocates for a file, and returns whether it was done. A refusal leaves the file as it was.
 fn preallocate(fs: &Filesystem, file: FileId, at: u64, len: u64) -> bool {
     let what = Fallocate::Allocate { keep_size: false };
     let is_done = accepted(fs.fallocate(file, what, at, len, AT));
@@ -54,7 +54,7 @@ fn preallocate(fs: &Filesystem, file: FileId, at: u64, len: u64) -> bool {
     is_done
 }
 
-/// Takes pieces one behind the other, large ones first; how many bytes they have.
+/// Takes pieces one behind the other, large ones first. Returns how many bytes they have.
 fn take_all(all: u64, mut take: impl FnMut(u64, u64) -> bool) -> u64 {
     let (mut at, mut len) = (0, all / 2 / LEAST_PIECE * LEAST_PIECE);
     while len >= LEAST_PIECE {
@@ -67,7 +67,7 @@ fn take_all(all: u64, mut take: impl FnMut(u64, u64) -> bool) -> u64 {
     at
 }
 
-/// Whether the kernel did it; only a lack of space is a reason why not.
+/// Whether the kernel did it. The only error that it may give is a lack of space.
 fn kernel_preallocates(file: &Path, at: u64, len: u64) -> bool {
     let [at, len] = [at.to_string(), len.to_string()];
     let path = file.to_str().expect("it is plain");
@@ -78,7 +78,7 @@ fn kernel_preallocates(file: &Path, at: u64, len: u64) -> bool {
     }
 }
 
-/// Two equal volumes of so many MiB: for the kernel, and for us.
+/// Two equal volumes of `mib` MiB: one for the kernel, one for us.
 fn twins(judges: &Judges, mib: u64, mkfs: &[&str]) -> [Disks; 2] {
     let disks = Disks::create(judges, 1, mib);
     disks.mkfs(mkfs);
@@ -92,7 +92,7 @@ fn assert_nearly_as_much(what: &str, kernel: u64, ours: u64, least_percent: u64)
     assert!(kernel > 0 && ours >= kernel * least_percent / 100, "{what}: {ours} of {kernel}");
 }
 
-/// A volume of so many MiB holds as much preallocated space as the kernel gives.
+/// A volume of `mib` MiB holds as much preallocated space as the kernel fits.
 fn preallocation_fits(mib: u64, mkfs: &[&str]) {
     let Some(judges) = judges::require() else { return };
     let [theirs, ours] = twins(&judges, mib, mkfs);
@@ -118,8 +118,8 @@ fn preallocation_fits_on_volumes_of_all_sizes() {
     preallocation_fits(10 * GIB_IN_MIB, &["-d", "dup"]);
 }
 
-/// More than one chunk holds was refused on an empty volume: a cycle that allocated one counted as
-/// one that helped nobody.
+/// Regression: we refused more than one chunk holds on an empty volume: a flush cycle that
+/// allocated one chunk counted as a cycle that helped no ticket.
 #[test]
 fn one_preallocation_takes_as_many_chunks_as_it_needs() {
     let Some(judges) = judges::require() else { return };
@@ -134,7 +134,7 @@ fn one_preallocation_takes_as_many_chunks_as_it_needs() {
     }
 }
 
-/// What no chunks would be enough for is refused, and they are not allocated for it.
+/// A request that no number of chunks can satisfy is refused, and allocates none.
 #[test]
 fn what_can_never_fit_takes_no_chunk() {
     let Some(judges) = judges::require() else { return };
@@ -153,7 +153,7 @@ fn what_can_never_fit_takes_no_chunk() {
     }
 }
 
-/// Writes files of `len` bytes until one is refused; how many bytes were accepted.
+/// Writes files of `len` bytes until the kernel refuses one. Returns how many bytes it accepted.
 fn kernel_fills(dir: &Path, len: usize) -> u64 {
     let bytes = vec![7; PIECE.min(len)];
     let mut all = 0;
@@ -196,7 +196,7 @@ fn we_fill(fs: &Filesystem, len: usize) -> u64 {
     all
 }
 
-/// A volume of 300 MiB holds files of `len` bytes, as many as the kernel gives.
+/// A volume of 300 MiB holds as many files of `len` bytes as the kernel fits.
 fn files_fit(len: usize, least_percent: u64) {
     let Some(judges) = judges::require() else { return };
     let [theirs, ours] = twins(&judges, 300, &[]);
@@ -218,7 +218,7 @@ fn files_fit_on_a_small_volume() {
     }
 }
 
-/// On a volume of so many TiB; and files that take the kernel minutes.
+/// Volumes of several TiB, and files for which the kernel takes minutes.
 #[test]
 #[ignore = "takes as long as one likes; cargo xtask campaign fits runs it"]
 fn campaign() {

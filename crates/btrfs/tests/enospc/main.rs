@@ -1,22 +1,22 @@
-//! Many threads on a volume that is full.
+//! Many threads on a full volume.
 //!
-//! Each has a directory of its own, and all have one together; what the volume acknowledged is in a
-//! model. Round by round they work, while the volume is full, and then everything is looked at in
-//! quiet:
+//! Each thread has a directory of its own, and all threads share one more. A model keeps what the
+//! volume acknowledged. The threads work in rounds, while the volume is full. After each round they
+//! stop, and the test looks at everything:
 //!
-//! | | |
+//! | what must hold | where |
 //! |---|---|
-//! | nobody hangs | `watch` |
+//! | no thread hangs | `watch` |
 //! | nothing is refused without need | `quiet` |
-//! | what was acknowledged is there | the model: now, when the volume was opened again, and in the end as the kernel sees it |
+//! | what was acknowledged is there | the model: now, after the volume was opened again, and at the end as the kernel sees it |
 //! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
-//! | removals are refused nothing | `worker`; at last everything is removed by all, and the volume is as empty as before |
+//! | removals are never refused | `worker`; at last all threads remove everything, and the volume is as empty as before |
 //!
 //! `faults` has devices fail while room is made. `fits` fills volumes of all sizes beside the
-//! kernel. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again, and
-//! `promises` writes what makes trees much larger.
+//! kernel. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again.
+//! `promises` makes small writes that need many tree blocks.
 //!
-//! `cargo xtask campaign enospc` does it for as long as one likes, on volumes of several kinds.
+//! `cargo xtask campaign enospc` does this for as long as one likes, on volumes of several kinds.
 
 mod faults;
 mod fits;
@@ -48,23 +48,23 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
 use watch::{Post, watched};
 use worker::{ALL, Both, NEW, Tally, Worker, actors_dir, own_dir, prefix};
 
-/// The size of the volume.
+/// The size of the volume, in MiB.
 const MIB: u64 = 128;
 
-/// The directory where it is found out what is refused.
+/// The directory where `quiet` tries what is refused.
 const PROBES: &str = "probes";
 
-/// What is done.
+/// One test of many rounds.
 struct Job<'a> {
     mkfs: &'a [&'a str],
     threads: usize,
     rounds: u64,
-    /// What a thread does in a round.
+    /// How much a thread does in a round.
     enough: Enough,
     seed: u64,
 }
 
-/// When a thread has done enough: in steps on a volume that is full.
+/// When a thread has done enough: after this many steps on a full volume, or after this time.
 #[derive(Clone, Copy)]
 enum Enough {
     Steps(u64),
@@ -79,7 +79,7 @@ impl Enough {
         }
     }
 
-    /// Whether it is that, with so many steps done since `began`.
+    /// Whether it is enough, after `steps` steps since `began`.
     fn is(self, began: Instant, steps: u64) -> bool {
         match self {
             Self::Steps(enough) => steps >= enough,
@@ -88,7 +88,7 @@ impl Enough {
     }
 }
 
-/// A volume at work.
+/// A volume in one round.
 struct Round<'a> {
     job: &'a Job<'a>,
     judges: &'a Judges,
@@ -97,8 +97,8 @@ struct Round<'a> {
     number: u64,
 }
 
-/// The options of a round: by turns as they are, and with so little memory that commits and flushes
-/// happen all the time.
+/// The options of a round. Even rounds have the default; odd ones have so little memory that
+/// commits and flushes happen all the time.
 fn options(round: u64) -> OpenOptions {
     let options = OpenOptions::default();
     let dirty_bytes = if round.is_multiple_of(2) { options.dirty_bytes } else { 2 << 20 };
@@ -110,13 +110,13 @@ fn open(device: &Arc<impl BlockDevice + 'static>, options: &OpenOptions) -> File
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// What both show is the same, byte by byte.
+/// Requires that both filesystems show the same, byte by byte.
 fn assert_same(one: &dyn FileSystem, other: &dyn FileSystem) {
     let compare = Compare::default().without(Aspect::Ids).without(Aspect::Order);
     compare.without(Aspect::Allocation).run_filesystems(one, other).assert_same(64);
 }
 
-/// Images with what the device holds.
+/// Images with the contents of the device.
 fn disks_of(judges: &Judges, device: &MemoryDevice) -> Disks {
     let disks = Disks::create(judges, 1, MIB);
     disks.fill(&[device]).expect("a copy of the volume");
@@ -143,7 +143,8 @@ impl Round<'_> {
         assert!(refused > self.job.threads as u64, "the volume was hardly full");
     }
 
-    /// Everything is as the model says, when it is stored, and nothing is refused without need.
+    /// Stores everything. Requires that it is as the model says, and that nothing is refused
+    /// without need.
     fn look(&self, model: &Model) {
         self.fs.sync().expect("what was acknowledged can be stored");
         quiet::assert_at_rest(&self.fs);
@@ -152,7 +153,7 @@ impl Round<'_> {
         quiet::assert_refused_rightly(&self.fs, probes);
     }
 
-    /// The power is cut while all threads add to what was synced, and leave that alone.
+    /// Cuts the power while all threads add to what was synced, and change none of it.
     fn cut(&self, model: &Model) {
         self.fs.sync().expect("what was acknowledged can be stored");
         let synced = Model::copy(model).expect("the model reads");
@@ -179,7 +180,7 @@ impl Round<'_> {
     }
 }
 
-/// Every file of a directory of `synced` is in that of `left`, and holds the same.
+/// Requires that `left` has every file of this directory of `synced`, with the same contents.
 fn assert_holds(left: &Filesystem, synced: &Model, dir: &str) {
     let in_dir = |fs: &dyn FileSystem| fs.lookup(fs.root(), dir.as_bytes()).expect("it was synced");
     let bytes = |fs: &dyn FileSystem, file: FileId| {
@@ -203,7 +204,7 @@ fn assert_holds(left: &Filesystem, synced: &Model, dir: &str) {
     }
 }
 
-/// All threads remove what is theirs, and nothing of that is refused.
+/// All threads remove their files, and no removal is refused.
 fn empty(fs: &Filesystem, model: &Model, threads: usize) {
     let both = Both { fs, model };
     let posts: Vec<Post> = (0..threads).map(|_| Post::default()).collect();
@@ -217,7 +218,7 @@ fn empty(fs: &Filesystem, model: &Model, threads: usize) {
     });
 }
 
-/// What the kernel sees is what the model has.
+/// Requires that the kernel sees what the model has.
 fn assert_kernel_sees(disks: &Disks, model: &Model) {
     let mount = disks.mount("ro,noatime");
     let path: &Path = mount.path();
@@ -256,7 +257,8 @@ fn run(job: &Job<'_>) {
         round.work(&model);
         round.look(&model);
         round.cut(&model);
-        // Dropped without a sync, which is the end of what the model knows.
+        // The round is dropped without a sync, so the model starts again from what the volume
+        // holds.
         drop(round);
         model = Model::copy(&open(&device, &options(number))).expect("it reads");
     }
@@ -286,12 +288,12 @@ fn threads_meet_the_end_of_space_in_mixed_groups_of_small_nodes() {
     run(&Job { mkfs: &["--mixed"], threads: 64, rounds: 1, enough, seed });
 }
 
-/// The number in a variable, or else `usual`.
+/// The number in a variable, or `usual` without one.
 fn number(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).map_or(usual, |text| text.parse().expect("a number"))
 }
 
-/// On volumes of every kind, so many seconds of work on each.
+/// Works on volumes of every kind, for `OFFSHOOT_SECONDS` on each.
 #[test]
 #[ignore = "takes as long as one likes; cargo xtask campaign enospc runs it"]
 fn campaign() {

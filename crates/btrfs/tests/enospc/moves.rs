@@ -1,8 +1,8 @@
-//! Subvolumes that move on a volume that is nearly full: each move is done whole or refused whole,
-//! and refused only where less is free than it may take.
+//! Subvolumes that move on a nearly full volume. Each move is done whole or refused whole. It is
+//! refused only where less is free than it may take.
 //!
-//! Links fill metadata and make room again a few at a time, so that moves are refused and done by
-//! turns, with all that is free between these two.
+//! Links fill metadata, and are removed a few at a time to make room. So the volume refuses some
+//! moves and does others, at every amount of free space in between.
 
 use std::collections::VecDeque;
 
@@ -18,10 +18,10 @@ use crate::shapes::{accepted, device};
 use crate::worker::{AT, NEW};
 use crate::{MIB, open};
 
-/// Names that fill leaves, so that those of two directories are far from each other.
+/// How many names fill a few leaves, so that two directories do not share a leaf.
 const FILES: u64 = 300;
 
-/// The target of links that fill metadata, and how many of them fill a leaf.
+/// The target of the links that fill metadata, and how many of these links fill a leaf.
 const TARGET: [u8; 3000] = [b'x'; 3000];
 const LINKS_OF_A_LEAF: usize = 5;
 
@@ -30,7 +30,7 @@ const LINKS_OF_A_LEAF: usize = 5;
 const MOVE_BYTES: u64 = 4 << 20;
 const SHARED_MOVE_BYTES: u64 = 12 << 20;
 
-/// What moves: a directory and a name.
+/// The place of a subvolume: a directory and a name.
 #[derive(Clone, Debug)]
 struct At {
     dir: FileId,
@@ -47,7 +47,7 @@ fn long(what: &str, number: u64) -> String {
     format!("{what}-{number}-{}", "n".repeat(200))
 }
 
-/// What takes room and makes it: links in a directory of their own, and snapshots.
+/// What takes and makes room: links in a directory of their own, and snapshots.
 struct Links<'a> {
     fs: &'a Filesystem,
     dir: FileId,
@@ -67,8 +67,8 @@ impl Links<'_> {
         }
     }
 
-    /// Removes as many links as fill a leaf. Where snapshots keep what that copies it may be
-    /// refused, but deleting one of these is not.
+    /// Removes as many links as fill a leaf. The volume may refuse this where snapshots keep the
+    /// blocks that it copies. It never refuses to delete one of the snapshots.
     fn make_room(&mut self) {
         for _ in 0..LINKS_OF_A_LEAF {
             let last = self.count.checked_sub(1).expect("moves are done before all links are gone");
@@ -99,7 +99,7 @@ struct Moved<'a> {
 }
 
 impl Moved<'_> {
-    /// Moves a subvolume in one of several ways; whether that was done.
+    /// Moves a subvolume in one of several ways. Returns whether it was done.
     fn try_one(&mut self) -> bool {
         self.tries += 1;
         let (fs, tries) = (self.fs, self.tries);
@@ -120,7 +120,7 @@ impl Moved<'_> {
                 return is_done;
             }
             1 => {
-                // In the place of an empty directory, if there is room for one.
+                // Onto an empty directory, if there is room for one.
                 let is_made = accepted(fs.mkdir(to.place(), &NEW));
                 let is_done = accepted(fs.rename(from.place(), to.place(), AT));
                 if is_made && !is_done {
@@ -140,7 +140,7 @@ impl Moved<'_> {
         is_done
     }
 
-    /// Each is where it was moved to last.
+    /// Requires that each subvolume is where it was last moved to.
     fn assert_places(&self) {
         for (id, At { dir, name }) in &self.subvolumes {
             let found = self.fs.lookup(*dir, name.as_bytes()).expect("it is there");
@@ -149,8 +149,8 @@ impl Moved<'_> {
     }
 }
 
-/// Two directories full of names in each of three subvolumes, which are given too, and two
-/// subvolumes in these.
+/// Three subvolumes, with two directories full of names in each of them, and two subvolumes in
+/// these directories.
 fn set_up(fs: &Filesystem) -> ([FileId; 3], Moved<'_>) {
     let subvolume = |dir, name: &str| {
         fs.create_subvolume(Place { dir, name: name.as_bytes() }, &NEW).expect("there is room")
@@ -176,7 +176,7 @@ fn set_up(fs: &Filesystem) -> ([FileId; 3], Moved<'_>) {
 }
 
 fn moves(has_snapshots: bool) {
-    /// How often all room is filled again.
+    /// How many times the test fills all room again.
     const ROUNDS: u64 = 12;
     let Some(device) = device(&["-m", "single"]) else { return };
     let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -190,7 +190,7 @@ fn moves(has_snapshots: bool) {
     let most = if has_snapshots { SHARED_MOVE_BYTES } else { MOVE_BYTES };
     let (mut refused, mut done, mut most_refused) = (0, 0, 0);
     for round in 0..ROUNDS {
-        // What is shared from now on is copied by moves, and stays.
+        // From now on a move has to copy what is shared, and the snapshots keep the old blocks.
         for (number, holder) in holders[1..].iter().enumerate().filter(|_| has_snapshots) {
             let (source, name) = (SubvolumeId { 0: holder.dev }, format!("{round}-{number}"));
             let place = Place { dir: fs.root(), name: name.as_bytes() };
@@ -209,7 +209,7 @@ fn moves(has_snapshots: bool) {
             assert!(room(&left) < most && left.unknown_bytes == 0, "refused with {left:#?}");
             links.make_room();
         }
-        // What is left of the room is used up by more moves where snapshots keep what they copy.
+        // Where snapshots keep what moves copy, more moves use up the remaining room.
         done += 1 + (0..20).filter(|_| moved.try_one()).count();
         fs.sync().expect("there is room for what was done");
     }
@@ -224,7 +224,7 @@ fn moves(has_snapshots: bool) {
     judge(&device, &places);
 }
 
-/// Subvolumes are where we see them, and the volume is sound.
+/// Requires that the kernel sees the subvolumes where we see them, and that the volume is sound.
 fn judge(device: &MemoryDevice, places: &[(SubvolumeId, Vec<u8>)]) {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, MIB);

@@ -1,7 +1,9 @@
-//! What was accepted can be stored, however much larger it makes trees than it is itself.
+//! Every accepted write can be stored, even when it makes the trees grow much more than its own
+//! size.
 //!
-//! Each of many files is alone in two leaves that links fill, so what is written to it copies a
-//! block for a few bytes.
+//! Links fill leaves around each of many files, so that each file is alone in two leaves. A write
+//! of a few bytes to it then copies a whole block. Example: 2000 bytes in each of 1300 files take
+//! 1300 leaves of 16 KiB.
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
@@ -11,18 +13,17 @@ use crate::quiet::{assert_no_chunk_is_left, data, metadata};
 use crate::shapes::{accepted, device, name};
 use crate::worker::{AT, NEW};
 
-/// How many files there are.
 const FILES: u64 = 1300;
 
-/// Links that fill the rest of two leaves of 16 KiB, and the target of each: who finds its leaf
-/// full may share with the one beside it.
+/// The links that fill the rest of two leaves of 16 KiB, and the target of each link. Two leaves,
+/// because the tree may move items from a full leaf to the one beside it.
 const LINKS: u64 = 25;
 const TARGET: [u8; 1000] = [b'x'; 1000];
 
 /// The target of links that fill metadata.
 const LARGE_TARGET: [u8; 3000] = [b'x'; 3000];
 
-/// A volume that does nothing by itself.
+/// A volume that does nothing by the clock.
 fn quiet() -> Option<Filesystem> {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Some(open(&device(&["-m", "single"])?, &options))
@@ -45,8 +46,8 @@ fn scattered(fs: &Filesystem) -> Vec<FileId> {
     files
 }
 
-/// Makes links in a directory of their own until one is refused; the directory, and how many there
-/// are.
+/// Makes links in a directory of their own until one is refused. Returns the directory, and how
+/// many links there are.
 fn fill_metadata(fs: &Filesystem) -> (FileId, u64) {
     let dir = fs.mkdir(Place { dir: fs.root(), name: b"large links" }, &NEW);
     let dir = dir.expect("there is room");
@@ -59,8 +60,8 @@ fn fill_metadata(fs: &Filesystem) -> (FileId, u64) {
     (dir, links)
 }
 
-/// A volume where all is allocated and so many large links fitted in metadata once more, and the
-/// files.
+/// A volume where all space is allocated to chunks, and metadata has room for `free_links` more
+/// large links. Returns the files too.
 fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
     let fs = quiet()?;
     let files = scattered(&fs);
@@ -74,8 +75,8 @@ fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
     Some((fs, files))
 }
 
-/// Writes so many bytes to each of `files` until that is refused. All of it can be stored, and a
-/// file removed.
+/// Writes `len` bytes to each of `files` until a write is refused. Requires that all of it can be
+/// stored, and that a file can be removed then.
 fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
     let bytes = vec![7; len];
     let written = files.iter().take_while(|&&file| accepted(fs.write(file, 0, &bytes, AT))).count();
@@ -86,7 +87,8 @@ fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
     fs.sync().expect("a commit");
 }
 
-/// What write-back copies was said to be free again after a commit. The snapshot keeps it.
+/// Regression: we counted the old blocks that write-back copies as free again after a commit, but
+/// the snapshot keeps them.
 #[test]
 fn what_is_written_beside_a_snapshot_can_be_stored() {
     let Some((fs, files)) = nearly_full(5200) else { return };
@@ -95,8 +97,8 @@ fn what_is_written_beside_a_snapshot_can_be_stored() {
     assert_can_be_stored(&fs, &files, 4096);
 }
 
-/// A snapshot that was refused left more kept back than there was, and nothing could be removed any
-/// more.
+/// Regression: a refused snapshot left more reserved than there was, and no file could be removed
+/// any more.
 #[test]
 fn files_can_be_removed_when_a_snapshot_was_refused() {
     let Some(fs) = quiet() else { return };
@@ -112,7 +114,7 @@ fn files_can_be_removed_when_a_snapshot_was_refused() {
     fs.sync().expect("a commit");
 }
 
-/// What is kept in extent items was promised by the byte, and each file took a leaf.
+/// Regression: we reserved inline data by its bytes, although each file took a leaf.
 #[test]
 fn small_files_in_full_leaves_can_be_stored() {
     let Some((fs, files)) = nearly_full(3200) else { return };

@@ -1,9 +1,9 @@
-//! When nobody else is at work: what is refused, and what is free then.
+//! A volume at rest: what it refuses then, and how much is free.
 //!
-//! Nothing is reserved or promised any more, all of the space has been looked at, and everything is
-//! committed. An operation is refused then only where less is free than its worst case, beside what
-//! is kept for commits and removals; data only where there is no chunk to be had either. And what
-//! is kept is no more than `ARCHITECTURE.md` says.
+//! Nothing is reserved or promised any more, all free space has been looked at, and everything is
+//! committed. In this state the volume refuses an operation only where less is free than its worst
+//! case, beside what it keeps for commits and removals. It refuses data only where there is also no
+//! chunk to allocate. What it keeps is no more than `docs/space.md` says.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -21,7 +21,8 @@ use crate::worker::{AT, NEW};
 /// of three levels.
 const OPERATION_BYTES: u64 = 2 << 20;
 
-/// The most that is kept where the trees of a commit are small, and what each byte of these adds.
+/// The most that the volume keeps where the trees of a commit are small, and how much it keeps for
+/// each byte of these trees.
 const KEPT_BYTES: u64 = 5 << 20;
 const KEPT_FACTOR: u64 = 3;
 
@@ -29,13 +30,13 @@ const KEPT_FACTOR: u64 = 3;
 const COMMIT_TREES: [TreeId; 4] =
     [TreeId::EXTENT, TreeId::CSUM, TreeId::FREE_SPACE, TreeId::BLOCK_GROUP];
 
-/// The target of a link that makes its leaf fuller by much.
+/// The target of a link that fills much of a leaf.
 const TARGET: [u8; 3000] = [b'x'; 3000];
 
-/// What is written at once, which takes as much data.
+/// The size of one write, in bytes.
 const PIECE: usize = 64 << 10;
 
-/// What of a kind nobody has spoken for, and is not kept.
+/// How many bytes of a kind are free, and not reserved, promised or kept.
 pub(crate) fn room(kind: &KindStats) -> u64 {
     let spoken = kind.reserved_bytes + kind.promised_bytes;
     let kept = kind.commit_bytes + kind.kept_bytes;
@@ -55,7 +56,7 @@ pub(crate) fn data(fs: &Filesystem) -> KindStats {
     kind(fs, |kind| matches!(kind, SpaceKind::Data | SpaceKind::Mixed))
 }
 
-/// What the trees take that a commit copies, in bytes.
+/// How many bytes the trees take that a commit copies.
 fn commit_trees(fs: &Filesystem) -> u64 {
     let (volume, mut bytes) = (fs.volume(), 0);
     volume
@@ -70,16 +71,16 @@ fn commit_trees(fs: &Filesystem) -> u64 {
     bytes
 }
 
-/// No member has room for a chunk, whether of data or of metadata: two stripes of a MiB, beside
-/// what lies before the first.
+/// Requires that no member has room for a chunk, of data or of metadata: two stripes of a MiB, and
+/// the space before the first chunk.
 pub(crate) fn assert_no_chunk_is_left(fs: &Filesystem) {
     let allocated = |chunk: Chunk| chunk.stripes.len() as u64 * chunk.stripe_bytes();
     let left = (MIB << 20) - fs.volume().chunks().map(allocated).sum::<u64>();
     assert!(left < 3 << 20, "{left} bytes belong to no chunk");
 }
 
-/// No operation is refused with so much, and no more than should be is kept. Everything is
-/// committed.
+/// Requires that less is free than an operation may need, and that no more is kept than should be.
+/// The caller has committed everything.
 fn assert_hardly_any(left: &KindStats, trees: u64) {
     assert!(room(left) < OPERATION_BYTES && left.unknown_bytes == 0, "refused with {left:#?}");
     let kept = left.commit_bytes + left.kept_bytes;
@@ -87,7 +88,7 @@ fn assert_hardly_any(left: &KindStats, trees: u64) {
     assert!(kept <= most, "{kept} bytes are kept, and not {most}");
 }
 
-/// How often `work` was done until it was refused for want of space.
+/// How many times `work` was done until the volume refused it for want of space.
 fn until_refused(what: &str, work: impl Fn(u64) -> Result<()>) -> u64 {
     let refused = |number: &u64| match work(*number) {
         Ok(()) => false,
@@ -97,21 +98,21 @@ fn until_refused(what: &str, work: impl Fn(u64) -> Result<()>) -> u64 {
     (0..1 << 20).find(refused).expect("the volume has an end")
 }
 
-/// Nobody has anything reserved or promised.
+/// Requires that nothing is reserved or promised.
 pub(crate) fn assert_at_rest(fs: &Filesystem) {
     const MOST_TRIES: u32 = 100;
     let spoken = || {
         let kinds = fs.volume().space_stats().kinds;
         kinds.iter().map(|kind| kind.reserved_bytes + kind.promised_bytes).sum::<u64>()
     };
-    // The thread of the volume may be about to end.
+    // The thread of the volume may still be at work.
     let tries = (0..MOST_TRIES).take_while(|_| spoken() > 0);
     tries.for_each(|_| std::thread::sleep(Duration::from_millis(50)));
     assert_eq!(spoken(), 0, "{:?}", fs.volume().space_stats());
 }
 
-/// Operations and writes in the directory `dir` are refused only where there is no room, and what
-/// they made can be taken away.
+/// Requires that the volume refuses operations and writes in the directory `dir` only where there
+/// is no room, and that their results can be removed.
 pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
     let name = |what: &str, number| format!("{what}-{number}");
     let links = until_refused("a link", |number| {
@@ -122,7 +123,7 @@ pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
     assert_hardly_any(&metadata(fs), commit_trees(fs));
     assert_no_chunk_is_left(fs);
 
-    // A removal makes room for what a file takes beside its data.
+    // A removal makes room for the metadata of a file's data.
     for number in 0..links {
         let name = name("link", number);
         fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");

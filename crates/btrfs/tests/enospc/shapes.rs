@@ -1,5 +1,5 @@
-//! Simple shapes of full volumes: what was free once is free again, and for many threads as for
-//! one.
+//! Simple ways of filling a volume: space that was free once is free again, and many threads fit as
+//! much as one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::watch::{Post, watched};
 use crate::worker::{AT, NEW};
 use crate::{MIB, open, options};
 
-/// How much is written at once.
+/// The size of one write, in bytes.
 const PIECE: usize = 128 << 10;
 
 /// What a volume is filled with.
 #[derive(Clone, Copy, Debug)]
 enum Filling {
-    /// Files of so many bytes.
+    /// Files of this many bytes.
     Files(usize),
     /// Links with targets that take much of a leaf.
     Links,
@@ -42,7 +42,8 @@ pub(crate) fn name(number: u64) -> String {
     format!("file-{number}")
 }
 
-/// Writes `len` bytes from the beginning of a file; how many were accepted before it was refused.
+/// Writes `len` bytes from the beginning of a file. Returns how many were accepted before a
+/// refusal.
 fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
     let bytes = vec![7; PIECE];
     let mut done = 0;
@@ -56,7 +57,7 @@ fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
     done
 }
 
-/// Whether it was done; only a lack of space is a reason why not.
+/// Whether it was done. The only error that it may give is a lack of space.
 pub(crate) fn accepted<T>(result: Result<T>) -> bool {
     match result {
         Ok(_) => true,
@@ -65,7 +66,7 @@ pub(crate) fn accepted<T>(result: Result<T>) -> bool {
     }
 }
 
-/// Fills the volume; how many files there are, and how many bytes were accepted.
+/// Fills the volume. Returns how many files there are, and how many bytes were accepted.
 fn fill(fs: &Filesystem, filling: Filling) -> (u64, usize) {
     let mut bytes = 0;
     for number in 0.. {
@@ -95,14 +96,14 @@ fn remove(fs: &Filesystem, number: u64) {
     fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
-/// A volume is filled and emptied again and again, with one kind of things after the other, and
-/// holds as much of each as it did at first.
+/// Fills and empties a volume again and again, with one kind of filling after the other. It holds
+/// as much of each as the first time.
 fn refill(mkfs: &[&str], fillings: &[Filling]) {
     let Some(device) = device(mkfs) else { return };
     let mut first = vec![None; fillings.len()];
     for round in 0..4 {
         for (filling, first) in fillings.iter().zip(&mut first) {
-            // By turns it is opened again when it is full, and when it is empty.
+            // Even rounds open it again when it is empty, odd ones when it is full.
             let mut fs = open(&device, &options(0));
             let (files, bytes) = fill(&fs, *filling);
             assert_no_chunk_is_left(&fs);
@@ -125,7 +126,7 @@ fn what_held_files_holds_as_many_again() {
     refill(&[], &[Filling::Files(1 << 20)]);
 }
 
-/// Chunks of what is not there any more are given back.
+/// Chunks that are empty again are removed.
 #[test]
 fn what_held_files_holds_links_and_files_again() {
     refill(&["-m", "single"], &[Filling::Files(1 << 20), Filling::Links]);
@@ -146,15 +147,15 @@ fn what_held_files_in_mixed_groups_holds_as_many_again() {
     refill(&["--mixed"], &[Filling::Files(30_000)]);
 }
 
-/// Items of extents are larger, and commits change one tree more.
+/// With quotas, items of extents are larger, and commits change one more tree.
 #[test]
 fn what_held_small_files_beside_quotas_holds_as_many_again() {
     refill(&["-m", "single", "-O", "squota"], &[Filling::Files(5000)]);
     refill(&["-m", "single", "-O", "quota"], &[Filling::Files(5000)]);
 }
 
-/// Where data fills the volume, a file goes and one as large takes its place, without a sync in
-/// between.
+/// Where data fills the volume, a file is removed and one of the same size is written, without a
+/// sync in between.
 #[test]
 fn a_file_takes_the_place_of_one_as_large() {
     const LEN: usize = 2 << 20;
@@ -187,8 +188,8 @@ fn extents(fs: &Filesystem, file: FileId) -> usize {
     count
 }
 
-/// Free space is in pieces of two sectors and metadata is full. A file that fills all of them has
-/// far more extents than runs were written, and leaves enough to remove everything.
+/// Free space is in pieces of two sectors, and metadata is full. A file that fills all pieces has
+/// far more extents than the number of its writes, and leaves enough room to remove everything.
 #[test]
 fn a_file_in_many_pieces_leaves_room_for_removals() {
     const PIECE_BYTES: usize = 8192;
@@ -222,8 +223,8 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     fs.sync().expect("a commit");
 }
 
-/// Makes and writes a file of its own on each of so many threads, all at once, until each is
-/// refused something; how many have a file, and how many bytes were accepted.
+/// Makes and fills one file on each of `threads` threads, all at once, until each is refused
+/// something. Returns how many threads have a file, and how many bytes were accepted.
 fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
     let (files, bytes) = (AtomicU64::new(0), AtomicUsize::new(0));
     let posts: Vec<Post> = (0..threads).map(|_| Post::default()).collect();
@@ -240,9 +241,9 @@ fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
     (files.into_inner(), bytes.into_inner())
 }
 
-/// As much was promised for each file that was buffered as a step of its write-back copies. So the
-/// more files were written at once the less fitted: a fifth of what one writer did, and not even
-/// all names.
+/// Regression: for each buffered file we reserved as much as one step of its write-back copies. So
+/// the more files were written at once, the less fitted: a fifth of what one writer fits, and not
+/// even all names.
 fn many_writers_fit_what_one_does(mkfs: &[&str]) {
     const WRITERS: u64 = 64;
     let fill = |threads| {
@@ -255,7 +256,7 @@ fn many_writers_fit_what_one_does(mkfs: &[&str]) {
     let (Some((_, one)), Some((files, many))) = (fill(1), fill(WRITERS)) else { return };
     println!("{mkfs:?}: {one} bytes by one writer, {many} in {files} files by {WRITERS}");
     assert!(many >= one / 100 * 95, "{many} bytes fit, one writer had {one}");
-    // Where data takes what names take, who comes late gets no name.
+    // Where data and metadata share block groups, late threads get no name.
     assert!(files == WRITERS || mkfs.contains(&"--mixed"), "{files} files");
 }
 

@@ -1,5 +1,5 @@
-//! What every thread is doing, and a watch over them: a thread that does not come to the end of a
-//! call for [`PATIENCE`] ends the program, with what all of them were at.
+//! A watch over all threads. A thread that stays in one call for [`PATIENCE`] ends the program, and
+//! the watch prints what each thread was doing.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -12,26 +12,25 @@ use offshoot_btrfs::Filesystem;
 /// How often the watch looks.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How many looks may find a thread in the same call: two minutes, where a call takes a few commits
+/// How many looks may find a thread in the same call: two minutes. A call waits for a few commits
 /// at most.
 const PATIENCE: u64 = 480;
 
-/// Where a thread says what it is doing.
+/// A thread's notice of what it is doing.
 #[derive(Default)]
 pub(crate) struct Post {
     calls: AtomicU64,
-    /// `None` while it has nothing to do.
+    /// `None` between calls.
     call: Mutex<Option<&'static str>>,
 }
 
 impl Post {
-    /// The thread begins with this call.
+    /// Notes that the thread begins this call.
     pub(crate) fn begin(&self, call: &'static str) {
         self.calls.fetch_add(1, Ordering::Relaxed);
         *self.call.lock().expect("nobody panics here") = Some(call);
     }
 
-    /// How many calls there were.
     pub(crate) fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
@@ -41,7 +40,7 @@ impl Post {
     }
 }
 
-/// The thread of a post is gone, also where it panicked.
+/// Clears the notice when the thread ends, by a panic too.
 struct Leave<'a>(&'a Post);
 
 impl Drop for Leave<'_> {
@@ -50,7 +49,7 @@ impl Drop for Leave<'_> {
     }
 }
 
-/// The work is over, also where it panicked.
+/// Ends the watch when the work ends, by a panic too.
 struct Over<'a>(&'a AtomicBool, Thread);
 
 impl Drop for Over<'_> {
@@ -60,7 +59,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Does `work` on a thread for each of `posts`, with its number, under watch.
+/// Runs `work` with its number on one thread for each of `posts`, under watch.
 pub(crate) fn watched(fs: &Filesystem, posts: &[Post], work: impl Fn(usize) + Sync) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -93,9 +92,9 @@ fn watch(fs: &Filesystem, posts: &[Post], is_over: &AtomicBool) {
     }
 }
 
-/// Nobody waits for threads that never end: the program does not either.
+/// Ends the program: joining threads that never end would hang too.
 fn give_up(fs: &Filesystem, posts: &[Post]) -> ! {
-    // Not what tests print, which is kept until they end.
+    // Standard error directly: a test's captured output appears only when the test ends.
     let mut out = std::io::stderr().lock();
     let _ = writeln!(out, "a thread hangs; each with the number of its call:");
     for (number, post) in posts.iter().enumerate() {

@@ -1,9 +1,9 @@
 //! One of many threads on a full volume.
 //!
-//! What it does it does to the volume and to the model, unless the volume has no room for it. In a
-//! directory of its own and in that of all it makes files of every size until it is refused
-//! something, and then takes some away; in one that it has with some others it is an actor among
-//! others.
+//! The worker makes each change in the volume and then in the model, unless the volume has no room
+//! for it. It makes files of every size, in a directory of its own and in the one that all workers
+//! share, until the volume refuses something. Then it removes some. In a third directory, which it
+//! shares with a few other workers, it is an [`Actor`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,17 +18,18 @@ use offshoot_vfs::{
 
 use crate::watch::Post;
 
-/// The moment of all changes, so that those of a directory do not depend on who came last.
+/// The time of all changes: a directory's time then does not depend on which thread changed it
+/// last.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 
-/// A file of root.
+/// A new file that belongs to root.
 pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// The directory of all.
+/// The directory that all workers share.
 pub(crate) const ALL: &str = "all";
 
-/// How many actors meet in a directory. Half of their names have one hash, and what has one hash
-/// has to fit into a leaf.
+/// How many actors share a directory. Half of their names have the same hash, and all names of one
+/// hash have to fit into a leaf.
 const ACTORS: u64 = 4;
 
 /// The directory of the worker with this number.
@@ -36,12 +37,12 @@ pub(crate) fn own_dir(number: u64) -> String {
     format!("of-{number}")
 }
 
-/// The directory where it is an actor.
+/// The directory where this worker is an actor.
 pub(crate) fn actors_dir(number: u64) -> String {
     format!("actors-{}", number / ACTORS)
 }
 
-/// The names of this worker begin so.
+/// The names of this worker begin with this.
 pub(crate) fn prefix(number: u64) -> String {
     format!("{number}-")
 }
@@ -49,13 +50,13 @@ pub(crate) fn prefix(number: u64) -> String {
 /// The size of a sector, in bytes.
 const SECTOR: u64 = 4096;
 
-/// What is written at once: a write of this size at a multiple of it is done or not.
+/// The size of one write: a write of this size at a multiple of it is done whole or not at all.
 const PIECE: usize = 32 << 10;
 
-/// What names end with, up to some length.
+/// Names end with a part of this.
 const LONG_NAME: &str = "a name that is as long as names of files often are";
 
-/// The volume, and the model that has what the volume acknowledged.
+/// The volume, and the model of what the volume acknowledged.
 pub(crate) struct Both<'a> {
     pub(crate) fs: &'a Filesystem,
     pub(crate) model: &'a Model,
@@ -87,7 +88,7 @@ impl Both<'_> {
         [self.fs, self.model]
     }
 
-    /// Does the same to both, which must work.
+    /// Makes the same call on both, which must succeed.
     pub(crate) fn must<T>(
         &self,
         what: &str,
@@ -99,7 +100,7 @@ impl Both<'_> {
             .map(|(fs, dir)| call(fs, dir).unwrap_or_else(|e| panic!("{what}: {e}")))
     }
 
-    /// The names in a directory of the model, with what they are.
+    /// The names in a directory of the model, with their file types.
     fn names(&self, dir: FileId) -> Vec<(Vec<u8>, FileType)> {
         let mut names = Vec::new();
         let visited = self.model.read_dir(dir, 0, &mut |entry| {
@@ -110,8 +111,8 @@ impl Both<'_> {
         names
     }
 
-    /// Removes what is in a directory and chosen, with all that is below: nothing of that is ever
-    /// refused.
+    /// Removes the chosen entries of a directory, with all that is below. The volume must refuse
+    /// none of that.
     pub(crate) fn remove_all(&self, dir: [FileId; 2], post: &Post, chosen: &dyn Fn(&[u8]) -> bool) {
         for (name, file_type) in self.names(dir[1]) {
             if !chosen(&name) {
@@ -131,7 +132,7 @@ impl Both<'_> {
     }
 }
 
-/// Which of the directories of a worker, and what is in it.
+/// A name: which of the worker's directories, and the name in it.
 type Name = (usize, Vec<u8>);
 
 /// The volume or the model, with the directories of a worker.
@@ -158,11 +159,11 @@ pub(crate) struct Worker<'a> {
     tally: &'a Tally,
     seed: u64,
     random: Random,
-    /// Its own, and that of all.
+    /// Its own directory, and the one that all workers share.
     dirs: [[FileId; 2]; 2],
-    /// The names in them, as [`Name`] says, those that it found there first.
+    /// The names in them, as [`Name`] says. The ones that it found at the start come first.
     names: Vec<Name>,
-    /// How many of them it leaves alone, which were there before.
+    /// How many of these names, the first ones, it leaves alone.
     kept: usize,
     made: u64,
 }
@@ -184,7 +185,8 @@ impl<'a> Worker<'a> {
         Self { both, number, post, tally, seed, random, dirs, names, kept: 0, made: 0 }
     }
 
-    /// Works until it `is_over`, by the steps since something was refused.
+    /// Works until `is_over`, which gets the number of steps since the volume first refused
+    /// something.
     pub(crate) fn work(&mut self, is_over: impl Fn(u64) -> bool) {
         let (both, post, seed) = (self.both, self.post, self.random.number());
         let tell = |call| post.begin(call);
@@ -203,7 +205,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Works until it `is_over`, on what it makes from now on, and leaves what is there as it is.
+    /// Works until `is_over` on files that it makes from now on. It does not change older files.
     pub(crate) fn add(&mut self, is_over: impl Fn(u64) -> bool) {
         self.kept = self.names.len();
         for _ in (0..).take_while(|&step| !is_over(step)) {
@@ -224,13 +226,13 @@ impl<'a> Worker<'a> {
             _ => self.make(),
         };
         if is_done.is_none() {
-            // Some more than one of the files makes room for some of the others.
+            // A number of files that makes room for a few more.
             let count = self.random.below(6);
             self.remove(count);
         }
     }
 
-    /// Does the same to both, unless the volume has no room.
+    /// Makes the same call on both, unless the volume has no room.
     fn change(&self, what: &'static str, call: impl Fn(&Side<'_>) -> Result<()>) -> Option<()> {
         let [ours, model] = [0, 1]
             .map(|side| Side { fs: self.both.sides()[side], dirs: self.dirs.map(|dir| dir[side]) });
@@ -246,7 +248,7 @@ impl<'a> Worker<'a> {
         Some(())
     }
 
-    /// A name that was never there.
+    /// A name that never existed before.
     fn new_name(&mut self) -> Name {
         self.made += 1;
         let dir = usize::from(self.random.below(3) == 0);
@@ -256,7 +258,7 @@ impl<'a> Worker<'a> {
         (dir, name.into_bytes())
     }
 
-    /// One of the names that it need not leave alone.
+    /// One of the names that it may change.
     fn some_index(&mut self) -> Option<usize> {
         let count = self.names.len().checked_sub(self.kept).filter(|&count| count > 0)?;
         let index = self.random.below(count as u64);
@@ -280,7 +282,7 @@ impl<'a> Worker<'a> {
         self.write(&name, len)
     }
 
-    /// Writes so many bytes from the beginning.
+    /// Writes `len` bytes from the beginning.
     fn write(&mut self, name: &Name, len: usize) -> Option<()> {
         let bytes = self.random.bytes(len);
         for (offset, piece) in (0..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
@@ -289,15 +291,16 @@ impl<'a> Worker<'a> {
         Some(())
     }
 
-    /// Allocates, frees, zeros or moves whole sectors of a file. What is no allocation is done to
-    /// one: of more a refused call may have done some.
+    /// Allocates, frees, zeroes or moves whole sectors of a file. A call that does not allocate
+    /// covers one sector: a refused call may have changed a part of a longer range.
     fn allocate(&mut self) -> Option<()> {
         let Some(index) = self.some_index() else { return Some(()) };
         let name = self.names[index].clone();
         let keep_size = self.random.below(2) == 0;
         let (what, most) = match self.random.below(6) {
             0..3 => (Fallocate::Allocate { keep_size }, 32),
-            // The length comes after the zeros, and may be refused.
+            // The call extends the file after it has zeroed the range, and the extension may be
+            // refused.
             3 => (Fallocate::Zero { keep_size: true }, 1),
             4 => (Fallocate::PunchHole, 1),
             _ if keep_size => (Fallocate::Collapse, 1),
@@ -331,7 +334,7 @@ impl<'a> Worker<'a> {
         Some(())
     }
 
-    /// Removes so many names, which is never refused.
+    /// Removes `count` names. The volume must never refuse that.
     fn remove(&mut self, count: u64) {
         for _ in 0..count {
             let Some(index) = self.some_index() else { return };

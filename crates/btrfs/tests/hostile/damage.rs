@@ -1,4 +1,4 @@
-//! What is damaged, and how.
+//! Kinds of damage, and volumes to inflict them on.
 
 #![allow(dead_code, reason = "each of the programs that share this calls a part of it")]
 
@@ -16,14 +16,14 @@ use offshoot_testkit::random::Random;
 use crate::image::{Image, Patched};
 use crate::mutation::{index, mutate_item, pack, scramble, unpack};
 
-/// A tree block of the last commit, and all places where it is.
+/// A tree block of the last commit, and every place that holds a copy.
 pub(crate) struct Block {
     pub(crate) bytes: Vec<u8>,
-    /// Member and offset on it.
+    /// The member and the offset on it, of every copy.
     pub(crate) places: Vec<(usize, u64)>,
 }
 
-/// A volume that is to be damaged.
+/// A volume to be damaged.
 pub(crate) struct Target {
     images: Vec<Arc<Image>>,
     pub(crate) blocks: Vec<Block>,
@@ -32,19 +32,19 @@ pub(crate) struct Target {
     pub(crate) all_checked: bool,
 }
 
-/// What may be seen of a damaged volume.
+/// What a survey may see of a damaged volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allowed {
-    /// Exactly what there was: another copy is good.
+    /// Exactly what the sound volume shows: another copy is good.
     Nothing,
-    /// Errors, but nothing other than what there was: a checksum shows the damage.
+    /// Errors, and otherwise what the sound volume shows: a checksum reveals the damage.
     Errors,
-    /// Anything that is not a crash: the checksums were made right again.
+    /// Anything but a crash: the checksums fit the damage.
     Anything,
 }
 
 impl Target {
-    /// The volume that `images` are the members of, which are in order.
+    /// The volume with these `images` as its members. The volume is sound.
     pub(crate) fn new(images: Vec<Arc<Image>>, all_checked: bool) -> Self {
         let superblock = superblock(&images[0], SUPERBLOCK_OFFSETS[0]);
         let superblock = Superblock::parse(&superblock, SUPERBLOCK_OFFSETS[0]).expect("a volume");
@@ -57,7 +57,7 @@ impl Target {
         self.images.iter().map(Patched::new).collect()
     }
 
-    /// The members with one damage to them, and what may be seen of it.
+    /// The members with one random damage, and what a survey may see of it.
     pub(crate) fn damaged(&self, random: &mut Random) -> (Vec<Patched>, Allowed) {
         let mut members = self.sound();
         let allowed = match random.below(20) {
@@ -90,7 +90,8 @@ impl Target {
         if self.all_checked { Allowed::Errors } else { Allowed::Anything }
     }
 
-    /// Damages superblocks: all copies with a checksum that fits, or the primary of one member.
+    /// Damages superblocks: all copies with right checksums if `fit` is set, otherwise the primary
+    /// of one member.
     fn superblock(&self, random: &mut Random, members: &mut [Patched], fit: bool) -> Allowed {
         let member = index(random, members.len());
         let mut bytes = superblock(&self.images[member], SUPERBLOCK_OFFSETS[0]);
@@ -123,7 +124,7 @@ impl Target {
         if places.len() < block.places.len() { Allowed::Nothing } else { Allowed::Errors }
     }
 
-    /// Changes what a tree block says, in all copies, with a checksum that fits.
+    /// Changes the contents of a few tree blocks, in all copies, and makes the checksums right.
     fn lie(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
         for _ in 0..=random.below(3) {
             let block = self.block(random);
@@ -180,7 +181,7 @@ impl Target {
         bytes
     }
 
-    /// Gives a tree block, or a superblock, the checksum that fits.
+    /// Makes the checksum of a tree block, or of a superblock, right.
     pub(crate) fn fit_checksum(&self, bytes: &mut [u8]) {
         let sum = self.checksum.compute(&bytes[32..]);
         bytes[..self.checksum.len()].copy_from_slice(sum.bytes());
@@ -197,7 +198,7 @@ fn superblock(image: &Arc<Image>, offset: u64) -> Vec<u8> {
     bytes
 }
 
-/// All tree blocks that the superblock leads to.
+/// All tree blocks that can be reached from the superblock.
 fn blocks(images: &[Arc<Image>], superblock: &Superblock) -> Vec<Block> {
     let mut written = scan(images, superblock);
     let mut wanted = vec![
@@ -217,7 +218,7 @@ fn blocks(images: &[Arc<Image>], superblock: &Superblock) -> Vec<Block> {
         found.push(block);
     }
     assert!(found.len() > 10, "a volume has more than {} tree blocks", found.len());
-    // A fixed order: the same seed does the same damage.
+    // In a fixed order, so that the same seed does the same damage.
     found.sort_by_key(|block| header(&block.bytes).bytenr.get());
     found
 }
@@ -230,7 +231,7 @@ fn roots_in(leaf: &[u8]) -> Vec<(u64, u64)> {
     unpack(leaf).iter().filter_map(root).collect()
 }
 
-/// All tree blocks there are, current or not, by address and generation.
+/// All tree blocks on the images, old ones too, by address and generation.
 fn scan(images: &[Arc<Image>], superblock: &Superblock) -> HashMap<(u64, u64), Block> {
     let mut found: HashMap<(u64, u64), Block> = HashMap::new();
     let mut bytes = vec![0; superblock.node_size as usize];

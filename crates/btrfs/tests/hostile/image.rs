@@ -1,4 +1,4 @@
-//! Images that are damaged a thousand times without being copied.
+//! Images that can be damaged thousands of times without a copy.
 
 #![allow(dead_code, reason = "each of the programs that share this calls a part of it")]
 
@@ -13,7 +13,7 @@ use offshoot_device::BlockDevice;
 
 const PAGE: usize = 4096;
 
-/// An image in memory, without its zeros.
+/// An image in memory that does not store its pages of zeros.
 #[derive(Debug)]
 pub(crate) struct Image {
     size: u64,
@@ -21,7 +21,6 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Reads the file at `path`.
     pub(crate) fn read(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let size = file.metadata()?.len();
@@ -38,7 +37,7 @@ impl Image {
         Ok(Self { size, pages })
     }
 
-    /// Where there is anything but zeros, in bytes.
+    /// The offsets of the pages that hold anything but zeros, in bytes.
     pub(crate) fn used(&self) -> Vec<u64> {
         let mut used: Vec<_> = self.pages.keys().map(|page| page * PAGE as u64).collect();
         used.sort_unstable();
@@ -46,7 +45,7 @@ impl Image {
     }
 }
 
-/// An image with damage over it.
+/// An image with changes over it.
 #[derive(Clone, Debug)]
 pub(crate) struct Patched {
     image: Arc<Image>,
@@ -65,7 +64,6 @@ impl Patched {
         self.size = self.size.min(size);
     }
 
-    /// Writes `bytes` at `offset`.
     pub(crate) fn write(&mut self, offset: u64, mut bytes: &[u8]) {
         let mut at = offset;
         while !bytes.is_empty() {
@@ -82,7 +80,7 @@ impl Patched {
         }
     }
 
-    /// Makes `file`, which holds the image as it is, hold the damaged one.
+    /// Makes `file`, which holds the image, hold the damaged image.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         for (number, page) in &self.pages {
             file.write_all_at(page, number * PAGE as u64)?;
@@ -90,7 +88,7 @@ impl Patched {
         file.set_len(self.size)
     }
 
-    /// Makes `file` hold the image as it is again.
+    /// Makes `file` hold the undamaged image again.
     pub(crate) fn undo(&self, file: &File) -> io::Result<()> {
         file.set_len(self.image.size)?;
         let zeros = vec![0; PAGE];
@@ -107,7 +105,7 @@ impl Patched {
     }
 }
 
-/// The page of a byte, and where in it.
+/// The number of the page that holds a byte, and the offset in the page.
 fn split(at: u64) -> (u64, usize) {
     (at / PAGE as u64, usize::try_from(at % PAGE as u64).expect("within a page"))
 }

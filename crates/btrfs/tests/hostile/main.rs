@@ -1,16 +1,16 @@
 //! Hostile volumes: every operation of the library on thousands of damaged volumes.
 //!
-//! A volume is damaged somewhere, mostly in its metadata, and then everything is done with
-//! it that the library can do. Three things must hold:
+//! Each case damages a volume somewhere, mostly in its metadata. Then it does everything with the
+//! volume that the library can do. Three things must hold:
 //!
-//! 1. Nothing panics, and nothing takes more than [`CASE_LIMIT`] or [`CASE_MEMORY`].
-//! 2. What checksums protect is never wrong: where they were not made to fit the damage,
-//!    whatever is returned is what the sound volume returns, and a second good copy
-//!    means that there is not even an error.
-//! 3. Where they were made to fit, the checks behind the checksums are met, and the first
+//! 1. Nothing panics, and no case takes more than [`CASE_LIMIT`] or [`CASE_MEMORY_KIB`].
+//! 2. Data with checksums is never wrong. Where the damage leaves a checksum wrong, the library
+//!    returns what the sound volume returns, or an error. With a second good copy there is not even
+//!    an error.
+//! 3. Where the checksums fit the damage, the checks behind the checksums come into play. The first
 //!    point still holds.
 //!
-//! `OFFSHOOT_SWEEP` is the number of cases for each volume, `OFFSHOOT_SEED` repeats a run.
+//! `OFFSHOOT_SWEEP` is the number of cases for each volume. `OFFSHOOT_SEED` repeats a run.
 
 mod damage;
 mod image;
@@ -33,14 +33,14 @@ use offshoot_testkit::btrfs::{fixture, judges};
 use offshoot_testkit::random::Random;
 use survey::{Survey, survey};
 
-/// What one damaged volume may take, time of a slow machine included.
+/// How long one damaged volume may take, on a slow machine.
 const CASE_LIMIT: Duration = Duration::from_secs(60);
 
-/// What one damaged volume may add to the memory that is in use, in KiB.
+/// How much memory one damaged volume may add, in KiB.
 const CASE_MEMORY_KIB: u64 = 256 << 10;
 
-/// The cases for a volume in an ordinary run: for the small one that the repository
-/// carries, and for each that the kernel makes.
+/// How many cases an ordinary run has: for the small volume that the repository carries, and for
+/// each volume that the kernel makes.
 const CASES_CARRIED: u64 = 1000;
 const CASES_MADE: u64 = 100;
 
@@ -55,7 +55,7 @@ fn memory_kib(line: &str) -> u64 {
     value.trim_matches([':', ' ', '\t', 'k', 'B']).parse().expect("a number")
 }
 
-/// One sweep at a time: the memory that one uses is told by the whole process.
+/// Lets one sweep run at a time: the kernel counts memory for the whole process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,7 +63,7 @@ fn turn() -> MutexGuard<'static, ()> {
 
 /// Runs one survey on a thread of its own, within the limits.
 fn survey_within_limits(members: &[Patched], degraded: bool, case: &str) -> Survey {
-    // Makes the kernel forget the highest use of memory so far.
+    // Resets the kernel's record of the highest use of memory.
     std::fs::write("/proc/self/clear_refs", "5").expect("a process may reset its own mark");
     let before = memory_kib("VmRSS");
     let (done, result) = mpsc::channel();
@@ -79,7 +79,7 @@ fn survey_within_limits(members: &[Patched], degraded: bool, case: &str) -> Surv
     seen
 }
 
-/// Holds what was seen of a damaged volume against what the sound one shows.
+/// Compares what was seen of a damaged volume with what the sound one shows.
 fn judge(sound: &Survey, seen: &Survey, allowed: Allowed, case: &str) {
     if allowed == Allowed::Anything {
         return;
@@ -121,8 +121,8 @@ fn sweep(name: &str, target: &Target, cases: u64) {
         same += u64::from(complete && found.len() == sound.len());
     }
     println!("{name}: {cases} cases, {refused} with errors, {same} without and complete");
-    // Damage that nobody notices would say nothing (parity undoes most of it), and neither
-    // would damage so gross that nothing behind the first check is reached.
+    // Damage that no survey notices would prove nothing; parity undoes most of it. Damage so gross
+    // that no case gets past the first check would prove nothing either.
     if cases >= CASES_CARRIED {
         assert!(refused > cases / 30, "only {refused} of {cases} cases are damaged");
         assert!(same > cases / 50, "only {same} of {cases} cases survive");
@@ -133,7 +133,7 @@ fn images(paths: &[impl AsRef<Path>]) -> Vec<Arc<Image>> {
     paths.iter().map(|path| Arc::new(Image::read(path.as_ref()).expect("an image"))).collect()
 }
 
-/// The volume that the repository carries, on every machine.
+/// The volume that the repository carries. It needs no judge, so it runs on every machine.
 #[test]
 fn the_carried_volume() {
     let _turn = turn();

@@ -1,4 +1,4 @@
-//! Everything that the library can do with a volume, done once, and what it gave.
+//! Does everything once that the library can do with a volume, and records the results.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -10,17 +10,17 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, FileId, FileSystem, FileType, Parent, Result};
 
-/// What a survey looks at, at most: a hostile volume may claim anything.
+/// The most that a survey looks at, because a hostile volume may claim any amount.
 const MAX_ENTRIES: usize = 20_000;
 const MAX_DATA_BYTES: u64 = 128 << 20;
 const MAX_ITEMS: usize = 300_000;
 const MAX_RANGES: usize = 5000;
 const MAX_XATTR_BYTES: usize = 16 << 20;
 
-/// What was seen, by what it was seen of: a digest, or why not.
+/// The results by the object and the operation: a digest, or the error.
 pub(crate) type Survey = BTreeMap<String, Result<String>>;
 
-/// Opens the volume and does all there is to do with it.
+/// Opens the volume and does everything with it.
 pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Survey {
     let mut seen = Survey::new();
     let reporter = |report: &offshoot_btrfs::Report| {
@@ -60,7 +60,7 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Surv
     seen
 }
 
-/// The same error for a second place.
+/// A copy of an error, for a second entry.
 fn again(error: &Error) -> Error {
     Error::corrupt("survey", error.to_string())
 }
@@ -88,7 +88,7 @@ fn trees(volume: &Arc<Volume>, seen: &mut Survey) {
         });
         let read = match read {
             Ok(()) => Ok(sum.to_string()),
-            // A subvolume that was deleted and is still to be dropped.
+            // A subvolume that is deleted and not dropped yet.
             Err(Error::Posix { .. }) => Ok("none".to_owned()),
             Err(error) => Err(error),
         };
@@ -158,8 +158,8 @@ impl<'f> Walk<'f> {
         }
     }
 
-    /// Whether `child` is a directory that says that it stands where the walk found it, which
-    /// rules out cycles.
+    /// Whether `child` is a directory whose parent and name are those by which the walk reached it.
+    /// That rules out cycles.
     fn stands(&self, child: FileId, dir: FileId, name: &[u8], kind: FileType) -> Result<bool> {
         if kind != FileType::Directory || self.entries > MAX_ENTRIES {
             return Ok(false);
@@ -168,7 +168,7 @@ impl<'f> Walk<'f> {
         Ok(parent == Some(Parent { dir, name: name.to_vec() }))
     }
 
-    /// All that is known of one file.
+    /// Everything that can be read of one file.
     fn file(&mut self, file: FileId) -> Result<String> {
         let attr = self.fs.attr(file)?;
         let mut sum = Digest::default();

@@ -1,5 +1,4 @@
-//! The roots of earlier commits that our superblocks remember, as the tools and the kernel see
-//! them.
+//! The backup roots in our superblocks, as the tools and the kernel see them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,8 +17,8 @@ use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
 use crate::common::open;
 
-/// The trees whose roots are remembered, by their names in a dump of a superblock, and in one of
-/// the root tree: those that the superblock names itself are not there.
+/// The trees that have backup roots: the name in a dump of a superblock, and the name in a dump of
+/// the root tree. The superblock itself names the roots of those without the second name.
 const TREES: [(&str, Option<&str>); 6] = [
     ("backup_tree_root", None),
     ("backup_chunk_root", None),
@@ -37,13 +36,13 @@ fn dump(disks: &Disks, what: &[&str]) -> String {
     run("btrfs", &[&["inspect-internal"], what, &[image]].concat())
 }
 
-/// The number behind `name` in a line of words.
+/// The number behind `name` in a line.
 fn number(line: &str, name: &str) -> Option<u64> {
     let mut words = line.split_whitespace().skip_while(|word| word.trim_end_matches(':') != name);
     words.nth(1)?.parse().ok()
 }
 
-/// The roots that each of the four slots remembers, in the order of [`TREES`].
+/// The roots in each of the four backup slots, in the order of [`TREES`].
 fn remembered(disks: &Disks) -> Vec<Vec<Root>> {
     let text = dump(disks, &["dump-super", "-f"]);
     let slots: Vec<_> = text.split("\tbackup ").skip(1).collect();
@@ -81,7 +80,7 @@ fn current(disks: &Disks) -> Vec<Root> {
     TREES.iter().map(named).collect()
 }
 
-/// A commit with one more file.
+/// Makes a commit with one more file.
 fn commit(disks: &Disks, number: usize) {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
@@ -101,8 +100,9 @@ fn shown(disks: &Disks, options: &str) -> String {
     manifest(&host).expect("everything is read")
 }
 
-/// The last four commits are remembered, each in the slot behind that of the one before. When the
-/// roots of the newest cannot be read, the kernel goes back to the one before, and finds all of it.
+/// The backup slots hold the last four commits, each in the slot behind the one of the commit
+/// before. When the newest roots cannot be read, the kernel goes back to the commit before, and
+/// finds all of it.
 #[test]
 fn the_kernel_goes_back_to_the_commit_before() {
     let Some(judges) = judges::require() else { return };

@@ -11,7 +11,7 @@ use offshoot_testkit::compare::compare;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
 
-/// The top level of a volume, which no path names.
+/// The top level of a volume, which no path leads to.
 pub(crate) const TOP: SubvolumeId = SubvolumeId::FS;
 
 /// What the engine reported.
@@ -23,7 +23,7 @@ impl Reports {
         self.0.lock().expect("no test panics while it reports").clone()
     }
 
-    /// Options that record here.
+    /// Options that record reports here.
     pub(crate) fn options(&self) -> OpenOptions {
         let all = self.0.clone();
         let record = move |report: &Report| {
@@ -32,12 +32,12 @@ impl Reports {
         OpenOptions { reporter: Some(Arc::new(record)), ..OpenOptions::default() }
     }
 
-    /// Opens a volume and records here what it reports from now on.
+    /// Opens a volume and records its reports here from now on.
     pub(crate) fn open(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<Volume>> {
         Volume::open(devices, &self.options())
     }
 
-    /// Fails unless a report says all of `words`.
+    /// Fails unless one report contains all of `words`.
     #[track_caller]
     pub(crate) fn assert_said(&self, words: &[&str]) {
         let all = self.all();
@@ -48,7 +48,7 @@ impl Reports {
         assert!(all.iter().any(said), "no report says {words:?} among {}", show(&all));
     }
 
-    /// Fails if there is any report.
+    /// Fails if there are reports.
     #[track_caller]
     pub(crate) fn assert_silent(&self) {
         let all = self.all();
@@ -67,21 +67,21 @@ pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Result<(Arc<Volume>, R
     Ok((Volume::open(devices, &reports.options())?, reports))
 }
 
-/// Opens a volume of which members may be missing.
+/// Opens a volume of which some members may be missing.
 pub(crate) fn open_degraded(devices: Vec<Arc<dyn BlockDevice>>) -> Result<(Arc<Volume>, Reports)> {
     let reports = Reports::default();
     let options = OpenOptions { degraded: true, ..reports.options() };
     Ok((Volume::open(devices, &options)?, reports))
 }
 
-/// What a mount without options shows.
+/// The subvolume that a mount without options shows.
 pub(crate) fn default_filesystem(volume: &Arc<Volume>) -> Filesystem {
     let id = volume.default_subvolume().expect("a default subvolume");
     volume.filesystem(id).expect("the default subvolume opens")
 }
 
-/// The verdict of the kernel on a sound volume with all its members: everything is the
-/// same, and there is nothing to report.
+/// Requires of a sound volume with all its members that the kernel shows the same, and that the
+/// engine reports nothing.
 #[track_caller]
 pub(crate) fn judge(disks: &Disks, at_least: u64) {
     let mount = disks.mount("ro,noatime");
@@ -107,19 +107,19 @@ pub(crate) fn contents(fs: &dyn FileSystem, file: FileId) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a walk over a damaged volume met.
+/// Counts the results of a walk over a damaged volume.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// Regular files that were read and were right.
     pub(crate) right: u64,
     /// Files and directories that could not be read.
     pub(crate) failed: u64,
-    /// What the failures said.
+    /// The texts of the errors.
     pub(crate) errors: Vec<String>,
 }
 
-/// Walks everything: what `fs` returns must be what the judge's mount at `path` shows;
-/// what it cannot return must be an error, and the walk goes on beside it.
+/// Walks everything. What `fs` returns must be what the judge's mount at `path` shows. What `fs`
+/// cannot return must be an error, and the walk continues with the next file.
 #[track_caller]
 pub(crate) fn assert_never_wrong(fs: &dyn FileSystem, path: &Path) -> Seen {
     let judge = HostFilesystem::new(path).expect("the mount opens");
@@ -160,7 +160,7 @@ pub(crate) fn assert_never_wrong(fs: &dyn FileSystem, path: &Path) -> Seen {
     seen
 }
 
-/// The reports that say none of `words`.
+/// The reports that contain none of `words`.
 pub(crate) fn reports_besides(reports: &Reports, words: &[&str]) -> Vec<String> {
     let texts = reports.all().iter().map(ToString::to_string).collect::<Vec<_>>();
     texts.into_iter().filter(|text| !words.iter().any(|word| text.contains(word))).collect()

@@ -1,5 +1,5 @@
-//! Bad copies: one is survived and reported, the last one is an error that says what
-//! and where, and nothing wrong is ever returned as data.
+//! Damaged copies: the engine survives and reports one bad copy. If the last copy is bad, it
+//! returns an error that names the object and its place. It never returns wrong bytes as data.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -21,7 +21,7 @@ const FAULTS: [Fault; 2] = [Fault::Garbage, Fault::Error];
 const NODE_BYTES: u64 = 16_384;
 const VICTIM_BYTES: usize = 900_000;
 
-/// A volume with a file whose extents will suffer, among others.
+/// A volume with many files. The test damages the extents of one of them, the victim.
 fn victim(judges: &Judges, devices: usize, mkfs: &'static str) -> Disks {
     Recipe::new().devices(devices).mkfs(mkfs).fill(with_victim).make(judges)
 }
@@ -35,16 +35,16 @@ fn with_victim(root: &Path) {
 /// The inode number of the first file that a volume gets.
 const VICTIM_INO: u64 = 257;
 
-/// Where the copies of the victim's data are.
+/// Where the copies of the victim's data are: members and offsets.
 fn data_places(disks: &Disks) -> Vec<Place> {
     let progs = Progs::of(disks);
     let extents = progs.extents("5", VICTIM_INO);
     extents.iter().flat_map(|extent| progs.places(extent.logical, extent.disk_bytes)).collect()
 }
 
-/// Each stripe of the victim is struck in the copies of one of `sets` after the other,
-/// and must be read from what is left. The sets cover all copies, so that the ones that
-/// are read first are among them, which the reports tell.
+/// For each of `sets`, damages these copies of every stripe of the victim. The other copies must be
+/// enough to read the file. The sets cover all copies, so they include the ones that are read
+/// first; the reports show that.
 #[track_caller]
 fn data_is_survived(devices: usize, mkfs: &'static str, sets: &[&[u32]]) {
     let Some(judges) = judges::require() else { return };
@@ -55,7 +55,7 @@ fn data_is_survived(devices: usize, mkfs: &'static str, sets: &[&[u32]]) {
         let all = Reports::default();
         for mirrors in sets {
             let faulty = Faulty::over(&disks);
-            // A sector of every stripe: not the first one, so that runs are cut.
+            // One sector of every stripe. It is not the first, so that the damage splits runs.
             for place in places.iter().filter(|place| mirrors.contains(&place.mirror)) {
                 faulty.strike_at(place.member, place.physical + 8192, 4096, fault);
             }
@@ -91,7 +91,8 @@ fn data_on_raid10() {
     data_is_survived(4, "-d raid10 -m raid10", &[&[1], &[2]]);
 }
 
-/// With parity a whole row must not lose more than its parity: strike one column only.
+/// Damages one column only: with parity, a row survives the loss of as many columns as it has
+/// parities.
 #[track_caller]
 fn column_is_survived(devices: usize, mkfs: &'static str, members: &[usize]) {
     let Some(judges) = judges::require() else { return };
@@ -123,7 +124,7 @@ fn data_on_raid6() {
     }
 }
 
-/// Every copy is bad: the error names what, where and whose, and nothing is returned.
+/// Every copy is bad. The error names the object, its place and its owner, and no data is returned.
 #[track_caller]
 fn lost_data_is_an_error(devices: usize, mkfs: &'static str) {
     let Some(judges) = judges::require() else { return };
@@ -133,10 +134,11 @@ fn lost_data_is_an_error(devices: usize, mkfs: &'static str) {
     for fault in FAULTS {
         let faulty = Faulty::over(&disks);
         let logical = places[0].logical + 8192;
-        // With parity, the rest of the row must not give the sector back either. Bytes
-        // that are inverted in two columns cancel out, so each is struck elsewhere.
+        // With parity, the rest of the row must not give the sector back either. Bytes that are
+        // inverted in two columns cancel out, so each column is damaged elsewhere.
         let parity = mkfs.contains("raid5") || mkfs.contains("raid6");
-        // All columns of a row share the parity; inverted twice it would be sound again.
+        // All columns of a row share the parity, and a parity that is inverted twice is sound
+        // again.
         let hit: BTreeSet<_> = places
             .iter()
             .filter(|place| parity || place.logical == places[0].logical)
@@ -209,7 +211,7 @@ fn lost_data_on_raid6() {
     lost_data_is_an_error(4, "-d raid6 -m raid1");
 }
 
-/// Compressed extents have their checksums over what is stored.
+/// Compressed extents have checksums of the stored, compressed bytes.
 #[test]
 fn lost_compressed_data() {
     let Some(judges) = judges::require() else { return };
@@ -236,7 +238,7 @@ fn with_text(root: &Path) {
     fill::crowd(root, 20);
 }
 
-/// Every block of every tree that a reader needs, each with one bad copy.
+/// Every block of every tree that a reader needs has one bad copy.
 #[track_caller]
 fn blocks_are_survived(devices: usize, mkfs: &'static str) {
     let Some(judges) = judges::require() else { return };
@@ -250,7 +252,7 @@ fn blocks_are_survived(devices: usize, mkfs: &'static str) {
             .collect()
     };
     let mount = disks.mount("ro,noatime");
-    // Alternating, so that every second block is bad in the copy that is read first.
+    // By turns, so that every second block is bad in the copy that is read first.
     for parity in [0, 1] {
         for fault in FAULTS {
             let faulty = Faulty::over(&disks);
@@ -285,7 +287,7 @@ fn tree_blocks_on_raid10() {
     blocks_are_survived(4, "-d raid10 -m raid10");
 }
 
-/// One member after the other gives nothing but garbage beside its superblocks.
+/// One member after the other holds only garbage beside its superblocks.
 #[track_caller]
 fn rotten_members_are_survived(devices: usize, mkfs: &'static str) {
     let Some(judges) = judges::require() else { return };
@@ -320,7 +322,7 @@ fn a_rotten_member_of_raid6() {
     rotten_members_are_survived(4, "-d raid6 -m raid6");
 }
 
-/// The only copy of a block of the subvolume is bad, in each way that shows.
+/// The only copy of a block of the subvolume is bad, in every way that a check can detect.
 #[test]
 fn lost_tree_blocks_are_errors() {
     let Some(judges) = judges::require() else { return };
@@ -354,7 +356,7 @@ fn lost_tree_blocks_are_errors() {
     }
 }
 
-/// Single bits in the header and the items of a block.
+/// Single bits flip in the header and the items of a block.
 #[test]
 fn flipped_bits_in_a_tree_block_are_found() {
     let Some(judges) = judges::require() else { return };
@@ -367,7 +369,7 @@ fn flipped_bits_in_a_tree_block_are_found() {
     let seed = u64::from(std::process::id());
     let mut random = Random::new(seed);
     for _ in 0..200 {
-        // A CRC-32C has the first four bytes of its field, and nothing reads the rest.
+        // A CRC-32C uses the first four bytes of its field, and no check reads the rest.
         let byte = [random.below(4), 32 + random.below(NODE_BYTES - 32)];
         let offset = place.physical + byte[usize::from(random.below(50) > 0)];
         let mask = 1 << random.below(8);
@@ -387,7 +389,7 @@ fn small(root: &Path) {
     fill::write(&root.join("data"), &Random::new(1).bytes(20_000));
 }
 
-/// Damage to superblocks: each copy alone is enough, and it is said.
+/// Damaged superblocks: any one copy is enough, and the engine reports the damage.
 #[test]
 fn superblocks() {
     let Some(judges) = judges::require() else { return };
@@ -406,7 +408,7 @@ fn superblocks() {
         let error = open(faulty.devices()).err().expect("no superblock is left");
         assert!(error.to_string().contains("superblock"), "{error}");
     }
-    // One flipped bit anywhere is enough to be noticed.
+    // One flipped bit anywhere must be noticed.
     let mut random = Random::new(0x5b);
     for _ in 0..50 {
         let copy_of_primary = SUPERBLOCKS[0] + random.below(SUPERBLOCK_BYTES);
@@ -417,7 +419,7 @@ fn superblocks() {
     }
 }
 
-/// The primary superblock of one of two members.
+/// One of two members has a damaged primary superblock.
 #[test]
 fn a_superblock_of_one_member() {
     let Some(judges) = judges::require() else { return };

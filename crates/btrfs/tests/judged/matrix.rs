@@ -1,7 +1,7 @@
-//! Volumes of every layout, filled by the kernel with one of everything.
+//! Volumes of every layout, which the kernel fills with one of everything.
 //!
-//! Each line of the matrix is a test of its own: the volume is made as its recipe says,
-//! and everything that the kernel's mount shows of it must be what we show.
+//! Each line of the matrix is a test of its own. It makes a volume by its recipe, and requires that
+//! we show everything as the kernel's mount does.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use offshoot_vfs::FileSystem;
 
 use crate::common::{default_filesystem, judge, open};
 
-/// One test for each recipe, by the name of its line.
+/// Makes one test of each recipe, with the name of its line.
 macro_rules! matrix {
     ($($name:ident: $recipe:expr;)*) => {
         $(
@@ -115,7 +115,7 @@ matrix! {
     converted_to_block_group_tree: Recipe::new().tune("--convert-to-block-group-tree");
 }
 
-/// Every file has at most the hard links that its reference item holds.
+/// No file has more hard links than its reference item holds.
 #[test]
 fn no_extended_references() {
     let Some(judges) = judges::require() else { return };
@@ -148,7 +148,7 @@ fn a_crowd_of_100_000() {
     judge(&disks, 100_000);
 }
 
-/// Members that came later, and chunks that were rewritten by another profile.
+/// Members that were added later, and chunks that were converted to another profile.
 #[test]
 fn grown_and_converted() {
     let Some(judges) = judges::require() else { return };
@@ -166,7 +166,7 @@ fn grown_and_converted() {
     judge(&disks, fill::EVERYTHING_AT_LEAST);
 }
 
-/// Files over many chunks, on devices of different sizes: once the small ones are full, the
+/// Files over many chunks, on devices of different sizes. Once the small devices are full, the
 /// chunks have fewer stripes.
 #[test]
 fn chunks_of_different_widths() {
@@ -203,8 +203,8 @@ fn sizes() {
     assert_eq!((ours.total_bytes, ours.block_size), (judge.total_bytes, judge.block_size));
 }
 
-/// The filler makes what it promises: a volume without one of these would prove nothing
-/// about it. The judge is `dump-tree`.
+/// The recipe really makes everything that it promises; a test of a volume that lacks something
+/// would prove nothing about it. The judge is `dump-tree`.
 #[test]
 fn everything_is_in_everything() {
     let Some(judges) = judges::require() else { return };
@@ -234,7 +234,7 @@ fn everything_is_in_everything() {
         .lines()
         .any(|line| line.contains("inline extent data size") && line.contains("(zstd)"));
     assert!(compressed_inline, "the filler makes no compressed inline extent");
-    // Collisions: one directory item with several names, of which each has its line.
+    // Collisions: one directory item has several names, and the dump has a line for each.
     let mut most = 0;
     let mut names = 0;
     for line in dump.lines() {

@@ -68,8 +68,8 @@ degraded! {
     raid6_of_3_without_2: 3, "-d raid6 -m raid6", [&[0, 1], &[1, 2]];
 }
 
-/// Every copy of an address can be lost while others are complete: what can still be
-/// read is right, and the rest is an error.
+/// Some addresses lose every copy and others keep all. What can still be read is right, and the
+/// rest is an error.
 #[test]
 fn more_missing_than_the_profile_allows() {
     let Some(judges) = judges::require() else { return };
@@ -94,7 +94,8 @@ fn a_volume_without_its_metadata_is_refused() {
         let Ok((volume, reports)) = open_degraded(disks.some_devices(&[present])) else {
             continue;
         };
-        // The roots happen to be on this member: the rest is an error, and it is said.
+        // In this case the member with the roots is missing: the rest is an error, and a report
+        // says so.
         reports.assert_said(&["missing"]);
         let mount = disks.mount("ro,noatime");
         let _ = assert_never_wrong(&default_filesystem(&volume), mount.path());
@@ -134,12 +135,12 @@ fn devices_that_do_not_belong_together_are_refused() {
     assert!(matches!(error, Error::Posix { .. }), "{error}");
 }
 
-/// A seed and what was written over it.
+/// A seed, and a sprout with changes over it.
 #[test]
 fn a_seed_and_its_sprout() {
     let Some(judges) = judges::require() else { return };
     let disks = sprouted(&judges);
-    // The kernel finds the members of the sprout when it is given both.
+    // The kernel finds the members of the sprout if it gets both.
     let mount = disks.mount_some(&[1, 0], "ro,noatime");
     for order in [[0, 1], [1, 0]] {
         let (volume, reports) = open(disks.some_devices(&order)).expect("the sprout opens");
@@ -160,11 +161,11 @@ fn a_seed_alone_is_a_volume() {
     reports.assert_silent();
 }
 
-/// Member 0 is the seed, member 1 was added to it and written to.
+/// Member 0 is the seed. Member 1 was added to it and written to.
 fn sprouted(judges: &Judges) -> Disks {
     let mut disks = Recipe::new().tune("-f -S 1").make(judges);
     disks.add(512);
-    // A seed mounts read-only until it has a member to write to.
+    // A seed mounts read-only until it has a member that can be written.
     let mut mount = disks.mount_some(&[0], "ro,noatime");
     mount.add_device(&disks.images()[1]);
     mount.remount("rw,noatime");
@@ -176,8 +177,8 @@ fn sprouted(judges: &Judges) -> Disks {
     disks
 }
 
-/// A member that was away while the others were written: what it still holds is old,
-/// and nothing on it says so but the generation of its superblock.
+/// A member was away while the others were written. What it holds is old, and only the generation
+/// of its superblock shows that.
 #[track_caller]
 fn judge_stale(judges: &Judges, devices: usize, mkfs: &'static str, away: usize) {
     let disks = Recipe::new().devices(devices).mkfs(mkfs).fill(before).make(judges);
@@ -190,8 +191,8 @@ fn judge_stale(judges: &Judges, devices: usize, mkfs: &'static str, away: usize)
     judge_all_orders(&disks.devices(), &mount);
 }
 
-/// The same from another side: all members were there, and then one of them is put back
-/// to what it was before. The kernel does not write to every profile without a member.
+/// The same in another way: all members were there, and then the test puts one back to its earlier
+/// contents. This covers profiles that the kernel does not write without a member.
 #[track_caller]
 fn judge_put_back(judges: &Judges, devices: usize, mkfs: &'static str) {
     let disks = Recipe::new().devices(devices).mkfs(mkfs).fill(before).make(judges);
@@ -223,7 +224,7 @@ fn judge_all_orders(members: &[Arc<dyn BlockDevice>], judge: &Mount) {
 
 fn before(root: &Path) {
     fill::data::fill(root);
-    // Overwritten in place and without checksums: nothing tells old from new.
+    // Overwritten in place and without checksums, so nothing distinguishes old from new.
     let nocow = fill::directory(root, "in-place");
     run("chattr", &["+C".as_ref(), nocow.as_os_str()]);
     for name in ["small", "large"] {
@@ -291,9 +292,9 @@ fn members_of_raid6_that_were_put_back() {
     judge_put_back(&judges, 5, "-d raid6 -m raid1c3");
 }
 
-/// A member that was away for one commit alone was taken for one that a cut had left a generation
-/// behind. It was written on as if it were current, and then nothing told any more that data on it
-/// was old.
+/// Regression: a member was away for one commit. We took it for a member that a power cut had left
+/// a generation behind, and wrote to it as if it were current. After that, nothing showed that data
+/// on it was old.
 #[test]
 fn a_member_that_missed_one_whole_commit_is_not_written_on() {
     let Some(judges) = judges::require() else { return };
@@ -331,7 +332,8 @@ fn a_member_that_missed_one_whole_commit_is_not_written_on() {
             drop((fs, volume));
             assert!(std::fs::read(&disks.images()[away]).expect("an image") == before);
             require_f(&disks, b'C');
-            // A scrub brings it up to date: then it alone has everything, and the kernel says so.
+            // A scrub brings the member up to date. Then this member alone holds everything, and
+            // the kernel confirms it.
             let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
             let volume = Volume::open(disks.writable_devices(), &options).expect("it opens");
             let go_on = |_: &ScrubEvent<'_>| ControlFlow::Continue(());
@@ -349,7 +351,7 @@ fn a_member_that_missed_one_whole_commit_is_not_written_on() {
     }
 }
 
-/// The file begins with this, whatever order the devices come in.
+/// Requires that the file begins with `byte`, in whatever order the devices come.
 #[track_caller]
 fn require_f(disks: &Disks, byte: u8) {
     let mut devices = disks.devices();
@@ -362,7 +364,7 @@ fn require_f(disks: &Disks, byte: u8) {
     }
 }
 
-/// A mirror that was cut short gives nothing that the other one cannot give.
+/// A mirror that was cut short: the engine reads the missing part from the other mirror.
 #[test]
 fn a_member_that_was_cut_short() {
     let Some(judges) = judges::require() else { return };
@@ -398,8 +400,8 @@ fn a_replaced_device() {
     reports.assert_silent();
 }
 
-/// A volume that is the same on every member judges itself; kept as a control that the
-/// other tests of this module see differences for their own reasons.
+/// A control: with all members present every test function must find no difference. So the
+/// differences in the other tests of this module come from the members.
 #[test]
 fn all_members_present() {
     let Some(judges) = judges::require() else { return };
@@ -407,7 +409,7 @@ fn all_members_present() {
     judge(&disks, 150);
 }
 
-/// One device of several tells which one it misses, before it tries to read what is not there.
+/// With one device of several, the error names a missing device before a read fails.
 #[test]
 fn one_device_of_several_names_a_missing_one() {
     let Some(judges) = judges::require() else { return };

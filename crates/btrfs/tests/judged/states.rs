@@ -1,5 +1,5 @@
-//! States in which a volume can be found: with a log, after a crash, with features that
-//! are not known, made by other programs than the kernel.
+//! States of a volume: with a pending log, after a crash, with unknown features, or made by other
+//! programs than the kernel.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,8 +17,8 @@ use offshoot_vfs::Error;
 
 use crate::common::{Reports, default_filesystem, judge, open};
 
-/// A copy of a mounted volume, of which an fsync wrote a log since the last commit, shows what was
-/// fsynced; without its log it is read at that commit, and both are mentioned.
+/// A copy of a mounted volume with a log that an fsync wrote since the last commit. It shows what
+/// was fsynced. Without the log it shows the last commit. The engine reports both.
 #[test]
 fn a_pending_log() {
     let Some(judges) = judges::require() else { return };
@@ -53,7 +53,7 @@ fn a_pending_log() {
     reports.assert_said(&["replayed in memory"]);
 }
 
-/// A file that is open but has no name, and writes that no commit took over.
+/// After a crash: an open file without a name, and writes that no commit contains.
 #[test]
 fn the_moment_of_a_crash() {
     let Some(judges) = judges::require() else { return };
@@ -72,7 +72,7 @@ fn the_moment_of_a_crash() {
     judge(&crashed, fill::EVERYTHING_AT_LEAST);
 }
 
-/// The cleaner was stopped in the middle of a deleted subvolume.
+/// The kernel stopped in the middle of dropping a deleted subvolume.
 #[test]
 fn a_subvolume_that_is_half_gone() {
     let Some(judges) = judges::require() else { return };
@@ -93,7 +93,7 @@ fn a_subvolume_that_is_half_gone() {
     assert_eq!(listed, left.len());
 }
 
-/// What the engine does not know is refused, and the refusal names it.
+/// Unknown features are refused, and the refusal names them.
 #[test]
 fn unknown_features_are_refused_by_name() {
     let Some(judges) = judges::require() else { return };
@@ -108,8 +108,8 @@ fn unknown_features_are_refused_by_name() {
     }
 }
 
-/// Where something is under way that only the program can finish which began it, not even a reader
-/// knows what holds.
+/// A conversion is under way, and only the program that began it can finish it. Not even a reader
+/// can know which structures hold.
 #[test]
 fn conversions_under_way_are_refused_by_name() {
     let Some(judges) = judges::require() else { return };
@@ -129,8 +129,7 @@ fn conversions_under_way_are_refused_by_name() {
     }
 }
 
-/// A volume for devices with zones, on one that has none: its superblocks are where they always
-/// are.
+/// A zoned volume on a device without zones: its superblocks are at their usual offsets.
 #[test]
 fn a_zoned_volume() {
     let Some(judges) = judges::require() else { return };
@@ -145,7 +144,7 @@ fn a_zoned_volume() {
     judge(&recipe.fill(fill).make(&judges), 200);
 }
 
-/// What forbids only to write does not keep a reader out.
+/// A feature that forbids only writing does not keep a reader out.
 #[test]
 fn unknown_read_only_features_are_read() {
     let Some(judges) = judges::require() else { return };
@@ -157,8 +156,8 @@ fn unknown_read_only_features_are_read() {
     compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
 }
 
-/// Volumes that `mkfs.btrfs --rootdir` filled, with sectors that this kernel may not
-/// mount: the judge is the directory that they were filled from.
+/// Volumes that `mkfs.btrfs --rootdir` filled, with sector sizes that this kernel may not mount.
+/// The judge is the source directory.
 #[test]
 fn sectors_of_other_sizes() {
     let Some(judges) = judges::require() else { return };

@@ -1,4 +1,4 @@
-//! Subvolumes: which there are, how they are chosen, what each of them shows.
+//! Subvolumes: their list, how they are selected, and what each shows.
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::btrfs::progs;
@@ -10,7 +10,7 @@ use offshoot_vfs::{Errno, FileId};
 
 use crate::common::{TOP, at, default_filesystem, open};
 
-/// The list is the one that `btrfs subvolume list` prints from the kernel's answers.
+/// Our list equals the one that `btrfs subvolume list` prints.
 #[test]
 fn the_list() {
     let Some(judges) = judges::require() else { return };
@@ -43,7 +43,7 @@ fn the_list() {
     reports.assert_silent();
 }
 
-/// Every subvolume, by id and by path, is what the kernel mounts under that name.
+/// Every subvolume, by id and by path, shows what the kernel mounts under that name.
 #[test]
 fn each_by_id_and_by_path() {
     let Some(judges) = judges::require() else { return };

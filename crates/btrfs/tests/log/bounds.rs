@@ -1,5 +1,5 @@
-//! What a log leaves out, and where it ends: much that changed, little room, many names, and data
-//! alone.
+//! What a log leaves out, and when an fsync commits instead: many changes, little room, many names,
+//! and data alone.
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -15,8 +15,8 @@ use crate::stories::{cut, held, place};
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 9 };
 const SECTOR: usize = 4096;
 
-/// More places of a large file change than are remembered one by one. What lies between them is not
-/// logged.
+/// A large file changes in more ranges than the log remembers one by one. The fsync does not log
+/// the unchanged data between them.
 #[test]
 fn what_is_between_many_changes_is_not_logged() {
     const EXTENTS: u64 = 6000;
@@ -25,7 +25,7 @@ fn what_is_between_many_changes_is_not_logged() {
         let fs = top(volume);
         let [x, y] =
             ["x", "y"].map(|name| fs.create(place(&fs, name), &new_file()).expect("a file"));
-        // In turns, so that no two extents of one file are one.
+        // By turns, so that no two extents of one file merge.
         for number in 0..EXTENTS {
             for file in [x, y] {
                 fs.write_direct(file, number * 4096, &[1; SECTOR], AT).expect("there is room");
@@ -45,11 +45,11 @@ fn what_is_between_many_changes_is_not_logged() {
     judge(&judges, &cut, "many places", 1);
 }
 
-/// For more extents than a log is good for a commit is made.
+/// For more extents than a log is worth, the fsync commits.
 #[test]
 fn an_fsync_of_very_many_extents_makes_a_commit() {
     let Some(judges) = judges::require() else { return };
-    // So large that there would be room for such a log.
+    // The volume is so large that such a log would fit.
     let disks = Disks::create(&judges, 1, 4096);
     disks.mkfs(&[]);
     let volume = open(&disks, PLAIN);
@@ -58,7 +58,7 @@ fn an_fsync_of_very_many_extents_makes_a_commit() {
     fs.write(x, 0, &[1; 2 * SECTOR], AT).expect("there is room");
     fs.sync().expect("a commit");
     for number in 0..66_000 {
-        // The second sector and the first in turns: no two are one extent.
+        // The second sector and the first by turns, so that no two extents merge.
         let from = Position { file: x, offset: (number + 1) % 2 * 4096 };
         fs.clone_range(from, Position { file: y, offset: number * 4096 }, 4096, AT).expect("room");
     }
@@ -70,8 +70,8 @@ fn an_fsync_of_very_many_extents_makes_a_commit() {
     disks.assert_checks();
 }
 
-/// What was made longer without data, while it had no name, is as long when the directory is synced
-/// in which it got one.
+/// A file without a name was extended without data. It has its new length after a sync of the
+/// directory in which it then got a name.
 #[test]
 fn an_unnamed_file_that_is_a_hole() {
     let Some(judges) = judges::require() else { return };
@@ -90,8 +90,8 @@ fn an_unnamed_file_that_is_a_hole() {
     assert!(held(&read_only(cut.devices()), "f") == Some(vec![0; 1 << 20]));
 }
 
-/// Names of which kernels before 6.16 count one too many, or that have no room beside those of the
-/// last commit.
+/// Names that kernels before 6.16 count once too often, and names that do not fit beside the names
+/// of the last commit.
 #[test]
 fn names_that_a_log_is_not_good_for() {
     let Some(judges) = judges::require() else { return };
@@ -113,7 +113,7 @@ fn names_that_a_log_is_not_good_for() {
         fs.fsync(new).expect("an fsync");
         assert_eq!(volume.stats().fsyncs_with_many_names, 0, "they all fit");
         fs.sync().expect("a commit");
-        // Many links of one file, the first of which are gone.
+        // Many links of one file. The first of them are removed.
         let dir = fs.mkdir(place(&fs, "dir"), &new_file()).expect("a directory");
         let file = fs.create(Place { dir, name: b"file" }, &new_file()).expect("a file");
         let link = |number: u32| format!("{number:0200}");
@@ -126,22 +126,22 @@ fn names_that_a_log_is_not_good_for() {
     judge(&judges, &cut, "many names", 100);
 }
 
-/// How a name comes to a log that has no room beside those of its directory, and the entry with it.
+/// How a log gets a name that has no room beside the names of its directory, and the entry with it.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// The file is synced, and its directory then.
+    /// The test syncs the file, and then its directory.
     FileFirst,
-    /// The directory is, and it is the only name that is left of the file.
+    /// The test syncs the directory, and this is the only name that the file still has.
     OnlyName,
-    /// As that, among many entries.
+    /// The same, among many entries.
     OnlyNameOfMany,
-    /// A directory is in which the file has another name, and from which the one with the name is
-    /// reached.
+    /// The test syncs a directory in which the file has another name. From there the log reaches
+    /// the directory with this name.
     Reached,
 }
 
-/// Kernels before 6.16 count a name that is an INODE_EXTREF one too often if the log has its entry
-/// as well: whichever of them comes first, no log has both.
+/// Kernels before 6.16 count a name in an INODE_EXTREF once too often if the log also has its
+/// entry. So no log has both, whichever of them comes first.
 #[test]
 fn an_extended_name_and_its_entry_are_not_in_one_log() {
     use Order::{FileFirst, OnlyName, OnlyNameOfMany, Reached};
@@ -181,7 +181,7 @@ fn an_extended_name_and_its_entry_are_not_in_one_log() {
     }
 }
 
-/// More names of one hash than one item holds, those that are gone and those that came.
+/// More names of one hash than one item holds: old ones that were removed, and new ones.
 #[test]
 fn names_of_one_hash_that_do_not_fit_together() {
     let Some(judges) = judges::require() else { return };
@@ -203,7 +203,7 @@ fn names_of_one_hash_that_do_not_fit_together() {
     judge(&judges, &cut, "names of one hash", 50);
 }
 
-/// Who writes in place, and wants data alone to be durable, waits for a barrier and nothing else.
+/// An fdatasync of data that was written in place waits for a barrier and nothing else.
 #[test]
 fn fdatasync_in_place_writes_no_log() {
     let Some(judges) = judges::require() else { return };
@@ -221,7 +221,7 @@ fn fdatasync_in_place_writes_no_log() {
         let after = volume.stats();
         assert_eq!(after.fsyncs_in_place - before.fsyncs_in_place, 20);
         assert_eq!((after.commits, after.log_writes), (before.commits, before.log_writes));
-        // A length is more than times.
+        // A new length has to be logged; a new time need not be.
         fs.write(file, 1 << 20, &[7; 100], AT).expect("there is room");
         fs.fdatasync(file).expect("an fdatasync");
         assert_eq!(volume.stats().fsyncs_logged, after.fsyncs_logged + 1);
@@ -234,9 +234,9 @@ fn fdatasync_in_place_writes_no_log() {
     );
 }
 
-/// On a full volume data is accepted that goes to preallocated space, and to no other. Then others
-/// clone and log, so that it may not go there until a commit: it is not lost, and its fsync is not
-/// refused.
+/// On a full volume a write to preallocated space is accepted, and other writes are refused. Then a
+/// clone or a log forbids to write there in place until a commit. The data is not lost, and its
+/// fsync is not refused.
 #[test]
 fn data_for_preallocated_space_on_a_full_volume() {
     let Some(judges) = judges::require() else { return };

@@ -1,12 +1,12 @@
-//! What ours wrote: the workloads of the crash explorer, and stories, done by us and cut behind an
-//! fsync.
+//! Logs that we wrote: the workloads of the crash explorer, and stories, cut after an fsync.
 //!
-//! The volume is cut without being closed. The kernel replays one copy and we another, as with its
-//! own logs, and both have to show the same, and what was promised, to the nanosecond: the times
-//! are ours. In the end everything is synced, and the volume is judged once more.
+//! We cut the volume without closing it. The kernel replays one copy and we replay another, as with
+//! the kernel's own logs. Both must show the same, and everything that was promised. Times must be
+//! equal to the nanosecond, because here we set them. At the end everything is synced, and the
+//! judges look once more.
 //!
-//! An fsync may always commit. But most of the workloads leave a log: otherwise nothing would be
-//! proved of logs.
+//! An fsync may always commit. But most of the workloads must leave a log: otherwise the tests
+//! would prove nothing about logs.
 
 use std::sync::Arc;
 
@@ -22,15 +22,15 @@ use crate::cut::{SHAPES, Shape, make, top};
 use crate::subvolume_calls::Ours;
 use crate::workloads::{Doer, Tally, Task, cut_behind, directory, judge_cuts, twos};
 
-/// Workloads in one volume.
+/// How many workloads share one volume.
 const TOGETHER: usize = 24;
 
-/// The shapes that ours writes to.
+/// The shapes that we can write to.
 pub(crate) fn shapes() -> impl Iterator<Item = Shape> {
     SHAPES.into_iter().filter(|shape| !shape.mkfs.contains("^free-space-tree"))
 }
 
-/// Opens a volume to write it. It commits when it is asked to, and not by the clock.
+/// Opens a volume for writing. It commits when the caller asks for it, and not by the clock.
 pub(crate) fn open(disks: &Disks, shape: Shape) -> Arc<Volume> {
     let method = |option: &'static str, forced| {
         let method = shape.mount.strip_prefix(option)?;
@@ -42,13 +42,13 @@ pub(crate) fn open(disks: &Disks, shape: Shape) -> Arc<Volume> {
     Volume::open_writable(disks.writable_devices(), &options).expect("it opens")
 }
 
-/// What new directories and subvolumes begin with.
+/// The attributes of new directories and subvolumes.
 pub(crate) fn new_file() -> NewFile {
     let at = Timestamp { secs: 1_500_000_000, nanos: 7 };
     NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at }
 }
 
-/// A new subvolume in the top one.
+/// A new subvolume below the top one.
 pub(crate) fn subvolume(volume: &Arc<Volume>, name: &str) -> Filesystem {
     let top = top(volume);
     let place = Place { dir: top.root(), name: name.as_bytes() };
@@ -56,7 +56,7 @@ pub(crate) fn subvolume(volume: &Arc<Volume>, name: &str) -> Filesystem {
     volume.filesystem(id).expect("it is there")
 }
 
-/// Does the workloads in one volume, and judges what is left when it is cut.
+/// Does the workloads in one volume, cuts it, and judges what is there.
 pub(crate) fn run_together(
     judges: &Judges,
     shape: Shape,
@@ -80,7 +80,7 @@ pub(crate) fn run_together(
     judge_cuts(judges, shape, &cuts, &tasks, tally);
 }
 
-/// Does the set-up, and gives who does the rest.
+/// Does the set-up, and returns a function that does the other steps.
 fn begin<'w, 'f>(workload: &'w Workload, ours: &'f Ours) -> (Task<'w>, Doer<'f>) {
     let fs = &ours.0;
     let root = fs.attr(fs.root()).expect("the root");
@@ -105,12 +105,13 @@ fn run(workloads: &[Workload]) {
         run_together(&judges, shape, part, &mut tally);
     }
     tally.tell();
-    // More than half of them, as it is.
+    // At present more than half of them leave a log.
     let is_sample = tally.workloads >= TOGETHER;
     assert!(!is_sample || tally.logs * 5 > tally.workloads * 2, "{tally:?}: too few logs");
 }
 
-/// Whether it can be done beside others: a volume has one default subvolume.
+/// Whether this workload can share a volume with others. One that sets the default subvolume
+/// cannot, because a volume has only one.
 fn can_share_a_volume(workload: &Workload) -> bool {
     !workload.has(|op| matches!(op, Op::SetDefault(_)))
 }

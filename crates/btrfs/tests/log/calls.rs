@@ -21,9 +21,10 @@ use rustix::io::Errno;
 /// Does operations below a directory.
 pub(crate) struct Calls {
     root: PathBuf,
-    /// What is to stay open.
+    /// Files that stay open.
     open: Vec<File>,
-    /// The number of the next operation, which makes what it brings its own.
+    /// The number of the next operation. What the operation makes carries it: as its owner, or in
+    /// its contents.
     next: u32,
 }
 
@@ -94,7 +95,7 @@ impl Calls {
                 special(&at(path), FileType::CharacterDevice, device)
                     .and_then(|()| own(&at(path), number))
             }
-            // What is immutable cannot be opened to be written.
+            // An immutable file cannot be opened for writing.
             Op::SetFlags(path, flags) => File::open(at(path)).and_then(|file| {
                 let flags = IFlags::from_bits_retain(flags.bits());
                 Ok(rustix::fs::ioctl_setflags(file, flags)?)
@@ -146,7 +147,7 @@ impl Calls {
     }
 }
 
-/// The files of a range, how long they are, and whether they are one.
+/// The two files of a shared range, their lengths, and whether they are the same file.
 fn ends(root: &Path, share: &Share) -> ([PathBuf; 2], [u64; 2], bool) {
     let paths = [&share.from, &share.to].map(|path| root.join(path));
     let [from, to] = [0, 1].map(|at: usize| paths[at].metadata().expect("a file"));
@@ -165,7 +166,7 @@ fn clone(root: &Path, share: &Share) -> std::io::Result<()> {
 fn dedupe(root: &Path, share: &Share) {
     let ([from, to], sizes, are_one) = ends(root, share);
     if share.can_be_deduped(sizes, are_one) {
-        // What is not the same is left alone.
+        // Where the bytes differ, the kernel shares nothing.
         let _ = sharing::dedupe_range((&from, share.offset), (&to, share.to_offset), share.len);
     }
 }
@@ -178,7 +179,7 @@ fn set_xattr(path: &Path, name: &[u8], value: &[u8]) -> std::io::Result<()> {
     Ok(rustix::fs::setxattr(path, name, value, XattrFlags::empty())?)
 }
 
-/// Writes past the page cache, from memory that begins with a page.
+/// Writes past the page cache, from page-aligned memory.
 fn write_direct(path: &Path, data: &[u8], offset: u64) -> std::io::Result<()> {
     const PAGE: usize = 4096;
     let mut buffer = vec![0; data.len() + PAGE];
@@ -189,7 +190,7 @@ fn write_direct(path: &Path, data: &[u8], offset: u64) -> std::io::Result<()> {
     file.write_all_at(&buffer[start..][..data.len()], offset)
 }
 
-/// Gives what was made the owner by which it is known again.
+/// Sets an owner on a new file, by which the test recognises it.
 fn own(path: &Path, number: u32) -> std::io::Result<()> {
     std::fs::set_permissions(path, PermissionsExt::from_mode(PERMISSIONS))?;
     lchown(path, Some(number), None)
@@ -215,7 +216,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     while left > 0 {
         let len = usize::try_from(left).expect("a small file");
         match rustix::fs::copy_file_range(&from, Some(&mut at), &to, Some(&mut behind), len) {
-            // Both are one file.
+            // Both paths lead to one file.
             Err(Errno::INVAL) => return Ok(()),
             done => left -= done? as u64,
         }

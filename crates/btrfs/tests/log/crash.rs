@@ -1,5 +1,5 @@
-//! Power cuts while we replay: the log is still pending, or all of it is done. When it is replayed
-//! once more `btrfs check` finds nothing.
+//! Power cuts while we replay. Afterwards the log is still pending, or the replay is complete.
+//! `btrfs check` finds nothing after another replay.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -14,7 +14,7 @@ use offshoot_testkit::crash::seed;
 
 use crate::cut::{SHAPES, cut, read_only, replay, shell};
 
-/// Every state opens, and shows what the log says: replayed on the devices, or in memory.
+/// Every state opens, and shows what the log holds: replayed on the devices, or in memory.
 #[test]
 fn a_replay_that_is_cut() {
     let Some(judges) = judges::require() else { return };

@@ -1,4 +1,4 @@
-//! Cutting volumes, and what is found in them.
+//! Cuts volumes, and judges what they hold.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use offshoot_testkit::kernel_log::KernelLog;
 use offshoot_testkit::run::run;
 use offshoot_vfs::FileSystemMut;
 
-/// How volumes are made.
+/// How a volume is made and mounted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) members: usize,
@@ -24,11 +24,11 @@ pub(crate) struct Shape {
     pub(crate) mount: &'static str,
 }
 
-/// As they are by default.
+/// A volume with default options.
 pub(crate) const PLAIN: Shape = Shape { members: 1, mkfs: "", mount: "" };
 
-/// Small and large nodes, holes that are written down, data that is compressed, several devices,
-/// block groups that hold everything, no free-space tree.
+/// Small and large nodes, hole items, compressed data, several devices, mixed block groups, and no
+/// free-space tree.
 pub(crate) const SHAPES: [Shape; 7] = [
     PLAIN,
     Shape { mkfs: "-n 4k", ..PLAIN },
@@ -45,7 +45,7 @@ pub(crate) fn shell(dir: &Path, script: &str) {
     run("sh", &["-c", &script]);
 }
 
-/// The options under which nothing is committed that is not asked for.
+/// Mount options with which the kernel commits only on request.
 pub(crate) fn mount_options(shape: Shape) -> String {
     format!("rw,noatime,commit=300{}", shape.mount)
 }
@@ -57,8 +57,7 @@ pub(crate) fn make(judges: &Judges, shape: Shape) -> Disks {
     disks
 }
 
-/// A volume in which the kernel has done `before` and committed, and then done `after`, as a power
-/// cut would leave it then.
+/// A volume that a power cut leaves after the kernel did `before`, committed, and then did `after`.
 pub(crate) fn cut(
     judges: &Judges,
     shape: Shape,
@@ -73,8 +72,8 @@ pub(crate) fn cut(
     disks.copy(judges)
 }
 
-/// The same, with one log. Where much is changed the kernel sometimes commits before the fsync, and
-/// leaves none: then once more.
+/// The same, with exactly one log. After many changes the kernel sometimes commits before the fsync
+/// and leaves no log; then this tries again.
 #[track_caller]
 pub(crate) fn cut_with_log(
     judges: &Judges,
@@ -105,7 +104,7 @@ pub(crate) fn read_only(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
     top(&Volume::open(devices, &OpenOptions::default()).expect("the volume opens"))
 }
 
-/// Opens the volume to write it, which replays the log, and has what was orphaned removed.
+/// Opens the volume for writing, which replays the log, and removes orphans in every subvolume.
 pub(crate) fn replay(devices: Vec<Arc<dyn BlockDevice>>) {
     let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
     for info in volume.subvolumes() {
@@ -114,7 +113,8 @@ pub(crate) fn replay(devices: Vec<Arc<dyn BlockDevice>>) {
     }
 }
 
-/// No two items of checksums in a log overlap: the kernel reads no block where they do.
+/// Requires that no two checksum items of a log overlap: the kernel refuses a tree block in which
+/// they do.
 #[track_caller]
 fn assert_sums_apart(volume: &Volume, what: &str) {
     let (sector, sum_len) = {
@@ -134,19 +134,19 @@ fn assert_sums_apart(volume: &Volume, what: &str) {
     }
 }
 
-/// Nothing may differ but times of files that lost a name, and of directories in which one was
-/// lost: the kernel gives them that of its replay.
+/// Compares everything, except the times of files that lost a name and of directories in which a
+/// name was removed: the kernel sets these to the time of its replay.
 pub(crate) fn compare() -> Compare {
     Compare::default().without(Aspect::TimesOfNames)
 }
 
-/// The verdict on a cut volume.
+/// Judges a cut volume.
 #[track_caller]
 pub(crate) fn judge(judges: &Judges, cut: &Disks, what: &str, at_least: u64) {
     judge_by(judges, cut, &compare(), what, at_least);
 }
 
-/// The same, where it is said what is compared.
+/// The same with the given comparison.
 #[track_caller]
 pub(crate) fn judge_by(judges: &Judges, cut: &Disks, compare: &Compare, what: &str, at_least: u64) {
     let [theirs, ours] = [(); 2].map(|()| cut.copy(judges));

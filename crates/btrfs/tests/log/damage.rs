@@ -1,4 +1,4 @@
-//! Logs that are damaged: named, read around, thrown away.
+//! Damaged logs: named in errors, left out when reading, and thrown away.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,8 +37,8 @@ fn logged(judges: &Judges, shape: Shape) -> Disks {
     )
 }
 
-/// A member is lost with the power: what was fsynced is read all the same, whoever wrote the log.
-/// Writing stays refused.
+/// A member is lost in the power cut. Readers still see what was fsynced, whether the kernel or we
+/// wrote the log. The volume is refused for writing.
 #[test]
 fn a_log_without_a_member() {
     let Some(judges) = judges::require() else { return };
@@ -68,7 +68,7 @@ fn a_log_without_a_member() {
     }
 }
 
-/// As [`logged`], by us.
+/// As [`logged`], written by us.
 fn logged_by_us(judges: &Judges, shape: Shape) -> Disks {
     let disks = make(judges, shape);
     let volume = open(&disks, shape);
@@ -90,7 +90,7 @@ pub(crate) fn shared(members: &[Arc<MemoryDevice>]) -> Vec<Arc<dyn BlockDevice>>
     members.iter().map(|member| Arc::new(member.snapshot()) as Arc<dyn BlockDevice>).collect()
 }
 
-/// A block of a log, and all places where it lies on the first member.
+/// A block of a log, and every place where the first member has it.
 pub(crate) struct Block {
     pub(crate) logical: u64,
     pub(crate) bytes: Vec<u8>,
@@ -128,7 +128,8 @@ pub(crate) fn log_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
     blocks
 }
 
-/// The error names the log; without it the last commit is there; thrown away, it is nobody's.
+/// The error names the log. There are two ways on: a reader ignores the log and sees the last
+/// commit, or `zero_log` throws the log away, as in the next test. A writer may not ignore it.
 #[test]
 fn a_damaged_log_is_an_error_with_two_ways_on() {
     let Some(judges) = judges::require() else { return };
@@ -175,7 +176,7 @@ fn a_log_that_is_thrown_away() {
     assert!(volume.zero_log().expect("nothing to do").is_none());
 }
 
-/// What is not kept for writers does not keep readers from the log.
+/// Readers replay a log although the volume has limits that keep us from writing it.
 #[test]
 fn a_log_of_a_volume_with_limits() {
     let Some(judges) = judges::require() else { return };
@@ -191,7 +192,7 @@ fn a_log_of_a_volume_with_limits() {
     compare.run(&in_memory, mount.path()).assert_same(2);
 }
 
-/// What replaying in memory may take is bounded, and the error says so.
+/// A replay in memory has a limit of memory, and the error names it.
 #[test]
 fn more_than_there_is_memory_for() {
     let Some(judges) = judges::require() else { return };
@@ -203,7 +204,7 @@ fn more_than_there_is_memory_for() {
     assert_eq!(logs(&cut), 0);
 }
 
-/// All tree blocks, and what log blocks there were.
+/// All tree blocks, among them blocks of former logs.
 fn all_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
     let image = std::fs::read(&disks.images()[0]).expect("an image");
     let fsid = *at_commit(disks.devices()).superblock().metadata_uuid.as_bytes();
@@ -219,8 +220,8 @@ fn all_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
     blocks.into_values().collect()
 }
 
-/// Blocks that lie, with checksums that fit, mostly of logs: an error, or something that opens
-/// again, and never a panic or a loop.
+/// Blocks with false contents and right checksums, mostly in logs. The result is an error or a
+/// volume that opens again, and never a panic or an endless loop.
 #[test]
 fn hostile_logs() {
     let Some(judges) = judges::require() else { return };
@@ -255,7 +256,7 @@ fn hostile_logs() {
     assert!(opened > 0 && refused > 0, "{opened} opened, {refused} refused");
 }
 
-/// Changes a number of a key, of an item, or some bytes.
+/// Changes a number in a key or an item, or some bytes.
 fn lie(random: &mut Random, bytes: &mut [u8]) {
     let items = u32::from_le_bytes(bytes[96..100].try_into().expect("4 bytes")) as usize;
     if random.below(3) == 0 || items == 0 || bytes[100] > 0 {

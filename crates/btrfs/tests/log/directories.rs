@@ -1,7 +1,8 @@
-//! Directories with many new entries, and new directories below one that is synced.
+//! Directories with many new entries, and new directories below a directory that is synced.
 //!
-//! An fsync of a directory promises that the names in it are there after a crash, and what was new
-//! below it when it was called. What the kernel's own log holds of that is what ours has to hold.
+//! An fsync of a directory promises that after a crash its names are there, and so are the files
+//! and directories that were new below it at the call. Our log must hold as much of that as the
+//! kernel's own log does.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -20,7 +21,7 @@ use crate::cut::{PLAIN, Shape, cut, judge, logs, make, read_only, shell, top};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 7 };
 
-/// The paths below a directory, with the type and the size of what each leads to.
+/// The paths below a directory, with the type and the size of the file at each.
 fn paths(fs: &Filesystem, dir: FileId) -> BTreeMap<String, (FileType, u64)> {
     let mut entries = Vec::new();
     let visit = &mut |entry: DirEntry<'_>| {
@@ -31,7 +32,7 @@ fn paths(fs: &Filesystem, dir: FileId) -> BTreeMap<String, (FileType, u64)> {
     let mut paths = BTreeMap::new();
     for (name, file) in entries {
         let attr = fs.attr(file).expect("a file");
-        // What entries take is counted otherwise by nobody.
+        // The size of a directory follows from its names, so it is left out.
         let size = if attr.file_type == FileType::Directory { 0 } else { attr.size };
         if attr.file_type == FileType::Directory {
             let below = paths_below(fs, file, &name);
@@ -60,18 +61,18 @@ fn open(disks: &Disks, log_by_item: bool) -> Arc<Volume> {
     Volume::open_writable(disks.writable_devices(), &options).expect("it opens")
 }
 
-/// The directory `dir`, which the last commit has.
+/// A directory `dir` that the last commit has.
 fn committed_dir(volume: &Arc<Volume>) -> (Filesystem, FileId) {
     let fs = top(volume);
     let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &new_file()).expect("a directory");
     (fs, dir)
 }
 
-/// New directories below the one that is synced, new files in them, and what is in those.
+/// New directories below the synced directory, and new files in them.
 const NEW_TREE: [&str; 4] = ["a", "a/b", "a/b/c", "d"];
 const NEW_FILES: [&str; 4] = ["a/x", "a/b/y", "a/b/c/file", "d/z"];
 
-/// Makes them, but for those that are there.
+/// Makes those of them that are not there yet.
 fn make_tree(fs: &Filesystem, dir: FileId) {
     let place = |path: &'static str| {
         let (parents, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -89,8 +90,8 @@ fn make_tree(fs: &Filesystem, dir: FileId) {
     }
 }
 
-/// Nothing below a directory that was synced is lost, if it was there when it was: the kernel's log
-/// and ours say the same.
+/// A sync of a directory loses nothing that was below it at the call: the kernel's log and ours
+/// hold the same.
 #[test]
 fn new_directories_below_are_in_the_log() {
     let Some(judges) = judges::require() else { return };
@@ -122,7 +123,7 @@ fn new_directories_below_are_in_the_log() {
         assert_eq!((volume.stats().commits, logs(&copy)), (commits, 1), "{shape:?}");
         assert_eq!(paths(&read_only(copy.devices()), dir), kept, "{shape:?}");
         judge(&judges, &copy, &format!("{shape:?}"), 1);
-        // What comes later is there when the directory in which it came is synced.
+        // A file that is made later is there after a sync of its own directory.
         let below = fs.lookup(dir, b"a").expect("it is there");
         fs.create(Place { dir: below, name: b"later" }, &new_file()).expect("a file");
         fs.unlink(Place { dir: below, name: b"x" }, AT).expect("it was there");
@@ -136,8 +137,8 @@ fn new_directories_below_are_in_the_log() {
     }
 }
 
-/// What came and went below a directory since it was synced is in the log when it is synced again,
-/// however deep, and also if it was synced there in between.
+/// A second sync of a directory logs what was made and removed below it since the first one: at any
+/// depth, and also if something below was synced in between.
 #[test]
 fn new_directories_below_are_in_the_log_again() {
     let Some(judges) = judges::require() else { return };
@@ -185,11 +186,11 @@ fn new_directories_below_are_in_the_log_again() {
         let ours = check("changed at the top");
         let lost: Vec<_> = theirs.keys().filter(|path| !ours.contains_key(*path)).collect();
         assert!(lost.is_empty(), "the kernel kept {lost:?} too");
-        // Nothing changed but in the lowest.
+        // Only the lowest directory has changed.
         fs.create(Place { dir: deep, name: b"deep" }, &new_file()).expect("a file");
         fs.fsync(dir).expect("an fsync");
         check("changed below");
-        // Who syncs what has just been logged writes nothing.
+        // A sync of what has just been logged writes nothing.
         let items = volume.stats().log_items;
         fs.fsync(dir).expect("an fsync");
         assert_eq!(volume.stats().log_items, items, "{shape:?}");
@@ -198,8 +199,8 @@ fn new_directories_below_are_in_the_log_again() {
     }
 }
 
-/// A new directory that is needed for a name of a file has its entries in the log all the same,
-/// when what is synced leads to it.
+/// A new directory is in the log because a file's name needs it. When a synced directory leads to
+/// it, the log has its entries as well.
 #[test]
 fn a_new_directory_that_names_need_is_in_the_log_with_its_entries() {
     let Some(judges) = judges::require() else { return };
@@ -223,7 +224,7 @@ fn a_new_directory_that_names_need_is_in_the_log_with_its_entries() {
     disks.assert_checks();
 }
 
-/// Makes an entry of some kind.
+/// Makes an entry of a random kind.
 fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
     let name =
         format!("new-{number}-{}", "n".repeat(usize::try_from(random.below(60)).expect("small")));
@@ -248,7 +249,7 @@ fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
             fs.create(Place { dir: new, name: b"in it" }, &new_file()).expect("a file");
         }
         5 => {
-            // A second name, in another directory.
+            // A second name in another directory.
             fs.link(create(), Place { dir: fs.root(), name: place.name }, AT).expect("a link");
         }
         6 => {
@@ -269,10 +270,10 @@ fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
     }
 }
 
-/// Entries that the last commit has.
+/// How many entries the last commit has.
 const OLD: u64 = 20;
 
-/// Syncs a directory to which many entries came, twice, and judges what is left each time.
+/// Twice, adds many entries to a directory and syncs it, and judges the cut volume each time.
 fn many_entries(judges: &Judges, shape: Shape, log_by_item: bool, seed: u64) -> Stats {
     let mut random = Random::new(seed);
     let disks = make(judges, shape);
@@ -308,8 +309,8 @@ fn many_entries(judges: &Judges, shape: Shape, log_by_item: bool, seed: u64) -> 
     stats
 }
 
-/// Entries and new inodes that go to the log as runs leave the same as one by one, whatever is
-/// among them.
+/// Entries and new inodes that are logged in runs leave the same as those that are logged one by
+/// one, whatever else is among them.
 #[test]
 fn runs_of_entries_hold_what_single_ones_do() {
     let Some(judges) = judges::require() else { return };
@@ -335,8 +336,8 @@ fn runs_of_entries_hold_what_single_ones_do() {
     }
 }
 
-/// Where most of what changed is new entries of the directory that is synced, a commit is made,
-/// which is cheaper; where they are little of it, a log.
+/// The fsync of a directory commits if new entries of it are most of the changes, because a commit
+/// is cheaper then. If they are few among the changes, it writes a log.
 #[test]
 fn a_commit_is_made_where_it_is_cheaper_than_a_log() {
     let Some(judges) = judges::require() else { return };

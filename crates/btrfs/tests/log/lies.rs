@@ -1,4 +1,4 @@
-//! Logs whose checksums are right and that cannot be true: an error, and nothing is written.
+//! Logs with right checksums and impossible contents: opening gives an error, and writes nothing.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -30,7 +30,7 @@ impl Item<'_> {
         self.leaf[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// The inode, the type, and the last number of the key.
+    /// The inode, the type, and the offset of the key.
     fn key(&self) -> (u64, u8, u64) {
         let at = self.header;
         (number(self.leaf, at), self.leaf[at + 8], number(self.leaf, at + 9))
@@ -52,7 +52,7 @@ impl Item<'_> {
         start..start + field(self.header + 21)
     }
 
-    /// Has an entry lead to another inode.
+    /// Makes an entry lead to another inode.
     fn set_location(&mut self, ino: u64) {
         self.set(self.data().start, ino);
     }
@@ -89,8 +89,8 @@ fn lied(
     shared(&members)
 }
 
-/// What opening the volume says, in memory and on the devices, with a log in which `lie` changed
-/// `count` items.
+/// The errors of opening the volume, in memory and on the devices, with a log in which `lie`
+/// changed `count` items.
 fn with_lies(cut: &Disks, count: usize, lie: impl Fn(&mut Item<'_>) -> bool) -> [Option<Error>; 2] {
     let devices = lied(cut, count, lie);
     let generation = at_commit(cut.devices()).superblock().generation;
@@ -121,11 +121,12 @@ fn of(judges: &Judges, mkfs: &'static str, before: &str, after: &str) -> Disks {
     cut
 }
 
-/// A name in a regular file would be an item of a directory there, and would make the file longer.
+/// A name in a regular file: a replay would add a directory item to the file, and would count the
+/// name into its length.
 #[test]
 fn a_name_in_a_regular_file() {
     let Some(judges) = judges::require() else { return };
-    // d is 257, f 258, g 259.
+    // Inodes: d is 257, f is 258, g is 259.
     let cut = of(&judges, "", "mkdir d; echo 1 > f; echo 2 > g", "ln g d/n; sync d");
     let is_entry = |(ino, item_type, _): (u64, u8, u64)| ino == 257 && item_type == DIR_INDEX;
     let errors = with_lies(&cut, 1, |item| {
@@ -148,11 +149,11 @@ fn a_name_in_a_regular_file() {
     assert_corrupt(errors, "a name in what is no directory");
 }
 
-/// A directory that moves into one that is in it: nobody would find either any more.
+/// A directory that moves into its own child: neither could be reached any more.
 #[test]
 fn a_directory_below_itself() {
     let Some(judges) = judges::require() else { return };
-    // d is 257, e 258.
+    // Inodes: d is 257, e is 258.
     let cut = of(&judges, "", "mkdir d d/e", "mv d x; sync .");
     let errors = with_lies(&cut, 2, |item| match item.key() {
         (256, DIR_INDEX, _) => {
@@ -168,8 +169,8 @@ fn a_directory_below_itself() {
     assert_corrupt(errors, "the directory is below itself");
 }
 
-/// An extent whose log has no checksums, with an item before where they would be that reaches to
-/// the end of all numbers.
+/// A log without the checksums of an extent. The item before the place of these checksums claims to
+/// reach to the largest address.
 #[test]
 fn an_item_at_the_end_of_all_numbers_before_the_checksums() {
     let Some(judges) = judges::require() else { return };
@@ -189,8 +190,8 @@ fn an_item_at_the_end_of_all_numbers_before_the_checksums() {
     assert!(errors.iter().all(Option::is_none), "a hole that far is no harm: {errors:?}");
 }
 
-/// Old kernels wrote logs in which the checksums of one item begin within another: none of either
-/// are lost.
+/// Old kernels wrote logs in which one checksum item begins within another. The replay loses no
+/// checksum of either.
 #[test]
 fn checksums_within_others() {
     let Some(judges) = judges::require() else { return };
@@ -200,7 +201,7 @@ fn checksums_within_others() {
         "touch f g",
         "head -c 65536 /dev/zero > f; sync f; head -c 8192 /dev/zero > g; sync g; fallocate -p -l 32768 f; sync f",
     );
-    // All is zeros, so those of g are right for any data.
+    // All data is zeros, so the checksums of g fit any of it.
     let first = Cell::new(None);
     let devices = lied(&cut, 1, |item| {
         let (_, item_type, at) = item.key();

@@ -1,25 +1,25 @@
-//! Tree logs: those that the kernel wrote, and ours, replayed by the kernel and by us.
+//! Tree logs: those of the kernel and ours, replayed by the kernel and by us.
 //!
-//! A volume is *cut* by copying its loop file while it is mounted: after an fsync, and with no
-//! commit since. The kernel replays one copy and we another, and both have to show the same, path
-//! by path, in memory and on the devices. What the fsync was of has to be as it was when it
-//! returned.
+//! A volume is *cut* by copying its loop file while it is mounted: after an fsync, and before the
+//! next commit. The kernel replays one copy and we replay another. Both must show the same, path by
+//! path; we replay in memory and on the devices. The file of the fsync must be as it was when the
+//! fsync returned.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `cut` | cutting volumes, and the verdict |
-//! | `scenarios` | what broke real filesystems, each with its story |
+//! | `scenarios` | operations that broke real filesystems, each with its story |
 //! | `workloads` | the numbered workloads of the crash explorer, done by the kernel |
 //! | `calls` | the operations of a workload as system calls |
 //! | `by_us` | the same workloads, done by us |
-//! | `stories` | what broke real filesystems, done by us |
-//! | `bounds` | what a log leaves out, and where it ends |
-//! | `directories` | directories with many new entries, and new ones below one that is synced |
-//! | `damage` | logs that are damaged, opened without, and thrown away |
-//! | `lies` | logs whose checksums are right and that cannot be true |
+//! | `stories` | operations that broke real filesystems, done by us |
+//! | `bounds` | what a log leaves out, and when an fsync commits instead |
+//! | `directories` | directories with many new entries, and new directories below a synced one |
+//! | `damage` | damaged logs: the volume opened without them, and the logs thrown away |
+//! | `lies` | logs with right checksums and impossible contents |
 //! | `crash` | power cuts while we replay |
-//! | `ours` | logs that we wrote |
-//! | `room` | logs of few items that change much |
+//! | `ours` | our logs, behind random operations |
+//! | `room` | logs of few items that change many items |
 
 mod bounds;
 mod by_us;

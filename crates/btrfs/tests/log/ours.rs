@@ -1,8 +1,8 @@
-//! Logs that we wrote: random operations, each fsync of which promises something.
+//! Logs that we wrote: random operations, with fsyncs that each promise something.
 //!
-//! A volume is cut by copying its image after an fsync, while it is open. Whoever replays the copy,
-//! the kernel or we, finds the same, and every file as it was fsynced, unless something was done to
-//! it since: under all its names, with its data and its attributes.
+//! We cut a volume by copying its image after an fsync, while it is open. The kernel and we replay
+//! copies, and find the same. Every file is as it was fsynced, with all its names, its data and its
+//! attributes, unless it was changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -22,7 +22,7 @@ use crate::cut::{PLAIN, SHAPES, Shape, judge, make, read_only, top};
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 7 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// Directories, which stay; later ones are in earlier ones.
+/// How many directories there are. They stay, and each may be in an earlier one.
 const DIRECTORIES: usize = 3;
 const NAMES: u64 = 6;
 
@@ -38,7 +38,7 @@ struct Promise {
 }
 
 fn name(number: u64) -> Vec<u8> {
-    // Some are long, so that items are.
+    // Some names are long, so that some items are large.
     format!("{number}{}", "n".repeat(usize::try_from(number * number * 5).expect("small")))
         .into_bytes()
 }
@@ -66,7 +66,7 @@ fn names(fs: &Filesystem, dir: FileId) -> BTreeMap<Vec<u8>, FileId> {
     names
 }
 
-/// A volume at work, and what was promised.
+/// A volume at work, and what fsyncs promised.
 struct Work {
     fs: Filesystem,
     random: Random,
@@ -112,12 +112,12 @@ impl Work {
         self.paths.iter().nth(at).map(|(path, file)| (*path, *file))
     }
 
-    /// Something is done to a file: what was promised of it holds no more.
+    /// The test changes a file, so the promises for it end.
     fn touch(&mut self, file: FileId) {
         self.promises.remove(&file);
     }
 
-    /// Names come to a directory, or go: what was promised of it holds no more.
+    /// The test adds or removes names in a directory, so the promises for it end.
     fn touch_names(&mut self, (dir, _): Path) {
         self.names.remove(&self.dirs[dir]);
     }
@@ -129,7 +129,7 @@ impl Work {
         }
     }
 
-    /// Does something, with a new directory now and then.
+    /// Does one operation; now and then it makes a new directory.
     fn step(&mut self) {
         let kind = self.below(20);
         let path = self.path();
@@ -205,7 +205,8 @@ impl Work {
         }
     }
 
-    /// A directory comes, and goes or moves: after that there is no log until the next commit.
+    /// Makes a directory, and removes or moves it. After that an fsync commits instead of writing a
+    /// log, until the next commit.
     fn change_directories(&mut self, path: Path) {
         let dir = self.dirs[path.0];
         let (one, other) = (Place { dir, name: b"one" }, Place { dir, name: b"other" });
@@ -275,13 +276,13 @@ impl Work {
         true
     }
 
-    /// Everything is committed.
+    /// Notes that everything is committed.
     fn committed(&mut self) {
         self.committed = self.paths.values().copied().collect();
     }
 
-    /// A file that was committed and has a name still has one in `fs`, that of then or another:
-    /// whatever happened to its names.
+    /// Requires that every file that was committed and still has a name has one in `fs` too, the
+    /// same or another, whatever happened to its names.
     #[track_caller]
     fn assert_none_vanished(&self, fs: &Filesystem, what: &str) {
         let there = self.dirs.iter().filter(|dir| fs.attr(**dir).is_ok());
@@ -292,7 +293,7 @@ impl Work {
         }
     }
 
-    /// Whatever was promised is in `fs`.
+    /// Requires that everything that was promised is in `fs`.
     #[track_caller]
     fn assert_kept(&self, fs: &Filesystem, what: &str) {
         self.assert_none_vanished(fs, what);
@@ -316,7 +317,7 @@ impl Work {
     }
 }
 
-/// Does random things in volumes of a shape, with this many cuts, each of which is judged.
+/// Does random operations on volumes of a shape, cuts them `cuts` times, and judges every cut.
 fn run(shape: Shape, seed: u64, cuts: usize) {
     let Some(judges) = judges::require() else { return };
     let disks = make(&judges, shape);
@@ -353,7 +354,7 @@ fn run(shape: Shape, seed: u64, cuts: usize) {
     {
         println!("    {:8} {}", counter.value, counter.name);
     }
-    // In a few steps there may be the one commit that new features take, or that somebody asks for.
+    // A run of few steps may have the one commit that a new feature needs, or a random sync.
     assert!(cuts < 20 || stats.fsyncs_logged > stats.commits, "{stats:?}");
     drop(work);
     drop(volume);
@@ -372,18 +373,18 @@ fn what_we_log_is_what_was_promised() {
 /// Threads in one directory.
 const THREADS: u64 = 4;
 
-/// Names of files that each of them replaces, again and again.
+/// How many file names each thread replaces again and again.
 const FILES: u64 = 3;
 
-/// What a file of the test of threads holds: whose it is, and which version.
+/// The contents of a file in the test of threads: its thread, its file, and its version.
 fn version(thread: u64, file: u64, version: u64, random: &mut Random) -> Vec<u8> {
     let head = [thread, file, version].map(u64::to_le_bytes).concat();
     let len = usize::try_from(random.below(3) * 5000).expect("small");
     [head, vec![1; len]].concat()
 }
 
-/// Replaces files as editors and package managers do: a new file is written, fsynced, and moved
-/// over the old one; then, maybe, the directory is fsynced.
+/// Replaces files as editors and package managers do: writes a new file, fsyncs it, and moves it
+/// over the old one. Sometimes it fsyncs the directory then.
 fn replace(
     fs: &Filesystem,
     dir: FileId,
@@ -413,7 +414,7 @@ fn newest(fs: &Filesystem, dir: FileId) -> BTreeMap<(u64, u64), u64> {
         let data = contents(fs, file).data;
         let number = |at: usize| u64::from_le_bytes(data[at..at + 8].try_into().expect("8 bytes"));
         if data.len() < 24 {
-            // One that was not fsynced yet.
+            // A new file whose fsync has not returned yet.
             assert!(name.starts_with(b"new"), "{}", name.escape_ascii());
             continue;
         }
@@ -423,7 +424,7 @@ fn newest(fs: &Filesystem, dir: FileId) -> BTreeMap<(u64, u64), u64> {
     newest
 }
 
-/// Whoever fsyncs at the same time as others is not told that it is done before it is.
+/// An fsync beside other fsyncs does not return before its file is durable.
 #[test]
 fn many_who_fsync_in_one_directory() {
     const CUTS: u64 = 8;
@@ -434,7 +435,7 @@ fn many_who_fsync_in_one_directory() {
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = top(&volume);
     let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");
-    // Nothing is done while an image is copied.
+    // The threads stop while an image is copied.
     let (still, promised) = (RwLock::new(()), Mutex::new(BTreeMap::new()));
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -481,7 +482,7 @@ fn many_who_fsync_in_one_directory() {
     disks.assert_checks();
 }
 
-/// Ends the threads, also when a cut is found wanting.
+/// Ends the threads when it is dropped, also when a cut fails the test.
 struct End<'e>(&'e AtomicBool);
 
 impl Drop for End<'_> {

@@ -1,5 +1,4 @@
-//! Logs of few items that change much: a log says in one item what thousands of items of the
-//! subvolume are gone by.
+//! Short logs of large changes: one item of a log can remove thousands of items of the subvolume.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,7 +12,7 @@ fn path_of(dir: &Path, number: usize) -> std::path::PathBuf {
     dir.join(format!("{number:0186}"))
 }
 
-/// Holes in the trees, and one range of indexes that removes thousands of names all over them.
+/// The trees have holes, and one range of indexes removes thousands of names all over them.
 #[test]
 fn one_range_that_removes_thousands_of_names() {
     let Some(judges) = judges::require() else { return };
@@ -28,7 +27,7 @@ fn one_range_that_removes_thousands_of_names() {
             File::create(path_of(&gone, number)).expect("a file");
         }
         shell(root, "sync -f .");
-        // Holes, but nowhere many.
+        // Holes all over the trees, and nowhere a large one.
         for number in (0..16_000).filter(|number| number % 2000 < 300) {
             fs::remove_file(path_of(&gone, number)).expect("a file");
         }
@@ -44,13 +43,13 @@ fn one_range_that_removes_thousands_of_names() {
     judge(&judges, &cut, "one range", 20_000);
 }
 
-/// An inode that says that a file is short now, which had thousands of extents.
+/// One inode item says that a file with thousands of extents is short now.
 #[test]
 fn a_truncation_that_removes_thousands_of_extents() {
     let Some(judges) = judges::require() else { return };
     let before = |root: &Path| {
         let [kept, gone] = ["kept", "gone"].map(|name| File::create(root.join(name)).unwrap());
-        // Every other sector, so that no two are one extent.
+        // Every other sector, so that no two extents merge.
         for number in 0..8000 {
             kept.write_all_at(&[1; 4096], number * 8192).expect("data");
             gone.write_all_at(&[1; 4096], number * 8192).expect("data");

@@ -1,6 +1,6 @@
-//! What broke real filesystems, each with its story.
+//! Operations that broke real filesystems, each with its story.
 //!
-//! Every scenario is done in a subvolume of its own, which has a log of its own.
+//! Every scenario has a subvolume of its own, and so a log of its own.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use offshoot_testkit::btrfs::judges;
 
 use crate::cut::{SHAPES, Shape, cut, judge, logs, make, mount_options, shell};
 
-/// What is done to an empty subvolume: before a commit, and after it up to an fsync.
+/// What the kernel does to an empty subvolume: before a commit, and after it up to an fsync.
 struct Scenario {
     name: &'static str,
     before: &'static str,
@@ -19,10 +19,10 @@ const fn scenario(name: &'static str, before: &'static str, after: &'static str)
     Scenario { name, before, after }
 }
 
-/// Those that the kernel writes a log for.
+/// Scenarios for which the kernel writes a log.
 const LOGGED: &[Scenario] = &[
-    // The new name is there, or the old one: never none. Where the new parent alone is synced the
-    // kernel may leave both.
+    // The new name is there, or the old one: never neither. Where only the new parent is synced,
+    // the kernel may leave both.
     scenario("rename-file", "mkdir a b; echo 1 > a/x", "mv a/x b/y; sync b/y"),
     scenario("rename-new-parent", "mkdir a b; echo 1 > a/x", "mv a/x b/y; sync b"),
     scenario("rename-old-parent", "mkdir a b; echo 1 > a/x", "mv a/x b/y; sync a"),
@@ -30,10 +30,10 @@ const LOGGED: &[Scenario] = &[
     scenario("rename-and-new-file", "echo 1 > x", "mv x y; echo 2 > x; sync x"),
     scenario("rename-chain", "echo 1 > x; echo 2 > y", "mv y z; mv x y; sync y"),
     scenario("exchange", "echo 1 > x; echo 2 > y", "mv x t; mv y x; mv t y; sync x"),
-    // What editors and package managers do.
+    // The steps of editors and package managers.
     scenario("replace", "echo old > x", "echo new > x.new; sync x.new; mv x.new x; sync x"),
     scenario("replace-parent", "echo old > x", "echo new > x.new; sync x.new; mv x.new x; sync ."),
-    // Links: as many as there are names.
+    // Links: the link count is the number of names.
     scenario("link-count", "echo 1 > x", "ln x y; ln x z; sync x"),
     scenario("link-and-unlink", "mkdir a; echo 1 > x; ln x a/y; ln x z", "rm z; ln x w; sync x"),
     scenario(
@@ -161,7 +161,7 @@ const LOGGED: &[Scenario] = &[
     ),
     scenario("mode", "echo 1 > x", "chmod 600 x; chown 5:6 x; sync x"),
     scenario("flags", "echo 1 > x", "chattr +dA x; sync x"),
-    // Who has it open is the only one to know it.
+    // An orphan is known only to the process that has it open.
     scenario(
         "orphan",
         "echo 1 > x; echo 1 > y",
@@ -171,7 +171,7 @@ const LOGGED: &[Scenario] = &[
     scenario("symlink", "ln -s a l", "rm l; ln -s b l; echo 1 > x; sync x; sync ."),
 ];
 
-/// Does all of `scenarios` side by side, and gives how many logs there are.
+/// Does all of `scenarios` side by side, and returns how many logs there are.
 fn all(shape: Shape, scenarios: &[Scenario]) {
     let Some(judges) = judges::require() else { return };
     let in_each = |path: &Path, script: &dyn Fn(&Scenario) -> &'static str| {
@@ -192,7 +192,7 @@ fn all(shape: Shape, scenarios: &[Scenario]) {
     judge(&judges, &cut, &format!("{shape:?}"), scenarios.len() as u64);
 }
 
-/// Does one scenario alone, and expects that the kernel writes a log for it.
+/// Does one scenario alone, and requires that the kernel writes a log for it.
 fn alone(name: &str) {
     let Some(judges) = judges::require() else { return };
     let one = LOGGED.iter().find(|one| one.name == name).expect("a scenario");
@@ -239,7 +239,7 @@ fn all_of_them_on_all_kinds_of_volumes() {
     }
 }
 
-/// A snapshot takes what the log has with it: the log is done with before.
+/// A snapshot includes what the log holds, so the kernel ends the log before it.
 #[test]
 fn a_snapshot_between_log_and_commit() {
     let Some(judges) = judges::require() else { return };
@@ -255,7 +255,7 @@ fn a_snapshot_between_log_and_commit() {
     judge(&judges, &cut, "a snapshot", 4);
 }
 
-/// The log of a subvolume that was deleted since is nobody's.
+/// The log of a subvolume that was deleted afterwards is not replayed.
 #[test]
 fn a_subvolume_deleted_after_its_fsync() {
     let Some(judges) = judges::require() else { return };
@@ -272,7 +272,7 @@ fn a_subvolume_deleted_after_its_fsync() {
     judge(&judges, &cut, "a deleted subvolume", 2);
 }
 
-/// A log without end: one fsync after the other while there is no commit.
+/// A long log: one fsync after another without a commit.
 #[test]
 fn many_fsyncs() {
     let Some(judges) = judges::require() else { return };

@@ -1,7 +1,8 @@
-//! What broke real filesystems, each with its story, done by us and cut behind the last fsync.
+//! Operations that broke real filesystems, each with its story, done by us and cut after the last
+//! fsync.
 //!
-//! They are those of `scenarios`, in which the kernel writes. The words are those in which the
-//! crash explorer shows operations.
+//! The kernel does the same in `scenarios`. The words are those with which the crash explorer
+//! prints operations.
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -15,12 +16,12 @@ use crate::by_us::{new_file, open, run_together, shapes, subvolume};
 use crate::cut::{PLAIN, Shape, judge, logs, make, read_only, top};
 use crate::workloads::Tally;
 
-/// What is done: its name, what is synced before, and the steps up to an fsync.
+/// A story: its name, what is synced before, and the steps up to an fsync.
 type Story = (&'static str, &'static str, &'static str);
 
 const STORIES: &[Story] = &[
-    // The new name is there and the old one is not, whichever of the three is synced; never both,
-    // and never none.
+    // The new name is there and the old one is not, whichever of the three is synced. Never both
+    // are there, and never neither.
     ("rename-file", "mkdir a; mkdir b; create a/x; write a/x 0+9000", "rename a/x b/y; fsync /b/y"),
     ("rename-new-parent", "mkdir a; mkdir b; create a/x", "rename a/x b/y; fsync /b"),
     ("rename-old-parent", "mkdir a; mkdir b; create a/x", "rename a/x b/y; fsync /a"),
@@ -35,8 +36,8 @@ const STORIES: &[Story] = &[
     ("rename-logged", "create x", "write x 0+9000; fsync /x; rename x y; fsync /y"),
     ("exchange", "create x; create y", "exchange x y; fsync /x"),
     ("exchange-across", "mkdir a; create a/x; create y", "exchange a/x y; fsync /a"),
-    // One of the two is new, or has got the name lately: it is at the other place, and not gone
-    // from there.
+    // One of the two files is new, or got its name lately. After the exchange it is at the other
+    // path, and still exists.
     (
         "exchange-with-a-new-file",
         "create x; write x 0+100; create y; write y 0+10000; mkdir a",
@@ -47,7 +48,7 @@ const STORIES: &[Story] = &[
         "mkdir a; mkdir b; create b/x; create b/y",
         "link b/y a/y; exchange b/x a/y; fsync /a/y",
     ),
-    // One that is not synced has taken the name of one that is: somebody has it afterwards.
+    // A file that is not synced took a name of the file that is. Afterwards the name still exists.
     (
         "linked-and-replaced",
         "create x; write x 0+5000",
@@ -79,7 +80,7 @@ const STORIES: &[Story] = &[
         "mkdir a; create x; write x 0+5000",
         "create a/x; write a/x 0+700; exchange a/x x; fsync /a",
     ),
-    // What editors and package managers do.
+    // The steps of editors and package managers.
     (
         "replace",
         "create x; write x 0+5000",
@@ -100,7 +101,7 @@ const STORIES: &[Story] = &[
         "create x; write x 0+9000",
         "unlink x; create x; write x 0+70; fsync /x",
     ),
-    // Links: as many as there are names.
+    // Links: the link count is the number of names.
     ("link-count", "create x", "link x y; link x z; fsync /x"),
     ("link-and-unlink", "mkdir a; create x; link x a/y; link x z", "unlink z; link x w; fsync /x"),
     (
@@ -118,7 +119,8 @@ const STORIES: &[Story] = &[
     ),
     ("link-in-new-dir", "create x", "mkdir a; link x a/y; fsync /x"),
     ("unnamed", "mkdir a", "unnamed a/x; write a/x 0+5000; fsync /a/x"),
-    // A name that three had, one after the other, is that of nobody, and not of the first again.
+    // Three files had a name, one after the other. Afterwards the name is gone, and does not lead
+    // to the first file again.
     (
         "a-name-of-three",
         "mkdir d; mkdir e",
@@ -129,7 +131,7 @@ const STORIES: &[Story] = &[
         "create x; link x y; link x z; link x w",
         "unlink y; unlink z; unlink w; fsync /x",
     ),
-    // Who took the place of a file is not emptied by a sync of the directory alone.
+    // A file replaced another one. A sync of the directory alone does not empty it.
     ("replaced-by-an-empty-one", "create x; write x 0+5000", "create n; rename n x; fsync /"),
     (
         "replaced-by-a-hole",
@@ -293,7 +295,7 @@ const STORIES: &[Story] = &[
     ("mode", "create x", "chmod x 600; fsync /x"),
     ("open-and-gone", "create x; write x 0+9; create y", "open x; unlink x; write y 0+9; fsync /y"),
     ("symlink", "symlink l", "unlink l; symlink l; create x; fsync /x; fsync /"),
-    // What a snapshot has is older than the snapshot, which is lost if that is taken for stored.
+    // A snapshot's data is older than the snapshot. An fsync that takes it for stored loses it.
     ("snapshot", "subvolume a; create a/x; write a/x 0+9000", "snapshot a b; fsync /b/x"),
     ("snapshot-root", "subvolume a; create a/x", "write a/x 0+100; snapshot a b; fsync /b"),
     ("subvolume", "mkdir a", "subvolume a/s; create a/s/x; fsync /a/s/x"),
@@ -302,7 +304,7 @@ const STORIES: &[Story] = &[
         "subvolume a; create a/x; mkdir b",
         "rename a b/a; write b/a/x 0+50; fsync /b/a/x",
     ),
-    // A sync in between begins a new log.
+    // A sync in between starts a new log.
     ("log-sync-log", "mkdir a", "create a/x; fsync /a/x; sync; rename a/x a/y; fsync /a"),
 ];
 
@@ -364,7 +366,7 @@ fn all_of_them_on_all_kinds_of_volumes() {
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 5 };
 
-/// Does something to a volume that is open, and gives what is left when it is cut.
+/// Does `story` on an open volume, and returns the volume as it is cut then.
 pub(crate) fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) -> Disks {
     let disks = make(judges, PLAIN);
     let volume = open(&disks, PLAIN);
@@ -379,7 +381,7 @@ pub(crate) fn place<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
     Place { dir: fs.root(), name: name.as_bytes() }
 }
 
-/// Makes a file in the root, or finds it, writes to it and syncs it.
+/// Makes or finds a file in the root, writes to it and syncs it.
 pub(super) fn write_and_fsync(fs: &Filesystem, name: &str, data: &[u8]) -> FileId {
     let file = fs.lookup(fs.root(), name.as_bytes());
     let file = file.or_else(|_| fs.create(place(fs, name), &new_file())).expect("a file");
@@ -388,7 +390,7 @@ pub(super) fn write_and_fsync(fs: &Filesystem, name: &str, data: &[u8]) -> FileI
     file
 }
 
-/// What a file below the top holds, if it is there.
+/// The contents of a file at a path below the top, if it is there.
 pub(crate) fn held(fs: &Filesystem, path: &str) -> Option<Vec<u8>> {
     let find = |dir: FileId, name: &str| fs.lookup(dir, name.as_bytes());
     let file = path.split('/').try_fold(fs.root(), find).ok()?;
@@ -398,8 +400,8 @@ pub(crate) fn held(fs: &Filesystem, path: &str) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// A snapshot takes what the log has with it: the log is done with before, and the one behind it is
-/// another.
+/// A snapshot includes what the log holds, so the log ends before it. An fsync after it starts
+/// another log.
 #[test]
 fn a_snapshot_between_log_and_commit() {
     let Some(judges) = judges::require() else { return };
@@ -417,14 +419,14 @@ fn a_snapshot_between_log_and_commit() {
     let found = read_only(cut.devices());
     assert_eq!(held(&found, "s/y"), Some(vec![3; 5000]));
     assert_eq!(held(&found, "s/x"), Some([vec![4; 100], vec![2; 8900]].concat()));
-    // It was taken behind a sync, and before what was written later.
+    // The snapshot came after a sync, and before the later writes.
     if let Some(x) = held(&found, "t/x") {
         assert_eq!(x, vec![2; 9000]);
         assert_eq!(held(&found, "t/y"), None);
     }
 }
 
-/// The log of a subvolume that was deleted since is nobody's.
+/// The log of a subvolume that was deleted afterwards is not replayed.
 #[test]
 fn a_subvolume_deleted_after_its_fsync() {
     let Some(judges) = judges::require() else { return };
@@ -443,8 +445,8 @@ fn a_subvolume_deleted_after_its_fsync() {
     assert!(left.is_none() || left == Some(vec![2; 9000]), "half of it: {left:?}");
 }
 
-/// Who has an orphan open is the only one to know it: an fsync of it brings no name back, and
-/// nothing else is lost by it.
+/// An orphan is known only to the process that has it open. An fsync of it brings no name back, and
+/// loses nothing else.
 #[test]
 fn an_orphan_that_is_synced() {
     let Some(judges) = judges::require() else { return };
@@ -470,7 +472,7 @@ fn an_orphan_that_is_synced() {
     }
 }
 
-/// A name that an orphan had is given to a new file, which is synced.
+/// A new file gets the name that an orphan had, and is synced.
 #[test]
 fn the_name_of_an_orphan() {
     let Some(judges) = judges::require() else { return };
@@ -486,7 +488,7 @@ fn the_name_of_an_orphan() {
     assert_eq!(held(&read_only(cut.devices()), "x"), Some(vec![4; 5000]));
 }
 
-/// A log without end: one fsync after the other while nobody commits, by several threads at once.
+/// A long log: several threads fsync at once, again and again without a commit.
 #[test]
 fn many_fsyncs_at_once() {
     let Some(judges) = judges::require() else { return };
@@ -527,8 +529,8 @@ fn many_fsyncs_at_once() {
     }
 }
 
-/// The file that took the name of another, and was not synced itself, is what it was when its
-/// directory is synced: not an empty one.
+/// A file took the name of another, and was not synced itself. After a sync of its directory it
+/// holds what it held, and is not empty.
 #[test]
 fn a_file_replaced_in_a_directory_that_is_synced() {
     let Some(judges) = judges::require() else { return };
@@ -547,7 +549,7 @@ fn a_file_replaced_in_a_directory_that_is_synced() {
     assert_eq!(held(&read_only(cut.devices()), "x"), Some(vec![2; 7000]));
 }
 
-/// The place of a subvolume in a snapshot is nothing that could be logged.
+/// The place of a subvolume in a snapshot has no item that a log could hold.
 #[test]
 fn fsync_of_the_place_of_a_subvolume() {
     let Some(judges) = judges::require() else { return };
@@ -564,7 +566,7 @@ fn fsync_of_the_place_of_a_subvolume() {
     judge(&judges, &cut, "placeholder", 1);
 }
 
-/// Who syncs a file without a name keeps nobody from logging.
+/// An fsync of a file without a name does not force later fsyncs to commit.
 #[test]
 fn fsync_of_a_file_without_a_name_makes_no_commit() {
     let Some(judges) = judges::require() else { return };
@@ -583,8 +585,8 @@ fn fsync_of_a_file_without_a_name_makes_no_commit() {
     assert_eq!(held(&read_only(cut.devices()), "y"), Some(vec![2; 9000]));
 }
 
-/// Data that files which are written in place share, or that lies elsewhere in them now, is not
-/// changed under the log of one of them.
+/// A log refers to data that files share, or that has moved within a file since. A write to such a
+/// file does not change that data in place.
 #[test]
 fn data_that_a_log_has_is_not_written_in_place() {
     let Some(judges) = judges::require() else { return };
@@ -603,7 +605,8 @@ fn data_that_a_log_has_is_not_written_in_place() {
         fs.write(shifted, 0, &[vec![1; 65536], vec![3; 65536]].concat(), AT)
             .expect("there is room");
         fs.fsync(shifted).expect("an fsync");
-        // Nothing of this is synced; the last calls have what is buffered written back.
+        // No fsync follows these changes. The last calls have the engine write back what is
+        // buffered.
         fs.set_attr(b, &SetAttr { size: Some(0), ..SetAttr::default() }, AT).expect("a size");
         fs.write(a, 0, &vec![2; 65536], AT).expect("there is room");
         fs.fallocate(a, Fallocate::PunchHole, 1 << 20, 4096, AT).expect("nothing is there");
@@ -618,8 +621,8 @@ fn data_that_a_log_has_is_not_written_in_place() {
     assert!(held(&fs, "shifted") == Some([vec![1; 65536], vec![3; 65536]].concat()), "as well");
 }
 
-/// A log goes with the superblock of the last commit. That has to tell of all features that the log
-/// needs.
+/// A log becomes valid by a superblock that repeats the last commit. That commit must already have
+/// all feature bits that the log needs.
 #[test]
 fn the_first_compressed_file_makes_a_commit() {
     let Some(judges) = judges::require() else { return };

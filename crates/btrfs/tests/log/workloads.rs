@@ -1,11 +1,11 @@
 //! The numbered workloads of the crash explorer, done by the kernel.
 //!
-//! Each is done in a subvolume of its own, several in one volume. When the kernel commits instead
-//! of writing a log, what was logged before is judged as the log has it, and those behind go on
-//! from there.
+//! Each workload has a subvolume of its own, and several share a volume. When the kernel commits
+//! instead of writing a log, the test judges the logs of the earlier workloads as they were before
+//! that commit, and the next workloads start from it.
 //!
-//! What is there of a workload is held to the same promises that the explorer holds us to, but for
-//! times, which the kernel takes from its own clock. So these promises are not ours alone.
+//! The kernel must keep the same promises that the explorer demands of us, except times, which the
+//! kernel takes from its own clock. So these promises are not only ours.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -24,23 +24,23 @@ use crate::calls::Calls;
 use crate::cut::{SHAPES, Shape, at_commit, compare, judge_by, logs, make, mount_options, top};
 use crate::subvolume_calls::Ours;
 
-/// Workloads in one volume.
+/// How many workloads share one volume.
 const TOGETHER: usize = 24;
 
-/// What became of workloads.
+/// Counts the results of workloads.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) workloads: usize,
-    /// Those that ended with a commit.
+    /// Workloads that ended with a commit.
     pub(crate) committed: usize,
     judged: usize,
     pub(crate) logs: usize,
-    /// What was promised and is not there.
+    /// Promises that were broken.
     broken: Vec<String>,
 }
 
 impl Tally {
-    /// Tells what became of them, and fails when a promise was broken.
+    /// Prints the counts, and fails when a promise was broken.
     #[track_caller]
     pub(crate) fn tell(&self) {
         let Self { workloads, committed, judged, logs, broken } = self;
@@ -57,18 +57,18 @@ pub(crate) struct Task<'w> {
     pub(crate) promised: Promised,
 }
 
-/// Who does the steps of one workload.
+/// Does the steps of one workload.
 pub(crate) type Doer<'d> = Box<dyn FnMut(&Step) + 'd>;
 
-/// A cut volume, and which workloads are judged in it.
+/// A cut volume, and the workloads that are judged in it.
 pub(crate) type Cut = (Disks, Range<usize>);
 
 fn generation(disks: &Disks) -> u64 {
     at_commit(disks.devices()).superblock().generation.0
 }
 
-/// Does one workload after the other, and cuts the volume behind the last one before each commit,
-/// and behind the last of all.
+/// Does one workload after the other, and cuts the volume after each. When a workload commits, this
+/// keeps the cut before it, if that has a log. It keeps the last cut too.
 pub(crate) fn cut_behind(
     judges: &Judges,
     disks: &Disks,
@@ -86,7 +86,7 @@ pub(crate) fn cut_behind(
         if now != committed {
             committed = now;
             tally.committed += 1;
-            // What was only in a log is judged as such. What was committed can be judged at any
+            // A log is judged before the commit replaces it. Committed data can be judged at any
             // time.
             cuts.extend(last.take_if(|(cut, _)| logs(cut) > 0));
         }
@@ -97,7 +97,7 @@ pub(crate) fn cut_behind(
     cuts
 }
 
-/// Judges what cut volumes have of the workloads that were done.
+/// Judges the workloads that are in cut volumes.
 #[track_caller]
 pub(crate) fn judge_cuts(
     judges: &Judges,
@@ -124,7 +124,7 @@ pub(crate) fn judge_cuts(
     }
 }
 
-/// What is wrong with what a cut volume has of a workload that was done.
+/// The promises of a workload that a cut volume breaks.
 fn broken_promises(cut: &Disks, task: &Task<'_>) -> Vec<String> {
     let volume = Volume::open(cut.devices(), &OpenOptions::default()).expect("the volume opens");
     let fs = top(&volume);
@@ -138,7 +138,7 @@ pub(crate) fn directory(workload: &Workload) -> String {
     workload.name.replace(':', "-")
 }
 
-/// Lets the kernel do the set-up, and gives who does the rest.
+/// Has the kernel do the set-up, and returns the calls that do the other steps.
 fn begin<'w>(mount: &Mount, workload: &'w Workload) -> (Task<'w>, Calls) {
     let root = mount.path().join(directory(workload));
     offshoot_testkit::run::run(
@@ -174,15 +174,14 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
         run_together(&judges, *shape, part, &mut tally);
     }
     tally.tell();
-    // The kernel commits instead where a log would not be enough: for half of those of two
+    // The kernel commits where a log would not be enough: for half of the workloads of two
     // operations.
     let is_sample = tally.workloads >= TOGETHER;
     assert!(!is_sample || tally.logs * 4 > tally.workloads, "{tally:?}: too few logs");
 }
 
-/// Whether a step syncs a file under one name of which another was taken over by a rename: the
-/// kernel logs of it what it knows. That may be both names, or that the name is gone, which then
-/// leads nowhere.
+/// Whether a step syncs a file whose other name was taken over by a rename. The kernel logs what it
+/// knows of the file: both names, or the removal of the taken one, which then leads nowhere.
 fn syncs_what_was_replaced(workload: &Workload) -> bool {
     let steps = workload.steps.iter().filter_map(|step| match step {
         Step::Do(op) => Some(op),
@@ -205,9 +204,9 @@ fn syncs_what_was_replaced(workload: &Workload) -> bool {
     })
 }
 
-/// Workloads that end with an fsync, for a sync leaves no log, and that the kernel can do: data
-/// does not move in its files. Subvolumes are made at a time of the kernel's there, by which they
-/// are not known again.
+/// Whether the kernel can do this workload and leave a log. It must end with an fsync, because a
+/// sync leaves no log. The kernel moves no data within these files. It makes subvolumes at a time
+/// of its own, so the test could not recognise them.
 fn can_be_logged(workload: &Workload) -> bool {
     let moves = |step: &Step| match step {
         Step::Do(Op::Fallocate { what, .. }) => {
@@ -222,15 +221,15 @@ fn can_be_logged(workload: &Workload) -> bool {
         && !syncs_what_was_replaced(workload)
 }
 
-/// Whether preallocated space may be shared: where a file has no hole beside it, the kernel takes
-/// that for data when it is asked for the next hole.
+/// Whether a workload may share preallocated space. If such a file has no hole there, the kernel
+/// takes that space for data when it looks for the next hole.
 fn shares_preallocated(workload: &Workload) -> bool {
     let is_share = |op: &Op| matches!(op, Op::Clone(_) | Op::Copy(..) | Op::Dedupe(_));
     workload.has(|op| matches!(op, Op::Fallocate { .. })) && workload.has(is_share)
 }
 
-/// Whether something is made in a directory with a list for new files, which the kernel heeds and
-/// operations of workloads do not.
+/// Whether a workload makes something in a directory with a default access control list. The kernel
+/// applies the list to new files, and the operations of workloads do not.
 fn inherits_list(workload: &Workload) -> bool {
     let is_default = |op: &Op| matches!(op, Op::SetAcl { is_default: true, .. });
     let changes = workload.steps.iter().filter(|step| matches!(step, Step::Do(_)));
@@ -248,8 +247,8 @@ fn every_workload_of_one_operation() {
 }
 
 /// Workloads of two operations: those that the variable `OFFSHOOT_WORKLOADS` names, as a failure
-/// told them, or as many as `OFFSHOOT_SWEEP` says. Those that may share preallocated space are
-/// together, for holes are not compared beside them.
+/// prints them, or as many as `OFFSHOOT_SWEEP` says. Those that may share preallocated space come
+/// together, because the test does not compare holes there.
 pub(crate) fn twos() -> Vec<Workload> {
     let generator = Generator::default();
     if let Ok(names) = std::env::var("OFFSHOOT_WORKLOADS") {
@@ -272,11 +271,13 @@ fn some_workloads_of_two_operations() {
     run(&some, &SHAPES);
 }
 
-/// An oracle that finds nothing proves nothing: what was not synced is missed.
+/// An oracle that finds nothing proves nothing: without the fsync, the test must find a broken
+/// promise.
 #[test]
 fn an_fsync_that_was_left_out_is_found() {
     let Some(judges) = judges::require() else { return };
-    // Of names in other directories nothing is promised, and what shares space holds what it did.
+    // An fsync promises nothing of names in other directories. A file after a deduplication holds
+    // the same bytes as before.
     let is_promised = |workload: &Workload| {
         let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = workload.steps.last() else {
             return false;

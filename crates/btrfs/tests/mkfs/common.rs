@@ -15,11 +15,11 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{Attr, FileSystem, FileType, Result, Timestamp};
 use uuid::Uuid;
 
-/// When the volumes of the tests are made.
+/// The time at which the tests make volumes.
 pub(crate) const TIME: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 123_456_789 };
 
-/// Default options with an id that no other volume of the machine has: the kernel
-/// mounts no two volumes with one id, and tests run side by side.
+/// Default options, with an id that no other volume of the machine has. The kernel mounts no two
+/// volumes with the same id, and tests run side by side.
 pub(crate) fn options() -> MkfsOptions {
     let mut bytes = [0; 16];
     std::fs::File::open("/dev/urandom")
@@ -38,9 +38,9 @@ pub(crate) fn make(judges: &Judges, mib: &[u64], options: &MkfsOptions) -> Resul
     Ok(disks)
 }
 
-/// The whole verdict on a new volume: we read it, `btrfs check` finds nothing, the kernel
-/// mounts it, finds every copy of everything right, writes `fill_mib` MiB and more to it
-/// without a complaint, we see what it wrote, and `btrfs check` still finds nothing.
+/// Judges a new volume. We read it, and `btrfs check` finds nothing. The kernel mounts it, finds
+/// every copy of everything right, and writes at least `fill_mib` MiB to it without a complaint. We
+/// see what the kernel wrote, and `btrfs check` still finds nothing.
 #[track_caller]
 pub(crate) fn judge(disks: &Disks, options: &MkfsOptions, fill_mib: u64) {
     assert_reads(disks, options);
@@ -61,8 +61,8 @@ pub(crate) fn judge(disks: &Disks, options: &MkfsOptions, fill_mib: u64) {
 
 /// The kernel reads every copy of every tree block and superblock, and all verify.
 ///
-/// The mount is read-only: on another one a bad copy that is read while it is mounted is
-/// repaired before the scrub comes to it.
+/// The mount is read-only, because a writable mount repairs a bad copy that it reads before the
+/// scrub comes to it.
 #[track_caller]
 fn scrub(disks: &Disks) {
     let mount = disks.mount("ro,noatime");
@@ -99,8 +99,8 @@ fn assert_silent(reports: &Reports) {
     assert!(all.is_empty(), "a sound volume was reported on: {all:?}");
 }
 
-/// We read the new volume as what was asked for: identity, an empty root directory, and
-/// every block of every tree, each of which is checked in full.
+/// Requires that we read the volume as the options ask: its identity, an empty root directory, and
+/// every block of every tree. Reading checks each block in full.
 #[track_caller]
 pub(crate) fn assert_reads(disks: &Disks, options: &MkfsOptions) {
     let (volume, reports) = open(disks);
@@ -118,7 +118,7 @@ pub(crate) fn read_new(volume: &Arc<Volume>, options: &MkfsOptions) {
     for id in trees {
         let root = match id {
             TreeId::ROOT => volume.root_tree(),
-            // Not every volume has every tree; those of quotas and 6 are no new volume's.
+            // A volume may lack some trees. A new one has no quota tree, and no tree with the id 6.
             _ => match volume.tree(id) {
                 Ok(root) => root,
                 Err(_) => continue,
@@ -145,7 +145,7 @@ pub(crate) fn read_new(volume: &Arc<Volume>, options: &MkfsOptions) {
     assert_eq!(entries, 0, "a new volume is empty");
 }
 
-/// The UUID tree leads to the top-level subvolume, and nowhere else.
+/// Requires that the UUID tree leads to the top-level subvolume, and nowhere else.
 #[track_caller]
 fn assert_uuid_tree(volume: &Arc<Volume>) {
     let mut items = Vec::new();
@@ -161,10 +161,10 @@ fn assert_uuid_tree(volume: &Arc<Volume>) {
     assert_eq!(items, [(key, 5u64.to_le_bytes().to_vec())]);
 }
 
-/// How many entries [`fill`] makes at least.
+/// [`fill`] makes at least this many entries.
 const FILES: u64 = 100;
 
-/// Writes what makes every tree change: small files, `mib` MiB of data, a subvolume, a
+/// Writes something that changes every tree: small files, `mib` MiB of data, a subvolume, a
 /// snapshot of it, and some removals.
 fn fill(root: &Path, mib: u64) {
     let path = |name: &str| root.join(name);
@@ -193,7 +193,6 @@ fn fill(root: &Path, mib: u64) {
     }
 }
 
-/// The UUID with this number.
 pub(crate) fn uuid(number: u128) -> Uuid {
     Uuid::from_u128(number)
 }

@@ -1,15 +1,15 @@
-//! `mkfs` before its judges: new volumes of every layout.
+//! Judges `mkfs`: new volumes of every layout.
 //!
 //! | module | what is judged |
 //! |---|---|
 //! | `matrix` | `btrfs check`, the kernel and our own reader accept every layout, before and after the kernel wrote to it |
 //! | `sizes` | the smallest volumes, the largest, and devices of different sizes |
-//! | `same` | what `mkfs.btrfs` writes into its superblock, we write; the same options give the same bytes |
-//! | `refusals` | what is refused, and that nothing is written then; errors and power cuts on the way |
+//! | `same` | our superblock says what that of `mkfs.btrfs` says; the same options give the same bytes |
+//! | `refusals` | refused options and devices, to which nothing is written; errors and power cuts on the way |
 //!
-//! A volume is judged by [`common::judge`]; a volume that no judge can take (more devices
-//! than the machine has loop devices, sectors that the kernel cannot mount) says so where it
-//! is made.
+//! [`common::judge`] judges a volume. Some volumes have no judge: they need more devices than the
+//! machine has loop devices, or sectors that the kernel cannot mount. A comment says so where they
+//! are made.
 
 mod common;
 mod matrix;

@@ -7,7 +7,7 @@ use offshoot_testkit::btrfs::judges;
 
 use crate::common::{judge, make, options};
 
-/// One test for each line: its name, the sizes of the devices in MiB, and the options.
+/// Makes one test of each line: its name, the sizes of the devices in MiB, and the options.
 macro_rules! matrix {
     ($($name:ident: $mib:expr, $change:expr;)*) => {
         $(

@@ -1,4 +1,4 @@
-//! What is refused, and that nothing is written then.
+//! Options and devices that `mkfs` refuses, without writing anything.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn defaults() -> MkfsOptions {
     MkfsOptions::new(uuid(1), TIME)
 }
 
-/// The refusal of a volume over `count` devices.
+/// The error of making a volume over `count` devices.
 #[track_caller]
 fn refusal(count: usize, change: impl FnOnce(&mut MkfsOptions)) -> Error {
     let devices: Vec<_> = (0..count).map(|_| device(200 * MIB)).collect();
@@ -95,7 +95,7 @@ fn a_device_is_one_member() {
     assert_invalid(&error, "twice");
 }
 
-/// What other programs made is not overwritten, and then it is.
+/// `mkfs` refuses to overwrite what other programs made, and overwrites it by force.
 #[test]
 fn a_used_device_needs_force() {
     let makers: [(&str, &[&str]); 6] = [
@@ -111,7 +111,7 @@ fn a_used_device_needs_force() {
         let disks = Disks::create(&judges, 1, 400);
         let image = disks.images()[0].as_os_str();
         let made = offshoot_testkit::run::command(words[0]).args(&words[1..]).arg(image).output();
-        // Only what makes btrfs is sure to be there.
+        // Only the tools of btrfs are sure to be there.
         if !made.is_ok_and(|output| output.status.success()) && name != "btrfs" {
             eprintln!("not judged: {} is not here", words[0]);
             continue;
@@ -130,7 +130,7 @@ fn a_used_device_needs_force() {
     }
 }
 
-/// A signature behind the last whole MiB counts, and goes.
+/// A signature behind the last whole MiB counts, and is removed.
 #[test]
 fn the_end_of_a_device_is_looked_at() {
     let device = device(200 * MIB + 700);
@@ -145,7 +145,7 @@ fn the_end_of_a_device_is_looked_at() {
     assert_eq!(found, [0; 8]);
 }
 
-/// Zeros are not written over zeros, which would make a sparse image whole.
+/// `mkfs` does not write zeros over zeros, which would allocate a sparse image.
 #[test]
 fn a_sparse_image_stays_sparse() {
     use std::os::unix::fs::MetadataExt;
@@ -157,8 +157,8 @@ fn a_sparse_image_stays_sparse() {
     assert!(bytes <= MIB, "{bytes} bytes for an empty volume");
 }
 
-/// Every request fails once: the error is reported, and what is on the devices is no
-/// volume, or a whole one.
+/// Every request fails once. `mkfs` reports the error, and the devices hold no volume or a complete
+/// one.
 #[test]
 fn errors_of_a_device_are_reported() {
     for (requests, word, least) in [
@@ -190,8 +190,8 @@ fn errors_of_a_device_are_reported() {
     }
 }
 
-/// A power cut while a volume is made over another one leaves the old one, the new one, or
-/// none: whatever opens is whole.
+/// A power cut while a new volume replaces an old one leaves the old one, the new one, or none. A
+/// volume that opens is complete.
 #[test]
 fn a_power_cut_leaves_one_volume_or_none() {
     let base = device(200 * MIB);
@@ -221,7 +221,7 @@ fn a_power_cut_leaves_one_volume_or_none() {
     assert!(none > 0 && olds > 0 && news > 0);
 }
 
-/// A smaller volume in place of a larger one leaves no old superblock behind.
+/// A smaller volume that replaces a larger one leaves no old superblock.
 #[test]
 fn old_superblocks_go() {
     let device = device(300 << 30);

@@ -1,4 +1,4 @@
-//! The same as `mkfs.btrfs`, and the same every time.
+//! Our `mkfs` makes the same as `mkfs.btrfs`, and the same every time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use offshoot_testkit::run::run;
 
 use crate::common::{TIME, make, options, uuid};
 
-/// What `dump-super` shows of a superblock, without what belongs to one volume alone.
+/// The fields of a superblock that `dump-super` shows, without those that differ between any two
+/// volumes.
 fn superblock(disks: &Disks) -> BTreeMap<String, String> {
     const OF_ONE_VOLUME: [&str; 12] = [
         "csum",
@@ -43,7 +44,7 @@ fn superblock(disks: &Disks) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The keys of all items of a tree in which no address stands.
+/// The keys of all items of a tree whose keys hold no addresses.
 fn keys(disks: &Disks, tree: &str) -> Vec<String> {
     let dump = Progs::of(disks).dump_tree(tree);
     let items = dump.lines().filter(|line| line.trim_start().starts_with("item "));
@@ -53,8 +54,8 @@ fn keys(disks: &Disks, tree: &str) -> Vec<String> {
         .collect()
 }
 
-/// `mkfs.btrfs` with `words` and our `mkfs` after `change` make volumes that say the same of
-/// themselves.
+/// Requires that `mkfs.btrfs` with `words` and our `mkfs` after `change` make volumes with the same
+/// superblock fields and keys.
 #[track_caller]
 fn assert_same(devices: usize, words: &[&str], change: fn(&mut MkfsOptions)) {
     let Some(judges) = judges::require() else { return };
@@ -71,7 +72,7 @@ fn assert_same(devices: usize, words: &[&str], change: fn(&mut MkfsOptions)) {
 
 #[test]
 fn defaults_are_those_of_current_mkfs() {
-    // Version 6.19 turns the block group tree on by default; older ones have to be asked.
+    // `mkfs.btrfs` 6.19 turns the block group tree on by default. Older versions need the option.
     assert_same(1, &["-O", "block-group-tree"], |_| {});
     assert_same(3, &["-O", "block-group-tree"], |_| {});
 }

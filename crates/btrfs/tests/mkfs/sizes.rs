@@ -14,7 +14,7 @@ use crate::common::{assert_reads, judge, make, options, read_new};
 
 const MIB: u64 = 1 << 20;
 
-/// The least MiB that the error of a volume on 1 MiB asks for.
+/// The smallest size in MiB, from the error of making a volume on 1 MiB.
 fn least_mib(devices: usize, options: &MkfsOptions) -> u64 {
     let devices = memory(&vec![MIB; devices]);
     let error = mkfs(&devices, options).expect_err("a volume on 1 MiB");
@@ -29,8 +29,8 @@ fn memory(sizes: &[u64]) -> Vec<Arc<dyn BlockDevice>> {
     sizes.iter().map(device).collect()
 }
 
-/// The size that the refusal names is enough, one MiB less is not, and the volume of that size
-/// is one that the kernel can write to.
+/// The size that the refusal names is enough, and one MiB less is not. The kernel can write to a
+/// volume of that size.
 #[track_caller]
 fn judge_smallest(devices: usize, change: fn(&mut MkfsOptions)) {
     let Some(judges) = judges::require() else { return };
@@ -88,8 +88,8 @@ fn smallest_mixed_dup() {
     });
 }
 
-/// Sizes that are no whole number of anything, one that ends within a superblock copy
-/// and one that ends right behind it.
+/// Sizes that are not whole sectors or MiB; one ends within a superblock copy, and one ends right
+/// behind it.
 #[test]
 fn odd_sizes() {
     let Some(judges) = judges::require() else { return };
@@ -129,8 +129,8 @@ fn enormous() {
     judge(&disks, &options, 20);
 }
 
-/// The second copy of metadata begins at a superblock: 1 MiB, twice 8 MiB of system, and 47 MiB of
-/// metadata, a tenth of the volume in two copies.
+/// The second copy of metadata begins at a superblock: before it are 1 MiB, twice 8 MiB of system
+/// chunks, and 47 MiB of metadata. The metadata is a tenth of the volume in two copies.
 #[test]
 fn metadata_begins_at_a_superblock() {
     let Some(judges) = judges::require() else { return };
@@ -145,7 +145,7 @@ fn metadata_begins_at_a_superblock() {
     }
 }
 
-/// Chunks go to the devices with the most room, whatever their order.
+/// Chunks go to the devices with the most free space, whatever their order.
 #[test]
 fn devices_of_different_sizes() {
     let Some(judges) = judges::require() else { return };
@@ -163,7 +163,7 @@ fn devices_of_different_sizes() {
     }
 }
 
-/// Trees of several leaves: 24 devices with the smallest nodes.
+/// Trees of several leaves: 24 devices and the smallest nodes.
 #[test]
 fn many_devices() {
     let Some(judges) = judges::require() else { return };
@@ -177,7 +177,7 @@ fn many_devices() {
     }
 }
 
-/// More devices than a system chunk has stripes for, and a chunk tree of three levels.
+/// More devices than a system chunk can have stripes, and a chunk tree of three levels.
 #[test]
 fn thousands_of_devices() {
     for (count, profile) in [(130, Profile::Raid0), (130, Profile::Raid10), (4000, Profile::Raid1)]
@@ -194,7 +194,7 @@ fn thousands_of_devices() {
     }
 }
 
-/// The kernel here mounts no sectors of more than a page; `btrfs check` reads them.
+/// The kernel here cannot mount sectors larger than a page. `btrfs check` reads them.
 #[test]
 fn large_sectors() {
     let Some(judges) = judges::require() else { return };

@@ -1,8 +1,8 @@
-//! All operations on a volume that may be damaged, on what is there and on what they make
-//! themselves.
+//! All operations on a volume that may be damaged: on its old files, and on files that the
+//! operations make.
 //!
-//! Half of what a volume shows is left alone by name, and must be there afterwards. An operation
-//! may fail: with an error of its own kind, and not for ever.
+//! A hash of the path decides which half of the old files is left alone; these must be there
+//! afterwards. An operation may fail, with an error of its own kind and after a bounded time.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,13 +23,13 @@ use crate::view::View;
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 5 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 7, gid: 7, umask: None, at: AT };
 
-/// How often each kind of operation is done.
+/// How many times each kind of operation is done.
 const ROUNDS: usize = 2;
 
 /// A kind of operation.
 type Operation = fn(&mut Churn) -> Result<()>;
 
-/// All of them.
+/// All kinds.
 const OPERATIONS: [(&str, Operation); 36] = [
     ("create", Churn::create),
     ("create many", Churn::create_many),
@@ -69,27 +69,27 @@ const OPERATIONS: [(&str, Operation); 36] = [
     ("read-only", Churn::read_only),
 ];
 
-/// What is done to one volume.
+/// The work on one volume.
 pub(crate) struct Churn {
     fs: Filesystem,
     calls: Ours,
     random: Random,
-    /// What may be changed: paths with what stands there.
+    /// Files that may be changed, with their paths.
     files: Vec<(Vec<u8>, FileId)>,
     dirs: Vec<(Vec<u8>, FileId)>,
     subvolumes: Vec<(Vec<u8>, FileId)>,
-    /// Directories that get new names.
+    /// Directories in which operations make new names.
     places: Vec<FileId>,
-    /// What was changed, or may have been, besides.
+    /// Other files that an operation changed, or may have changed.
     touched: HashSet<FileId>,
     /// Roots of subvolumes that were deleted.
     deleted: BTreeSet<u64>,
     next: u32,
-    /// What was done, and what came of it.
+    /// The operations that were done, and their results.
     pub(crate) told: Vec<String>,
 }
 
-/// Whether what stands at `path` may be changed.
+/// Whether the file at `path` may be changed.
 fn is_free(path: &[u8], seed: u64) -> bool {
     let mut hasher = DefaultHasher::new();
     (path, seed).hash(&mut hasher);
@@ -97,7 +97,7 @@ fn is_free(path: &[u8], seed: u64) -> bool {
 }
 
 impl Churn {
-    /// Nothing was done yet to the volume that shows `view`.
+    /// No operation was done yet on the volume that shows `view`.
     pub(crate) fn new(fs: &Filesystem, view: &View, mut random: Random) -> Self {
         let seed = random.number();
         let (mut files, mut dirs, mut subvolumes) = (Vec::new(), Vec::new(), Vec::new());
@@ -120,7 +120,7 @@ impl Churn {
             }
         }
         if places.is_empty() {
-            // The root is no directory any more. It is asked all the same.
+            // A damaged root is not a directory any more. Operations try it all the same.
             places.push(fs.root());
         }
         let calls = Ours(fs.clone());
@@ -141,7 +141,7 @@ impl Churn {
         }
     }
 
-    /// Does every operation, in any order, and stores what came of it.
+    /// Does every operation, in random order, and syncs at last.
     pub(crate) fn run(&mut self) {
         let mut order: Vec<_> =
             OPERATIONS.iter().cycle().take(ROUNDS * OPERATIONS.len()).copied().collect();
@@ -166,10 +166,10 @@ impl Churn {
         self.note("the last sync", outcome);
     }
 
-    /// Whether what stands at the path of `view` should be there as it was.
+    /// Whether the file at this path of `view` must be as it was.
     pub(crate) fn is_untouched(&self, view: &View, path: &[u8]) -> bool {
         let is_in_deleted = |file: FileId| self.deleted.contains(&file.dev);
-        // The path leads through all that is above.
+        // The file is untouched only if everything above it is.
         let above = (0..=path.len()).filter(|&at| at == path.len() || path[at] == b'/');
         above.map(|at| view.get(&path[..at])).all(|seen| {
             seen.is_some_and(|seen| !is_in_deleted(seen.file) && !self.touched.contains(&seen.file))
@@ -189,14 +189,14 @@ impl Churn {
         of.get(index(random, of.len().max(1))).cloned().ok_or_else(none)
     }
 
-    /// A file that is there, and is touched now.
+    /// An old file, which counts as touched from now on.
     fn file(&mut self) -> Result<FileId> {
         let (_, file) = Self::pick(&mut self.random, &self.files)?;
         self.touched.insert(file);
         Ok(file)
     }
 
-    /// The place of a file that is there, which is touched now, with the file.
+    /// The place of an old file, and the file, which counts as touched from now on.
     fn place_of(&mut self) -> Result<(FileId, Vec<u8>, FileId)> {
         let (path, file) = Self::pick(&mut self.random, &self.files)?;
         self.touched.insert(file);
@@ -215,14 +215,14 @@ impl Churn {
         Ok((dir, rest.to_vec()))
     }
 
-    /// A directory and a name that is new.
+    /// A directory and a new name.
     fn new_place(&mut self) -> (FileId, Vec<u8>) {
         self.next += 1;
         let dir = self.places[index(&mut self.random, self.places.len())];
         (dir, format!("new-{}", self.next).into_bytes())
     }
 
-    /// A directory in the subvolume of `file`, and a name that is new.
+    /// A directory in the subvolume of `file`, and a new name.
     fn new_place_beside(&mut self, file: FileId) -> (FileId, Vec<u8>) {
         let mut place = self.new_place();
         for _ in 0..20 {
@@ -398,7 +398,7 @@ impl Churn {
         self.fallocate(if is_insert { Fallocate::Insert } else { Fallocate::Collapse }, 8192)
     }
 
-    /// The same range of one file and of a new one beside it.
+    /// The same range of an old file and of a new one beside it.
     fn pair(&mut self) -> Result<(Position, Position, u64)> {
         let file = self.file()?;
         let (dir, name) = self.new_place_beside(file);

@@ -1,4 +1,4 @@
-//! The fields of the structures that are patched, by where they are in an item.
+//! The fields of the structures that are patched, by their offset in the item.
 
 use offshoot_btrfs_format::ItemType;
 
@@ -6,13 +6,14 @@ use offshoot_btrfs_format::ItemType;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Field {
     pub(crate) name: String,
-    /// Where it begins, in bytes.
+    /// The offset of its first byte.
     pub(crate) at: usize,
-    /// How many bytes it has; of more than eight only bits are changed.
+    /// Its length in bytes. In a field of more than eight bytes, a patch flips single bits.
     pub(crate) width: usize,
 }
 
-/// Names, and how wide each field is, one behind the other from `at` on. A name of `_` is left out.
+/// The fields of a structure with these names and widths in bytes, from offset `at` on. A field `_`
+/// is skipped.
 fn layout(at: usize, fields: &[(&str, usize)]) -> Vec<Field> {
     let mut at = at;
     let mut all = Vec::new();
@@ -114,8 +115,8 @@ const DEVICE: [(&str, usize); 14] = [
 
 const DATA_REF: [(&str, usize); 4] = [("root", 8), ("objectid", 8), ("offset", 8), ("count", 4)];
 
-/// The fields of a superblock behind its checksum, its id and its own address. What is between
-/// those that are here is the array of system chunks, which has its own.
+/// The fields of a superblock behind its checksum, its id and its own address. The gap between them
+/// holds the array of system chunks, which has its own fields.
 const SUPERBLOCK: [(&str, usize); 26] = [
     ("flags", 8),
     ("magic", 8),
@@ -145,10 +146,10 @@ const SUPERBLOCK: [(&str, usize); 26] = [
     ("cache_generation", 8),
 ];
 
-/// Where the first field of a superblock is.
+/// The offset of the first field of a superblock.
 const SUPERBLOCK_AT: usize = 56;
 
-/// Where the array of system chunks begins.
+/// The offset of the array of system chunks.
 const SYSTEM_CHUNKS_AT: usize = 811;
 
 /// The fields of a superblock.
@@ -163,7 +164,7 @@ pub(crate) fn of_superblock() -> Vec<Field> {
     all
 }
 
-/// The references that stand in an extent item from `at` on.
+/// The inline references of an extent item, from offset `at` on.
 fn inline_references(data: &[u8], mut at: usize) -> Vec<Field> {
     let mut all = Vec::new();
     while let Some(&kind) = data.get(at) {
@@ -181,7 +182,7 @@ fn inline_references(data: &[u8], mut at: usize) -> Vec<Field> {
     all
 }
 
-/// The fields of an item of this type with these contents: those that are inside it.
+/// The fields of an item of this type, as far as these contents reach.
 pub(crate) fn of_item(item_type: ItemType, data: &[u8]) -> Vec<Field> {
     let mut all = match item_type {
         ItemType::CHUNK_ITEM => {

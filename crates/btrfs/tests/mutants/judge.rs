@@ -1,7 +1,8 @@
-//! `btrfs check` and the kernel, asked of volumes in memory.
+//! Judges volumes in memory: `btrfs check` and the kernel.
 //!
-//! The images of a volume are kept in files. Before a judge looks, what differs is written there,
-//! and what differed the last time is undone: that is far less than an image.
+//! The images of a volume are in files. Before a judge looks, this writes the differences of the
+//! volume to the files, and undoes the differences of the volume before. That is far less than a
+//! whole image.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
@@ -19,7 +20,7 @@ use offshoot_testkit::run::command;
 use crate::image::{Image, Patched};
 use crate::view::{View, view};
 
-/// How long `btrfs check` may take, in seconds. It does not end on every volume.
+/// How long `btrfs check` may take, in seconds. On some volumes it never ends.
 const CHECK_SECONDS: &str = "20";
 
 /// The images of a volume in files.
@@ -31,15 +32,15 @@ pub(crate) struct Judge {
     touched: Vec<BTreeSet<(u64, usize)>>,
 }
 
-/// What `btrfs check` complains of: the kinds of complaints, and how many of each there are.
+/// The complaints of `btrfs check`: their kinds, and the objects of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Complaints {
     kinds: BTreeMap<String, BTreeSet<String>>,
-    /// It did not come to an end by itself.
+    /// Whether it crashed or was stopped.
     pub(crate) is_broken: bool,
 }
 
-/// How `btrfs check` looks.
+/// The mode of `btrfs check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// It keeps a record of each extent and inode.
@@ -58,7 +59,7 @@ impl Mode {
 }
 
 impl Judge {
-    /// A judge of volumes that differ little from the one on `disks`, whose images these are.
+    /// A judge of volumes that differ little from the one on `disks`. `images` are its images.
     pub(crate) fn new(disks: Disks, images: &[Arc<Image>]) -> Self {
         let open = |path| File::options().write(true).open(path).expect("an image opens");
         let files: Vec<_> = disks.images().iter().map(open).collect();
@@ -67,7 +68,7 @@ impl Judge {
         Self { disks, files, sound, touched }
     }
 
-    /// Makes the files hold what the devices do, which lie over the images.
+    /// Makes the files hold what the devices hold. The devices lie over the images.
     fn hold(&mut self, devices: &[Arc<MemoryDevice>]) {
         for (member, device) in devices.iter().enumerate() {
             let file = &self.files[member];
@@ -86,7 +87,7 @@ impl Judge {
         }
     }
 
-    /// Writes copies of the images as they are on the devices to `dir`.
+    /// Writes the images, as they are on the devices, to files in `dir`.
     pub(crate) fn keep(&mut self, devices: &[Arc<MemoryDevice>], dir: &Path) {
         self.hold(devices);
         std::fs::create_dir_all(dir).expect("a directory");
@@ -97,7 +98,7 @@ impl Judge {
         }
     }
 
-    /// Images that differ little from those of the volume, as devices over these.
+    /// Devices over our images that hold what is on `disks`. Those images differ little from ours.
     pub(crate) fn images_over(&self, disks: &Disks) -> Vec<Arc<MemoryDevice>> {
         const PIECE: usize = 16 << 10;
         let member = |(sound, path): (&Patched, &std::path::PathBuf)| {
@@ -120,7 +121,7 @@ impl Judge {
     /// What `btrfs check` finds in one of its modes.
     pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>], mode: Mode) -> Complaints {
         self.hold(devices);
-        // It finds several members only when they are block devices.
+        // `btrfs check` finds several members only if they are block devices.
         let attached = (self.files.len() > 1).then(|| Attached::new(self.disks.images()));
         let mut check = command("timeout");
         check.args([CHECK_SECONDS, "btrfs", "check", "--readonly"]);
@@ -139,32 +140,44 @@ impl Judge {
     /// What the kernel shows.
     ///
     /// # Errors
-    /// What it said when it refused to mount it.
+    /// The error of the mount, when the kernel refuses it.
     pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<View, String> {
+        let seen = |mount: &Path| HostFilesystem::new(mount).map(|host| view(&host));
+        self.look_at_kernels(devices, seen)?.map_err(|error| error.to_string())
+    }
+
+    /// What `look` finds on the kernel's mount of the volume.
+    ///
+    /// # Errors
+    /// What the kernel said when it refused to mount it.
+    pub(crate) fn look_at_kernels<T>(
+        &mut self,
+        devices: &[Arc<MemoryDevice>],
+        look: impl FnOnce(&Path) -> T,
+    ) -> Result<T, String> {
         self.hold(devices);
         let Some(judges) = judges::require() else { return Err("there is no kernel".to_owned()) };
-        // Even a mount that only reads replays a log, which must not stay in the files.
+        // Even a read-only mount replays a log, and that must not stay in the files.
         let copy = self.disks.copy(&judges);
         let options = "ro,noatime,subvolid=5";
         let mount = |options: &str| Mount::try_new(copy.images(), options);
         let mount = mount(options).or_else(|error| {
-            // It may still have been busy with the one before. Of a volume that ours stopped to
-            // write a log may be left that cannot be replayed, because it meets what was wrong.
+            // The devices may still have been busy with the mount before. When we stopped to write
+            // a damaged volume, we may have left a log that the kernel cannot replay, because the
+            // replay meets the damage.
             std::thread::sleep(Duration::from_millis(200));
             mount(&format!("{options},rescue=nologreplay")).map_err(|_| error)
         })?;
-        let host = HostFilesystem::new(mount.path()).map_err(|error| error.to_string())?;
-        let seen = view(&host);
-        drop(host);
-        Ok(seen)
+        Ok(look(mount.path()))
     }
 }
 
 impl Judge {
-    /// Has the kernel mount the volume for writing and lets `work` change it: the images then.
+    /// Has the kernel mount the volume for writing, and runs `work` on it. Returns the images after
+    /// that.
     ///
     /// # Errors
-    /// What it said when it refused to mount it, or that it does not come back.
+    /// The error of the mount, when the kernel refuses it, or that the kernel does not return.
     pub(crate) fn kernel_changes(
         &mut self,
         devices: &[Arc<MemoryDevice>],
@@ -180,7 +193,7 @@ impl Judge {
             let changed = mount.map(|mount| {
                 work(mount.path());
                 if let Ok(root) = File::open(mount.path()) {
-                    // It may have stopped writing, which is an answer too.
+                    // The kernel may have stopped writing, which is a valid result.
                     let _ = rustix::fs::syncfs(root);
                 }
                 drop(mount);
@@ -199,8 +212,8 @@ impl Complaints {
     }
 
     fn parse(output: &str) -> Self {
-        // Which range it is that a group counts as free changes with every write. What stays is
-        // told in one more line: which group.
+        // The free range that a group counts changes with every write. Another line of the same
+        // complaint names the group, and that stays.
         const HARMLESS: [&str; 27] = [
             "warning line #",
             "wanted bytes #, found #",
@@ -265,10 +278,12 @@ impl Complaints {
         self.kinds.is_empty() && !self.is_broken
     }
 
-    /// Whether the low-memory mode, which made both, finds more wrong with files than `before`.
+    /// Whether the low-memory mode finds more wrong with files than `before`, which is of that mode
+    /// too.
     ///
-    /// An entry that names the last inode number confuses that mode, too: then it says more or less
-    /// of the same directory, or of the same index in it. What else it complains of is worse.
+    /// An entry that names the last inode number confuses that mode. It then reports more or fewer
+    /// complaints about the same directory, or about the same index in it. Any other new complaint
+    /// is worse.
     pub(crate) fn is_worse_for_files_than(&self, before: &Self) -> bool {
         const LAST_INODE: &str = "18446744073709551615";
         // `ERROR: root 5 DIR INDEX[297 14] name`
@@ -293,10 +308,10 @@ impl Complaints {
         before.is_broken || !self.beyond(before).is_empty()
     }
 
-    /// What is complained of here and was not `before`: the kind, and an example.
+    /// The complaints that are here and not in `before`: the kind, and an example.
     pub(crate) fn beyond(&self, before: &Self) -> BTreeMap<String, String> {
         let mut new = BTreeMap::new();
-        // What is wrong with an extent may be said in another way when it was changed once more.
+        // The complaint about an extent may change its kind when the extent changes once more.
         let addresses: HashSet<_> =
             before.kinds.values().flatten().filter_map(|one| address(one)).collect();
         let is_new = |object: &&String| address(object).is_none_or(|at| !addresses.contains(at));
@@ -305,15 +320,16 @@ impl Complaints {
         };
         let bad = before.kinds.get(BAD_EXTENT).into_iter().flatten();
         let bad: HashSet<_> = bad.map(inode).collect();
-        // A tree of which no two structures agree where it begins, or that does not have what is
-        // counted for it, is found to be so in another way when one of them changes.
+        // Some trees are already wrong: structures disagree about their root, or a block that is
+        // counted for them is missing. When one of the structures changes, the complaint has
+        // another kind.
         let unlike = before.kinds.get(ROOT_ITEM).into_iter().flatten();
         let unlike = unlike.filter_map(|object| object.split(' ').next());
         let without = before.kinds.get(NO_TREE_BLOCK).into_iter().flatten();
         let without = without.filter_map(|object| object.split(' ').nth(2));
         let bad_roots: HashSet<_> = unlike.chain(without).collect();
         for (kind, objects) in &self.kinds {
-            // What is behind an extent that is not aligned is taken for a part of it.
+            // `btrfs check` takes what follows an unaligned extent for a part of it.
             let is_behind_bad = |object: &&String| kind == NO_CSUM && bad.contains(&inode(object));
             let is_of_bad_root = |object: &&String| {
                 [ROOT_ITEM, NO_ROOT_DIR].contains(&kind.as_str())
@@ -323,7 +339,7 @@ impl Complaints {
             let objects = objects.iter().filter(is_new);
             let objects: Vec<_> = objects.collect();
             let known = before.kinds.get(kind).map_or(0, BTreeSet::len);
-            // A snapshot doubles what is wrong in its source.
+            // A snapshot doubles the errors of its source.
             let allowed = if known == 0 { 0 } else { 4 * known + 8 };
             if objects.len() > allowed {
                 let example = objects.first().map_or("", |object| object.as_str());
@@ -338,11 +354,11 @@ impl Complaints {
     }
 }
 
-/// How it says that a tree has another root than the extent tree knows.
+/// How `btrfs check` reports that a tree has another root than the extent tree knows.
 const ROOTS: [&str; 3] =
     ["btree root extent for root", "has a root item with", "root item for root #"];
 
-/// How it says that what is free is not what no extent has.
+/// How `btrfs check` reports that free space and extents disagree.
 const FREE_SPACE: [&str; 2] =
     ["still entries left in the space cache", "cache appears valid but isn't"];
 
@@ -353,10 +369,10 @@ const NO_TREE_BLOCK: &str = "tree extent[#, #] root # has no tree block found";
 const BAD_EXTENT: &str = "root # inode #: bad file extent";
 const NO_CSUM: &str = "root # inode #: some csum missing";
 
-/// What is said when `btrfs check` was stopped.
+/// The complaint that stands for a `btrfs check` that was stopped.
 pub(crate) const NO_END: &str = "it does not come to its end";
 
-/// The logical address that the numbers of a complaint begin with.
+/// The logical address at the beginning of a complaint's numbers.
 fn address(numbers: &str) -> Option<&str> {
     let first = numbers.split(' ').next()?;
     first.parse::<u64>().ok().filter(|&number| number >= 1 << 16).map(|_| first)

@@ -1,5 +1,5 @@
-//! What the kernel does to a mutant, so that what it leaves behind can be compared: about as much
-//! as ours, to the same files.
+//! Changes that the kernel makes to a mutant: about as many as we make, to the same files. So the
+//! results can be compared.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,11 +12,11 @@ use offshoot_testkit::random::Random;
 use offshoot_testkit::run::try_run;
 use rustix::fs::{FallocateFlags, XattrFlags};
 
-/// New files.
+/// How many new files it makes.
 const NEW: u64 = 100;
 
-/// Changes the files at these paths below `mount`, and adds new ones. What fails is left: a mutant
-/// may be such that nothing goes.
+/// Changes the files at these paths below `mount`, and adds new ones. Errors are ignored: on some
+/// mutants every call fails.
 pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>]) {
     let mut random = Random::new(5);
     let paths: Vec<_> = touched.iter().map(|path| mount.join(OsStr::from_bytes(path))).collect();
@@ -48,12 +48,12 @@ pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>]) {
         }
     }
     let command = |args: &[&OsStr]| drop(try_run("btrfs", args));
-    // An empty one first: it may get the number of one that the extent tree still knows.
+    // An empty one first: it may get the number of a subvolume that the extent tree still has.
     let to = mount.join("kernel-subvolume");
     command(&["subvolume".as_ref(), "create".as_ref(), to.as_ref()]);
     let snapshot = mount.join("kernel-snapshot");
     command(&["subvolume".as_ref(), "snapshot".as_ref(), mount.as_ref(), snapshot.as_ref()]);
-    // Ours may have removed any of these. A second, damaged name of a removed file stays.
+    // We may have removed any of these files. If a damaged file has a second name, that name stays.
     for path in touched {
         drop(std::fs::remove_file(snapshot.join(OsStr::from_bytes(path))));
     }
@@ -61,7 +61,7 @@ pub(crate) fn churn(mount: &Path, touched: &[Vec<u8>]) {
         command(&["subvolume".as_ref(), "delete".as_ref(), path.as_ref()]);
         drop(std::fs::remove_dir(path));
     }
-    // Not for longer than it makes sense: what was deleted may never go from a damaged volume.
+    // With a time limit: a damaged volume may never drop what was deleted.
     sync(mount);
     let wait = ["5".as_ref(), "btrfs".as_ref(), "subvolume".as_ref(), "sync".as_ref()];
     drop(try_run("timeout", &[&wait[..], &[mount.as_os_str()]].concat()));
@@ -89,7 +89,7 @@ fn change(number: usize, path: &Path, bytes: &[u8]) -> Result<()> {
     file.sync_all()
 }
 
-/// Has everything written, if it can be.
+/// Has the kernel write everything. Errors are ignored.
 fn sync(mount: &Path) {
     if let Ok(root) = File::open(mount) {
         let _ = rustix::fs::syncfs(root);

@@ -6,26 +6,29 @@
 //!    (7 layouts)  (a number)    │              │
 //!                               │           churn: every operation, on files old and new
 //!                               │              │
-//!                          btrfs check      btrfs check      no complaint that is new
-//!                          our view         our view         no file is lost that was left alone,
+//!                          btrfs check      btrfs check      no new complaint
+//!                          our view         our view         no untouched file is lost,
 //!                          the kernel's     the kernel's     unless the kernel never showed it
 //! ```
 //!
 //! A patch sets a field of an item or a superblock, swaps contents, removes an item, changes its
-//! key, or adds one; all checksums are made right, in all copies. What was wrong before may be
+//! key, or adds one. It makes all checksums right, in all copies. What was wrong before may be
 //! wrong afterwards.
 //!
-//! The judges look in the order of what they cost. `btrfs check` looks at what the churn left, and
-//! only when it complains at the mutant as it was before. The kernel is asked when something that
-//! was left alone reads otherwise, and of a sample. What is wrong then is excused when the kernel,
-//! which changes a copy of the mutant as much, leaves the same behind.
+//! The cheapest judge looks first. `btrfs check` looks at the volume after the churn. Only when it
+//! complains, it looks at the mutant before the churn too. The kernel looks when an untouched file
+//! reads otherwise, and at a sample of all mutants. A new error is excused when the kernel leaves
+//! the same one behind, after it has changed a copy of the mutant as much.
 //!
-//! The ordinary run does the same to the same volumes each time: it says whether a change broke
-//! what held. The campaign looks for what was never seen, on volumes that are made anew.
-//! `OFFSHOOT_SEED` chooses another run, or repeats that of a campaign, `OFFSHOOT_MUTANT` does one
-//! mutant of each layout alone and says what was done to it, `OFFSHOOT_MUTANTS` is how many there
-//! are for each layout, `OFFSHOOT_STRUCTURES` names the types of items that are patched
-//! (`INODE_ITEM,SUPERBLOCK`), and `OFFSHOOT_KEEP` is a directory for images of those that fail.
+//! The ordinary run does the same to the same volumes each time: it shows whether a change of ours
+//! broke what held before. The campaign makes new volumes and looks for errors that were never
+//! seen.
+//!
+//! - `OFFSHOOT_SEED` chooses another run, or repeats a run of a campaign.
+//! - `OFFSHOOT_MUTANT` does one mutant of each layout alone, and prints what was done to it.
+//! - `OFFSHOOT_MUTANTS` is the number of mutants of each layout.
+//! - `OFFSHOOT_STRUCTURES` names the types of items that are patched (`INODE_ITEM,SUPERBLOCK`).
+//! - `OFFSHOOT_KEEP` is a directory for images of the mutants that fail.
 
 mod churn;
 #[path = "../hostile/damage.rs"]
@@ -38,6 +41,7 @@ mod kernel;
 #[path = "../../../btrfs-format/tests/mutation/mod.rs"]
 mod mutation;
 mod patch;
+mod refused;
 mod stories;
 #[path = "../shared/subvolume_calls.rs"]
 mod subvolume_calls;
@@ -61,16 +65,16 @@ use offshoot_vfs::{Error, Result};
 use view::{View, view};
 use volumes::{LAYOUTS, Sound};
 
-/// What one mutant may take, time of a slow machine included.
+/// How long one mutant may take, on a slow machine.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Mutants of each layout in a run that names none.
+/// Mutants of each layout in a run without `OFFSHOOT_MUTANTS`.
 const MUTANTS: u64 = 300;
 
-/// The seed of a run that names none.
+/// The seed of a run without `OFFSHOOT_SEED`.
 const SEED: u64 = 19;
 
-/// The kernel looks at one of so many without being asked.
+/// The kernel looks at one mutant of so many without a reason.
 const KERNEL_EVERY: u64 = 40;
 
 type Members = Vec<Arc<MemoryDevice>>;
@@ -79,12 +83,12 @@ fn devices(members: &Members) -> Vec<Arc<dyn BlockDevice>> {
     members.iter().map(|member| member.clone() as Arc<dyn BlockDevice>).collect()
 }
 
-/// Devices that hold the same as these, and keep what is written to them for themselves.
+/// Devices with the same contents. What is written to them does not reach the originals.
 fn copies(members: &Members) -> Members {
     members.iter().map(|member| Arc::new(member.snapshot())).collect()
 }
 
-/// A number for what devices hold over their images.
+/// A hash of what the devices hold over their images.
 fn hash(members: &Members) -> u64 {
     let mut hasher = DefaultHasher::new();
     for member in members {
@@ -93,8 +97,8 @@ fn hash(members: &Members) -> u64 {
     hasher.finish()
 }
 
-/// What our reader shows. Where writing ended a log may be left that cannot be replayed, because it
-/// meets what was wrong.
+/// What our reader shows. Where writing stopped, there may be a log that cannot be replayed,
+/// because the replay meets the damage.
 fn show(members: &Members) -> Result<View> {
     let open = |options: &OpenOptions| {
         let volume = Volume::open(devices(members), options)?;
@@ -105,18 +109,18 @@ fn show(members: &Members) -> Result<View> {
     Ok(view(&fs))
 }
 
-/// What became of a mutant.
+/// The result of one mutant.
 struct Outcome {
-    /// What our reader shows of it before; an error when it does not open.
+    /// What our reader showed before; an error when the volume did not open.
     before: Result<View>,
-    /// Why it is not written, if it is not.
+    /// Why we refused to write it, if we did.
     refused: Option<Error>,
-    /// What was done, and the paths of `before` that were left alone.
+    /// The operations that were done, and the paths of `before` that they left alone.
     told: Vec<String>,
     untouched: Vec<Vec<u8>>,
 }
 
-/// Opens a mutant, does everything to it, and closes it.
+/// Opens a mutant, does every operation, and closes it.
 fn write(members: &Members, random: Random, has_thread: bool) -> Outcome {
     let before = show(members);
     let told = Arc::new(Mutex::new(Vec::new()));
@@ -147,7 +151,7 @@ fn write(members: &Members, random: Random, has_thread: bool) -> Outcome {
     Outcome { before, refused: None, told: all, untouched }
 }
 
-/// Runs [`write`] on a thread of its own, within the limit.
+/// Runs [`write`] on a thread of its own, within [`CASE_LIMIT`].
 fn write_within_limit(
     members: &Members,
     random: Random,
@@ -171,7 +175,7 @@ fn write_within_limit(
     }
 }
 
-/// The paths that were left alone and do not read as before.
+/// The untouched paths that do not read as before.
 fn changed(before: &View, after: &View, untouched: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let is_lost = |path: &&Vec<u8>| {
         let old = &before[*path];
@@ -185,7 +189,7 @@ fn paths(paths: &[Vec<u8>]) -> String {
     format!("{} paths ({})", paths.len(), shown.collect::<Vec<_>>().join(", "))
 }
 
-/// How many mutants came to which end.
+/// Counts the results of mutants.
 #[derive(Debug, Default)]
 struct Tally {
     refused: u64,
@@ -193,11 +197,11 @@ struct Tally {
     broken_off: u64,
     complained_of: u64,
     seen_by_kernel: u64,
-    /// The kernel does the same.
+    /// The kernel leaves the same error behind.
     excused: u64,
 }
 
-/// One mutant of a volume; what is wrong with what became of it.
+/// Makes and writes one mutant of a volume. Returns the problems.
 fn judge(
     sound: &mut Sound,
     seed: u64,
@@ -205,8 +209,8 @@ fn judge(
     tally: &mut Tally,
     is_told: bool,
 ) -> Vec<String> {
-    // What a generator gives goes into the next one: streams of seeds that are near each other
-    // would be much alike.
+    // Each output of a generator seeds the next one, because streams of nearby seeds are much
+    // alike.
     let mut random =
         Random::new(Random::new(Random::new(seed).number() ^ number).number() ^ sound.number);
     let patch = std::iter::repeat_with(|| sound.structures.draw(&sound.target, &mut random));
@@ -246,13 +250,13 @@ fn judge(
     problems.iter().map(|problem| format!("mutant {number}: {}: {problem}", patch.what)).collect()
 }
 
-/// Something that became worse.
+/// A change for the worse.
 enum Problem {
-    /// A kind of complaints of `btrfs check`, and what it says.
+    /// A kind of complaints of `btrfs check`, and an example.
     Complaint(String, String),
-    /// Files that were left alone are lost.
+    /// Untouched files are lost.
     Lost(String),
-    /// What must not be, whatever the kernel does.
+    /// An error that is never excused, whatever the kernel does.
     Never(String),
 }
 
@@ -265,18 +269,18 @@ impl Problem {
     }
 }
 
-/// What `btrfs check` finds in `now` that it does not find in `before`.
+/// What `btrfs check` finds in `now` and does not find in `before`.
 ///
 /// Its original mode loses its records of inodes where an entry names the last inode number, or
-/// where a damaged entry stands in a leaf that snapshots share. So its other mode must confirm what
-/// it says of files.
+/// where a damaged entry is in a leaf that snapshots share. So its low-memory mode must confirm
+/// complaints about files.
 fn complaints(judge: &mut Judge, before: &Members, now: &Members) -> Vec<Problem> {
     let after = judge.check(now, Mode::Original);
     if after.is_empty() {
         return vec![];
     }
     let known = judge.check(before, Mode::Original);
-    // Where it does not come to its end it says nothing.
+    // Where it does not end, it reports nothing.
     if known.is_broken {
         return vec![];
     }
@@ -291,13 +295,13 @@ fn complaints(judge: &mut Judge, before: &Members, now: &Members) -> Vec<Problem
     beyond.into_iter().map(|(kind, text)| Problem::Complaint(kind, text)).collect()
 }
 
-/// Whether a kind of complaints is of the inodes and names of a subvolume, or may come from these.
+/// Whether this kind of complaints is about inodes and names of a subvolume, or may come from them.
 fn is_of_files(kind: &str) -> bool {
     kind.starts_with("root # ") || kind.starts_with("unresolved ref ") || kind == NO_END
 }
 
-/// Which of the paths that were left alone the kernel does not show any more; `None` when it did
-/// not mount it before.
+/// The untouched paths that the kernel does not show any more; `None` when the kernel did not mount
+/// the volume before.
 fn lost_to_kernel(
     judge: &mut Judge,
     before: &Members,
@@ -308,7 +312,7 @@ fn lost_to_kernel(
     Some(judge.kernel(now).map(|after| changed(&before, &after, untouched)))
 }
 
-/// What is wrong with what became of `mutant`, which is `members` now.
+/// The problems of `mutant`, which has become `members`.
 fn verdict(
     sound: &mut Sound,
     mutant: &Members,
@@ -323,7 +327,7 @@ fn verdict(
         if hash(mutant) == hash(members) {
             return vec![];
         }
-        // Before the first subvolume is shown, files without names go.
+        // Before the first subvolume is opened, the engine removes files without names.
         if !matches!(error, Error::Corrupt(_)) {
             problems.push(Problem::Never(format!("it is refused and was written: {error}")));
         }
@@ -363,7 +367,7 @@ fn verdict(
     problems.into_iter().map(Problem::text).collect()
 }
 
-/// Takes out what the kernel does as well, when it does as much to a copy.
+/// Removes the problems that the kernel causes as well, when it changes a copy as much.
 fn excuse(
     judge: &mut Judge,
     mutant: &Members,
@@ -397,7 +401,7 @@ fn excuse(
     }
 }
 
-/// Judges mutants of a volume, and tells what is wrong.
+/// Judges mutants of a volume, and returns the problems.
 fn sweep(mut sound: Sound, seed: u64, numbers: impl Iterator<Item = u64>) -> Vec<String> {
     let is_told = from_env("OFFSHOOT_MUTANT").is_some();
     let (mut tally, mut problems) = (Tally::default(), Vec::new());
@@ -409,7 +413,7 @@ fn sweep(mut sound: Sound, seed: u64, numbers: impl Iterator<Item = u64>) -> Vec
     problems
 }
 
-/// The numbers of an ordinary run, or the one that is asked for.
+/// The numbers of an ordinary run, or the one of `OFFSHOOT_MUTANT`.
 fn numbers() -> std::ops::Range<u64> {
     match from_env("OFFSHOOT_MUTANT") {
         Some(number) => number..number + 1,
@@ -461,7 +465,7 @@ fn xxhash() {
     sweep_of("xxhash");
 }
 
-/// Makes the carried volumes anew, after which other mutants are made of them.
+/// Makes the carried volumes anew. The same seed then makes other mutants.
 #[test]
 #[ignore = "it changes the repository"]
 fn carry_new_volumes() {
@@ -471,11 +475,11 @@ fn carry_new_volumes() {
     }
 }
 
-/// More than fits into a test run: `cargo xtask campaign mutants`.
+/// More mutants than fit into a test run: `cargo xtask campaign mutants`.
 #[test]
 #[ignore = "takes as long as one likes; cargo xtask campaign mutants runs it"]
 fn campaign() {
-    /// Mutants of a sound volume before another one is made.
+    /// How many mutants are made of a sound volume before the next volume.
     const BATCH: u64 = 1000;
     let seed = seed_of("campaign");
     let count = from_env("OFFSHOOT_MUTANTS").unwrap_or(10_000);

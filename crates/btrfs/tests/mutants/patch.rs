@@ -1,5 +1,5 @@
-//! One patch of one structure: drawn by a number, described, and written to a volume with checksums
-//! that fit.
+//! One patch of one structure: drawn by a number, described in words, and written to a volume with
+//! right checksums.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -14,34 +14,34 @@ use crate::damage::{Target, header};
 use crate::fields::{self, Field};
 use crate::mutation::{index, pack, unpack};
 
-/// The unit of data, in bytes.
+/// The size of a sector, in bytes.
 const SECTOR: u64 = 4096;
 
 /// The items of a leaf.
-type Items = Vec<(Key, Vec<u8>)>;
+pub(crate) type Items = Vec<(Key, Vec<u8>)>;
 
-/// What is written over a volume.
+/// A change of a volume.
 pub(crate) struct Patch {
     /// In words: the structure, the field, the values.
     pub(crate) what: String,
-    /// The tree block that changes, by its number among those of the volume, and its new contents.
+    /// The number of the tree block that changes, among those of the volume, and its new contents.
     block: Option<(usize, Vec<u8>)>,
-    /// Bytes of all superblocks, by their place.
+    /// The bytes that change in all superblocks, by their offset.
     superblock: Option<(usize, Vec<u8>)>,
 }
 
-/// The leaves of a volume, taken apart, and where there is an item of each type.
+/// The leaves of a volume, unpacked, and where there are items of each type.
 pub(crate) struct Structures {
     leaves: BTreeMap<usize, Items>,
     by_type: BTreeMap<u8, Vec<(usize, usize)>>,
-    /// Leaves to which a pointer leads, which has their first key.
+    /// Leaves that a pointer leads to. The pointer repeats their first key.
     pointed: HashSet<usize>,
 }
 
-/// Stands for the superblock among types of items.
+/// The number for the superblock among the types of items.
 const SUPERBLOCK: u8 = 255;
 
-/// Whether structures of this type are patched: all, or those that `OFFSHOOT_STRUCTURES` names.
+/// Whether structures of this type are patched: all are, unless `OFFSHOOT_STRUCTURES` names some.
 fn is_asked_for(item_type: u8) -> bool {
     let Ok(names) = std::env::var("OFFSHOOT_STRUCTURES") else { return true };
     let name = ItemType(item_type).name().unwrap_or("SUPERBLOCK");
@@ -77,8 +77,8 @@ impl Structures {
         Self { leaves, by_type, pointed }
     }
 
-    /// A patch of a structure of any type, all types alike; `None` when what was drawn cannot be
-    /// done.
+    /// A patch of a structure of any type, each type with the same chance; `None` when the drawn
+    /// patch cannot be done.
     pub(crate) fn draw(&self, target: &Target, random: &mut Random) -> Option<Patch> {
         let types: Vec<_> = self.by_type.keys().copied().filter(|&one| is_asked_for(one)).collect();
         let drawn = index(random, types.len() + 1);
@@ -86,11 +86,42 @@ impl Structures {
             return is_asked_for(SUPERBLOCK).then(|| superblock(target, random));
         };
         let places = &self.by_type[item_type];
-        let (leaf, slot) = places[index(random, places.len())];
+        let place = places[index(random, places.len())];
+        self.patch(target, random, place)
+    }
+
+    /// A patch of one item of a leaf.
+    pub(crate) fn draw_in(
+        &self,
+        target: &Target,
+        random: &mut Random,
+        leaf: usize,
+    ) -> Option<Patch> {
+        let slot = index(random, self.leaves[&leaf].len());
+        self.patch(target, random, (leaf, slot))
+    }
+
+    /// Whether a pointer leads to this leaf, which is no root then.
+    pub(crate) fn has_pointer(&self, leaf: usize) -> bool {
+        self.pointed.contains(&leaf)
+    }
+
+    /// The leaves, by the numbers of their blocks, with their items.
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = (usize, &Items)> {
+        self.leaves.iter().map(|(&number, items)| (number, items))
+    }
+
+    fn patch(
+        &self,
+        target: &Target,
+        random: &mut Random,
+        (leaf, slot): (usize, usize),
+    ) -> Option<Patch> {
+        let places = &self.by_type[&self.leaves[&leaf][slot].0.item_type.0];
         let other = places[index(random, places.len())];
         let donor = &self.leaves[&other.0][other.1];
         let mut items = self.leaves[&leaf].clone();
-        let has_upper_key = self.pointed.contains(&leaf);
+        let has_upper_key = self.has_pointer(leaf);
         let done = match random.below(20) {
             0..12 => field(random, &mut items[slot], donor),
             12 => {
@@ -118,7 +149,7 @@ impl Structures {
     }
 }
 
-/// A value for a field that has `old`, in words too.
+/// A new value for a field that has `old`, and the change in words.
 fn value(random: &mut Random, old: u64, other: u64, width: usize) -> (u64, &'static str) {
     let mask = if width >= 8 { u64::MAX } else { (1 << (width * 8)) - 1 };
     let (new, how) = match random.below(12) {
@@ -142,7 +173,7 @@ fn get(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(all)
 }
 
-/// Changes a field in `bytes`, and says how; `None` when it stays as it is.
+/// Changes a field in `bytes`, and describes the change; `None` when the field stays as it is.
 fn change(random: &mut Random, bytes: &mut [u8], other: &[u8], field: &Field) -> Option<String> {
     let Field { name, at, width } = field;
     let range = *at..at + width;
@@ -158,7 +189,6 @@ fn change(random: &mut Random, bytes: &mut [u8], other: &[u8], field: &Field) ->
     (new != old).then(|| format!("{name} from {old} to {new} ({how})"))
 }
 
-/// Changes a field of an item.
 fn field(random: &mut Random, item: &mut (Key, Vec<u8>), other: &(Key, Vec<u8>)) -> Option<String> {
     let fields = fields::of_item(item.0.item_type, &item.1);
     let field = fields.get(index(random, fields.len().max(1)))?;
@@ -170,7 +200,7 @@ fn is_ordered(items: &Items) -> bool {
     items.is_sorted_by(|one, other| one.0 < other.0)
 }
 
-/// Changes the key of an item, and leaves it where it stands.
+/// Changes the key of an item, and leaves the item in its slot.
 fn key(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
     let key = &mut items[slot].0;
     let change = |random: &mut Random, old: u64| value(random, old, old, 8).0;
@@ -191,14 +221,14 @@ fn copy(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
     is_ordered(items).then(|| format!("there is a copy of it at {key}"))
 }
 
-/// Gives the inode, or whatever has this number, an item of a type that is known nowhere, or of one
-/// that is not used here.
+/// Gives the object of an item, often an inode, another item: of an unknown type, or of a type that
+/// is not used here.
 fn unknown(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
     const TYPES: [u8; 6] = [2, 36, 37, 38, 99, 254];
     let item_type = ItemType(TYPES[index(random, TYPES.len())]);
     let key = Key::new(items[slot].0.objectid, item_type, random.below(3));
     let at = items.partition_point(|item| item.0 < key);
-    // Behind the last one another leaf may have what comes next.
+    // The next key may be in the next leaf.
     if at == 0 || at == items.len() {
         return None;
     }
@@ -221,6 +251,11 @@ fn superblock(target: &Target, random: &mut Random) -> Patch {
 }
 
 impl Patch {
+    /// The tree block that changes and its new contents, without a checksum that fits.
+    pub(crate) fn block(&self) -> Option<&(usize, Vec<u8>)> {
+        self.block.as_ref()
+    }
+
     /// Writes it to the members of the volume.
     pub(crate) fn apply(&self, target: &Target, members: &[Arc<MemoryDevice>]) {
         if let Some((number, bytes)) = &self.block {

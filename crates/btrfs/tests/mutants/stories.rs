@@ -1,7 +1,8 @@
-//! Damage by name: what must become of it, and what the kernel does with the same.
+//! Named damage: what we must do with it, and what the kernel does with the same.
 
 mod left;
 mod names;
+mod sums;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::{Members, copies, devices};
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// A volume that the kernel made, with damage that has a name.
+/// A volume of the kernel, with one named damage.
 struct Story {
     target: Target,
     judge: Judge,
@@ -31,12 +32,12 @@ struct Story {
 }
 
 impl Story {
-    /// A volume with what `fill` writes, in small tree blocks.
+    /// A volume with the files that `fill` writes, in small tree blocks.
     fn new(judges: &Judges, fill: fn(&Path)) -> Self {
         Self::of(judges, fill, |_| {})
     }
 
-    /// The same, which ours changes then.
+    /// The same, and then we change it.
     fn of(judges: &Judges, fill: fn(&Path), change: impl FnOnce(&Filesystem)) -> Self {
         Self::made(judges, "-n 4096", fill, change)
     }
@@ -56,7 +57,7 @@ impl Story {
         Self::on(disks)
     }
 
-    /// The volume on these disks as it is now.
+    /// The volume on these disks in its present state.
     fn on(disks: Disks) -> Self {
         let read = |path: &std::path::PathBuf| Arc::new(Image::read(path).expect("an image"));
         let images: Vec<_> = disks.images().iter().map(read).collect();
@@ -73,7 +74,8 @@ impl Story {
         }
     }
 
-    /// The block of `tree` that has an item with this key, by its number, as it is now.
+    /// The present contents of the block of `tree` that has an item with this key, and the number
+    /// of the block.
     #[track_caller]
     fn leaf(&self, tree: TreeId, key: Key) -> (usize, Vec<u8>) {
         for (number, block) in self.target.blocks.iter().enumerate() {
@@ -111,19 +113,19 @@ impl Story {
         self.write(number, &vec![0xa5; bytes.len()]);
     }
 
-    /// What `btrfs check` says of the volume as it is now.
+    /// What `btrfs check` reports about the volume now.
     fn check(&mut self) -> Complaints {
         self.judge.check(&self.members, Mode::Original)
     }
 
-    /// `btrfs check` finds nothing that it did not find before.
+    /// Requires that `btrfs check` finds nothing that it did not find before.
     #[track_caller]
     fn assert_no_worse_than(&mut self, before: &Complaints) {
         let beyond = self.check().beyond(before);
         assert!(beyond.is_empty(), "btrfs check: {:#?}", beyond.values());
     }
 
-    /// Opens it for writing, without a thread of its own.
+    /// Opens it for writing, without a thread of the volume.
     fn open(&self) -> Filesystem {
         self.open_with(None, None)
     }
@@ -138,7 +140,7 @@ impl Story {
         volume.filesystem(SubvolumeId::FS).expect("every volume has one")
     }
 
-    /// The keys that `tree` has for an object.
+    /// The keys of an object in `tree`.
     fn keys(&self, tree: TreeId, objectid: u64) -> Vec<Key> {
         let volume = Volume::open(devices(&self.members), &OpenOptions::default());
         let volume = volume.expect("it opens");
@@ -153,7 +155,7 @@ impl Story {
         keys
     }
 
-    /// Has the kernel mount a copy as it is now, do something to it, and gives the copy.
+    /// Has the kernel mount a copy of the present volume and run `work` on it. Returns the copy.
     fn kernel_does(&mut self, work: impl FnOnce(&Path) + Send + 'static) -> Self {
         let members = copies(&self.members);
         let changed = self.judge.kernel_changes(&members, work);

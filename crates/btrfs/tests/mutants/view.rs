@@ -1,5 +1,5 @@
-//! What a volume shows, path by path, errors included: for a comparison before and after a
-//! workload.
+//! Everything that a volume shows, path by path, with errors. The test compares it before and after
+//! a workload.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,26 +7,26 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{FileId, FileSystem, FileType, Result};
 
-/// The most names that are looked at, and the most data of one file: a damaged volume may claim any
-/// number.
+/// The most names that it visits, and the most bytes that it reads of one file: a damaged volume
+/// may claim any number.
 const MOST_NAMES: usize = 5000;
 const MOST_BYTES: u64 = 16 << 20;
 
 /// The deepest path.
 const MOST_DEPTH: usize = 40;
 
-/// What stands at a path.
+/// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) file: FileId,
-    /// The type, and what is read of it: a hash of data, length, target and extended attributes, or
-    /// the error.
+    /// The type, and what reads of it give: a hash of data, length, target and extended attributes,
+    /// or the error.
     pub(crate) file_type: Option<FileType>,
     pub(crate) contents: std::result::Result<u64, String>,
 }
 
 impl Seen {
-    /// Whether the same can be read here as there. Where a file is stored does not matter.
+    /// Whether reads give the same for both. The place of a file does not matter.
     pub(crate) fn reads_as(&self, other: &Self) -> bool {
         self.file_type == other.file_type && self.contents == other.contents
     }
@@ -53,8 +53,8 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
             && directories.insert(file);
         if is_new && depth < MOST_DEPTH {
             let mut entries = Vec::new();
-            // When it fails, names are missing, which is seen. A new name that cannot be opened, as
-            // that of a snapshot of a damaged subvolume, is no loss.
+            // When this fails, names are missing, and the comparison finds that. A new name that
+            // cannot be opened, as of a snapshot of a damaged subvolume, is no loss.
             let _ = fs.read_dir(file, 0, &mut |entry| {
                 entries.push((entry.name.to_vec(), entry.file));
                 if entries.len() < MOST_NAMES {
@@ -63,8 +63,8 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
                     ControlFlow::Break(())
                 }
             });
-            // The first that leads to a directory is the one that has it: the order must not depend
-            // on what was made in between.
+            // A directory belongs to the first path that leads to it. The sort makes that
+            // independent of what was made in between.
             entries.sort();
             for (name, file) in entries.into_iter().rev() {
                 let below = if path.is_empty() { name } else { [&path[..], b"/", &name].concat() };
@@ -77,7 +77,7 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
     view
 }
 
-/// A hash of what can be read of a file. Zeros and holes are one.
+/// A hash of what can be read of a file. Holes count as zeros.
 fn contents(fs: &dyn FileSystem, file: FileId, file_type: FileType) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     let mut attributes = Vec::new();

@@ -1,7 +1,7 @@
-//! The sound volumes: the kernel fills them, and ours leaves what a crash does.
+//! The sound volumes: the kernel fills them, and we leave in them what a crash leaves.
 //!
 //! The repository carries one of each layout (`fixtures/mutants`), so that a run can be repeated. A
-//! campaign makes new ones, which differ in addresses, times and UUIDs.
+//! campaign makes new ones, with other addresses, times and UUIDs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +31,6 @@ const fn layout(name: &'static str, members: usize, mkfs: &'static str) -> Layou
     Layout { name, members, mkfs }
 }
 
-/// All layouts.
 pub(crate) const LAYOUTS: [Layout; 7] = [
     layout("default", 1, ""),
     layout("small-nodes", 1, "-n 4096 -m single"),
@@ -42,7 +41,7 @@ pub(crate) const LAYOUTS: [Layout; 7] = [
     layout("xxhash", 1, "-n 4096 -m dup -d dup --csum xxhash"),
 ];
 
-/// A sound volume, and what is patched in it.
+/// A sound volume, and the structures of it that are patched.
 pub(crate) struct Sound {
     /// The name of its layout, and a number for it.
     pub(crate) name: &'static str,
@@ -53,11 +52,10 @@ pub(crate) struct Sound {
     pub(crate) judge: Judge,
 }
 
-/// The size of a member.
+/// The size of a member, in MiB.
 const MIB: u64 = 256;
 
 impl Layout {
-    /// Makes a volume.
     pub(crate) fn make(&self, judges: &Judges) -> Sound {
         self.sound(self.disks(judges))
     }
@@ -71,7 +69,7 @@ impl Layout {
         self.sound(disks)
     }
 
-    /// Makes the volume anew that the repository carries.
+    /// Makes the carried volume of this layout anew.
     pub(crate) fn carry(&self, judges: &Judges) {
         for (member, image) in self.disks(judges).images().iter().enumerate() {
             let packed = self.packed(member);
@@ -104,7 +102,7 @@ impl Layout {
     }
 }
 
-/// Leaves files without names, and a subvolume that was deleted and not dropped.
+/// Leaves files without names, and a subvolume that is deleted and not dropped.
 fn leave_orphans(disks: &Disks) {
     let at = Timestamp { secs: 1_650_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o600, uid: 1, gid: 1, umask: None, at };
@@ -114,7 +112,7 @@ fn leave_orphans(disks: &Disks) {
     let volumes = fs.lookup(fs.root(), b"volumes").expect("it was filled");
     let source = fs.lookup(volumes, b"source").expect("it was filled");
     for (dir, len) in [(fs.root(), 30_000), (source, 100), (source, 50_000)] {
-        // It is never released: with the next mount it goes.
+        // The file is never released: the next mount removes it.
         let file = fs.create_unnamed(dir, false, &new).expect("there is room");
         fs.write(file, 0, &vec![b'o'; len], at).expect("there is room");
     }

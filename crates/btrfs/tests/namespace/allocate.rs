@@ -1,5 +1,5 @@
-//! Space of files that is allocated, punched and zeroed: ours and the kernel do the same to two
-//! volumes, and come to the same.
+//! Preallocating, punching and zeroing files: the kernel and we do the same to two volumes, and get
+//! the same result.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,7 +20,7 @@ use crate::layout::{Sector, for_each_extent, sectors};
 const FILES: u64 = 300;
 const STEPS: u64 = 6;
 
-/// Something that is done to a file.
+/// An operation on a file.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Write { offset: u64, len: usize },
@@ -29,7 +29,8 @@ enum Op {
 }
 
 impl Op {
-    /// Mostly on the boundaries of sectors, or only there, and small, so that ranges meet.
+    /// A small random range. Most ranges begin and end on sector boundaries (all of them if
+    /// `is_whole`), so that ranges meet.
     fn random(random: &mut Random, is_whole: bool) -> Self {
         let mut place = |sectors: u64| match random.below(3) {
             0 if !is_whole => random.below(sectors * 4096),
@@ -79,7 +80,8 @@ impl Op {
     }
 }
 
-/// Where data and holes begin, from everywhere in and behind the file.
+/// Requires that we find data and holes where the kernel does, from everywhere in the file and
+/// behind it.
 fn assert_seeks_alike(fs: &dyn FileSystem, file: FileId, kernel: &File) {
     for offset in (0..30 * 4096).step_by(1024) {
         let seek = |from| rustix::fs::seek(kernel, from).ok();
@@ -96,7 +98,7 @@ fn assert_seeks_alike(fs: &dyn FileSystem, file: FileId, kernel: &File) {
     }
 }
 
-/// Short random sequences, each on a file of its own, synced after every step.
+/// Does short random sequences, each on a file of its own, with a sync after every step.
 fn the_kernel_does_the_same(mkfs: &[&str]) {
     let Some(judges) = judges::require() else { return };
     let mut random = Random::new(seed_of_run());
@@ -160,8 +162,8 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
     }
     for (number, ops) in ops.iter().enumerate() {
         let name = name(number);
-        // Into sectors that are punched in part, or in which a file ends, the kernel may write
-        // zeros where we do not.
+        // In sectors that are punched in part, or in which a file ends, the kernel may write zeros
+        // where we do not.
         let [theirs, ours] = [&their_fs, &our_fs].map(|fs| {
             let is_inline = |(at, is)| (at, is == Sector::Inline);
             let all = sectors(fs, at(fs, &name)).into_iter().map(is_inline);
@@ -178,7 +180,7 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         }
     }
     drop((their_fs, our_fs));
-    // The kernel writes into what we allocated.
+    // The kernel writes into space that we allocated.
     for number in 0..ops.len() {
         let file = File::options().write(true).open(mount.path().join(name(number)));
         file.expect("it opens").write_all_at(&[8; 9000], 3000).expect("it writes");
@@ -197,7 +199,7 @@ fn the_kernel_allocates_and_punches_the_same_with_explicit_holes() {
     the_kernel_does_the_same(&["-n", "4k", "-O", "^no-holes"]);
 }
 
-/// Space that was allocated can be written when nothing else can, and punched.
+/// On a full volume, space that was allocated before can still be written and punched.
 #[test]
 fn allocated_space_can_be_written_on_a_full_volume() {
     const LEN: u64 = 6 << 20;
@@ -223,12 +225,12 @@ fn allocated_space_can_be_written_on_a_full_volume() {
         }
     }
     let data = Random::new(5).bytes(usize::try_from(LEN).expect("small"));
-    // In pieces of whole sectors, the last one first.
+    // In pieces of whole sectors, from the last to the first.
     for start in (0..data.len()).step_by(PIECE).rev() {
         let part = &data[start..data.len().min(start + PIECE)];
         fs.write(kept, start as u64, part, AT).expect("the space is there");
     }
-    // And in pieces of any size, which meet in sectors that are not written back yet.
+    // And in pieces of any size, which share sectors that are not written back yet.
     for (number, part) in data.chunks(1000).enumerate().take(2000) {
         fs.write(stream, number as u64 * 1000, part, AT).expect("the space is there");
     }
@@ -254,8 +256,8 @@ fn allocated_space_can_be_written_on_a_full_volume() {
     }
 }
 
-/// Whoever allocated held data while it waited for metadata, which is the same in mixed groups: it
-/// waited for itself.
+/// Regression: in mixed groups, a preallocation reserved data and then waited for metadata. Both
+/// come from the same groups, so it waited for itself.
 #[test]
 fn allocation_goes_on_until_mixed_groups_are_full() {
     let Some(judges) = judges::require() else { return };
@@ -282,7 +284,8 @@ fn allocation_goes_on_until_mixed_groups_are_full() {
     check(&disks);
 }
 
-/// Punching a part out of an extent took what is kept for removals, although it makes trees larger.
+/// Regression: punching a hole into an extent makes the trees larger. It used up the space that is
+/// kept for removals.
 #[test]
 fn removals_work_after_punching_on_full_metadata() {
     let Some(judges) = judges::require() else { return };
@@ -318,7 +321,7 @@ fn removals_work_after_punching_on_full_metadata() {
     check(&disks);
 }
 
-/// What a snapshot or a clone has too is not written in place.
+/// Space that a snapshot or a clone shares is not written in place.
 #[test]
 fn shared_space_is_written_elsewhere() {
     let Some(judges) = judges::require() else { return };
@@ -373,8 +376,8 @@ fn shared_space_is_written_elsewhere() {
     }
 }
 
-/// What is preallocated behind the end of a file was cut off before it was known whether its
-/// extents can be moved: it was lost with a move that was refused, and with every other.
+/// Regression: we cut off the space that is preallocated behind the end of a file before we knew
+/// whether its extents can be moved. A refused move lost that space, and so did every other move.
 #[test]
 fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     const EXTENTS: u64 = 1500;
@@ -430,7 +433,7 @@ fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     let all = sectors(&fs, file);
     assert_eq!(all.range(size..).count() as u64, BEHIND / 4096);
     assert_eq!(all.keys().last(), Some(&(size + BEHIND / 4096 - 1)));
-    // Where no file ends nothing is moved to.
+    // Nothing is moved beyond the largest size of a file.
     fs.fallocate(file, keep, (1 << 63) - 8192, 8191, AT).expect("there is room");
     fs.fallocate(file, Fallocate::Insert, 4096, 4096, AT).expect("there is room");
     fs.sync().expect("a commit");
@@ -439,12 +442,11 @@ fn what_is_allocated_behind_the_end_moves_with_the_rest() {
     judge(&disks, 2);
 }
 
-/// Pieces that are written next to each other, each by itself and in any order, are one item in the
-/// end, as they are for the kernel.
+/// Adjacent pieces, each written by itself and in any order, end up as one item, as in the kernel.
 #[test]
 fn written_pieces_of_allocated_space_become_one() {
     const PIECE: u64 = 3 * 4096;
-    // Behind another one, before it, alone, and between two.
+    // Each piece comes behind another one, before another one, alone, or between two.
     const ORDER: [u64; 9] = [4, 5, 3, 0, 1, 8, 7, 6, 2];
     let Some(judges) = judges::require() else { return };
     let [theirs, ours] = [(); 2].map(|()| {

@@ -1,5 +1,5 @@
-//! What a volume does by itself: commits by time and by what is changed, and bounds on what is in
-//! memory.
+//! What a volume does by itself: it commits by the clock and by the amount of changes, and limits
+//! what is in memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ fn volume(options: &OpenOptions) -> (Arc<CheckedDevice>, Filesystem) {
     (device, volume.filesystem(TreeId::FS).expect("the top level"))
 }
 
-/// What a crash now would leave.
+/// The volume that a crash now would leave.
 fn committed(device: &MemoryDevice) -> Filesystem {
     let devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device.snapshot())];
     let volume = Volume::open(devices, &OpenOptions::default()).expect("it opens");
     volume.filesystem(TreeId::FS).expect("the top level")
 }
 
-/// Waits until a crash would leave what is asked for: as long as a busy machine may take.
+/// Waits until a crash would leave what `is_there` wants, with a limit that suits a busy machine.
 fn wait_for(device: &MemoryDevice, is_there: impl Fn(&Filesystem) -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(60);
     while Instant::now() < end {
@@ -107,7 +107,8 @@ fn data_is_written_back_when_there_is_much_of_it() {
             });
         }
     });
-    // 32,000 KiB were written, of which a megabyte and what the writers are at may be in memory.
+    // 32,000 KiB were written. A megabyte of it may be in memory, and the pieces that the writers
+    // are writing.
     let mut written = 0;
     let mut sector = [0; 4096];
     for offset in (0..512 << 20).step_by(4096) {

@@ -13,10 +13,10 @@ use uuid::Uuid;
 
 use crate::shown::show;
 
-/// The moment of all changes that need none of their own.
+/// The time of all changes that need no time of their own.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
 
-/// A file of root.
+/// A new file that belongs to root.
 pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Opens the volume for writing.
@@ -24,7 +24,6 @@ pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     open_with(disks, &OpenOptions::default())
 }
 
-/// Opens the volume for writing, with these options.
 pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
     let devices = disks
         .images()
@@ -37,7 +36,8 @@ pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
     Volume::open_writable(devices, options).expect("the volume opens")
 }
 
-/// A new volume of so many MiB in memory, and its device. It is checked when the device is dropped.
+/// A new volume of `mib` MiB in memory, and its device. The judges check it when the device is
+/// dropped.
 pub(crate) fn in_memory(node_size: u32, mib: u64) -> Arc<CheckedDevice> {
     let device = Arc::new(CheckedDevice::sparse(mib << 20, |device| {
         show(std::slice::from_ref(device)).expect("it opens")
@@ -59,14 +59,14 @@ pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// `btrfs check` finds nothing, and the kernel shows what we show.
+/// Requires that `btrfs check` finds nothing, and that the kernel shows what we show.
 pub(crate) fn judge(disks: &Disks, at_least: u64) {
     check(disks);
     let mount = disks.mount("ro,noatime");
     compare(&open_read_only(disks), mount.path()).assert_same(at_least);
 }
 
-/// `btrfs check` finds nothing.
+/// Requires that `btrfs check` finds nothing.
 pub(crate) fn check(disks: &Disks) {
     run("btrfs", &["check", "--readonly", disks.images()[0].to_str().expect("a plain path")]);
 }

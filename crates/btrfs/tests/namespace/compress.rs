@@ -1,4 +1,4 @@
-//! Data that is compressed when it is written, before the kernel and the check.
+//! Data that is compressed when it is written, judged by the kernel and `btrfs check`.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn open(disks: &Disks, options: &OpenOptions) -> Filesystem {
     open_with(disks, options).filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// How the extents of a file are compressed, whether they are inline, and how long they are on
+/// The extents of a file: how they are compressed, whether they are inline, and their length on
 /// disk.
 fn extents(fs: &Filesystem, path: &str) -> Vec<(Compression, bool, u64)> {
     let mut all = Vec::new();
@@ -48,7 +48,7 @@ fn check_data(disks: &Disks) {
     run("btrfs", &["check", "--readonly", "--check-data-csum", &image]);
 }
 
-/// Files with data of every kind and length, of which some is written again.
+/// Writes files with data of every kind and length, and writes some of it again.
 fn fill(fs: &Filesystem, random: &mut Random) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
     for len in [1, 900, 2048, 2500, 4096, 4097, 70_000, 131_072, 1_300_000] {
@@ -80,7 +80,7 @@ fn assert_holds(dir: &Path, files: &[(String, Vec<u8>)]) {
     }
 }
 
-/// Every method makes what the kernel and the tool that restores read.
+/// The kernel and `btrfs restore` read what every method writes.
 #[test]
 fn the_kernel_reads_what_every_method_makes() {
     let Some(judges) = judges::require() else { return };
@@ -102,9 +102,9 @@ fn the_kernel_reads_what_every_method_makes() {
             assert_eq!(is_marked, name == "noise", "{method}: {name}");
             match data.len() {
                 _ if name == "noise" => assert!(!is_compressed, "{method}: {name}"),
-                // It makes little smaller.
+                // This level saves little.
                 _ if method == "zstd:-15" => {}
-                // A sector is inline when half of it is enough for it.
+                // A file of one sector is inline if it is compressed to half a sector.
                 0..4097 => assert!(found[0].1, "{method}: {name}"),
                 4097 => {}
                 _ => assert!(is_compressed && on_disk < data.len() as u64, "{method}: {name}"),
@@ -117,7 +117,7 @@ fn the_kernel_reads_what_every_method_makes() {
         let restored = tempfile::tempdir().expect("a directory");
         run("btrfs", &["restore", &image, restored.path().to_str().expect("a plain path")]);
         assert_holds(restored.path(), &files);
-        // The kernel writes over parts of it, and we go on.
+        // The kernel overwrites parts of it, and then we write again.
         let mount = disks.mount("rw,noatime");
         assert_holds(mount.path(), &files);
         for (name, data) in files.iter_mut().filter(|(_, data)| data.len() > 50_000) {
@@ -140,8 +140,8 @@ fn the_kernel_reads_what_every_method_makes() {
     }
 }
 
-/// The level arrives where data is compressed: trying harder makes the same data smaller, and the
-/// kernel reads it.
+/// The level reaches the compressor: a higher level makes the same data smaller, and the kernel
+/// reads it.
 #[test]
 fn levels_make_a_difference() {
     let Some(judges) = judges::require() else { return };
@@ -164,8 +164,8 @@ fn levels_make_a_difference() {
     }
 }
 
-/// A property goes from a directory to what is made in it, as the kernel has it, and says how a
-/// file is compressed where the volume says nothing.
+/// New files and directories inherit the property of their directory, as in the kernel. It decides
+/// how a file is compressed where the volume has no setting.
 #[test]
 fn the_property_says_how_files_are_compressed() {
     use Compression as C;
@@ -205,7 +205,7 @@ fn the_property_says_how_files_are_compressed() {
     for feature in ["COMPRESS_LZO", "COMPRESS_ZSTD"] {
         assert!(said.contains(feature), "the volume does not say {feature}: {said}");
     }
-    // What the kernel makes there is compressed as we said.
+    // Files that the kernel makes there are compressed by our property.
     let mount = disks.mount("rw,noatime");
     for dir in ["zlib", "lzo", "zstd", "none"] {
         std::fs::write(mount.path().join(dir).join("kernel"), &text).expect("a file");
@@ -217,8 +217,8 @@ fn the_property_says_how_files_are_compressed() {
     assert_eq!(found, [C::Zlib, C::Lzo, C::Zstd, C::None]);
 }
 
-/// Files that are not worth it are compressed where that is wanted, and those never that are
-/// written in place.
+/// With `force`, files that are marked as not worth it are compressed. Files that are written in
+/// place are never compressed.
 #[test]
 fn force_and_what_no_force_compresses() {
     let Some(judges) = judges::require() else { return };
@@ -236,7 +236,7 @@ fn force_and_what_no_force_compresses() {
         let file = fs.create(place(fs.root(), &format!("both{forced}")), &NEW).expect("a file");
         fs.write(file, 0, &both, AT).expect("there is room");
         fs.fsync(file).expect("a commit");
-        // Again, when what became of the beginning is known.
+        // Again, after the result of the first write is known.
         fs.write(file, both.len() as u64, &text, AT).expect("there is room");
         let file = fs.create(place(fs.root(), &format!("kept{forced}")), &NEW).expect("a file");
         fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, 131_072, AT).expect("room");
@@ -260,8 +260,8 @@ fn force_and_what_no_force_compresses() {
     check_data(&disks);
 }
 
-/// Data that does not become smaller is written 8 MiB at a time, and has extents of that length
-/// where there is room for one.
+/// Data that does not become smaller is written 8 MiB at a time, and gets extents of that length
+/// where there is room.
 #[test]
 fn what_does_not_shrink_has_long_extents() {
     let Some(judges) = judges::require() else { return };
@@ -280,7 +280,7 @@ fn what_does_not_shrink_has_long_extents() {
         found
     });
     assert!(tried.iter().all(|extent| extent.0 == Compression::None), "{tried:?}");
-    // What is free may be in pieces, for both.
+    // Free space may be in pieces, in both volumes.
     assert!(tried.len() < 3 + plain.len(), "{tried:?}, and without compression {plain:?}");
 }
 
@@ -312,8 +312,8 @@ fn random_operations_on_compressed_files() {
     }
 }
 
-/// Where what is free is in small pieces, compressed extents go where they fit, and what fits
-/// nowhere is not compressed.
+/// Free space is in small pieces. Compressed extents go where they fit, and data that fits nowhere
+/// compressed is not compressed.
 #[test]
 fn a_fragmented_volume_is_filled_with_compressed_files() {
     let Some(judges) = judges::require() else { return };
@@ -321,7 +321,7 @@ fn a_fragmented_volume_is_filled_with_compressed_files() {
     disks.mkfs(&["-m", "single"]);
     let mut random = Random::new(seed_of_run());
     let fs = open(&disks, &options("lzo", true));
-    // Most of it is not needed.
+    // Most of the space is not needed.
     let most = fs.create(place(fs.root(), "most"), &NEW).expect("a file");
     fs.fallocate(most, Fallocate::Allocate { keep_size: true }, 0, 32 << 20, AT).expect("room");
     let mut files = Vec::new();

@@ -1,17 +1,16 @@
-//! Data that is compressed: the kernel does the same on a volume of its own, and the same of it
-//! becomes smaller.
+//! The kernel does the same on a volume of its own, and the same data gets compressed.
 //!
-//! What is alike is which ranges of which files are compressed, in extents or in the item, how much
-//! smaller they are, and which files are marked as not worth it. What is left out, because the two
-//! differ there by design (`ARCHITECTURE.md`):
+//! The test compares which ranges of which files are compressed, whether they are inline, how much
+//! smaller they are, and which files are marked as not worth it. It leaves out where the two differ
+//! by design (`docs/decisions.md`):
 //!
 //! | input | what differs |
 //! |---|---|
-//! | the mark of `noise` | the kernel takes a sample before it compresses, and leaves a file unmarked that it did not try |
-//! | a few bytes | the kernel marks a file for a single sector too that does not become smaller, and keeps what LZO made longer |
-//! | data behind the beginning that the sample takes for better than it is | the kernel marks the file for it |
-//! | noise and text within 512 KiB | the kernel leaves all that is behind the noise there as it is |
-//! | what is written from the middle of a chunk of 128 KiB into the next one | the kernel's chunks begin where it was written |
+//! | the mark of `noise` | the kernel takes a sample before it compresses, and does not mark a file that it did not try |
+//! | a few bytes | the kernel marks a file for a single sector too that does not become smaller, and keeps data that LZO made longer |
+//! | data behind the beginning that looks better in the sample than it is | the kernel marks the file for it |
+//! | noise and text within 512 KiB | the kernel does not compress what follows the noise there |
+//! | a write from the middle of a chunk of 128 KiB into the next one | the kernel's chunks begin where the write began |
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -33,7 +32,7 @@ const PROPERTY: &[u8] = b"btrfs.compression";
 const SECTOR: u64 = 4096;
 const CHUNK: usize = 131_072;
 
-/// What is done to a file of both volumes.
+/// A step for a file, on both volumes.
 enum Step {
     Make,
     /// The letter of a flag.
@@ -43,15 +42,15 @@ enum Step {
     Sync,
 }
 
-/// Bytes of which the first 16 of each 256 are the same: the kernel's sample consists of those, but
-/// together they are less than a sector.
+/// Bytes of which the first 16 of each 256 are the same. The kernel's sample has only these.
+/// Together they are less than a sector, so compressing saves nothing.
 fn better_in_a_sample(random: &mut Random) -> Vec<u8> {
     let mut bytes = random.bytes(32 << 10);
     bytes.chunks_mut(256).for_each(|chunk| chunk[..16].fill(b'x'));
     bytes
 }
 
-/// The files, each with what is done to it.
+/// The files, each with its steps.
 fn files() -> Vec<(String, Vec<Step>)> {
     use Step::{Flag, Make, Property, Sync, Write};
 
@@ -133,8 +132,8 @@ fn by_us(fs: &Filesystem, files: &[(String, Vec<Step>)]) {
     }
 }
 
-/// A range of a file: where it begins and how long it is, what it is compressed with, whether it is
-/// in the item, and what it takes, all in bytes.
+/// A range of a file: its start and length, its compression, whether it is inline, and the bytes
+/// that it takes on disk. All numbers are in bytes.
 #[derive(Debug)]
 struct Range {
     start: u64,
@@ -149,20 +148,20 @@ impl Range {
         self.compression == Compression::None && !self.is_inline
     }
 
-    /// The same but for what it takes, of which each program that compresses makes a little more or
-    /// less.
+    /// Whether two ranges are the same, except for the bytes on disk, where compressors differ a
+    /// little.
     fn is_like(&self, other: &Self) -> bool {
         let unit = if self.is_inline { 32 } else { SECTOR };
         let all = |one: &Self| (one.start, one.len, one.compression, one.is_inline);
         let is_packed = self.compression != Compression::None;
-        // There are several ways to look for what comes again, and a level is not the same in all
-        // of them.
+        // There are several ways to search for repetitions, and a level does not mean the same in
+        // all compressors.
         let allowed = if is_packed { unit.max(other.stored / 2) } else { 0 };
         all(self) == all(other) && self.stored.abs_diff(other.stored) <= allowed
     }
 }
 
-/// The ranges of a file; what is stored as it is may be in several extents.
+/// The ranges of a file. Uncompressed data is one range even if it is in several extents.
 fn ranges(fs: &Filesystem, name: &str) -> Vec<Range> {
     let mut all: Vec<Range> = Vec::new();
     for_each_extent(fs, at(fs, name), |start, extent| {
@@ -215,7 +214,7 @@ fn the_kernel_compresses_the_same() {
         let compare = Compare::default()
             .without(Aspect::Ids)
             .without(Aspect::StoredTimes)
-            // What they take is compared extent by extent; the mark of one of them is not.
+            // The test compares sizes extent by extent, and ignores one file's mark.
             .without(Aspect::Allocation)
             .without(Aspect::Flags);
         let theirs = |path: &Path| by_kernel(path, &files);
@@ -247,12 +246,12 @@ fn the_kernel_compresses_the_same() {
     }
 }
 
-/// New subvolumes are compressed as the root of the one that they are made in says, and not as
-/// their directory; snapshots as they are.
+/// New subvolumes inherit their compression from the root of the subvolume in which they are made,
+/// and not from their directory. Snapshots keep the compression of their source.
 #[test]
 fn subvolumes_inherit_how_data_is_compressed() {
-    // Directories in the order in which they are made, and subvolumes with `:` before them, each
-    // with the property that it gets.
+    // In the order in which they are made: directories, and subvolumes with `:` in front, each with
+    // its property.
     const MADE: &[(&str, &str)] = &[
         (":before", ""),
         ("plain", ""),
@@ -335,7 +334,8 @@ fn subvolumes_inherit_how_data_is_compressed() {
         }
     });
     let Some(volumes) = volumes else { return };
-    // The comparison has seen the same properties; and they are not all the same.
+    // The comparison saw the same properties on both volumes. Here they must also differ from each
+    // other.
     let fs = open_read_only(&volumes[1]);
     let value = |path: &str| fs.xattr(at(&fs, path), PROPERTY).ok();
     assert_eq!(value("in-zstd").as_deref(), Some(&b"zstd"[..]));

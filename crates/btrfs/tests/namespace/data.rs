@@ -1,4 +1,4 @@
-//! Where data goes: into the extent item, over what is there, or to a new extent.
+//! Where data goes: into the extent item, over the old data, or to a new extent.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, SetAttr, SetTime, Timestam
 use crate::common::{AT, NEW, at, check, in_memory, judge, open_read_only, open_top, place};
 use crate::layout::sectors;
 
-/// Where an extent item leads.
+/// Where the data of an extent item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stored {
     Inline(usize),
@@ -23,7 +23,7 @@ enum Stored {
     At(u64),
 }
 
-/// The extent items of a file: where in the file they begin, and where they lead.
+/// The extent items of a file: their offset in the file, and where their data is.
 fn stored(disks: &Disks, file: FileId) -> Vec<(u64, Stored)> {
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     let root = volume.tree(TreeId(file.dev)).expect("the subvolume");
@@ -54,8 +54,8 @@ fn count(bytes: &[u8], byte: u8) -> usize {
     bytes.iter().map(|&one| usize::from(one == byte)).sum()
 }
 
-/// Files of all sizes around those at which something changes: ours keeps in the extent item what
-/// the kernel keeps there, for files that are made, that grow and that shrink.
+/// Files of all sizes around the limits. We keep the same files inline as the kernel: new ones,
+/// growing ones and shrinking ones.
 #[test]
 fn small_files_are_inline_where_the_kernel_has_them_inline() {
     let Some(judges) = judges::require() else { return };
@@ -110,7 +110,8 @@ fn small_files_are_inline_where_the_kernel_has_them_inline() {
     }
 }
 
-/// A read that began behind the end of a file, in a sector that is buffered, ended before it began.
+/// Regression: a read from behind the end of a file, within a buffered sector, computed an end
+/// before its beginning.
 #[test]
 fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
     let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];
@@ -131,8 +132,8 @@ fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
     }
 }
 
-/// What was written directly is in the tree before anybody syncs, and what was written before it in
-/// the same file too.
+/// A direct write is in the tree before any sync, and so is what was written before it to the same
+/// file.
 #[test]
 fn direct_writes_leave_nothing_in_memory() {
     let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];
@@ -150,7 +151,7 @@ fn direct_writes_leave_nothing_in_memory() {
     assert_eq!([1, 2, 3].map(|byte| count(&found[..24_576], byte)), [8990, 4096, 10]);
 }
 
-/// A file with NODATACOW is overwritten in place, unless a snapshot or a clone has the same data.
+/// A file with NODATACOW is overwritten in place, unless a snapshot or a clone shares the data.
 #[test]
 fn nodatacow_files_are_overwritten_in_place() {
     let Some(judges) = judges::require() else { return };
@@ -176,7 +177,7 @@ fn nodatacow_files_are_overwritten_in_place() {
         let fs = open_top(&disks);
         let file = at(&fs, name);
         let old = stored(&disks, file);
-        // Not whole sectors, over an end, and far apart.
+        // Partial sectors, across an end, and far from each other.
         for offset in [0, 5000, 300_000, (1 << 20) - 10] {
             fs.write(file, offset, &[byte; 100], AT).expect("there is room");
         }
@@ -202,7 +203,7 @@ fn nodatacow_files_are_overwritten_in_place() {
     drop(mount);
     let (old, new) = overwrite("kept", 4);
     assert!(new.len() > old.len() + 3, "data that a snapshot has went to new extents: {new:?}");
-    // What is new since the snapshot is the file's alone again.
+    // Data that is newer than the snapshot belongs to the file alone.
     let (old, new) = overwrite("kept", 5);
     assert_eq!(old, new);
 
@@ -221,7 +222,7 @@ fn nodatacow_files_are_overwritten_in_place() {
     judge(&disks, 8);
 }
 
-/// Times that are set stay, although data that was written before is stored after that.
+/// Times that a caller set stay, although older data is written back after that.
 #[test]
 fn times_that_were_set_outlive_write_back() {
     let Some(judges) = judges::require() else { return };
@@ -244,8 +245,8 @@ fn times_that_were_set_outlive_write_back() {
     assert_eq!(fs.attr(at(&fs, "file")).expect("attributes").mtime, at_second(1_000));
 }
 
-/// A full volume takes no data that it has no room for, keeps what it took, and what is written
-/// over data is written although there is no room beside it.
+/// A full volume refuses data that it has no room for, and keeps what it accepted. Data that was
+/// accepted for an overwrite gets written although there is no room beside the old data.
 #[test]
 fn what_was_accepted_is_there_on_a_full_volume() {
     let Some(judges) = judges::require() else { return };
@@ -281,8 +282,8 @@ fn what_was_accepted_is_there_on_a_full_volume() {
     judge(&disks, 1);
 }
 
-/// Whoever reads finds what was written before, wherever it is just now: in memory, on its way or
-/// in extents, and never what other files wrote where the data once was.
+/// Readers find the latest data, whether it is in memory, in write-back or in extents. They never
+/// find what other files wrote where the data once was.
 #[test]
 fn readers_find_the_latest_while_extents_come_and_go() {
     const SECTOR: usize = 4096;
@@ -340,8 +341,7 @@ fn readers_find_the_latest_while_extents_come_and_go() {
     });
 }
 
-/// What is available is what the kernel calls available, and becomes less with what is written, at
-/// once.
+/// The available space is the kernel's number, and shrinks at once with what is written.
 #[test]
 fn what_is_available() {
     let Some(judges) = judges::require() else { return };
@@ -367,7 +367,7 @@ fn what_is_available() {
         let kernel = rustix::fs::statvfs(mount.path()).expect("sizes");
         let available = kernel.f_bavail * kernel.f_frsize;
         drop(mount);
-        // The places of superblocks are known when free space is loaded.
+        // The engine knows the places of superblocks only after it has loaded the free space.
         let unloaded = open_read_only(&disks).statfs().expect("sizes").available_bytes;
         assert!(unloaded.abs_diff(after) <= 128 << 10, "{mkfs:?}: {after}, then {unloaded}");
         let difference = after.abs_diff(available);

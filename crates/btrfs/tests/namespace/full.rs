@@ -1,9 +1,9 @@
 //! Full volumes.
 //!
-//! Threads write until there is no space left. What was accepted is there after a commit, whatever
-//! was refused around it; then all of it can be removed, and about as much can be written again. So
-//! it goes round by round: sometimes a volume is closed between filling and removing it, sometimes
-//! half of the files stay.
+//! Threads write until there is no space. After a commit, everything that was accepted is there,
+//! whatever was refused around it. Then all of it can be removed, and about as much can be written
+//! again. The test repeats this in rounds. In some rounds it closes the volume between filling and
+//! removing, and in some it keeps half of the files.
 
 use std::ops::ControlFlow;
 
@@ -18,10 +18,10 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, XattrMode};
 
 use crate::common::{AT, NEW, at, open_read_only, open_top, place};
 
-/// What is written at once: a write of this size at a multiple of it is done or not.
+/// The size of one write: a write of this size at a multiple of it is done whole or not at all.
 const PIECE: usize = 64 << 10;
 
-/// The most files of a thread, which no volume here has room for.
+/// The most files of a thread: more than any volume here has room for.
 const MOST_FILES: u64 = 1 << 20;
 
 const ROUNDS: u64 = 3;
@@ -62,7 +62,7 @@ struct Filler<'a> {
     made: Vec<Made>,
 }
 
-/// Whether it was done; only a lack of space is a reason why not.
+/// Whether it was done. The only error that it may give is a lack of space.
 #[track_caller]
 fn accepted<T>(result: Result<T, Error>) -> Option<T> {
     match result {
@@ -78,7 +78,7 @@ impl Filler<'_> {
         assert!(full, "the volume has no end");
     }
 
-    /// Adds a file; `None` when something of it was refused.
+    /// Adds a file; `None` when the volume refused a part of it.
     fn add(&mut self, name: &str) -> Option<()> {
         let (fs, random) = (self.fs, &mut self.random);
         let (len, attribute) = match self.filling {
@@ -101,7 +101,7 @@ impl Filler<'_> {
     }
 }
 
-/// Everything that was accepted is in the directory, and nothing else.
+/// Requires that the directory holds everything that was accepted, and nothing else.
 fn verify(fs: &Filesystem, dir: &str, made: &[Made]) {
     let dir = at(fs, dir);
     let mut names = 0;
@@ -122,7 +122,7 @@ fn verify(fs: &Filesystem, dir: &str, made: &[Made]) {
     }
 }
 
-/// Removes the files that are not to be `kept`, which must work, and forgets them.
+/// Removes the files that are not `kept`. The volume must refuse none of that.
 fn remove(fs: &Filesystem, dir: &str, made: &mut Vec<Made>, kept: impl Fn(usize) -> bool) {
     let dir = at(fs, dir);
     let mut index = 0;
@@ -137,7 +137,8 @@ fn remove(fs: &Filesystem, dir: &str, made: &mut Vec<Made>, kept: impl Fn(usize)
     });
 }
 
-/// Fills the volume with as many threads as there are lists of what is in it already.
+/// Fills the volume with one thread for each list in `made`. Each list has the files of that
+/// thread.
 fn fill(fs: &Filesystem, filling: Filling, made: &mut [Vec<Made>], round: u64, seed: u64) {
     std::thread::scope(|scope| {
         for (thread, made) in made.iter_mut().enumerate() {
@@ -152,7 +153,7 @@ fn fill(fs: &Filesystem, filling: Filling, made: &mut [Vec<Made>], round: u64, s
     });
 }
 
-/// How much there is: bytes of data and attributes, and something for each file.
+/// How much the volume holds: the bytes of data and attributes, and 300 bytes for each file.
 fn weight(made: &[Vec<Made>]) -> u64 {
     made.iter().flatten().map(|made| (made.len + made.attribute + 300) as u64).sum()
 }
@@ -174,8 +175,7 @@ fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
         eprintln!("round {round}: {full} bytes in {} files", made.iter().flatten().count());
         assert!(full > (mib << 20) / 4, "{full} bytes in a volume of {mib} MiB");
         first = first.max(full);
-        // Chunks are dealt out to data and metadata as they are asked for, so what fits of both
-        // differs by a chunk.
+        // Data and metadata get chunks on demand, so what fits of both differs by a chunk.
         assert!(full > first / 4 * 3, "{full} bytes fit now, {first} did before");
         if round % 2 == 0 {
             fs.sync().expect("what was accepted can be stored");
@@ -183,8 +183,8 @@ fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
             verdict(&disks, &made);
             fs = open_top(&disks);
         }
-        // Neighbours stay or go: what a leaf has left beside an item that stays is for its
-        // neighbours.
+        // Runs of 64 files stay or go. If single files stayed, the space beside them in their
+        // leaves could only take their neighbours.
         for (thread, made) in made.iter_mut().enumerate() {
             remove(&fs, &thread.to_string(), made, |index| round == 1 && index / 64 % 2 == 0);
         }
@@ -194,7 +194,8 @@ fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
     verdict(&disks, &made);
 }
 
-/// Our reader, the check and the kernel find what was accepted, and the kernel can go on.
+/// Our reader, `btrfs check` and the kernel find what was accepted, and the kernel can write the
+/// volume.
 fn verdict(disks: &Disks, made: &[Vec<Made>]) {
     disks.assert_checks();
     let fs = open_read_only(disks);
@@ -206,8 +207,8 @@ fn verdict(disks: &Disks, made: &[Vec<Made>]) {
     disks.assert_checks();
 }
 
-/// Actors do what they like on a volume that is full: what is refused has not happened, also where
-/// it is several things, and removals and commits are not refused.
+/// Actors work on a full volume. A refused operation has changed nothing, even if it consists of
+/// several steps. Removals and commits are never refused.
 fn act_on_full(mib: u64, mkfs: &[&str], filling: Filling) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
@@ -234,13 +235,13 @@ fn act_on_full(mib: u64, mkfs: &[&str], filling: Filling) {
             .without(Aspect::Allocation)
             .run_filesystems(&open_read_only(&disks), &model)
             .assert_same(20);
-        // As much room as some actors leave for the next round.
+        // This makes as much room as a few actors need in the next round.
         let half = made[0].len() / 4;
         remove(&fs, "0", &mut made[0], |index| index > half);
     }
 }
 
-/// The kernel removes all files from a volume that we filled: what we leave free is enough for it.
+/// The kernel removes all files from a volume that we filled: we leave enough free space for it.
 fn kernel_empties(mib: u64, mkfs: &[&str], filling: Filling) {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, mib);
@@ -285,7 +286,7 @@ fn actors_where_both_fill_mixed_groups() {
     act_on_full(96, &["--mixed"], Filling::Both);
 }
 
-/// One test for each line: its name, MiB, options of mkfs, what fills it, threads.
+/// Makes one test of each line: its name, MiB, options of mkfs, filling, threads.
 macro_rules! full {
     ($($name:ident: $mib:expr, $mkfs:expr, $filling:ident, $threads:expr;)*) => {
         $(

@@ -1,4 +1,4 @@
-//! Where the sectors of a file are, from its extent items.
+//! The sectors of a file, by its extent items.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ pub(crate) enum Sector {
     Data,
 }
 
-/// Visits the extent items of a file, each with the place in the file where it begins.
+/// Visits the extent items of a file, each with its offset in the file.
 pub(crate) fn for_each_extent(
     fs: &Filesystem,
     file: FileId,
@@ -36,7 +36,7 @@ pub(crate) fn for_each_extent(
     volume.for_each_item(root, first, each).expect("the tree reads");
 }
 
-/// What the sectors of a file are that are no holes.
+/// The kinds of a file's sectors, without holes.
 pub(crate) fn sectors(fs: &Filesystem, file: FileId) -> BTreeMap<u64, Sector> {
     let mut all = BTreeMap::new();
     for_each_extent(fs, file, |at, extent| match extent.body {
@@ -50,7 +50,7 @@ pub(crate) fn sectors(fs: &Filesystem, file: FileId) -> BTreeMap<u64, Sector> {
     all
 }
 
-/// The flags of an inode that is in the tree.
+/// The flags of an inode in the tree.
 pub(crate) fn flags(fs: &Filesystem, file: FileId) -> u64 {
     let volume = fs.volume();
     let root = volume.tree(TreeId(file.dev)).expect("the subvolume");

@@ -1,4 +1,4 @@
-//! As far as the kernel goes, and no further.
+//! Limits: as far as the kernel goes, and no further.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -53,9 +53,9 @@ fn colliding_names_fill_an_item() {
     }
 }
 
-/// A directory that was made since the volume was opened answers from memory that a name is not
-/// there: never for one that is, whichever way it came, and for one that was only when it may come
-/// again.
+/// A directory that was made since the volume was opened can answer from memory that a name is not
+/// there. It must never say that of a name that is there, by whichever call it came. After a
+/// removal, the name can be made again.
 #[test]
 fn a_new_directory_knows_its_names() {
     let Some(judges) = judges::require() else { return };
@@ -91,7 +91,8 @@ fn a_new_directory_knows_its_names() {
     check(&disks);
 }
 
-/// Files that are made in two directories in turns: each directory has groups of numbers to itself.
+/// Files that are made in two directories by turns: each directory has its own groups of inode
+/// numbers.
 #[test]
 fn files_of_a_directory_have_adjacent_numbers() {
     let Some(judges) = judges::require() else { return };
@@ -170,7 +171,7 @@ fn the_longest_attribute_and_target() {
             |len: usize| fs.set_xattr(file, b"user.long", &vec![b'x'; len], XattrMode::Set, AT);
         let longest = (1..20_000).rev().find(|&len| set(len).is_ok()).expect("some fits");
         assert_eq!(set(longest + 1).expect_err("too long").errno(), Errno::NOSPC);
-        // It panicked: the longest that a system call takes has a length of 17 bits.
+        // This panicked: the longest attribute that a system call can set has a length of 17 bits.
         assert_eq!(set(65_536).expect_err("too long").errno(), Errno::NOSPC);
         let link = |len: usize| fs.symlink(place(root, "link"), &vec![b'x'; len], &NEW);
         let target = (1..5000).rev().find(|&len| link(len).is_ok()).expect("some fits");
@@ -193,7 +194,7 @@ fn the_longest_attribute_and_target() {
     }
 }
 
-/// A file that is as large as one can be, with data up to the last byte.
+/// A file of the largest size, with data up to its last byte.
 #[test]
 fn the_largest_file_has_data_at_its_end() {
     const LARGEST: u64 = i64::MAX.cast_unsigned();
@@ -214,7 +215,7 @@ fn the_largest_file_has_data_at_its_end() {
     let expected = [&data[..5000], &data[..1000], &data[6000..]].concat();
     check(&disks);
     let mount = disks.mount("ro,noatime");
-    // Of the hole behind the last byte the kernel says that it begins one further.
+    // The kernel reports the hole behind the last byte one byte later than we do.
     let compare = Compare::default().without(Aspect::Holes);
     compare.run(&open_read_only(&disks), mount.path()).assert_same(1);
     drop(mount);
@@ -225,7 +226,7 @@ fn the_largest_file_has_data_at_its_end() {
     let mut found = vec![0; data.len()];
     file.read_exact_at(&mut found, begin).expect("it reads");
     assert!(found == expected, "the kernel reads other bytes");
-    // It goes on there, and we after it.
+    // The kernel writes there again, and then we do.
     file.write_all_at(&data[..100], LARGEST - 100).expect("it writes");
     drop((file, mount));
     check(&disks);

@@ -1,4 +1,4 @@
-//! Names and attributes as the engine changes them, before its judges.
+//! Names, attributes and data as the engine changes them, judged from outside.
 //!
 //! | module | what is judged |
 //! |---|---|
@@ -6,17 +6,17 @@
 //! | `allocate` | space that is preallocated, punched, zeroed and moved, as the kernel does it |
 //! | `compress` | data that is compressed |
 //! | `compress_alike` | the kernel compresses the same beside us |
-//! | `data` | where data goes, and that what was accepted is there |
-//! | `readers` | reads beside writes, cuts and commits: nothing but what was written is read |
-//! | `background` | what a volume does by itself, and what it has in memory |
+//! | `data` | where data goes, and that accepted data is there |
+//! | `readers` | reads beside writes, truncations and commits return only what was written |
+//! | `background` | what a volume does by itself, and how much memory it takes |
 //! | `layout` | where the sectors of a file are |
-//! | `full` | volumes without space: what was accepted is there, and can be removed |
+//! | `full` | full volumes: what was accepted is there, and can be removed |
 //! | `limits` | hash collisions, many links, long attributes and targets: as far as the kernel goes |
-//! | `together` | small new files that are written back together, and all others beside them |
+//! | `together` | small new files that are written back together, and other files beside them |
 //! | `twins` | access control lists, flags, exchanges, files without names, shared space: the kernel does the same beside us |
-//! | `removal` | files with data go with all that is theirs; orphans; snapshots stay as they are |
+//! | `removal` | removed files leave nothing behind; orphans; snapshots stay as they are |
 //! | `share` | ranges that files share, as the kernel shares them |
-//! | `refusals` | what cannot be done fails as POSIX has it, and changes nothing |
+//! | `refusals` | impossible operations fail as POSIX requires, and change nothing |
 
 mod allocate;
 mod background;

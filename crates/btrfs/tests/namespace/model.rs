@@ -1,9 +1,9 @@
 //! Random operations on several threads against the model.
 //!
-//! Each round opens the volume, lets the actors work, compares with the model, and closes it; the
-//! check has nothing to say, and the kernel, which mounts it to write, shows what the model holds.
-//! Then we open it again. At the end of a round the kernel makes files that we remove in the next
-//! one.
+//! Each round opens the volume, lets the actors work, compares it with the model, and closes it.
+//! `btrfs check` must find nothing. The kernel mounts the volume for writing, and must show what
+//! the model holds. At the end of a round the kernel makes files, and in the next round we remove
+//! them.
 
 use std::path::Path;
 
@@ -52,7 +52,7 @@ fn act(fs: &Filesystem, model: &Model, seed: u64, now: Timestamp) {
     });
 }
 
-/// What the kernel does between our rounds.
+/// Has the kernel make files between our rounds.
 fn kernel_makes(path: &Path) {
     let dir = path.join("of-the-kernel");
     std::fs::create_dir(&dir).expect("a directory");
@@ -125,13 +125,14 @@ fn old_features() {
     rounds(&["-O", "^skinny-metadata,^free-space-tree,^no-holes,^extref"], &OpenOptions::default());
 }
 
-/// Items of names and inodes go to the tree at once.
+/// Without delayed items: items of names and inodes go to the tree at once.
 #[test]
 fn without_delayed_items() {
     rounds(&[], &OpenOptions { delayed_items: false, ..OpenOptions::default() });
 }
 
-/// Little waits, so that all who may flush do; and every item keeps what was reserved for it.
+/// The limit is low, so that every thread that may flush does. Every item keeps its own
+/// reservation.
 #[test]
 fn many_flushes() {
     let dirty_bytes = 1 << 20;

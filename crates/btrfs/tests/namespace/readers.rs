@@ -1,10 +1,10 @@
-//! Reads beside writes, cuts and commits: what is read is what was written, or a zero where nothing
-//! is.
+//! Reads beside writes, truncations and commits: a read returns what was written, or zeros for a
+//! hole.
 //!
-//! Each file has a writer, which cuts it, lets it grow and writes at places that are no sectors,
-//! and knows what must be in it; and a reader, which finds at any moment only what this file may
-//! have at that place. Little may be buffered and commits come fast, so extents come and go under
-//! the readers all the time.
+//! Each file has a writer and a reader. The writer truncates the file, lets it grow, and writes at
+//! unaligned offsets; it knows what the file must hold. The reader must find at any moment only
+//! bytes that this file may have at that offset. Little may be buffered and commits are frequent,
+//! so extents are replaced under the readers all the time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -24,7 +24,7 @@ use crate::common::{AT, NEW, at, check, in_memory, place};
 
 const FILES: u8 = 4;
 
-/// Writes and cuts begin below this.
+/// Writes and truncations begin below this offset.
 const MOST_BYTES: u64 = 300_000;
 
 #[test]
@@ -70,7 +70,7 @@ fn write_and_read(fs: &Filesystem, dir: FileId) {
             let is_done = Arc::new(AtomicBool::new(false));
             let (written, reads) = (is_done.clone(), &reads);
             scope.spawn(move || {
-                // Also when it fails, or the reader would never end.
+                // Also when the writer fails: otherwise the reader would never end.
                 let _end = End(&is_done);
                 write(fs, file, number, random(0));
             });
@@ -88,7 +88,7 @@ fn write_and_read(fs: &Filesystem, dir: FileId) {
     fs.sync().expect("a commit");
 }
 
-/// Tells the reader that its writer is at the end.
+/// Tells the reader that its writer has ended.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -97,7 +97,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// What a file has at an offset where something was written: no other file has it anywhere.
+/// The byte that a file has at an offset that was written: no other file has this byte anywhere.
 fn byte(number: u8, offset: u64) -> u8 {
     (number + 1) * 50 + u8::try_from(offset / 1000 % 49).expect("below 49")
 }
@@ -146,27 +146,26 @@ fn read(fs: &Filesystem, file: FileId, number: u8, random: &mut Random) {
     fs.next_data(file, offset).expect("it is looked for");
 }
 
-/// The size of tree blocks in bytes: what is read in one go and is longer is data.
+/// The size of tree blocks in bytes: a longer read is a read of data.
 const NODE_SIZE: u32 = 4096;
 
-/// How many reads are disturbed at the most: a reader that is put off without end comes to its end
-/// then.
+/// The most reads that are disturbed. A reader that would be put off for ever ends then.
 const MOST_READS: u64 = 200;
 
-/// A device that has a commit made whenever the reader reads a piece.
+/// A device that makes a commit whenever the reader reads a piece.
 #[derive(Debug)]
 struct Busy {
     below: Arc<dyn BlockDevice>,
     reader: Mutex<Option<ThreadId>>,
     volume: OnceLock<Weak<Volume>>,
-    /// Pieces that were read while commits wait, when the last one was read.
+    /// How many pieces had been read while commits waited, when the last one was read.
     held: AtomicU64,
     reads: AtomicU64,
     commits: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Busy {
-    /// Has another thread change the volume and commit, and waits for that, unless it waits for
+    /// Has another thread change the volume and commit. Waits for that, unless the commit waits for
     /// this read.
     fn disturb(&self) {
         let volume = self.volume.get().and_then(Weak::upgrade).expect("it is open");
@@ -201,8 +200,8 @@ impl offshoot_device::Delegate for Busy {
     }
 }
 
-/// A reader beside commits that follow each other without a pause was put off without bound: 54
-/// tries for one piece were seen.
+/// Regression: commits without a pause put off a reader without bound: we saw 54 tries for one
+/// piece.
 #[test]
 fn a_reader_beside_a_busy_committer_is_put_off_a_few_times() {
     let busy = Arc::new(Busy {
@@ -218,7 +217,7 @@ fn a_reader_beside_a_busy_committer_is_put_off_a_few_times() {
     busy.volume.set(Arc::downgrade(&volume)).expect("it is set once");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let mut random = Random::new(seed_of_run());
-    // As it is in pieces of 1 MiB, compressed in extents of 128 KiB.
+    // Uncompressed data is read in pieces of 1 MiB, compressed data in extents of 128 KiB.
     for (name, data, pieces) in
         [("plain", random.bytes(4 << 20), 4), ("compressed", random.text(1 << 20), 8)]
     {

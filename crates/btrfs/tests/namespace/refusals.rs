@@ -1,4 +1,4 @@
-//! What cannot be done fails as POSIX has it, and changes nothing.
+//! Impossible operations fail as POSIX requires, and change nothing.
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;

@@ -1,4 +1,4 @@
-//! Files that the kernel made, removed by us: all that is theirs goes, and nothing else.
+//! We remove files that the kernel made: everything that belongs to them goes, and nothing else.
 
 use std::fs::File;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, FileType, XattrMode
 
 use crate::common::{AT, NEW, at, check, judge, open, open_read_only, open_top, place};
 
-/// A file of many extents: every second block is written, each one by itself.
+/// A file of many extents: every second block is written, each by itself.
 fn fragmented(path: &Path, blocks: u64) {
     let file = File::create(path).expect("a file");
     for block in 0..blocks {
@@ -60,7 +60,8 @@ fn remove_below(fs: &Filesystem, dir: FileId) {
         if file_type == FileType::Directory {
             remove_below(fs, file);
             match fs.rmdir(place(dir, &name), AT).map_err(|error| error.errno()) {
-                // It holds a nested subvolume, or is the place of one that is elsewhere.
+                // The directory holds a nested subvolume, or is the place of a subvolume that a
+                // snapshot did not take.
                 Ok(()) | Err(Errno::NOTEMPTY | Errno::OPNOTSUPP) => {}
                 Err(errno) => panic!("{}: {errno}", name.escape_ascii()),
             }
@@ -154,7 +155,7 @@ fn an_open_file_outlives_its_name_and_an_orphan_does_not_outlive_a_crash() {
     assert_eq!(fs.attr(files[1]).expect_err("it is gone").errno(), Errno::NOENT);
     fs.sync().expect("a commit");
     drop(fs);
-    // What a crash leaves: two inodes without names.
+    // A crash leaves two inodes without names.
     check(&disks);
     let orphan = |key: Key| key.item_type == ItemType::ORPHAN_ITEM;
     assert_eq!(items(&open_read_only(&disks), TreeId::FS, orphan), 2);
@@ -169,7 +170,7 @@ fn an_open_file_outlives_its_name_and_an_orphan_does_not_outlive_a_crash() {
     judge(&disks, 1);
 }
 
-/// A subvolume whose blocks are shared with its snapshots is changed, and so is one of them.
+/// Changes a subvolume that shares its blocks with its snapshots, and changes one of the snapshots.
 fn snapshots(mkfs: &[&str]) {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 768);
@@ -203,7 +204,7 @@ fn snapshots(mkfs: &[&str]) {
         (subvolume("source"), subvolume("first"), subvolume("second"), subvolume("third"));
     let refused = first.create(place(first.root(), "x"), &NEW).expect_err("it is read-only");
     assert_eq!(refused.errno(), Errno::ROFS);
-    // A little at first, so that most blocks stay shared, then everything.
+    // First a few changes, so that most blocks stay shared; then everything.
     let change = |fs: &Filesystem| {
         fs.unlink(place(fs.root(), "later"), AT).expect("it is there");
         fs.unlink(place(fs.root(), "fragmented"), AT).expect("it is there");
@@ -235,7 +236,7 @@ fn snapshots(mkfs: &[&str]) {
     expect_unchanged(&["first"]);
     drop((source, first, second, third, volume));
     judge(&disks, 100);
-    // The kernel drops what is left of the sharing.
+    // The kernel drops the rest of what is shared.
     let mount = disks.mount("rw,noatime");
     run(
         "btrfs",

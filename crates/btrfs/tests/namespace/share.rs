@@ -1,5 +1,5 @@
-//! Ranges that files share: ours and the kernel do the same to copies of one volume, and come to
-//! the same extents.
+//! Ranges that files share: the kernel and we do the same to copies of one volume, and get the same
+//! extents.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -30,14 +30,14 @@ struct Clone {
 const SOURCES: [&str; 7] =
     ["plain", "inline", "zstd", "lzo", "allocated", "live/other", "nodatasum"];
 
-/// What the files that are made besides are called, in which only clones are.
+/// The name of a file: one of the sources, or a target that has only clones.
 fn name(number: usize) -> String {
     SOURCES.get(number).map_or_else(|| format!("target{number}"), |name| (*name).to_owned())
 }
 
 const FILES: usize = SOURCES.len() + 8;
 
-/// Files of every kind of extent, by the kernel.
+/// Has the kernel make files with every kind of extent.
 fn fill(disks: &Disks) {
     let mut random = Random::new(1);
     let mount = disks.mount("rw,noatime");
@@ -71,8 +71,8 @@ fn fill(disks: &Disks) {
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 40_960, 80_000).expect("there is room");
 }
 
-/// The extents of all files: where they begin in the file, how long, from where in which extent,
-/// and whether they were written. Extents have numbers in the order in which they are met.
+/// The extents of all files: the name, the start and the length in the file, the number of the
+/// extent, the offset in it, and whether it is written. Extents are numbered as they are met.
 fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
     let (mut all, mut known) = (Vec::new(), Vec::new());
     for name in (0..FILES).map(name) {
@@ -92,8 +92,8 @@ fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
     all
 }
 
-/// Inline data stays alone: the kernel leaves it in its item where extents come to stand beside it,
-/// and we do not.
+/// Clones no inline data beside other extents: there the kernel leaves it in its item, and we do
+/// not.
 fn random_clone(random: &mut Random, sizes: &[u64]) -> Clone {
     const INLINE: u64 = 1;
     let mut below = |bound: u64| random.below(bound);
@@ -108,7 +108,7 @@ fn random_clone(random: &mut Random, sizes: &[u64]) -> Clone {
         1 => below(60) * 4096,
         _ => below(20) * 4096,
     };
-    // Ends in a sector, which are the end of the target or refused.
+    // Unaligned ends: the end of the target, or a refusal.
     let (offset, to_offset, len) = match below(12) {
         0 => (offset + below(4096), to_offset, len),
         1 => (offset, to_offset + below(4096), len),
@@ -161,7 +161,7 @@ fn the_kernel_shares_the_same_extents() {
     for (number, expected) in expected.iter().enumerate() {
         let path = mount.path().join(name(number));
         assert!(std::fs::read(&path).expect("it reads") == *expected, "bytes of {path:?}");
-        // The kernel goes on with what we shared.
+        // The kernel goes on writing what we shared.
         std::fs::write(&path, b"short").expect("it writes");
     }
     drop(mount);
@@ -227,7 +227,7 @@ fn the_same_bytes_are_shared_and_others_are_not() {
     );
 }
 
-/// Holes that nobody could read in a lifetime are compared, and what is behind them.
+/// Holes too large to read in a lifetime are compared, and so is what follows them.
 #[test]
 fn holes_in_both_files_are_not_read() {
     const FAR: u64 = 1 << 60;

@@ -1,4 +1,4 @@
-//! Small new files that are written back together, beside others that are not.
+//! Small new files that are written back together, beside files that are not.
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -9,10 +9,10 @@ use offshoot_vfs::{FileFlags, FileSystem, FileSystemMut, SetAttr, Timestamp};
 
 use crate::common::{AT, NEW, judge, open_read_only, open_with, place};
 
-/// Lengths around those at which something else is done with a file.
+/// Lengths around the limits at which the engine treats a file differently.
 const LENGTHS: [usize; 11] = [1, 100, 2047, 2048, 2049, 4095, 4096, 4097, 30_000, 65_536, 65_537];
 
-/// What is done to a file before it is stored, and whether it can still be stored with others.
+/// A file's story before it is stored, and whether it can still be stored with others.
 const STORIES: [(&str, bool); 7] = [
     ("plain", true),
     ("overwritten", true),
@@ -23,7 +23,8 @@ const STORIES: [(&str, bool); 7] = [
     ("in-place", false),
 ];
 
-/// Every file has what was written, whichever way it came there, and as many went together as can.
+/// Every file holds what was written, whatever its story, and as many as possible were stored
+/// together.
 #[test]
 fn small_files_are_stored_together() {
     const EACH: usize = 3;

@@ -1,4 +1,4 @@
-//! The kernel does the same on a volume of its own, and both show the same.
+//! Twins: we and the kernel do the same on two volumes, and both volumes show the same.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -24,19 +24,20 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, IFlags, Mode, OFlags, RenameFlags
 
 use crate::common::{AT, NEW, at, check, open_read_only, open_with, place};
 
-/// The kernel runs this in the root of its volume, and `ours` does the same to ours.
+/// The kernel runs `theirs` in the root of its volume, and `ours` does the same on ours.
 fn twins(theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
     twins_that_share(0, theirs, ours);
 }
 
-/// As [`twins`], and so many files or more share space with others then, the same on both volumes.
+/// As [`twins`]. Afterwards at least `shared` files share space with others, and the same ones on
+/// both volumes.
 fn twins_that_share(shared: usize, theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
     let compare = Compare::default().without(Aspect::Ids).without(Aspect::StoredTimes);
     twins_with(&OpenOptions::default(), "rw,noatime", &compare, shared, theirs, ours);
 }
 
-/// As [`twins_that_share`], where ours is opened and the kernel's mounted with these options; both
-/// volumes, ours first.
+/// As [`twins_that_share`], with these options for our volume and this mount of the kernel's.
+/// Returns both volumes, ours first.
 pub(crate) fn twins_with(
     options: &OpenOptions,
     mount: &str,
@@ -58,7 +59,7 @@ pub(crate) fn twins_with(
     check(&disks);
     let judge = HostFilesystem::new(kernel_mount.path()).expect("the mounted directory opens");
     compare.clone().run_filesystems(&open_read_only(&disks), &judge).assert_same(3);
-    // The kernel reads from ours what we read.
+    // The kernel reads from our volume what we read.
     let mount = disks.mount("ro,noatime");
     let of_ours = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
     compare.clone().run_filesystems(&of_ours, &judge).assert_same(3);
@@ -72,7 +73,7 @@ pub(crate) fn shell(path: &Path, script: &str) {
     run("sh", &["-c", &script]);
 }
 
-/// Makes all times those of [`AT`].
+/// Sets all times to [`AT`].
 pub(crate) const TOUCH: &str = "find . -exec touch -h -d '2020-09-13 12:26:40.123456789 UTC' {} +";
 
 pub(crate) fn mkdir(fs: &Filesystem, dir: FileId, name: &str, new: &NewFile) -> FileId {
@@ -135,7 +136,7 @@ fn access_control_lists() {
         chmod(create(lists, "cut"), 0o604);
         let stripped = create(lists, "bare");
         fs.remove_xattr(stripped, ACCESS, AT).expect("it has a list");
-        // What `setfacl` does beside: the group gets its own permissions back.
+        // `setfacl` does this too: the group gets its own permissions back.
         chmod(stripped, 0o640);
         set(base, DEFAULT, &[(1, 7, NONE), (4, 1, NONE), (32, 4, NONE)]);
         create(base, "file");
@@ -155,7 +156,7 @@ fn access_control_lists() {
         }
         let on_file = fs.set_xattr(masked, DEFAULT, &list(&entries), XattrMode::Set, AT);
         assert_eq!(on_file.expect_err("no directory").errno(), Errno::ACCESS);
-        // A new list takes effect, though the directory was known to have none.
+        // A new list takes effect, although the engine had noted that the directory has none.
         let late = mkdir(fs, root, "late", &dir);
         create(late, "before");
         set(late, DEFAULT, &entries);
@@ -236,7 +237,7 @@ fn flags() {
             fs.set_attr(log, &SetAttr { size: Some(0), ..SetAttr::default() }, AT),
             Errno::PERM,
         );
-        // Now is allowed where the same moment given is not.
+        // The current time is allowed where the same time as a given value is not.
         fs.set_attr(log, &SetAttr::TOUCH, AT).expect("it is touched");
         let given = SetAttr { atime: Some(SetTime::To(AT)), ..SetAttr::TOUCH };
         let one = SetAttr { atime: None, ..SetAttr::TOUCH };
@@ -248,8 +249,8 @@ fn flags() {
     });
 }
 
-/// Every way from some flags of compression and of writing in place to others, of directories,
-/// empty files and files with data: what is refused, and what is left in the end.
+/// Every change from some flags of compression and in-place writing to others, for directories,
+/// empty files and files with data: what is refused, and which flags remain.
 #[test]
 fn flags_that_contradict_each_other() {
     let sets = ["", "c", "m", "C", "mC", "cC", "cm"];
@@ -416,20 +417,21 @@ fn files_without_names() {
         let gone = fs.create_unnamed(dir, true, &NEW).expect("a file");
         fs.release(gone).expect("it was open");
         assert_eq!(fs.attr(gone).expect_err("it is gone").errno(), Errno::NOENT);
-        // Who lost the last name gets no new one, however the file began.
+        // A file that lost its last name gets no new one, however it began.
         let lost = fs.create_unnamed(dir, true, &NEW).expect("a file");
         fs.link(lost, place(dir, "lost"), AT).expect("a first name");
         fs.unlink(place(dir, "lost"), AT).expect("it is there");
         let refused = fs.link(lost, place(dir, "again"), AT);
         assert_eq!(refused.expect_err("it lost its name").errno(), Errno::NOENT);
-        // It is still open: what a crash leaves of it goes when the volume is changed again.
+        // The file is still open. A crash would leave it, and the next writer of the volume removes
+        // it.
         fs.sync().expect("a commit");
     });
 }
 
 const SECTOR: u64 = 4096;
 
-/// The bytes of a file of [`shared_space`]: some that are larger when they are compressed, or text.
+/// The bytes of a file of [`shared_space`]: random bytes that compression makes larger, or text.
 fn bytes_of(name: &str) -> Vec<u8> {
     let mut random = Random::new(7);
     match name {
@@ -439,8 +441,8 @@ fn bytes_of(name: &str) -> Vec<u8> {
     }
 }
 
-/// What is done to files of both volumes: two names, and offsets and a length in sectors, of a copy
-/// in bytes.
+/// An operation that shares space between files of both volumes: two names, two offsets and a
+/// length. They are in sectors, and for a copy in bytes.
 #[derive(Clone, Copy, Debug)]
 enum Share {
     Clone(&'static str, u64, &'static str, u64, u64),
@@ -454,7 +456,7 @@ enum Share {
 
 use Share::{Clone as Cloned, Copy as Copied, Cut, Dedupe as Deduped, Punch, Snapshot, Write};
 
-/// Lengths of 0 go up to the end.
+/// A length of 0 means up to the end.
 const SHARES: &[Share] = &[
     Cloned("live/data", 0, "whole", 0, 0),
     Cloned("live/data", 3, "parts", 0, 20),
@@ -466,8 +468,9 @@ const SHARES: &[Share] = &[
     Cloned("nocow", 2, "nocow-clone", 5, 30),
     Copied("live/data", 8 * SECTOR, "copied", 0, 16 * SECTOR),
     Copied("text", 0, "copied", 32 * SECTOR, 32 * SECTOR),
-    // The whole sectors are shared, and where it begins in one, nothing is. (Where both begin at
-    // the same place in a sector we share what is behind it, and the kernel does not.)
+    // Whole sectors are shared. A range that begins within a sector shares nothing. (If both ranges
+    // begin at the same offset in a sector, we share the sectors behind it, and the kernel does
+    // not.)
     Copied("live/data", 3 * SECTOR, "copied-parts", 0, 100_001),
     Copied("text", 2 * SECTOR, "copied-parts", 40 * SECTOR, 5 * SECTOR + 1),
     Copied("live/data", 10, "copied-parts", 50 * SECTOR, 9 * SECTOR),
@@ -514,7 +517,7 @@ fn share_by_kernel(mount: &Path, share: Share) {
         Copied(from, at, to, to_at, len) => {
             let (mut at, mut to_at, mut left) = (at, to_at, usize::try_from(len).expect("small"));
             while left > 0 {
-                // What it can share it shares first, and leaves the rest to the next call.
+                // The first call shares what it can, and leaves the rest to the next call.
                 let (source, target) = (Some(&mut at), Some(&mut to_at));
                 let done = rustix::fs::copy_file_range(open(from), source, open(to), target, left);
                 left -= done.ok().filter(|&done| done > 0).unwrap_or_else(|| panic!("{share:?}"));
@@ -586,8 +589,8 @@ const TARGETS: [&str; 8] = [
     "copied-end",
 ];
 
-/// Clones, dedupes, copies and snapshots, and what is written, punched and cut after them: the
-/// kernel tells of both volumes that the same ranges of the same files are shared.
+/// Clones, dedupes, copies and snapshots, and then writes, holes and truncations. On both volumes
+/// the kernel reports the same shared ranges of the same files.
 #[test]
 fn shared_space() {
     let theirs = |path: &Path| {
@@ -647,27 +650,27 @@ fn shared_space() {
     });
 }
 
-/// Another file of [`dedupes`].
+/// The other file of one of [`DEDUPES`].
 #[derive(Clone, Copy, Debug)]
 enum Other {
-    /// A file of the same name for both.
+    /// The file with this name, which both volumes have.
     Named(&'static str),
-    /// A file of its own, with the first bytes of what "base" holds.
+    /// A file of its own, with the first bytes of "base".
     First(usize),
-    /// With all of it and so many bytes behind that.
+    /// With all of "base", and this many bytes behind it.
     Longer(usize),
-    /// With all of it, of which this byte is another.
+    /// With all of "base", except for this byte.
     Changed(usize),
-    /// As `First` and `Changed`, of what "large" holds.
+    /// As `First` and `Changed`, for "large".
     FirstOfLarge(usize),
     ChangedOfLarge(usize),
-    /// So many bytes that are zeros.
+    /// This many zeros.
     Zeros(usize),
 }
 
 use Other::{Changed, ChangedOfLarge, First, FirstOfLarge, Longer, Named, Zeros};
 
-/// What comes of comparing: that the bytes are the same, and how many of them are shared, or an
+/// The result of a dedupe: that the bytes are the same, and how many of them are shared; or an
 /// error.
 type Found = Result<Dedupe, Errno>;
 
@@ -680,10 +683,9 @@ const INVALID: Found = Err(Errno::INVAL);
 const BASE: usize = 300_001;
 const LARGE: usize = 20 << 20;
 
-/// From which file and offset, with which other one and at which offset of it, how many bytes; and
-/// what comes of it.
+/// The file and its offset, the other file and its offset, the length, and the expected result.
 const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
-    // Ends in a sector.
+    // Ends within a sector.
     ("base", 0, First(BASE), 0, 300_001, Ok(same(300_001))),
     ("base", 0, Longer(4), 0, 300_001, Ok(same(299_008))),
     ("base", 0, First(200_001), 0, 200_001, Ok(same(196_608))),
@@ -695,7 +697,7 @@ const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
     ("base", 0, Changed(150_000), 0, 300_001, DIFFERS),
     ("base", 8192, First(BASE), 8192, 40_000, Ok(same(36_864))),
     ("base", 8192, First(BASE), 4096, 4096, DIFFERS),
-    // Behind the end, or not where sectors begin.
+    // Behind the end, or unaligned.
     ("base", 0, Longer(10_000), 0, 300_002, INVALID),
     ("base", 0, First(4096), 0, 8192, INVALID),
     ("base", 303_104, Longer(10_000), 303_104, 4096, INVALID),
@@ -707,7 +709,7 @@ const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
     ("base", 0, First(BASE), 1 << 31, 0, Ok(same(0))),
     ("base", 4096, First(BASE), 0, i64::MAX.cast_unsigned(), INVALID),
     ("base", 0, First(BASE), 0, u64::MAX, INVALID),
-    // One file.
+    // Twice the same file.
     ("zeros1", 0, Named("zeros1"), 40_960, 40_960, Ok(same(40_960))),
     ("zeros2", 0, Named("zeros2"), 36_864, 40_960, INVALID),
     ("zeros3", 0, Named("zeros3"), 36_864, 36_869, Ok(same(36_864))),
@@ -720,7 +722,7 @@ const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
     ("large", 0, FirstOfLarge(LARGE), 0, (20 << 20) - 1, Ok(same((20 << 20) - 4096))),
     ("large", 0, ChangedOfLarge(18 << 20), 0, 20 << 20, DIFFERS),
     ("large", 0, ChangedOfLarge(18 << 20), 0, (16 << 20) + 4096, Ok(same((16 << 20) + 4096))),
-    // What may not be changed, and what is no file.
+    // A file that must not be changed, and what is not a file.
     ("base", 0, Named("fixed"), 0, 4096, Err(Errno::PERM)),
     ("base", 0, Named("log"), 0, 8192, Ok(same(8192))),
     ("base", 0, Named("kept/base"), 0, 4096, Ok(same(4096))),
@@ -730,7 +732,7 @@ const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
     ("base", 0, Named("dir"), 0, 0, Err(Errno::ISDIR)),
     ("nocow", 0, First(BASE), 0, 4096, INVALID),
     ("base", 0, Named("nocow"), 0, 4096, INVALID),
-    // In the extent item; holes.
+    // Inline data, and holes.
     ("small", 0, First(100), 0, 100, Ok(same(100))),
     ("small", 0, First(BASE), 0, 100, Ok(same(0))),
     ("base", 0, First(100), 0, 100, Ok(same(0))),
@@ -739,7 +741,7 @@ const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
     ("zeros4", 0, Named("last-hole"), 0, 81_920, Ok(same(81_920))),
 ];
 
-/// The files of these names, and what they hold; holes are as long.
+/// The named files, and their contents. Files that are holes have the same length.
 fn named_files() -> Vec<(&'static str, Vec<u8>)> {
     let (base, large) = (Random::new(8).bytes(BASE), Random::new(9).bytes(LARGE));
     let zeros = |name| (name, vec![0; 40 * 4096]);
@@ -753,7 +755,7 @@ fn named_files() -> Vec<(&'static str, Vec<u8>)> {
 
 const HOLES: [(&str, u64); 3] = [("hole", 1 << 20), ("other-hole", 1 << 20), ("last-hole", 81_920)];
 
-/// What the other files of [`DEDUPES`] hold, by their names.
+/// The contents of the other files of [`DEDUPES`], by name.
 fn other_files() -> Vec<(String, Vec<u8>)> {
     let (base, large) = (Random::new(8).bytes(BASE), Random::new(9).bytes(LARGE));
     let changed = |bytes: &[u8], at: usize| {
@@ -778,7 +780,8 @@ fn other_name(number: usize, other: Other) -> String {
     if let Named(name) = other { name.to_owned() } else { format!("other{number}") }
 }
 
-/// Ranges that are compared and shared: the same are, and the others for the same reason not.
+/// Ranges that are compared and shared: both volumes share the same ones, and refuse the others for
+/// the same reason.
 #[test]
 fn dedupes() {
     let theirs = |path: &Path| {
@@ -853,7 +856,7 @@ fn dedupes() {
     });
 }
 
-/// Moves of subvolumes, and onto them, and what the kernel makes of each.
+/// Moves of subvolumes and onto subvolumes, and the kernel's answer to each.
 const MOVES: &[(&str, &str, Rename, Option<Errno>)] = &[
     ("sub", "file", Rename::Replace, Some(Errno::NOTDIR)),
     ("sub", "full", Rename::Replace, Some(Errno::NOTEMPTY)),
@@ -867,7 +870,7 @@ const MOVES: &[(&str, &str, Rename, Option<Errno>)] = &[
     ("sub", "sub/new", Rename::Replace, Some(Errno::INVAL)),
     ("sub", "bare", Rename::NoReplace, Some(Errno::EXIST)),
     ("sub", "none", Rename::Exchange, Some(Errno::NOENT)),
-    // In `all` the places of `sub` and `void` are empty directories.
+    // In `all`, which is a snapshot, the places of `sub` and `void` are empty directories.
     ("all/sub", "all/new", Rename::Replace, Some(Errno::NOTEMPTY)),
     ("all/file", "all/sub", Rename::Replace, Some(Errno::ISDIR)),
     ("all/full", "all/sub", Rename::Replace, None),
@@ -893,7 +896,8 @@ fn moves_of_subvolumes() {
             let done = rustix::fs::renameat_with(CWD, path.join(from), CWD, path.join(to), flags);
             assert_eq!(done.err(), errno, "{from} to {to}");
         }
-        // Its times are those of the moment at which it is looked at.
+        // The kernel shows the place of a subvolume with the current time, so `all/void` is
+        // removed.
         shell(path, &format!("rmdir all/void; {TOUCH}"));
     };
     twins(theirs, |fs| {

@@ -1,8 +1,8 @@
-//! Volumes that `mkfs.btrfs` makes with what a directory holds, changed by both sides in turns.
+//! Volumes that `mkfs.btrfs` fills from a directory. Then both sides change them by turns.
 //!
-//! The directory is one of a volume that the kernel filled with the names of the actors, so both go
-//! on with files that `mkfs.btrfs` wrote: small ones that it kept inline, extents that it
-//! compressed, hard links, subvolumes.
+//! The source directory is on a volume that the kernel filled with the names of the actors. So both
+//! sides change files that `mkfs.btrfs` wrote: inline files, compressed extents, hard links,
+//! subvolumes.
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -14,7 +14,7 @@ use crate::kernel::Kernel;
 use crate::rounds::play_on;
 use crate::volume::{Layout, Maker, open_read_only};
 
-/// What the kernel does in the directory for each actor.
+/// How many operations the kernel does in the source directory for each actor.
 const OPERATIONS: u64 = 600;
 
 const ROUNDS: u64 = 3;
@@ -45,7 +45,7 @@ fn play(options: &'static str) {
     let words = ["--rootdir", path].into_iter().chain(options.split_whitespace());
     disks.mkfs(&words.collect::<Vec<_>>());
     disks.assert_checks();
-    // `mkfs.btrfs` takes no flags, change times and nanoseconds along.
+    // `mkfs.btrfs` does not copy flags, change times and nanoseconds.
     let taken = [Aspect::Flags, Aspect::StoredTimes, Aspect::Allocation, Aspect::Holes];
     let compare = taken.into_iter().fold(Compare::default(), Compare::without);
     let compare = compare.without(Aspect::Ids).without(Aspect::Order);

@@ -1,11 +1,11 @@
-//! Files of every kind that the kernel makes, each changed by us in every way, and by the kernel
-//! again.
+//! Files of every kind that the kernel makes. We change each in every way, and the kernel changes
+//! it again.
 //!
 //! The kernel makes a file for each of many pairs of a kind and a change, and a snapshot that
-//! shares all of them. We do the change; what the file must hold then is the model's to say. Then
-//! the kernel does to it what made the next kind, and we the next change, for some rounds. In each
-//! both make a snapshot as well and delete the last one of the other; what it holds is dropped by
-//! whoever comes to it. The first snapshot of each stays, and has to stay as it is.
+//! shares all of them. We do the change, and the model says what the file must hold. Then the
+//! kernel does to the file what makes the next kind, and we do the next change, for some rounds. In
+//! each round both sides also make a snapshot and delete the other side's last one. Either side
+//! drops what the deleted one holds. The first snapshot of each side stays, and must not change.
 
 mod changes;
 mod kinds;
@@ -32,10 +32,10 @@ use kinds::{DIRS, KINDS};
 
 const KIB: u64 = 1 << 10;
 
-/// The attribute that says how a file is compressed.
+/// The attribute that holds a file's compression.
 const PROPERTY: &str = "btrfs.compression";
 
-/// A list that gives one user more than the others, as the kernel has it.
+/// An access control list that gives one user more than others, as the kernel stores it.
 fn access_list() -> Vec<u8> {
     let entry = |tag: u16, may: u16, id: u32| {
         [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat()
@@ -46,15 +46,16 @@ fn access_list() -> Vec<u8> {
     [&2u32.to_le_bytes()[..], &entries].concat()
 }
 
-/// A file to begin with: what the kernel made, and what we do to it first, both by number.
+/// A file, with the number of the kind that the kernel makes it as, and of the change that we do
+/// first.
 struct Pair {
     name: String,
     kind: usize,
     change: usize,
 }
 
-/// Every third pair of a kind and a change. Three volumes that begin at different ones have them
-/// all, and on each every kind meets every change in three rounds.
+/// Every third pair of a kind and a change. Three volumes that start at different pairs have all
+/// pairs. On each volume every kind meets every change in three rounds.
 fn pairs(third: usize) -> Vec<Pair> {
     let all =
         (0..KINDS.len()).flat_map(|kind| (0..CHANGES.len()).map(move |change| (kind, change)));
@@ -71,8 +72,8 @@ fn subvolume(words: &[&str], paths: &[&Path]) {
     run("btrfs", &words.chain(paths.iter().map(|path| path.as_os_str())).collect::<Vec<_>>());
 }
 
-/// The kernel makes all files, one that takes part in exchanges, one to be cloned from, and a
-/// snapshot of them.
+/// Has the kernel make all files, a file for exchanges, a file to clone from, and a snapshot of
+/// them.
 fn make(path: &Path, pairs: &[Pair]) {
     let live = path.join("live");
     subvolume(&["create"], &[&live]);
@@ -97,7 +98,7 @@ fn make(path: &Path, pairs: &[Pair]) {
     }
 }
 
-/// Which files of `live` have no checksums, by name.
+/// The names of the files of `live` without checksums.
 fn names_without_checksums(fs: &Filesystem, pairs: &[Pair]) -> HashSet<String> {
     let (files, live) = (volume::without_checksums(fs.volume()), live_of(fs));
     let names = pairs.iter().map(|pair| pair.name.clone()).chain(["source".into()]);
@@ -112,9 +113,9 @@ fn live_of(fs: &dyn FileSystemMut) -> FileId {
     find(fs, fs.root(), "live")
 }
 
-/// Does to every file the change that is `round` behind its own, and makes one in each directory
-/// that gives it something; beside that a snapshot comes and one of the kernel's goes. Every second
-/// time it is dropped to the end. `unsummed` are the files without checksums.
+/// Does to every file the change `round` places after its own, and makes a file in each directory
+/// that new files inherit from. Makes a snapshot, and deletes one of the kernel's; every second
+/// time it drops that to the end. `unsummed` are the files without checksums.
 fn change(
     fs: &dyn FileSystemMut,
     subvolumes: &dyn Subvolumes,
@@ -153,9 +154,8 @@ fn change(
     }
 }
 
-/// The kernel does to every file what makes the kind that is behind its own by one more than
-/// `round`; beside that a snapshot comes and one of ours goes. Every second time it waits until
-/// that is dropped.
+/// The kernel does to every file what makes the kind `round + 1` places after its own. It makes a
+/// snapshot, and deletes one of ours; every second time it waits until that is dropped.
 fn change_by_kernel(path: &Path, pairs: &[Pair], round: usize) {
     let (live, ours) = (path.join("live"), path.join(format!("ours-{round}")));
     for Pair { name, kind, .. } in pairs {
@@ -168,7 +168,7 @@ fn change_by_kernel(path: &Path, pairs: &[Pair], round: usize) {
     subvolume(&["snapshot"], &[&live, &path.join(format!("theirs-{}", round + 1))]);
     subvolume(&["delete"], &[&ours]);
     if round.is_multiple_of(2) {
-        // This wakes the cleaner, which otherwise sleeps for half a minute.
+        // The sync wakes the kernel's cleaner, which otherwise sleeps for half a minute.
         run("btrfs", &["filesystem".as_ref(), "sync".as_ref(), path.as_os_str()]);
         subvolume(&["sync"], &[path]);
     }
@@ -198,7 +198,7 @@ fn play(third: usize, devices: usize, options: &'static str, maker: Maker, mount
         disks.assert_checks();
         assert_shows(&open_read_only(&disks), &shown(&disks));
     }
-    // Nothing is left of what was deleted, and what stays is sound.
+    // Everything that was deleted is dropped, and what stays is sound.
     let (model, fs) = (shown(&disks), open(&disks, None));
     Ours(fs.clone()).drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
@@ -206,7 +206,7 @@ fn play(third: usize, devices: usize, options: &'static str, maker: Maker, mount
     verdict(&disks, &model);
 }
 
-/// What the kernel shows of the volume.
+/// The contents of the volume as the kernel shows them.
 fn shown(disks: &Disks) -> Model {
     let mount = disks.mount("ro,noatime");
     let host = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
@@ -267,13 +267,13 @@ fn quotas() {
     play(0, 1, "-O quota", Maker::Progs, "compress=zstd");
 }
 
-/// What counts for a subvolume is the same whichever of both made it, shared it or let go of it.
+/// A subvolume's quota counts the same, whichever side made, shared or released the space.
 #[test]
 fn simple_quotas_small_nodes() {
     play(1, 1, "-n 4096 -O squota", Maker::Progs, "compress=lzo");
 }
 
-/// The kernel keeps free space in files, which ours does not trust, and leaves invalid.
+/// The kernel keeps free space in files. We do not trust these, and leave them invalid.
 #[test]
 fn free_space_in_files() {
     let options = "-O ^block-group-tree,^free-space-tree";

@@ -1,4 +1,4 @@
-//! What the kernel does: random system calls on the files of an actor.
+//! The kernel's part: random system calls on the files of an actor.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,7 +24,7 @@ impl Kernel {
         Self { root: root.to_owned(), names, random: Random::new(seed) }
     }
 
-    /// Does `count` random things, some of which fail because of what is there.
+    /// Does `count` random operations. Some fail because of what they meet.
     pub(crate) fn act(&mut self, count: u64) {
         let mut done = 0;
         for _ in 0..count {
@@ -57,7 +57,7 @@ impl Kernel {
         dir.join(OsStr::from_bytes(&self.name()))
     }
 
-    /// A regular file that is there, or nothing after a few attempts.
+    /// An existing regular file, or an error after a few attempts.
     fn regular(&mut self) -> Result<File> {
         for _ in 0..8 {
             let path = self.path();
@@ -73,7 +73,7 @@ impl Kernel {
         self.below(1 << bits)
     }
 
-    /// Where something is done in a file: a place of any alignment, or one of sectors.
+    /// A range for an operation: unaligned, or of whole sectors.
     fn range(&mut self) -> (u64, u64) {
         match self.below(3) {
             0 => (self.any_size(18), 1 + self.any_size(15)),
@@ -135,7 +135,7 @@ impl Kernel {
         Ok(rustix::fs::fallocate(&file, flags, offset, len)?)
     }
 
-    /// A part of a file, at another place of the same or of another one: whole sectors are shared.
+    /// Shares whole sectors of a file with another offset of the same file or of another one.
     fn clone_range(&mut self) -> Result<()> {
         let (from, to) = (self.regular()?, self.regular()?);
         let ((mut offset, len), (mut at, _)) = (self.range(), self.range());
@@ -194,8 +194,8 @@ impl Kernel {
             return Err(Errno::ISDIR.into());
         }
         let how = ["-czstd", "-czlib", "-clzo"][usize::try_from(self.below(3)).expect("small")];
-        // It looks for pages everywhere in holes, which takes seconds for each file of many
-        // gigabytes.
+        // Without a limit the tool looks for pages everywhere in holes, which takes seconds for a
+        // file of many gigabytes.
         let words = ["filesystem", "defragment", how, "-l", "64M"].map(str::as_ref);
         run("btrfs", &[&words[..], &[path.as_os_str()]].concat());
         Ok(())
@@ -210,7 +210,7 @@ fn open(path: &Path, create: bool) -> Result<File> {
     options.read(true).write(true).create(create).truncate(false).custom_flags(flags).open(path)
 }
 
-/// What random calls meet: names that are there or not, files of another type or with other
+/// The errors of random calls: names that exist or not, and files of another type or with other
 /// properties.
 fn may_fail(error: &Error) -> bool {
     const MAY_FAIL: [Errno; 9] = [

@@ -1,4 +1,4 @@
-//! Ping-pong: the kernel and we change one volume in turns.
+//! Ping-pong: the kernel and we change one volume by turns.
 //!
 //! ```text
 //! we open it, actors change it, sync, close ──> btrfs check ──> we read it ─┐
@@ -7,9 +7,9 @@
 //! btrfs check <── unmount <── the model becomes what the kernel shows <── the kernel mounts it, changes it
 //! ```
 //!
-//! Both change the same files: the kernel uses the names of the actors, so what it compressed,
-//! preallocated, cloned, snapshotted or wrote without checksums is overwritten and cut by us, and
-//! the other way round.
+//! Both sides change the same files, because the kernel uses the names of the actors. What the
+//! kernel compressed, preallocated, cloned, snapshotted or wrote without checksums, we overwrite
+//! and truncate, and the other way round.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -17,11 +17,11 @@
 //! | `volume` | how a row becomes a volume, by our `mkfs` or by `mkfs.btrfs` |
 //! | `rounds` | the rounds, and what has to hold between them |
 //! | `kernel` | what the kernel does |
-//! | `kept` | chosen files of the kernel, of every kind, changed in part by us and by the kernel in turns |
-//! | `filled` | volumes that `mkfs.btrfs` makes with what a directory holds |
+//! | `kept` | files of every kind that the kernel makes, changed by us and by the kernel by turns |
+//! | `filled` | volumes that `mkfs.btrfs` fills from a directory |
 //!
-//! A sample of the rows is played in every run, for two rounds; `cargo xtask campaign pingpong`
-//! plays every row with both makers. `OFFSHOOT_SEED` repeats a run.
+//! Every run plays a sample of the rows for two rounds. `cargo xtask campaign pingpong` plays every
+//! row with both makers. `OFFSHOOT_SEED` repeats a run.
 
 mod filled;
 mod kept;

@@ -1,8 +1,8 @@
 //! The rounds of one volume.
 //!
-//! The top level and two subvolumes in it are changed: `live`, and `snapshot`, which is a snapshot
-//! of `live` that the kernel makes anew in every round. Beside them stand read-only snapshots,
-//! which have to stay as they are.
+//! Both sides change the top level and two subvolumes in it: `live`, and `snapshot`, a snapshot of
+//! `live` that the kernel makes anew in every round. Beside them are read-only snapshots, which
+//! must not change.
 
 use std::path::Path;
 
@@ -23,14 +23,14 @@ use crate::volume::{Layout, Maker, open, open_read_only, without_checksums};
 /// Steps of each actor in a round.
 const STEPS: u64 = 500;
 
-/// Operations of the kernel in each area and round.
+/// Operations of the kernel in each area in a round.
 const OPERATIONS: u64 = 250;
 
-/// Where actors work, and the number of the actor, which makes the names in it. The snapshot of
-/// `live` has its names.
+/// The areas where actors work. The number of the actor decides the names in its area. `snapshot`
+/// has the names of `live`.
 const AREAS: [(&str, u64); 4] = [(".", 0), (".", 1), ("live", 2), ("snapshot", 2)];
 
-/// What the kernel mounts with in its rounds, one after the other.
+/// The kernel's mount options in its rounds.
 const MOUNTS: [&str; 7] = [
     "compress=zstd",
     "",
@@ -41,13 +41,13 @@ const MOUNTS: [&str; 7] = [
     "max_inline=0",
 ];
 
-/// Makes a volume, and changes it in turns with the kernel.
+/// Makes a volume, and changes it by turns with the kernel.
 pub(crate) fn play(judges: &Judges, layout: &Layout, maker: Maker, rounds: u64) {
     eprintln!("{layout:?} made by {maker:?}");
     play_on(&layout.make(judges, maker), layout, maker, rounds);
 }
 
-/// Changes a volume that was just made in turns with the kernel.
+/// Changes a new volume by turns with the kernel.
 pub(crate) fn play_on(disks: &Disks, layout: &Layout, maker: Maker, rounds: u64) {
     let seed = seed_of_run();
     let mut model = Model::copy(&open_read_only(disks)).expect("a new volume is read");
@@ -93,20 +93,21 @@ fn ours(disks: &Disks, model: &Model, seed: u64, round: u64) {
     fs.sync().expect("a commit");
 }
 
-/// What the volume shows is what the model holds.
+/// Requires that the volume shows what the model holds.
 pub(crate) fn assert_shows(fs: &Filesystem, model: &Model) {
     comparison().run_filesystems(fs, model).assert_same(1);
 }
 
-/// What the kernel shows at `path` is what the model holds.
+/// Requires that the kernel shows at `path` what the model holds.
 pub(crate) fn assert_kernel_shows(path: &Path, model: &Model) {
     let host = HostFilesystem::new(path).expect("the mounted directory opens");
     comparison().run_filesystems(model, &host).assert_same(1);
 }
 
-/// Of a file into which it cloned preallocated space, the kernel says that all of it is data. So
-/// holes are not compared. Files that `mkfs.btrfs` compressed have the flag for it without the
-/// property, and lose it where compressing is in vain, of which the model knows nothing.
+/// The comparison of the rounds. It leaves out holes: if the kernel clones preallocated space into
+/// a file, it reports all of the file as data. It leaves out the flag for compression: files that
+/// `mkfs.btrfs` compressed have it without the property, and lose it where compressing saves
+/// nothing; the model does neither.
 fn comparison() -> Compare {
     Compare::default()
         .without(Aspect::Ids)
@@ -116,8 +117,8 @@ fn comparison() -> Compare {
         .without(Aspect::CompressionFlags)
 }
 
-/// The kernel's part of a round: what it shows is what the model holds, then it changes that. Gives
-/// the model of what it shows in the end.
+/// The kernel's part of a round: it must show what the model holds, and then it changes that.
+/// Returns a model of what it shows at the end.
 fn theirs(disks: &Disks, model: &Model, seed: u64, round: u64, expected: &[&'static str]) -> Model {
     let mut random = Random::new(seed ^ 0x6b65);
     let options = MOUNTS[usize::try_from(random.below(MOUNTS.len() as u64)).expect("small")];
@@ -131,7 +132,7 @@ fn theirs(disks: &Disks, model: &Model, seed: u64, round: u64, expected: &[&'sta
         Kernel::new(&path.join(area), names_of(number), seed).act(OPERATIONS);
     }
     drop(mount);
-    // As it is stored: what the kernel has in memory may know of more data.
+    // A new mount shows what is stored. In memory the kernel may have known of more data.
     let mount = disks.mount_watched("ro,noatime", expected);
     let host = HostFilesystem::new(mount.path()).expect("the mounted directory opens");
     let model = Model::copy(&host).expect("the kernel shows its own volume");
@@ -139,9 +140,8 @@ fn theirs(disks: &Disks, model: &Model, seed: u64, round: u64, expected: &[&'sta
     model
 }
 
-/// Makes `live`, and in every round a new writable and a new read-only snapshot of it. Nobody waits
-/// for the kernel to take apart what is deleted: sometimes we get a volume in which that is left to
-/// be done.
+/// Makes `live`, and in every round a new writable and a new read-only snapshot of it. It does not
+/// wait until the kernel has dropped what is deleted: sometimes that is left for us.
 fn subvolumes(path: &Path, round: u64) {
     let run = |words: &[&str], paths: &[&str]| {
         let mut args: Vec<std::ffi::OsString> = vec!["subvolume".into()];

@@ -1,4 +1,4 @@
-//! The matrix: layouts of volumes. Some are played in every run, all of them by the campaign.
+//! The matrix of volume layouts. Every run plays some rows, and the campaign plays all.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,8 +13,9 @@ struct Row {
     layout: Layout,
 }
 
-/// All rows, and a test for each line that has makers: its name, who makes the volume in the test
-/// (`campaign`: there is none, `both`: either), number and MiB of the members, options of mkfs.
+/// Makes all rows, and a test of each line with a maker. A line has a name, the maker of the volume
+/// in the test (`campaign`: no test, `both`: one after the other), the number and MiB of the
+/// members, and the options of mkfs.
 macro_rules! rows {
     ($($name:ident: $makers:tt, $devices:expr, $mib:expr, $options:expr;)*) => {
         const ROWS: &[Row] = &[
@@ -36,7 +37,7 @@ macro_rules! rows {
     };
 }
 
-/// Two rounds of one row.
+/// Plays two rounds of one row.
 fn sample(name: &str, makers: &[Maker]) {
     let Some(judges) = judges::require() else { return };
     let row = ROWS.iter().find(|row| row.name == name).expect("a test is made of a row");
@@ -45,7 +46,7 @@ fn sample(name: &str, makers: &[Maker]) {
     }
 }
 
-/// Every row, made by either side, as many at a time as there are cores.
+/// Plays every row with both makers, one row on each core at a time.
 #[test]
 #[ignore = "takes some minutes; cargo xtask campaign pingpong runs it"]
 fn campaign() {
@@ -93,7 +94,8 @@ rows! {
     raid0_with_raid1_metadata: campaign, 2, 256, "-d raid0 -m raid1";
 
     mixed: both, 1, 256, "--mixed -d single -m single -n 4096";
-    // `mkfs.btrfs` makes separate groups then, and the kernel mixed ones beside them.
+    // With these options `mkfs.btrfs` makes separate groups, and the kernel makes mixed ones beside
+    // them.
     mixed_beside_others: Progs, 1, 256, "-d single -m single -O mixed-bg -n 4096";
     mixed_dup: campaign, 1, 256, "--mixed -d dup -m dup -n 4096";
     mixed_raid1: campaign, 2, 256, "--mixed -d raid1 -m raid1 -n 4096";
@@ -110,8 +112,8 @@ rows! {
     quotas: Progs, 1, 512, "-O quota";
     quotas_node_4k_raid1: campaign, 2, 256, "-n 4096 -d raid1 -m raid1 -O quota";
     simple_quotas: Progs, 1, 512, "-O squota";
-    // Without skinny metadata `btrfs check` counts no tree blocks for simple quotas, and blames the
-    // kernel.
+    // Without skinny metadata, `btrfs check` does not count tree blocks for simple quotas, and
+    // complains about volumes of the kernel.
     simple_quotas_node_4k: Progs, 1, 512, "-n 4096 -O squota";
     simple_quotas_mixed: campaign, 1, 256, "--mixed -d single -m single -n 4096 -O squota";
 

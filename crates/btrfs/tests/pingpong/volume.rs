@@ -1,4 +1,4 @@
-//! Volumes from one description, made by either side.
+//! Makes volumes from one description, with either side's `mkfs`.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ use offshoot_testkit::random::Random;
 use offshoot_vfs::{FileId, Timestamp};
 use uuid::Uuid;
 
-/// Who makes a volume.
+/// The side that makes a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Maker {
     Ours,
@@ -43,22 +43,22 @@ impl Layout {
         disks
     }
 
-    /// Which sides can make it: our `mkfs` offers no quotas.
+    /// The sides that can make it: our `mkfs` offers no quotas.
     pub(crate) fn makers(&self) -> &'static [Maker] {
         if self.options.contains("quota") { &[Maker::Progs] } else { &[Maker::Ours, Maker::Progs] }
     }
 
-    /// What the kernel may say of it, on its first mount or on a later one. We make the UUID tree
-    /// whole, and both keep it.
+    /// What the kernel may say of it in its log, on the first mount or on a later one. We make the
+    /// UUID tree complete, and both sides keep it so.
     pub(crate) fn expected(&self, is_first_mount: bool) -> Vec<&'static str> {
         let old_cache = self.options.contains("^free-space-tree").then_some(OLD_CACHE);
         old_cache.into_iter().chain(is_first_mount.then_some(UUID_TREE)).collect()
     }
 }
 
-/// Our options for words of `mkfs.btrfs`.
+/// Our options for these options of `mkfs.btrfs`.
 fn options(words: &[&str]) -> MkfsOptions {
-    // The kernel mounts no two volumes with one id, and tests run side by side.
+    // The kernel mounts no two volumes with the same id, and tests run side by side.
     let mut bytes = [0; 16];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut random| std::io::Read::read_exact(&mut random, &mut bytes))
@@ -108,7 +108,7 @@ fn profile(name: &str) -> Profile {
     }
 }
 
-/// The top level, for writing, which compresses what is written as `method` says.
+/// The top level for writing. It compresses what is written with `method`.
 pub(crate) fn open(disks: &Disks, method: Option<&str>) -> Filesystem {
     let devices = disks.writable_devices();
     let compress =
@@ -118,14 +118,13 @@ pub(crate) fn open(disks: &Disks, method: Option<&str>) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// The top level, for reading.
+/// The top level for reading.
 pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
-/// The files that were committed without checksums of their data. What the kernel shows of a file
-/// does not tell it.
+/// The committed files whose data has no checksums. The kernel's view of a file does not tell that.
 pub(crate) fn without_checksums(volume: &Engine) -> HashSet<FileId> {
     let mut found = HashSet::new();
     let subvolumes = volume.subvolumes().map(|info| info.expect("a subvolume").id);

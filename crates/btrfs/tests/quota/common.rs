@@ -15,13 +15,13 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
 use parking_lot::Mutex;
 
-/// The moment of all changes.
+/// The time of all changes.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
 
-/// A file of root.
+/// A new file that belongs to root.
 pub(crate) const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
 
-/// A volume of one member that `mkfs.btrfs` makes and the kernel has changed.
+/// A volume of one member that `mkfs.btrfs` made and the kernel changed.
 pub(crate) fn made(judges: &Judges, mkfs: &str, script: &str) -> Disks {
     let disks = Disks::create(judges, 1, 512);
     disks.mkfs_and_settle(&mkfs.split_whitespace().collect::<Vec<_>>());
@@ -29,7 +29,7 @@ pub(crate) fn made(judges: &Judges, mkfs: &str, script: &str) -> Disks {
     disks
 }
 
-/// The kernel runs a script in the volume, and says no more than is expected.
+/// Has the kernel run a script in the volume. Its log may have only the `expected` complaints.
 pub(crate) fn by_kernel(disks: &Disks, script: &str, expected: &[&'static str]) {
     let mount = disks.mount_watched("rw,noatime,max_inline=0", expected);
     shell(mount.path(), script);
@@ -41,19 +41,19 @@ pub(crate) fn shell(dir: &Path, script: &str) -> String {
     run("sh", &["-c", &script])
 }
 
-/// What a volume told since it was opened.
+/// The reports of a volume since it was opened.
 #[derive(Clone, Default)]
 pub(crate) struct Told(Arc<Mutex<Vec<Report>>>);
 
 impl Told {
-    /// How often it said that quotas are not kept up.
+    /// How many reports say that quotas are not kept.
     pub(crate) fn not_kept(&self) -> usize {
         self.0.lock().iter().filter(|&report| *report == Report::QuotasNotKept).count()
     }
 }
 
-/// Opens the volume for writing. It commits when it is asked to, and nothing is stored in the
-/// extent item.
+/// Opens the volume for writing. It commits only when the caller asks for it, and keeps no data
+/// inline.
 pub(crate) fn open(disks: &Disks) -> (Filesystem, Told) {
     let told = Told::default();
     let reports = told.0.clone();
@@ -83,7 +83,7 @@ pub(crate) fn write(fs: &dyn FileSystemMut, dir: FileId, name: &str, bytes: usiz
     file
 }
 
-/// Cuts a file.
+/// Truncates a file.
 pub(crate) fn cut(fs: &dyn FileSystemMut, file: FileId, size: u64) {
     let set = SetAttr { size: Some(size), ..SetAttr::default() };
     fs.set_attr(file, &set, AT).expect("it is cut");
@@ -93,9 +93,9 @@ pub(crate) fn cut(fs: &dyn FileSystemMut, file: FileId, size: u64) {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Groups {
     pub(crate) flags: u64,
-    /// What each group refers to, and what only it refers to, in bytes.
+    /// How many bytes each group refers to, and how many of them are exclusive to it.
     pub(crate) used: BTreeMap<String, [u64; 2]>,
-    /// Which group is in which.
+    /// The group relations, as the quota tree has them.
     pub(crate) relations: Vec<[String; 2]>,
 }
 
@@ -146,7 +146,7 @@ impl Groups {
     }
 }
 
-/// The kernel counts everything anew, and `btrfs check` agrees with it.
+/// Has the kernel count everything anew, and requires that `btrfs check` agrees.
 #[track_caller]
 pub(crate) fn assert_counted_anew(disks: &Disks) -> Groups {
     by_kernel(disks, "btrfs quota rescan -w .", &[]);

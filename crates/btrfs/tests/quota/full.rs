@@ -1,4 +1,4 @@
-//! Full quotas: the numbers are marked as wrong, and the kernel puts them right.
+//! Full quotas: we mark the numbers as wrong, and the kernel corrects them.
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -8,7 +8,7 @@ use offshoot_vfs::{FileSystem, FileSystemMut, Place};
 use crate::common::{AT, Groups, NEW, assert_counted_anew, at, by_kernel, made, open, write};
 use crate::subvolume_calls::Ours;
 
-/// Subvolumes in groups, with data, of which a snapshot shares some.
+/// Subvolumes with data in groups, and a snapshot that shares some of it.
 const BEGINNING: &str = "btrfs -q subvolume create a; btrfs -q subvolume create b
     btrfs qgroup create 1/1 .; btrfs qgroup create 2/1 .
     btrfs qgroup assign 0/256 1/1 .; btrfs qgroup assign 0/257 1/1 .; btrfs qgroup assign 1/1 2/1 .
@@ -16,10 +16,10 @@ const BEGINNING: &str = "btrfs -q subvolume create a; btrfs -q subvolume create 
     btrfs -q subvolume snapshot a c
     btrfs quota rescan -w . > rescanned; sync";
 
-/// What the kernel says when it takes a snapshot of what is in a group.
+/// What the kernel logs when it takes a snapshot of a subvolume in a group.
 const INHERITS: &str = "qgroup inherit needs a rescan";
 
-/// `BEGINNING`, which has its numbers right.
+/// A volume after `BEGINNING`, with correct numbers.
 fn beginning(judges: &judges::Judges, mkfs: &str) -> Disks {
     let disks = made(judges, mkfs, "");
     by_kernel(&disks, BEGINNING, &[INHERITS]);
@@ -30,8 +30,8 @@ fn beginning(judges: &judges::Judges, mkfs: &str) -> Disks {
     disks
 }
 
-/// Everything that changes what counts for whom: said once, never wrong without being said, and put
-/// right by the kernel.
+/// Every change of what groups count: we report it once, never leave a wrong number unmarked, and
+/// the kernel corrects the numbers.
 #[test]
 fn what_is_written_is_counted_anew() {
     let Some(judges) = judges::require() else { return };
@@ -61,17 +61,17 @@ fn what_is_written_is_counted_anew() {
         drop((subvolumes, fs));
         disks.assert_checks();
         let groups = Groups::of(&disks);
-        // The group of what was dropped went, and is in no other one.
+        // The group of the dropped subvolume is gone, with its relations.
         assert_eq!(groups.names(), ["0/256", "0/258", "0/259", "0/260", "0/5", "1/1", "2/1"]);
         let relations = [["0/256", "1/1"], ["1/1", "0/256"], ["1/1", "2/1"], ["2/1", "1/1"]];
         assert_eq!(groups.relations, relations);
         let groups = assert_counted_anew(&disks);
         assert!(groups.used["0/259"][0] >= 500_000, "{groups:?}");
-        // From then on the kernel keeps them.
+        // From then on the kernel keeps the numbers.
         by_kernel(&disks, "head -c 90000 /dev/urandom > new/more; rm a/data", &[]);
         assert!(!Groups::of(&disks).is_inconsistent());
         disks.assert_checks();
-        // And a next opening says it again when it writes, and not before.
+        // After the next opening, the first commit that writes reports it again.
         let (fs, told) = open(&disks);
         fs.sync().expect("nothing to commit");
         assert!(told.not_kept() == 0 && !Groups::in_volume(fs.volume()).is_inconsistent());
@@ -83,7 +83,7 @@ fn what_is_written_is_counted_anew() {
     }
 }
 
-/// Ours deletes the subvolume `b`, with a commit.
+/// We delete the subvolume `b`, and commit.
 fn delete_b(disks: &Disks) {
     let (fs, _) = open(disks);
     Ours(fs.clone()).delete_subvolume(Place { dir: fs.root(), name: b"b" }, AT).expect("it goes");
@@ -91,7 +91,7 @@ fn delete_b(disks: &Disks) {
     drop(fs);
 }
 
-/// A commit that only drops what was deleted before changes what counts, too.
+/// A commit that only drops what was deleted before changes the numbers too, and is reported.
 #[test]
 fn a_drop_alone_is_said() {
     let Some(judges) = judges::require() else { return };
@@ -108,7 +108,7 @@ fn a_drop_alone_is_said() {
     assert_counted_anew(&disks);
 }
 
-/// What the kernel drops of what ours deleted, and the other way round.
+/// The kernel drops what we deleted, and we drop what the kernel deleted.
 #[test]
 fn groups_go_whoever_drops_the_subvolume() {
     let Some(judges) = judges::require() else { return };

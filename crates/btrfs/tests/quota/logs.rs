@@ -1,4 +1,5 @@
-//! Logs of fsync on volumes with quotas: what comes from a log counts when it comes into the trees.
+//! Tree logs on volumes with quotas: the changes in a log count when a replay brings them into the
+//! trees.
 
 use offshoot_btrfs::{OpenOptions, Volume};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -15,7 +16,7 @@ fn logs(disks: &Disks) -> usize {
     volume.log_trees().expect("the logs are in order").len()
 }
 
-/// A volume with a log of the kernel, as a power cut would leave it.
+/// A volume with a log of the kernel, as a power cut leaves it.
 fn logged_by_kernel(judges: &Judges, mkfs: &str) -> Disks {
     let disks = made(judges, mkfs, BEGINNING);
     let mount = disks.mount("rw,noatime,commit=300,max_inline=0");
@@ -28,7 +29,7 @@ fn logged_by_kernel(judges: &Judges, mkfs: &str) -> Disks {
     cut
 }
 
-/// The same of ours.
+/// The same with a log of ours.
 fn logged_by_us(judges: &Judges, mkfs: &str) -> Disks {
     let disks = made(judges, mkfs, BEGINNING);
     let (fs, told) = open(&disks);
@@ -37,7 +38,7 @@ fn logged_by_us(judges: &Judges, mkfs: &str) -> Disks {
     let old = at(&fs, "a/old");
     cut(&fs, old, 50_000);
     fs.fsync(old).expect("it is logged");
-    // A log changes nothing that the last commit says.
+    // A log does not change the numbers of the last commit.
     assert_eq!(told.not_kept(), 0);
     drop(fs);
     assert_eq!(logs(&disks), 1);
@@ -55,12 +56,12 @@ fn full_quotas() {
     let Some(judges) = judges::require() else { return };
     for make in [logged_by_kernel, logged_by_us] {
         let disks = make(&judges, "-O quota");
-        // The kernel counts what comes from a log, whoever wrote it.
+        // The kernel counts what it replays, whether the kernel or we wrote the log.
         let theirs = disks.copy(&judges);
         by_kernel(&theirs, "sync", &[]);
         assert!(!Groups::of(&theirs).is_inconsistent());
         theirs.assert_checks();
-        // Ours marks the numbers with the commit of the replay.
+        // We mark the numbers in the commit of the replay.
         let (fs, told) = open(&disks);
         assert_eq!(told.not_kept(), 1);
         drop(fs);

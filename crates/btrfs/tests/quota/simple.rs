@@ -1,4 +1,4 @@
-//! Simple quotas: what counts for whom is kept, as the kernel keeps it.
+//! Simple quotas: we keep the numbers as the kernel keeps them.
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -9,15 +9,15 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Position};
 use crate::common::{AT, Groups, NEW, at, by_kernel, cut, made, open, write};
 use crate::subvolume_calls::Ours;
 
-/// Two subvolumes, one of them in groups. It is in them from the beginning: what a group already
-/// uses when it comes to another by two ways the kernel adds twice.
+/// Two subvolumes, one of them in groups from the beginning. If a group that already uses space is
+/// added to another one by two ways, the kernel adds its use twice.
 const BEGINNING: &str =
     "btrfs qgroup create 1/1 .; btrfs qgroup create 2/1 .; btrfs qgroup create 1/2 .
     btrfs qgroup assign 1/1 2/1 .; btrfs qgroup assign 1/2 2/1 .
     btrfs -q subvolume create -i 1/1 -i 1/2 a; btrfs -q subvolume create b; sync";
 
-/// The calls that the kernel does; [`ours`] does the same. Everything is in few tree blocks, so
-/// both have as many.
+/// The calls of the kernel; [`ours`] makes the same calls. Everything fits into a few tree blocks,
+/// so both sides have the same number of blocks.
 const CALLS: &str = "btrfs -q subvolume create a/inner
     head -c 1048576 /dev/zero > a/one; head -c 1048576 /dev/zero > a/two
     head -c 300000 /dev/zero > a/inner/three; head -c 4096 /dev/zero > four; sync
@@ -70,8 +70,7 @@ fn beginning(judges: &Judges) -> Disks {
     made(judges, "-O squota", BEGINNING)
 }
 
-/// What counts for each group, and which groups there are, is the same when the kernel does the
-/// same.
+/// The groups and their numbers are the same as after the same calls of the kernel.
 #[test]
 fn the_kernel_counts_the_same() {
     let Some(judges) = judges::require() else { return };
@@ -81,10 +80,10 @@ fn the_kernel_counts_the_same() {
     let (ours, theirs) = (Groups::of(&one), Groups::of(&other));
     one.assert_checks();
     other.assert_checks();
-    // `a` is no more, and data counts for it still, because `kept` and a clone have it.
+    // `a` is deleted. Its data still counts for it, because `kept` and a clone hold the data.
     assert!(theirs.used["0/256"][0] >= 1 << 20, "{theirs:?}");
     assert_eq!(ours, theirs);
-    // Both count on from what the other one left.
+    // Each side goes on counting from what the other one left.
     by_kernel(&one, "rm -r b/kept/one b/clone; sync", &[]);
     let (fs, _) = open(&other);
     for (dir, name) in [("b/kept", "one"), ("b", "clone")] {
@@ -98,7 +97,7 @@ fn the_kernel_counts_the_same() {
     other.assert_checks();
 }
 
-/// What is in the groups of the subvolume that holds a new one.
+/// A new subvolume joins the groups of the subvolume that holds it.
 #[test]
 fn a_new_subvolume_is_in_the_groups_of_its_holder() {
     let Some(judges) = judges::require() else { return };
@@ -120,12 +119,12 @@ fn a_new_subvolume_is_in_the_groups_of_its_holder() {
         assert_eq!(in_group(group), ["0/256", "0/258", "0/259"], "{relations:?}");
         assert_eq!(used[group], [3 * 16384; 2], "{used:?}");
     }
-    // What comes to a group by two ways counts once.
+    // Space that comes to a group by two ways counts once.
     assert_eq!(used["2/1"], [3 * 16384; 2], "{used:?}");
     disks.assert_checks();
 }
 
-/// Data that is older than the quotas counts for nobody, whoever frees it.
+/// Data that is older than the quotas counts for no group, whichever side frees it.
 #[test]
 fn what_is_older_than_the_quotas_does_not_count() {
     let Some(judges) = judges::require() else { return };
@@ -148,7 +147,7 @@ fn what_is_older_than_the_quotas_does_not_count() {
     disks.assert_checks();
 }
 
-/// The owners of data stay in its items when quotas are off, whoever gains or loses it then.
+/// Data keeps its owner items while quotas are off, whichever file gains or loses it then.
 #[test]
 fn owners_stay_when_quotas_are_off() {
     let Some(judges) = judges::require() else { return };
@@ -176,7 +175,7 @@ fn owners_stay_when_quotas_are_off() {
     fs.sync().expect("a commit");
     drop(fs);
     disks.assert_checks();
-    // As the kernel has it: what comes while they are off has none.
+    // As in the kernel: data that is written while quotas are off has no owner.
     assert_eq!(owners(&disks), 19);
     by_kernel(
         &disks,
@@ -186,8 +185,8 @@ fn owners_stay_when_quotas_are_off() {
     disks.assert_checks();
 }
 
-/// The number of a dropped subvolume comes again when it was the highest. The group that was left,
-/// because a clone has its data, counts on then.
+/// A dropped subvolume had the highest number, so a new one gets that number. The old group still
+/// exists because a clone holds its data, and it goes on counting.
 #[test]
 fn a_group_that_was_left_is_taken_over() {
     let Some(judges) = judges::require() else { return };

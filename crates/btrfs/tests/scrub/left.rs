@@ -1,4 +1,5 @@
-//! What cannot be repaired is told by name, and left as it is; what is not to be written is not.
+//! Damage that a scrub cannot repair: it names the damage, leaves it as it is, and writes nowhere
+//! else.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,7 +26,7 @@ use crate::{kernel_scrub, scrub, scrubs_clean, stored};
 
 const VICTIM_INO: u64 = 257;
 
-/// A file in a subvolume that two snapshots have too, of which one has changed so much that it
+/// A file in a subvolume with two snapshots. One of the snapshots has changed so much that it
 /// shares no leaf.
 fn with_snapshots(root: &Path) {
     let home = root.join("home");
@@ -60,7 +61,7 @@ fn bytes_of(disks: &Disks) -> Vec<Vec<u8>> {
     disks.images().iter().map(|image| std::fs::read(image).expect("an image")).collect()
 }
 
-/// The only copy of data is bad: all files that have it are named, and nothing is written.
+/// The only copy of some data is bad: the scrub names all files that have it, and writes nothing.
 #[track_caller]
 fn files_are_named(devices: usize, mkfs: &'static str) {
     let Some(judges) = judges::require() else { return };
@@ -100,7 +101,7 @@ fn files_of_striped_data() {
     files_are_named(3, "-m raid1 -d raid0");
 }
 
-/// A tree block is bad in all copies: its tree is named, and the rest is scrubbed and repaired.
+/// All copies of a tree block are bad: the scrub names its tree, and repairs the rest.
 #[test]
 fn trees_are_named() {
     let Some(judges) = judges::require() else { return };
@@ -127,8 +128,7 @@ fn trees_are_named() {
     }
 }
 
-/// With parity data that can be rebuilt is found and not written, and so is parity that is not what
-/// the data adds up to.
+/// With parity, the scrub finds data that could be rebuilt, and wrong parity. It writes neither.
 #[test]
 fn parity_is_looked_at() {
     let Some(judges) = judges::require() else { return };
@@ -156,8 +156,8 @@ fn parity_is_looked_at() {
     }
 }
 
-/// Of a volume without one of its members the others are scrubbed, and repaired; what is on that
-/// one alone is counted.
+/// One member is missing. The scrub repairs the others, and counts what is on the missing member
+/// alone.
 #[test]
 fn a_member_is_missing() {
     let Some(judges) = judges::require() else { return };
@@ -210,7 +210,7 @@ impl offshoot_device::Delegate for Weak {
     }
 }
 
-/// Sectors that cannot be read are counted, and can be read again when they were written.
+/// The scrub counts sectors that cannot be read. They can be read again after it has written them.
 #[test]
 fn what_cannot_be_read_is_written() {
     let Some(judges) = judges::require() else { return };
@@ -236,7 +236,7 @@ fn what_cannot_be_read_is_written() {
     assert_eq!(counts.found_errors(), 0, "{counts:?}");
 }
 
-/// Who watches can end it.
+/// The caller's watch function can end the scrub.
 #[test]
 fn it_can_be_broken_off() {
     let Some(judges) = judges::require() else { return };
@@ -250,9 +250,9 @@ fn it_can_be_broken_off() {
     assert_eq!(ended.err().map(|error| error.errno()), Some(Errno::INTR));
 }
 
-/// A member that missed commits is brought up to date: everything on it that differs is written,
-/// data without checksums before all else, and its superblock last. A scrub that is broken off
-/// leaves it as one that missed commits.
+/// A scrub brings a member that missed commits up to date. It writes everything on it that differs:
+/// data without checksums first, and its superblock last. If the scrub is interrupted, the member
+/// still counts as one that missed commits.
 #[test]
 fn members_that_missed_commits() {
     let Some(judges) = judges::require() else { return };
@@ -282,7 +282,7 @@ fn members_that_missed_commits() {
     assert!(before == bytes_of(&disks), "something was written");
     assert!(found.iter().any(|one| one.outcome == ScrubOutcome::NotWritten), "{found:?}");
     assert_eq!((counts.corrected_errors, counts.left_errors > 0), (0, true), "{counts:?}");
-    // Broken off when the data without checksums is written.
+    // The watch function breaks it off when the data without checksums has been written.
     let stop = |event: &ScrubEvent<'_>| match event {
         ScrubEvent::Found(_) => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),

@@ -1,5 +1,5 @@
-//! Scrubs of volumes that others change: what is freed, moved and written meanwhile is no error,
-//! and what is repaired was bad.
+//! Scrubs of volumes that change meanwhile: space that is freed, moved or written is not an error,
+//! and everything that is repaired was really bad.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,7 +39,7 @@ fn as_devices(devices: &Devices) -> Vec<Arc<dyn BlockDevice>> {
 }
 
 fn open(devices: &Devices) -> Filesystem {
-    // Many commits, so that much is freed and written again.
+    // Many commits, so that much space is freed and reused.
     let options = OpenOptions {
         commit_interval: Some(Duration::from_millis(5)),
         dirty_bytes: 2 * MIB,
@@ -55,7 +55,7 @@ fn write(fs: &Filesystem, dir: FileId, name: &str, bytes: &[u8]) {
     fs.write(file, 0, bytes, AT).expect("there is room");
 }
 
-/// Makes, writes again, fsyncs and removes files until it is over.
+/// Makes, overwrites, fsyncs and removes files until `is_over`.
 fn work(fs: &Filesystem, dir: FileId, seed: u64, is_over: &AtomicBool) {
     let mut random = Random::new(seed);
     let mut names: Vec<Option<FileId>> = vec![None; 10];
@@ -83,7 +83,7 @@ fn work(fs: &Filesystem, dir: FileId, seed: u64, is_over: &AtomicBool) {
     }
 }
 
-/// Says that it is over when the test is, also when it fails.
+/// Ends the other threads when the test ends, also when it fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -92,7 +92,7 @@ impl Drop for End<'_> {
     }
 }
 
-/// Where on the devices the sector is that begins like this.
+/// Where the devices hold a sector that begins with these bytes.
 fn places_of(devices: &Devices, sector: &[u8]) -> Vec<(usize, u64)> {
     let mut places = Vec::new();
     let mut bytes = vec![0; usize::try_from(MIB).expect("small")];
@@ -106,8 +106,8 @@ fn places_of(devices: &Devices, sector: &[u8]) -> Vec<(usize, u64)> {
     places
 }
 
-/// Threads change the volume while it is scrubbed again and again. Nothing is wrong but what the
-/// test damages, which is repaired.
+/// Threads change the volume while it is scrubbed again and again. The scrub finds only what the
+/// test damages, and repairs it.
 fn beside_writers(devices: &Devices, copies: usize) {
     const ROUNDS: u64 = 30;
     let seed = seed_of_run();
@@ -131,7 +131,7 @@ fn beside_writers(devices: &Devices, copies: usize) {
         }
         let _end = End(&is_over);
         for round in 0..ROUNDS {
-            // In every third round one copy of a sector is damaged.
+            // In every third round, the test damages one copy of a sector.
             let number = usize::try_from(round).expect("few") * 5;
             let sector = &cold[number * SECTOR..][..SECTOR];
             let mut expected = 0;
@@ -174,8 +174,8 @@ fn beside_writers_on_several_members() {
     beside_writers(&volume(3, 128, [Profile::Raid1c3, Profile::Raid1]), 2);
 }
 
-/// A superblock that is damaged while the volume is used is written anew, as the last commit or log
-/// has it.
+/// A superblock is damaged while the volume is in use. The scrub writes it anew, as the last commit
+/// or log wrote it.
 #[test]
 fn superblocks_of_a_volume_in_use() {
     let devices = volume(1, 192, [Profile::Dup, Profile::Single]);
@@ -194,15 +194,16 @@ fn superblocks_of_a_volume_in_use() {
         let (counts, _) = scrub(fs.volume(), false).expect("it is scrubbed");
         assert_eq!(counts.found_errors(), 0, "{counts:?}");
     }
-    // As after a power cut: the log is there still.
+    // As after a power cut: the log is still there.
     let after = Arc::new(devices[0].snapshot());
     drop((fs, opened));
     let fs = open(&vec![after]);
     assert!(fs.lookup(fs.root(), b"b").is_ok(), "what was fsynced is gone");
 }
 
-/// A cut between the superblocks of two members leaves one a commit behind. That it catches up with
-/// the next commit was not known: its superblocks were errors as long as the volume was open.
+/// Regression: a power cut between the superblocks of two members leaves one a commit behind. It
+/// catches up with the next commit, but we did not note that: a scrub reported its superblocks as
+/// errors until the volume was closed.
 #[test]
 fn a_member_that_has_caught_up() {
     let devices = volume(2, 256, [Profile::Raid1; 2]);

@@ -1,10 +1,10 @@
-//! Scrubbing: what is bad is found, all of it and nothing else, and what can be repaired is.
+//! Scrubbing: a scrub finds all damage and nothing else, and repairs what can be repaired.
 //!
 //! | module | what | judge |
 //! |---|---|---|
-//! | `same` | damaged volumes of the kernel, of every profile | the kernel's own scrub of a copy: the same counters; `btrfs check`, and the kernel's scrub of what was repaired |
-//! | `left` | what cannot be repaired, or is not to be | the names of files, and the bytes of the images |
-//! | `live` | volumes that are changed meanwhile | no error but the ones that were made; the bytes of files, `btrfs check` |
+//! | `same` | damaged volumes of the kernel, of every profile | the kernel's own scrub of a copy: the same counters; `btrfs check`, and the kernel's scrub after the repair |
+//! | `left` | damage that a scrub cannot repair, or must not | the names of files, and the bytes of the images |
+//! | `live` | volumes that change meanwhile | no error but those that the test makes; the bytes of files, `btrfs check` |
 
 mod left;
 mod live;
@@ -21,13 +21,13 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::command;
 use offshoot_vfs::Result;
 
-/// Opens a volume as it is stored.
+/// Opens a volume as it is stored, without a replay of its log.
 fn stored(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Arc<Volume> {
     let options = OpenOptions { ignore_log: true, degraded, ..OpenOptions::default() };
     Volume::open(devices, &options).expect("it opens")
 }
 
-/// What a scrub counts, and what it finds.
+/// The counters and findings of a scrub.
 fn scrub(volume: &Volume, read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFinding>)> {
     let found = Mutex::new(Vec::new());
     let watch = |event: &ScrubEvent<'_>| {
@@ -42,7 +42,7 @@ fn scrub(volume: &Volume, read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFind
     Ok((counts, found.into_inner().expect("no panic")))
 }
 
-/// The same, and nothing is wrong.
+/// The same, of a volume that must be sound.
 #[track_caller]
 fn scrubs_clean(disks: &Disks) -> ScrubCounts {
     let (counts, found) = scrub(&stored(disks.devices(), false), true).expect("it is scrubbed");
@@ -50,7 +50,7 @@ fn scrubs_clean(disks: &Disks) -> ScrubCounts {
     counts
 }
 
-/// The counters of the kernel's scrub of what is mounted there, which changes nothing.
+/// The counters of the kernel's read-only scrub of a mount.
 fn kernel_scrub(mount: &Path) -> BTreeMap<String, u64> {
     let output = command("btrfs")
         .args(["scrub", "start", "-BrR"])

@@ -1,4 +1,4 @@
-//! The kernel's scrub of a copy counts the same.
+//! The kernel's scrub of a copy has the same counters.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,14 +16,14 @@ use crate::{kernel_scrub, scrub, scrubs_clean, stored};
 /// The inode number of the first file that a volume gets.
 const VICTIM_INO: u64 = 257;
 
-/// A file that will suffer, and all kinds of others.
+/// A file that the test damages, the victim, and files of all other kinds.
 fn with_victim(root: &Path) {
     fill::write(&root.join("victim"), &Random::new(0xbad).bytes(3_000_000));
     fill::sync(root);
     fill::everything(root);
 }
 
-/// Places to damage: of data, and of tree blocks, each in some of its copies but one.
+/// Places to damage: sectors of data, and tree blocks. Each keeps one good copy.
 fn targets(disks: &Disks, node: u64, copies: u32, random: &mut Random) -> Vec<(Place, u64)> {
     let progs = Progs::of(disks);
     let mut targets = Vec::new();
@@ -50,7 +50,8 @@ fn targets(disks: &Disks, node: u64, copies: u32, random: &mut Random) -> Vec<(P
     targets
 }
 
-/// What the kernel's scrub counts is what ours counts, and then all of it is repaired.
+/// Requires that our counters equal those of the kernel's scrub, and that all damage is repaired
+/// then.
 #[track_caller]
 fn counts_what_the_kernel_counts(devices: usize, mkfs: &'static str, node: u64, copies: u32) {
     let Some(judges) = judges::require() else { return };
@@ -67,7 +68,7 @@ fn counts_what_the_kernel_counts(devices: usize, mkfs: &'static str, node: u64, 
     let targets = targets(&ours, node, copies, &mut random);
     let mut damaged = BTreeSet::new();
     for (place, len) in &targets {
-        // One and the same byte twice would be no damage.
+        // Flipping the same bit twice would undo the damage.
         let offset = place.physical + random.below(*len);
         if damaged.insert((place.member, offset)) {
             flip(&ours.images()[place.member], offset, 0x40);
@@ -98,7 +99,8 @@ fn ours_node(disks: &Disks) -> u64 {
     u64::from(stored(disks.devices(), false).superblock().node_size)
 }
 
-/// The kernel's scrub has the same counters, but for what it says of what it would have corrected.
+/// Requires that the kernel's scrub has the same counters, except for the errors that it would have
+/// corrected.
 #[track_caller]
 fn same(ours: &[(&'static str, u64)], disks: &Disks) {
     let theirs = kernel_scrub(disks.mount("ro,noatime").path());

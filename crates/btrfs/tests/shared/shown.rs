@@ -1,4 +1,4 @@
-//! What our reader shows of a volume that is judged.
+//! What our reader shows of a volume, for a judge.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::checked::Shown;
 use offshoot_vfs::Result;
 
-/// What is on the devices.
+/// What the devices hold.
 pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<Shown> {
     let open = |ignore_log| {
         let options = OpenOptions { ignore_log, ..OpenOptions::default() };
@@ -21,7 +21,7 @@ pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<Shown> {
     Ok(Shown { files, has_log, has_orphans: has_orphans(&last_commit)? })
 }
 
-/// Whether files, or subvolumes, are left without a name.
+/// Whether there are files or subvolumes without a name.
 fn has_orphans(volume: &Volume) -> Result<bool> {
     let subvolumes = volume.subvolumes().map(|info| info.map(|info| info.id));
     for tree in subvolumes.chain([Ok(TreeId::ROOT)]) {

@@ -1,4 +1,4 @@
-//! The calls of the engine for subvolumes, as the model has them.
+//! The engine's calls for subvolumes, in the form that the model has.
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
@@ -31,7 +31,7 @@ impl Subvolumes for Ours {
     }
 
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()> {
-        // The moment is kept of one that was received, and none was.
+        // The engine stores the time only for received subvolumes, and there are none here.
         self.0.volume().set_read_only(subvolume_of(root), is_read_only, Timestamp::default())
     }
 

@@ -10,20 +10,20 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::compare;
 use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
 
-/// The moment of all changes.
+/// The time of all changes.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
 
-/// A file of root.
+/// A new file that belongs to root.
 pub(crate) const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
 
-/// Opens the volume for writing. It commits when it is asked to.
+/// Opens the volume for writing. It commits only when the caller asks for it.
 pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Volume::open_writable(disks.writable_devices(), &options).expect("the volume opens")
 }
 
-/// A new volume of 256 MiB on a disk of its own, opened for writing, and its top level; `None`
-/// where there are no judges.
+/// A new volume of 256 MiB on a disk of its own, opened for writing, and its top level. Returns
+/// `None` where there are no judges.
 pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<Volume>, Filesystem)> {
     let disks = Disks::create(&judges::require()?, 1, 256);
     disks.mkfs(mkfs);
@@ -32,7 +32,6 @@ pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<Volume>, Filesystem)> {
     Some((disks, volume, fs))
 }
 
-/// The top level of a volume.
 pub(crate) fn top(volume: &Arc<Volume>) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
@@ -43,7 +42,7 @@ pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
     top(&volume)
 }
 
-/// `btrfs check` finds nothing, and the kernel shows what we show.
+/// Requires that `btrfs check` finds nothing, and that the kernel shows what we show.
 pub(crate) fn judge(disks: &Disks, at_least: u64) {
     disks.assert_checks();
     let mount = disks.mount("ro,noatime");
@@ -62,7 +61,7 @@ pub(crate) fn at(fs: &dyn FileSystem, path: &str) -> FileId {
     })
 }
 
-/// The directory of a path below the root of `fs`, and the last name.
+/// The directory of a path below the root of `fs`, and the last name in the path.
 #[track_caller]
 pub(crate) fn split<'p>(fs: &dyn FileSystem, path: &'p str) -> (FileId, &'p str) {
     let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -77,7 +76,7 @@ pub(crate) fn subvolume_at(fs: &dyn FileSystem, path: &str) -> SubvolumeId {
     TreeId(file.dev)
 }
 
-/// How many items of a tree are wanted.
+/// How many items of a tree have a `wanted` key.
 pub(crate) fn items(fs: &Filesystem, tree: TreeId, wanted: impl Fn(Key) -> bool) -> u64 {
     let volume = fs.volume();
     let root = if tree == TreeId::ROOT { volume.root_tree() } else { volume.tree(tree).unwrap() };

@@ -1,4 +1,5 @@
-//! Deleted subvolumes go with all that is theirs, whoever goes on after whom.
+//! Deleted subvolumes are dropped with everything that only they hold, even if one side starts and
+//! the other goes on.
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -12,13 +13,13 @@ use offshoot_vfs::{Errno, FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, items, judge, open, open_read_only, place, subvolume_at, top};
 
-/// What deleted subvolumes leave to do.
+/// How many deleted subvolumes are still to be dropped.
 fn orphans(fs: &Filesystem) -> u64 {
     items(fs, TreeId::ROOT, |key| key.item_type == ItemType::ORPHAN_ITEM)
 }
 
-/// Changes a subvolume here and there, so that it shares a part of everything with what was taken
-/// of it before.
+/// Changes some files of a subvolume, so that it still shares a part of everything with its earlier
+/// snapshots.
 fn change(fs: &Filesystem, random: &mut Random, round: u64) {
     let dir = fs.root();
     for number in 0..200 {
@@ -40,8 +41,8 @@ fn change(fs: &Filesystem, random: &mut Random, round: u64) {
     }
 }
 
-/// Snapshots of what changes between them, of all kinds, deleted in random order. Those that are
-/// left stay as they were, and when none is left nothing is.
+/// Takes snapshots of a subvolume that changes between them, in all ways, and deletes them in
+/// random order. The others stay as they were. When all are deleted, nothing is left of them.
 fn all_goes(mkfs: &[&str]) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
@@ -62,7 +63,7 @@ fn all_goes(mkfs: &[&str]) {
     for round in 0..6 {
         change(&source, &mut random, round);
         let name = format!("snapshot-{round}");
-        // One of every other snapshot, so that there are several generations of sharing.
+        // Every second snapshot is of a snapshot, so that there are several generations of sharing.
         let of = if round % 2 == 1 { subvolume_at(&fs, &kept[0].0) } else { source_id(&source) };
         let id = fs.snapshot(of, place(fs.root(), &name), false, AT).expect("a snapshot");
         let snapshot = volume.filesystem(id).expect("it is there");
@@ -118,7 +119,7 @@ fn opened(disks: &Disks) -> (std::sync::Arc<offshoot_btrfs::Volume>, Filesystem)
     (volume, fs)
 }
 
-/// A subvolume of the top level, for reading.
+/// A subvolume of the top level, opened for reading.
 fn sub(disks: &Disks, name: &str) -> Filesystem {
     let fs = open_read_only(disks);
     let id = subvolume_at(&fs, name);
@@ -135,7 +136,7 @@ fn all_that_is_theirs_goes_in_small_nodes() {
     all_goes(&["-n", "4k", "-O", "^skinny-metadata,^no-holes"]);
 }
 
-/// The kernel stops dropping when the volume is unmounted, and ours goes on.
+/// The kernel stops dropping when the volume is unmounted, and we go on.
 #[test]
 fn ours_goes_on_after_the_kernel() {
     let Some(judges) = judges::require() else { return };
@@ -155,11 +156,11 @@ fn ours_goes_on_after_the_kernel() {
     fs.delete_subvolume(place(fs.root(), "large"), AT).expect("it is there");
     fs.sync().expect("a commit");
     drop((fs, volume));
-    // How far it gets is its own choice: it may be through before it is stopped.
+    // The kernel decides how far it gets: it may be done before it is stopped.
     let is_half = (0..40).any(|round| {
         let copy = disks.copy(&judges);
         let mount = copy.mount("rw,noatime");
-        // That wakes who drops.
+        // The sync wakes the kernel's cleaner.
         run("btrfs", &["filesystem".as_ref(), "sync".as_ref(), mount.path().as_os_str()]);
         std::thread::sleep(std::time::Duration::from_millis(round));
         drop(mount);
@@ -185,7 +186,7 @@ fn ours_goes_on_after_the_kernel() {
     assert!(is_half, "the kernel was never stopped half-way");
 }
 
-/// A volume is filled, and a subvolume on it deleted: there is room again.
+/// A subvolume fills the volume and is deleted: then there is room again.
 #[test]
 fn a_full_volume_is_emptied() {
     let Some(judges) = judges::require() else { return };
@@ -210,7 +211,7 @@ fn a_full_volume_is_emptied() {
                     Err(error) => panic!("{number}: {error}"),
                 }
             }
-            // Some snapshots have room, others are refused: neither is a reason to fail later.
+            // Some snapshots fit and others are refused. Neither may cause a failure later.
             let name = format!("snapshot-{len}");
             if let Err(error) = fs.snapshot(id, place(fs.root(), &name), true, AT) {
                 assert_eq!(error.errno(), Errno::NOSPC, "{error}");
@@ -234,8 +235,8 @@ fn a_full_volume_is_emptied() {
     }
 }
 
-/// A snapshot keeps what removals copy. Those of names whose items lie scattered took all that was
-/// kept for removals, and then the snapshot could not be deleted either.
+/// Regression: a snapshot keeps the blocks that removals copy. Removing names with scattered items
+/// used up all space that is kept for removals, and then not even the snapshot could be deleted.
 #[test]
 fn removals_beside_a_snapshot_leave_room_to_delete_it() {
     let Some(judges) = judges::require() else { return };

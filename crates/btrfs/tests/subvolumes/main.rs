@@ -1,17 +1,17 @@
-//! Subvolumes and snapshots as the engine makes and deletes them, before its judges.
+//! Judges how the engine makes, snapshots and deletes subvolumes.
 //!
 //! | module | what is judged |
 //! |---|---|
-//! | `same` | what ours makes is what the kernel makes of the same calls |
-//! | `dropping` | deleted subvolumes go with all that is theirs, whoever goes on after whom |
-//! | `open` | files of deleted subvolumes that are open can be used until they are closed |
-//! | `turns` | the kernel and ours snapshot, change and delete what the other one made |
+//! | `same` | our calls make what the same calls of the kernel make |
+//! | `dropping` | deleted subvolumes are dropped with all that they hold, even if one side starts and the other goes on |
+//! | `open` | open files of deleted subvolumes can be used until they are closed |
+//! | `turns` | the kernel and we snapshot, change and delete what the other side made |
 //! | `many` | many snapshots of one tree, deleted again; `cargo xtask campaign snapshots` for ten thousand |
-//! | `orphans` | what a crash left of unlinked files goes from all subvolumes when the volume is opened |
+//! | `orphans` | opening a volume removes the unlinked files that a crash left, from all subvolumes |
 //! | `moments` | a snapshot among many writers shows one moment |
-//! | `races` | subvolumes that come and go while others work on them |
-//! | `received` | what the kernel finds received subvolumes by is kept |
-//! | `refusals` | what cannot be done fails as it does in the kernel, and changes nothing |
+//! | `races` | subvolumes that are made and deleted while other threads use them |
+//! | `received` | the UUIDs by which the kernel finds received subvolumes are kept |
+//! | `refusals` | impossible calls fail as they do in the kernel, and change nothing |
 
 mod common;
 mod dropping;

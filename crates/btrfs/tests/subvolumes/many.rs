@@ -1,7 +1,7 @@
-//! Many snapshots of one tree that changes between them, half of them deleted, and at last all.
+//! Many snapshots of one tree that changes between them. Half of them are deleted, and at last all.
 //!
-//! What is done between two of them is a [`Story`], which `kernel` tells to the kernel too, so that
-//! the cost of a snapshot can be compared; `cost` shows that it does not grow with the tree.
+//! A [`Story`] says what changes between two snapshots. `kernel` has the kernel do the same story,
+//! to compare the cost of a snapshot. `cost` shows that this cost does not grow with the tree.
 
 mod cost;
 mod kernel;
@@ -18,13 +18,13 @@ use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, open, open_read_only, place, subvolume_at, top};
 
-/// Changes between two snapshots.
+/// How many changes are between two snapshots.
 const CHANGES: u64 = 30;
 
-/// So many snapshots are compared with what the source was, which is in memory for that.
+/// The test compares so many snapshots with the source as it was then. It keeps that in memory.
 const KEPT: u64 = 5;
 
-/// Snapshots of a tree of files that keep changing.
+/// Snapshots of a tree of files that change between them.
 #[derive(Clone, Copy)]
 struct Story {
     snapshots: u64,
@@ -35,14 +35,15 @@ struct Story {
 /// How long snapshots took.
 #[derive(Default)]
 struct Times {
-    /// Those of what was changed since the one before.
+    /// Snapshots after changes, which include a commit of these.
     with_commit: Vec<Duration>,
-    /// Those of what was not: what a snapshot costs itself.
+    /// Snapshots without changes: the cost of a snapshot alone.
     alone: Vec<Duration>,
 }
 
 impl Story {
-    /// Has bytes written at places in files, and snapshots taken, which say how long that took.
+    /// Calls `write` with a file, an offset and bytes, and `snapshot` with its number. `snapshot`
+    /// returns how long it took.
     fn tell(
         self,
         mut write: impl FnMut(u64, u64, &[u8]),
@@ -50,7 +51,7 @@ impl Story {
     ) -> Times {
         let (mut random, mut times) = (Random::new(self.seed), Times::default());
         for number in 0..self.snapshots {
-            // Now and then nothing changes: then one commit does for several.
+            // Sometimes nothing changes, so that one commit is enough for several snapshots.
             let is_changed = number % 10 < 8;
             for _ in 0..if is_changed { CHANGES } else { 0 } {
                 let file = random.below(self.files);
@@ -63,7 +64,7 @@ impl Story {
         times
     }
 
-    /// Whether the snapshot with this number outlives half of them.
+    /// Whether the snapshot with this number stays when half of them are deleted.
     fn is_left(number: u64) -> bool {
         number % 4 < 2
     }
@@ -86,7 +87,7 @@ impl Times {
     }
 }
 
-/// The median and the longest of some times.
+/// The median and the longest of some durations.
 fn middle(times: &[Duration]) -> String {
     let mut times = times.to_vec();
     times.sort();

@@ -12,10 +12,10 @@ use crate::common::{AT, NEW, at, judge, open, place, top};
 
 const THREADS: usize = 4;
 
-/// What every file holds that was written.
+/// The length of a file after it was written.
 const LEN: usize = 5000;
 
-/// When something began and ended, by a clock that counts every event.
+/// The beginning and the end of an action, by a clock that counts every event.
 #[derive(Clone, Copy, Debug)]
 struct During {
     begin: u64,
@@ -36,8 +36,8 @@ impl Clock {
 /// The most files that a thread makes.
 const MOST: usize = 300;
 
-/// Makes files and writes each of them until it is told to stop. Every file is two things: it is
-/// made, and it is written.
+/// Makes files and writes each of them, until `stop` is set. Each file is two actions: it is made,
+/// and it is written.
 fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Vec<During> {
     let dir = at(fs, "live");
     let mut done = Vec::new();
@@ -51,7 +51,8 @@ fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Ve
     done
 }
 
-/// How many things of each thread are in the snapshot `name`, which has no gaps.
+/// How many actions of each thread are in the snapshot `name`. Requires that none is missing in
+/// between.
 fn found(fs: &Filesystem, name: &str) -> [usize; THREADS] {
     let dir = at(fs, name);
     let mut files = vec![Vec::new(); THREADS];
@@ -83,7 +84,8 @@ fn found(fs: &Filesystem, name: &str) -> [usize; THREADS] {
     things
 }
 
-/// What began after something ended is not in a snapshot without it.
+/// Requires one moment: if an action ended before another began, no snapshot has only the later
+/// one.
 fn require_moment(name: &str, taken: During, done: &[Vec<During>], found: [usize; THREADS]) {
     let parts = || done.iter().zip(found).map(|(all, count)| all.split_at(count));
     let (last_begin, first_end) = (
@@ -96,7 +98,7 @@ fn require_moment(name: &str, taken: During, done: &[Vec<During>], found: [usize
     assert!(last_begin < taken.end, "{name}, taken in {taken:?}, has {last_begin}");
 }
 
-/// Takes snapshots while threads write, and looks at all of them.
+/// Takes snapshots while threads write, and checks all of them.
 pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
     let volume = open(disks);
     let fs = top(&volume);
@@ -112,7 +114,7 @@ pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
             .collect();
         let taken: Vec<During> = (0..snapshots)
             .map(|number| {
-                // The threads do something between any two, as long as they do anything.
+                // Between any two snapshots, the threads that still run do something.
                 let goal = clock.0.load(SeqCst) + 20;
                 while clock.0.load(SeqCst) < goal && threads.iter().any(|one| !one.is_finished()) {
                     std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Files that are open in subvolumes which are deleted.
+//! Open files in subvolumes that are deleted.
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
@@ -20,7 +20,7 @@ fn gone<T>(result: Result<T>) {
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
 }
 
-/// What the root tree has of the subvolume `id`, that it is to be dropped included.
+/// How many items of the subvolume `id` are in the root tree, with its orphan item.
 fn left(fs: &Filesystem, id: SubvolumeId) -> u64 {
     items(fs, TreeId::ROOT, |key| key.objectid == id.0 || key.offset == id.0)
 }
@@ -32,7 +32,7 @@ fn assert_bytes(fs: &Filesystem, file: FileId, len: usize, byte: u8) {
     assert!(buf[..len].iter().all(|&found| found == byte), "bytes of {file}");
 }
 
-/// They were gone at once, and the subvolume was dropped below them.
+/// Regression: the files were gone at once, and the subvolume was dropped although they were open.
 #[test]
 fn they_are_used_until_the_last_one_is_closed() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -71,7 +71,7 @@ fn they_are_used_until_the_last_one_is_closed() {
             _ => {}
         }
     }
-    // Whatever would need its name is refused.
+    // Every call that would need its name is refused.
     gone(fs.create(place(root_of(id), "new"), &NEW));
     gone(fs.rename(place(dir, "new-2"), place(root_of(id), "new"), AT));
     gone(fs.link(file, place(root_of(id), "new"), AT));
@@ -81,7 +81,7 @@ fn they_are_used_until_the_last_one_is_closed() {
     gone(fs.rename(place(fs.root(), "other"), place(dir, "new"), AT));
     gone(volume.set_read_only(id, true, AT));
     gone(volume.set_default_subvolume(id));
-    // A crash ends it.
+    // A crash closes the files.
     fs.sync().expect("a commit");
     let crashed = judges::require().map(|judges| disks.copy(&judges)).expect("there are judges");
     crashed.assert_checks();
@@ -111,8 +111,8 @@ fn they_are_used_until_the_last_one_is_closed() {
     judge(&disks, 1);
 }
 
-/// Files are opened, used and closed while their subvolume is deleted: who opened one can use it,
-/// and what nobody uses is dropped.
+/// Files are opened, used and closed while their subvolume is deleted. An open file can be used,
+/// and the rest is dropped.
 #[test]
 fn they_are_opened_and_closed_while_it_is_deleted() {
     const THREADS: u64 = 3;

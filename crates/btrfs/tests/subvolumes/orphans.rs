@@ -1,5 +1,4 @@
-//! What a crash left of unlinked files goes from all subvolumes when the volume is opened, whether
-//! or not anybody uses them.
+//! Opening a volume removes the unlinked files that a crash left, from all subvolumes, used or not.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,14 +16,14 @@ use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, items, judge, open_read_only, place, subvolume_at, top};
 
-/// Where there are unlinked files: the top level, and subvolumes of it of which one became
-/// read-only.
+/// The subvolumes with unlinked files: the top level, and three below it, one of which is read-only
+/// now.
 const PLACES: [&str; 4] = ["", "first", "nested/second", "read-only"];
 
-/// In each of them, of which the first has more extents than go at once.
+/// How many files each of them has. The first one has more extents than the engine removes at once.
 const FILES: u64 = 20;
 
-/// What the kernel leaves when it is cut while unlinked files are open.
+/// What a power cut leaves while the kernel has unlinked files open.
 fn cut(judges: &Judges, mkfs: &[&str]) -> Disks {
     let disks = Disks::create(judges, 1, 512);
     disks.mkfs(mkfs);
@@ -70,12 +69,12 @@ fn left(disks: &Disks) -> (u64, u64) {
     })
 }
 
-/// Opens the volume for writing as the program does: with the thread that commits.
+/// Opens the volume for writing as the program does: with the volume's thread.
 fn opened(disks: &Disks) -> Arc<Volume> {
     Volume::open_writable(disks.writable_devices(), &OpenOptions::default()).expect("it opens")
 }
 
-/// Waits until so many orphan items went.
+/// Waits until the engine has removed this many orphan items.
 fn wait_for(volume: &Volume, count: u64) {
     let end = Instant::now() + Duration::from_secs(120);
     while volume.stats().orphans_removed < count {
@@ -84,8 +83,8 @@ fn wait_for(volume: &Volume, count: u64) {
     }
 }
 
-/// The subvolume that was opened lost its orphans, all others kept theirs until somebody changed
-/// them.
+/// Regression: only the subvolume that was opened lost its orphans. All others kept theirs until
+/// something changed them.
 #[test]
 fn they_go_from_subvolumes_that_nobody_uses() {
     let Some(judges) = judges::require() else { return };
@@ -95,7 +94,7 @@ fn they_go_from_subvolumes_that_nobody_uses() {
         let (orphans, inodes) = left(&disks);
         assert_eq!(orphans, all, "what the kernel left");
         let untouched = subvolume_at(&open_read_only(&disks), "untouched").0.to_string();
-        // Behind the tree there is what the volume takes.
+        // Behind the tree, the dump has the sizes of the volume.
         let blocks = || {
             let dump = Progs::of(&disks).dump_tree(&untouched);
             dump.split_once("total bytes").expect("it ends so").0.to_owned()
@@ -111,8 +110,7 @@ fn they_go_from_subvolumes_that_nobody_uses() {
     }
 }
 
-/// A volume that is closed at once waits for one step at most. What is left then goes when it is
-/// opened again.
+/// Closing a volume waits for one step at most. The next opening removes the rest.
 #[test]
 fn they_go_by_and_by_when_the_volume_is_closed_early() {
     let Some(judges) = judges::require() else { return };
@@ -138,7 +136,7 @@ fn they_go_by_and_by_when_the_volume_is_closed_early() {
     judge(&disks, 5);
 }
 
-/// What is unlinked and open now is no leftover of a crash.
+/// Files that are unlinked and open now are not orphans of a crash.
 #[test]
 fn open_files_stay_until_they_are_closed() {
     let Some(judges) = judges::require() else { return };

@@ -1,4 +1,4 @@
-//! Subvolumes that come and go while others work on them.
+//! Subvolumes that are made and deleted while other threads use them.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -14,7 +14,7 @@ fn root_of(id: SubvolumeId) -> FileId {
     FileId { dev: id.0, ino: 256 }
 }
 
-/// Makes files with data in a directory, and removes every third.
+/// Makes files with data in a directory, and removes every third one.
 fn work(fs: &Filesystem, dir: FileId, prefix: &str, count: u64) -> Result<()> {
     for number in 0..count {
         let name = format!("{prefix}-{number}");
@@ -38,7 +38,7 @@ fn done_or_gone<T>(result: Result<T>) -> bool {
     }
 }
 
-/// The source of a snapshot was looked up where a failure ends all writing.
+/// Regression: a snapshot looked up its source at a point where a failure stops all writing.
 #[test]
 fn a_source_is_deleted_while_a_snapshot_is_taken() {
     let Some(judges) = judges::require() else { return };
@@ -69,8 +69,8 @@ fn a_source_is_deleted_while_a_snapshot_is_taken() {
     judge(&disks, 60);
 }
 
-/// A file is cloned, step by step, while its subvolume is deleted and dropped: what is cloned of it
-/// is whole, and nothing refers to what is gone.
+/// A file is cloned step by step while its subvolume is deleted and dropped. The cloned part is
+/// whole, and nothing refers to freed space.
 #[test]
 fn a_source_is_deleted_while_it_is_cloned() {
     const ROUNDS: u32 = 30;
@@ -92,7 +92,7 @@ fn a_source_is_deleted_while_it_is_cloned() {
         let begin = |file| Position { file, offset: 0 };
         std::thread::scope(|scope| {
             let clone = scope.spawn(|| fs.clone_range(begin(from), begin(to), 0, AT));
-            // It has begun, or is over already.
+            // The clone has begun, or is over already.
             while fs.attr(to).expect("it stays").size == 0 && !clone.is_finished() {
                 std::hint::spin_loop();
             }
@@ -116,8 +116,8 @@ fn a_source_is_deleted_while_it_is_cloned() {
     judge(&disks, 1);
 }
 
-/// Removing what an earlier crash left of unlinked files took a subvolume that was deleted
-/// meanwhile for one whose inodes are missing.
+/// Regression: the removal of orphans met a subvolume that was deleted meanwhile, and reported that
+/// its inodes are missing.
 #[test]
 fn a_subvolume_is_deleted_while_its_orphans_are_removed() {
     let Some(judges) = judges::require() else { return };
@@ -151,8 +151,8 @@ fn a_subvolume_is_deleted_while_its_orphans_are_removed() {
     }
 }
 
-/// Two snapshots are changed while what they share with their source is dropped: whoever gives up
-/// the last but one reference to a block, it is counted right.
+/// Two snapshots change while the blocks that they share with their source are dropped. The
+/// reference counts are right, whichever of the three drops the last reference but one.
 #[test]
 fn shared_blocks_are_copied_while_they_are_dropped() {
     let Some(judges) = judges::require() else { return };
@@ -192,8 +192,8 @@ fn shared_blocks_are_copied_while_they_are_dropped() {
     judge(&disks, 100);
 }
 
-/// What is overwritten in place belongs to no snapshot: each shows one byte everywhere, and the
-/// bytes ascend.
+/// In-place writes do not change a snapshot: in each snapshot all bytes of the file are the same,
+/// and they ascend from one snapshot to the next.
 #[test]
 fn files_that_are_overwritten_in_place_are_copied_for_snapshots() {
     let Some(judges) = judges::require() else { return };
@@ -234,8 +234,8 @@ fn files_that_are_overwritten_in_place_are_copied_for_snapshots() {
     judge(&disks, 20);
 }
 
-/// Numbers of a subvolume, and of inodes in it, were used again when it had the highest number, was
-/// not made since the volume was opened, and was dropped.
+/// Regression: the numbers of a subvolume and of its inodes were used again, if it had the highest
+/// number, was older than the opening of the volume, and was dropped.
 #[test]
 fn numbers_are_not_used_again() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -255,7 +255,8 @@ fn numbers_are_not_used_again() {
     judge(&disks, 8);
 }
 
-/// Who looked at a subvolume while it moved, or went, saw an empty directory in its place.
+/// Regression: a reader that looked at a subvolume while it was moved or deleted saw an empty
+/// directory in its place.
 #[test]
 fn nobody_sees_the_place_of_one_that_moves() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -298,8 +299,8 @@ fn nobody_sees_the_place_of_one_that_moves() {
     judge(&disks, 2);
 }
 
-/// A subvolume that may replace nothing was told `ENOTDIR` when a file came to stand at its new
-/// name just then.
+/// Regression: a rename of a subvolume with `NOREPLACE` returned `ENOTDIR` when another thread just
+/// then made a file at the new name.
 #[test]
 fn a_file_comes_to_stand_where_a_subvolume_may_replace_nothing() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };

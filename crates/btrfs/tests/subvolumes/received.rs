@@ -1,4 +1,4 @@
-//! Subvolumes that were received: what the kernel finds them by is kept.
+//! Received subvolumes: the UUIDs by which the kernel finds them are kept.
 
 use std::ffi::OsStr;
 
@@ -16,8 +16,7 @@ fn btrfs(words: &[&dyn AsRef<OsStr>]) {
     run("btrfs", &words);
 }
 
-/// How many subvolumes the UUID tree has by their own UUID, and by that of what they were received
-/// from.
+/// How many subvolumes the UUID tree has by their own UUID, and by their received UUID.
 fn uuids(disks: &Disks) -> [usize; 2] {
     let dump = Progs::of(disks).dump_tree("uuid");
     ["UUID_KEY_SUBVOL ", "UUID_KEY_RECEIVED_SUBVOL "].map(|kind| {
@@ -83,7 +82,7 @@ fn a_received_subvolume_and_its_snapshots() {
     judge(&disks, 6);
 }
 
-/// What the root item of a subvolume says of where it came from, and its flags.
+/// The origin of a subvolume, as its root item says it, and its flags.
 fn origin(disks: &Disks, id: SubvolumeId) -> [String; 4] {
     let dump = Progs::of(disks).dump_tree("root");
     let (_, item) = dump.split_once(&format!("key ({} ROOT_ITEM ", id.0)).expect("it is there");
@@ -95,8 +94,8 @@ fn origin(disks: &Disks, id: SubvolumeId) -> [String; 4] {
     })
 }
 
-/// One that was received kept its received UUID when it was made writable by force, so what it was
-/// changed to could be received on top of.
+/// Regression: a received subvolume that was made writable by force kept its received UUID. So
+/// `receive` could take the changed subvolume as a base.
 #[test]
 fn one_that_may_be_changed_again_was_not_received() {
     let Some(judges) = judges::require() else { return };
@@ -116,7 +115,7 @@ fn one_that_may_be_changed_again_was_not_received() {
         std::fs::create_dir(path(dir)).expect("a directory");
         btrfs(&[&"receive", &"-q", &"-f", &path("full"), &path(dir)]);
     }
-    // What is received on top of one of them is received as long as there is one.
+    // Receiving on top of one of them works as long as there is one.
     std::fs::create_dir(path("top")).expect("a directory");
     btrfs(&[&"receive", &"-q", &"-f", &path("more"), &path("top")]);
     drop(mount);

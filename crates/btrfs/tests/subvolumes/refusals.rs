@@ -1,4 +1,4 @@
-//! What cannot be done with subvolumes fails as it does in the kernel, and changes nothing.
+//! Impossible calls on subvolumes fail as they do in the kernel, and change nothing.
 
 use offshoot_btrfs::SubvolumeId;
 use offshoot_vfs::{
@@ -88,8 +88,8 @@ fn what_cannot_be_done() {
     judge(&disks, 6);
 }
 
-/// What nobody has open in a subvolume that is deleted is gone at once, and what was buffered goes
-/// as well.
+/// Files of a deleted subvolume that no caller has open are gone at once, with what was buffered of
+/// them.
 #[test]
 fn nobody_finds_a_deleted_one() {
     let Some((disks, volume, fs)) = fresh(&[]) else { return };
@@ -124,7 +124,7 @@ fn nobody_finds_a_deleted_one() {
     judge(&disks, 2);
 }
 
-/// The flags of its root directory keep a subvolume where it is, and one that is read-only stays in
+/// A subvolume cannot move if flags of its root directory forbid it. A read-only one cannot leave
 /// its directory.
 #[test]
 fn some_stay_where_they_are() {
@@ -149,8 +149,8 @@ fn some_stay_where_they_are() {
     judge(&disks, 2);
 }
 
-/// Access control lists that a new subvolume inherited had to fit into its first leaf, all
-/// together.
+/// Regression: the inherited access control lists of a new subvolume had to fit into its first
+/// leaf, all together.
 #[test]
 fn a_new_subvolume_inherits_long_lists() {
     let Some((disks, volume, fs)) = fresh(&["-n", "4k"]) else { return };

@@ -1,4 +1,5 @@
-//! Ours beside the kernel: the same calls on two volumes, and the kernel shows the same of both.
+//! Our calls beside the kernel's: the same calls on two volumes, and the kernel shows the same of
+//! both.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +19,7 @@ use crate::common::{
     AT, NEW, at, items, judge, open, open_read_only, place, split, subvolume_at, top,
 };
 
-/// What is done to both volumes. Paths are from the top level.
+/// A call on both volumes. Paths start at the top level.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Create(&'static str),
@@ -65,8 +66,8 @@ const STEPS: &[Step] = &[
     Unlink("outer/file"),
     Delete("outer/itself"),
     Create("gone"),
-    // Who has the highest number stays: whether numbers above are used again depends on how soon
-    // what is deleted is dropped.
+    // The subvolume with the highest number stays. Otherwise the next number would depend on how
+    // soon deleted subvolumes are dropped.
     Create("kept"),
     Rmdir("gone"),
     Rename("all/writable", "outer/moved"),
@@ -75,8 +76,8 @@ const STEPS: &[Step] = &[
     Delete("outer"),
     SetDefault(""),
     Create("last"),
-    // Onto empty directories: beside, in another subvolume, and where a snapshot has the place of
-    // one that is elsewhere.
+    // Onto empty directories: beside it, in another subvolume, and in a snapshot at the place of a
+    // subvolume that the snapshot did not take.
     Mkdir("bare"),
     Rename("last", "bare"),
     Mkdir("all/bare"),
@@ -85,8 +86,8 @@ const STEPS: &[Step] = &[
     Create("one/nested"),
     Snapshot("one", "again/of-one"),
     Rename("all/bare", "again/of-one/nested"),
-    // Two subvolumes, in one directory and in two subvolumes; one and a directory with something in
-    // it, or a file.
+    // Exchanges of two subvolumes, in one directory and across subvolumes. Exchanges of a subvolume
+    // with a directory that is not empty, and with a file.
     Exchange("kept", "one"),
     Exchange("again/of-one", "kept"),
     Mkdir("full"),
@@ -188,7 +189,7 @@ fn by_ours(fs: &Filesystem, step: Step) {
     done.unwrap_or_else(|error| panic!("{step:?}: {error}"));
 }
 
-/// What `btrfs subvolume list` shows, with ids in the place of UUIDs and nothing that tells when.
+/// What `btrfs subvolume list` shows, with ids instead of UUIDs, and without times.
 fn listed(mount: &Path) -> Vec<(u64, u64, Option<u64>, String, bool)> {
     let all = progs::subvolumes(mount);
     let id_of = |uuid: &str| match uuid {
@@ -202,7 +203,7 @@ fn listed(mount: &Path) -> Vec<(u64, u64, Option<u64>, String, bool)> {
     all.iter().map(row).collect()
 }
 
-/// Every path with type, size, links and mode, and what is in every file.
+/// Every path with its type, size, links and mode, and the contents of every file.
 fn files(mount: &Path) -> Vec<String> {
     let words = ["-printf", "%P %y %s %n %m\\n", "-type", "f", "-exec", "md5sum", "{}", ";"];
     let words = [mount.as_os_str()].into_iter().chain(words.iter().map(AsRef::as_ref));
@@ -213,7 +214,8 @@ fn files(mount: &Path) -> Vec<String> {
     lines
 }
 
-/// With `look` the kernel looks at what ours made: if it may write, it drops what we deleted.
+/// With the mount options `look`, the kernel looks at our volume. If it may write, it drops what we
+/// deleted.
 fn play(mkfs: &[&str], look: &str) {
     let Some(judges) = judges::require() else { return };
     let (ours, theirs) = (Disks::create(&judges, 1, 512), Disks::create(&judges, 1, 512));
@@ -240,10 +242,10 @@ fn play(mkfs: &[&str], look: &str) {
         let id = |text: String| text.split_whitespace().nth(1).map(str::to_owned);
         assert_eq!(id(default(ours.path())), id(default(theirs.path())), "after {steps:?}");
         assert_eq!(files(ours.path()), files(theirs.path()), "after {steps:?}");
-        // The first steps make no snapshot.
+        // The first steps make no snapshot, so they share nothing.
         sharing::assert_alike(ours.path(), theirs.path(), number.min(1));
     }
-    // All that was deleted goes, and what stays is sound.
+    // Everything that was deleted is dropped, and what stays is sound.
     let volume = open(&ours);
     volume.drop_deleted().expect("everything reads");
     top(&volume).sync().expect("a commit");
@@ -261,8 +263,8 @@ fn small_nodes_old_references() {
     play(&["-n", "4k", "-O", "^skinny-metadata,^no-holes,^free-space-tree"], "ro");
 }
 
-/// The subvolumes and how many orphan items are in each: the source keeps those of the files that
-/// are open, and its snapshots have none.
+/// Requires so many orphan items in each subvolume: the source has those of its open files, and its
+/// snapshots have none.
 fn assert_snapshots_without_orphans(disks: &Disks, in_source: u64) {
     disks.assert_checks();
     let fs = open_read_only(disks);
@@ -275,16 +277,17 @@ fn assert_snapshots_without_orphans(disks: &Disks, in_source: u64) {
     }
 }
 
-/// Files of the source, and how many of them lose their names while they are open.
+/// The files of the source, and how many of them lose their names while they are open.
 const FILES: u64 = 300;
 const OPENED: u64 = 100;
 
-/// The first of them has more items than go in one batch.
+/// The first file has more items than the engine removes in one batch.
 fn pieces(number: u64) -> impl Iterator<Item = u64> {
     (0..if number == 0 { 200 } else { 1 }).map(|piece| piece * 20_000)
 }
 
-/// Snapshots kept what was unlinked and open in their source, and `btrfs check` refused the volume.
+/// Regression: snapshots kept the open, unlinked files of their source, and `btrfs check`
+/// complained about the volume.
 #[test]
 fn snapshots_hold_nothing_without_a_name() {
     let Some(judges) = judges::require() else { return };

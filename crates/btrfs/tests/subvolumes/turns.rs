@@ -1,5 +1,5 @@
-//! The kernel and ours in turns on one volume: each snapshots, changes and deletes what the other
-//! one made.
+//! The kernel and we change one volume by turns: each snapshots, changes and deletes what the other
+//! side made.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,10 +13,10 @@ use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, at, judge, open, place, split, subvolume_at, top};
 
-/// Which subvolumes there are, by their path from the top level, and whether they are read-only.
+/// All subvolumes by their path from the top level, and whether each is read-only.
 type Subvolumes = BTreeMap<String, bool>;
 
-/// What a turn does. Both sides can do all of it.
+/// The operations of a turn, which both sides can do.
 trait Side {
     fn create(&self, path: &str);
     fn snapshot(&self, from: &str, to: &str, is_read_only: bool);
@@ -74,7 +74,7 @@ impl Side for Ours<'_> {
     }
 }
 
-/// One of the subvolumes that fit, or the top level.
+/// One of the subvolumes for which `fits` is true, or the top level.
 fn one(all: &Subvolumes, random: &mut Random, fits: impl Fn(&str, bool) -> bool) -> String {
     let fitting: Vec<_> = all.iter().filter(|(path, ro)| fits(path, **ro)).collect();
     let index = usize::try_from(random.below(fitting.len() as u64 + 1)).expect("small");
@@ -102,7 +102,7 @@ fn turn(side: &dyn Side, all: &mut Subvolumes, random: &mut Random, round: u64) 
             }
             5..7 => {
                 let gone = one(all, random, |path, _| {
-                    // It may hold none, and be in none that is read-only.
+                    // It must hold no other subvolume, and must not be in a read-only one.
                     !all.keys().any(|other| other.starts_with(&format!("{path}/")))
                         && !all.iter().any(|(up, ro)| *ro && path.starts_with(&format!("{up}/")))
                 });

@@ -1,13 +1,13 @@
-//! Trimming and discarding: what is free is discarded, and nothing else.
+//! Trimming and discarding: the engine discards free space, and nothing else.
 //!
 //! | test | judge |
 //! |---|---|
 //! | volumes of the kernel of every profile, trimmed | the kernel's own `fstrim` on a copy, `btrfs check`, the kernel's mount |
-//! | files written, read and removed while others trim and commits discard | their bytes, `btrfs check`; the device leaves garbage where it discards |
-//! | devices that fail, or cannot | errors and reports by name |
+//! | files that are written, read and removed while other threads trim and commits discard | their bytes, `btrfs check`; the device leaves garbage where it discards |
+//! | devices that fail to discard, or cannot | errors and reports by name |
 //! | `discard`, `flush_on_commit` | the blocks of an image; what a volume shows that was dropped without a sync |
 //!
-//! What a power cut leaves of discards is in `tests/crash`.
+//! `tests/crash` has power cuts among discards.
 
 use std::fmt::Debug;
 use std::io;
@@ -35,10 +35,10 @@ const MIB: u64 = 1 << 20;
 
 type Devices = Vec<Arc<dyn BlockDevice>>;
 
-/// What ours may leave more than the kernel, which writes while it mounts.
+/// How much more we may leave than the kernel, which writes while it mounts.
 const SLACK_BYTES: u64 = 4 * MIB;
 
-/// Files of all kinds, and the place of others that are gone.
+/// Files of all kinds, with gaps between them where removed files were.
 fn with_holes(root: &Path) {
     fill::everything(root);
     let all: Vec<_> = (0..24).map(|number| root.join(format!("large-{number}"))).collect();
@@ -52,7 +52,7 @@ fn with_holes(root: &Path) {
     fill::sync(root);
 }
 
-/// What images take of the host, in bytes.
+/// How many bytes the images take on the host.
 fn allocated(disks: &Disks) -> u64 {
     let blocks = |image| std::fs::metadata(image).expect("an image").blocks();
     disks.images().iter().map(|image| blocks(image) * 512).sum()
@@ -79,13 +79,13 @@ fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
     println!("{mkfs}: {before} bytes of the host, then {left}; with fstrim {theirs}; {trimmed:?}");
     assert!(trimmed.bytes > 0 && trimmed.unable.is_empty(), "{trimmed:?}");
     assert!(left + 20 * MIB < before, "{before} bytes of the host, then {left}");
-    // Not everything that is free is in the range that fstrim asks for.
+    // `fstrim` asks for a range that does not contain all free space.
     assert!(left < theirs + SLACK_BYTES, "{left} bytes of the host, with fstrim {theirs}");
     ours.assert_checks();
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     compare(&fs, ours.mount("ro,noatime").path()).assert_same(100);
-    // Every superblock is read, the copies too.
+    // Opening reads every superblock, the copies too.
     let (options, said) = recording(&OpenOptions::default());
     Volume::open(ours.devices(), &options).expect("it opens");
     assert_eq!(*said.lock().expect("nobody panics here"), [""; 0]);
@@ -106,7 +106,7 @@ fn several_members_leave_what_the_kernel_leaves() {
     leaves_what_the_kernel_leaves(4, "-m raid10 -d raid10");
 }
 
-/// A device that leaves garbage where it discards.
+/// A device that writes garbage where it discards.
 #[derive(Debug)]
 struct Spoiling(MemoryDevice);
 
@@ -116,7 +116,7 @@ impl offshoot_device::Delegate for Spoiling {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        // So that others have the time to get at what they must not.
+        // This gives other threads time to write to space that they must not touch yet.
         std::thread::sleep(Duration::from_micros(500 + len / MIB * 3000));
         self.0.spoil(offset, len)
     }
@@ -140,13 +140,13 @@ fn make(devices: &[Arc<dyn BlockDevice>], profiles: [Profile; 2]) {
     mkfs(devices, &options).expect("a volume");
 }
 
-/// The files of one thread: by their number what is in them, as the seed of it and how many bytes.
+/// The files of one thread by number: the seed of the contents, and the length in bytes.
 #[derive(Default)]
 struct Known(Vec<Option<(u64, usize)>>);
 
 const FILES_OF_A_THREAD: u64 = 12;
 
-/// Makes, writes, reads and removes files in `dir`; what it does not find as it was ends the test.
+/// Makes, writes, reads and removes files in `dir`. Fails when a file does not hold what it should.
 fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> Known {
     let mut known = Known(vec![None; usize::try_from(FILES_OF_A_THREAD).expect("few")]);
     for _ in 0..steps {
@@ -196,7 +196,7 @@ impl Known {
     }
 }
 
-/// Threads work while one trims again and again, and commits discard.
+/// Threads work while one thread trims again and again, and commits discard.
 fn beside_writers(devices: &[Arc<Spoiling>], threads: u64, steps: u64) {
     let seed = seed_of_run();
     println!("seed {seed}");
@@ -261,14 +261,14 @@ fn beside_writers_on_several_members() {
     beside_writers(&spoiling(2, 160, [Profile::Raid1, Profile::Raid0]), 4, 200);
 }
 
-/// Where nearly nothing is free, what is being discarded is needed at once. Nobody is refused for
-/// it.
+/// Hardly anything is free, so space that is being discarded is needed at once. No operation is
+/// refused because of that.
 #[test]
 fn beside_writers_on_a_full_volume() {
     beside_writers(&spoiling(1, 40, [Profile::Single, Profile::Single]), 6, 200);
 }
 
-/// Says that it is over when the test is, also when it fails.
+/// Ends the trimming thread when the test ends, also when it fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -277,7 +277,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Chunks are made where others trim, and block groups go of which something is being discarded.
+/// Chunks are allocated while other threads trim, and block groups are removed while their space is
+/// being discarded.
 #[test]
 fn beside_chunks_that_come_and_go() {
     const LEN: usize = 50 << 20;
@@ -323,8 +324,8 @@ fn remove_file(fs: &Filesystem, name: &str) {
     fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
-/// What commits free is discarded with `discard` and not without, and that before the volume is
-/// closed at the latest.
+/// With the option `discard`, what commits free is discarded before the volume is closed at the
+/// latest. Without the option it is not.
 #[test]
 fn what_is_freed_is_discarded() {
     let Some(judges) = judges::require() else { return };
@@ -357,8 +358,8 @@ fn recording(options: &OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
     (OpenOptions { reporter: Some(reporter), ..options.clone() }, said)
 }
 
-/// A device that fails to discard harms nothing else: trimming fails, and what commits free stays
-/// as it is, which is said once.
+/// A device that fails to discard harms nothing else. Trimming fails. What commits free is not
+/// discarded, and the engine reports that once.
 #[test]
 fn discards_that_fail() {
     let memory = Arc::new(MemoryDevice::sparse(256 * MIB));
@@ -386,7 +387,7 @@ fn discards_that_fail() {
     assert_eq!(device.count(Requests::Discards), 2, "one for each");
 }
 
-/// A device whose host cannot discard.
+/// A device on a host that cannot discard.
 #[derive(Debug)]
 struct Unable(MemoryDevice);
 
@@ -428,8 +429,8 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
     assert_eq!(refused, Err(Errno::ROFS));
 }
 
-/// Commits that are made because much was changed write files back first, which changes more. That
-/// went round and round until the stack was full.
+/// Regression: a commit for want of room first writes files back, which changes more. That asked
+/// for another commit, and so on until the stack was full.
 #[test]
 fn files_are_written_back_before_commits_for_want_of_room() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
@@ -454,8 +455,8 @@ fn files_are_written_back_before_commits_for_want_of_room() {
     }
 }
 
-/// A commit that is made for something else stores what was written before, where that is wanted;
-/// otherwise the file is empty.
+/// With the option, a commit first stores what was written before. Without it, the file is empty
+/// after a crash.
 #[test]
 fn files_are_written_back_before_commits() {
     let sizes = [false, true].map(|flush_on_commit| {

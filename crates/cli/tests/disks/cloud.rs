@@ -1,5 +1,5 @@
-//! A disk as clouds hand them out: a GPT with a system partition of EFI and a btrfs with the
-//! subvolumes `@` and `@home`, compressed, in a qcow2 with a backing file.
+//! A disk as clouds provide it: a GPT with an EFI system partition and a btrfs with the subvolumes
+//! `@` and `@home`, compressed, in a qcow2 with a backing file.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -21,7 +21,7 @@ const ESP_BYTES: u64 = 4 * MIB;
 const ROOT: u64 = 8 * MIB;
 const ROOT_BYTES: u64 = 256 * MIB;
 
-/// What the kernel makes: two subvolumes with one of everything, and some files of a system.
+/// The kernel makes two subvolumes with one of everything, and some files of a system.
 fn fill_root(disks: &Disks) {
     disks.mkfs_and_settle(&["-L", "cloud"]);
     let mount = disks.mount("rw,noatime,compress=zstd:3");
@@ -41,7 +41,7 @@ fn fill_root(disks: &Disks) {
     run("btrfs", &["subvolume".as_ref(), "set-default".as_ref(), root.as_os_str()]);
 }
 
-/// What an administrator does to an image before its first boot, on the kernel's mount.
+/// Edits an image on the kernel's mount, as an administrator does before its first boot.
 fn edit_by_the_kernel(bench: &Bench, mount: &Path) {
     let script = r#"
         set -e
@@ -62,7 +62,7 @@ fn edit_by_the_kernel(bench: &Bench, mount: &Path) {
     assert!(status.success(), "the kernel's side: {status}");
 }
 
-/// The same in the image.
+/// Makes the same edits in the image with the program.
 fn edit_by_us(bench: &Bench, image: &str) {
     let at = |path: &str| format!("{image}:{path}");
     let home = ["--subvolume", "@home", "--backing"];
@@ -94,7 +94,7 @@ fn a_cloud_image_is_edited_before_its_first_boot() {
     let efi = bench.path("efi");
     std::fs::create_dir_all(efi.join("EFI/BOOT")).expect("a directory");
     std::fs::write(efi.join("EFI/BOOT/BOOTX64.EFI"), vec![0x4d; 70_000]).expect("a file");
-    // QEMU shows a directory as a floppy disk with a FAT.
+    // QEMU can present a directory as a floppy disk with a FAT.
     bench.qemu_img(&["convert", "-O", "raw", "fat:floppy:efi", "esp.img"]);
     let esp_bytes = bench.path("esp.img").metadata().expect("it is there").len();
     assert!(esp_bytes <= ESP_BYTES);
@@ -142,7 +142,7 @@ fn a_cloud_image_is_edited_before_its_first_boot() {
         let compare = Compare::of_copies().without(Aspect::TimesOfNames);
         compare.run(&ours, theirs.path()).assert_same(2);
     }
-    // What is mounted without a word is `@`, as it was.
+    // A mount without options shows `@`, as before.
     let mount = edited.mount("ro,noatime");
     let hostname = std::fs::read(mount.path().join("etc/hostname")).expect("it is there");
     assert_eq!(hostname, b"vm-1\n");

@@ -11,12 +11,12 @@ use offshoot_testkit::run::run;
 
 use super::{Bench, MIB, VOLUME_BYTES, pipe};
 
-/// Where the volume is on the disk.
+/// The offset of the volume on the disk.
 const START: u64 = 3 * MIB;
 
 impl Bench {
     pub(crate) fn qemu_img(&self, words: &[&str]) -> String {
-        // Names in the words are in the directory.
+        // File names among the words are relative to the directory.
         let output = std::process::Command::new("qemu-img")
             .args(words)
             .current_dir(&self.dir)
@@ -34,8 +34,9 @@ impl Bench {
         self.put_volume("disk.img", START);
     }
 
-    /// Copies into `image` and in it, and removes: the kernel shows the result. `big` is what the
-    /// file of this name holds, and `what` says how the image was made.
+    /// Copies a file into `image`, copies within it, and removes files. The kernel then shows the
+    /// result. `big` has the contents of the file `big`, and messages describe the image with
+    /// `what`.
     fn edit(&self, image: &str, big: &[u8], what: &str) {
         let place = |path: &str| format!("{image}{path}");
         self.does(&["cp", "big", &place(":/big")]);
@@ -51,8 +52,8 @@ impl Bench {
         self.does(&["rm", &place(":/big")]);
     }
 
-    /// `qemu-img` finds nothing wrong with the image, no leak either, and in what it converts it to
-    /// `btrfs check` finds nothing; the kernel has the volume then.
+    /// Requires that `qemu-img` finds no error and no leak in the image, and converts it. `btrfs
+    /// check` must find nothing in the result. The kernel can mount the volume afterwards.
     #[track_caller]
     fn judge(&self, image: &str) {
         self.qemu_img(&["check", image]);
@@ -121,19 +122,19 @@ fn images_of_every_kind_are_read() {
         let said = bench.fails(&["mkdir", &format!("disk.img.{end}:/x")], 1);
         assert!(said.contains(&format!("{name} is only read here")), "{said}");
     }
-    // Frames that are packed by several threads begin with one that says how long the next is.
+    // `pzstd` packs frames with several threads. Each frame follows a small one with its length.
     let packed = ["-q".as_ref(), "-p".as_ref(), "2".as_ref(), "-o".as_ref()];
     let names = [bench.path("threads.zst"), bench.path("disk.img")];
     run("pzstd", &[&packed[..], &[names[0].as_os_str(), names[1].as_os_str()]].concat());
     bench.is_same(&["threads.zst"]);
-    // An image in a stream.
+    // An image in a compressed stream.
     bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "in.qcow2"]);
     run("zstd", &["-q".as_ref(), bench.path("in.qcow2").as_os_str()]);
     bench.is_same(&["in.qcow2.zst"]);
     assert!(bench.does(&["info", "in.qcow2.zst"]).contains("zstd > qcow2 > gpt:1 > btrfs\n"));
 }
 
-/// What is not read is refused, with the command that makes something readable of it.
+/// An image that we do not read is refused, with a command that converts it.
 #[test]
 fn what_is_not_read_is_refused_by_name() {
     let Some(judges) = judges::require() else { return };
@@ -143,10 +144,10 @@ fn what_is_not_read_is_refused_by_name() {
     let said = bench.fails(&["ls", "made:/"], 1);
     let what = "its data in another file";
     assert!(said.contains(what) && said.contains("qemu-img convert -O qcow2"), "{said}");
-    // The way on leads on.
+    // The command in the error works.
     bench.qemu_img(&["convert", "-O", "qcow2", "made", "out"]);
     bench.is_same(&["out"]);
-    // One of several files.
+    // One file of an image that has several.
     let split = ["-o", "subformat=twoGbMaxExtentSparse"];
     bench.qemu_img(&[&["convert", "-O", "vmdk"], &split[..], &["disk.img", "two.vmdk"]].concat());
     let said = bench.fails(&["ls", "two-s001.vmdk:/"], 1);
@@ -157,8 +158,8 @@ fn what_is_not_read_is_refused_by_name() {
     assert!(said.contains("a VMDK that needs other files is not read here"), "{said}");
     bench.qemu_img(&["convert", "-O", "qcow2", "top.vmdk", "out"]);
     bench.is_same(&["out"]);
-    // Encryption, and the first version. The other way of encryption, LUKS, measures this machine
-    // first, which fails on a busy one.
+    // An encrypted image, and version 1. The test leaves out LUKS: making one measures the speed of
+    // this machine first, and that fails on a busy one.
     std::fs::write(bench.path("PASSWORD_FILE"), "secret").expect("a file");
     let secret = ["--object", "secret,id=key,file=PASSWORD_FILE"];
     let encrypt = ["-O", "qcow2", "-o", "encrypt.format=aes,encrypt.key-secret=key"];
@@ -260,7 +261,8 @@ fn a_vmdk_is_written() {
     assert!(used < 40 * MIB, "an image of few bytes became {used} bytes long");
     bench.qemu_img(&["convert", "-O", "raw", "new.vmdk", "new.img"]);
     offshoot_testkit::btrfs::disks::assert_image_checks(&bench.path("new.img"));
-    // The process that serves a mount may not open files nor change their sizes.
+    // The process that serves a mount may not open files or change their sizes. The image still
+    // grows.
     std::fs::create_dir(bench.path("mounted")).expect("a directory");
     bench.does(&["mount", "new.vmdk", "mounted"]);
     let mounted = Unmount(&bench);
@@ -269,7 +271,7 @@ fn a_vmdk_is_written() {
     bench.qemu_img(&["check", "new.vmdk"]);
     bench.qemu_img(&["convert", "-O", "raw", "new.vmdk", "new.img"]);
     offshoot_testkit::btrfs::disks::assert_image_checks(&bench.path("new.img"));
-    // A block device cannot become longer, whether it has the whole image or an extent.
+    // A block device cannot grow, whether it holds the whole image or one extent.
     let extent = "subformat=twoGbMaxExtentSparse";
     bench.qemu_img(&["convert", "-O", "vmdk", "-o", extent, "disk.img", "two.vmdk"]);
     let text = std::fs::read_to_string(bench.path("two.vmdk")).expect("a descriptor");
@@ -284,7 +286,7 @@ fn a_vmdk_is_written() {
     }
 }
 
-/// A descriptor leads to plain files beside it, and to others only when the command line says so.
+/// A descriptor may name plain files beside it. Other files need `--backing` on the command line.
 #[test]
 fn files_that_a_descriptor_names_are_opened_with_care() {
     let Some(judges) = judges::require() else { return };
@@ -314,30 +316,30 @@ fn files_that_a_descriptor_names_are_opened_with_care() {
         let said = bench.fails(&[&["ls", "a.vmdk:/"], backing].concat(), 1);
         assert!(said.contains("a.vmdk: its data is in gone, which is not there"), "{said}");
     }
-    // A device of characters, and itself.
+    // A character device, and the descriptor itself.
     named("/dev/zero");
     let said = bench.fails(&["ls", "--backing", "a.vmdk:/"], 1);
     assert!(said.contains("neither a regular file nor a block device"), "{said}");
     named("a.vmdk");
     let said = bench.fails(&["ls", "a.vmdk:/"], 1);
     assert!(said.contains("its data is in a.vmdk, which is the descriptor itself, or"), "{said}");
-    // A disk that begins like a descriptor, as a guest can make its own.
+    // A raw disk that begins like a descriptor. A guest can write such a beginning on its own disk.
     let raw = File::options().write(true).open(bench.path("raw.img")).expect("an image");
     raw.write_all_at(text.replace("a-flat.vmdk", "disk.img").as_bytes(), 0).expect("a write");
     let said = bench.fails(&["ls", "raw.img:/"], 1);
     assert!(said.contains("too large for one") && said.contains("--image-format raw"), "{said}");
     bench.is_same(&["--image-format", "raw", "raw.img"]);
-    // What QEMU has open, and copies onto files that are open.
+    // A file that QEMU has open, and copies onto files that are open.
     std::fs::rename(bench.path("dir/data"), bench.path("data")).expect("it is moved");
     named("data");
     bench.is_same(&["a.vmdk"]);
-    // One file by two names.
+    // One file under two names.
     std::fs::hard_link(bench.path("data"), bench.path("second")).expect("a link");
     named("data\" 0\nRW 8 FLAT \"second");
     let said = bench.fails(&["ls", "a.vmdk:/"], 1);
     let expected = "its data is in second, which is the descriptor itself, or another name of";
     assert!(said.contains(expected), "{said}");
-    // A part that is only read is not opened for writing: others that read it may go on.
+    // A read-only part is not opened for writing, so other readers may hold it.
     let tail = File::create_new(bench.path("tail")).expect("a file");
     tail.set_len(MIB).and_then(|()| tail.lock_shared()).expect("a file");
     named("data\" 0\nRDONLY 2048 FLAT \"tail");
@@ -364,7 +366,7 @@ fn files_that_a_descriptor_names_are_opened_with_care() {
     assert!(before == std::fs::read(bench.path("data")).expect("a file"), "it was written over");
 }
 
-/// A seekable stream is read where it is: nothing is unpacked to a file.
+/// A seekable stream is read in place, without unpacking it to a file.
 #[test]
 fn a_seekable_stream_is_read_without_a_file() {
     let Some(judges) = judges::require() else { return };
@@ -411,10 +413,10 @@ fn backing_files_are_opened_when_asked_for() {
     let new = std::fs::read(mount.path().join("new")).expect("it is there");
     assert_eq!(new, b"what the kernel wrote\n");
     assert!(std::fs::read(bench.path("base.qcow2")).expect("a file") == base, "the base changed");
-    // One that is said to be plain is not looked into: it holds an image, and no disk.
+    // A backing file that is declared raw is not probed. It is a qcow2, and has no disk in it.
     create("wrong.qcow2", "base.qcow2", "raw");
     bench.fails(&["ls", "--backing", "wrong.qcow2"], 1);
-    // Round in a loop.
+    // Backing files in a loop.
     create("one.qcow2", "base.qcow2", "qcow2");
     create("two.qcow2", "one.qcow2", "qcow2");
     bench.qemu_img(&["rebase", "-u", "-f", "qcow2", "-b", "two.qcow2", "-F", "qcow2", "one.qcow2"]);
@@ -422,7 +424,7 @@ fn backing_files_are_opened_when_asked_for() {
     assert!(said.contains("in a loop"), "{said}");
 }
 
-/// A copy onto files of the host leaves the files alone that the open images stand on.
+/// A copy onto files of the host does not overwrite the backing files of open images.
 #[test]
 fn backing_files_are_spared_by_copies() {
     let Some(judges) = judges::require() else { return };
@@ -453,7 +455,7 @@ fn backing_files_are_spared_by_copies() {
     }
 }
 
-/// A writer and QEMU keep each other away from an image, and from what it stands on.
+/// A writer and QEMU lock each other out of an image and of its backing files.
 #[test]
 fn qemu_and_a_writer_keep_each_other_away() {
     let Some(judges) = judges::require() else { return };
@@ -473,7 +475,7 @@ fn qemu_and_a_writer_keep_each_other_away() {
         child
     };
     for (words, volume) in [
-        // A machine runs, another one on the same base, and one that has the base itself.
+        // A machine runs, another one runs on the same base, and one runs on the base itself.
         (&["-f", "qcow2", "top"][..], "top:/dir"),
         (&["-f", "qcow2", "top"], "base.qcow2:/dir"),
         (&["-f", "qcow2", "base.qcow2"], "top:/dir"),
@@ -503,12 +505,12 @@ fn qemu_and_a_writer_keep_each_other_away() {
     bench.judge("top");
 }
 
-/// A file that looks like an image is taken for a plain disk where the command line says so.
+/// A file that looks like an image is a raw disk if the command line says so.
 #[test]
 fn the_format_of_a_file_can_be_said() {
     let Some(judges) = judges::require() else { return };
     let bench = Bench::new(&judges);
-    // A volume leaves its first bytes to others, so a guest may write the head of an image there.
+    // btrfs does not use the first bytes of a volume, so a guest may write an image header there.
     let raw = File::options().write(true).open(bench.path("raw.img")).expect("an image");
     raw.write_all_at(b"QFI\xfb\0\0\0\x03", 0).expect("a write");
     bench.fails(&["ls", "raw.img:/"], 1);
@@ -555,7 +557,7 @@ fn snapshots_of_an_image_are_read_by_name_and_survive_writes() {
     }
 }
 
-/// An image that is cut off, and headers that lie, end with an error.
+/// A truncated image, and false headers, give an error.
 #[test]
 fn images_that_lie_are_refused() {
     let Some(judges) = judges::require() else { return };
@@ -580,7 +582,7 @@ fn images_that_lie_are_refused() {
     assert!(matches!(output.status.code(), Some(1 | 3)), "{output:?}");
 }
 
-/// The process that serves a mount may not open files nor change their sizes, and the image grows.
+/// The process that serves a mount may not open files or change their sizes. The image still grows.
 #[test]
 fn an_image_is_mounted() {
     let Some(judges) = judges::require() else { return };
@@ -609,7 +611,7 @@ fn an_image_is_mounted() {
     assert!(!mount.path().join("text").exists());
 }
 
-/// Unmounts `mounted`, a panic included.
+/// Unmounts `mounted` when it is dropped, also in a panic.
 struct Unmount<'a>(&'a Bench);
 
 impl Drop for Unmount<'_> {

@@ -1,9 +1,9 @@
-//! Disks around volumes: partitions that `sfdisk` made, images that `qemu-img` made, and volumes in
-//! them that the kernel filled.
+//! Disks around volumes: partitions by `sfdisk`, images by `qemu-img`, and volumes in them that the
+//! kernel filled.
 //!
-//! A volume is made once, by the kernel. What the program takes out of the plain image is judged
-//! elsewhere, so here a stream of the same volume inside of a disk must have the same bytes. What
-//! is written into a disk is taken out of it again and judged by `btrfs check` and the kernel.
+//! The kernel makes a volume once. Other tests judge what the program extracts from the plain
+//! image. So here, a stream of the same volume inside a disk must have the same bytes. What the
+//! program writes into a disk is copied out of it again, and `btrfs check` and the kernel judge it.
 
 mod cloud;
 mod images;
@@ -22,14 +22,14 @@ use offshoot_testkit::btrfs::judges::Judges;
 
 const MIB: u64 = 1 << 20;
 
-/// How large the volume is.
+/// The size of the volume, in bytes.
 const VOLUME_BYTES: u64 = 128 * MIB;
 
-/// A directory with the image of a volume that the kernel filled, `raw.img`, labelled `root`.
+/// A directory with `raw.img`, the image of a volume that the kernel filled, labelled `root`.
 struct Bench {
     disks: Disks,
     dir: PathBuf,
-    /// What `extract` takes out of it.
+    /// The stream that `extract` makes of it.
     stream: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ impl Bench {
         command.output().expect("the program starts")
     }
 
-    /// Runs what must succeed in silence on standard error; what it prints.
+    /// Runs the program. It must succeed without messages. Returns its output.
     #[track_caller]
     fn does(&self, words: &[&str]) -> String {
         let output = self.offshoot(words);
@@ -71,7 +71,7 @@ impl Bench {
         String::from_utf8(output.stdout).expect("text")
     }
 
-    /// Runs what must fail with `code`; what it says.
+    /// Runs the program. It must fail with `code`. Returns its messages.
     #[track_caller]
     fn fails(&self, words: &[&str], code: i32) -> String {
         let output = self.offshoot(words);
@@ -81,7 +81,7 @@ impl Bench {
         said
     }
 
-    /// A stream of all of the volume.
+    /// A stream of the whole volume.
     #[track_caller]
     fn stream_of(&self, volume: &str) -> Vec<u8> {
         self.stream(&[volume])
@@ -95,13 +95,13 @@ impl Bench {
         output.stdout
     }
 
-    /// The volume is what the plain image has.
+    /// Requires that the volume holds what the plain image holds.
     #[track_caller]
     fn is_same(&self, words: &[&str]) {
         assert!(self.stream(words) == self.stream, "{words:?} has something else");
     }
 
-    /// Makes a disk of `size` bytes with what `sfdisk` makes of `script`.
+    /// Makes a disk of `size` bytes, with the partitions that `sfdisk` makes of `script`.
     fn partitioned(&self, name: &str, size: u64, script: &str) -> PathBuf {
         let path = self.path(name);
         File::create(&path).and_then(|file| file.set_len(size)).expect("an image");
@@ -109,12 +109,12 @@ impl Bench {
         path
     }
 
-    /// Copies the volume to `start` of the image `name`.
+    /// Copies the volume to offset `start` of the image `name`.
     fn put_volume(&self, name: &str, start: u64) {
         copy_range(&self.path("raw.img"), 0, &self.path(name), start, VOLUME_BYTES);
     }
 
-    /// Copies what is at `start` of the image `name` to the one that the kernel mounts.
+    /// Copies the volume at offset `start` of the image `name` to the image that the kernel mounts.
     fn take_volume(&self, name: &str, start: u64) {
         let target = &self.disks.images()[0];
         let _ = std::fs::remove_file(target);

@@ -27,7 +27,7 @@ fn ext4(bench: &Bench, name: &str, size: u64) {
 }
 
 impl Bench {
-    /// All of these names are of a volume with the text.
+    /// Requires that each of these names leads to a volume with the file `text`.
     #[track_caller]
     fn is_named(&self, volumes: &[&str]) {
         for volume in volumes {
@@ -59,10 +59,10 @@ fn a_volume_is_found_and_named_in_every_way() {
         bench.is_named(&[volume]);
     }
     bench.is_same(&["--offset", "20M", "gpt.img"]);
-    // The name of a file comes first, as it is.
+    // A file whose whole name matches comes first.
     std::fs::rename(bench.path("raw.img"), bench.path("gpt.img@2")).expect("it is renamed");
     bench.is_same(&["gpt.img@2"]);
-    // A first sector that was lost leaves the copy, with a word of it.
+    // When the first header is lost, the program uses the copy, and says so.
     let file = File::options().write(true).open(bench.path("gpt.img")).expect("an image");
     file.write_all_at(&[0; 512], 512).expect("a write");
     let output = bench.offshoot(&["cat", "gpt.img:/text"]);
@@ -130,8 +130,8 @@ fn errors_say_what_there_is_and_what_to_write() {
     assert!(said.contains("gpt.img holds a GUID partition table"), "{said}");
 }
 
-/// A disk with sectors of 4 KiB counts in them. A file does not say so: a GPT shows it, and else
-/// what the partitions hold.
+/// The table of a disk with sectors of 4 KiB counts in these sectors. An image file does not have a
+/// sector size. A GPT shows it; with an MBR the contents of the partitions show it.
 #[test]
 fn tables_in_large_sectors() {
     let Some(judges) = judges::require() else { return };
@@ -165,19 +165,19 @@ fn tables_in_large_sectors() {
     }
     let said = bench.fails(&["mkfs", "mbr.img@5"], 1);
     assert!(said.contains("seems to count in sectors of 4096 bytes"), "{said}");
-    // The same bytes on a device that counts otherwise.
+    // The same bytes on a device with another sector size.
     let attached = Attached::new(&[bench.path("gpt.img")]);
     bench.is_named(&[attached.devices()[0]]);
     drop(attached);
-    // Its first header is lost.
+    // The first header of the GPT is lost.
     let file = File::options().write(true).open(bench.path("gpt.img")).expect("an image");
     file.write_all_at(&[0; 4096], 4096).expect("a write");
     let output = bench.offshoot(&["cat", "gpt.img:/text"]);
     assert_eq!(output.stdout, b"what the kernel wrote\n", "{output:?}");
 }
 
-/// What an older layout left at eight times the place of a partition makes no large sectors, when
-/// the disk is too small for the table in them.
+/// An older layout left a superblock at eight times the offset of a partition. That does not prove
+/// large sectors if the disk is too small for a table that counts in them.
 #[test]
 fn an_old_signature_makes_no_large_sectors() {
     let Some(judges) = judges::require() else { return };
@@ -187,17 +187,18 @@ fn an_old_signature_makes_no_large_sectors() {
     raw.read_exact_at(&mut superblock, 65536).expect("its superblock");
     let one = "label: dos\nstart=2MiB, size=16MiB, type=83\n";
     let two = format!("{one}start=100MiB, size=16MiB, type=83\n");
-    // In large sectors the one partition is cut off, and the second one begins behind the disk.
+    // If the table counts in large sectors, the one partition is cut off, and the second one begins
+    // behind the disk.
     for (size, script, proof) in [(100, one, false), (200, &two, false), (200, one, true)] {
         let path = bench.partitioned("mbr.img", size * MIB, script);
         let file = File::options().write(true).open(path).expect("an image");
         file.write_all_at(&superblock, 16 * MIB + 65536).expect("a write");
-        // The old superblock leads to nothing, and the warning says how it was found.
+        // The old superblock leads to no volume, and the warning says why it was tried.
         let said = bench.fails(&["ls", "mbr.img:/"], if proof { 3 } else { 1 });
         assert_eq!(said.contains("none of its partitions holds btrfs"), !proof, "{said}");
         assert_eq!(said.contains("seems to count in sectors of 4096"), proof, "{said}");
     }
-    // The image is damaged there: what its cluster is said to be compressed to are zeros.
+    // The image is damaged there: the compressed cluster consists of zeros.
     bench.qemu_img(&["convert", "-O", "qcow2", "mbr.img", "mbr.qcow2"]);
     let image = File::options().read(true).write(true).open(bench.path("mbr.qcow2"));
     let image = image.expect("an image");
@@ -213,7 +214,7 @@ fn an_old_signature_makes_no_large_sectors() {
     assert!(said.contains("none of its partitions holds btrfs"), "{said}");
 }
 
-/// All that lies outside of a partition stays what it was, whatever is done inside.
+/// No operation inside a partition changes anything outside it.
 #[test]
 fn nothing_is_written_outside_of_a_partition() {
     let Some(judges) = judges::require() else { return };
@@ -234,7 +235,7 @@ fn nothing_is_written_outside_of_a_partition() {
     let before = outside();
     std::fs::write(bench.path("new"), vec![b'x'; 3 << 20]).expect("a file");
     bench.does(&["mkdir", "gpt.img@2:/made"]);
-    // Two names of one volume on one command line are one.
+    // Two names of one volume on a command line mean one volume.
     bench.does(&["cp", "new", "gpt.img@system:/made/copy"]);
     bench.does(&["cp", "gpt.img:/text", "gpt.img@2:/made/text"]);
     bench.does(&["rm", "-r", "gpt.img:/text"]);
@@ -250,7 +251,7 @@ fn nothing_is_written_outside_of_a_partition() {
     assert!(!mount.path().join("text").exists());
 }
 
-/// Two partitions of one disk are two volumes on one command line, or two members of one.
+/// Two partitions of one disk are two volumes on a command line, or two members of one volume.
 #[test]
 fn partitions_of_one_disk_are_used_together() {
     let Some(judges) = judges::require() else { return };
@@ -278,7 +279,7 @@ fn partitions_of_one_disk_are_used_together() {
     assert_eq!(text, b"to both\n");
 }
 
-/// Members have no bytes in common, and nothing is written before that is known.
+/// No two members may share bytes, and the program checks that before it writes.
 #[test]
 fn a_member_is_named_once() {
     let Some(judges) = judges::require() else { return };
@@ -286,7 +287,7 @@ fn a_member_is_named_once() {
     let script =
         "label: dos\nstart=1MiB, size=128MiB, type=83\nstart=130MiB, size=128MiB, type=83\n";
     let path = bench.partitioned("two.img", 300 * MIB, script);
-    // The second partition begins inside of the first one, which no tool would write.
+    // The second partition begins inside the first one. No tool would write that.
     bench.partitioned("over.img", 300 * MIB, script);
     let over = File::options().write(true).open(bench.path("over.img")).expect("an image");
     over.write_all_at(&(64u32 << 11).to_le_bytes(), 446 + 16 + 8).expect("a write");
@@ -313,7 +314,8 @@ fn a_member_is_named_once() {
     }
 }
 
-/// What is in a partition that the disk cuts off is told, and that it is cut off.
+/// A partition that the end of the disk cuts off: the program tells its contents, and that it is
+/// cut off.
 #[test]
 fn a_partition_that_is_cut_off_still_holds_what_it_holds() {
     let Some(judges) = judges::require() else { return };
@@ -324,7 +326,8 @@ fn a_partition_that_is_cut_off_still_holds_what_it_holds() {
     copy_range(&bench.path("ext4.img"), 0, &path, MIB, 16 * MIB);
     bench.put_volume("mbr.img", 20 * MIB);
     let cut = |bytes| File::options().write(true).open(&path).and_then(|file| file.set_len(bytes));
-    // In the middle of the volume, before its first superblock, and in the ext4.
+    // The disk ends in the middle of the volume, before the first superblock of the volume, or in
+    // the ext4.
     for (end, cut_off, holds) in [
         (100 * MIB, &[false, true][..], "btrfs, labelled root, cut off by the end of the disk"),
         (20 * MIB + 65536, &[false, true], "nothing that is known, cut off by the end of the disk"),
@@ -338,7 +341,7 @@ fn a_partition_that_is_cut_off_still_holds_what_it_holds() {
         let found: Vec<_> = found.map(|one| one["cut_off"].as_bool()).collect();
         let expected: Vec<_> = cut_off.iter().copied().map(Some).collect();
         assert_eq!(found, expected, "{json}");
-        // The last one is what is cut off.
+        // The last partition is the one that is cut off.
         let number = cut_off.len();
         let mut lines = said.lines().map(str::trim_start);
         let line = lines.find(|line| line.starts_with(&number.to_string()));
@@ -370,8 +373,8 @@ fn a_volume_is_made_in_a_partition_or_at_an_offset() {
     assert_eq!(std::fs::read(mount.path().join("new")).expect("it is there"), b"new\n");
 }
 
-/// What an older layout left on a disk is not written: neither a btrfs of which a copy of the
-/// superblock is left, nor one over the whole disk below a table.
+/// What an older layout left on a disk is not written: a btrfs with only a copy of its superblock,
+/// or one over the whole disk under a partition table.
 #[test]
 fn what_an_older_layout_left_is_not_taken_for_the_volume() {
     let Some(judges) = judges::require() else { return };
@@ -393,7 +396,7 @@ fn what_an_older_layout_left_is_not_taken_for_the_volume() {
     copy("ext4.img");
     let said = bench.fails(&["mkdir", "ext4.img:/dir"], 1);
     assert!(said.contains("ext2, ext3 or ext4, not btrfs"), "{said}");
-    // Its superblock stands in the gap in front of the first partition.
+    // Its superblock is in the gap before the first partition.
     let mut superblock = vec![0; 4096];
     let raw = File::open(bench.path("raw.img")).expect("an image");
     raw.read_exact_at(&mut superblock, 65536).expect("its superblock");

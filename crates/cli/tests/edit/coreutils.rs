@@ -1,9 +1,9 @@
-//! Each verb beside the core utility of its name.
+//! Each verb beside the core utility of the same name.
 //!
-//! A script is run twice over the same files: by the core utilities in a directory, and by the
+//! A script runs twice over the same files: with the core utilities in a directory, and with the
 //! program in a volume. Every command must end with the same exit code on both sides, and both
-//! trees must be the same after it. Our `cp` keeps attributes, so `cp -p` and `cp -a` are beside
-//! it.
+//! trees must be the same afterwards. Our `cp` keeps attributes, so its counterparts are `cp -p`
+//! and `cp -a`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use offshoot_testkit::scratch_dir;
 
 use super::{check, does, offshoot, volume};
 
-/// What both sides begin with.
+/// Makes the files that both sides start with.
 fn fill(root: &Path) {
     let dir = |path: &str| fs::create_dir(root.join(path)).expect("a directory");
     let file = |path: &str, text: &str| fs::write(root.join(path), text).expect("a file");
@@ -48,7 +48,7 @@ fn fill(root: &Path) {
         .expect("a fifo");
 }
 
-/// Every file by its path: type, permissions, links, contents.
+/// Every file by its path: type, permissions, links and contents.
 type Listing = BTreeMap<PathBuf, String>;
 
 fn list(root: &Path) -> Listing {
@@ -135,8 +135,8 @@ fn cut(text: &str) -> &str {
     &text[..text.len().min(100)]
 }
 
-/// The words for the program: what is no option is a place in the volume, but for the text of a
-/// symbolic link and the argument of an option.
+/// The words for the program. Words that are not options become places in the volume, except the
+/// target text of a symbolic link and the argument of an option.
 fn ours(verb: &str, rest: &str) -> Vec<String> {
     let is_symbolic = verb == "ln" && rest.starts_with("-s");
     let mut words = vec![verb.to_owned()];
@@ -341,7 +341,7 @@ fn truncate() {
     ]]);
 }
 
-/// Names of every byte but those that no name has.
+/// Names with every byte that a name can have.
 #[test]
 fn names_are_bytes() {
     let dir = scratch_dir();

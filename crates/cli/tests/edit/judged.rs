@@ -1,4 +1,4 @@
-//! `cp` before the kernel: whole trees into a volume, out of it, and between volumes.
+//! `cp` judged by the kernel: whole trees into a volume, out of it, and between volumes.
 
 use std::fs;
 use std::io::Write;
@@ -23,7 +23,7 @@ fn assert_copies(ours: &Path, theirs: &Path, at_least: u64) {
     Compare::of_copies().run(&ours, theirs).assert_same(at_least);
 }
 
-/// Runs what must end with 0, and gives its messages.
+/// Runs `cp -r`, which must succeed, and returns its messages.
 #[track_caller]
 fn copies(dir: &Path, args: &[&Path]) -> String {
     let output = offshoot(dir, &[&[Path::new("cp"), Path::new("-r")], args].concat());
@@ -36,8 +36,8 @@ fn mounted(image: &Path, options: &str) -> Mount {
     Mount::try_new(&[image.to_path_buf()], options).unwrap_or_else(|reason| panic!("{reason}"))
 }
 
-/// One of everything, from the host into a volume, from there into another one, and out
-/// again over what is there already.
+/// One of everything: from the host into a volume, from there into another volume, and out again
+/// over existing files.
 #[test]
 fn everything_goes_in_and_between_and_out() {
     let Some(judges) = judges::require() else { return };
@@ -56,7 +56,7 @@ fn everything_goes_in_and_between_and_out() {
         let mount = mounted(&dir.path().join(image), "ro,noatime");
         assert_copies(mount.path(), source.path(), fill::EVERYTHING_AT_LEAST);
     }
-    // Twice, because the second time everything is there.
+    // Twice: the second time everything exists already.
     let empty = Disks::create(&judges, 1, 1024);
     empty.mkfs(&[]);
     let to = empty.mount("rw,noatime");
@@ -65,14 +65,14 @@ fn everything_goes_in_and_between_and_out() {
     assert_copies(&out, source.path(), fill::EVERYTHING_AT_LEAST);
     copies(dir.path(), &[Path::new("a.img:/."), &out]);
     assert_copies(&out, source.path(), fill::EVERYTHING_AT_LEAST);
-    // And into the volume, where everything is there as well.
+    // And into the volume, where everything exists as well.
     copies(dir.path(), &[&contents, Path::new("a.img:/")]);
     check(&dir.path().join("a.img"));
     let mount = mounted(&dir.path().join("a.img"), "ro,noatime");
     assert_copies(mount.path(), source.path(), fill::EVERYTHING_AT_LEAST);
 }
 
-/// What was written is the kernel's to change, and what it leaves behind ours again.
+/// The kernel can change what we wrote, and we can change what the kernel leaves.
 #[test]
 fn the_kernel_goes_on_where_we_stopped() {
     let Some(_judges) = judges::require() else { return };
@@ -90,12 +90,13 @@ fn the_kernel_goes_on_where_we_stopped() {
     does(path, "mv v.img:/moved v.img:/src/args");
     does(path, "rm v.img:/src/new");
     copies(path, &[&sources.join("main.rs"), Path::new("v.img:/src")]);
-    // The directories were changed by both since.
+    // Both sides have changed the directories since.
     copies(path, &[&sources.join("."), Path::new("v.img:/src")]);
     check(&path.join("v.img"));
     let mount = mounted(&path.join("v.img"), "ro");
     let ours = HostFilesystem::new(&mount.path().join("src")).expect("the copy opens");
-    // The sources may be on a filesystem that counts directories its own way.
+    // The sources may be on a filesystem that counts the sizes and links of directories in its own
+    // way.
     Compare::of_copies().without(Aspect::DirectoryShape).run(&ours, &sources).assert_same(40);
     drop(ours);
     drop(mount);
@@ -104,7 +105,7 @@ fn the_kernel_goes_on_where_we_stopped() {
     assert_eq!(does(path, "ls v.img"), "");
 }
 
-/// What the volume has no place for is told, and all else is there.
+/// The program reports what the volume cannot hold, and copies everything else.
 #[test]
 fn what_a_volume_does_not_take_is_counted() {
     let Some(judges) = judges::require() else { return };
@@ -113,7 +114,7 @@ fn what_a_volume_does_not_take_is_counted() {
     let dir = scratch_dir();
     volume(dir.path(), "v.img", 512);
     {
-        // What is written in place is never compressed.
+        // Files that are written in place are never compressed.
         let mount = mounted(&dir.path().join("v.img"), "rw");
         let data = mount.path().join("data");
         fs::create_dir(&data).expect("a directory");
@@ -125,7 +126,7 @@ fn what_a_volume_does_not_take_is_counted() {
     check(&dir.path().join("v.img"));
 }
 
-/// What is copied into a volume is compressed if that is asked for, and reads as it did.
+/// With the option, copies into a volume are compressed, and read as before.
 #[test]
 fn copies_are_compressed() {
     let Some(_judges) = judges::require() else { return };
@@ -181,7 +182,7 @@ fn large_and_deep() {
     assert!(fs::read(mount.path().join("stream")).expect("it is read") == stream);
     drop(mount);
 
-    // Each level has 200 bytes of name, and there are 100 of them.
+    // There are 100 levels, each with a name of 200 bytes.
     let mut fd = rustix::fs::open(path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())
         .expect("a directory");
     let name = "n".repeat(200);
@@ -199,7 +200,7 @@ fn large_and_deep() {
     assert_eq!(does(path, "ls v.img"), "sparse\nstream\n");
 }
 
-/// The attributes that are not wanted are those of a file that the caller makes.
+/// Attributes that are not preserved are those of a file that the caller makes.
 #[test]
 fn what_is_not_preserved() {
     let dir = scratch_dir();
@@ -245,7 +246,7 @@ fn machine_output() {
     assert_eq!(does(dir.path(), "cp -r --json v.img:/e ."), expected);
 }
 
-/// Flags and exchanged names are what the kernel's tools show.
+/// The kernel's tools show the same flags and exchanged names.
 #[test]
 fn flags_and_exchanges() {
     let Some(_) = judges::require() else { return };

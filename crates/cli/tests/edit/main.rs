@@ -3,14 +3,14 @@
 //! | module | judge |
 //! |---|---|
 //! | `coreutils` | the core utilities of the host, which do the same beside it |
-//! | `onto` | the core utilities again: what `cp` does with a file of the host that is there |
-//! | `judged` | `btrfs check`, and the kernel, which mounts what was made |
-//! | `refused` | what must not be done: volumes in use, no space, no rights |
-//! | `replaced` | what is there stays until what replaces it is there |
+//! | `onto` | the core utilities again: what `cp` does with an existing file of the host |
+//! | `judged` | `btrfs check`, and the kernel, which mounts the result |
+//! | `refused` | what must be refused: volumes in use, no space, no rights |
+//! | `replaced` | an existing file stays until its replacement is complete |
 //! | `properties` | `btrfs property`, `getfattr`, `fallocate`, `filefrag` on the mount of the kernel |
 //! | `subvolume` | `btrfs check`, and the list of the kernel |
 //! | `scrub` | known damage, `btrfs check` |
-//! | `trim` | the blocks that an image has, `btrfs check` |
+//! | `trim` | the allocated blocks of an image, `btrfs check` |
 
 mod coreutils;
 mod judged;
@@ -34,7 +34,7 @@ fn volume(dir: &Path, name: &str, mib: u64) {
     does(dir, &format!("mkfs {name} --size {mib}M"));
 }
 
-/// Lets `btrfs check` look at a volume, where there is one.
+/// Runs `btrfs check` on a volume, if this machine has it.
 #[track_caller]
 fn check(image: &Path) {
     if try_run("btrfs", &["--version"]).is_ok() {

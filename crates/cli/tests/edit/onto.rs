@@ -1,4 +1,4 @@
-//! `cp` out of a volume onto what is there already, beside the `cp` of the core utilities.
+//! `cp` out of a volume onto existing files, beside the `cp` of the core utilities.
 
 use std::fs;
 use std::io::Read;
@@ -14,11 +14,11 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::{does, fails, offshoot, program, volume, words};
 
-/// The file that is copied.
+/// The contents of the file that is copied.
 const TEXT: &str = "contents of the volume\n";
 
-/// A directory with a volume that has the file `a`, the same file beside it, and two directories
-/// with the same files in which something may be there already.
+/// A directory with a volume that has the file `a`, the same file beside it, and two equal
+/// directories in which targets may exist.
 fn start() -> tempfile::TempDir {
     let dir = scratch_dir();
     let path = dir.path();
@@ -44,7 +44,8 @@ fn start() -> tempfile::TempDir {
     dir
 }
 
-/// Everything in a directory: type, permissions, inode if it is to be the same one, contents.
+/// Everything in a directory: the name, whether the inode is that of `before`, mode, links, the
+/// time of a copy, and the contents.
 fn list(side: &Path, before: &[(String, u64)]) -> Vec<String> {
     let mut found = Vec::new();
     for name in names(side) {
@@ -82,7 +83,7 @@ fn inodes(side: &Path) -> Vec<(String, u64)> {
     names(side).into_iter().map(|name| (name.clone(), ino(&name))).collect()
 }
 
-/// The `cp` of the core utilities, which keeps what ours keeps.
+/// The `cp` of the core utilities, with options to preserve what ours preserves.
 fn theirs(dir: &Path, options: &str, target: &str) -> Output {
     let mut words: Vec<&str> = options.split_whitespace().collect();
     words.push(if words.contains(&"-r") { "-a" } else { "-p" });
@@ -133,7 +134,7 @@ fn a_named_destination_is_written_into_as_by_cp() {
     }
 }
 
-/// What is left out of the attributes stays as it is on what was there.
+/// Attributes that are not preserved stay as they are on an existing file.
 #[test]
 fn attributes_that_are_not_kept_stay() {
     let dir = start();
@@ -145,7 +146,7 @@ fn attributes_that_are_not_kept_stay() {
     assert_eq!(fs::read_to_string(&plain).expect("it is there"), TEXT);
 }
 
-/// Where the kernel gives a pipe or a file as a path.
+/// Targets for which the kernel provides a pipe or a file as a path.
 #[test]
 fn standard_output_takes_a_file() {
     let dir = start();
@@ -167,7 +168,7 @@ fn standard_output_takes_a_file() {
         assert!(does(path, &format!("cp v.img:/hole {target}")) == "\0".repeat(200_000));
         let after = Path::new("/dev/stdout").symlink_metadata().expect("it is there still");
         assert_eq!((after.is_symlink(), after.ino()), (true, before), "{target}");
-        // A file behind standard output keeps its inode.
+        // A file as standard output keeps its inode.
         let file = path.join("out");
         let out = fs::File::create(&file).expect("a file");
         let ino = out.metadata().expect("it is open").ino();
@@ -212,7 +213,7 @@ fn a_fifo_and_a_device_take_the_data_and_stay() {
     assert_eq!(same(&null), same(&after));
 }
 
-/// A block device takes the data from its beginning on, and one with a filesystem refuses it.
+/// A block device gets the data from its first byte on. One with a filesystem is refused.
 #[test]
 fn a_block_device_takes_the_data() {
     let Some(judges) = judges::require() else { return };
@@ -258,7 +259,7 @@ fn a_block_device_takes_the_data() {
     }
 }
 
-/// The file that a forgotten `:/` names.
+/// A user who forgets `:/` names the image itself.
 #[test]
 fn what_holds_a_filesystem_is_not_overwritten() {
     let dir = start();
@@ -291,7 +292,8 @@ fn what_holds_a_filesystem_is_not_overwritten() {
     assert!(fails(path, "cp v.img:/a w.img", 1).contains("w.img:/"));
     assert!(fs::read(path.join("w.img")).expect("an image") == before, "it was changed");
     assert!(path.join("link.img").is_symlink());
-    // What does not hold one is overwritten as before, and with the place it goes where it belongs.
+    // A file without a filesystem is overwritten as before. With `:/`, the copy goes into the
+    // volume.
     does(path, "cp v.img:/a w.img:/");
     assert_eq!(does(path, "cat w.img:/a"), TEXT);
     fs::remove_file(path.join("w.img")).expect("it goes");
@@ -301,7 +303,7 @@ fn what_holds_a_filesystem_is_not_overwritten() {
     assert!(path.join("w.img").metadata().expect("an archive").len() > 1000);
 }
 
-/// What other programs make is known too.
+/// Filesystems and disks of other programs are recognised too.
 #[test]
 fn what_others_made_is_not_overwritten() {
     let makers: [(&str, &[&str]); 7] = [
@@ -338,7 +340,7 @@ fn what_others_made_is_not_overwritten() {
     }
 }
 
-/// Plain files that have two bytes of a filesystem by chance are files.
+/// Plain files that happen to have two bytes of a signature are still overwritten.
 #[test]
 fn text_and_kernels_are_overwritten() {
     let dir = start();
@@ -352,7 +354,8 @@ fn text_and_kernels_are_overwritten() {
     }
 }
 
-/// Below a directory nothing is followed: what is there goes, and what it led to stays.
+/// Below a directory no link is followed: the copy replaces the link, and the file that it led to
+/// stays.
 #[test]
 fn below_a_directory_links_are_replaced() {
     let dir = start();

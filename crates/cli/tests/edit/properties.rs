@@ -1,5 +1,5 @@
-//! Properties, extended attributes, ranges of files and shared data: what the tools of the host do
-//! to the kernel's mount, and find in it.
+//! Properties, extended attributes, ranges of files and shared data: the tools of the host set and
+//! find the same on the kernel's mount.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,7 +13,7 @@ use offshoot_testkit::sharing;
 
 use super::{check, does, fails, offshoot, volume, words};
 
-/// Mounts the volume, lets a shell work in it, and gives what that wrote.
+/// Mounts the volume, runs a script in it, and returns its output.
 #[track_caller]
 fn kernel(image: &Path, script: &str) -> String {
     let mount = Mount::try_new(&[image.to_path_buf()], "rw,noatime").expect("it mounts");
@@ -72,7 +72,8 @@ fn extended_attributes_are_those_of_getfattr() {
     does(dir, "setfattr -n user.text -v words v.img:/dir");
     does(dir, "setfattr -n user.bytes -v 0x0001ff v.img:/dir");
     does(dir, "setfattr -n user.empty v.img:/dir");
-    // Read, write and search for the owner, nothing else: the group loses its permissions.
+    // The list gives read, write and search to the owner and nothing to others: the group loses its
+    // permissions.
     let list = "0x0200000001000700ffffffff04000000ffffffff20000000ffffffff";
     does(dir, &format!("setfattr -n system.posix_acl_access -v {list} v.img:/dir"));
     let shown = "# file: /dir\nuser.bytes=0x0001ff\nuser.empty=\"\"\nuser.text=\"words\"\n";
@@ -95,8 +96,8 @@ fn extended_attributes_are_those_of_getfattr() {
     }
 }
 
-/// Lists that name others are set and shown as attributes; they are what `setfacl` makes, and new
-/// files inherit from them.
+/// Access control lists that name users are set and shown as attributes. They equal those of
+/// `setfacl`, and new files inherit from them.
 #[test]
 fn access_lists_are_those_of_setfacl() {
     let dir = scratch_dir();
@@ -164,7 +165,7 @@ fn fallocate_does_what_that_of_the_host_does() {
     std::fs::write(dir.join("file"), &data).expect("a file");
     does(dir, "cp file v.img:/file");
     does(dir, "fallocate -l 1M v.img:/new");
-    // Files of the kernel's btrfs do not move: what moves is computed here.
+    // The kernel's btrfs does not move data within files, so the test computes these results.
     let mut expected = data;
     for options in ["-n -o 96K -l 64K", "-p -o 8K -l 5000", "-z -o 20K -l 100", "-o 90000 -l 30000"]
     {
@@ -209,7 +210,7 @@ fn copies_inside_a_volume_share_their_data() {
     does(dir, "cp --reflink=always v.img:/src/large v.img:/always");
     does(dir, "cp --reflink v.img:/src/small v.img:/small");
     does(dir, "cp --reflink=never v.img:/src/large v.img:/never");
-    // One that was there, and is longer.
+    // An existing file that is longer.
     does(dir, "cp v.img:/src/small v.img:/sub/copy/large");
     let said = fails(dir, "cp --reflink=always v.img:/src/large w.img:/large", 1);
     assert!(said.contains("large"), "{said}");
@@ -235,8 +236,7 @@ fn copies_inside_a_volume_share_their_data() {
     }
 }
 
-/// What `dump-tree` says of the first file of a volume: its flags, and how its extents are
-/// compressed.
+/// The flags of the first file of a volume, and how its extents are compressed, by `dump-tree`.
 fn stored(image: &Path) -> (String, Vec<String>) {
     let dump =
         run("btrfs", &["inspect-internal", "dump-tree", "-t", "5", &image.display().to_string()]);
@@ -251,14 +251,13 @@ fn stored(image: &Path) -> (String, Vec<String>) {
     (behind(inode, " flags ").expect("an inode has flags"), compressed)
 }
 
-/// What is written is stored as the options say, as it is on the kernel's mount with those of these
-/// names.
+/// Files are stored as the options say, and as on a mount of the kernel with the same options.
 #[test]
 fn files_are_stored_as_the_options_say() {
     let Some(_judges) = judges::require() else { return };
     let dir = scratch_dir();
     let dir = dir.path();
-    // Its beginning does not become smaller.
+    // The beginning of the data cannot be compressed.
     let data = [Random::new(5).bytes(1 << 20), vec![7; 1 << 20]].concat();
     std::fs::write(dir.join("file"), data).expect("a file");
     for (option, flags) in [
@@ -277,7 +276,7 @@ fn files_are_stored_as_the_options_say() {
         let [ours, theirs] = ["ours.img", "theirs.img"].map(|image| stored(&dir.join(image)));
         assert_eq!(ours.1, theirs.1, "{option}");
         assert_eq!(ours.1.len() > 1, option.starts_with("compress-force"), "{option}: {ours:?}");
-        // What is not worth it the kernel does not always mark.
+        // The kernel does not always mark a file that is not worth compressing.
         for found in flags.iter().flat_map(|_| [&ours, &theirs]) {
             assert_eq!(Some(found.0.as_str()), flags, "{option}");
         }
@@ -320,7 +319,7 @@ fn files_that_are_the_same_share_their_space() {
     let expected = [
         outcome("/b", len, len),
         outcome("/other", len, len - (128 << 10)),
-        // Whole sectors of it, because the other file goes on behind its end.
+        // Only whole sectors, because the other file continues behind its end.
         outcome("/short", 500_000, 500_000 / 4096 * 4096),
     ];
     assert_eq!(outcomes.as_array().expect("an array")[..], expected);
@@ -344,7 +343,7 @@ fn files_that_are_the_same_share_their_space() {
     }
     fails(dir, "dedupe v.img:/a w.img:/a", 2);
     fails(dir, "dedupe v.img:/a", 2);
-    // One that fails does not keep the others back.
+    // An error for one file does not keep back the others.
     let output = offshoot(dir, &words("dedupe v.img:/a v.img:/none v.img:/b"));
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "/b: 3.00 MiB of 3.00 MiB are the same\n");

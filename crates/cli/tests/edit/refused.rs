@@ -1,4 +1,4 @@
-//! What must not be done, and what is left when it was tried.
+//! Operations that must be refused, and what they leave.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -11,7 +11,7 @@ use offshoot_testkit::scratch_dir;
 
 use super::{check, does, fails, offshoot, program, volume, words};
 
-/// Each verb that changes a volume, on one that has a file `a` and a directory `d`.
+/// Each verb that changes a volume. The volume has a file `a` and a directory `d`.
 const CHANGES: [&str; 8] = [
     "mkdir v.img:/new",
     "rm v.img:/a",
@@ -23,7 +23,7 @@ const CHANGES: [&str; 8] = [
     "cp -r v.img:/d v.img:/e",
 ];
 
-/// A directory with a file, and a volume with another one and a directory.
+/// A directory with a file and a volume. The volume has a file and a directory.
 fn start() -> tempfile::TempDir {
     let dir = scratch_dir();
     fs::write(dir.path().join("file"), "of the host").expect("a file");
@@ -43,7 +43,7 @@ fn a_volume_in_use_is_not_changed() {
         for change in CHANGES {
             assert!(fails(dir.path(), change, 1).contains("v.img"));
         }
-        // Looking is still allowed.
+        // Reading is still allowed.
         does(dir.path(), "cp -r v.img:/d out");
     }
     if let Some(_judges) = judges::require() {
@@ -55,7 +55,7 @@ fn a_volume_in_use_is_not_changed() {
     }
     assert!(fs::read(&image).expect("an image") == before, "it was changed");
     for change in CHANGES {
-        // One after the other they may be in each other's way, and each is allowed.
+        // Each change is allowed, but an earlier one may have taken its file.
         let _ = offshoot(dir.path(), &words(change));
     }
     assert!(fs::read(&image).expect("an image") != before, "nothing was changed");
@@ -94,7 +94,7 @@ fn wrong_usage_is_2_and_changes_nothing() {
     assert!(names.is_empty(), "{names:?}");
 }
 
-/// A masked unit of systemd is a link to `/dev/null`, and an image may have that.
+/// A masked unit of systemd is a link to `/dev/null`. An image may contain one.
 #[test]
 fn a_device_that_a_link_leads_to_stays() {
     let dir = start();
@@ -110,7 +110,7 @@ fn a_device_that_a_link_leads_to_stays() {
     check(&path.join("v.img"));
 }
 
-/// A link in the place of what it leads to is all that would be left of that.
+/// A link must not replace the file that it leads to: only the link would be left.
 #[test]
 fn no_link_takes_the_place_of_what_it_leads_to() {
     let dir = start();
@@ -134,7 +134,7 @@ fn no_link_takes_the_place_of_what_it_leads_to() {
     assert_eq!(does(path, "cat v.img:/l"), "of the host");
 }
 
-/// As `rm` and `rmdir` do, `find -delete` leaves a directory that is named by a dot in it.
+/// Like `rm` and `rmdir`, `find -delete` does not remove a directory that is named by a dot.
 #[test]
 fn find_removes_no_directory_by_a_dot() {
     let dir = start();
@@ -163,7 +163,7 @@ fn a_volume_is_never_copied_over_or_into_itself() {
     assert_eq!(does(path, "cat v.img:/d/file"), "of the host");
 }
 
-/// A full volume keeps what fits, says so, and gives its space back.
+/// A full volume keeps the files that fit, reports the others, and frees their space.
 #[test]
 fn no_space() {
     let dir = start();
@@ -185,8 +185,8 @@ fn no_space() {
     check(&path.join("v.img"));
 }
 
-/// Nobody who runs it needs to be root: a volume takes all owners, and the host those that it
-/// gives.
+/// The program does not need root: a volume takes all owners, and on the host, files belong to the
+/// user who runs the program.
 #[test]
 fn without_root() {
     const NOBODY: u32 = 65_534;
@@ -235,7 +235,7 @@ fn without_root() {
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// What is there already on the host may lead elsewhere, and is not followed.
+/// Existing links on the host may lead elsewhere. The program does not follow them.
 #[test]
 fn links_of_the_host_lead_nowhere() {
     let dir = start();
@@ -266,7 +266,8 @@ fn links_of_the_host_lead_nowhere() {
     }
 }
 
-/// A directory that gives its group and its list to what is made in it does not to a copy.
+/// A directory with a set-group-id bit and a default access control list passes neither on to a
+/// copy.
 #[test]
 fn a_directory_of_the_host_gives_nothing_to_copies() {
     let dir = start();
@@ -339,13 +340,14 @@ fn the_root_and_what_is_above_stay() {
     ] {
         fails(dir.path(), line, 1);
     }
-    // Without -T it is a directory that the link goes into.
+    // Without -T, the target is the directory in which the link is made.
     does(dir.path(), "ln -s x v.img:/d/..");
     assert_eq!(does(dir.path(), "ls v.img"), "a\nd\nx\n");
     check(&dir.path().join("v.img"));
 }
 
-/// It cut the source to nothing before it read it, where the destination was another name of it.
+/// Regression: `cp` truncated the source before it read it, if the destination was another name of
+/// the source.
 #[test]
 fn a_file_is_never_copied_onto_another_name_of_it() {
     let dir = scratch_dir();
@@ -358,7 +360,7 @@ fn a_file_is_never_copied_onto_another_name_of_it() {
         does(path, &format!("cp x v.img:/a/{name}"));
         does(path, &format!("ln v.img:/a/{name} v.img:/b/{name}"));
     }
-    // One with two names in the source, of which the first may be copied.
+    // A file with two names in the source. Only the first of them may be copied.
     does(path, "cp x v.img:/a/d/1");
     does(path, "ln v.img:/a/d/1 v.img:/a/d/2");
     does(path, "ln v.img:/a/d/1 v.img:/b/d/2");
@@ -390,7 +392,8 @@ fn a_file_is_never_copied_onto_another_name_of_it() {
     }
 }
 
-/// It made room for the copy before it knew that there would be none.
+/// Regression: `cp --reflink=always` emptied the target before it knew that nothing could be
+/// shared.
 #[test]
 fn what_cannot_be_shared_leaves_what_is_there() {
     let dir = scratch_dir();
@@ -402,7 +405,7 @@ fn what_cannot_be_shared_leaves_what_is_there() {
         volume(path, name, 128);
         does(path, &format!("cp new {name}:/src"));
     }
-    // Files in the one have no checksums, those in the other have.
+    // Files in `plain` have no checksums, and those in `summed` have some.
     does(path, "mkdir v.img:/plain v.img:/summed v.img:/tree v.img:/tree/plain");
     does(path, "chattr +C v.img:/plain");
     for place in ["plain/dst", "summed/dst", "keep"] {
@@ -436,7 +439,7 @@ fn what_cannot_be_shared_leaves_what_is_there() {
     }
     assert!(does(path, "stat v.img:/plain/link").contains("../keep"));
     check(&path.join("v.img"));
-    // Where nothing keeps them from it, files take the places of others as ever.
+    // Where sharing works, copies replace files as usual.
     does(path, "cp --reflink=always v.img:/src v.img:/keep");
     does(path, "cp v.img:/kept out");
     assert!(fs::read(path.join("out")).expect("it came back") == vec![b'n'; 100_000]);

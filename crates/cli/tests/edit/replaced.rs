@@ -1,4 +1,4 @@
-//! What has the name of a copy or of a link stays until that is there.
+//! An existing file stays until the copy or link that replaces it is complete.
 
 use std::fs;
 use std::path::Path;
@@ -21,8 +21,8 @@ fn start() -> tempfile::TempDir {
     dir
 }
 
-/// Fills a new volume with `/f`, which cannot be read at its beginning, and `/sub/f`, another name
-/// of it.
+/// Fills a new volume with `/f`, whose first sector cannot be read, and `/sub/f`, another name of
+/// it.
 fn spoilt(dir: &Path, image: &str) {
     let data = Random::new(7).bytes(100_000);
     fs::write(dir.join("spoilt"), &data).expect("a file");
@@ -32,7 +32,7 @@ fn spoilt(dir: &Path, image: &str) {
     damage(&dir.join(image), &data[..4096]);
 }
 
-/// Runs a line that ends with `code`, and gives what it says.
+/// Runs a command line that must end with `code`, and returns its messages.
 #[track_caller]
 fn ends(dir: &Path, line: &str, code: i32) -> String {
     let output = offshoot(dir, &words(line));
@@ -51,14 +51,14 @@ fn a_file_that_is_kept_survives_a_link_that_cannot_be_made() {
     does(path, "touch -d 2100-01-01 v.img:/dst/sub/h2");
     ends(path, "cp -au src/h1 src/sub v.img:/dst", 0);
     assert_eq!(does(path, "cat v.img:/dst/sub/h2 v.img:/dst/h1"), "minecopy");
-    // A directory that is kept has no other names.
+    // A directory that is kept, in the place of the first name, cannot get another name.
     does(path, "rm v.img:/dst/h1");
     does(path, "mkdir v.img:/dst/h1");
     does(path, "cp mine v.img:/dst/h2");
     does(path, "touch -d 2100-01-01 v.img:/dst/h1 v.img:/dst/h2");
     ends(path, "cp -au src/h1 src/sub/h2 v.img:/dst", 0);
     assert_eq!(does(path, "cat v.img:/dst/h2"), "mine");
-    // One that cannot be changed, on the way to a name of the copy.
+    // A file that cannot be changed, in the place of the second name.
     does(path, "rmdir v.img:/dst/h1");
     does(path, "chattr +i v.img:/dst/h2");
     let said = fails(path, "cp -au src/h1 src/sub/h2 v.img:/dst", 1);
@@ -103,7 +103,7 @@ fn a_copy_that_fails_removes_no_names_of_other_files() {
     does(path, "subvolume create v.img:/dst/sub");
     does(path, "cp mine v.img:/dst/f");
     does(path, "touch -d 2100-01-01 v.img:/dst/f");
-    // The first name is kept, and the second becomes a file of its own, in the subvolume.
+    // The first name is kept. The second becomes a file of its own, because it is in a subvolume.
     let said = ends(path, "cp -au w.img:/f w.img:/sub v.img:/dst", 3);
     assert!(said.contains("/sub/f"), "{said}");
     assert_eq!(does(path, "cat v.img:/dst/f"), "mine");
@@ -120,7 +120,7 @@ fn a_name_stays_that_no_link_will_have() {
     does(path, "mkdir v.img:/dst v.img:/first");
     does(path, "cp mine v.img:/dst/f");
     does(path, "ln v.img:/dst/f v.img:/dst/other");
-    // The first name cannot be read: so the second cannot.
+    // The first name cannot be read, so neither can the second.
     let said = ends(path, "cp -a w.img:/f v.img:/first", 3);
     assert!(said.contains("/f"), "{said}");
     does(path, "mkdir w.img:/two");
@@ -133,12 +133,12 @@ fn a_name_stays_that_no_link_will_have() {
     check(&path.join("v.img"));
 }
 
-/// It removed the copy that it was about to give one more name.
+/// Regression: `cp` removed the copy that it was about to give one more name.
 #[test]
 fn a_copy_is_not_removed_for_another_name_of_its_source() {
     let dir = start();
     let path = dir.path();
-    // Which of two names in one directory comes last is not known.
+    // The order of two names in one directory is not known.
     for name in ["x/f", "x/g", "y/f", "z/f"] {
         let name = path.join(name);
         fs::create_dir_all(name.parent().expect("a directory")).expect("a directory");
@@ -195,7 +195,7 @@ fn a_source_that_failed_keeps_no_other_from_its_name() {
     fs::write(path.join("out/f"), "old").expect("a file");
     ends(path, "cp w.img:/f w.img:/y/f out", 3);
     assert_eq!(fs::read(path.join("out/f")).expect("a file"), b"mine");
-    // One in another subvolume is not moved.
+    // A file of another subvolume is not moved.
     does(path, "subvolume create v.img:/x");
     does(path, "cp src/h1 v.img:/x/f");
     does(path, "cp src/h1 v.img:/y/f");

@@ -35,7 +35,7 @@ fn what_is_bad_is_told_and_what_can_be_is_repaired() {
         said.contains(" scrubbed, no errors\n") && said.contains("\n  csum_errors: 0\n"),
         "{said}"
     );
-    // A superblock is repaired from another one of it.
+    // A superblock is repaired from another copy of it.
     let file = fs::File::options().write(true).open(&image).expect("an image");
     file.write_all_at(b"bad", (64 << 20) + 300).expect("it is written");
     let said = fails(dir.path(), "scrub -r v.img", 3);
@@ -50,7 +50,7 @@ fn what_is_bad_is_told_and_what_can_be_is_repaired() {
     assert!(said.contains(" scrubbed, all 1 errors corrected\n"), "{said}");
     assert!(does(dir.path(), "scrub v.img").contains("no errors"));
     check(&image);
-    // Data that is there once is not.
+    // Data with a single copy is not repaired.
     damage(&image, &noise[1 << 20..][..4096]);
     for line in ["scrub v.img", "scrub -r v.img"] {
         let said = fails(dir.path(), line, 3);

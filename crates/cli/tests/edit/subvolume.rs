@@ -1,4 +1,4 @@
-//! `subvolume` before `btrfs check` and the kernel.
+//! `subvolume` judged by `btrfs check` and the kernel.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use offshoot_testkit::scratch_dir;
 
 use super::{check, does, fails, volume};
 
-/// What the kernel lists: path, whether it is read-only, and whether it is a snapshot.
+/// The kernel's list: the path, whether it is read-only, and whether it is a snapshot.
 fn listed(image: &Path) -> Vec<(String, bool, bool)> {
     let mount = Mount::try_new(&[image.to_path_buf()], "ro,subvolid=5").expect("it mounts");
     let row = |one: progs::Subvolume| (one.path, one.read_only, one.parent_uuid != "-");
@@ -72,14 +72,14 @@ fn subvolumes_come_and_go() {
     does(dir, "mv v.img:/snapshots/alice v.img:/moved");
     does(dir, "subvolume delete v.img:/home/alice v.img:/home v.img:/moved");
     check(&image);
-    // The place of a subvolume that is elsewhere goes like a directory.
+    // The place of a subvolume that a snapshot did not take is removed like a directory.
     does(dir, "rm -r v.img:/snapshots/all/home v.img:/snapshots/all/snapshots");
     does(dir, "subvolume delete v.img:/snapshots/all");
     assert_eq!(does(dir, "subvolume list --json v.img").matches("\"id\"").count(), 1);
     check(&image);
 }
 
-/// The columns of the list that are asked for are those of `btrfs subvolume list -puqR`.
+/// The optional columns of the list equal those of `btrfs subvolume list -puqR`.
 #[test]
 fn lists_have_the_columns_of_btrfs() {
     let dir = scratch_dir();
@@ -128,7 +128,7 @@ fn lists_have_the_columns_of_btrfs() {
         .filter(|line| !line.trim_start().starts_with("5 "))
         .skip(1)
         .map(|line| {
-            // What is between is when it was made, and its flags.
+            // The columns in between are the creation time and the flags.
             let words: Vec<_> = line.split_whitespace().collect();
             [&words[..3], &words[6..]].concat().join(" ")
         })

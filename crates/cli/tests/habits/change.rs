@@ -1,10 +1,8 @@
 //! Verbs that change, beside the core utilities in a directory of the host.
 //!
-//! Every line of a script runs on both sides and must end with the same exit code; what it writes
-//! to standard output
-//! must be the same, but for the volume in front of paths. At the end the volume is extracted, and
-//! `find` of
-//! the host describes both trees.
+//! Every line of a script runs on both sides, and must end with the same exit code. Its standard
+//! output must be the same, except for the volume in front of paths. At the end the volume is
+//! extracted, and `find` of the host lists both trees.
 
 use std::fs;
 use std::io::Write;
@@ -18,7 +16,7 @@ use offshoot_testkit::scratch_dir;
 
 use super::{does, fails, offshoot, program, words};
 
-/// What both sides begin with.
+/// A script that makes the files that both sides start with.
 const FILL: &str = r"
 set -e
 mkdir -p d/sub/deep e empty/one t
@@ -48,7 +46,7 @@ impl Sides {
         self.dir.path().join("host")
     }
 
-    /// Runs one line on both sides, ours first: `@` stands in front of each path.
+    /// Runs one line on both sides, ours first. In the line, `@` is in front of each path.
     pub(super) fn both(&self, line: &str, input: &str) -> [Output; 2] {
         let replaced = |with: &str| -> Vec<String> {
             words(line).iter().map(|word| word.replace('@', with)).collect()
@@ -59,7 +57,7 @@ impl Sides {
         [ours, with_input(judge.args(&theirs[1..]).current_dir(self.host()), input)]
     }
 
-    /// Runs one line on both sides, which must do the same.
+    /// Runs one line on both sides, and requires that both do the same.
     #[track_caller]
     pub(super) fn run(&self, line: &str, input: &str) {
         let [ours, judge] = self.both(line, input);
@@ -68,7 +66,7 @@ impl Sides {
         assert_eq!(ours.status.code(), judge.status.code(), "{line}\n{said}\n{reason}");
         assert_eq!(said.is_empty(), reason.is_empty(), "{line}\n{said}\n{reason}");
         let sorted = |text: &[u8]| {
-            // Paths are shown here without what leads nowhere.
+            // Our paths have no `.` and no double slashes, so the comparison removes them.
             let text = String::from_utf8_lossy(text).replace("v.img:/", "");
             let text = text.replace("/./", "/").replace("//", "/").replace("/.'", "'");
             let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -78,7 +76,8 @@ impl Sides {
         let messages = sorted(&ours.stderr);
         let (ours, mut theirs) = (sorted(&ours.stdout), sorted(&judge.stdout));
         if line.starts_with("cp ") {
-            // We tell what was copied, and cp also what it fails to copy then: we name one of both.
+            // We report what was copied. `cp -v` also prints a file that it then fails to copy; for
+            // such a file, we print only the error.
             let is_failed = |told: &String| {
                 let mut names = told.split('\'').skip(1).step_by(2);
                 names.any(|name| {
@@ -92,7 +91,7 @@ impl Sides {
         assert_eq!(ours, theirs, "{line}\n{said}\n{reason}");
     }
 
-    /// Compares both trees; times of files below `t` and of those that were copied there, too.
+    /// Compares both trees, with the times of files below `t` and of those that were copied there.
     #[track_caller]
     pub(super) fn compare(&self) {
         let out = self.dir.path().join("out");
@@ -119,7 +118,7 @@ fn shell(dir: &Path, script: &str) -> String {
 fn with_input(command: &mut std::process::Command, input: &str) -> Output {
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().expect("it starts");
-    // One that asks nothing may be gone.
+    // A command that asks nothing may have ended already.
     let _ = child.stdin.take().expect("its input").write_all(input.as_bytes());
     child.wait_with_output().expect("it ends")
 }
@@ -332,7 +331,7 @@ fn cp_goes_about_what_is_there_as_cp() {
     does(dir, "touch v.img:/x/f v.img:/y/f");
     assert!(fails(dir, "cp -T v.img:/x/f v.img:/y/f v.img:/z", 2).contains("-T takes one source"));
     assert!(fails(dir, "mv -T v.img:/x/f v.img:/y/f v.img:/z", 2).contains("-T takes one source"));
-    // To the host and from there, too.
+    // To the host and from the host, too.
     fs::create_dir(dir.join("to")).expect("a directory");
     let said = fails(dir, "cp v.img:/x/f v.img:/y/f to", 1);
     assert!(said.contains("to/f: another source of this command"), "{said}");
@@ -345,8 +344,8 @@ fn cp_goes_about_what_is_there_as_cp() {
     assert!(String::from_utf8_lossy(&again.stderr).contains("named before"));
 }
 
-/// A source of which nothing can be read costs nothing of what has its name in the volume, also
-/// behind a link; of one that fails later the file that was there keeps what was written by then.
+/// If nothing of a source can be read, the file with its name in the volume stays as it was, also
+/// behind a link. If a read fails later, the existing file keeps what was written by then.
 #[test]
 fn what_is_there_outlives_a_source_that_does_not_read() {
     let dir = scratch_dir();
@@ -357,7 +356,7 @@ fn what_is_there_outlives_a_source_that_does_not_read() {
     does(dir, "ln -s f v.img:/link");
     does(dir, "mkdir v.img:/d");
     does(dir, "ln -s ../f v.img:/d/mem");
-    // A file that opens, and none of which can be read at its beginning.
+    // A file that can be opened, but not read at its beginning.
     for line in [
         "cp /proc/self/mem v.img:/f",
         "cp /proc/self/mem v.img:/link",
@@ -369,7 +368,7 @@ fn what_is_there_outlives_a_source_that_does_not_read() {
     }
     fails(dir, "cp /proc/self/mem v.img:/new", 1);
     assert_eq!(does(dir, "ls v.img:/"), "d\nf\nlink\n");
-    // One whose second half is spoilt on its volume.
+    // A file whose second half is damaged on its volume.
     let half = 1 << 20;
     let spoilt = b"a sector that no other file has";
     fs::write(dir.join("src"), [&vec![b'1'; half][..], spoilt].concat()).expect("a file");
@@ -411,7 +410,7 @@ fn cp_leaves_out_and_stays() {
     does(dir, "cp -rx --exclude x v.img:/in/d out");
     let out = shell(dir, "cd out && find . | sort | tr '\\n' ' '");
     assert_eq!(out, ". ./sub ./volume ");
-    // To the host, too: what is newer stays.
+    // To the host, too: a newer file stays.
     fs::write(dir.join("a"), "newer").expect("a file");
     does(dir, "cp -u v.img:/a .");
     does(dir, "cp -n v.img:/a .");
@@ -424,16 +423,16 @@ fn cp_leaves_out_and_stays() {
     let line = |at: &str| format!("'v.img:/d/sub{at}' -> 'told{at}'");
     let all = ["", "/deep", "/deep/z", "/y.o"].map(line);
     assert_eq!(told("cp -rv v.img:/d/sub told"), all);
-    // With -T, because it is there; the directories are not made again.
+    // With -T, because the target exists. The directories are not made again.
     assert_eq!(told("cp -rvT v.img:/d/sub told"), ["/deep/z", "/y.o"].map(line));
 }
 
-/// A log that is cut while it is copied, and files of the kernel, whose sizes say nothing.
+/// A log that is truncated while it is copied, and files of the kernel, whose sizes are wrong.
 #[test]
 fn what_changes_meanwhile_is_copied_as_far_as_it_goes() {
     let dir = scratch_dir();
     does(dir.path(), "mkfs v.img --size 128M");
-    // Each says that it has a page, or nothing.
+    // Each of these claims a size of one page, or of zero.
     for file in ["/sys/kernel/mm/transparent_hugepage/enabled", "/proc/version"] {
         if let Ok(text) = fs::read(file) {
             does(dir.path(), &format!("cp {file} v.img:/file"));
@@ -443,7 +442,7 @@ fn what_changes_meanwhile_is_copied_as_far_as_it_goes() {
     }
 }
 
-/// Whoever made a volume can write in it when it is mounted.
+/// The user who makes a volume can write in it when it is mounted.
 #[test]
 fn the_root_of_a_volume_is_whose_it_is_said_to_be() {
     let dir = scratch_dir();
@@ -461,7 +460,7 @@ fn the_root_of_a_volume_is_whose_it_is_said_to_be() {
     assert_eq!(bad.status.code(), Some(2));
 }
 
-/// A source that `--exclude` names stays behind, whatever its copy is called, as with rsync.
+/// A source that `--exclude` names is left out, whatever the name of its copy, as with rsync.
 #[test]
 fn cp_leaves_out_a_source() {
     if judges::require().is_none() {

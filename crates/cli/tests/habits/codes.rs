@@ -1,11 +1,11 @@
-//! Exit codes: each verb with what is there, what is not, and both.
+//! Exit codes: each verb with existing places, with missing ones, and with both.
 
 use offshoot_testkit::btrfs::judges;
 
 use super::change::Sides;
 use super::generated::is_apart;
 
-/// Verbs with their first words; places follow.
+/// Verbs with their first words. Places follow.
 const VERBS: &[&str] = &[
     "ls",
     "ls -l",
@@ -42,8 +42,8 @@ const VERBS: &[&str] = &[
     "cp -pt @a",
 ];
 
-/// Verbs for two places. (`mv -n` of the core utilities says nothing of names with a slash or a dot
-/// at their end, wrong as they are.)
+/// Verbs for two places. (`mv -n` of the core utilities reports no error for names with a slash or
+/// a dot at their end, although they are wrong.)
 const PAIRS: &[(&str, &[&str])] = &[
     ("cp -p", SOME),
     ("cp -aT", SOME),
@@ -53,7 +53,7 @@ const PAIRS: &[(&str, &[&str])] = &[
     ("ln -f", SOME),
 ];
 
-/// What is tried in pairs.
+/// The places that are tried in pairs.
 const SOME: &[&str] =
     &["@a", "@d/", "@a/", "@a/x", "@none/", "@none/x", "@dangling", "@to-a/", "@to-d", "@d/.."];
 
@@ -106,7 +106,7 @@ fn codes_are_those_of_the_core_utilities() {
             }
         }
         sides.compare();
-        // These end with the same code, and do not leave the same files.
+        // These end with the same code, and leave different files.
         for line in &apart {
             check(&sides, line);
         }
@@ -120,7 +120,7 @@ fn codes_are_those_of_the_core_utilities() {
             all(places.iter().map(|other| format!("{verb} {one} {other}")).collect());
         }
     }
-    // A wrong command line ends ours with 2, whatever the verb.
+    // With a wrong command line, every verb of ours ends with 2.
     let sides = Sides::new();
     for verb in VERBS {
         let [ours, theirs] = sides.both(&format!("{verb} --no-such-option @a"), "");

@@ -1,5 +1,5 @@
-//! Combinations of the options that both sides have, which nobody thought of: each line is drawn
-//! from a seed, and runs beside the core utilities.
+//! Random combinations of the options that both sides have. A seed draws each line, and the line
+//! runs beside the core utilities.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -91,7 +91,7 @@ fn what_is_shown() {
 
         let depth = pick(random, &["", "", "-maxdepth 1", "-mindepth 1", "-depth", "-xdev"]);
         let end = pick(random, &["", "-print", "-print0"]);
-        // Without parentheses an action would belong to the last condition alone.
+        // Without parentheses, an action would belong to the last condition only.
         let line = format!("find {} {depth} ( {} ) {end}", few(random, SEEN), condition(random, 0));
         compared |= both(&line, &line, true);
 
@@ -158,7 +158,7 @@ const PLACES: &[&str] = &[
     "@d/",
 ];
 
-/// A line that changes something, or is refused.
+/// A line that changes files, or is refused.
 fn change(random: &mut Random) -> String {
     let places = few(random, PLACES);
     let (one, other) = (pick(random, PLACES), pick(random, PLACES));
@@ -175,7 +175,7 @@ fn change(random: &mut Random) -> String {
     match random.below(10) {
         0 => {
             let owner = pick(random, &["1:2", "7", ":8", "0:0", "1000:100"]);
-            // Which links are followed when -R goes down is an option of its own.
+            // The links that -R follows have an option of their own.
             let flag = pick(random, &["", "-R", "--no-dereference"]);
             format!("chown {flag} {owner} {places}")
         }
@@ -184,7 +184,7 @@ fn change(random: &mut Random) -> String {
             format!("touch {flags} {date} {places}")
         }
         2 => {
-            // With these in it mkdir leaves the umask in bits that the mode does not name.
+            // With these, mkdir keeps the umask for bits that the mode does not name.
             let mode = Some(mode(random)).filter(|mode| !mode.contains(['s', 't']));
             let mode = mode.unwrap_or_else(|| "u=rwx,go-w".to_owned());
             let flags = ["", "-p", "-pv", &format!("-v -m {mode}"), &format!("-p -m {mode}")];
@@ -202,7 +202,8 @@ fn change(random: &mut Random) -> String {
         }
         6 => format!("ln {} {one} {other}", some(random, &["-f", "-T", "-v", "-n"])),
         7 => {
-            // With -f ln looks for the text in the working directory: files would be compared.
+            // With -f, ln looks for the target text in the working directory, and would compare
+            // files.
             let (flags, targets) = match random.below(3) {
                 0 => ("-f -T -v", ["./d", "nowhere", "d/sub"]),
                 1 => ("-n -v", ["a", "none", "d/sub"]),
@@ -211,13 +212,14 @@ fn change(random: &mut Random) -> String {
             format!("ln -s {flags} {} {other}", pick(random, &targets))
         }
         8 => {
-            // Below a directory the order of names decides which name of a file is told.
+            // Below a directory, the order of names decides by which name a file is reported.
             let flags = [some(random, &["-R", "-f"]), some(random, &["-v", "-c", "-f"])];
             let flags = pick(random, &[&flags[0], &flags[1]]);
             format!("chmod {flags} {} {places}", mode(random))
         }
         _ => {
-            // What cp of the core utilities keeps only when it is asked, ours always keeps.
+            // Attributes that `cp` of the core utilities preserves only on request. Ours always
+            // preserves them.
             let kept = ["-a", "-dp", "-p --preserve=links", "-rp --preserve=links"];
             let kept = pick(random, &kept);
             let flags = some(random, &["-f", "-v", "-n", "-u", "-x"]);
@@ -231,13 +233,13 @@ fn change(random: &mut Random) -> String {
     }
 }
 
-/// Whether a line does what the core utilities do in their own way:
+/// Whether the core utilities do a line in a way of their own:
 ///
-/// - Of a directory that is copied into itself, or of two that are inside of each other, cp copies
-///   some before it sees that, and we nothing.
-/// - What cp copies to a file or directory with special bits, or makes in a directory with set-id
-///   bits, has them too, although it keeps the mode of the source.
-/// - Two names in one directory are one name to us, by whatever link they are reached.
+/// - A directory is copied into itself, or one source is inside of another. `cp` copies some files
+///   before it notices, and we copy none.
+/// - `cp` copies to a file or directory with special bits, or makes something in a directory with
+///   set-id bits. The copy gets these bits too, although `cp` preserves the mode of the source.
+/// - Two sources name the same entry of a directory by different links. We take them for one.
 pub(super) fn is_apart(host: &Path, line: &str) -> bool {
     let words = super::words(line);
     if words.iter().any(|word| word == "@d/x") && words.iter().any(|word| word == "@to-d/x") {
@@ -267,8 +269,8 @@ pub(super) fn is_apart(host: &Path, line: &str) -> bool {
         || has_special_bits(top, makes_directories, is_named)
 }
 
-/// Whether a file at `path` or below it has special bits. Directories count only if some are made,
-/// and the sticky bit of the top one if that is the copy itself.
+/// Whether a file at `path` or below it has special bits. Directories count only if directories are
+/// made. The sticky bit of the top directory counts only if it is the copy itself.
 fn has_special_bits(path: &Path, do_directories: bool, is_copy: bool) -> bool {
     let Ok(stat) = path.symlink_metadata() else { return false };
     let special = stat.mode() & 0o7000;
@@ -300,7 +302,7 @@ fn mode(random: &mut Random) -> String {
         format!("{who}{}", parts.collect::<String>())
     };
     let mode = (0..=random.below(3)).map(|_| clause(random)).collect::<Vec<_>>().join(",");
-    // That would be a long option.
+    // A mode that begins with two dashes would be a long option.
     mode.strip_prefix('-').filter(|rest| rest.starts_with('-')).map_or(mode.clone(), str::to_owned)
 }
 
@@ -317,7 +319,7 @@ fn what_is_changed() {
         let sides = Sides::new();
         let mut lines = Vec::new();
         let mut copies = 0;
-        // Many copies are apart.
+        // Many copies are lines that [`is_apart`] leaves out.
         for _ in 0..LINES * 10 {
             if lines.len() >= LINES && copies >= COPIES {
                 break;

@@ -1,4 +1,4 @@
-//! Verbs that look, beside the tools of the host on the kernel's mount.
+//! Verbs that show things, beside the tools of the host on the kernel's mount.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -10,7 +10,8 @@ use offshoot_testkit::scratch_dir;
 
 use super::{offshoot, words};
 
-/// What the volume holds: every type, times, modes, owners with and without names, lists, links.
+/// A script that fills the volume: every file type, times, modes, owners with and without names,
+/// access control lists, links.
 const FILL: &str = r#"
 set -e
 mkdir -p etc od/sub/deep od/.hidden empty/dir
@@ -84,8 +85,8 @@ pub(super) fn filled() -> Option<Beside> {
     Some(Beside { disks, _judges: judges })
 }
 
-/// Runs both sides: `line` holds `@` in front of each path. Ours gets a place, theirs a path of the
-/// mount.
+/// Runs a line on both sides, and requires the same output. In the line, `@` is in front of each
+/// path: ours gets a place in the volume, theirs a path of the mount.
 #[track_caller]
 fn same(
     image: &Path,
@@ -98,7 +99,7 @@ fn same(
     assert!(is_anything, "{ours}: nothing is compared");
 }
 
-/// The same; whether there was anything to compare.
+/// The same. Returns whether there was any output to compare.
 #[track_caller]
 pub(super) fn is_same(
     image: &Path,
@@ -126,7 +127,7 @@ pub(super) fn is_same(
     assert_eq!(said.is_empty(), reason.is_empty(), "{ours}\n{said}\n{reason}");
     let lines = |bytes: &[u8], prefix: &str| -> Vec<String> {
         let text = edit(bytes.to_vec());
-        // The names are bytes, and must be the same ones.
+        // Names are bytes, and must be the same bytes.
         let text: String = text.utf8_chunks().fold(String::new(), |mut all, chunk| {
             all.push_str(chunk.valid());
             all.extend(chunk.invalid().iter().map(|byte| format!("<{byte:02x}>")));
@@ -150,7 +151,7 @@ fn ls_stat_find_du_and_lsattr_say_what_the_tools_of_the_host_say() {
     let image = &beside.disks.images()[0];
     let mount = beside.disks.mount("ro");
     let root = mount.path();
-    // The names that the volume has, and not those of the host.
+    // Owners have the names of the volume, and not those of the host.
     let names = |text: Vec<u8>| text;
     let both = |ours: &str, theirs: &str| same(image, root, (ours, theirs), false, names);
     let sorted = |ours: &str, theirs: &str| same(image, root, (ours, theirs), true, names);
@@ -251,7 +252,7 @@ fn ls_stat_find_du_and_lsattr_say_what_the_tools_of_the_host_say() {
     }
     both("du -s @/od/big @/od/b.c @/od/sub/hard", "du -s @/od/big @/od/b.c @/od/sub/hard");
     for options in ["", "-a", "-d", "-R", "-aR"] {
-        // Theirs complains of everything that is neither a file nor a directory.
+        // The host's `lsattr` complains about everything that is neither a file nor a directory.
         let line = format!("lsattr {options} @/od");
         sorted(&line, &format!("bash -c '{line} 2>/dev/null; true'"));
     }
@@ -285,7 +286,7 @@ fn ls_stat_find_du_and_lsattr_say_what_the_tools_of_the_host_say() {
     );
 }
 
-/// Names of owners are those of the volume: the judge looks at them in a root of its own.
+/// Names of owners come from the files in `/etc` of the volume, and not from those of this host.
 #[test]
 fn owners_have_the_names_that_the_volume_gives_them() {
     let Some(beside) = filled() else { return };
@@ -299,13 +300,13 @@ fn owners_have_the_names_that_the_volume_gives_them() {
     };
     let line = listed("ls -l @/od/b.c");
     assert!(line.starts_with("-rw-r--r-- 2 alice users 10 2020-02-29 12:34 "), "{line}");
-    // In a column, names begin and numbers end in one place.
+    // In columns, names are aligned to the left and numbers to the right.
     let lines = listed("ls -l @/od");
     assert!(lines.contains("-rwsr-xr-x  1  1234  4321   70000 2021-06-01 00:00 a.c\n"), "{lines}");
     assert!(lines.contains("-rw-r--r--  2 alice users      10 2020-02-29 12:34 b.c\n"), "{lines}");
     assert_eq!(listed("stat -c '%U %G' @/od/b.c @/od/a.c"), "alice users\nUNKNOWN UNKNOWN\n");
     assert_eq!(listed("find @/od -user alice -type f").lines().count(), 2);
-    // The clock of the caller.
+    // Times are in the time zone of the caller.
     let output = super::program(dir)
         .env("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
         .args(["stat", "-c", "%y", &format!("{name}:/od/b.c")])
@@ -338,7 +339,7 @@ fn space_is_what_btrfs_and_df_say() {
         let told: serde_json::Value = serde_json::from_str(&line).expect("JSON");
         let number = |key: &str| told[key].as_u64().expect(key);
         let found = [number("bytes"), number("exclusive"), number("shared")];
-        // Of one file there is no set, and btrfs writes `-`.
+        // For a single file btrfs prints `-` instead of the bytes that a set of files shares.
         assert_eq!(found[..expected.len()], expected[..], "{path}\n{judge}\n{line}");
     }
     let judge = run(
@@ -350,12 +351,12 @@ fn space_is_what_btrfs_and_df_say() {
     let last = |text: &str| -> Vec<String> {
         text.lines().last().expect("a line").split_whitespace().map(str::to_owned).collect()
     };
-    // The kernel adds to what is used what it keeps for itself.
+    // The kernel counts its own reserve as used.
     let (ours, theirs) = (last(&line), last(&judge));
     assert_eq!((&ours[1], &ours[3]), (&theirs[0], &theirs[2]), "{line}\n{judge}");
 }
 
-/// What a terminal is spared, a program gets.
+/// Bytes that are escaped on a terminal are raw in other output.
 #[test]
 fn names_are_raw_off_a_terminal() {
     let dir = scratch_dir();

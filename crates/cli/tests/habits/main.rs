@@ -1,12 +1,11 @@
-//! The options that people know, beside the core utilities on the kernel's mount of the same
-//! volume.
+//! The options that users know, beside the core utilities on the kernel's mount of the same volume.
 //!
 //! | module | judge |
 //! |---|---|
 //! | `look` | `ls`, `stat`, `find`, `du`, `df`, `lsattr`, `getfattr` and `btrfs filesystem du` on the mount |
 //! | `change` | `chmod`, `chown`, `touch`, `mknod`, `rmdir`, `rm`, `cp` on a directory of the host; `btrfs check` |
 //! | `generated` | the same for options in any combination |
-//! | `codes` | the core utilities, for what ends with which exit code |
+//! | `codes` | the core utilities: the exit code of each verb and place |
 //! | `said` | what messages and JSON must hold |
 
 mod change;

@@ -1,4 +1,4 @@
-//! What is said: messages that name the volume, patterns, sizes, JSON.
+//! Output: messages that name the volume, patterns, sizes, JSON.
 
 use offshoot_testkit::scratch_dir;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps};
@@ -46,7 +46,7 @@ fn messages_name_the_volume() {
         let said = fails(dir, line, 2);
         assert!(said.starts_with(&format!("offshoot: {message}")), "{line}: {said}");
     }
-    // What was meant is said.
+    // The message says what the user may have meant.
     let said = fails(dir, "ls A.img/d", 2);
     assert!(said.contains("write A.img:/d"), "{said}");
     let said = fails(dir, "ln -s A.img:/f A.img:/d/link", 2);
@@ -83,8 +83,8 @@ fn patterns_stand_for_what_is_in_the_volume() {
     assert_eq!(does(dir, "ls -A v.img:/od"), ".x\nlit*\n");
 }
 
-/// Nothing is removed for a name that nobody has, nor what was to be left out, and a newer file
-/// behind a link stays.
+/// `find -delete` removes nothing when it does not know the user, or when `-prune` would have no
+/// effect. `cp -u` keeps a newer file behind a link.
 #[test]
 fn nothing_goes_that_was_not_meant() {
     let dir = scratch_dir();
@@ -121,7 +121,8 @@ fn sizes_are_as_people_write_them() {
     assert!(fails(dir, "truncate -s 1.5 v.img:/f", 2).contains("whole number"));
 }
 
-/// Every verb that changes files says as JSON what became of each place, and errors are JSON then.
+/// With `--json`, every verb that changes files reports the result of each place, and errors are
+/// JSON too.
 #[test]
 fn changes_and_errors_are_json_where_that_is_asked_for() {
     let dir = scratch_dir();

@@ -1,12 +1,16 @@
 //! Hostile volumes: every verb of the program on damaged volumes.
 //!
-//! The damage is that of the engine's own sweep. Here it is the whole program that must
-//! hold: it ends by itself within [`LIMIT`], with one of the documented exit codes and
-//! never by a panic or a signal, within a limit on its memory, says what is wrong
-//! when something is, writes JSON that is JSON however it ends, and `extract` and `cp` leave
-//! everything outside of their destination alone. Verbs that change a volume do it on a copy.
+//! The damage is that of the engine's own sweep. Here the whole program must hold:
 //!
-//! `OFFSHOOT_SWEEP` is the number of damages to each volume, `OFFSHOOT_SEED` repeats a run.
+//! - It ends by itself within [`LIMIT`] and within limits of memory.
+//! - It ends with a documented exit code, and never by a panic or a signal.
+//! - When something is wrong, it says so.
+//! - Its JSON is valid, however it ends.
+//! - `extract` and `cp` change nothing outside of their destination.
+//!
+//! Verbs that change a volume work on a copy.
+//!
+//! `OFFSHOOT_SWEEP` is the number of damages to each volume. `OFFSHOOT_SEED` repeats a run.
 
 #[path = "../../../btrfs/tests/hostile/damage.rs"]
 mod damage;
@@ -37,20 +41,20 @@ use volume::Volume;
 /// How long a verb may take on a volume of this size, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The address space that a verb may use, in KiB: far less than what an image may claim. It
-/// ends a run that asks for too much before the machine suffers from it.
+/// The address space that a verb may use, in KiB: far less than an image may claim. This limit ends
+/// a run that asks for too much, before the machine suffers.
 const ADDRESS_KIB: u64 = 2 << 20;
 
-/// The memory that a verb may really use, in KiB.
+/// The resident memory that a verb may use, in KiB.
 const RESIDENT_KIB: i64 = 256 << 10;
 
-/// How much a verb may write before its reader goes away: a file may claim any size.
+/// How much a verb may write before its reader closes the pipe: a file may claim any size.
 const OUTPUT_BYTES: u64 = 64 << 20;
 
-/// The damages to each volume in an ordinary run.
+/// How many damages to each volume an ordinary run tries.
 const CASES: u64 = 140;
 
-/// What one run of the program did.
+/// The result of one run of the program.
 struct Outcome {
     status: ExitStatus,
     stdout: Vec<u8>,
@@ -59,7 +63,7 @@ struct Outcome {
 
 /// Runs the program in `dir` within the limits.
 fn offshoot(dir: &Path, args: &[String], case: &str) -> Outcome {
-    // The shell sets the limit and becomes the program.
+    // The shell sets the limit and then becomes the program.
     let mut child = Command::new("sh")
         .args(["-c", &format!("ulimit -v {ADDRESS_KIB} && exec \"$0\" \"$@\"")])
         .arg(env!("CARGO_BIN_EXE_offshoot"))
@@ -90,7 +94,7 @@ fn offshoot(dir: &Path, args: &[String], case: &str) -> Outcome {
     Outcome { status, stdout, stderr: String::from_utf8_lossy(&stderr).into_owned() }
 }
 
-/// Reads a pipe on a thread of its own, up to a limit, and closes it then.
+/// Reads a pipe on a thread of its own, up to a limit, and then closes it.
 fn collect(pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -104,12 +108,14 @@ fn run(dir: &Path, args: &[String], case: &str) -> Outcome {
     let outcome = offshoot(dir, args, case);
     let what = format!("{case}: `offshoot {}`: {}", args.join(" "), outcome.stderr);
     let code = outcome.status.code().unwrap_or_else(|| panic!("{} {what}", outcome.status));
-    // `ls` ends with 2 when a place is not there, and every other verb for wrong words alone.
+    // `ls` ends with 2 when a place does not exist. All other verbs end with 2 only for a wrong
+    // command line.
     let is_not_there = code == 2 && args[0] == "ls" && !outcome.stderr.contains("Usage:");
     assert!([0, 1, 3, 4].contains(&code) || is_not_there, "exit code {code} {what}");
     assert!(!outcome.stderr.contains("panicked"), "{what}");
     assert!(code == 0 || !outcome.stderr.is_empty(), "exit code {code} without a word {what}");
-    // The most that any child used so far, and so this one, if it is the first that used too much.
+    // The most memory that any child has used so far. This run is the first over the limit, if
+    // there is one.
     let resident_kib = getrusage(UsageWho::RUSAGE_CHILDREN).expect("it is known").max_rss();
     assert!(resident_kib <= RESIDENT_KIB, "{resident_kib} KiB of memory {what}");
     if args.iter().any(|arg| arg == "--json") && (outcome.stdout.len() as u64) < OUTPUT_BYTES {
@@ -122,8 +128,8 @@ fn run(dir: &Path, args: &[String], case: &str) -> Outcome {
     outcome
 }
 
-/// Where the program runs: a directory to be in, and a place to extract to beside something that
-/// must stay as it is.
+/// Where the program runs: its working directory, and a place to extract to, beside files that must
+/// not change.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -153,7 +159,8 @@ impl Place {
         let sentinel = fs::read_to_string(outer.join("sentinel")).expect("it is still there");
         assert_eq!(sentinel, "untouched", "{case}");
         assert!(names(&self.here()).is_empty(), "{case}: {:?}", names(&self.here()));
-        // What the damage made no directory, `cp` copies under the name itself.
+        // If the damage turned the directory into another file, `cp` copies that under the name
+        // itself.
         let removed = match out.symlink_metadata() {
             Ok(stat) if stat.is_dir() => fs::remove_dir_all(&out),
             Ok(_) => fs::remove_file(&out),
@@ -169,7 +176,8 @@ fn names(dir: &Path) -> Vec<String> {
     entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Every verb, with what it wrote: what the sound volume is compared by.
+/// Runs every verb, and returns the exit codes and outputs, to compare with those of the sound
+/// volume.
 fn every_verb(volume: &Volume, place: &Place, case: &str) -> Vec<(i32, Vec<u8>)> {
     let verbs = volume.verbs();
     let mut seen: Vec<_> = verbs
@@ -179,22 +187,22 @@ fn every_verb(volume: &Volume, place: &Place, case: &str) -> Vec<(i32, Vec<u8>)>
         .map(|outcome| (outcome.status.code().expect("checked"), outcome.stdout))
         .collect();
     for ((code, stdout), args) in seen.iter_mut().zip(&verbs) {
-        // These tell of the damage, and which superblock it is that they show. What
-        // ends with an error has written as much as was right.
+        // These verbs show the damage, or which superblock they used. A verb that ends with an
+        // error has written only a part.
         if args[0] == "info" || args[0] == "stats" || args[..2] == ["dump", "super"] || *code != 0 {
             stdout.clear();
         }
     }
     for (code, stdout) in &mut seen[verbs.len()..] {
         let mut outcome: Value = serde_json::from_slice(stdout).unwrap_or_default();
-        // Which of several files comes first is up to the threads.
+        // The threads decide which of several files comes first.
         outcome.as_object_mut().map(|outcome| outcome.remove("not_applied"));
         *stdout = if *code == 0 { outcome.to_string().into_bytes() } else { Vec::new() };
     }
     seen
 }
 
-/// Every verb that changes a volume, one after the other on a copy of it.
+/// Runs every verb that changes a volume, one after the other on a copy.
 fn every_change(volume: &Volume, place: &Place, case: &str, is_sound: bool) {
     let dir = scratch_dir();
     let copy = volume.copy(dir.path());
@@ -211,7 +219,7 @@ fn every_change(volume: &Volume, place: &Place, case: &str, is_sound: bool) {
     assert!(names(&place.here()).is_empty(), "{case}: {:?}", names(&place.here()));
 }
 
-/// Every so many damages the verbs that change are run, because each needs a copy.
+/// The verbs that change run on one damage of so many, because each run needs a copy.
 const CHANGES_EVERY: u64 = 4;
 
 fn sweep(name: &str, volume: &Volume) {

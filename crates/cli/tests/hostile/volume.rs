@@ -1,4 +1,4 @@
-//! Volumes that the sweep damages, and what is asked of each.
+//! Volumes that the sweep damages, and the verbs that run on each.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -13,24 +13,23 @@ use offshoot_testkit::btrfs::recipe::Recipe;
 use crate::damage::Target;
 use crate::image::{Image, Patched};
 
-/// A sound volume, and the places in it that the verbs are given.
+/// A sound volume, and the places in it that the verbs use.
 pub(crate) struct Volume {
     /// The image files, in a directory of their own.
     images: Vec<PathBuf>,
     /// A directory below the root.
     start: &'static str,
-    /// Regular files.
     files: &'static [&'static str],
     /// The trees that are dumped.
     trees: &'static [&'static str],
     is_writable: bool,
-    /// What holds the images.
+    /// The directory or disks that own the images.
     _dir: Option<tempfile::TempDir>,
     _disks: Option<Disks>,
 }
 
 impl Volume {
-    /// The one that the repository carries.
+    /// The volume that the repository carries.
     pub(crate) fn fixture() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let image = dir.path().join("volume.img");
@@ -45,14 +44,14 @@ impl Volume {
                 "/snapshots/root-before-upgrade/usr/share/doc/plain.txt",
             ],
             trees: &["root", "chunk", "fs", "extent", "csum", "256"],
-            // It begins in a read-only snapshot.
+            // `start` is in a read-only snapshot.
             is_writable: false,
             _dir: Some(dir),
             _disks: None,
         }
     }
 
-    /// One that the kernel makes.
+    /// A volume that the kernel makes.
     pub(crate) fn made(judges: &Judges, recipe: Recipe) -> Self {
         let disks = recipe.mib(256).mount("compress=zstd").fill(small).make(judges);
         Self {
@@ -66,13 +65,13 @@ impl Volume {
         }
     }
 
-    /// What the damage is chosen by.
+    /// The volume for which a sweep chooses the damage.
     pub(crate) fn target(&self) -> Target {
         let read = |path: &PathBuf| Arc::new(Image::read(path).expect("an image"));
         Target::new(self.images.iter().map(read).collect(), true)
     }
 
-    /// Calls with the damage in the image files.
+    /// Runs `call` while the damage is in the image files.
     pub(crate) fn with<T>(&self, members: &[Patched], call: impl FnOnce() -> T) -> T {
         let open = |path: &PathBuf| OpenOptions::new().write(true).open(path).expect("an image");
         let files: Vec<File> = self.images.iter().map(open).collect();
@@ -115,7 +114,8 @@ impl Volume {
         verbs.chain(self.files.iter().map(cat)).map(|verb| self.with_devices(verb)).collect()
     }
 
-    /// The arguments of `extract` and `cp` but for the destination: from the root, and from below.
+    /// The arguments of `extract` and `cp` without the destination: from the root, and from a
+    /// directory below.
     pub(crate) fn extractions(&self) -> Vec<Vec<String>> {
         let image = self.image();
         let verbs = [
@@ -127,7 +127,7 @@ impl Volume {
         verbs.map(|verb| self.with_devices(verb.split(' ').map(str::to_owned).collect())).into()
     }
 
-    /// The images as they are now, in `dir`.
+    /// A copy of the images in `dir`, as they are now.
     pub(crate) fn copy(&self, dir: &Path) -> Self {
         let copy = |image: &PathBuf| {
             let copy = dir.join(image.file_name().expect("an image has a name"));
@@ -166,7 +166,6 @@ impl Volume {
         verbs.map(|verb| self.with_devices(verb.split(' ').map(str::to_owned).collect())).into()
     }
 
-    /// The image files.
     pub(crate) fn images(&self) -> &[PathBuf] {
         &self.images
     }
@@ -184,7 +183,7 @@ impl Volume {
     }
 }
 
-/// A little of what the verbs show, so that a run of all of them is short.
+/// A few files for the verbs to show, so that running all of them is quick.
 fn small(root: &Path) {
     let start = fill::directory(root, "start");
     fill::write(&start.join("text"), "a line like every other one\n".repeat(20_000).as_bytes());

@@ -1,4 +1,4 @@
-//! Who mounts: a user without rights, with the help of `fusermount3`, and `mount` itself.
+//! The users who mount: one without rights, by `fusermount3`, and `mount` itself.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -19,10 +19,10 @@ use tempfile::TempDir;
 
 use super::{Mounted, require, volume};
 
-/// Who has no rights.
+/// The user id of `nobody`, who has no rights.
 const NOBODY: u32 = 65534;
 
-/// A directory of nobody's, with an image, and the program where nobody gets to it.
+/// A directory that belongs to `nobody`, with an image and a program that `nobody` can run.
 pub(super) struct Home {
     dir: TempDir,
 }
@@ -33,8 +33,8 @@ impl Home {
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(home.dir.path(), mode).expect("a mode");
         chown(home.dir.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
-        // By another process: what is open for writing here goes to whatever other tests start
-        // meanwhile, and cannot be run until that ends.
+        // Another process copies the program. If this process had it open for writing, processes
+        // that other tests start would inherit that, and the program could not run until they end.
         let mut copy = Command::new("cp");
         let copied = copy.arg(env!("CARGO_BIN_EXE_offshoot")).arg(home.program()).status();
         assert!(copied.expect("it starts").success(), "the program is copied");
@@ -52,7 +52,7 @@ impl Home {
         self.dir.path().join("image")
     }
 
-    /// The program, run by nobody.
+    /// The program, run by `nobody`.
     fn command(&self) -> Command {
         as_nobody(&self.program())
     }
@@ -74,14 +74,14 @@ fn as_nobody(program: &Path) -> Command {
     command
 }
 
-/// A directory that nobody may mount over.
+/// A directory that `nobody` may mount over.
 pub(super) fn own_dir() -> TempDir {
     let dir = scratch_dir();
     chown(dir.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
     dir
 }
 
-/// Runs these words of the shell as nobody in `dir`.
+/// Runs a shell command as `nobody` in `dir`.
 fn shell(dir: &Path, words: &str) -> String {
     let output = as_nobody("sh".as_ref()).args(["-c", words]).env("DIR", dir).output();
     let output = output.expect("a shell");
@@ -89,13 +89,13 @@ fn shell(dir: &Path, words: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a user mounts is written and unmounted by this user, and nobody else gets in.
+/// A user can write and unmount what this user mounted, and no other user can enter it.
 #[test]
 fn a_user_mounts_and_unmounts() {
     let Some(_judges) = require() else { return };
     let home = Home::new();
     let mounted = home.mount();
-    // Nobody may write in the root directory, which is root's, before it is given away.
+    // Before `nobody` owns the root directory, it belongs to root, and `nobody` cannot write in it.
     assert_eq!(shell(mounted.path(), "cd $DIR && test ! -w . && ls -A"), "");
     assert!(fs::read_dir(mounted.path()).is_err(), "root is another user");
     let unmounted = home.run(&["unmount".as_ref(), mounted.path().as_os_str()]);
@@ -103,12 +103,13 @@ fn a_user_mounts_and_unmounts() {
     mounted.ends_well();
 }
 
-/// SIGTERM stores what a user wrote, and unmounts it with the right that only the helper has.
+/// SIGTERM stores what a user wrote, and unmounts the volume with the help of the only process that
+/// may.
 #[test]
 fn a_signal_unmounts_what_a_user_mounted() {
     let Some(judges) = require() else { return };
     let home = Home::new();
-    // On the volume the root directory becomes nobody's.
+    // `nobody` becomes the owner of the volume's root directory.
     let ours = Mounted::new(&home.image(), "rw");
     chown(ours.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
     ours.unmount();
@@ -137,7 +138,7 @@ fn without_fusermount3_a_user_is_told() {
     assert!(output.status.code() == Some(1) && said.contains("package fuse3"), "{said}");
 }
 
-/// As nobody in a container that has no `/dev/fuse`: mounting says so, and all else works.
+/// `nobody` in a container without `/dev/fuse`: mounting reports that, and all other verbs work.
 #[test]
 fn without_dev_fuse_a_user_is_told_and_goes_on() {
     const CONTAINER: &str = r#"
@@ -172,11 +173,11 @@ fn without_dev_fuse_a_user_is_told_and_goes_on() {
     assert!(shown.ends_with("snapshot\ncontents\n"), "{shown}");
 }
 
-/// The links by which `mount` and `umount` find the program, as long as one of these is there.
-/// Those that are there anyway are let be.
+/// The links by which `mount` and `umount` find the program. They exist while a value of this type
+/// exists. Links that existed before are left alone.
 pub(super) struct Links;
 
-/// How many want them, and which were made.
+/// How many values of [`Links`] there are, and the links that they made.
 static LINKS: Mutex<(usize, Vec<PathBuf>)> = Mutex::new((0, Vec::new()));
 
 impl Links {
@@ -205,8 +206,8 @@ impl Drop for Links {
     }
 }
 
-/// A line of fstab, mounted by `mount` and unmounted by `umount`. That one asks no program when it
-/// is told a whole path, so the end of it is waited for.
+/// `mount` mounts a line of fstab, and `umount` unmounts it. With a full path, `umount` does not
+/// call our program, so the test waits for its end.
 #[test]
 fn mount_and_umount_with_a_line_of_fstab() {
     let Some(judges) = require() else { return };
@@ -232,13 +233,13 @@ fn mount_and_umount_with_a_line_of_fstab() {
     assert_eq!(read.ok().as_deref(), Some("contents"));
 }
 
-/// The verbs on subvolumes are refused to a user what the kernel refuses: each is run beside the
+/// The verbs on subvolumes refuse a user what the kernel refuses. Each verb runs beside the system
 /// call that needs the same permission of the directory.
 #[test]
 fn subvolumes_need_the_permissions_of_directories() {
     let Some(_judges) = require() else { return };
     let home = Home::new();
-    // As root: whose directories these are decides what nobody may do on a mount of nobody's.
+    // As root: the owners of these directories decide what `nobody` may do on a mount of `nobody`.
     let ours = Mounted::new(&home.image(), "rw");
     let root = ours.path();
     let make = |name: &str, mode: u32, owner: u32, group: u32| {
@@ -275,7 +276,7 @@ fn subvolumes_need_the_permissions_of_directories() {
     fs::remove_file(home.image().with_extension("log")).expect("a log of root's");
     chown(home.image(), Some(NOBODY), Some(NOBODY)).expect("an owner");
     let mounted = home.mount();
-    // Nobody sees that in nobody's own mount, so the words are all run there.
+    // In the mount of `nobody` only `nobody` sees that, so all commands run there as `nobody`.
     let run = |words: &str| {
         let script = format!("cd $DIR && {words} 2>&1");
         let mut command = as_nobody("sh".as_ref());
@@ -307,7 +308,7 @@ fn subvolumes_need_the_permissions_of_directories() {
         }
     }
     for (words, expected) in [
-        // What another user owns.
+        // Subvolumes that another user owns.
         ("snapshot sticky/roots open/snapshot", "Operation not permitted"),
         ("set sticky/roots ro=true", "Operation not permitted"),
         ("delete sticky/roots", "Operation not permitted"),
@@ -330,7 +331,8 @@ fn subvolumes_need_the_permissions_of_directories() {
     mounted.ends_well();
 }
 
-/// Mounts what calls itself a volume of another user, as `fusermount3` lets everybody do.
+/// Mounts a filesystem that claims to be a volume of another user, as `fusermount3` lets any user
+/// do.
 struct Impostor {
     dir: PathBuf,
     source: PathBuf,
@@ -356,7 +358,7 @@ impl Mounter for Impostor {
     }
 }
 
-/// What only calls itself a mount of this program is asked nothing and bound nowhere.
+/// A mount that only claims to be ours gets no requests and is bound nowhere.
 #[test]
 fn a_mount_of_another_user_is_not_trusted() {
     let Some(judges) = require() else { return };
@@ -382,13 +384,13 @@ fn a_mount_of_another_user_is_not_trusted() {
     let (_, listed, _) = runs(&["mount".as_ref()]);
     let line = listed.lines().find(|line| line.contains(dir.path().to_str().expect("text")));
     assert!(line.is_some_and(|line| line.contains("another user mounted it")), "{listed}");
-    // The volume itself is mounted, not what calls itself that.
+    // The program mounts the volume itself, and not the mount that claims to be it.
     let (is_done, _, said) = runs(&["mount".as_ref(), image.as_ref(), other.path().as_ref()]);
     assert!(is_done && said.is_empty(), "{said}");
     assert!(!other.path().join("theirs").exists());
     let unmounted = super::unmount(&[other.path().as_os_str()]);
     assert!(unmounted.status.success(), "{unmounted:?}");
-    // Whether all is stored nobody knows.
+    // The program cannot know whether everything is stored.
     let control = server.control();
     let ended = std::thread::spawn(move || server.wait());
     let (is_done, _, said) = runs(&["unmount".as_ref(), dir.path().as_ref()]);
@@ -397,8 +399,8 @@ fn a_mount_of_another_user_is_not_trusted() {
     drop(control);
 }
 
-/// A mount over the dead mount of another user does not take that one away: what it says of itself
-/// is not believed.
+/// A mount over another user's dead mount does not unmount that: the program does not believe what
+/// the dead mount says of itself.
 #[test]
 fn a_dead_mount_of_another_user_is_not_taken_away() {
     let Some(judges) = require() else { return };
@@ -406,7 +408,7 @@ fn a_dead_mount_of_another_user_is_not_taken_away() {
     let image = &disks.images()[0];
     let dir = scratch_dir();
     let impostor = Impostor { dir: dir.path().into(), source: image.clone() };
-    // No program serves it from the first moment.
+    // No program ever serves it.
     drop(impostor.mount().expect("it is mounted"));
     let is_mounted = || {
         let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts");

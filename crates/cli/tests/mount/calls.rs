@@ -1,7 +1,8 @@
-//! System calls, made in the same way on two mounts: what each says is a line, to be compared.
+//! System calls, made in the same way on two mounts. Each result is a line, so that the lines can
+//! be compared.
 //!
-//! Numbers of inodes, sizes of volumes and the clock are left out: they are not the same. What
-//! stays behind is compared as a tree.
+//! Inode numbers, sizes of volumes and the clock are left out, because they differ. The files that
+//! the calls leave are compared as a tree.
 
 use std::ffi::OsStr;
 use std::fmt::Debug;
@@ -19,7 +20,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// Makes the calls in `root`, and gives what they said.
+/// Makes the calls in `root`, and returns their results.
 pub(super) fn make(root: &Path) -> Vec<String> {
     let mut calls = Calls { root, said: Vec::new() };
     calls.names();
@@ -55,7 +56,7 @@ impl Calls<'_> {
         self.root.join(name)
     }
 
-    /// Notes what a call said.
+    /// Records the result of a call.
     fn note<T: Debug>(&mut self, call: &str, result: Result<T, Errno>) {
         self.said.push(match result {
             Ok(value) => format!("{call}: {value:?}"),
@@ -69,7 +70,7 @@ impl Calls<'_> {
         self.note(call, result);
     }
 
-    /// Notes the attributes of a file.
+    /// Records the attributes of a file.
     fn stat(&mut self, name: &str) {
         let stat = rustix::fs::lstat(self.path(name)).map(|stat| {
             let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
@@ -123,7 +124,7 @@ impl Calls<'_> {
         let removed = rustix::fs::rmdir(self.path("names").join("n".repeat(254)));
         self.note("rmdir", removed);
         self.stat("names");
-        // A name that was not there is there when it was made.
+        // A name that did not exist is found after it was made.
         self.stat("names/later");
         self.write("names/later", b"now");
         self.stat("names/later");
@@ -171,7 +172,7 @@ impl Calls<'_> {
             self.note(&format!("link {from} {to}"), linked);
         }
         self.stat("links/a");
-        // Two names of one file: nothing happens.
+        // Two names of one file: the rename does nothing.
         self.rename("links/a", "links/b", RenameFlags::empty());
         let removed = fs::remove_file(self.path("links/c"));
         self.note_io("unlink links/c", removed);
@@ -239,7 +240,8 @@ impl Calls<'_> {
         self.note_io("open with O_EXCL", opened.map(drop));
     }
 
-    /// Set-id bits go with changes by those who may not keep them, and with a change of the owner.
+    /// Set-id bits are cleared by changes of users who may not keep them, and by a change of the
+    /// owner.
     fn set_id(&mut self) {
         self.mkdir("setid", 0o2777);
         let changed = rustix::fs::chmod(self.path("setid"), mode(0o2777));
@@ -256,8 +258,8 @@ impl Calls<'_> {
                 let owned = std::os::unix::fs::chown(self.path("setid/file"), Some(who), Some(who));
                 self.note_io(&format!("chown {who}"), owned);
                 self.stat("setid/file");
-                // On the kernel's btrfs who punches where there is a hole changes nothing, so that
-                // comes while there is data.
+                // On the kernel's btrfs, punching a hole changes nothing. So the punch comes while
+                // there is data.
                 for what in ["write", "punch", "zero", "allocate", "copy", "truncate", "open"] {
                     let changed = rustix::fs::chmod(self.path("setid/file"), mode(bits));
                     self.note(&format!("chmod {bits:o}"), changed);
@@ -268,8 +270,8 @@ impl Calls<'_> {
         }
     }
 
-    /// Capabilities go with whatever changes the data, whether the kernel has just looked for them
-    /// or not.
+    /// Every change of the data clears capabilities, whether or not the kernel has just looked for
+    /// them.
     fn capabilities(&mut self) {
         self.mkdir("capabilities", 0o755);
         self.write("capabilities/file", b"data");
@@ -284,7 +286,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Has a shell change a file as this user.
+    /// Has a shell change a file as the user `who`.
     fn as_user(&mut self, who: u32, name: &str, what: &str) {
         use std::os::unix::process::CommandExt;
         if what == "copy" {
@@ -304,7 +306,7 @@ impl Calls<'_> {
         self.said.push(format!("{what} of {name} by {who}: {status}"));
     }
 
-    /// Copies a part of a file into itself as this user, which no shell does.
+    /// Copies a part of a file into itself as the user `who`. A shell cannot do that.
     fn copy_as_user(&mut self, who: u32, name: &str) {
         let path = self.path(name);
         let copy = move || {
@@ -433,10 +435,10 @@ impl Calls<'_> {
         }
         self.note_io("fsync", file.sync_all());
         self.note_io("fdatasync", file.sync_data());
-        // While it may be mapped for writing, all of it is data on our side.
+        // While the file may be mapped for writing, our side reports all of it as data.
         drop(file);
         let file = File::open(self.path("data/file")).expect("it is there");
-        // That it is closed may come a moment later than what is asked next.
+        // The release of the file may reach us a moment after the next request.
         for _ in 0..500 {
             match rustix::fs::seek(&file, SeekFrom::Hole(0)) {
                 Ok(hole) if hole > 1 << 32 => std::thread::sleep(Duration::from_millis(10)),
@@ -453,7 +455,7 @@ impl Calls<'_> {
         let file = file.expect("it is there");
         let written = file.write_at(b"x", i64::MAX.cast_unsigned() - 1);
         self.note_io("write at the end of all", written);
-        // There the kernel tells of a place behind it.
+        // There the kernel reports an offset behind it.
         let cut = file.set_len(1 << 33);
         self.note_io("truncate", cut);
         let mut appended = OpenOptions::new()
@@ -521,7 +523,7 @@ impl Calls<'_> {
         ] {
             let allocated = rustix::fs::fallocate(&file, flags, at, len);
             self.note(&format!("fallocate {flags:?} {at} {len}"), allocated);
-            // Before it is stored, what it will take is a guess.
+            // Before a sync, its allocated size is an estimate.
             file.sync_all().expect("a sync");
             self.stat("space/file");
         }
@@ -559,7 +561,7 @@ impl Calls<'_> {
         );
     }
 
-    /// What has lost its last name, and is still in use.
+    /// Files that have lost their last name and are still open.
     fn unlinked(&mut self) {
         self.mkdir("unlinked", 0o755);
         for (name, how) in [("file", "open"), ("replaced", "replaced"), ("path", "O_PATH")] {
@@ -656,7 +658,7 @@ impl Calls<'_> {
         let count = |path: PathBuf| fs::read_dir(path).map(Iterator::count);
         let listed = count(self.path("listings"));
         self.note_io("entries", listed);
-        // While it is read, it shrinks: who is not removed is shown once.
+        // The directory shrinks while it is read: each remaining entry is shown once.
         let mut shown = Vec::new();
         for entry in fs::read_dir(self.path("listings")).expect("it is listed") {
             let entry = entry.expect("an entry");
@@ -669,7 +671,7 @@ impl Calls<'_> {
         self.said.push(format!("of them different {}", shown.len()));
         let listed = count(self.path("listings"));
         self.note_io("entries left", listed);
-        // Each is moved away and back while they are read, and shown once.
+        // Each entry is moved away and back while the directory is read, and is shown once.
         for number in 0..2000 {
             File::create(self.path(&format!("listings/{number}"))).expect("a file");
         }
@@ -684,14 +686,14 @@ impl Calls<'_> {
         shown.sort();
         shown.dedup();
         self.said.push(format!("of them different {}", shown.len()));
-        // The parent is what it says.
+        // `..` is the parent.
         let up = self.path("listings/..").metadata().map(|m| m.ino());
         let root = self.root.metadata().map(|m| m.ino());
         let is_root = up.ok() == root.ok();
         self.said.push(format!("the parent is the root: {is_root}"));
     }
 
-    /// Sets times to now and to given moments.
+    /// Sets times to the current time and to given times.
     fn touch(&mut self, name: &str) {
         use rustix::fs::{UTIME_NOW, UTIME_OMIT};
         const EARLY: i64 = 1_000_000_000;

@@ -1,4 +1,5 @@
-//! `cargo xtask campaign mount`: suites and real programs for long, with data stored in every way.
+//! `cargo xtask campaign mount`: suites and real programs for a long time, with every way of
+//! storing data.
 
 use std::time::Duration;
 
@@ -6,7 +7,7 @@ use super::suites::{PASSED, PASSED_READ_ONLY, WAYS, run_fsx_in_all_ways, run_pjd
 use super::work::{LONG, run_all};
 use super::{power, require};
 
-/// How long `fsx` runs in each way, all at once, in seconds.
+/// How long `fsx` runs in each way, in seconds. All ways run at once.
 const SECONDS: u64 = 300;
 
 #[test]

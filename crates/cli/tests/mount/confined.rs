@@ -1,4 +1,4 @@
-//! What the process that serves a mount may still do, as the kernel tells it.
+//! The rights of the process that serves a mount, as the kernel reports them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,13 +7,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Mounted, is_done, require, unmount, volume};
 
-/// The lines of the status that say what a thread may do.
+/// The lines of a thread's status that show its rights.
 const RIGHTS: [&str; 5] = ["CapInh:", "CapPrm:", "CapEff:", "NoNewPrivs:", "Seccomp:"];
 
-/// What all threads of the process may do, each way once.
+/// The rights of all threads of the process, without repetitions.
 fn rights(pid: u32) -> BTreeSet<String> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
-    // Threads come and go.
+    // A thread may end while this reads.
     let status =
         threads.flatten().filter_map(|one| fs::read_to_string(one.path().join("status")).ok());
     let rights = |status: String| {
@@ -31,7 +31,7 @@ fn no_thread_keeps_rights() {
                 NoNewPrivs: 1 Seccomp: 2";
     let mounted = Mounted::new(&disks.images()[0], "rw,compress=zstd");
     assert_eq!(rights(mounted.child.id()), [none.to_owned()].into());
-    // Threads that are started later have no more.
+    // Threads that start later have no more rights.
     fs::write(mounted.path().join("file"), vec![1; 10 << 20]).expect("a file");
     assert_eq!(rights(mounted.child.id()), [none.to_owned()].into());
     mounted.unmount();
@@ -46,7 +46,8 @@ fn it_can_be_switched_off() {
     mounted.unmount();
 }
 
-/// Without the process that unmounts for it, it serves on, and others unmount.
+/// The process that unmounts for the server is gone. The server goes on, and another program
+/// unmounts.
 #[test]
 fn without_its_helper() {
     let Some(judges) = require() else { return };

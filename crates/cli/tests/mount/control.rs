@@ -1,4 +1,4 @@
-//! Verbs on a volume while it is mounted.
+//! Verbs on a mounted volume.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -21,10 +21,10 @@ use rustix::process::Signal;
 
 use super::{Mounted, command, does, offshoot, require, volume};
 
-/// What a run of the program gave: the code, what it wrote, and its messages.
+/// The result of a run: the exit code, the output, and the messages.
 type Said = (Option<i32>, String, String);
 
-/// Runs the program with these words, in which `@` stands for the place that `root` is.
+/// Runs the program with these words, where `@` stands for `root`.
 fn run(line: &str, root: &str) -> Said {
     let words: Vec<String> = line.split(' ').map(|word| word.replacen('@', root, 1)).collect();
     let output = offshoot(&words);
@@ -32,7 +32,7 @@ fn run(line: &str, root: &str) -> Said {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// A mount, by the words of the command line.
+/// Runs command lines of the program on a mount.
 trait Live {
     fn run(&self, line: &str) -> Said;
     fn does(&self, line: &str) -> String;
@@ -44,7 +44,7 @@ impl Live for Mounted {
         run(line, self.path().to_str().expect("a plain path"))
     }
 
-    /// What must succeed in silence.
+    /// Runs a line that must succeed without messages, and returns its output.
     #[track_caller]
     fn does(&self, line: &str) -> String {
         let (code, out, said) = self.run(line);
@@ -69,13 +69,14 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// What the kernel lists of a volume: all that does not depend on the clock or on chance.
+/// The kernel's list of subvolumes, without what depends on the clock or on chance.
 fn listed(mount: &Mount) -> Vec<(u64, u64, String, bool, bool)> {
     let all = progs::subvolumes(mount.path()).into_iter();
     all.map(|s| (s.id, s.parent, s.path, s.read_only, s.parent_uuid != "-")).collect()
 }
 
-/// Every verb says and does the same as on an image, which the kernel finds the same afterwards.
+/// Every verb says and does the same on a mount as on an image, and the kernel finds the same
+/// afterwards.
 #[test]
 fn as_on_an_image() {
     let Some(judges) = require() else { return };
@@ -105,7 +106,7 @@ fn as_on_an_image() {
         "subvolume show @/home/bob/none",
     ] {
         let (mut ours, mut expected) = (mounted.run(line), run(line, &image));
-        // Messages name the volume, and these are two.
+        // Messages name the volume, and the two volumes have different names.
         let own = disks.images()[0].to_str().expect("a plain path").to_owned() + ":";
         ours.2 = ours.2.replace(&own, "");
         expected.2 = expected.2.replace(&image, "");
@@ -113,7 +114,7 @@ fn as_on_an_image() {
         failed += u32::from(ours.0 != Some(0));
     }
     assert_eq!(failed, 11, "lines that must fail did");
-    // The clock and chance are not the same: numbers and paths are.
+    // Times and UUIDs differ. Numbers and paths are the same.
     let columns = |text: String| -> Vec<_> {
         let column = |line: &str| {
             let words: Vec<_> = line.split_whitespace().collect();
@@ -135,8 +136,8 @@ fn as_on_an_image() {
     assert_eq!(listed(&ours).len(), 5);
 }
 
-/// Names that come and go are seen by who looked before: the kernel knew that they were not there,
-/// or that they were.
+/// Names that verbs make and delete are seen at once, although the kernel has cached that they
+/// exist, or that they do not.
 #[test]
 fn the_kernel_sees_it_at_once() {
     let Some(judges) = require() else { return };
@@ -147,7 +148,7 @@ fn the_kernel_sees_it_at_once() {
     let gone = |path: &Path| path.metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
     let inner = mounted.path().join("dir");
     fs::create_dir(&inner).expect("a directory");
-    // In the root and elsewhere, whose node has another number.
+    // In the root, and in a directory with another node number.
     for dir in [mounted.path(), &inner] {
         let name = dir.join("new");
         for round in 0..3 {
@@ -180,7 +181,7 @@ fn the_kernel_sees_it_at_once() {
     assert_eq!(refused, Err(ErrorKind::ReadOnlyFilesystem));
     mounted.does("subvolume set @/snapshot ro=false");
     fs::write(&inside, "last").expect("it can be changed");
-    // Who has something of it open goes on.
+    // An open file of it can still be used.
     let open = File::options().write(true).open(&inside).expect("a file");
     mounted.does("subvolume delete @/snapshot");
     assert!(gone(&inside) && gone(&snapshot));
@@ -192,7 +193,8 @@ fn the_kernel_sees_it_at_once() {
     assert_eq!(names(disks.mount("ro").path()), ["home"]);
 }
 
-/// What a program stored through a mapping before is in the snapshot: the kernel alone had it.
+/// A snapshot contains what a program stored through a mapping before. Only the kernel had these
+/// bytes.
 #[test]
 #[expect(unsafe_code, reason = "the standard library has no mappings")]
 fn mappings_are_in_the_snapshot() {
@@ -204,8 +206,8 @@ fn mappings_are_in_the_snapshot() {
     fs::write(&path, [1; 8192]).expect("a file");
     let file = File::options().read(true).write(true).open(&path).expect("a file");
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is
-    // unmapped.
+    // SAFETY: the test uses the mapping only through this pointer and within its length, until it
+    // is unmapped.
     unsafe {
         let start = std::ptr::null_mut();
         let map = mmap(start, 8192, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
@@ -221,8 +223,7 @@ fn mappings_are_in_the_snapshot() {
     disks.assert_checks();
 }
 
-/// Says that it is over when one of those ends who work at something together, also when that is a
-/// panic.
+/// Ends the work of all threads when one of them ends, also by a panic.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -231,8 +232,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Of one who makes files one after the other a snapshot has those up to one moment, and all that
-/// were made before it was asked for.
+/// A thread makes one file after another. A snapshot has all files up to one moment, among them all
+/// that were made before it was requested.
 #[test]
 fn snapshots_among_writers() {
     let Some(judges) = require() else { return };
@@ -287,7 +288,8 @@ fn snapshots_among_writers() {
     }
 }
 
-/// The engine that serves the mount says what is used, and after a sync an image says the same.
+/// `stats` shows the use of space as the engine of the mount knows it. After a sync, an image shows
+/// the same.
 #[test]
 fn stats_and_sync() {
     let Some(judges) = require() else { return };
@@ -296,14 +298,14 @@ fn stats_and_sync() {
     let mounted = Mounted::new(&disks.images()[0], "rw");
     let dir = mounted.path().join("dir");
     fs::create_dir(&dir).expect("a directory");
-    // More than what the first chunks hold, so that some are allocated.
+    // More than the first chunks hold, so that the engine allocates some.
     fs::write(dir.join("file"), vec![1; 100 << 20]).expect("a file");
     let stats = |text: &str| -> serde_json::Value {
         let mut all: serde_json::Value = serde_json::from_str(text).expect("JSON");
         all.as_object_mut().and_then(|all| all.remove("statistics")).expect("counters");
         all
     };
-    // A block group that was left empty goes with a later commit.
+    // A later commit removes an empty block group.
     let synced = || {
         mounted.does("sync @/dir");
         stats(&mounted.does("stats --json @"))
@@ -329,7 +331,7 @@ fn stats_and_sync() {
     assert!(code == Some(1) && said.contains("Not a directory"), "{said}");
 }
 
-/// What holds nothing is given back to the host while others write, and nothing else is.
+/// A trim returns free space to the host while other threads write, and returns nothing else.
 #[test]
 fn trim() {
     let Some(judges) = require() else { return };
@@ -358,7 +360,7 @@ fn trim() {
         assert!(report["bytes"].as_u64().is_some_and(|bytes| bytes > 80 << 20), "{report}");
         assert_eq!(report["unable"], serde_json::json!([]));
     });
-    // An image that is not there is not the volume that is mounted.
+    // A missing image must not be taken for the mounted volume that would hold it.
     for verb in ["trim", "stats", "sync", "subvolume list"] {
         let said = mounted.fails(&format!("{verb} @/none.img"), 1);
         assert!(said.contains("No such file"), "{verb}: {said}");
@@ -373,15 +375,15 @@ fn trim() {
     }
 }
 
-/// Where in an image the sectors are that hold this.
+/// The offsets in an image of the sectors with these contents.
 fn sectors(image: &Path, sector: &[u8]) -> Vec<u64> {
     let bytes = fs::read(image).expect("an image");
     let found = bytes.chunks(4096).enumerate().filter(|(_, found)| *found == sector);
     found.map(|(number, _)| number as u64 * 4096).collect()
 }
 
-/// The live volume is scrubbed while others write it: nothing is wrong but what was damaged, and
-/// that is repaired.
+/// The mounted volume is scrubbed while other threads write. The scrub finds only the damage of the
+/// test, and repairs it.
 #[test]
 fn scrub() {
     let Some(judges) = require() else { return };
@@ -440,8 +442,7 @@ fn scrub() {
     disks.assert_checks();
 }
 
-/// Places are found through bind mounts, links and what directories lie between; names are any
-/// bytes.
+/// Places are found through bind mounts, links and directories in between. Names may be any bytes.
 #[test]
 fn places() {
     let Some(judges) = require() else { return };
@@ -454,7 +455,7 @@ fn places() {
     rustix::mount::unmount(other.path(), rustix::mount::UnmountFlags::empty()).expect("its end");
     assert_eq!(bound, (Some(0), String::new(), String::new()));
     assert!(mounted.path().join("a/b/bound").is_dir());
-    // A link from outside leads there; one in the volume is the volume's.
+    // A link from outside leads into the volume. A link inside leads within the volume.
     let link = other.path().join("link");
     std::os::unix::fs::symlink(mounted.path().join("a"), &link).expect("a link");
     std::os::unix::fs::symlink("a/b", mounted.path().join("within")).expect("a link");
@@ -476,7 +477,7 @@ fn places() {
     assert!(bytes.is_dir());
     does(&["subvolume".as_ref(), delete, bytes.as_os_str()]);
     assert!(!bytes.exists());
-    // A file is an image, wherever it is kept.
+    // A file that holds a volume is an image, wherever it is stored.
     let kept = mounted.path().join("kept.img");
     fs::copy(&inner.images()[0], &kept).expect("a copy");
     mounted.does("subvolume create @/kept.img:/inside @/kept.img:/inside/too");
@@ -486,7 +487,8 @@ fn places() {
     disks.assert_checks();
 }
 
-/// What a mount shows is not deleted, nor the default subvolume, wherever the paths begin.
+/// The subvolume that a mount shows cannot be deleted, nor can the default subvolume, wherever the
+/// paths begin.
 #[test]
 fn the_default_subvolume() {
     let Some(judges) = require() else { return };
@@ -506,8 +508,8 @@ fn the_default_subvolume() {
     disks.assert_checks();
 }
 
-/// Whose the new subvolume is: who asked, with their umask; on a mount that shows all files with
-/// one owner, whose the directory is.
+/// The owner of a new subvolume: the user who asked, with that user's umask. On a mount that shows
+/// all files with one owner, it is the owner of the directory.
 #[test]
 fn whose_it_is() {
     let Some(judges) = require() else { return };
@@ -530,7 +532,7 @@ fn whose_it_is() {
     }
 }
 
-/// What is refused, and how that is said.
+/// Refusals and their messages.
 #[test]
 fn refused() {
     let Some(judges) = require() else { return };
@@ -546,7 +548,7 @@ fn refused() {
     let long = vec!["@/0123456789"; 400].join(" ");
     assert!(mounted.fails(&format!("subvolume create {long}"), 2).contains("too long"));
     assert_eq!(names(mounted.path()), [""; 0]);
-    // Others than root and who serves it.
+    // Other users than root and the one who serves the mount.
     for line in ["subvolume create @/x", "stats @", "sync @", "subvolume list @"] {
         let root = mounted.path().to_str().expect("a plain path");
         let words: Vec<_> = line.split(' ').map(|word| word.replacen('@', root, 1)).collect();
@@ -555,7 +557,7 @@ fn refused() {
         let is_told = output.status.code() == Some(1) && said.contains("only root");
         assert!(is_told && output.stdout.is_empty(), "{line}: {said}");
     }
-    // Nothing is changed where nothing can be.
+    // On a read-only mount nothing changes.
     let remount = ["mount", "-o", "remount,ro", "any"].map(OsStr::new);
     does(&[&remount[..], &[mounted.path().as_os_str()]].concat());
     assert!(mounted.fails("subvolume create @/x", 1).contains("Read-only"));
@@ -566,13 +568,13 @@ fn refused() {
     mounted.does("stats @");
     mounted.does("sync @");
     mounted.unmount();
-    // In a directory where nothing is mounted it is as ever.
+    // In a directory where nothing is mounted, the message is as before.
     let dir = scratch_dir();
     let (code, _, said) = run("stats @", dir.path().to_str().expect("a plain path"));
     assert!(code == Some(1) && !said.contains("mounted"), "{said}");
 }
 
-/// Starts a listing that goes on until somebody reads it.
+/// Starts a listing that waits until its output is read.
 fn listing(mounted: &Mounted) -> Child {
     let list = ["subvolume", "list", "--json"].map(OsStr::new);
     let mut child = command()
@@ -580,20 +582,20 @@ fn listing(mounted: &Mounted) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .expect("the program starts");
-    // The first byte says that it is done in the other process.
+    // With the first byte, the other process is doing the job.
     let mut first = [0];
     child.stdout.as_mut().expect("a pipe").read_exact(&mut first).expect("a byte");
     child
 }
 
-/// On which CPUs the thread runs whose directory in `/proc` this is.
+/// The CPUs that a thread may run on. `thread` is its directory in `/proc`.
 fn cpus(thread: &Path) -> String {
     let status = fs::read_to_string(thread.join("status")).expect("it is there");
     let line = status.lines().find(|line| line.starts_with("Cpus_allowed:"));
     line.expect("the kernel says it").to_owned()
 }
 
-/// The same of each thread that does a verb for others.
+/// The same of each thread that does a verb for another process.
 fn cpus_of_jobs(mounted: &Mounted) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{}/task", mounted.child.id())).expect("it runs");
     let threads = threads.map(|thread| thread.expect("an entry").path());
@@ -603,21 +605,20 @@ fn cpus_of_jobs(mounted: &Mounted) -> Vec<String> {
     threads.filter(is_job).map(|thread| cpus(&thread)).collect()
 }
 
-/// Who goes away in the middle leaves nothing behind: not one of the jobs that there can be at a
-/// time is taken.
+/// Clients that are killed leave nothing behind: all jobs that can run at a time are free again.
 #[test]
 fn clients_that_are_killed() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 512);
     let mounted = Mounted::new(&disks.images()[0], "rw");
-    // More than pipes and jobs keep.
+    // More output than pipes and jobs can hold.
     for hundred in 0..10 {
         let all = (0..100).map(|number| format!("@/s{hundred}{number:02}"));
         mounted.does(&format!("subvolume create {}", all.collect::<Vec<_>>().join(" ")));
     }
     for _ in 0..3 {
         let mut clients: Vec<_> = (0..6).map(|_| listing(&mounted)).collect();
-        // One more waits in line.
+        // One more client waits in the queue.
         let mut late = command()
             .args([
                 "subvolume".as_ref(),
@@ -629,7 +630,7 @@ fn clients_that_are_killed() {
         std::thread::sleep(Duration::from_millis(200));
         assert!(!mounted.path().join("late").exists(), "it is done beside six others");
         assert_eq!(cpus_of_jobs(&mounted), vec![cpus(Path::new("/proc/self")); 6]);
-        // They hold nothing that others need.
+        // They hold no lock that others need.
         fs::write(mounted.path().join("file"), "x").expect("a file");
         File::open(mounted.path()).and_then(|root| root.sync_all()).expect("a commit");
         for client in &mut clients {
@@ -644,7 +645,7 @@ fn clients_that_are_killed() {
         assert!(status.is_some_and(|status| status.success()), "it waits for who is gone");
         mounted.does("subvolume delete @/late");
     }
-    // A reader that has enough ends it without an error.
+    // A reader that closes its pipe ends the verb without an error.
     let mut client = listing(&mounted);
     drop(client.stdout.take());
     assert!(client.wait().is_ok_and(|status| status.success()));
@@ -657,7 +658,7 @@ fn clients_that_are_killed() {
     disks.assert_checks();
 }
 
-/// The request that has these words done, with these places.
+/// The request for a verb with these words and places.
 fn request(words: &[&str], places: &[&str]) -> [u8; 16_000] {
     let texts = [words, places].concat().join("\0") + "\0";
     let number = |len: usize| u32::try_from(len).expect("short");
@@ -669,8 +670,7 @@ fn request(words: &[&str], places: &[&str]) -> [u8; 16_000] {
     data
 }
 
-/// Ioctls of others, and ours with anything in them, are refused, and the next one is served as
-/// ever.
+/// Other ioctls, and ours with random contents, are refused. The next request is served as before.
 #[test]
 #[expect(unsafe_code, reason = "the standard library has no ioctls")]
 fn garbage() {
@@ -685,7 +685,7 @@ fn garbage() {
     fs::write(mounted.path().join("file"), "x").expect("a file");
     let dir = File::open(mounted.path()).expect("a directory");
     let file = File::open(mounted.path().join("file")).expect("a file");
-    // SAFETY: each number says how long the array is that it is used with.
+    // SAFETY: each number contains the length of the array that it is used with.
     let start = |on: &File, mut data| unsafe { ioctl(on, Updater::<START, _>::new(&mut data)) };
     let other = |on: &File, mut data| unsafe { ioctl(on, Updater::<OTHER, _>::new(&mut data)) };
     let next = |on: &File| {
@@ -724,8 +724,8 @@ fn garbage() {
         }
     }
     assert!(done > 30 && refused > 30, "{done} done, {refused} refused");
-    // What knows files of the host, or is about more than the places that it came with, is not
-    // done.
+    // Verbs that use files of the host, or more than the places that came with the request, are
+    // refused.
     for (words, places) in [
         (&["rm", "-r", "/x"][..], &["/"][..]),
         (&["cp", "/etc/passwd", "x:/y"], &["/a", "/b"]),
@@ -740,7 +740,7 @@ fn garbage() {
         assert_eq!(ends(), 2, "{words:?}");
     }
     assert_eq!(names(mounted.path()), ["file"]);
-    // A path leads nowhere out of the volume.
+    // A path cannot lead out of the volume.
     start(&dir, request(&["subvolume", "create", "x"], &["../../x"])).expect("a job");
     assert_eq!(ends(), 0);
     assert_eq!(next(&dir), Ok((3, 0)), "as often as it is asked for");
@@ -752,7 +752,7 @@ fn garbage() {
     disks.assert_checks();
 }
 
-/// What programs can do with what they have open of the subvolume `sub`, which `delete` deletes.
+/// What programs can do with open files of the subvolume `sub`, which `delete` deletes.
 fn used_when_deleted(root: &Path, delete: &dyn Fn(&Path)) -> Vec<String> {
     let sub = root.join("sub");
     let open = |path: &str| {
@@ -781,7 +781,7 @@ fn used_when_deleted(root: &Path, delete: &dyn Fn(&Path)) -> Vec<String> {
         let flags = OFlags::CREATE | OFlags::RDWR;
         let new = File::from(openat(dir, name, flags, Mode::from_raw_mode(0o600))?);
         new.write_all_at(b"new", 0)?;
-        // When it is closed the kernel forgets what is in it.
+        // When it is closed, the kernel drops its cached contents.
         bytes(&new, 3)
     };
     let listed = |dir: &File| {
@@ -818,7 +818,7 @@ fn used_when_deleted(root: &Path, delete: &dyn Fn(&Path)) -> Vec<String> {
     said
 }
 
-/// Files of a deleted subvolume were gone for programs that had them open.
+/// Regression: programs could no longer use their open files of a deleted subvolume.
 #[test]
 fn who_uses_a_deleted_subvolume_goes_on_as_on_the_kernels_mount() {
     let Some(judges) = require() else { return };
@@ -837,7 +837,7 @@ fn who_uses_a_deleted_subvolume_goes_on_as_on_the_kernels_mount() {
         assert_eq!(ours, theirs, "round {round}");
         assert_eq!(mounted.does("subvolume list --json @").matches("\"id\"").count(), 1);
     }
-    // An empty one, by the system call.
+    // An empty subvolume, deleted by the system call.
     mounted.does("subvolume create @/sub");
     let sub = mounted.path().join("sub");
     fs::write(sub.join("file"), vec![1; 100_000]).expect("a file");

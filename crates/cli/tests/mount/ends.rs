@@ -1,4 +1,4 @@
-//! How a mount ends: unmounted, by a signal, by SIGKILL, on a full volume.
+//! How a mount ends: by unmounting, by a signal, by SIGKILL, on a full volume.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -16,7 +16,7 @@ use rustix::process::Signal;
 
 use super::{Mounted, command, does, offshoot, require, unmount, volume};
 
-/// What `unmount` returns from is on the devices, and free for others.
+/// When `unmount` returns, everything is on the devices, and other programs can use them.
 #[test]
 fn unmount_makes_all_durable() {
     let Some(judges) = require() else { return };
@@ -37,7 +37,7 @@ fn unmount_makes_all_durable() {
     disks.assert_checks();
 }
 
-/// The program that is called returns when the volume can be used, and the one that serves it goes
+/// The program that the user calls returns when the volume can be used. The one that serves it goes
 /// on.
 #[test]
 fn it_goes_to_the_background() {
@@ -45,8 +45,8 @@ fn it_goes_to_the_background() {
     let disks = volume(&judges, 256);
     let dir = offshoot_testkit::scratch_dir();
     let (image, path) = (disks.images()[0].as_os_str(), dir.path().as_os_str());
-    // By the name that `mount` calls it by, with what it says.
-    // A hard link is what the program finds itself by as well.
+    // With the name and the options that `mount` uses. The link is hard, because the program finds
+    // itself by it.
     let program = Path::new(env!("CARGO_BIN_EXE_offshoot"));
     let helper = program.with_file_name("mount.fuse.offshoot");
     let _ = fs::remove_file(&helper);
@@ -67,7 +67,8 @@ fn it_goes_to_the_background() {
     );
 }
 
-/// SIGTERM stores everything. Who uses a file can go on, and the end comes with the last one.
+/// SIGTERM stores everything. Open files can still be used, and the server ends with the last of
+/// them.
 #[test]
 fn a_signal_unmounts() {
     let Some(judges) = require() else { return };
@@ -89,7 +90,7 @@ fn a_signal_unmounts() {
     assert_eq!(read.ok().as_deref(), Some("before and after"));
 }
 
-/// What is in use is not unmounted, and works on.
+/// A mount in use is not unmounted, and goes on working.
 #[test]
 fn what_is_in_use_stays_mounted() {
     let Some(judges) = require() else { return };
@@ -100,7 +101,7 @@ fn what_is_in_use_stays_mounted() {
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.status.code() == Some(1) && said.contains("busy"), "{said}");
     file.write_all_at(b"data", 0).expect("it works on");
-    // Lazily, it goes with the last who uses it.
+    // With `--lazy`, it goes when the last user closes it.
     does(&["unmount".as_ref(), "--lazy".as_ref(), mounted.path().as_os_str()]);
     assert!(!mounted.path().join("file").exists());
     file.write_all_at(b"more", 4).expect("it works on");
@@ -111,7 +112,7 @@ fn what_is_in_use_stays_mounted() {
     assert_eq!(read.ok().as_deref(), Some("datamore"));
 }
 
-/// Killed under load, time and again: the volume opens, and has all that was fsynced.
+/// Killed under load, again and again: the volume opens, and has everything that was fsynced.
 #[test]
 fn killed_under_load() {
     let Some(judges) = require() else { return };
@@ -146,7 +147,7 @@ fn killed_under_load() {
     }
 }
 
-/// One who writes files, and fsyncs every third.
+/// A thread that writes files, and fsyncs every third.
 struct Writer<'a> {
     round: u32,
     thread: u32,
@@ -160,7 +161,7 @@ impl Writer<'_> {
             let name = format!("r{}t{}n{number}", self.round, self.thread);
             let byte = number.to_le_bytes()[0];
             let bytes = vec![byte; usize::try_from(random.below(20_000)).expect("little")];
-            // Whatever fails from now on, fails because the other side was killed.
+            // From now on, a failure comes from the kill.
             let written = File::create(self.root.join(&name)).and_then(|mut file| {
                 file.write_all(&bytes)?;
                 if number % 3 == 0 {
@@ -182,7 +183,8 @@ impl Writer<'_> {
     }
 }
 
-/// Who fills a volume is told so, the log too, and removing makes room again.
+/// A program that fills a volume gets the error, and the log has it too. Removing files makes room
+/// again.
 #[test]
 fn a_full_volume() {
     let Some(judges) = require() else { return };
@@ -199,8 +201,7 @@ fn a_full_volume() {
     let refused = fill(&path).expect_err("200 MiB do not fit");
     assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull);
     fs::remove_file(&path).expect("it can be removed");
-    // The kernel tells a moment later that it has forgotten the file, and its space is free with
-    // the next commit after that.
+    // The kernel releases the file a moment later. The commit after that frees its space.
     let write_again = || {
         File::open(mounted.path()).and_then(|root| root.sync_all()).expect("a sync");
         fs::write(&path, vec![1; 4 << 20])
@@ -217,14 +218,14 @@ fn a_full_volume() {
     disks.assert_checks();
 }
 
-/// When the host stores nothing any more, the volume is only read from then on, which is said once.
-/// What was stored before is whole.
+/// When the host refuses writes, the volume becomes read-only, and the log says that once. What was
+/// stored before is intact.
 #[test]
 fn a_host_that_fails_makes_it_read_only() {
     let Some(_judges) = require() else { return };
     let dir = offshoot_testkit::scratch_dir();
     let small = Small::new();
-    // The log is not on the host that fails.
+    // The log is on another filesystem than the one that fails.
     let image = dir.path().join("image");
     let sparse = small.0.path().join("image");
     does(&["mkfs".as_ref(), sparse.as_os_str(), "--size=256M".as_ref()]);
@@ -258,7 +259,7 @@ fn a_host_that_fails_makes_it_read_only() {
     read.unmount();
 }
 
-/// A host that has little room.
+/// A filesystem of the host with little room.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -270,7 +271,7 @@ impl Small {
         Self(dir)
     }
 
-    /// Gives it room.
+    /// Makes the filesystem larger.
     fn grow(&self) {
         let flags = MountFlags::empty();
         rustix::mount::mount_remount(self.0.path(), flags, c"size=512m").expect("more room");
@@ -283,7 +284,8 @@ impl Drop for Small {
     }
 }
 
-/// What is open when the kernel goes is removed as soon as the volume is opened again.
+/// Unlinked files that were open when the server was killed are removed when the volume is opened
+/// next.
 #[test]
 fn unlinked_files_are_gone_after_a_kill() {
     let Some(judges) = require() else { return };
@@ -306,8 +308,8 @@ fn unlinked_files_are_gone_after_a_kill() {
     assert_eq!(fs::read_dir(disks.mount("rw").path()).expect("a listing").count(), 1);
 }
 
-/// The kernel asks for what `O_SYNC` and `O_DSYNC` mean behind each write, and passes on that
-/// fdatasync is not fsync. With logs and without.
+/// After each write to a file with `O_SYNC` or `O_DSYNC`, the kernel sends the sync that the flag
+/// means. It tells fdatasync from fsync. Both must work with and without tree logs.
 #[test]
 fn writes_that_are_durable_when_they_return() {
     let Some(judges) = require() else { return };
@@ -346,7 +348,7 @@ fn writes_that_are_durable_when_they_return() {
     }
 }
 
-/// Both ways of a mapping, and writes beside it.
+/// A mapping that is read and written, with reads and writes of the file beside it.
 #[test]
 #[expect(unsafe_code, reason = "the standard library has no mappings")]
 fn mappings() {
@@ -358,8 +360,8 @@ fn mappings() {
     let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
     file.write_all_at(&[1; 8192], 0).expect("data");
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the mapping is used through the one pointer alone, within its length, until it is
-    // unmapped.
+    // SAFETY: the test uses the mapping only through this pointer and within its length, until it
+    // is unmapped.
     unsafe {
         let start = std::ptr::null_mut();
         let map = mmap(start, 8192, protection, MapFlags::SHARED, &file, 0).expect("a mapping");
@@ -372,8 +374,8 @@ fn mappings() {
         file.read_exact_at(&mut read, 4999).expect("a read beside it");
         assert_eq!(read, [1, 2, 3]);
         msync(map, 8192, MsyncFlags::SYNC).expect("a sync of the mapping");
-        // What was stored in a hole, and is known to nobody but the kernel, is data for who copies
-        // the file meanwhile.
+        // The mapping stored bytes in a hole, and only the kernel has them. A program that copies
+        // the file at this moment sees them as data.
         file.set_len(1 << 20).expect("a hole");
         let hole =
             mmap(start, 4096, protection, MapFlags::SHARED, &file, 1 << 19).expect("a mapping");
@@ -396,7 +398,7 @@ fn mappings() {
     assert_eq!((read[0], read[1], read[5000], read[5001], read.len()), (4, 1, 2, 3, 8192));
 }
 
-/// Others may use it only where that was asked for.
+/// Other users may use the mount only with the option for it.
 #[test]
 fn other_users() {
     let Some(judges) = require() else { return };
@@ -433,8 +435,8 @@ fn seen_by_another(_judges: &Judges, image: &Path, options: &str) -> String {
     String::from_utf8_lossy(&listed.stdout).into_owned()
 }
 
-/// The program in the foreground says what is wrong where it was started, and the mount is gone
-/// when it ends.
+/// In the foreground, the program writes its messages to the terminal where it was started. The
+/// mount is gone when it ends.
 #[test]
 fn in_the_foreground() {
     let Some(judges) = require() else { return };
@@ -459,7 +461,7 @@ fn in_the_foreground() {
     disks.assert_checks();
 }
 
-/// What the program that served it did not store is not taken for stored, when it is gone.
+/// When the server is gone, `unmount` reports that not everything is stored.
 #[test]
 fn unmounting_what_was_killed() {
     let Some(judges) = require() else { return };
@@ -478,8 +480,9 @@ fn unmounting_what_was_killed() {
     disks.assert_checks();
 }
 
-/// By force a mount goes whose program does not answer, beside somebody who waits for an answer.
-/// Over io_uring the kernel gave up neither what a stopped thread was about to take, nor the mount.
+/// `--force` unmounts when the server does not answer and another program waits for its answer.
+/// Over io_uring, the kernel aborted neither the request that a stopped thread was about to take
+/// nor the mount.
 #[test]
 fn unmounting_by_force() {
     let Some(judges) = require() else { return };
@@ -500,7 +503,7 @@ fn unmounting_by_force() {
     disks.assert_checks();
 }
 
-/// A mount that can be reached in another place too is not waited for.
+/// `unmount` does not wait for the server if the mount is still visible at another path.
 #[test]
 fn unmounting_one_of_two_places() {
     let Some(judges) = require() else { return };
@@ -518,7 +521,7 @@ fn unmounting_one_of_two_places() {
     disks.assert_checks();
 }
 
-/// A signal does not unmount what somebody mounted on top.
+/// A signal does not unmount another mount on top.
 #[test]
 fn a_signal_leaves_other_mounts() {
     let Some(judges) = require() else { return };
@@ -540,7 +543,7 @@ fn a_signal_leaves_other_mounts() {
     disks.assert_checks();
 }
 
-/// Where a mount cannot begin to be served there is none.
+/// If the server cannot start, there is no mount.
 #[test]
 fn a_log_that_cannot_be_opened() {
     let Some(judges) = require() else { return };

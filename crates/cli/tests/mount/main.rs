@@ -1,25 +1,26 @@
-//! Volumes that are mounted with `offshoot mount`, through the system calls of ordinary programs.
+//! Volumes mounted with `offshoot mount`, used through the system calls of ordinary programs.
 //!
 //! | module | judge |
 //! |---|---|
 //! | `same` | the kernel's btrfs, which shows the same volume, or does the same calls on one of its own |
 //! | `calls` | those calls |
-//! | `ends` | `btrfs check`, and what was promised: unmounting, signals, SIGKILL under load, full volumes |
-//! | `suites` | suites that others wrote: `pjdfstest` and `fsx` |
-//! | `work` | real programs, which check what they did; `btrfs check`, and the kernel's mount showing the same bytes |
+//! | `ends` | `btrfs check`, and the promises: unmounting, signals, SIGKILL under load, full volumes |
+//! | `suites` | test suites of other projects: `pjdfstest` and `fsx` |
+//! | `work` | real programs, which check their own work; `btrfs check`, and the kernel's mount showing the same bytes |
 //! | `power` | a database, after power cuts |
-//! | `campaign` | the same for long, with data stored in every way |
-//! | `callers` | who mounts: a user without rights, `mount` with a line of fstab |
-//! | `confined` | the kernel, which tells what the process may still do |
+//! | `campaign` | the same for a long time, with every way of storing data |
+//! | `callers` | the users who mount: one without rights, and `mount` with a line of fstab |
+//! | `confined` | the kernel, which reports the rights of the process |
 //! | `manners` | `mount -a`, the kernel's mount with the same lines, the same verbs on an image |
-//! | `refused` | what is not done: options, volumes in use, directories that are not there |
+//! | `refused` | refusals: options, volumes in use, directories that are not there |
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
-//! | `transports` | the log, which says what it is served over |
+//! | `transports` | the log, which names the transport |
 //!
-//! They are run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
+//! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
 //! `cargo xtask test` does both.
 //!
-//! They need root and `/dev/fuse`. Where the other judges are, that has to be there too.
+//! They need root and `/dev/fuse`. A machine with the other judges must have both, or the tests
+//! fail.
 
 mod callers;
 mod calls;
@@ -49,7 +50,7 @@ use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// The judges, this one among them: the kernel has to offer FUSE.
+/// The judges; the kernel must offer FUSE too.
 fn require() -> Option<Judges> {
     let judges = judges::require()?;
     if is_over_ring()
@@ -65,12 +66,11 @@ fn require() -> Option<Judges> {
     Some(judges)
 }
 
-/// Whether this run is one over io_uring.
+/// Whether this run uses io_uring.
 fn is_over_ring() -> bool {
     std::env::var_os("OFFSHOOT_TEST_TRANSPORT").is_some_and(|transport| transport == "io_uring")
 }
 
-/// Runs the program.
 fn offshoot<S: AsRef<OsStr>>(args: &[S]) -> Output {
     command().args(args).output().expect("the program starts")
 }
@@ -81,14 +81,14 @@ fn command() -> Command {
     command
 }
 
-/// Runs what must succeed in silence.
+/// Runs the program, which must succeed without messages.
 #[track_caller]
 fn does(args: &[&OsStr]) {
     is_done(args, &offshoot(args));
 }
 
-/// Runs `unmount` with these words. What other tests start has for a moment what is open here, and
-/// keeps a mount busy that long.
+/// Runs `unmount` with these words, again while the mount is busy. A process that another test
+/// starts inherits our open files for a moment, and keeps a mount busy that long.
 fn unmount(args: &[&OsStr]) -> Output {
     let args = [&["unmount".as_ref()], args].concat();
     for _ in 0..100 {
@@ -115,16 +115,16 @@ fn volume(judges: &Judges, mib: u64) -> Disks {
     disks
 }
 
-/// What it says of what it is kept from, on a kernel that has all of it.
+/// The log line about the sandbox, on a kernel that has all parts of it.
 const SANDBOXED: &str =
     "offshoot: sandbox: no capabilities, no new privileges, Landlock, seccomp\n";
 
-/// A volume that this program has mounted. The process that serves it is a child of the test.
+/// A volume that the program has mounted. The server is a child of the test.
 struct Mounted {
     dir: TempDir,
     child: Child,
     log: PathBuf,
-    /// What it is served over, as it says itself.
+    /// The transport that the log names.
     transport: &'static str,
     _switched: Option<SwitchedOn>,
 }
@@ -136,7 +136,7 @@ impl Mounted {
         Self::of(command(), scratch_dir(), image, options)
     }
 
-    /// Mounts it over `dir` with a program that is started by `command`.
+    /// Mounts it over `dir` with the program that `command` starts.
     #[track_caller]
     fn of(command: Command, dir: TempDir, image: &Path, options: &str) -> Self {
         let is_ring = is_over_ring();
@@ -146,7 +146,7 @@ impl Mounted {
         Self::serve(command, dir, image, &format!("{options},{word}"), transport, switched)
     }
 
-    /// The same with a program that serves it over `transport`.
+    /// The same with a program that serves over `transport`.
     #[track_caller]
     fn serve(
         mut command: Command,
@@ -156,7 +156,7 @@ impl Mounted {
         transport: &'static str,
         switched: Option<SwitchedOn>,
     ) -> Self {
-        // Beside the image, where it goes with it.
+        // Beside the image, so that both are removed together.
         let log = image.with_extension("log");
         let mut child = command
             .args(["mount", "--in-background", "-o", options, "--log"])
@@ -176,7 +176,7 @@ impl Mounted {
         self.dir.path()
     }
 
-    /// What it had to say so far, but for how it is served.
+    /// The log so far, without the line about the transport.
     fn log(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let said = log.replace(SANDBOXED, "");
@@ -193,7 +193,7 @@ impl Mounted {
         kill_process(pid.expect("a process"), signal).expect("it runs");
     }
 
-    /// Waits for its end, which must be a good one without a word.
+    /// Waits for the server's end, which must be a success without messages.
     #[track_caller]
     fn ends_well(mut self) {
         let status = self.child.wait().expect("a child");
@@ -217,7 +217,7 @@ impl Drop for Mounted {
         if std::thread::panicking() {
             println!("the log of the mount:\n{}", self.log());
         }
-        // Of what a test left undone: after it was unmounted there is nothing to do.
+        // After a failed test. A volume that is unmounted has nothing left to do.
         let _ = rustix::mount::unmount(self.dir.path(), UnmountFlags::DETACH);
         let _ = self.child.kill();
         let _ = self.child.wait();

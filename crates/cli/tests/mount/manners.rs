@@ -1,5 +1,5 @@
-//! What people write for mount: lines of fstab, options that are wishes, mounts that died, paths in
-//! a mount.
+//! What users write for mount: lines of fstab, optional options, mounts that died, paths in a
+//! mount.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -29,11 +29,11 @@ fn mount(options: &str, words: &[&OsStr]) -> Output {
     offshoot(&[&first[..], words].concat())
 }
 
-/// A line of the fstab of a system: where it is mounted, and its options.
+/// A line of a system's fstab: the mount point and the options.
 type Line = (&'static str, &'static str);
 
-/// The subvolumes that a system has, the default one where it sets one, and what its installer
-/// writes into fstab.
+/// The subvolumes of a system, its default subvolume if it sets one, and the fstab that its
+/// installer writes.
 struct System {
     name: &'static str,
     subvolumes: &'static [&'static str],
@@ -76,7 +76,7 @@ const SYSTEMS: [System; 5] = [
         default: None,
         lines: &[("/", "defaults,subvol=@"), ("/home", "defaults,subvol=@home,nofail,autodefrag")],
     },
-    // As `genfstab` prints what the kernel shows, with every option spelt out.
+    // As `genfstab` prints it from the kernel's table of mounts, with every option.
     System {
         name: "Arch",
         subvolumes: &["@", "@log"],
@@ -94,8 +94,8 @@ const SYSTEMS: [System; 5] = [
     },
 ];
 
-/// `mount -a` with the lines of each system, and `umount`: every line shows its subvolume, where
-/// the kernel finds what was written.
+/// `mount -a` with the lines of each system, and then `umount`. Every line shows its subvolume, and
+/// the kernel finds there what was written.
 #[test]
 fn lines_of_fstab_as_systems_write_them() {
     let Some(judges) = require() else { return };
@@ -103,7 +103,7 @@ fn lines_of_fstab_as_systems_write_them() {
     for system in SYSTEMS {
         let disks = volume(&judges, 256);
         let (image, dir) = (&disks.images()[0], scratch_dir());
-        // A mount of ours is told apart by its path: more than that is not needed here.
+        // The mount points of the lines are below a directory of the test.
         let place = |path: &str| PathBuf::from(format!("{}{path}", dir.path().display()));
         let in_volume = |path: &str| format!("{}:/{path}", image.display());
         for subvolume in system.subvolumes {
@@ -122,7 +122,7 @@ fn lines_of_fstab_as_systems_write_them() {
             let (image, dir) = (image.display(), dir.path().display());
             format!("{image} {dir}{path} fuse.offshoot {options} 0 0\n")
         };
-        // One that is not there and need not be.
+        // A line with `nofail` whose image is missing.
         let absent =
             format!("/no/such.img {}/none fuse.offshoot nofail 0 0\n", dir.path().display());
         let text: String = system.lines.iter().map(line).chain([absent]).collect();
@@ -135,7 +135,7 @@ fn lines_of_fstab_as_systems_write_them() {
             .iter()
             .map(|(path, options)| fs::write(place(path).join("written by"), options))
             .collect();
-        // Once more mounts nothing twice.
+        // A second `mount -a` mounts nothing twice.
         let again = Command::new("mount").arg("-a").arg("-T").arg(&fstab).output();
         let again = again.expect("mount runs");
         assert!(again.status.success(), "{}: {again:?}", system.name);
@@ -166,8 +166,8 @@ fn lines_of_fstab_as_systems_write_them() {
     }
 }
 
-/// What is a place of its own has its own `ro`, ends on its own, and takes verbs; the server ends
-/// with the last one.
+/// A further place has its own `ro`, is unmounted on its own, and takes verbs. The server ends with
+/// the last place.
 #[test]
 fn further_places() {
     let Some(judges) = require() else { return };
@@ -192,7 +192,7 @@ fn further_places() {
     fs::write(third.path().join("file"), "x").expect("it is written there");
     assert_eq!(fs::read_to_string(second.path().join("file")).ok().as_deref(), Some("x"));
     assert!(!first.path().join("file").exists());
-    // Verbs mean the subvolume that is seen there.
+    // Verbs work on the subvolume that the place shows.
     does(&["subvolume".as_ref(), "create".as_ref(), third.path().join("inner").as_os_str()]);
     assert!(second.path().join("inner").is_dir() && !first.path().join("inner").exists());
     let listed = offshoot(&["ls".as_ref(), second.path().as_os_str()]);
@@ -201,20 +201,20 @@ fn further_places() {
     let both =
         ["subvolume", "create"].iter().map(OsStr::new).chain(both.iter().map(|p| p.as_os_str()));
     assert_eq!(offshoot(&both.collect::<Vec<_>>()).status.code(), Some(2));
-    // What is no subvolume, or another one, is not mounted.
+    // A path that is not a subvolume, or is another one, is not mounted.
     for options in ["subvol=none", "subvolid=999", "subvolid=256,subvol=two"] {
         let dir = scratch_dir();
         let output = mount(options, &[image, dir.path().as_os_str()]);
         assert!(!output.status.success() && dir.path().read_dir().expect("it").count() == 0);
     }
-    // One place becomes writable by itself.
+    // One place becomes writable, and the others stay as they are.
     let remount = mount("remount,rw", &[second.path().as_os_str()]);
     assert!(remount.status.success(), "{remount:?}");
     fs::write(second.path().join("file"), "y").expect("it can be written");
     let output = unmount(&[second.path().as_os_str()]);
     assert!(output.status.success() && said(&output).contains("still mounted"), "{output:?}");
     fs::write(third.path().join("file"), "z").expect("it is there");
-    // SIGTERM ends all of them.
+    // SIGTERM ends all places.
     first.signal(Signal::TERM);
     first.ends_well();
     assert!(!third.path().join("file").exists());
@@ -223,8 +223,8 @@ fn further_places() {
     assert_eq!(read.ok().as_deref(), Some("z"));
 }
 
-/// Lines that are mounted at the same moment, as systems do it: one of them serves the volume,
-/// whichever comes first.
+/// Lines that are mounted at the same moment, as systems do it. One of the processes serves the
+/// volume, whichever is first.
 #[test]
 fn places_that_are_mounted_at_once() {
     let Some(judges) = require() else { return };
@@ -246,7 +246,7 @@ fn places_that_are_mounted_at_once() {
     disks.assert_checks();
 }
 
-/// All options that are in force can be repeated when a mount is changed, and no others.
+/// A remount may repeat the options that are in force, and no others.
 #[test]
 fn remounting_repeats_what_is_in_force() {
     let Some(judges) = require() else { return };
@@ -269,7 +269,8 @@ fn remounting_repeats_what_is_in_force() {
     mounted.unmount();
 }
 
-/// A mount whose program was killed is named, and gone when something else is mounted there.
+/// `mount` names a mount whose server was killed, and removes it when another volume is mounted
+/// there.
 #[test]
 fn a_dead_mount_is_named_and_taken_away() {
     let Some(judges) = require() else { return };
@@ -278,7 +279,7 @@ fn a_dead_mount_is_named_and_taken_away() {
     let mounted = Mounted::new(&disks.images()[0], "rw");
     let dir = mounted.path().as_os_str();
     mounted.signal(Signal::KILL);
-    // What was under way fails in another way.
+    // Requests that were under way fail with another error.
     let is_dead = || rustix::fs::statfs(mounted.path()).err() == Some(rustix::io::Errno::NOTCONN);
     while !is_dead() {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -288,7 +289,7 @@ fn a_dead_mount_is_named_and_taken_away() {
     assert!(line.is_some_and(|line| line.contains("has ended")), "{listed}");
     let output = offshoot(&["ls".as_ref(), dir]);
     assert!(said(&output).contains("offshoot unmount"), "{output:?}");
-    // Elsewhere it is mounted anew, and not from what is dead.
+    // At another directory, the volume is mounted anew, and the dead mount is not used.
     let other = scratch_dir();
     does(&["mount".as_ref(), image, other.path().as_os_str()]);
     does(&["umount".as_ref(), other.path().as_os_str()]);
@@ -304,7 +305,8 @@ fn a_dead_mount_is_named_and_taken_away() {
     disks.assert_checks();
 }
 
-/// What may only be read is mounted so, and that is said; so is what is read without its log.
+/// A volume that can only be read is mounted read-only, and the program says so. So is one that is
+/// read without its log.
 #[test]
 fn read_only_where_it_cannot_be_written() {
     let Some(judges) = require() else { return };
@@ -321,7 +323,7 @@ fn read_only_where_it_cannot_be_written() {
     assert!(said(&output).contains("may only be read: mounted read-only"), "{output:?}");
     assert!(line.is_some_and(|line| line.contains(" ro,")), "{line:?}");
     let disks = volume(&judges, 256);
-    // What is fsynced is in the log, when the program ends then.
+    // The log has what was fsynced before the server is killed.
     let mounted = Mounted::new(&disks.images()[0], "commit=300");
     let file = File::create(mounted.path().join("file")).expect("a file");
     file.sync_all().expect("it is stored");
@@ -339,7 +341,7 @@ fn read_only_where_it_cannot_be_written() {
     }
 }
 
-/// As mount calls it, the program ends with the codes of mount.
+/// When `mount` calls it, the program ends with the exit codes of mount.
 #[test]
 fn exit_codes_of_mount() {
     let dir = scratch_dir();
@@ -363,7 +365,7 @@ fn exit_codes_of_mount() {
     }
 }
 
-/// Verbs that show things say the same of a path in a mount as of the place in the volume.
+/// Verbs that show things say the same for a path in a mount as for the place in the volume.
 #[test]
 fn paths_in_a_mount_are_places() {
     let Some(judges) = require() else { return };
@@ -373,7 +375,7 @@ fn paths_in_a_mount_are_places() {
     fs::create_dir_all(root.join("dir/below")).expect("directories");
     fs::write(root.join("dir/file"), "contents").expect("a file");
     symlink("file", root.join("dir/link")).expect("a link");
-    // What is kept in a mount and is an image is the volume in it.
+    // A path to an image in a mount means the volume in that image.
     let inner = root.join("inner.img");
     does(&["mkfs".as_ref(), inner.as_os_str(), "--size=128M".as_ref()]);
     does(&["mkdir".as_ref(), format!("{}:/inside", inner.display()).as_ref()]);
@@ -416,15 +418,15 @@ fn ours_of(text: &str, name: &str) -> Option<String> {
     text.lines().find(|line| line.starts_with(name)).map(str::to_owned)
 }
 
-/// The line of the table of mounts for what is mounted over `dir` last.
+/// The last line of the table of mounts for `dir`.
 fn line_of(dir: &Path) -> Option<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("the table");
     let dir = dir.to_str().expect("text");
     table.lines().rfind(|line| line.split(' ').nth(4) == Some(dir)).map(str::to_owned)
 }
 
-/// The way by which root reaches another subvolume is closed to others, also when root went it a
-/// moment ago.
+/// The path by which root reaches another subvolume is closed to other users, even just after root
+/// used it.
 #[test]
 fn others_do_not_pass_the_gate() {
     let Some(judges) = require() else { return };
@@ -449,7 +451,7 @@ fn others_do_not_pass_the_gate() {
     };
     assert!(as_nobody("ls \"$0\"", first.path()), "it may be used by others");
     for _ in 0..2 {
-        // So that the kernel knows the names.
+        // So that the kernel has the names in its cache.
         assert!(way.join("secret").is_file());
         let found = fs::metadata(gate).expect("root sees it");
         assert_eq!((found.permissions().mode() & 0o7777, found.uid()), (0o700, 0));
@@ -466,7 +468,7 @@ fn others_do_not_pass_the_gate() {
     disks.assert_checks();
 }
 
-/// A place whose subvolume was deleted is listed with it, and unmounted.
+/// A place whose subvolume was deleted is listed as such, and can be unmounted.
 #[test]
 fn a_place_without_its_directory_is_listed_and_unmounted() {
     let Some(judges) = require() else { return };
@@ -492,7 +494,7 @@ fn a_place_without_its_directory_is_listed_and_unmounted() {
     disks.assert_checks();
 }
 
-/// At no moment is a further place there with more rights than those that it is given.
+/// A further place never has more rights than its own, not even while it is made.
 #[test]
 fn further_places_have_their_rights_from_the_beginning() {
     let Some(judges) = require() else { return };
@@ -514,7 +516,7 @@ fn further_places_have_their_rights_from_the_beginning() {
                     if place == second.path() {
                         seen.insert(own(line));
                     } else if place.starts_with("/run") {
-                        // Where it is made nobody else gets in.
+                        // The directory where it is made is closed to other users.
                         let above = place.parent().expect("a directory").metadata();
                         closed += above.map_or(0, |above| {
                             assert_eq!(above.mode() & 0o7777, 0o700, "{line}");

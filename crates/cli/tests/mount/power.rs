@@ -1,5 +1,5 @@
-//! Power cuts under a database on a mount. The test serves the mount itself, from a device that
-//! remembers what could be left of it.
+//! Power cuts under a database on a mount. The test itself serves the mount, from a device that
+//! records which states a power cut can leave.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,14 +20,14 @@ use offshoot_vfs::{FileSystem, FileSystemMut, FileType, Result, SetAttr, Timesta
 use super::work::Database;
 use super::{require, volume};
 
-/// States in whose place one is looked at.
+/// The test looks at one state of so many.
 const ONE_OF: u64 = 20;
 
-/// The size of the volume.
+/// The size of the volume, in MiB.
 const VOLUME_MIB: u64 = 256;
 
-/// A database commits so many transactions; whatever a power cut leaves has those that were told,
-/// and is whole, and `btrfs check` finds nothing in the volume.
+/// A database commits `transactions` transactions. Every state that a power cut leaves has all
+/// acknowledged transactions and a sound database, and `btrfs check` finds nothing in the volume.
 pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
     let seed = seed_of_run();
     for journal in ["delete", "wal"] {
@@ -61,8 +61,8 @@ pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
     }
 }
 
-/// Mounts the volume on `device`, and lets a database work there. Of each transaction that it told
-/// there is a mark.
+/// Mounts the volume on `device`, and lets a database work there. Marks each acknowledged
+/// transaction in the log of the device.
 fn serve_a_database(device: &Arc<CrashDevice>, journal: &str, transactions: u64) {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
@@ -82,7 +82,7 @@ fn serve_a_database(device: &Arc<CrashDevice>, journal: &str, transactions: u64)
     worked.expect("a database that works");
 }
 
-/// Takes the files of the volume out that a power cut left.
+/// Copies the files out of a volume that a power cut left.
 fn copy_out(devices: Vec<Arc<dyn BlockDevice>>, dir: &Path) -> Result<()> {
     let is_torn = Arc::new(AtomicBool::new(false));
     let seen = is_torn.clone();
@@ -96,7 +96,8 @@ fn copy_out(devices: Vec<Arc<dyn BlockDevice>>, dir: &Path) -> Result<()> {
     let volume = Volume::open_writable(devices, &options)?;
     let fs = volume.filesystem(TreeId::FS)?;
     if is_torn.load(Ordering::Relaxed) {
-        // `btrfs check` looks for no copy of a torn superblock: our next commit writes it anew.
+        // `btrfs check` does not look for a copy of a torn superblock. Our next commit writes the
+        // torn one anew.
         fs.set_attr(fs.root(), &SetAttr::default(), Timestamp::default())?;
         fs.sync()?;
     }
@@ -117,7 +118,7 @@ fn copy_out(devices: Vec<Arc<dyn BlockDevice>>, dir: &Path) -> Result<()> {
                 read => read,
             };
         }
-        // What SQLite shares between processes it makes anew after a crash.
+        // SQLite makes its shared-memory file anew after a crash.
         if !name.ends_with("-shm") {
             std::fs::write(dir.join(name), bytes).expect("a file");
         }

@@ -1,4 +1,4 @@
-//! What is not mounted, and how that is said.
+//! Mounts that are refused, and the messages.
 
 use std::ffi::OsStr;
 
@@ -6,7 +6,7 @@ use offshoot_testkit::scratch_dir;
 
 use super::{Mounted, offshoot, require, volume};
 
-/// Runs what must fail with `code`, and gives its messages.
+/// Runs the program, which must fail with `code`, and returns its messages.
 #[track_caller]
 fn fails(args: &[&OsStr], code: i32) -> String {
     let output = offshoot(args);
@@ -48,7 +48,7 @@ fn places_that_are_none() {
     std::fs::write(&zeros, vec![0; 1 << 20]).expect("a file");
     fails(&[mount, zeros.as_os_str(), dir.path().as_os_str()], 1);
     let mounted = Mounted::new(&disks.images()[0], "rw");
-    // The one that writes keeps others from it: all verbs, and whoever would serve it once more.
+    // A writer keeps out all verbs, and any other process that would serve the volume too.
     let serve = ["mount", "--in-background"].map(OsStr::new);
     let said = fails(&[&serve[..], &[image, dir.path().as_os_str()]].concat(), 1);
     assert!(said.contains("in use by"), "{said}");
@@ -56,7 +56,7 @@ fn places_that_are_none() {
     mounted.unmount();
 }
 
-/// What becomes read-only is stored.
+/// A remount as read-only stores everything.
 #[test]
 fn remounting_stores() {
     let Some(judges) = require() else { return };
@@ -71,7 +71,7 @@ fn remounting_stores() {
     assert_eq!(read.ok().as_deref(), Some("x"));
 }
 
-/// A mount becomes read-only and back, and one of a volume that is only read refuses all changes.
+/// A mount becomes read-only and back. A mount of a read-only volume refuses all changes.
 #[test]
 fn read_only() {
     let Some(judges) = require() else { return };
@@ -81,7 +81,7 @@ fn read_only() {
     let written = || std::fs::write(&file, "x").map_err(|error| error.kind());
     let remount = |options: &str| {
         let args = ["mount", "-o", options, "any"].map(OsStr::new);
-        // A slash at the end is no other directory.
+        // A slash at the end does not change the directory.
         super::does(&[&args[..], &[mounted.path().join("").as_os_str()]].concat());
     };
     assert_eq!(written(), Ok(()));
@@ -98,7 +98,7 @@ fn read_only() {
     mounted.unmount();
 }
 
-/// What is no directory is named for what it is, and nothing is started: the volume is not opened.
+/// The message says what a mount point is if it is not a directory. The volume is not opened.
 #[test]
 fn what_is_no_directory_is_not_mounted_over() {
     let dir = scratch_dir();
@@ -129,7 +129,7 @@ fn what_is_no_directory_is_not_mounted_over() {
     assert!(std::fs::read(&image).expect("an image") == before, "it was written");
 }
 
-/// A name whose inode is not there is shown, and whoever wants the file is told that it is damaged.
+/// A name without an inode is listed, and opening it gives an error that says that it is damaged.
 #[test]
 fn a_name_without_an_inode_is_an_error() {
     let Some(judges) = require() else { return };

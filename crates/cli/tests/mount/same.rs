@@ -1,4 +1,4 @@
-//! What the kernel's btrfs shows, and does.
+//! Our mount shows and does what the kernel's btrfs shows and does.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ fn both_mounts_show_the_same() {
     let theirs = disks.mount("ro,noatime");
     let ours = Mounted::new(&disks.images()[0], "ro");
     let shown = HostFilesystem::new(ours.path()).expect("the mount opens");
-    // Inode numbers are one space here, and one for each subvolume there.
+    // Our inode numbers are unique in the mount, and the kernel's only in each subvolume.
     let compare = Compare::default().without(Aspect::Ids);
     compare.run(&shown, theirs.path()).assert_same(fill::EVERYTHING_AT_LEAST);
     drop(shown);
@@ -46,7 +46,7 @@ fn calls_do_the_same() {
     assert!(differences.is_empty(), "of {} calls:\n{}", said.len(), differences.join("\n"));
     assert_eq!(said.len(), expected.len());
     assert!(said.len() > 100, "only {} calls", said.len());
-    // The clock is not the same either.
+    // The clock differs too.
     for root in [mounted.path(), kernel.path()] {
         let touch = ["-depth", "-exec", "touch", "-h", "-d", "@1000000000", "{}", "+"];
         run("find", &[&[root.as_os_str()], &touch.map(OsStr::new)[..]].concat());
@@ -55,7 +55,7 @@ fn calls_do_the_same() {
     let shown = HostFilesystem::new(mounted.path()).expect("the mount opens");
     compare.run(&shown, kernel.path()).assert_same(20);
     drop(shown);
-    // That there was no space for one attribute is told, and nothing else.
+    // The log reports that there was no space for one attribute, and nothing else.
     let said = mounted.log();
     assert!(said.lines().count() == 1 && said.contains("xattr `user.65536`"), "{said}");
     does(&["unmount".as_ref(), mounted.path().as_os_str()]);
@@ -67,8 +67,7 @@ fn calls_do_the_same() {
     compare.run(&shown, kernel.path()).assert_same(20);
 }
 
-/// The numbers of files are those that they had before, whichever subvolume is mounted, and of no
-/// two files the same.
+/// Inode numbers stay the same, whichever subvolume is mounted, and no two files have the same one.
 #[test]
 fn numbers_are_stable_and_unique() {
     let Some(judges) = require() else { return };
@@ -81,7 +80,7 @@ fn numbers_are_stable_and_unique() {
             for entry in std::fs::read_dir(dir).expect("it is listed") {
                 let entry = entry.expect("an entry");
                 let path = entry.path();
-                // Deeper than any path can say.
+                // Deeper than a path can express.
                 if path.as_os_str().len() > 3000 {
                     continue;
                 }
@@ -90,7 +89,7 @@ fn numbers_are_stable_and_unique() {
                 if metadata.is_dir() {
                     dirs.push(path.clone());
                 }
-                // Files with several names have one number.
+                // All names of a file show the same number.
                 let key = if metadata.is_dir() { 0 } else { metadata.nlink() };
                 let name = path.strip_prefix(mounted.path()).expect("below").to_path_buf();
                 found.push((metadata.ino(), key, name));
@@ -112,8 +111,8 @@ fn numbers_are_stable_and_unique() {
     mounted.unmount();
 }
 
-/// Options have new files stored as the kernel does with the same ones: with which flags, and which
-/// of them in the tree.
+/// With the same options, new files get the same flags as in the kernel, and the same files are
+/// inline.
 #[test]
 fn options_store_the_same() {
     let Some(judges) = require() else { return };
@@ -146,8 +145,8 @@ fn options_store_the_same() {
     }
 }
 
-/// With `discard` an image has no more blocks of what was removed than the kernel leaves it with
-/// the same option.
+/// With `discard`, an image keeps no more blocks of removed files than the kernel leaves with the
+/// same option.
 #[test]
 fn what_is_removed_is_discarded() {
     let Some(judges) = require() else { return };
@@ -185,7 +184,7 @@ fn how_stored(disks: &Disks) -> Vec<String> {
         let found = ["flags 0x", "type 0 (inline)", "type 1 (regular)"].map(|word| line.find(word));
         found.into_iter().flatten().next().map(|at| line[at..].to_owned())
     };
-    // The block itself has flags, and those of both programs differ.
+    // The tree block has flags of its own, and they differ between the two programs.
     let lines = said.lines().filter(|line| !line.contains("WRITTEN"));
     lines.filter_map(of_line).collect()
 }

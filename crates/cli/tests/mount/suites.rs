@@ -1,4 +1,4 @@
-//! Suites that others wrote, on a mount.
+//! Test suites of other projects, on a mount.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,11 +11,11 @@ use super::callers::Links;
 use super::work::end;
 use super::{Mounted, require, volume};
 
-/// The ways of storing data: in each of them suites have to pass.
+/// The ways of storing data. The suites have to pass with each of them.
 pub(super) const WAYS: [&str; 5] =
     ["rw", "compress-force=zlib", "compress-force=lzo", "compress-force=zstd", "nodatacow"];
 
-/// The program of a suite, which `cargo xtask setup` puts beside what is built.
+/// The program of a suite. `cargo xtask setup` installs it beside our build.
 #[track_caller]
 fn suite(name: &str) -> PathBuf {
     let built = Path::new(env!("CARGO_BIN_EXE_offshoot")).ancestors().nth(2).expect("target");
@@ -24,7 +24,7 @@ fn suite(name: &str) -> PathBuf {
     program
 }
 
-/// What `pjdfstest` may use, and whom it may pretend to be.
+/// The features that `pjdfstest` may use, and the users whose rights it may take.
 const CONFIGURATION: &str = r#"
 [features]
 posix_fallocate = {}
@@ -43,16 +43,16 @@ expected_failures = ["rename::updates_link_parent"]
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-/// Runs those tests of `pjdfstest` whose names have one of these words, or all, on a volume that is
-/// mounted in this way.
+/// Runs the tests of `pjdfstest` whose names contain one of these words, or all, on a volume that
+/// is mounted in this way.
 pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least: u32) {
     let program = suite("pjdfstest");
-    // It has `mount` remount, which looks for a program that does it.
+    // It runs `mount` to remount, and `mount` looks for our program by these links.
     let _links = Links::new();
     let disks = volume(judges, 512);
     let mounted = Mounted::new(&disks.images()[0], &format!("allow_other,suid,dev,{way}"));
     let configuration = disks.images()[0].with_extension("toml");
-    // All but those that remount are run first, because these keep others from writing.
+    // The tests that remount run by themselves later, because they keep others from writing.
     let remounts = !words.is_empty();
     let text =
         CONFIGURATION.replace("allow_remount = true", &format!("allow_remount = {remounts}"));
@@ -74,7 +74,8 @@ pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least
     disks.assert_checks();
 }
 
-/// What passes of it, and what does where it may remount. The kernel's btrfs passes no more.
+/// How many of its tests pass, and how many of those that remount. The kernel's btrfs passes no
+/// more.
 pub(super) const PASSED: u32 = 381;
 pub(super) const PASSED_READ_ONLY: u32 = 13;
 
@@ -84,15 +85,16 @@ fn pjdfstest() {
     run_pjdfstest(&judges, "rw", &[], PASSED);
 }
 
-/// Its tests of a read-only mount, which remount: whoever else uses it meanwhile could not write.
+/// The tests that remount the volume read-only. No other test could write to it meanwhile.
 #[test]
 fn pjdfstest_read_only() {
     let Some(judges) = require() else { return };
     run_pjdfstest(&judges, "rw", &["erofs"], PASSED_READ_ONLY);
 }
 
-/// All operations of `fsx`. FUSE passes them all. None of no bytes: it takes EINVAL, which
-/// `posix_fallocate` owes that, for a filesystem without it.
+/// All operations of `fsx`; FUSE passes all of them on. None has a length of zero:
+/// `posix_fallocate` must answer that with EINVAL, and `fsx` takes this answer for a filesystem
+/// without the call.
 const OPERATIONS: &str = "
 [opsize]
 min = 1
@@ -114,11 +116,11 @@ posix_fadvise = 2
 copy_file_range = 5
 ";
 
-/// Operations with one seed.
+/// How many operations run with one seed.
 const OPERATIONS_OF_A_SEED: &str = "2000";
 
-/// Runs `fsx` with one seed after the other on a volume that is mounted in this way, for so long.
-/// Then the kernel's mount has to show the same.
+/// Runs `fsx` with one seed after another for this time, on a volume that is mounted in this way.
+/// Then the kernel's mount must show the same.
 fn run_fsx(judges: &Judges, way: &str, time: Duration, first_seed: u64) {
     let program = suite("fsx");
     let disks = volume(judges, 512);
@@ -128,7 +130,7 @@ fn run_fsx(judges: &Judges, way: &str, time: Duration, first_seed: u64) {
     let (started, mut seeds) = (Instant::now(), 0);
     while seeds == 0 || started.elapsed() < time {
         let seed = (first_seed + seeds).to_string();
-        // A file is used more than once, and those of other seeds stay.
+        // Each file is used again, and the files of other seeds stay.
         let file = mounted.path().join(format!("file{}", seeds % 4));
         let artifacts = disks.images()[0].parent().expect("a directory");
         let output = Command::new(&program)
@@ -145,7 +147,7 @@ fn run_fsx(judges: &Judges, way: &str, time: Duration, first_seed: u64) {
     end(mounted, &disks);
 }
 
-/// The same in every way, all at once.
+/// The same in every way of storing data, all at once.
 pub(super) fn run_fsx_in_all_ways(judges: &Judges, time: Duration) {
     let seed = seed_of_run();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What a mount is served over when nobody says it.
+//! The transport of a mount when no option names one.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,7 +8,8 @@ use offshoot_testkit::scratch_dir;
 
 use super::{Mounted, command, require, volume};
 
-/// Mounts a volume with a program that is started by `command`; it must be served over `transport`.
+/// Mounts a volume with the program that `command` starts, and requires that it serves over
+/// `transport`.
 #[track_caller]
 fn is_served(command: Command, transport: &'static str) {
     let Some(judges) = require() else { return };
@@ -25,7 +26,7 @@ fn is_served(command: Command, transport: &'static str) {
     assert_eq!(fs::read(&file).expect("a file"), b"contents");
     let log = fs::read_to_string(&mounted.log).expect("a log");
     mounted.unmount();
-    // Why it is not the better one.
+    // The log says why it is not the better transport.
     assert_eq!(log.contains("RLIMIT_NOFILE"), transport == "/dev/fuse", "{log}");
 }
 
@@ -34,7 +35,7 @@ fn over_io_uring_where_the_kernel_offers_it() {
     is_served(command(), "io_uring");
 }
 
-/// Each thread of io_uring takes a descriptor, and there are eight of each CPU at the least.
+/// Each thread of io_uring takes a descriptor, and there are at least eight of them for each CPU.
 #[test]
 fn over_the_device_where_there_are_too_few_descriptors() {
     let mut few = Command::new("sh");

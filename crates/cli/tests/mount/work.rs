@@ -1,5 +1,5 @@
-//! Real programs on a mount. Afterwards `btrfs check` finds nothing, and the kernel's mount shows
-//! the same bytes.
+//! Real programs on a mount. Afterwards `btrfs check` must find nothing, and the kernel's mount
+//! must show the same bytes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,21 +20,21 @@ use rustix::process::Signal;
 
 use super::{Mounted, require, volume};
 
-/// How much is done.
+/// The amount of work.
 #[derive(Clone, Copy)]
 pub(super) struct Amount {
-    /// Files of the trees that programs work on.
+    /// How many files the trees have that programs work on.
     files: u32,
-    /// How often a database is killed.
+    /// How many times a database is killed.
     kills: u32,
-    /// What each job of `fio` writes.
+    /// How much each job of `fio` writes.
     fio_size: &'static str,
 }
 
 const SHORT: Amount = Amount { files: 60, kills: 3, fio_size: "4m" };
 pub(super) const LONG: Amount = Amount { files: 600, kills: 20, fio_size: "64m" };
 
-/// What a path has: the bits of its mode, and a hash of what is in it.
+/// The mode bits of each path, and a hash of its contents.
 type Contents = BTreeMap<PathBuf, (u32, u64)>;
 
 /// All files below `root`, by their paths.
@@ -59,7 +59,7 @@ fn contents(root: &Path) -> Contents {
     found
 }
 
-/// Unmounts a volume: the kernel's mount has to show what was seen before, and `btrfs check` to
+/// Unmounts a volume. The kernel's mount must show the same as ours before, and `btrfs check` must
 /// find nothing.
 #[track_caller]
 pub(super) fn end(mounted: Mounted, disks: &Disks) {
@@ -73,7 +73,7 @@ pub(super) fn end(mounted: Mounted, disks: &Disks) {
     assert!(first.is_none() && shown.len() == found.len(), "the kernel differs in {first:?}");
 }
 
-/// Lets `work` use a volume that is mounted in this way.
+/// Runs `work` on a volume that is mounted in this way.
 fn on_a_volume(judges: &Judges, way: &str, mib: u64, work: impl FnOnce(&Path)) {
     let disks = volume(judges, mib);
     let mounted = Mounted::new(&disks.images()[0], way);
@@ -97,7 +97,7 @@ fn runs(dir: &Path, program: &str, args: &[&str]) -> String {
     said.into_owned()
 }
 
-/// A C program of so many files, which says the sum of their numbers when it is run.
+/// Writes a C program of `files` files, which prints the sum of their numbers.
 fn write_c_project(dir: &Path, files: u32, random: &mut Random) {
     fs::create_dir_all(dir.join("src")).expect("a directory");
     let mut main = String::from("#include <stdio.h>\n");
@@ -123,7 +123,7 @@ fn write_c_project(dir: &Path, files: u32, random: &mut Random) {
     fs::write(dir.join("Makefile"), makefile).expect("a file");
 }
 
-/// Unpacks a C project, compiles it and runs what comes out; a second `make` finds nothing to do.
+/// Unpacks a C project, compiles it and runs the program. A second `make` must find nothing to do.
 fn compile(judges: &Judges, way: &str, amount: Amount) {
     let source = scratch_dir();
     write_c_project(&source.path().join("project"), amount.files, &mut Random::new(1));
@@ -166,13 +166,13 @@ fn git(judges: &Judges, way: &str, amount: Amount) {
         runs(&clone, "git", &commit);
         runs(&clone, "git", &["gc", "--quiet", "--aggressive"]);
         check();
-        // Another clone by hard links and in the same file system.
+        // One more clone, by hard links in the same file system.
         runs(root, "git", &["clone", "--quiet", "clone", "another"]);
         runs(&root.join("another"), "git", &["fsck", "--full", "--strict"]);
     });
 }
 
-/// Files of all kinds, with everything that `rsync -aHAX` carries over.
+/// Writes files of all kinds, with everything that `rsync -aHAX` copies.
 fn write_tree(dir: &Path, files: u32, random: &mut Random) {
     for number in 0..files {
         let below = dir.join(format!("dir{}", number % 7));
@@ -198,7 +198,7 @@ fn write_tree(dir: &Path, files: u32, random: &mut Random) {
             )),
             3 => drop(run("setfacl", &["-m".as_ref(), "u:1:rwx,g:2:r".as_ref(), path.as_os_str()])),
             _ => {
-                // It ends in a hole.
+                // The file ends in a hole.
                 let file = fs::File::options().write(true).open(&path).expect("it is there");
                 file.set_len(300_000).expect("a length");
             }
@@ -225,7 +225,7 @@ fn rsync(judges: &Judges, way: &str, amount: Amount) {
             assert_eq!(copy(from, to, "-aHAXcni"), "", "there is something left to copy");
         }
         assert_eq!(contents(&there), contents(&source));
-        // What is there already is changed in place and by blocks.
+        // Existing files are changed in place and by blocks.
         for number in 0..amount.files {
             let path = source.join(format!("dir{}/file{number}", number % 7));
             let file = fs::File::options().write(true).open(path).expect("it is there");
@@ -234,7 +234,7 @@ fn rsync(judges: &Judges, way: &str, amount: Amount) {
         runs(
             root,
             "rsync",
-            // Times that differ by less than a second are the same to it.
+            // `rsync` takes times that differ by less than a second for equal.
             &["-aHAXI", "--inplace", "--no-whole-file", &slash(&source), &slash(&there)],
         );
         assert_eq!(copy(&source, &there, "-aHAXcni"), "", "there is something left to copy");
@@ -288,7 +288,7 @@ fn dpkg(judges: &Judges, way: &str, amount: Amount) {
     });
 }
 
-/// Ten jobs of `fio` at once, of all kinds, each of which reads back what it wrote.
+/// Ten jobs of `fio` at once, of all kinds. Each reads back what it wrote.
 fn fio(judges: &Judges, way: &str, amount: Amount) {
     let jobs = "[seq]\nrw=write\nbs=64k\nnumjobs=3\n[random]\nrw=randwrite\nfsync=32\nnumjobs=3\n\
                 [direct]\nrw=randrw\ndirect=1\nnumjobs=2\n[mapped]\nrw=randwrite\nioengine=mmap\nnumjobs=2\n";
@@ -306,15 +306,15 @@ fn fio(judges: &Judges, way: &str, amount: Amount) {
     });
 }
 
-/// What a database did on a mount before that was killed.
+/// A database that works on a mount, whose server is killed.
 pub(super) struct Database {
     pub(super) file: PathBuf,
-    /// The transaction whose commit was told last.
+    /// The last transaction whose commit was acknowledged.
     pub(super) promised: u64,
 }
 
 impl Database {
-    /// Makes an empty one.
+    /// Makes an empty database.
     pub(super) fn create(dir: &Path, journal: &str) -> Self {
         let file = dir.join(format!("{journal}.db"));
         let setup = format!(
@@ -325,8 +325,8 @@ impl Database {
         Self { file, promised: 0 }
     }
 
-    /// Commits one transaction after the other until that fails, or `most` of them. `told` hears of
-    /// each.
+    /// Commits one transaction after the other, until one fails or `most` are done. Calls `told`
+    /// for each acknowledged one.
     pub(super) fn work(&mut self, most: u64, mut told: impl FnMut(u64)) {
         let mut child = command("sqlite3")
             .args(["-batch".as_ref(), "-bail".as_ref(), self.file.as_os_str()])
@@ -337,7 +337,7 @@ impl Database {
             .expect("sqlite3 starts: `cargo xtask setup` installs it");
         let mut input = child.stdin.take().expect("a pipe");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        // With less the end of a journal is not synced, and a commit may be taken back.
+        // With a lower setting, the end of a journal is not synced, and a commit can be lost.
         let mut begun = writeln!(input, "PRAGMA synchronous=EXTRA;");
         for number in self.promised + 1..=self.promised.saturating_add(most) {
             let text = format!(
@@ -345,7 +345,7 @@ impl Database {
                  UPDATE t SET data = randomblob(100) WHERE id = {number} / 2; COMMIT; \
                  SELECT 'told ' || max(id) FROM t;"
             );
-            // Whatever fails from now on, fails because the other side was killed.
+            // From now on, a failure comes from the kill.
             begun = begun.and_then(|()| writeln!(input, "{text}")).and_then(|()| input.flush());
             let answer = lines.next().and_then(Result::ok).unwrap_or_default();
             if begun.is_err() || answer != format!("told {number}") {
@@ -358,7 +358,7 @@ impl Database {
         let _ = child.wait();
     }
 
-    /// The database is whole, and has all that was told.
+    /// Requires that the database is sound and has all acknowledged transactions.
     #[track_caller]
     pub(super) fn assert_whole(&self, seed: u64) {
         let query = "PRAGMA integrity_check; SELECT coalesce(max(id), 0), count(*) FROM t;";
@@ -371,7 +371,8 @@ impl Database {
         assert!(last >= self.promised, "{last} of {} (seed {seed})", self.promised);
     }
 
-    /// The next number may have been committed without being told.
+    /// Reads the last number: one more transaction may have been committed without an
+    /// acknowledgement.
     fn reload(&mut self) {
         let said =
             run("sqlite3", &[self.file.as_os_str(), "SELECT coalesce(max(id), 0) FROM t".as_ref()]);
@@ -379,7 +380,7 @@ impl Database {
     }
 }
 
-/// Databases with both kinds of journal work while the program that serves the mount is killed.
+/// Databases with both kinds of journal work while the server is killed.
 fn sqlite(judges: &Judges, way: &str, amount: Amount) {
     let seed = seed_of_run();
     let mut random = Random::new(seed);
@@ -421,7 +422,7 @@ fn sqlite(judges: &Judges, way: &str, amount: Amount) {
     end(mounted, &disks);
 }
 
-/// All of it.
+/// Runs all programs.
 pub(super) fn run_all(judges: &Judges, way: &str, amount: Amount) {
     for work in [compile, git, rsync, dpkg, fio, sqlite] {
         work(judges, way, amount);

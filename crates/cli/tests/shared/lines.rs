@@ -1,4 +1,4 @@
-//! Command lines of the program, as tests write them.
+//! Command lines of the program, as the tests write them.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -9,14 +9,14 @@ pub(crate) fn offshoot<S: AsRef<OsStr>>(dir: &Path, args: &[S]) -> Output {
     program(dir).args(args).output().expect("the program starts")
 }
 
-/// The program, to be run in `dir`.
+/// The program, ready to run in `dir`.
 pub(crate) fn program(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_offshoot"));
     command.current_dir(dir).stdin(Stdio::null()).env_remove("LS_COLORS");
     command
 }
 
-/// The words of a command line; what is in single quotes is one word.
+/// The words of a command line. A part in single quotes is one word.
 pub(crate) fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     for (at, part) in line.split('\'').enumerate() {
@@ -35,7 +35,7 @@ pub(crate) fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Runs what must succeed in silence, and gives what it wrote.
+/// Runs a line that must succeed without messages, and returns its output.
 #[track_caller]
 pub(crate) fn does(dir: &Path, line: &str) -> String {
     let output = offshoot(dir, &words(line));
@@ -45,7 +45,7 @@ pub(crate) fn does(dir: &Path, line: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs what must fail with `code`, and gives its messages.
+/// Runs a line that must fail with `code`, and returns its messages.
 #[track_caller]
 pub(crate) fn fails(dir: &Path, line: &str, code: i32) -> String {
     let output = offshoot(dir, &words(line));

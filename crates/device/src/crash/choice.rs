@@ -1,8 +1,8 @@
 //! Which writes of one epoch a power cut leaves, and how.
 //!
-//! Nothing here knows what was written: an epoch is the list of the places that its
-//! writes cover. [`Choices`] goes through the choices in the order of the table in the
-//! parent, and keeps no more of them than belong to one subset.
+//! Nothing here knows the bytes of a write: an epoch is the list of the ranges that its writes
+//! cover. [`Choices`] goes through the choices in the order of the table in the parent module, and
+//! keeps only those of one subset in memory.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -11,34 +11,34 @@ use super::CrashPlan;
 use super::random::Random;
 use crate::SECTOR_BYTES;
 
-/// Above this the subsets of one epoch would be too many for anybody to look at.
+/// Larger epochs have more than 65536 subsets, too many to check.
 const MOST_EXHAUSTIVE: usize = 16;
 
-/// So many overlapping writes of a subset are brought into every order.
+/// Up to this many overlapping writes of a subset are put into every order.
 const MOST_PERMUTED: usize = 4;
 
-/// So many random orders are tried when there are more.
+/// When a subset has more overlapping writes, this many random orders of them are tried.
 const SAMPLED_ORDERS: usize = 24;
 
 /// One way in which the writes of an epoch survive a cut.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
-    /// The first so many are there whole, in their order.
+    /// The medium has this many first writes of the epoch, whole and in log order.
     pub(super) prefix: usize,
-    /// What is there on top of them, in the order in which it reached the medium.
+    /// The writes on top of the prefix, in the order in which they reached the medium.
     pub(super) parts: Vec<Part>,
 }
 
-/// A write that is there.
+/// A write that reached the medium.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    /// Which one of the epoch.
+    /// The index of the write in its epoch.
     pub(super) index: usize,
-    /// The bytes of the device that it reached, or `None` if all of its bytes did.
+    /// The bytes of the device that the write reached, or `None` if it reached its whole range.
     pub(super) torn: Option<Vec<Range<u64>>>,
 }
 
-/// What a write covers.
+/// The device and the bytes that a write covers.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) device: usize,
@@ -50,14 +50,15 @@ pub(super) struct Place {
 pub(super) struct Choices {
     plan: CrashPlan,
     places: Vec<Place>,
-    /// Whether the choice of everything is left out, because it is the same as nothing
-    /// of the next epoch.
+    /// Another epoch follows. The choice with all writes is left out then, because it is the same
+    /// state as the choice with nothing of the next epoch.
     is_followed: bool,
     stage: Stage,
     ready: VecDeque<Choice>,
 }
 
-/// What comes next.
+/// The choice that comes next: the prefix of this length, the subset with these bits, or the random
+/// sample with this number.
 #[derive(Debug)]
 enum Stage {
     Prefix(usize),
@@ -72,7 +73,6 @@ impl Choices {
         Self { plan: *plan, places, is_followed, stage, ready }
     }
 
-    /// The next choice.
     pub(super) fn next(&mut self, random: &mut Random) -> Option<Choice> {
         let writes = self.places.len();
         loop {
@@ -102,7 +102,7 @@ impl Choices {
         }
     }
 
-    /// The first `len` writes alone, and with the one behind them torn.
+    /// Adds the first `len` writes alone, and with the write behind them torn.
     fn prefix(&mut self, len: usize, random: &mut Random) {
         if len < self.places.len() || !self.is_followed {
             self.ready.push_back(Choice { prefix: len, parts: Vec::new() });
@@ -115,8 +115,8 @@ impl Choices {
         }
     }
 
-    /// The writes whose bits are in `set`, in every order that makes a difference, and
-    /// with one of them torn.
+    /// Adds the writes whose bits are in `set`, in every order that makes a difference, and with
+    /// one of them torn.
     fn subset(&mut self, set: u64, random: &mut Random) {
         let members: Vec<usize> = (0..self.places.len()).filter(|i| set >> i & 1 == 1).collect();
         let whole = |order: &[usize]| Choice {
@@ -140,8 +140,8 @@ impl Choices {
         }
     }
 
-    /// The orders of `members` that leave something else than their own order does.
-    /// Two orders leave the same when every overlapping pair has the same order in both.
+    /// The orders of `members` that leave other bytes than log order does. Two orders leave the
+    /// same bytes when every overlapping pair has the same order in both.
     fn other_orders(&self, members: &[usize], random: &mut Random) -> Vec<Vec<usize>> {
         let overlap = |a: usize, b: usize| {
             let (a, b) = (&self.places[a], &self.places[b]);
@@ -178,7 +178,7 @@ impl Choices {
         orders
     }
 
-    /// Any choice: many, half or few of the writes, or all but one.
+    /// A random choice: all writes but one, or few, half or most of them.
     fn sample(&self, random: &mut Random) -> Choice {
         let writes = self.places.len();
         let mut members: Vec<usize> = match random.below(4) {
@@ -204,8 +204,8 @@ impl Choices {
     }
 }
 
-/// Some but not all sectors of a write: its beginning, its end, or any of them. `None`
-/// when it lies in a single sector.
+/// Some but not all sectors of a write: its beginning, its end, or a random selection. `None` when
+/// the write lies in a single sector.
 fn tear(write: &Range<u64>, random: &mut Random) -> Option<Vec<Range<u64>>> {
     let first = write.start / SECTOR_BYTES;
     let sectors = write.end.div_ceil(SECTOR_BYTES) - first;
@@ -228,8 +228,8 @@ fn tear(write: &Range<u64>, random: &mut Random) -> Option<Vec<Range<u64>>> {
     })
 }
 
-/// Turns `items` into the next of its permutations in lexicographic order, if it is not
-/// the last.
+/// Turns `items` into its next permutation in lexicographic order. Returns `false` and changes
+/// nothing when `items` is the last one.
 fn next_permutation(items: &mut [usize]) -> bool {
     let Some(pivot) = (1..items.len()).rev().find(|&at| items[at - 1] < items[at]) else {
         return false;

@@ -1,9 +1,9 @@
-//! Random choices that only their seed decides.
+//! Random choices that depend only on their seed.
 //!
-//! SplitMix64, written out: a seed that a failing test printed must give the same states
-//! with every version of every crate.
+//! This is SplitMix64, without a crate: a failing test prints its seed, and that seed must give the
+//! same states with every version of our dependencies.
 
-/// A generator of numbers.
+/// A random number generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
@@ -25,7 +25,7 @@ impl Random {
         self.number() % bound
     }
 
-    /// An index of something that has `len` elements and is not empty.
+    /// A random index into a slice of `len` elements, which is not 0.
     pub(super) fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).expect("below a usize")
     }
@@ -35,7 +35,7 @@ impl Random {
         self.below(denominator) < numerator
     }
 
-    /// Brings `items` into any order.
+    /// Puts `items` into a random order.
     pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
         for end in (1..items.len()).rev() {
             items.swap(end, self.index(end + 1));

@@ -1,9 +1,8 @@
-//! The states themselves, built one after the other.
+//! Builds the states one after the other.
 //!
-//! Two sets of devices go along with the iteration: `durable`, which have what is behind a barrier,
-//! and `prefix`, which have the first pending writes as well. Every state is a
-//! snapshot of one of them with a few writes on top, so that it costs what these writes cost
-//! and never what the image holds.
+//! The iteration keeps two sets of devices: `durable` has every write that the barriers so far made
+//! durable, and `prefix` has the first pending writes as well. A state is a snapshot of one set
+//! with a few writes on top. So it costs as much as these writes, however large the image is.
 
 use std::fmt::Write as _;
 use std::io;
@@ -15,12 +14,12 @@ use super::random::Random;
 use super::{CrashEntry, CrashLog, CrashPlan};
 use crate::{BlockDevice, MemoryDevice};
 
-/// What a power cut could leave.
+/// A state of the media that a power cut could leave.
 #[derive(Debug)]
 pub struct CrashState {
-    /// Its place among the states of its log and plan, from 0.
+    /// Its number among the states of its log and plan, from 0.
     pub number: usize,
-    /// What is there, in words: for the message of a test.
+    /// Which writes reached the media, for the message of a test.
     pub description: String,
     /// The media after the cut, in the order of the set.
     pub devices: Vec<MemoryDevice>,
@@ -30,23 +29,23 @@ pub struct CrashState {
 }
 
 impl CrashState {
-    /// The marks before the latest cut that could have left this state, in their order: whatever
-    /// these acknowledged has to be there.
+    /// The marks before the latest cut that could have left this state, in log order. The state
+    /// must have whatever they acknowledged as durable.
     #[must_use]
     pub fn marks(&self) -> &[Arc<str>] {
         &self.marks[..self.latest]
     }
 
-    /// How many of [`marks`](Self::marks) are also before the earliest such cut. A cut
-    /// may have come after any number of marks from this one to all of them.
+    /// How many of [`marks`](Self::marks) are also before the earliest such cut. Example: with 5
+    /// marks and a value of 3, the cut came after 3, 4 or 5 marks.
     #[must_use]
     pub fn marks_before_earliest_cut(&self) -> usize {
         self.earliest
     }
 }
 
-/// The states of a log, in an order that log and plan decide. The last item is an error
-/// when the base image could not be read.
+/// The states of a log, in an order that depends only on the log and the plan. The last item is an
+/// error when the base image could not be read.
 #[derive(Debug)]
 pub struct CrashStates {
     log: CrashLog,
@@ -54,34 +53,35 @@ pub struct CrashStates {
     random: Random,
     marks: Arc<[Arc<str>]>,
     epochs: Vec<Epoch>,
-    /// Which of them is the present one, and what is left to build of it.
+    /// The index of the current epoch, and the choices of it that are not built yet.
     epoch: usize,
     choices: Choices,
-    /// The bases with everything that is not pending in the present epoch.
+    /// The bases with everything that is durable before the current epoch.
     durable: Vec<MemoryDevice>,
-    /// `durable` with the first `prefix_len` writes of the present epoch.
+    /// `durable` with the first `prefix_len` writes of the current epoch.
     prefix: Vec<MemoryDevice>,
     prefix_len: usize,
     number: usize,
     failed: bool,
 }
 
-/// What is pending before a barrier.
+/// The writes that are pending before a barrier.
 #[derive(Debug)]
 struct Epoch {
     writes: Vec<Pending>,
     /// The device whose barrier ends it.
     flushed: usize,
-    /// How many marks precede the last write that is durable.
+    /// How many marks precede the last write that is durable. The state with nothing of this epoch
+    /// was possible from that write on.
     marks_of_nothing: usize,
-    /// How many marks precede the barrier behind it.
+    /// How many marks precede the barrier that ends the epoch.
     marks_at_end: usize,
 }
 
 /// A write of an epoch.
 #[derive(Clone, Debug)]
 struct Pending {
-    /// Where it is in the log.
+    /// Its index in the log.
     entry: usize,
     place: Place,
     /// How many marks precede it.
@@ -112,7 +112,7 @@ impl CrashStates {
         }
     }
 
-    /// Goes on to the next epoch: everything of the device that was flushed is durable there.
+    /// Moves on to the next epoch: every pending write to the flushed device becomes durable.
     fn pass_barrier(&mut self) -> io::Result<()> {
         let Epoch { writes, flushed, .. } = &self.epochs[self.epoch];
         for write in writes.iter().filter(|write| write.place.device == *flushed) {
@@ -134,7 +134,7 @@ impl CrashStates {
         Ok(())
     }
 
-    /// Does the part of a write or discard that is inside `range`.
+    /// Applies the part of a write or discard that is inside `range`.
     fn apply(
         &self,
         devices: &[MemoryDevice],
@@ -237,7 +237,7 @@ fn snapshots(devices: &[MemoryDevice]) -> Vec<MemoryDevice> {
     devices.iter().map(MemoryDevice::snapshot).collect()
 }
 
-/// The log cut at its barriers. There is always one epoch behind the last barrier.
+/// Cuts the log at its barriers. There is always one more epoch, behind the last barrier.
 fn epochs(entries: &[CrashEntry]) -> Vec<Epoch> {
     let mut epochs = Vec::new();
     let mut pending: Vec<Pending> = Vec::new();

@@ -1,14 +1,13 @@
-//! Large writes go past the page cache of the host, and so does who reads to see what is on the
-//! medium.
+//! Direct I/O: large writes, and reads that verify the medium, bypass the page cache of the host.
 //!
-//! A volume keeps what it needs of its blocks itself. To copy them into the page cache as well
-//! takes the memory twice, and much more time than the disk needs for them. So requests of
-//! [`LEAST_BYTES`] and more, in whole pages, are written directly; what does not lie in memory as
-//! the host wants it goes through a buffer that does. Small ones are left to the page cache, which
-//! answers sooner and brings many of them to the disk at once.
+//! A volume caches its blocks itself. Copying them into the page cache as well takes the memory
+//! twice, and much more time than the disk needs to store them. So a request of [`LEAST_BYTES`] or
+//! more that consists of whole pages is written directly. Where the memory of the caller is not
+//! aligned as the host wants it, the bytes go through an aligned buffer. Small requests go to the
+//! page cache, which answers sooner and merges many of them.
 //!
-//! The host sees to it that both ways show the same bytes, and that a flush makes both durable.
-//! Where a filesystem does not know such writes everything goes through the page cache.
+//! The host keeps both ways coherent: they show the same bytes, and a flush makes both durable.
+//! Where a filesystem has no direct I/O, everything goes through the page cache.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -24,33 +23,33 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 use super::write_all;
 use crate::total_bytes;
 
-/// Less than this goes through the page cache, in bytes.
+/// Writes of fewer bytes go through the page cache.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// Where requests and buffers begin and end, in bytes. Most hosts want that or less; what one
-/// refuses goes through the page cache.
+/// The alignment of requests and buffers in bytes. Most hosts need this or less. When a host needs
+/// more and refuses a request, the request goes through the page cache.
 const PAGE_BYTES: usize = 4096;
 
-/// The pages of a buffer.
+/// The length of a buffer in pages: 1 MiB.
 const BUFFER_PAGES: usize = 256;
 
-/// Buffers that are kept for the next requests.
+/// How many buffers are kept for later requests.
 const MOST_BUFFERS: usize = 2;
 
-/// What the host reads directly.
+/// A page of memory with the alignment that direct I/O needs.
 #[derive(Clone, FromBytes, Immutable, IntoBytes)]
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
 type Buffer = Box<[Page]>;
 
-/// A second way to an open file, past the page cache.
+/// The second descriptor of a file, for direct I/O.
 #[derive(Debug)]
 pub(super) struct Direct {
     file: File,
-    /// The host has refused such a write.
+    /// The host refused a direct write, so all later writes go through the page cache.
     is_refused: AtomicBool,
-    /// The host has refused such a read.
+    /// The host refused a direct read, so all later reads go through the page cache.
     reads_are_refused: AtomicBool,
     buffers: Mutex<Vec<Buffer>>,
 }
@@ -62,10 +61,10 @@ impl std::fmt::Debug for Page {
 }
 
 impl Direct {
-    /// The way to `file`, which is open for reading, or for writing too; `None` where there is no
-    /// such way.
+    /// Opens `file` a second time, for direct reads and, if `writable`, direct writes. `None` where
+    /// the host has no direct I/O.
     pub(super) fn open(file: &File, writable: bool) -> Option<Self> {
-        // Opened by what it is and not by its name, which may be another file's by now.
+        // Opened through /proc, because the name of the file may lead to another file by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = OFlags::DIRECT.bits().cast_signed();
         let mut options = OpenOptions::new();
@@ -74,10 +73,11 @@ impl Direct {
         Some(Self { file, is_refused, reads_are_refused, buffers: Mutex::default() })
     }
 
-    /// Fills `buf` from `offset` on; `false` when it has to be read the other way.
+    /// Fills `buf` from `offset` on. `false` means that the caller must read through the page
+    /// cache.
     ///
     /// # Errors
-    /// Whatever the host says.
+    /// Those of the host.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<bool> {
         let is_whole = offset.is_multiple_of(PAGE_BYTES as u64) && is_aligned(buf);
         if !is_whole || self.reads_are_refused.load(Ordering::Relaxed) {
@@ -96,11 +96,11 @@ impl Direct {
         }
     }
 
-    /// Writes `bufs` one behind the other at `offset`; `false` when they have to go the other way,
-    /// the whole of them.
+    /// Writes `bufs` one behind the other at `offset`. `false` means that the caller must write all
+    /// of them through the page cache.
     ///
     /// # Errors
-    /// Whatever the host says. A part may have been written.
+    /// Those of the host. A part may have been written.
     pub(super) fn write(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<bool> {
         let total = total_bytes(bufs);
         let is_whole = |bytes: u64| bytes.is_multiple_of(PAGE_BYTES as u64);
@@ -125,7 +125,7 @@ impl Direct {
         }
     }
 
-    /// Writes them through a buffer.
+    /// Writes `bufs` through an aligned buffer.
     fn write_copied(&self, mut offset: u64, bufs: &[IoSlice<'_>]) -> Result<(), Errno> {
         let kept = self.buffers.lock().pop();
         let mut buffer = kept.unwrap_or_else(|| vec![Page::new_zeroed(); BUFFER_PAGES].into());
@@ -154,7 +154,7 @@ impl Direct {
     }
 }
 
-/// Whether the host takes this from where it is.
+/// Whether direct I/O can use this memory without a copy.
 fn is_aligned(buf: &[u8]) -> bool {
     buf.as_ptr().addr().is_multiple_of(PAGE_BYTES) && buf.len().is_multiple_of(PAGE_BYTES)
 }
@@ -169,8 +169,8 @@ mod tests {
 
     const SIZE: usize = 8 << 20;
 
-    /// Random requests, from memory that the host takes as it is and from other, beside a copy that
-    /// is kept by hand.
+    /// Writes random requests, from aligned and unaligned memory, and compares the file with a copy
+    /// in memory.
     #[test]
     fn what_goes_directly_is_what_was_given() {
         let path = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
@@ -210,7 +210,7 @@ mod tests {
         for at in [0, 3 * PAGE_BYTES, SIZE - whole.len()] {
             assert!(read(&direct, at, whole) && *whole == expected[at..][..whole.len()]);
         }
-        // What is no whole page, and what lies between two of them, goes the other way.
+        // Requests that are no whole pages, or begin between two pages, go through the page cache.
         assert!(!read(&direct, 512, whole) && !read(&direct, 0, &mut whole[..512]));
         assert!(!read(&direct, 0, &mut whole[1..=PAGE_BYTES]));
         let again = Direct::open(&file, false).expect("as before");

@@ -1,6 +1,6 @@
-//! Who else uses an image or a block device that is to be written.
+//! Finds out whether another program or the kernel uses an image or a block device, and names it.
 //!
-//! Four kinds of users are known, each by its own sign:
+//! Each of four kinds of users has its own sign:
 //!
 //! | user | sign | named by |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | a loop device over the image | its backing file is the same inode | `/sys/block/loop*` |
 //! | a mount, a RAID, a mapper, swap over the block device | `O_EXCL` gives `EBUSY` | `/proc/self/mountinfo`, `holders` in `/sys` |
 //!
-//! The signs decide; the names are for the message and may be missing: another
-//! namespace or user may hide them. A backing file that this namespace does not see
-//! cannot be recognised.
+//! The signs decide. The names only go into the message and may be missing: another namespace or
+//! another user may hide them. A loop device whose backing file this namespace does not see cannot
+//! be recognised.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, BufRead, BufReader};
@@ -24,10 +24,11 @@ use rustix::io::Errno;
 
 use super::qemu_locks::{self, Conflict, Purpose};
 
-/// Until `file` is closed, makes this process its only writer, or lets nobody write it.
+/// Until `file` is closed, makes this process its only writer ([`Purpose::Write`]), or excludes all
+/// writers ([`Purpose::Rely`]).
 ///
 /// # Errors
-/// Of kind `ResourceBusy` when somebody else uses it, in a way that `purpose` excludes.
+/// Of kind `ResourceBusy` when another program uses it in a way that `purpose` excludes.
 pub(super) fn claim(file: &File, purpose: Purpose) -> io::Result<()> {
     let claimed = take(file, purpose);
     if claimed.is_err() {
@@ -36,8 +37,9 @@ pub(super) fn claim(file: &File, purpose: Purpose) -> io::Result<()> {
     claimed
 }
 
-/// Gives all locks of `file` back. Closing alone would leave them to a child that was forked a
-/// moment ago and has not closed its copy yet. Without locks this does nothing.
+/// Releases all locks of `file`; without locks it does nothing. Closing alone is not enough: a
+/// child that was forked a moment ago may still have its copy of the descriptor, and the locks with
+/// it.
 pub(super) fn release(file: &File) {
     let _ = flock(file, FlockOperation::Unlock);
     qemu_locks::release(file);
@@ -59,7 +61,8 @@ fn take(file: &File, purpose: Purpose) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps QEMU, and others that ask for its locks, from what `purpose` excludes.
+/// Takes the QEMU locks, which keep QEMU and programs that honour its locks from what `purpose`
+/// excludes.
 fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
     let Some(conflict) = qemu_locks::take(file, purpose)? else { return Ok(()) };
     let holder = match conflict.process {
@@ -75,7 +78,7 @@ fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
     Err(busy(&format!("{holder}, which {does}")))
 }
 
-/// The error for a block device that the kernel does not give away.
+/// The error for a block device that the kernel uses itself.
 pub(super) fn of_block_device(path: &Path) -> io::Error {
     let user = fs::metadata(path)
         .ok()
@@ -87,8 +90,8 @@ fn busy(user: &str) -> io::Error {
     io::Error::new(io::ErrorKind::ResourceBusy, format!("in use by {user}"))
 }
 
-/// Takes the lock. The device manager of the host looks at a block device
-/// whenever somebody has written it, and locks it for that moment, which is waited for.
+/// Takes the `flock`. After each write to a block device, the device manager of the host (udev)
+/// locks the device for a moment to look at it, so we wait for up to a second.
 fn lock(file: &File, metadata: &Metadata, operation: FlockOperation) -> io::Result<()> {
     const PATIENCE: u32 = 20;
     const STEP: Duration = Duration::from_millis(50);
@@ -111,7 +114,7 @@ fn lock(file: &File, metadata: &Metadata, operation: FlockOperation) -> io::Resu
 
 /// The process that holds a lock on a file.
 fn lock_holder(metadata: &Metadata) -> Option<String> {
-    // While other locks come and go, a line that is there may be passed over.
+    // The kernel may omit a line of `/proc/locks` while other locks come and go, so look again.
     const ATTEMPTS: usize = 3;
 
     let place = place_of(metadata);
@@ -119,13 +122,13 @@ fn lock_holder(metadata: &Metadata) -> Option<String> {
     Some(process(&pid))
 }
 
-/// How the kernel calls a file in its lists of locks.
+/// The name of a file in the kernel's lists of locks, such as `fe:00:10493999`.
 fn place_of(metadata: &Metadata) -> String {
     let (dev, inode) = (metadata.dev(), metadata.ino());
     format!("{:02x}:{:02x}:{inode}", major(dev), minor(dev))
 }
 
-/// A process in words.
+/// The name of a process for a message.
 fn process(pid: &str) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     match name.trim() {
@@ -137,7 +140,8 @@ fn process(pid: &str) -> String {
 /// The process that holds a lock at `place`, from lines such as
 /// `1: FLOCK  ADVISORY  WRITE 25030 fe:00:10493999 0 EOF`.
 fn lock_holder_at(place: &str) -> Option<String> {
-    // Every read gives the lines of one moment, so that few large ones are wanted.
+    // Each read call is consistent in itself, so a large buffer asks for as many lines as possible
+    // at once.
     let locks = BufReader::with_capacity(1 << 16, File::open("/proc/locks").ok()?);
     locks.lines().map_while(Result::ok).find_map(|line| {
         let fields: Vec<_> = line.split_whitespace().collect();
@@ -147,8 +151,8 @@ fn lock_holder_at(place: &str) -> Option<String> {
     })
 }
 
-/// Another process that has `place` open and a lock of that open file on it. The list of all
-/// locks has no process for these, but each process shows those of its own files:
+/// Another process that has an open-file-description lock on the file `place`. `/proc/locks` names
+/// no process for such a lock, but each process shows the locks of its own files:
 /// `lock:  1: OFDLCK ADVISORY  READ -1 fe:00:10493999 100 101`.
 fn open_file_lock_holder(place: &str) -> Option<String> {
     let has_lock = |pid: &str| {
@@ -168,8 +172,8 @@ fn open_file_lock_holder(place: &str) -> Option<String> {
 
 /// The loop device whose backing file is the file of `metadata`.
 fn loop_device_over(metadata: &Metadata, purpose: Purpose) -> Option<String> {
-    // Without /sys nothing can be known, which is how it is in many sandboxes, none of
-    // which can attach loop devices.
+    // Without /sys no loop device can be found. Many sandboxes lack /sys, and no process in them
+    // can attach a loop device.
     for entry in fs::read_dir("/sys/block").ok()?.flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str().filter(|name| name.starts_with("loop")) else { continue };
@@ -188,7 +192,7 @@ fn loop_device_over(metadata: &Metadata, purpose: Purpose) -> Option<String> {
     None
 }
 
-/// Where a block device is mounted, as far as its mount names the device.
+/// Where a block device is mounted, if the mount table names the device.
 fn mount_of(rdev: u64) -> Option<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     mounts.lines().find_map(|line| {
@@ -199,7 +203,7 @@ fn mount_of(rdev: u64) -> Option<String> {
     })
 }
 
-/// The device of the kernel, a mapper or a RAID, that a block device is a part of.
+/// The device of the kernel (a mapper, a RAID) that a block device is a part of.
 fn holder_of(rdev: u64) -> Option<String> {
     let holders = format!("/sys/dev/block/{}:{}/holders", major(rdev), minor(rdev));
     let holder = fs::read_dir(holders).ok()?.flatten().next()?;

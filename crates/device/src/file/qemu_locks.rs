@@ -1,19 +1,21 @@
-//! The locks by which QEMU and its tools keep each other from an image.
+//! The locks with which QEMU and its tools protect an image from each other.
 //!
-//! They are locks of single bytes, which say nothing of what these bytes hold. For each permission
-//! there are two: one says that the holder has it, one that nobody else may.
+//! They lock single bytes of the file; the contents of these bytes do not matter. Each permission
+//! has two of them. The first says that the holder has the permission, the second that the holder
+//! forbids it to every other program.
 //!
-//! | permission | has it | nobody else may |
+//! | permission | the holder has it | the holder forbids it to others |
 //! |---|---|---|
-//! | read what is consistent | 100 | 200 |
+//! | read consistent bytes | 100 | 200 |
 //! | write | 101 | 201 |
 //! | change the size | 103 | 203 |
 //!
-//! Example: a virtual machine that writes its disk holds 100, 101, 103, 201 and 203. Every lock is
-//! a shared one, so that several programs may hold the same. Each takes its own first, and then
-//! looks whether anybody holds one that contradicts: who wants to write finds 201 taken and leaves.
+//! Example: a virtual machine that writes its disk holds 100, 101, 103, 201 and 203. All locks are
+//! shared, so that several programs can hold the same one. A program takes its own locks first, and
+//! then looks for locks of other programs that contradict them: one that wants to write finds 201
+//! locked and gives up.
 //!
-//! The locks belong to the open file (`F_OFD_SETLK`), and go when it is closed.
+//! The locks belong to the open file description (`F_OFD_SETLK`), and end when it is closed.
 
 use std::fs::File;
 use std::io;
@@ -32,25 +34,26 @@ const RESIZE: i64 = 3;
 /// What the file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// To be written.
+    /// The holder writes it.
     Write,
-    /// To be read by who relies on that it stays as it is.
+    /// The holder reads it and relies on it staying the same.
     Rely,
 }
 
-/// Another program has a lock that contradicts.
+/// A lock of another program that contradicts ours.
 #[derive(Debug)]
 pub(super) struct Conflict {
-    /// Its process; the kernel does not know it of a lock that belongs to an open file.
+    /// The process that holds it. The kernel names none for a lock of an open file description.
     pub(super) process: Option<i32>,
-    /// It writes the file; otherwise it only forbids that.
+    /// The holder writes the file; otherwise it only forbids that.
     pub(super) is_writer: bool,
 }
 
-/// Takes the locks, which are held until `file` is closed or they are [released](release).
+/// Takes the locks, which last until `file` is closed or [`release`] ends them. Returns the first
+/// lock of another program that contradicts them.
 ///
 /// # Errors
-/// Those of the host, but for a host that knows no such locks: nobody holds any then.
+/// Those of the host. A host without such locks is no error: no program can hold one there.
 pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>> {
     let has = match purpose {
         Purpose::Write => &[READ, WRITE, RESIZE][..],
@@ -61,7 +64,7 @@ pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>
     for byte in own {
         match fcntl(file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, byte, 1))) {
             Ok(_) => {}
-            // An exclusive lock over the whole file, most likely.
+            // Most likely another process has an exclusive lock on the whole file.
             Err(Errno::EAGAIN | Errno::EACCES) => {
                 return Ok(Some(
                     conflict_at(file, byte)?.unwrap_or(Conflict { process: None, is_writer: true }),
@@ -84,13 +87,13 @@ pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>
     Ok(None)
 }
 
-/// Gives all locks of `file` back.
+/// Releases all locks of `file`.
 pub(super) fn release(file: &File) {
-    // They go with the file at the latest.
+    // On an error the kernel releases them when the file is closed.
     let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&lock(libc::F_UNLCK, HAS, 0)));
 }
 
-/// A lock of another open file at this byte.
+/// The lock of another open file description on this byte.
 fn conflict_at(file: &File, byte: i64) -> io::Result<Option<Conflict>> {
     let mut found = lock(libc::F_WRLCK, byte, 1);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
@@ -99,7 +102,7 @@ fn conflict_at(file: &File, byte: i64) -> io::Result<Option<Conflict>> {
     Ok(is_found.then_some(Conflict { process, is_writer: true }))
 }
 
-/// A lock of `len` bytes, or to the end for 0.
+/// A lock of `len` bytes, or to the end of the file if `len` is 0.
 fn lock(of_kind: i32, start: i64, len: i64) -> libc::flock {
     let from_start = kind(libc::SEEK_SET);
     libc::flock {
@@ -111,7 +114,7 @@ fn lock(of_kind: i32, start: i64, len: i64) -> libc::flock {
     }
 }
 
-/// The constants are small, and `libc` gives them the type of another call.
+/// The constants are small, but `libc` declares them with the type that another call needs.
 fn kind(constant: i32) -> i16 {
     i16::try_from(constant).expect("a small constant")
 }

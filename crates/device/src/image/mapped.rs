@@ -1,5 +1,5 @@
-//! Images that are a table of blocks: VDI, VHD, [VHDX](vhdx), and a stream-optimised
-//! [VMDK](super::vmdk). They are read.
+//! Images with a table of blocks, which this module only reads: VDI, VHD, [VHDX](vhdx), and a
+//! stream-optimised [VMDK](super::vmdk).
 //!
 //! ```text
 //!   disk    | block 0 | block 1 | block 2 |        table: 0 -> at 4096
@@ -14,8 +14,8 @@
 //! | VHDX | 32 MiB mostly | the byte of each block, and its state |
 //! | VMDK, stream-optimised | 64 KiB mostly, deflated | tables of 512 blocks, and a directory |
 //!
-//! A block that the table puts outside of the file fails when it is read, as the end of an image
-//! that was cut off does.
+//! A table may lead outside of the file, as in an image that was cut off. Opening succeeds then,
+//! and a read of such a block fails.
 
 pub(super) mod vhdx;
 
@@ -31,14 +31,14 @@ use crate::{BlockDevice, WindowDevice, request_range};
 
 const SECTOR_BYTES: u64 = 512;
 
-/// Where a block is.
+/// Where the bytes of a block are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockPlace {
-    /// Nowhere: it is all zeros.
+    /// The file does not store the block: it is all zeros.
     Zeros,
-    /// As it is, from this byte of the file on.
+    /// Stored as it is, from this byte of the file on.
     At(u64),
-    /// Deflated, behind a marker at this byte.
+    /// Deflated, behind a marker that begins at this byte of the file.
     Deflated(u64),
 }
 
@@ -50,12 +50,12 @@ pub(super) struct MappedDevice {
     size_bytes: u64,
     block_bytes: u64,
     table: Vec<BlockPlace>,
-    /// The block that was inflated last, which most reads go on in.
+    /// The block that was inflated last. Most reads continue in it.
     inflated: Mutex<Option<(u64, Vec<u8>)>>,
 }
 
 impl MappedDevice {
-    /// A device of `size_bytes`, whose blocks of `block_bytes` are in `table`.
+    /// Opens a disk of `size_bytes`, whose blocks of `block_bytes` are in `table`.
     pub(super) fn open(
         below: Arc<dyn BlockDevice>,
         size_bytes: u64,
@@ -70,9 +70,9 @@ impl MappedDevice {
         Ok(Arc::new(Self { below, name, size_bytes, block_bytes, table, inflated }))
     }
 
-    /// Reads `buf` from `inside` of the block of this number on.
+    /// Fills `buf` from byte `inside` of block `number` on.
     fn read_in_block(&self, number: u64, inside: u64, buf: &mut [u8]) -> io::Result<()> {
-        // The device has as many blocks as its size needs.
+        // `open` checked that the table has as many blocks as the size of the disk needs.
         let index = usize::try_from(number).map_err(io::Error::other)?;
         match self.table[index] {
             BlockPlace::Zeros => buf.fill(0),
@@ -93,7 +93,8 @@ impl MappedDevice {
         Ok(())
     }
 
-    /// The block behind the marker at `at`: its first sector, how many bytes follow, and these.
+    /// Inflates the block behind the marker at `at`. The marker holds the block's first sector and
+    /// the number of packed bytes that follow.
     fn inflate(&self, at: u64) -> io::Result<Vec<u8>> {
         const MARKER_BYTES: u64 = 12;
         let mut marker = [0; 12];
@@ -136,13 +137,13 @@ impl BlockDevice for MappedDevice {
     read_only!();
 }
 
-/// A part of the file that has to be there: a header, or a table that is bounded.
+/// Reads a part of the file that every image has: a header, or a table of bounded size.
 pub(super) fn part(device: &dyn BlockDevice, offset: u64, len: u64) -> io::Result<Vec<u8>> {
     fields::part(device, offset, len, TABLE_BYTES_MAX)?
         .ok_or_else(|| invalid("its header or its table is not in the file"))
 }
 
-/// A table of `count` numbers of 32 bits.
+/// Reads a table of `count` numbers of 32 bits.
 pub(super) fn numbers(
     device: &dyn BlockDevice,
     offset: u64,
@@ -154,7 +155,7 @@ pub(super) fn numbers(
     Ok(bytes.chunks_exact(4).map(|bytes| number(bytes, 0)).collect())
 }
 
-/// VirtualBox: version 1.1, dynamic or fixed.
+/// Opens an image of VirtualBox: version 1.1, dynamic or fixed.
 pub(super) fn vdi(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
     const NOTHING: u32 = u32::MAX;
     const ZEROS: u32 = u32::MAX - 1;
@@ -178,9 +179,9 @@ pub(super) fn vdi(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice
     MappedDevice::open(below, size_bytes, block_bytes, table)
 }
 
-/// The last sector of a VHD, which says what it is.
+/// The footer of a VHD, its last sector, which describes the image.
 fn vhd_footer(device: &dyn BlockDevice) -> io::Result<Option<Vec<u8>>> {
-    // One version wrote 511 bytes.
+    // Some versions of Virtual PC wrote a footer of 511 bytes.
     for len in [512, 511] {
         let Some(at) = device.size_bytes().checked_sub(len) else { continue };
         let mut footer = part(device, at, len)?;
@@ -199,17 +200,17 @@ fn is_vhd_sum(footer: &[u8]) -> bool {
     u32_be(footer, 64) == !sum
 }
 
-/// Whether it is a fixed VHD, which shows only at its end.
+/// Whether `device` is a fixed VHD, which has only a footer and no header.
 pub(super) fn is_fixed_vhd(device: &dyn BlockDevice) -> io::Result<bool> {
     Ok(vhd_footer(device)?.is_some_and(|footer| u32_be(&footer, 60) == 2))
 }
 
-/// Virtual PC and Hyper-V: fixed or dynamic.
+/// Opens an image of Virtual PC or Hyper-V: fixed or dynamic.
 pub(super) fn vhd(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
     let footer = if let Some(footer) = vhd_footer(&*below)? {
         footer
     } else {
-        // A dynamic one has a copy in front.
+        // A dynamic VHD has a copy of the footer at its beginning.
         let copy = part(&*below, 0, 512)?;
         if !copy.starts_with(b"conectix") || !is_vhd_sum(&copy) {
             return Err(invalid("the checksum of its footer is wrong"));
@@ -242,7 +243,7 @@ pub(super) fn vhd(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice
     if !block_bytes.is_power_of_two() || block_bytes < SECTOR_BYTES {
         return Err(invalid("its blocks have an impossible size"));
     }
-    // A bit for each sector, in whole sectors.
+    // A block begins with its bitmap: one bit for each sector, rounded up to whole sectors.
     let bitmap_bytes = (block_bytes / SECTOR_BYTES).div_ceil(8).next_multiple_of(SECTOR_BYTES);
     let place = |number| match number {
         u32::MAX => BlockPlace::Zeros,
@@ -252,7 +253,7 @@ pub(super) fn vhd(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice
     MappedDevice::open(below, size_bytes, block_bytes, table)
 }
 
-/// A device that is not written.
+/// A device that refuses writes.
 #[derive(Debug)]
 struct ReadOnly(WindowDevice);
 

@@ -8,28 +8,30 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`header`] | the header and the snapshots; refuses by name what is not known |
+//! | [`header`] | the header and the snapshots; refuses unknown features by name |
 //! | [`layout`] | the numbers of an image, and what an L2 entry says |
 //! | [`pages`] | the tables and counts that are in memory, and which of them changed |
-//! | [`tables`] | from a byte of the disk to its entry; copies a table that a snapshot shares |
+//! | [`tables`] | finds the L2 entry for a byte of the disk; copies shared tables |
 //! | [`counts`] | reference counts, and the clusters that are free by them |
 //! | [`file`](self::file) | the file, and whether it needs a barrier |
 //! | [`metadata`] | which clusters no write of data may touch |
-//! | [`read`], [`compressed`], [`write`] | the disk |
-//! | [`commit`] | the order in which all of it reaches the medium |
+//! | [`read`], [`compressed`], [`write`] | requests to the disk |
+//! | [`commit`] | the order in which changes reach the medium |
 //!
 //! # Invariants
 //!
-//! 1. What an entry on the medium leads to is on the medium, and counted there.
-//! 2. A cluster is counted until the medium has no entry that leads to it. So a cut leaves leaks at
-//!    worst, which `qemu-img check` repairs, and no corruption.
+//! 1. When an entry on the medium leads to a cluster, the medium has that cluster and its count.
+//! 2. A cluster stays counted until the medium has no entry that leads to it. So a power cut leaves
+//!    at worst leaks, which `qemu-img check` repairs, and never corruption.
 //! 3. A [`flush`](BlockDevice::flush) returns when data, counts and tables are on the medium.
-//! 4. Nothing is written in place that is counted more than once, and no data where metadata is.
+//! 4. A cluster is written in place only while its count is 1, and data never goes to a cluster of
+//!    metadata.
 //!
 //! # Locks
 //!
-//! `committing`, then `tables`, then the map of the pages. Reads, and writes to where the disk
-//! is already, share `tables`; a request that changes an entry has it alone.
+//! The order is `committing`, then `tables`, then the map of the pages. Reads share `tables`, and
+//! so do writes to clusters that are already allocated. A request that changes an entry locks it
+//! exclusively.
 //!
 //! Source: the format's specification, `docs/interop/qcow2` of QEMU.
 
@@ -59,30 +61,30 @@ use tables::Tables;
 
 use crate::{BlockDevice, request_range, together, total_bytes};
 
-/// How large the table of reference counts may be, as QEMU has it.
+/// The largest table of reference counts in bytes. QEMU has the same limit.
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 
-/// How a qcow2 is opened.
+/// How to open a qcow2.
 #[derive(Debug, Default)]
 pub struct Qcow2Options {
-    /// Whether it is to be written.
+    /// Whether the caller writes it.
     pub is_writable: bool,
-    /// The disk that its backing file holds.
+    /// The disk in its backing file.
     pub backing: Option<Arc<dyn BlockDevice>>,
-    /// The internal snapshot that is to be read instead of the disk.
+    /// The internal snapshot to read instead of the disk.
     pub snapshot: Option<Qcow2Snapshot>,
 }
 
-/// How much of its tables and counts an open qcow2 has in memory.
+/// How much of its tables and counts an open qcow2 keeps in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Qcow2Limits {
-    /// The bytes of them that it keeps without a change.
+    /// How many bytes of unchanged pages it caches.
     pub kept_bytes: u64,
-    /// The bytes of them that may be changed before the next write commits.
+    /// How many bytes of changed pages may wait before the next write commits.
     pub changed_bytes: u64,
-    /// The references to clusters that may be dropped before the next write commits.
+    /// How many dropped references to clusters may wait before the next write commits.
     pub dropped: usize,
-    /// The free clusters that it remembers. It searches the counts for others.
+    /// How many free clusters it remembers. It searches the counts for further ones.
     pub freed: usize,
 }
 
@@ -158,7 +160,7 @@ struct Disk {
     unpacked: Mutex<Option<(Compressed, Arc<Vec<u8>>)>>,
     /// Held by the thread that commits.
     committing: Mutex<()>,
-    /// A commit failed: nothing is written any more.
+    /// A commit failed: all later writes and flushes fail.
     has_failed: AtomicBool,
 }
 
@@ -208,8 +210,8 @@ impl BlockDevice for Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_writable {
-            // The medium has all that a flush promised. An error here only leaves clusters counted
-            // that nothing uses. The second commit stores the counts that the first took down.
+            // The medium has everything that a flush promised, so an error here only leaks
+            // clusters. The first commit lowers counts in memory; the second one writes them.
             let _ = self.commit().and_then(|()| self.commit());
         }
     }

@@ -1,10 +1,10 @@
-//! Disks that were compressed as a stream: gzip, xz and zstd. They are read.
+//! Disks that are compressed as a stream (gzip, xz, zstd), and only read.
 //!
-//! A [seekable] stream of zstd is read where it is. Every other one has no middle, so all of it is
-//! unpacked once, into a file without a name in the directory for temporary files (`TMPDIR`). Zeros
-//! become holes there. What is not zeros is bounded by [`SPOOL_BYTES_MAX`], the size of the disk by
-//! [`DISK_BYTES_MAX`], and the memory by what the decoders are told: a few bytes of a hostile
-//! stream stand for any number of zeros.
+//! A [seekable] zstd stream is read in place. Any other stream can be read only from its beginning.
+//! So it is unpacked once, into an unnamed file in the directory for temporary files (`TMPDIR`),
+//! where zeros become holes. A few bytes of a hostile stream can stand for any number of zeros, so
+//! there are three limits: [`SPOOL_BYTES_MAX`] for the bytes that are not zeros, [`DISK_BYTES_MAX`]
+//! for the size of the disk, and limits of the decoders for their memory.
 
 mod seekable;
 
@@ -17,18 +17,18 @@ use super::{ImageKind, unsupported};
 use crate::fields::invalid;
 use crate::{BlockDevice, request_range};
 
-/// How much is unpacked that is not zeros.
+/// How many bytes of pieces that are not all zeros may be unpacked.
 const SPOOL_BYTES_MAX: u64 = 64 << 30;
 
-/// How large the disk may be, zeros included: they cost time.
+/// The largest disk in bytes. Zeros take no space, but they take time.
 const DISK_BYTES_MAX: u64 = 1 << 40;
 
-/// The memory that a decoder of xz may take; what `xz -9` makes needs 65 MiB.
+/// The memory limit of the xz decoder. A stream of `xz -9` needs 65 MiB.
 const XZ_MEMORY_KIB: u32 = 256 << 10;
 
 const PIECE_BYTES: usize = 1 << 16;
 
-/// Unpacks what is on `below`.
+/// Opens the disk in the stream on `below`.
 pub(super) fn open(
     below: &Arc<dyn BlockDevice>,
     kind: ImageKind,
@@ -55,7 +55,7 @@ pub(super) fn open(
     Ok(Arc::new(Unpacked { file, name: below.name().to_owned(), size_bytes }))
 }
 
-/// A device as a stream.
+/// Reads a device from its beginning to its end.
 struct Stream<'a> {
     below: &'a dyn BlockDevice,
     at: u64,
@@ -71,7 +71,8 @@ impl Read for Stream<'_> {
     }
 }
 
-/// Writes a stream to a file, zeros as holes; the file and how long the stream is.
+/// Writes a stream to a temporary file, with holes for zeros. Returns the file and the length of
+/// the stream in bytes.
 fn unpack(mut stream: impl Read, kind: ImageKind) -> io::Result<(File, u64)> {
     let file = tempfile::tempfile()?;
     let (mut at, mut stored) = (0, 0);
@@ -99,7 +100,7 @@ fn unpack(mut stream: impl Read, kind: ImageKind) -> io::Result<(File, u64)> {
     Ok((file, at))
 }
 
-/// Fills `piece`, but for the last one.
+/// Fills `piece`, or the part of it that is left at the end of the stream. Returns its length.
 fn read_piece(stream: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < piece.len() {

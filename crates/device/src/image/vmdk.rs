@@ -13,14 +13,14 @@
 //! | flat, in one file or pieces of 2 GiB | a small file | the bytes of the disk | yes |
 //! | sparse in pieces of 2 GiB | a small file | sparse files | yes |
 //!
-//! An extent of type ZERO has no file: it reads as zeros and is not written. An image that stands
-//! over another one is refused.
+//! An extent of type ZERO has no file: it reads as zeros, and writes to it fail. An image with a
+//! parent is refused.
 //!
 //! # The content id
 //!
-//! An image that stands over this one keeps the number behind `CID=`, to notice that its base
-//! changed. So the first write that is made to an opened image changes the number, and flushes that
-//! before it changes anything else.
+//! A child image stores the number behind `CID=` of its parent, to detect that the parent changed.
+//! So the first write to an opened image changes the number, and flushes that before it changes
+//! anything else.
 //!
 //! Source: VMware, "Virtual Disk Format 5.0", 2011.
 
@@ -41,20 +41,20 @@ use text::{ContentId, ExtentLine, Text};
 
 const SECTOR_BYTES: u64 = 512;
 
-/// How large a descriptor may be. That of a disk with many extents takes a few KiB.
+/// The largest descriptor in bytes. A disk with many extents needs a few KiB.
 const DESCRIPTOR_BYTES_MAX: u64 = 64 << 10;
 
-/// How many extents a disk may have. Each takes an open file.
+/// How many extents a disk may have. Each needs an open file.
 const EXTENTS_MAX: usize = 256;
 
-/// The way on from a VMDK that is not read or written here.
+/// The next step for a VMDK that we cannot read or write.
 const WAY: &str = "qemu-img convert -O qcow2 IN OUT makes one image of all";
 
 /// The descriptor of a VMDK, in a file of its own.
 #[derive(Debug)]
 pub struct VmdkDescriptor {
-    /// The files that it names, each once. Whether they may be opened the caller decides: the text
-    /// may name any file of the host.
+    /// The files that it names, each once. The text may name any file of the host, so the caller
+    /// decides whether to open them.
     pub files: Vec<VmdkFile>,
     text: Text,
 }
@@ -64,9 +64,9 @@ pub struct VmdkDescriptor {
 pub struct VmdkFile {
     /// Its name, relative to the directory of the descriptor.
     pub name: OsString,
-    /// Whether it becomes longer when the disk is written.
+    /// Whether a write to the disk makes it longer.
     pub is_growing: bool,
-    /// Whether a write to the disk may change it. Else all its extents are only read.
+    /// Whether a write to the disk may change it. If not, all extents in it are read-only.
     pub is_written: bool,
 }
 
@@ -74,10 +74,10 @@ impl VmdkDescriptor {
     /// Reads the descriptor on `device`.
     ///
     /// # Errors
-    /// Those of the device; of kind `InvalidData` for one that makes no sense, and `Unsupported`
-    /// for a kind of disk that is not read, with the way on.
+    /// Those of the device; of kind `InvalidData` for a text that makes no sense, and
+    /// `Unsupported`, with the next step, for a kind of disk that this crate cannot read.
     pub fn read(device: &dyn BlockDevice) -> io::Result<Self> {
-        // A guest that writes to a plain disk can make it look like a descriptor.
+        // A guest can write the first bytes of a descriptor to its plain disk.
         if device.size_bytes() > DESCRIPTOR_BYTES_MAX {
             return Err(unsupported(
                 "it begins as the descriptor of a VMDK does, and is too large for one: if it is \
@@ -108,7 +108,7 @@ impl VmdkDescriptor {
             let file = VmdkFile { name, is_growing, is_written: extent.is_writable() };
             match files.iter_mut().find(|known| known.name == file.name) {
                 None => files.push(file),
-                // Parts of one file, which are checked not to overlap.
+                // Two flat extents may be parts of one file. `refuse_overlaps` checks them later.
                 Some(known) if !known.is_growing && !is_growing => {
                     known.is_written |= file.is_written;
                 }
@@ -180,12 +180,12 @@ fn refuse_overlaps(extents: &[ExtentLine]) -> io::Result<()> {
     Ok(())
 }
 
-/// A part of a disk that is in a file of its own.
+/// A part of a disk: one extent.
 #[derive(Debug)]
 struct Piece {
-    /// Its bytes of the disk.
+    /// The bytes of the disk that it covers.
     range: Range<u64>,
-    /// `None` for zeros.
+    /// `None` for an extent of zeros, which has no file.
     file: Option<WindowDevice>,
     is_writable: bool,
 }
@@ -208,19 +208,19 @@ impl Piece {
 /// A disk whose parts are in several files.
 #[derive(Debug)]
 struct PiecesDevice {
-    /// What holds the descriptor.
+    /// The device that holds the descriptor.
     below: Arc<dyn BlockDevice>,
     name: String,
     size_bytes: u64,
     content_id: ContentId,
-    /// In their order on the disk, which they cover.
+    /// In the order of the disk, which they cover without gaps.
     pieces: Vec<Piece>,
     is_writable: bool,
 }
 
 impl PiecesDevice {
-    /// The pieces that a range of the disk lies in: each with where the range begins in it, and how
-    /// many bytes it has there.
+    /// The pieces that a range of the disk touches: each with the first byte of the range in the
+    /// piece, and the number of bytes there.
     fn parts(&self, offset: u64, len: u64) -> io::Result<impl Iterator<Item = (&Piece, u64, u64)>> {
         let range = request_range(self.size_bytes, offset, len)?;
         let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
@@ -232,8 +232,8 @@ impl PiecesDevice {
         Ok(parts.take_while(|(.., len)| *len > 0))
     }
 
-    /// As [`parts`](Self::parts) for a caller that changes those that `is_changed` picks, with the
-    /// file of each. When one of them must not change, nothing was written yet.
+    /// As [`parts`](Self::parts), for a caller that changes the pieces that `is_changed` picks;
+    /// returns the file of each. It fails before the first write when one of them is read-only.
     fn parts_to_change(
         &self,
         offset: u64,
@@ -252,7 +252,7 @@ impl PiecesDevice {
         Ok(parts)
     }
 
-    /// Fills `buf` by `read`, which reads from one file.
+    /// Fills `buf` with `read`, which reads from one file.
     fn read_by(
         &self,
         offset: u64,

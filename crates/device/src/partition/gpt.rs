@@ -7,13 +7,14 @@
 //! entry    0  type  16 GUID  32 first sector  40 last sector  48 attributes  56 name, UTF-16
 //! ```
 //!
-//! The size of a sector is not written down: the header is one sector from the start, so it is
-//! looked for at both sizes that disks have, first at that of the device, if it says one: a disk
-//! that was copied to one of another kind still shows its table. A header counts when its checksum,
-//! that of the entries, and its own place in it are right.
+//! A GPT does not store the size of a sector. The header is in sector 1, so the reader looks for it
+//! with each size that disks have: first the sector size of the device, or 512 bytes if the device
+//! names none; then 512 and 4096. So a disk that was copied to one with another sector size still
+//! shows its table. A header is valid when its checksum, the checksum of its entries, and the
+//! sector that it names for itself are right.
 //!
-//! This is code of our own, though there are crates for it: those that we found (`gpt`, `gptman`)
-//! allocate what the header says and stop the program on a size of entries that they do not expect.
+//! We do not use the crates `gpt` and `gptman`: they allocate as much as the header says, and panic
+//! on an unexpected size of entries.
 
 use std::io;
 
@@ -23,21 +24,21 @@ use super::{Partition, PartitionTable, TableKind, sectors};
 use crate::BlockDevice;
 use crate::fields::{invalid, u32_le, u64_le};
 
-/// How large the entries may be together. The usual 128 of 128 bytes are 16 KiB.
+/// The most bytes that all entries may take. The usual 128 entries of 128 bytes take 16 KiB.
 pub(super) const TABLE_BYTES_MAX: u64 = 4 << 20;
 
 const SIGNATURE: &[u8; 8] = b"EFI PART";
 const HEADER_BYTES: usize = 92;
 const ENTRY_BYTES_MIN: u64 = 128;
 
-/// What was found where a header should be.
+/// The result of looking for a header.
 enum Found<T> {
     Nothing,
     Table(T),
     Damaged(&'static str),
 }
 
-/// The table, from its copy where the first one is damaged.
+/// Reads the table, or its copy when the first one is damaged.
 pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable>> {
     let own = device.logical_sector_bytes().unwrap_or(512);
     let mut problem = None;
@@ -55,7 +56,7 @@ pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable
     }
 }
 
-/// The same for sectors of this size.
+/// As [`read`], for sectors of one size.
 fn read_of(device: &dyn BlockDevice, sector_bytes: u64) -> io::Result<Found<PartitionTable>> {
     let table = |partitions, warning| {
         Found::Table(PartitionTable { kind: TableKind::Gpt, partitions, warning })
@@ -63,8 +64,8 @@ fn read_of(device: &dyn BlockDevice, sector_bytes: u64) -> io::Result<Found<Part
     let problem = match read_at(device, 1, sector_bytes)? {
         Found::Table(partitions) => return Ok(table(partitions, None)),
         Found::Damaged(problem) => Some(problem),
-        // Without a trace of the first one the copy counts only where an MBR announces a GPT: a
-        // disk that got another table since may have the old copy at its end.
+        // Without a first header the copy is valid only if a protective MBR announces a GPT: a disk
+        // that got an MBR later may still have the old copy at its end.
         Found::Nothing if super::mbr::is_protective(device)? => None,
         Found::Nothing => return Ok(Found::Nothing),
     };
@@ -77,7 +78,7 @@ fn read_of(device: &dyn BlockDevice, sector_bytes: u64) -> io::Result<Found<Part
     Ok(problem.map_or(Found::Nothing, Found::Damaged))
 }
 
-/// The table whose header is in `sector`.
+/// Reads the table whose header is in `sector`.
 fn read_at(
     device: &dyn BlockDevice,
     sector: u64,
@@ -115,7 +116,7 @@ fn read_at(
     let Some(place) = place.filter(|place| place.end <= device.size_bytes()) else {
         return Ok(Found::Damaged("its entries are not on the disk"));
     };
-    // At most `TABLE_BYTES_MAX`, so it fits any `usize` that the program runs with.
+    // At most `TABLE_BYTES_MAX`, which fits `usize` on every supported host.
     let mut table = vec![0; usize::try_from(table_bytes).map_err(io::Error::other)?];
     device.read_at(place.start, &mut table)?;
     if crc(&table) != u32_le(&header, 88) {
@@ -140,14 +141,14 @@ fn crc(bytes: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// The name in an entry, which ends with its field or the first zero.
+/// The name in an entry. It ends at the first zero or at the end of the field.
 fn label(bytes: &[u8]) -> String {
     let units = bytes.as_chunks::<2>().0.iter().map(|unit| u16::from_le_bytes(*unit));
     let units: Vec<u16> = units.take_while(|unit| *unit != 0).collect();
     String::from_utf16_lossy(&units)
 }
 
-/// A GUID in words. Its first three groups are little-endian numbers.
+/// A GUID as text. Its first three groups are little-endian numbers.
 fn guid(bytes: &[u8]) -> String {
     const ORDER: [usize; 16] = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15];
     let part = |(at, from): (usize, &usize)| {

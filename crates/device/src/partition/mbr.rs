@@ -1,18 +1,18 @@
-//! The master boot record, with logical partitions.
+//! The master boot record, and the chain of logical partitions.
 //!
 //! ```text
 //! sector   440  id of the disk   446  four entries of 16 bytes   510  0x55 0xaa
 //! entry      0  0x80 or 0   4  type   8  first sector   12  how many sectors
 //! ```
 //!
-//! Logical partitions are a chain of sectors like this one inside of the extended partition. In
-//! each the first entry is a partition, counted from that sector, and the second one leads to the
-//! next, counted from the start of the extended partition.
+//! Logical partitions are a chain of such sectors inside of the extended partition. In each of them
+//! the first entry is a partition, counted from that sector. The second entry leads to the next
+//! sector, counted from the start of the extended partition.
 //!
-//! Sectors are those of the device. A file does not say how large they are, so the caller does.
+//! Sectors are those of the device. An image file does not tell their size, so the caller gives it.
 //!
-//! A boot sector of a filesystem ends with the same two bytes. It is taken for a table only when
-//! all four entries could be ones and one is used.
+//! The boot sector of a filesystem ends with the same two bytes. So a sector is taken for a table
+//! only when all four entries are plausible and at least one is used.
 
 use std::io;
 
@@ -20,7 +20,7 @@ use super::{Partition, PartitionTable, TableKind, sectors};
 use crate::BlockDevice;
 use crate::fields::{invalid, u32_le};
 
-/// How many logical partitions are looked for. Linux has room for 60 on most disks.
+/// How many links of a chain are followed. Linux has room for 60 logical partitions on most disks.
 pub(super) const LOGICAL_MAX: u32 = 128;
 
 const PROTECTIVE: u8 = 0xee;
@@ -33,7 +33,7 @@ struct Entry {
     count: u32,
 }
 
-/// The table.
+/// Reads the table.
 pub(super) fn read(
     device: &dyn BlockDevice,
     sector_bytes: u64,
@@ -83,14 +83,14 @@ pub(super) fn read(
     Ok(Some(PartitionTable { kind: TableKind::Mbr, partitions, warning }))
 }
 
-/// Whether there is an MBR which says that the disk has a GPT.
+/// Whether there is a protective MBR, which says that the disk has a GPT.
 pub(super) fn is_protective(device: &dyn BlockDevice) -> io::Result<bool> {
-    // It is the first one, of whatever size.
+    // Sector 0 begins at byte 0, whatever the sector size is.
     let sector = read_sector(device, 0, 512)?;
     Ok(sector.is_some_and(|(_, entries)| entries.iter().any(|entry| entry.kind == PROTECTIVE)))
 }
 
-/// The id and the entries of a sector with a table; `None` when it has none.
+/// The disk id and the entries of a sector with a table; `None` for another sector.
 fn read_sector(
     device: &dyn BlockDevice,
     sector: u64,

@@ -1,6 +1,6 @@
-//! What is done with bytes that nobody may trust: shared by the stable tests and the fuzz targets.
+//! The bodies of tests with hostile bytes, shared by the stable tests and the fuzz targets.
 //!
-//! Not every user of it calls all of it.
+//! No user calls all of them.
 
 #![allow(dead_code, reason = "each user calls a part of it")]
 
@@ -12,7 +12,7 @@ use offshoot_device::{
     VmdkDescriptor, WindowDevice, open_image, open_qcow2, open_vmdk,
 };
 
-/// A device with these bytes in front.
+/// A device of `size_bytes` that begins with `bytes`.
 pub(crate) fn disk(bytes: &[u8], size_bytes: u64) -> Arc<dyn BlockDevice> {
     let device = MemoryDevice::sparse(size_bytes);
     let len = bytes.len().min(usize::try_from(size_bytes).unwrap_or(usize::MAX));
@@ -20,8 +20,8 @@ pub(crate) fn disk(bytes: &[u8], size_bytes: u64) -> Arc<dyn BlockDevice> {
     Arc::new(device)
 }
 
-/// A disk that begins with `bytes`, with the checksums of its GPT made right: whatever its table
-/// says, it is read in bounds or refused, and what is read are windows that begin on the disk.
+/// Reads the partition table of a disk that begins with `bytes`, as it is and with the checksums of
+/// its GPT corrected. The reader must refuse the table or return partitions that begin on the disk.
 pub(crate) fn partition_table(bytes: &[u8]) {
     const DISK_BYTES: u64 = 1 << 20;
     let mended = |sector_bytes: usize| {
@@ -75,7 +75,7 @@ impl offshoot_device::Delegate for Sectors {
     }
 }
 
-/// Makes the checksums of a GPT with sectors of this size right, where there is one.
+/// Corrects the checksums of a GPT with sectors of `sector_bytes`, if there is one.
 pub(crate) fn mend_gpt(bytes: &mut [u8], sector_bytes: usize) {
     let header = sector_bytes;
     if bytes.len() < header + 92 {
@@ -107,14 +107,14 @@ fn crc32(bytes: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// A file that begins with `bytes`, as an image of whatever kind it says it is: it is refused, or
-/// a disk from which any range is read or fails.
+/// Opens a file that begins with `bytes` as an image of the kind that it claims to be. The reader
+/// must refuse it, or give a disk from which a read of any range returns or fails.
 pub(crate) fn image(bytes: &[u8]) {
     const FILE_BYTES: u64 = 4 << 20;
     let file = disk(bytes, FILE_BYTES);
     let Ok(Some(kind)) = ImageKind::detect(&*file) else { return };
     let opened = match kind {
-        // All of a stream is unpacked, and a byte may stand for a thousand.
+        // A stream is unpacked whole, and one byte of it may stand for a thousand.
         kind if kind.is_stream() => {
             let bytes = &bytes[..bytes.len().min(1 << 16)];
             open_image(disk(bytes, bytes.len() as u64), kind)
@@ -134,7 +134,7 @@ pub(crate) fn image(bytes: &[u8]) {
             write_some(open_vmdk(Arc::new(MemoryDevice::over(file.clone())), true));
             open_image(file, kind)
         }
-        // A small file. All that it names is this device.
+        // A descriptor is a small file. Every file that it names is this device.
         ImageKind::VmdkDescriptor => {
             let open = |is_writable| {
                 let own: Arc<dyn BlockDevice> =

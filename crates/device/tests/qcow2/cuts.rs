@@ -1,4 +1,4 @@
-//! What a power cut leaves, and threads that write at once.
+//! What a power cut leaves of a qcow2, and several threads that write at the same time.
 
 use std::io;
 use std::path::Path;
@@ -15,17 +15,17 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use super::bodies;
 use super::qemu::{made, qemu_img};
 
-/// An image whose writes are cut.
+/// An image on which the test makes power cuts.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property by itself")]
 struct Case {
-    /// How `qemu-img` makes it.
+    /// The options with which `qemu-img` makes it.
     options: &'static str,
-    /// It holds what was compressible, and is not empty.
+    /// The disk is full of compressible data.
     is_filled: bool,
     has_snapshot: bool,
-    /// It has no bytes of its own, and stands over those of a backing file.
+    /// The image stores nothing and shows its backing file.
     has_backing: bool,
-    /// All of the disk is written, and the table of counts becomes larger.
+    /// The test writes all of the disk, so that the table of reference counts must grow.
     has_growth: bool,
 }
 
@@ -54,7 +54,7 @@ impl Case {
         }
     }
 
-    /// The bytes of the file, of the disk, and of the backing file.
+    /// Makes the image. Returns the bytes of the file, of the disk, and of the backing file.
     fn make(&self, dir: &Path, random: &mut Random) -> (Vec<u8>, Vec<u8>, Option<Vec<u8>>) {
         let _ = std::fs::remove_file(dir.join("made"));
         let mut disk = vec![0; small(DISK_BYTES)];
@@ -101,8 +101,8 @@ fn opened(
     open_qcow2(file, &header, Qcow2Options { is_writable, backing, snapshot }).expect("it opens")
 }
 
-/// Whatever a power cut leaves of a qcow2, `qemu-img` finds no corruption in it, though there may
-/// be clusters that are counted and not used; what was flushed is there, and what a snapshot has.
+/// Whatever a power cut leaves of a qcow2, `qemu-img` finds at worst leaked clusters, and no
+/// corruption. The disk has what was flushed, and the snapshot is unchanged.
 #[test]
 fn a_power_cut_leaves_a_qcow2_without_corruption() {
     if !judges::are_present() {
@@ -113,20 +113,22 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
     let mut random = Random::new(seed);
     for case in CASES {
         let (image, kept, backing) = case.make(dir.path(), &mut random);
-        // The steps that wrote each byte, by bit.
+        // The steps that wrote each byte, as bits.
         let mut writers = vec![0u64; kept.len()];
-        // Where nothing is defined there is `None`.
+        // `None` for bytes that are not defined.
         let mut model: Vec<_> = kept.iter().copied().map(Some).collect();
         let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
         let disk = opened(device.clone(), backing.as_ref(), None, true);
         assert_eq!(disk.size_bytes(), DISK_BYTES);
-        // The table of counts becomes larger in one epoch: fewer steps, and more states of each.
+        // The growing table takes many writes in one epoch: use fewer steps, and check more states
+        // of each epoch.
         let (steps, samples_per_epoch, checked) =
             if case.has_growth { (16, 8, 1) } else { (34, 2, 8) };
-        // What was flushed, one image for each flush.
+        // What the disk held at each flush.
         let mut flushed = vec![model.clone()];
         for step in 0..steps {
-            // Some writes are large, and need blocks of counts and tables of many kinds.
+            // Some writes are large, so that they need several blocks of counts and several L2
+            // tables.
             let most = if random.below(8) == 0 { 600_000 } else { 20_000 };
             let at = random.below(DISK_BYTES - most);
             let len = 1 + random.below(most);
@@ -174,12 +176,13 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
             let mut found = vec![0; model.len()];
             disk.read_at(0, &mut found).expect("it is read");
             let before = &flushed[state.marks().len()];
-            // Every write has bytes of its own, so these were not written since.
+            // Each step writes its own value, so an equal byte was not written since the flush.
             let is_lost = |at: &usize| {
                 before[*at] == model[*at] && model[*at].is_some_and(|byte| byte != found[*at])
             };
             assert_eq!((0..found.len()).find(is_lost), None, "{what}");
-            // Also where nothing is defined no byte of another place shows.
+            // A byte that is not defined may still show only a value that was written to this
+            // place.
             let is_own = |at: usize| match found[at] {
                 0 => true,
                 byte if byte == kept[at] => true,
@@ -206,7 +209,7 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
 pub(super) fn assert_no_corruption(path: &Path, what: &str) {
     let mut command = Command::new("qemu-img");
     let output = command.args(["check", "-f", "qcow2"]).arg(path).output().expect("it runs");
-    // 3: leaked clusters.
+    // Status 3 means leaked clusters.
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(matches!(output.status.code(), Some(0 | 3)), "{what}: {said}");
 }
@@ -240,11 +243,12 @@ impl offshoot_device::Delegate for SlowPages {
     }
 }
 
-/// Several threads write and flush at once, with counts that share a byte too: no cluster that is
-/// referred to is ever counted as free on the medium, and at the end all counts are right.
+/// Several threads write and flush at the same time, also with reference counts that share a byte.
+/// The medium never counts a cluster as free while an entry leads to it, and at the end all counts
+/// are right.
 #[test]
 fn writers_at_once_lose_no_count() {
-    /// What one table of the second level maps, with clusters of 512 bytes.
+    /// The bytes of the disk that one L2 table maps, with clusters of 512 bytes.
     const TABLE_SPAN: u64 = 32 << 10;
     const TABLES: u64 = 64;
     const FILE_BYTES: u64 = 3 << 20;
@@ -292,7 +296,7 @@ fn writers_at_once_lose_no_count() {
             let state = state.expect("memory is read");
             let (code, said) = check(&state.devices[0]);
             let what = &state.description;
-            // 3: leaked clusters.
+            // Status 3 means leaked clusters.
             assert!(matches!(code, Some(0 | 3)), "{bits} bits, {what}: {said}");
             count += 1;
         }
@@ -320,7 +324,8 @@ impl offshoot_device::Delegate for HeldBarrier {
     }
 }
 
-/// While one thread waits for a barrier, others read and write. What they wrote is in the next one.
+/// While one thread waits for a barrier, others read and write. The next barrier covers their
+/// writes.
 #[test]
 fn requests_go_on_while_a_barrier_is_waited_for() {
     if !judges::are_present() {
@@ -339,7 +344,7 @@ fn requests_go_on_while_a_barrier_is_waited_for() {
     std::thread::scope(|scope| {
         let flush = scope.spawn(|| disk.flush());
         let mut found = [0; 10_000];
-        // One before the tables, and one behind them.
+        // The commit makes one barrier before the tables, and one behind them.
         for step in 2..4 {
             is_reached.recv().expect("a barrier");
             disk.read_at(0, &mut found).expect("it is read");
@@ -349,7 +354,7 @@ fn requests_go_on_while_a_barrier_is_waited_for() {
             let_end.send(()).expect("it waits");
         }
         flush.join().expect("no panic").expect("a flush");
-        // The drop needs more of them.
+        // Dropping the disk commits, which needs more barriers.
         (0..8).for_each(|_| let_end.send(()).expect("it waits"));
     });
     let mut found = [0; 5000];

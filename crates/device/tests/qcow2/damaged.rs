@@ -1,4 +1,4 @@
-//! Images that are damaged or say what is not known.
+//! Images that are damaged, or have features that this crate does not know.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) fn put(bytes: &mut [u8], at: u64, number: u64) {
     bytes[small(at)..small(at) + 8].copy_from_slice(&number.to_be_bytes());
 }
 
-/// An image with one cluster of data; its bytes, and room for more.
+/// Makes an image with one cluster of data. Returns its bytes, with 1 MiB of room behind them.
 fn image(dir: &Path, options: &str) -> Vec<u8> {
     made(dir, "qcow2", "1M", options);
     qemu_io(&dir.join("made"), "qcow2", &["write -P 7 0 4k".to_owned()]);
@@ -35,13 +35,14 @@ fn image(dir: &Path, options: &str) -> Vec<u8> {
     bytes
 }
 
-/// Where an image has its L1 table, its table of counts, and the first that each of them leads to.
+/// The offsets of the L1 table, the reference count table, the first L2 table and the first block
+/// of counts.
 fn tables(image: &[u8]) -> [u64; 4] {
     let (l1, count_table) = (number(image, 40), number(image, 48));
     [l1, count_table, number(image, l1) & !COPIED, number(image, count_table)]
 }
 
-/// Whatever an entry says, metadata is not written over, and counts do not run below zero.
+/// Whatever an entry says, no write goes to metadata, and no count falls below zero.
 #[test]
 fn entries_that_lead_to_metadata_are_refused() {
     if !judges::are_present() {
@@ -69,7 +70,7 @@ fn entries_that_lead_to_metadata_are_refused() {
             assert!(now == bytes, "{place} {flags}: it was changed");
         }
     }
-    // A table of the second level, and a block of counts.
+    // Damage the L1 entry of an L2 table, and the entry of a block of counts.
     for (entry, places) in [(l1, [count_table, block, l1, 512]), (count_table, [l1, l2, 0, behind])]
     {
         for place in places {
@@ -83,7 +84,7 @@ fn entries_that_lead_to_metadata_are_refused() {
     }
 }
 
-/// A cluster that holds a table and is counted as free is not taken for data.
+/// A cluster that holds a table is not allocated for data, even if its count is 0.
 #[test]
 fn a_table_that_counts_as_free_is_not_written_over() {
     if !judges::are_present() {
@@ -102,8 +103,8 @@ fn a_table_that_counts_as_free_is_not_written_over() {
     }
 }
 
-/// What is unknown is refused by name, what was not closed is not written, and what others would
-/// rely upon is no longer said.
+/// The error names an unknown feature. An image that was not closed is only read. Opening an image
+/// for writing clears the autoclear features, on which other programs would rely.
 #[test]
 fn the_features_of_an_image_are_heeded() {
     if !judges::are_present() {
@@ -140,7 +141,7 @@ fn the_features_of_an_image_are_heeded() {
     assert_eq!(autoclear(&*device), 0);
 }
 
-/// Clusters that no block counts are free, also between those that are counted.
+/// Clusters without a block of counts are free, also between clusters that have one.
 #[test]
 fn a_table_of_counts_may_have_holes() {
     const CLUSTER: u64 = 512;
@@ -151,7 +152,7 @@ fn a_table_of_counts_may_have_holes() {
     let mut bytes = made(dir.path(), "qcow2", "1M", "-o cluster_size=512,refcount_bits=64");
     let count_table = number(&bytes, 48);
     let block = number(&bytes, count_table);
-    // A block for the fourth part of the file, in a cluster of the first.
+    // A block that counts the fourth part of the file, in a cluster of the first part.
     let free = (0..64).find(|at| number(&bytes, block + at * 8) == 0).expect("one is free");
     put(&mut bytes, block + free * 8, 1);
     put(&mut bytes, count_table + 24, free * CLUSTER);

@@ -1,4 +1,4 @@
-//! Files that fail, are full or were cut off, and hosts that refuse.
+//! Files that fail, are full or were cut off, and hosts that refuse a request.
 
 use std::io;
 use std::path::Path;
@@ -16,7 +16,7 @@ use super::cuts::{assert_no_corruption, small};
 use super::damaged::{COPIED, number, put};
 use super::qemu::{made, qemu_img, qemu_io};
 
-/// So little in memory that each limit is reached.
+/// Limits so small that the test reaches each of them.
 pub(super) const TINY: Qcow2Limits =
     Qcow2Limits { kept_bytes: 2048, changed_bytes: 2048, dropped: 3, freed: 3 };
 
@@ -65,7 +65,7 @@ fn opened(
     open_qcow2_within(file, &header, options, limits).expect("it opens")
 }
 
-/// `bytes` in front of a device of `size_bytes`.
+/// A device of `size_bytes` that begins with `bytes`.
 fn device(bytes: &[u8], size_bytes: u64) -> Arc<MemoryDevice> {
     let device = MemoryDevice::sparse(size_bytes);
     device.write_at(0, bytes).expect("the bytes fit");
@@ -78,7 +78,7 @@ fn bytes_of(device: &dyn BlockDevice) -> Vec<u8> {
     bytes
 }
 
-/// An image of 1 MiB whose first `len` bytes are 7.
+/// Makes an image of 1 MiB whose first `len` bytes are 7, and returns its bytes.
 fn image(dir: &Path, options: &str, len: u64) -> Vec<u8> {
     made(dir, "qcow2", "1M", options);
     qemu_io(&dir.join("made"), "qcow2", &[format!("write -P 7 0 {len}")]);
@@ -92,9 +92,9 @@ fn assert_right(dir: &Path, bytes: &[u8]) {
     qemu_img(dir, &["check", "made"]);
 }
 
-/// The file fails at each request in turn, also in the middle of a write behind its end: the writer
-/// gets an error and goes on. There is no corruption, what was flushed is there, and what a failed
-/// write left shows nowhere else.
+/// The file fails at each request in turn, also in the middle of a write past its end. The writer
+/// gets an error and continues. Afterwards the image has no corruption, the disk has what was
+/// flushed, and the bytes of a failed write show nowhere else.
 #[test]
 fn a_file_that_fails_leaves_no_corruption() {
     if !judges::are_present() {
@@ -103,7 +103,7 @@ fn a_file_that_fails_leaves_no_corruption() {
     failing_at_each_request(0, Qcow2Limits::default());
 }
 
-/// The same when little stays in memory.
+/// The same with small limits, so that few tables stay in memory.
 #[test]
 fn a_file_that_fails_leaves_no_corruption_with_little_in_memory() {
     if !judges::are_present() {
@@ -112,17 +112,17 @@ fn a_file_that_fails_leaves_no_corruption_with_little_in_memory() {
     failing_at_each_request(0, TINY);
 }
 
-/// The same while the table of reference counts becomes larger.
+/// The same while the table of reference counts grows.
 #[test]
 fn a_file_that_fails_while_its_count_table_grows_is_not_corrupt() {
     if !judges::are_present() {
         return;
     }
-    // A table of one cluster counts 2 MiB.
+    // A count table of one cluster counts 2 MiB.
     failing_at_each_request(1960 << 10, Qcow2Limits::default());
 }
 
-/// Writes to the part of a disk that begins at `start`. What is before it is full.
+/// Writes to the part of a disk that begins at `start`. The disk before it is full.
 fn failing_at_each_request(start: u64, limits: Qcow2Limits) {
     const PART_BYTES: usize = 256 << 10;
     const FILE_BYTES: u64 = 3 << 20;
@@ -161,7 +161,7 @@ fn failing_at_each_request(start: u64, limits: Qcow2Limits) {
                 0 if disk.flush().is_ok() => flushed.clone_from(&model),
                 0 => {}
                 1 => {
-                    // What is there is not defined.
+                    // The contents of a discarded range are not defined.
                     let _ = disk.discard(at, len as u64);
                     model[range.clone()].fill(None);
                     flushed[range].fill(None);
@@ -194,8 +194,8 @@ fn failing_at_each_request(start: u64, limits: Qcow2Limits) {
     assert!(request > 50, "only {request} requests");
 }
 
-/// A write that fails in its middle behind the end of the file leaves bytes there. They do not
-/// show around a small write that gets the same cluster.
+/// A write that fails in its middle leaves bytes past the end of the file. A later small write gets
+/// the same cluster, and these bytes must not show around it.
 #[test]
 fn what_a_failed_write_left_behind_the_end_does_not_show() {
     if !judges::are_present() {
@@ -219,12 +219,12 @@ fn what_a_failed_write_left_behind_the_end_does_not_show() {
     }
 }
 
-/// A write of which one request that reads tables fails makes no leak, and forgets no free cluster:
-/// the file is not longer when the write is done again.
+/// A write fails because one read of a table fails. It must leak no cluster and forget no free one:
+/// after the write is repeated, the file is as long as without the failure.
 #[test]
 fn a_read_that_fails_leaves_no_cluster_counted() {
     const LEN: usize = 16 << 10;
-    /// A table maps 32 KiB.
+    /// An L2 table maps 32 KiB.
     const AT: u64 = 24 << 10;
     if !judges::are_present() {
         return;
@@ -238,11 +238,11 @@ fn a_read_that_fails_leaves_no_cluster_counted() {
         let faults = Arc::new(FaultDevice::new(base.clone()));
         let file = Growing::new(faults.clone(), image.len() as u64);
         let disk = opened(file.clone(), None, limits);
-        // The tables are there, and are not in memory.
+        // Makes the tables, which do not stay in memory.
         for at in [0, 40 << 10] {
             disk.write_at(at, &[1; 512]).expect("a write");
         }
-        // Some clusters become free in the second flush.
+        // The second flush frees some clusters.
         disk.write_at(512 << 10, &[1; 4 << 10]).expect("a write");
         disk.flush().expect("a flush");
         disk.discard(512 << 10, 4 << 10).expect("a discard");
@@ -262,7 +262,7 @@ fn a_read_that_fails_leaves_no_cluster_counted() {
     assert!(sizes.iter().all(|size| *size == sizes[0]), "{sizes:?}");
 }
 
-/// A host that refuses to make a hole costs space: what is flushed is durable all the same.
+/// A host that refuses to make a hole costs space, but the flush succeeds and its data is durable.
 #[test]
 fn a_hole_that_is_refused_fails_no_flush() {
     if !judges::are_present() {
@@ -281,8 +281,8 @@ fn a_hole_that_is_refused_fails_no_flush() {
     assert_right(dir.path(), &bytes_of(&*base));
 }
 
-/// Two entries that lead to a cluster which is counted once do not make it free: the flush that
-/// would count below zero fails, the cluster keeps its bytes, and nothing is written any more.
+/// Two entries lead to a cluster whose count is 1. Dropping both must not free it: the flush that
+/// would count below zero fails, the cluster keeps its bytes, and all later writes fail.
 #[test]
 fn no_count_falls_below_zero() {
     if !judges::are_present() {
@@ -299,7 +299,7 @@ fn no_count_falls_below_zero() {
     disk.discard(0, 8 << 10).expect("a discard");
     let error = disk.flush().expect_err("its counts are wrong");
     assert!(error.to_string().contains("its reference counts are wrong"), "{error}");
-    // In place, too.
+    // A write in place and one to a new cluster.
     for at in [8 << 10, 64 << 10] {
         let error = disk.write_at(at, &[1; 512]).expect_err("a flush failed").to_string();
         assert!(error.contains("an earlier flush failed"), "{error}");
@@ -308,8 +308,8 @@ fn no_count_falls_below_zero() {
     assert!(bytes_of(&*base)[data..data + 4096] == [7; 4096]);
 }
 
-/// To write a cluster that lies behind the end of a file that was cut off is the same error as to
-/// read it, and makes the file no longer.
+/// The file was cut off, and a cluster lies past its end. A write to it fails with the same error
+/// as a read, and does not make the file longer.
 #[test]
 fn a_cluster_that_was_cut_off_is_not_written() {
     if !judges::are_present() {
@@ -336,7 +336,7 @@ fn a_cluster_that_was_cut_off_is_not_written() {
     assert_eq!(file.size_bytes(), cut);
 }
 
-/// A full block device is said to be full, and what was there before stays right.
+/// A full block device gives the error for it (`StorageFull`), and its earlier contents stay right.
 #[test]
 fn a_full_device_is_out_of_space() {
     if !judges::are_present() {
@@ -354,8 +354,8 @@ fn a_full_device_is_out_of_space() {
     assert_right(dir.path(), &bytes_of(&*base));
 }
 
-/// A trim of a disk over a backing file stores zeros for what the image stores, and nothing for
-/// what it does not, however large the disk is.
+/// A trim of a disk over a backing file stores zeros for the clusters that the image stores, and
+/// changes nothing for the others, however large the disk is.
 #[test]
 fn a_trim_over_a_backing_file_stores_no_entry_for_what_is_not_stored() {
     const DISK_BYTES: u64 = 2 << 40;

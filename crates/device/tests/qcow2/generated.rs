@@ -1,4 +1,5 @@
-//! Images of all kinds that QEMU made, written here: QEMU finds nothing wrong and reads the same.
+//! Images of all kinds that QEMU made and this crate writes: QEMU finds no error in them, and reads
+//! the same bytes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use super::failing::TINY;
 use super::qemu::{qemu_img, qemu_io};
 
-/// What an image is like.
+/// The properties of an image.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of qemu-img by itself")]
 struct Kind {
@@ -24,7 +25,7 @@ struct Kind {
     is_preallocated: bool,
     has_backing: bool,
     has_snapshot: bool,
-    /// Little of its tables is in memory.
+    /// It is opened with small limits, so that few of its tables stay in memory.
     is_tiny: bool,
     disk_bytes: u64,
 }
@@ -44,7 +45,8 @@ impl Kind {
             count_bits,
             is_preallocated: !has_backing && random.below(3) == 0,
             has_backing,
-            // Compressed clusters in one cluster of the file, and all of that in a snapshot.
+            // A snapshot raises the counts of clusters that several compressed clusters share;
+            // counts of fewer than 8 bits would overflow.
             has_snapshot: count_bits >= 8 && random.below(2) == 0,
             is_tiny: random.below(2) == 0,
             disk_bytes: (4 << 20) + random.below(5 << 20) / 512 * 512,
@@ -72,7 +74,7 @@ impl Kind {
         qemu_img(dir, &[&create, base, &["top", &size]].concat());
     }
 
-    /// Some requests of QEMU.
+    /// Makes some requests with QEMU.
     fn qemu_writes(&self, path: &Path, random: &mut Random) {
         let mut commands = Vec::new();
         for _ in 0..12 {
@@ -87,7 +89,7 @@ impl Kind {
         qemu_io(path, "qcow2", &commands);
     }
 
-    /// Compressed clusters, which QEMU makes only where nothing is yet.
+    /// Writes compressed clusters. QEMU can do that only where no cluster is stored yet.
     fn qemu_packs(&self, path: &Path) {
         if self.is_preallocated {
             return;
@@ -128,7 +130,7 @@ fn opened(
     open_qcow2_within(file, &header, options, limits).expect("it opens")
 }
 
-/// Requests to the part of `disk` that begins at byte `start`, which has what is in `model`.
+/// Makes requests to the part of `disk` that begins at byte `start`, and compares it with `model`.
 fn requests(disk: &dyn BlockDevice, start: u64, model: &mut [u8], random: &mut Random, what: &str) {
     for _ in 0..60 {
         let most = [600, 5000, 70_000, 700_000][small(random.below(4))].min(model.len() as u64);
@@ -162,7 +164,7 @@ fn requests(disk: &dyn BlockDevice, start: u64, model: &mut [u8], random: &mut R
     }
 }
 
-/// Two threads write to parts of the disk that have a cluster in common.
+/// Two threads write to parts of the disk that share a cluster.
 #[test]
 fn images_of_every_kind_are_written_as_qemu_has_them() {
     if !judges::are_present() {
@@ -198,7 +200,7 @@ fn images_of_every_kind_are_written_as_qemu_has_them() {
                 requests(&*disk, half as u64, second, other, what);
             });
             drop(disk);
-            // Leaks are errors, too.
+            // `qemu-img check` also fails for leaks.
             qemu_img(dir, &["check", "top"]);
             qemu_img(dir, &["convert", "-O", "raw", "top", "now"]);
             let now = std::fs::read(dir.join("now")).expect("a file");

@@ -1,5 +1,5 @@
-//! qcow2: what QEMU made is read and written as QEMU has it, and a power cut at any point leaves an
-//! image without corruption.
+//! qcow2: images of QEMU are read and written as QEMU does it, and a power cut at any point leaves
+//! an image without corruption.
 
 #[path = "../bodies/mod.rs"]
 mod bodies;

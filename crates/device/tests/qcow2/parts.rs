@@ -1,4 +1,4 @@
-//! What QEMU stored is read.
+//! Reads parts of clusters that QEMU stored.
 
 use std::fs::File;
 use std::process::Command;
@@ -10,8 +10,8 @@ use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::qemu::qemu_io;
 
-/// Parts of clusters that are stored, zeros, compressed, given back or in the backing file, and
-/// a snapshot of them, are what QEMU makes of them.
+/// Parts of clusters are stored, zeros, compressed, discarded or in the backing file. The disk and
+/// a snapshot of it show the same bytes as QEMU does.
 #[test]
 fn what_qemu_stored_in_parts_of_clusters_is_read() {
     const DISK_BYTES: u64 = 4 << 20;
@@ -26,7 +26,7 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
         let output = command.args(words).current_dir(dir.path()).output().expect("it runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
-    // Shorter than the disk above it.
+    // The backing file is shorter than the disk above it.
     let base = random.bytes(usize::try_from(DISK_BYTES - 300_000).expect("small"));
     std::fs::write(dir.path().join("base"), &base).expect("a file");
     run(&["convert", "-O", "qcow2", "-f", "raw", "base", "base.qcow2"]);
@@ -51,7 +51,7 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
             };
             (0..count).map(one).collect()
         };
-        // QEMU compresses only what is not there yet.
+        // QEMU compresses only clusters that are not stored yet.
         let packed = (0..DISK_BYTES >> 16).step_by(3);
         let packed = packed.map(|at| format!("write -c -P {} {} 64k", 1 + at, at << 16));
         qemu_io(&path, "qcow2", &packed.collect::<Vec<_>>());
@@ -82,7 +82,8 @@ fn what_qemu_stored_in_parts_of_clusters_is_read() {
             let differs = (0..found.len()).find(|&at| found[at] != expected[at]);
             assert_eq!(differs, None, "seed {seed}, {name}");
         }
-        // What is behind the end of a file that was cut is not what the base has there.
+        // The image file is cut off. A read of the lost part must fail, and not show the backing
+        // file.
         let len = file.size_bytes();
         File::options()
             .write(true)

@@ -1,13 +1,14 @@
 //! The tools of QEMU.
 //!
-//! Not every user of it calls all of it.
+//! No user calls all of them.
 
 #![allow(dead_code, reason = "each user calls a part of it")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Makes an image of `size` with `options`, and some data in its middle; its bytes.
+/// Makes an image and returns its bytes: an empty one of `size`, or, if `size` is empty, one of 3
+/// MiB with some data in its middle.
 pub(crate) fn made(dir: &Path, format: &str, size: &str, options: &str) -> Vec<u8> {
     let path = dir.join("made");
     let _ = std::fs::remove_file(&path);

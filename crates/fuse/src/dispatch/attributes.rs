@@ -18,20 +18,20 @@ use crate::wire::{
     SetattrIn, SetattrValid, SetxattrIn, SetxattrOldIn,
 };
 
-/// The most that LISTXATTR gives: what the system call takes.
+/// The most bytes that LISTXATTR returns: the limit of the system call.
 const LIST_MAX: usize = 65_536;
 
-/// What the kernel asks for before the first write of a file.
+/// The attribute that the kernel asks for before the first write to a file.
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// The requests of `chattr` and `lsattr`.
 const GETFLAGS: u32 = 0x8008_6601;
 const SETFLAGS: u32 = 0x4008_6602;
-/// The flags in another form, in which the kernel asks for them before it has them set.
+/// The flags in another encoding. The kernel asks for it before it sends `SETFLAGS`.
 const FSGETXATTR: u32 = 0x801c_581f;
 
-/// The permissions without the set-id bits that go when the file changes: the set-group-id bit only
-/// where the group may execute it.
+/// The permissions after a change of the file: without the set-user-id bit, and without the
+/// set-group-id bit if the group may execute the file. For example, 0o6755 becomes 0o755.
 fn without_set_id(attr: &Attr) -> u32 {
     const SUID: u32 = 0o4000;
     const SGID: u32 = 0o2000;
@@ -86,7 +86,7 @@ impl Context<'_> {
         self.getattr(out)
     }
 
-    /// What else changes, and what may not.
+    /// Adds the changes that follow from those in `set`, and refuses what the mount does not allow.
     fn apply_rules(&self, file: FileId, set: &mut SetAttr, kills_set_id: bool) -> Result<()> {
         let owner = self.to.options.owner;
         let has_owner = set.uid.is_some() || set.gid.is_some();
@@ -101,7 +101,7 @@ impl Context<'_> {
         if !is_kept(set.uid, owner.uid, shown.uid) || !is_kept(set.gid, owner.gid, shown.gid) {
             return Err(Error::posix(Errno::PERM, format!("another owner of {file}")));
         }
-        // What is only shown is not stored.
+        // An owner that the mount only shows is not stored.
         set.uid = set.uid.filter(|_| owner.uid.is_none());
         set.gid = set.gid.filter(|_| owner.gid.is_none());
         let rest = without_set_id(&attr);
@@ -111,8 +111,9 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Takes the set-id bits of a file that is about to be changed by somebody who may not keep
-    /// them. The kernel, which has the mode in its caches, does not run it with them any more.
+    /// Clears the set-id bits of a file before a change by a program that may not keep them. Then
+    /// invalidates the mode in the kernel's cache, so that the kernel does not run the file with
+    /// these bits.
     pub(super) fn drop_set_id(&self, file: FileId) -> Result<()> {
         let rest =
             |attr: &Attr| Some(without_set_id(attr)).filter(|rest| *rest != attr.permissions);
@@ -126,7 +127,8 @@ impl Context<'_> {
         self.to.caches.forget_attributes(file)
     }
 
-    /// The same where the request does not say who may keep them, which is root as a rule.
+    /// As [`Self::drop_set_id`], for requests that do not say whether the program may keep the
+    /// bits: root may.
     pub(super) fn drop_set_id_unless_root(&self, file: FileId) -> Result<()> {
         if self.uid == 0 { Ok(()) } else { self.drop_set_id(file) }
     }
@@ -190,7 +192,7 @@ impl Context<'_> {
         let list: GetxattrIn = arguments.take()?;
         let mut names = Vec::new();
         self.fs().xattrs(self.file()?, &mut |name, _| {
-            // As the kernel shows them: those are for the administrator alone.
+            // As in the kernel, only root sees `trusted.` names.
             if self.uid == 0 || !name.starts_with(b"trusted.") {
                 names.extend_from_slice(name);
                 names.push(0);
@@ -203,7 +205,8 @@ impl Context<'_> {
         put_sized(&names, list.size, out)
     }
 
-    /// `chattr` and `lsattr`; what else is asked of a directory others may know.
+    /// The ioctls of `chattr` and `lsattr`. All others on directories go to
+    /// [`Ioctls`](crate::Ioctls).
     pub(super) fn ioctl(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let ioctl: IoctlIn = arguments.take()?;
         let file = self.file()?;
@@ -254,7 +257,7 @@ impl Context<'_> {
     }
 }
 
-/// The flags as `FSGETXATTR` has them.
+/// The flags in the encoding of `FSGETXATTR`.
 fn xflags(flags: FileFlags) -> u32 {
     let bits = [
         (FileFlags::IMMUTABLE, 0x08),
@@ -266,7 +269,7 @@ fn xflags(flags: FileFlags) -> u32 {
     bits.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, bit)| bit).sum()
 }
 
-/// Answers with `value`, or with its length where no room was offered for it.
+/// Answers with `value`, or only with its length if the request offers 0 bytes of room.
 fn put_sized(value: &[u8], size: u32, out: &mut Output<'_>) -> Result<()> {
     let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
     if size == 0 {

@@ -1,4 +1,4 @@
-//! Open files, and what is in them.
+//! Open files and their data.
 
 use offshoot_vfs::{Errno, Error, Fallocate, FileId, Position, Result, Timestamp};
 use rustix::fs::{FallocateFlags, OFlags};
@@ -12,13 +12,13 @@ use crate::wire::{
     LseekIn, LseekOut, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
 };
 
-/// Where LSEEK looks for data.
+/// `whence` of an LSEEK for data.
 const SEEK_DATA: u32 = 3;
-/// Where LSEEK looks for a hole.
+/// `whence` of an LSEEK for a hole.
 const SEEK_HOLE: u32 = 4;
 
-/// What every open file is. All that the kernel has cached stays true, nothing happens when it is
-/// closed, and there is nothing to remember: the node says which file it is.
+/// The same for every open file. The kernel keeps all that it has cached, and sends no FLUSH. The
+/// file needs no handle, because the node says which file it is.
 pub(super) fn open_out() -> OpenOut {
     let open_flags = FOPEN_KEEP_CACHE | FOPEN_NOFLUSH | FOPEN_PARALLEL_DIRECT_WRITES;
     OpenOut { open_flags, ..OpenOut::default() }
@@ -56,8 +56,9 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// What could not be written at all is not opened for it: a write of nothing, where the file
-    /// does not end unless it is appended to, says so.
+    /// Refuses to open a file for writing that cannot be written. It finds out by a write of 0
+    /// bytes: at the end of the file for an opening with `O_APPEND`, and one byte behind the end
+    /// otherwise, which a file that only takes appends refuses.
     fn require_writable(&self, file: FileId, appends: bool) -> Result<()> {
         let size = self.fs().attr(file)?.size;
         let offset = if appends { size } else { size.saturating_add(1) };
@@ -87,8 +88,8 @@ impl Context<'_> {
         out.put(&WriteOut { size: write.size, padding: 0 })
     }
 
-    /// What the kernel holds of a mapping is not known here, so while there may be one, all is
-    /// data.
+    /// The kernel alone knows what programs stored through mappings. So while a mapping of the file
+    /// can exist, all of the file is data.
     pub(super) fn lseek(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let seek: LseekIn = arguments.take()?;
         let file = self.file()?;
@@ -123,7 +124,8 @@ impl Context<'_> {
         mut arguments: Arguments<'_>,
         out: &mut Output<'_>,
     ) -> Result<()> {
-        /// What the answer can count, in whole blocks of any size.
+        /// The largest length that the 32 bits of the answer can count and that ends on a block
+        /// boundary, whatever the block size.
         const MOST: u64 = 1 << 31;
         let copy: CopyFileRangeIn = arguments.take()?;
         let from = Position { file: self.file()?, offset: copy.off_in };

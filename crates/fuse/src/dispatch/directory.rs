@@ -1,8 +1,9 @@
 //! The entries of directories.
 //!
-//! The place after an entry is its cookie and two: `.` and `..` stand before all others, behind the
-//! places 0 and 1. READDIRPLUS tells of the files as well, as a lookup would, which saves one for
-//! each file that is listed with its attributes.
+//! The place behind an entry is its cookie plus 2: an entry with the cookie 7 ends at place 9. `.`
+//! and `..` come before all others; they end at places 1 and 2. READDIRPLUS also returns the node
+//! and the attributes of each file, as a lookup would. That saves one lookup for each file that a
+//! program lists with its attributes.
 
 use std::ops::ControlFlow;
 
@@ -18,10 +19,10 @@ use crate::wire::{
     Dirent, EntryOut, FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, OpenOut, ReadIn, ReleaseIn,
 };
 
-/// The places that are before those of all cookies.
+/// The place behind `.` and `..`, from which cookies count.
 const DOTS: u64 = 2;
 
-/// An entry that is to be shown.
+/// An entry of the answer.
 struct Shown {
     name: Vec<u8>,
     file: FileId,
@@ -31,7 +32,7 @@ struct Shown {
 }
 
 impl Shown {
-    /// What it takes in an answer, after `head` of its own.
+    /// How many bytes an entry takes in an answer, with `head` bytes before it.
     fn len(name: &[u8], head: usize) -> usize {
         head + (size_of::<Dirent>() + name.len()).next_multiple_of(8)
     }
@@ -67,8 +68,8 @@ impl Context<'_> {
     ) -> Result<()> {
         let read: ReadIn = arguments.take()?;
         for entry in self.entries(&read, size_of::<EntryOut>(), out.room())? {
-            // Without a node the kernel takes the entry alone, and looks the file up when somebody
-            // asks for it: then it is told what is wrong.
+            // Without a node the kernel caches only the name, and looks the file up when a program
+            // asks for it. Then the lookup returns the error.
             let told = if entry.place <= DOTS { None } else { self.told(entry.file).ok() };
             out.put(&told.unwrap_or_default())?;
             put_entry(&entry, out)?;
@@ -82,7 +83,7 @@ impl Context<'_> {
         Ok(entry_out(node, &attr, self.to.options.owner))
     }
 
-    /// As many entries as fit, each with `head` bytes of its own before it.
+    /// As many entries as fit into `room`, each with `head` bytes before it.
     fn entries(&self, read: &ReadIn, head: usize, room: usize) -> Result<Vec<Shown>> {
         let dir = self.file()?;
         if read.offset == 0 {
@@ -113,7 +114,7 @@ impl Context<'_> {
             if end.is_some_and(|end| entry.cookie > end) {
                 return ControlFlow::Break(());
             }
-            // Places are signed in system calls.
+            // Places are signed 64-bit numbers in system calls.
             let place =
                 entry.cookie.checked_add(DOTS).filter(|&place| i64::try_from(place).is_ok());
             let Some(place) = place else {
@@ -139,8 +140,8 @@ impl Context<'_> {
         Ok(shown)
     }
 
-    /// The cookie of the last entry of `dir`, or `after` when none comes behind that: by steps that
-    /// double, and halves from there.
+    /// The cookie of the last entry of `dir`, or `after` if no entry comes behind that. Steps
+    /// forward by 1, 2, 4, ... cookies until no entry lies behind, and then bisects.
     fn last_cookie(&self, dir: FileId, after: u64) -> Result<u64> {
         let next = |after: u64| -> Result<Option<u64>> {
             let mut next = None;

@@ -84,7 +84,7 @@ impl Context<'_> {
         out.put(&super::data::open_out())
     }
 
-    /// A file without a name is open from the beginning, which is what holds it.
+    /// A file without a name is open from the beginning, and the mount keeps that opening.
     pub(super) fn tmpfile(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
         let create: CreateIn = arguments.take()?;
         let dir = self.file()?;
@@ -127,8 +127,8 @@ impl Context<'_> {
         } else if flags == RenameFlags::EXCHANGE {
             Rename::Exchange
         } else {
-            // A whiteout is a device node that overlays make, which the kernel does not let be made
-            // in user space alone.
+            // A whiteout is the device node that an overlay filesystem leaves at the old name. This
+            // mount makes none.
             return Err(Error::posix(Errno::INVAL, format!("a move with the flags {flags:?}")));
         };
         self.move_name(rename.newdir, how, arguments)
@@ -155,12 +155,12 @@ impl Context<'_> {
         self.put_entry(file, out)
     }
 
-    /// The name in the directory that the request is about.
+    /// This name in the directory that the request is about.
     fn place<'n>(&self, name: &'n [u8]) -> Result<Place<'n>> {
         Ok(Place { dir: self.file()?, name })
     }
 
-    /// What a file begins with that is made in `dir`.
+    /// The first attributes of a file that is made in `dir`.
     fn new_file(&self, dir: FileId, mode: u32, umask: u32, is_directory: bool) -> Result<NewFile> {
         let parent = self.fs().attr(dir)?;
         let owner = self.to.options.owner;
@@ -175,7 +175,7 @@ impl Context<'_> {
         })
     }
 
-    /// Keeps `file` usable, which is about to lose a name, for as long as the kernel knows it.
+    /// Keeps `file`, which is about to lose a name, usable until the kernel forgets it.
     fn hold(&self, file: FileId) -> Result<()> {
         if !self.to.nodes.hold(file) {
             return Ok(());
@@ -187,13 +187,14 @@ impl Context<'_> {
         opened
     }
 
-    /// Tells the kernel what a name leads to.
+    /// Answers with the node and the attributes of `file`.
     fn put_entry(&self, file: FileId, out: &mut Output<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
         self.put_node(self.to.nodes.told(file)?, &attr, out)
     }
 
-    /// The same of a file that was just made. Nobody else knows the name before that is answered.
+    /// As [`Self::put_entry`], for a file that was just made. No other request knows the name
+    /// before this answer.
     fn put_new(&self, file: FileId, out: &mut Output<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
         self.put_node(self.to.nodes.told_new(file)?, &attr, out)

@@ -1,4 +1,4 @@
-//! The beginning of a mount, its sizes, what is durable and what is forgotten.
+//! INIT, sizes, durability and FORGET.
 
 use std::sync::atomic::Ordering;
 
@@ -16,20 +16,19 @@ use crate::wire::{
 /// The most bytes of one write, and of one read.
 pub(crate) const MAX_BYTES: u32 = 1 << 20;
 
-/// How many pages of the host the most bytes are. No more: what the kernel may ask for has to fit
-/// the buffers, however large its pages are.
+/// [`MAX_BYTES`] in pages of the host, so that every request fits the buffers: 256 pages of 4 KiB,
+/// or 64 of 16 KiB.
 fn max_pages(page_size: usize) -> u16 {
     let bytes = usize::try_from(MAX_BYTES).expect("1 MiB");
     u16::try_from(bytes / page_size).unwrap_or(u16::MAX).max(1)
 }
 
-/// Requests that the kernel sends ahead of whoever waits for them: reading ahead, and writing what
-/// was gathered.
+/// How many requests the kernel may have open that no program waits for: read-ahead and write-back.
 const MAX_BACKGROUND: u16 = 64;
 
-/// What is asked of the kernel, where it offers it.
+/// The features that this process asks for, if the kernel offers them.
 ///
-/// Without HANDLE_KILLPRIV_V2 the kernel would take the set-id bits itself, and ask for
+/// Without HANDLE_KILLPRIV_V2 the kernel would clear the set-id bits itself, and ask for
 /// `security.capability` before each write.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
     .union(InitFlags::BIG_WRITES)
@@ -93,8 +92,8 @@ impl Context<'_> {
         out.put(&statfs_out(&self.fs().statfs()?))
     }
 
-    /// Files that were opened with `O_SYNC` or `O_DSYNC` come here too: the kernel asks for this
-    /// behind each write to them.
+    /// The kernel also sends this after each write to a file that is open with `O_SYNC` or
+    /// `O_DSYNC`.
     pub(super) fn fsync(&self, mut arguments: Arguments<'_>) -> Result<()> {
         let fsync: FsyncIn = arguments.take()?;
         let file = self.file()?;
@@ -105,8 +104,8 @@ impl Context<'_> {
         }
     }
 
-    /// The root stands for the whole mount: `syncfs` does not come through to filesystems in user
-    /// space, and `offshoot unmount` asks in this way for what it would do.
+    /// FSYNCDIR of the root syncs the whole mount: the kernel sends no SYNCFS to filesystems in
+    /// user space, so `offshoot unmount` asks in this way.
     pub(super) fn fsyncdir(&self, arguments: Arguments<'_>) -> Result<()> {
         if self.node == ROOT_NODE { self.fs().sync() } else { self.fsync(arguments) }
     }
@@ -120,7 +119,7 @@ impl Context<'_> {
     pub(super) fn batch_forget(&self, mut arguments: Arguments<'_>) -> Result<()> {
         let batch: BatchForgetIn = arguments.take()?;
         for _ in 0..batch.count {
-            // A count that lies ends with what is there.
+            // A count that is too large fails at the end of the request.
             let one: ForgetOne = arguments.take()?;
             self.forget_node(one.nodeid, one.nlookup);
         }
@@ -138,7 +137,7 @@ impl Context<'_> {
 mod tests {
     use super::*;
 
-    /// With pages of 16 KiB the kernel was told of 4 MiB, which no buffer has.
+    /// With pages of 16 KiB, INIT once allowed requests of 4 MiB, more than a buffer holds.
     #[test]
     fn the_most_pages_are_the_most_bytes() {
         for page_size in [4 << 10, 16 << 10, 64 << 10, 1 << 20] {

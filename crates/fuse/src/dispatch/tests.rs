@@ -1,4 +1,4 @@
-//! Requests, answered by the model, without a kernel.
+//! Requests that the model answers, without a kernel.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -20,7 +20,7 @@ fn dispatcher() -> Dispatcher {
     with_options(ServeOptions::default())
 }
 
-/// One whose kernel takes whatever it is told.
+/// A dispatcher whose notifications go to `/dev/null`.
 fn with_options(options: ServeOptions) -> Dispatcher {
     let device = File::options().write(true).open("/dev/null").expect("every host has it");
     on_device(device.into(), options)
@@ -40,7 +40,7 @@ fn request(op: u32, node: u64, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What `dispatcher` answers, and with which bytes.
+/// The outcome and the bytes of an answer of `dispatcher`.
 fn answer(dispatcher: &Dispatcher, op: u32, node: u64, body: &[u8]) -> (Answer, Vec<u8>) {
     let bytes = request(op, node, body);
     let mut buffer = vec![0; 70_000];
@@ -68,7 +68,7 @@ fn create(dispatcher: &Dispatcher, name: &[u8]) -> u64 {
     node_in(&sent(dispatcher, opcode::CREATE, 1, &body))
 }
 
-/// What is unlinked stays until it is forgotten as often as it was told of.
+/// An unlinked file stays until the kernel has forgotten all of its lookups.
 #[test]
 fn unlinked_files_stay_until_they_are_forgotten() {
     let dispatcher = dispatcher();
@@ -85,7 +85,7 @@ fn unlinked_files_stay_until_they_are_forgotten() {
     }
 }
 
-/// Of a new file it is known that it has none, until it has.
+/// A new file has no capabilities until a request sets some.
 #[test]
 fn capabilities_of_new_files_are_found_when_they_are_set() {
     let dispatcher = dispatcher();
@@ -101,7 +101,7 @@ fn capabilities_of_new_files_are_found_when_they_are_set() {
     assert_eq!(answer(&dispatcher, opcode::GETXATTR, node, &get).0, missing);
 }
 
-/// What a crash of the kernel, or its end, leaves open goes too.
+/// The end of the session releases files that the kernel never forgot.
 #[test]
 fn the_end_lets_go_of_everything() {
     let dispatcher = dispatcher();
@@ -136,11 +136,11 @@ fn versions_are_agreed_on() {
         "the kernel must not gather writes: it sends whole pages, which no file takes that is only appended to"
     );
     assert_ne!(flags & (1 << 20), 0, "access control lists are asked for");
-    // What is not offered is not agreed on.
+    // The answer has no feature that the kernel does not offer.
     assert_eq!(init(7, 40, 0, &[]).1[12..16], [0; 4]);
 }
 
-/// Entries are given once each, however little is asked for at a time, and none is cut off.
+/// A listing has each entry once and whole, however little the kernel asks for at a time.
 #[test]
 fn listings_come_in_pieces() {
     let dispatcher = dispatcher();
@@ -177,8 +177,8 @@ fn listings_come_in_pieces() {
     }
 }
 
-/// Who may not keep the set-id bits takes them with a write, and the kernel is told before the
-/// write is answered.
+/// A write by a program that may not keep the set-id bits clears them. The kernel is notified
+/// before the write is answered.
 #[test]
 fn set_id_bits_go_with_a_write() {
     let (mut told, device) = std::io::pipe().expect("a pipe");
@@ -202,7 +202,7 @@ fn set_id_bits_go_with_a_write() {
     assert_eq!(said[16..24], node.to_ne_bytes());
 }
 
-/// Answers ioctl 1 with what it came with, twice, and keeps which directories were closed.
+/// Answers ioctl 1 with its data, twice, and remembers which directories were closed.
 #[derive(Default)]
 struct Twice {
     closed: Mutex<Vec<u64>>,
@@ -222,8 +222,8 @@ impl Ioctls for Twice {
     }
 }
 
-/// What is not known is passed on when it is asked of a directory, and its answer is no longer than
-/// there is room for.
+/// An unknown ioctl on a directory is passed on. An answer that is longer than the room for it
+/// fails.
 #[test]
 fn ioctls_are_passed_on() {
     const DIRECTORY: u32 = 1 << 4;
@@ -249,7 +249,7 @@ fn ioctls_are_passed_on() {
     assert_eq!(*others.closed.lock().expect("nobody panics"), [5]);
 }
 
-/// Whatever is asked, it is answered, and a sound request after it as ever.
+/// Random requests all get answers, and a valid request still works after them.
 #[test]
 fn hostile_requests() {
     let mut random = Random::new(seed_of_run());
@@ -270,11 +270,12 @@ fn index(random: &mut Random, bound: u64) -> usize {
     usize::try_from(random.below(bound)).expect("little")
 }
 
-/// Numbers of the kind that fixed parts hold, and then names, data or nothing; cut off somewhere.
+/// A random body: numbers like those in fixed parts, then names, data or nothing, perhaps cut off.
 fn hostile_body(random: &mut Random, file: u64) -> Vec<u8> {
     let mut body = Vec::new();
     for _ in 0..random.below(12) {
-        // None is as large as what the model would go through piece by piece.
+        // None is a size that the model would work through piece by piece: 2^32 and more fail at
+        // once.
         let numbers = [0, 1, 1 << 32, file, random.below(5000), u64::MAX - random.below(9)];
         body.extend(numbers[index(random, 6)].to_ne_bytes());
     }

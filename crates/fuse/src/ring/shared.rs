@@ -1,5 +1,5 @@
-//! What the kernel and a thread write in turns: the memory of an entry, and the io_uring by which
-//! it changes hands.
+//! The memory of an entry, which the kernel and a thread write in turns, and the io_uring that
+//! hands it over.
 //!
 //! ```text
 //!            register, commit
@@ -8,19 +8,20 @@
 //!              wait: a completion
 //! ```
 //!
-//! The kernel is told once, when an entry is registered, where its memory is, and uses these
-//! addresses as long as there is the entry. What lies behind them is the kernel's while it is lent.
-//! No type of the language says that, so this is the module that is unsafe. What it stands on:
+//! When an entry is registered, the kernel learns where its memory is. It uses these addresses as
+//! long as the entry exists. While the memory is lent, it belongs to the kernel. No type of the
+//! language expresses that, so this module is unsafe. It relies on three rules:
 //!
-//! 1. From registration on the memory stays where it is: it is known by raw pointers, which came
-//!    from boxes, and nobody can put another piece in its place.
-//! 2. The kernel gives one completion for each submission, and writes nothing from then to the next
-//!    one. There is one submission at a time, and nobody looks at what is lent.
-//! 3. It is freed when the kernel does not know it: before it is registered, after that was
-//!    refused, or when the mount is gone. Who drops an entry otherwise, as only a panic or an error
-//!    does, leaves it to the kernel.
+//! 1. From registration on the memory stays in place. Raw pointers from boxes hold it, and no code
+//!    replaces them.
+//! 2. The kernel gives one completion for each submission. From the completion to the next
+//!    submission it writes nothing. An entry has one submission at a time, and no code reads memory
+//!    that is lent.
+//! 3. The memory is freed only when the kernel does not know it: before registration, after a
+//!    refused registration, or when the mount is gone. An entry that is dropped at another time,
+//!    after a panic or an error, leaks its memory to the kernel.
 //!
-//! Whatever numbers the kernel writes, they are only bytes here: who decodes them checks them.
+//! What the kernel writes are only bytes here: `request` checks them as it decodes them.
 
 #![expect(unsafe_code, reason = "pointers are given to io_uring, as the essay says")]
 
@@ -39,17 +40,19 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::dispatch::MAX_BYTES;
 use crate::wire::{RingCommand, RingHeader, ring_command};
 
-/// How often the kernel is asked again that has no memory or no time, and how long it is given
-/// between.
+/// How often a wait asks again when the kernel has no memory or no time, and the pause before each
+/// new attempt: 10 s in all.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How long a thread looks for the next request before it sleeps, if the last one came as soon.
+/// How long a thread polls for the next request before it sleeps, if the last request came that
+/// soon.
 ///
-/// Waking a processor that sleeps takes longer than most calls, on a virtual machine above all, and
-/// who waits for an answer is woken on one that sleeps, if there is any. A thread that looks keeps
-/// its own awake, and lets everybody else go first there. With one program that makes small files,
-/// on two processors, every call woke one: a fourth of its time.
+/// Waking a sleeping processor takes longer than most calls, above all on a virtual machine. The
+/// program that waits for an answer wakes on a sleeping processor, if there is one. A thread that
+/// polls keeps its own processor awake, and yields it to every other thread. Without polling, one
+/// program that makes small files on two processors woke a processor with every call: a fourth of
+/// its time.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// A piece of memory, as system calls take it (`struct iovec`).
@@ -59,16 +62,16 @@ struct Piece {
     len: usize,
 }
 
-/// Where a request lies, and then its answer.
+/// The memory of a request, and then of its answer.
 struct Memory {
     header: *mut RingHeader,
     payload: *mut [u8],
-    /// Where the two are.
+    /// The addresses of both, for the kernel.
     pieces: *mut [Piece; 2],
 }
 
 impl Memory {
-    /// Memory that nobody has touched yet.
+    /// Zeroed memory, which costs nothing until it is written.
     fn new() -> Self {
         let payload = vec![0; usize::try_from(MAX_BYTES).expect("1 MiB")].into_boxed_slice();
         let header = Box::into_raw(Box::new(RingHeader::new_zeroed()));
@@ -87,24 +90,25 @@ pub(super) struct Entry {
     device: Arc<OwnedFd>,
     queue: u16,
     memory: Memory,
-    /// The memory is the kernel's.
+    /// The memory belongs to the kernel.
     is_lent: bool,
     /// The kernel knows where the memory is.
     is_known: bool,
-    /// What it was asked last: which command, and the answer of which request it has to take.
+    /// The last command to the kernel, and the id of the request whose answer the kernel takes with
+    /// it.
     asked: (u32, u64),
-    /// The last request came soon.
+    /// The last request came within [`LOOK`].
     is_busy: bool,
 }
 
-// SAFETY: the pointers are to what the entry owns, and nobody uses them but it and the kernel.
+// SAFETY: the pointers lead to memory that the entry owns. Only the entry and the kernel use them.
 unsafe impl Send for Entry {}
 
 impl Entry {
-    /// One that is not registered yet, for this queue of the mount of `device`.
+    /// An unregistered entry for this queue of the mount of `device`.
     pub(super) fn new(device: Arc<OwnedFd>, queue: u16) -> io::Result<Self> {
-        // The thread that uses it is the only one that does, and has the kernel's part of the work
-        // done while it waits.
+        // One thread alone uses the ring, and the kernel does its part of the work while that
+        // thread waits.
         let ring = IoUring::builder()
             .dontfork()
             .setup_r_disabled()
@@ -112,8 +116,8 @@ impl Entry {
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .build(1)?;
-        // What a filter of system calls refuses could be had through a ring, so it does nothing
-        // else from the moment that it does anything.
+        // A ring could make requests that a filter of system calls refuses. So this ring is
+        // restricted to one command before it is enabled.
         let command = opcode::UringCmd80::CODE;
         ring.submitter().register_restrictions(&mut [Restriction::sqe_op(command)])?;
         let (memory, asked) = (Memory::new(), (ring_command::REGISTER, 0));
@@ -121,34 +125,34 @@ impl Entry {
         Ok(Self { ring, device, queue, memory, is_lent, is_known, asked, is_busy })
     }
 
-    /// Registers it. It has no request yet, and from now on this thread is the only one to use it.
+    /// Registers the entry, which has no request yet. From now on only this thread may use it.
     pub(super) fn register(&mut self) -> io::Result<()> {
         self.ring.submitter().register_enable_rings()?;
         self.lend()
     }
 
-    /// Has the answer taken that is in the buffers, and asks for the next request.
+    /// Hands the answer in the buffers to the kernel, and asks for the next request.
     pub(super) fn commit(&mut self, id: u64) -> io::Result<()> {
         self.asked = (ring_command::COMMIT_AND_FETCH, id);
         self.lend()
     }
 
-    /// The kernel answered that it does not take this entry.
+    /// Whether the kernel refused to register this entry.
     pub(super) fn is_refused(&self) -> bool {
         self.asked.0 == ring_command::REGISTER && !self.is_lent && !self.is_known
     }
 
-    /// The header and the payload of the request that was waited for. There is one unless the last
-    /// wait failed, or there was none.
+    /// The header and the payload of the received request. They hold a request if the last wait
+    /// succeeded.
     pub(super) fn buffers(&mut self) -> (&mut RingHeader, &mut [u8]) {
         assert!(!self.is_lent, "who looks at a request has waited for it");
-        // SAFETY: both came from boxes that only drop frees, the kernel writes to them only while
-        // they are lent, and as long as these two are there nobody else gets them from this entry,
-        // nor lends them.
+        // SAFETY: both came from boxes that only drop frees. The kernel writes to them only while
+        // they are lent. These two references borrow the entry mutably, so meanwhile no code gets
+        // the buffers again or lends them.
         unsafe { (&mut *self.memory.header, &mut *self.memory.payload) }
     }
 
-    /// Asks the kernel what `asked` says and lends it the memory, with the next wait.
+    /// Queues the command in `asked`, and lends the memory. The next wait submits it.
     fn lend(&mut self) -> io::Result<()> {
         assert!(!self.is_lent, "there is one submission at a time");
         let (what, commit_id) = self.asked;
@@ -164,15 +168,15 @@ impl Entry {
             .build();
         set_len(&mut entry, 2);
         (self.is_lent, self.is_known) = (true, true);
-        // SAFETY: the pieces, and what they point to, stay where they are as long as the kernel
-        // knows them.
+        // SAFETY: the pieces, and the memory that they point to, stay in place as long as the
+        // kernel knows them.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)
     }
 
-    /// Waits for a request. What the kernel cannot do now it is asked again.
+    /// Waits for a request. Asks again while the kernel is busy.
     ///
     /// # Errors
-    /// What the kernel says instead.
+    /// The error of the kernel, `EBUSY` after [`TRIES`] attempts.
     pub(super) fn wait(&mut self) -> io::Result<()> {
         for _ in 0..TRIES {
             match self.wait_once() {
@@ -215,12 +219,12 @@ impl Entry {
         }
     }
 
-    /// Whether a completion is there, or the kernel has work for this thread that leads to one.
+    /// Whether a completion has come, or the kernel has work for this thread that leads to one.
     fn has_come(&mut self) -> bool {
         !self.ring.completion().is_empty() || self.ring.submission().taskrun()
     }
 
-    /// Hands in what was submitted, and waits for so many completions, unless a signal comes first.
+    /// Submits what is queued, and waits for this many completions or for a signal.
     fn enter(&mut self, completions: usize) -> Result<(), Errno> {
         match self.ring.submit_and_wait(completions) {
             Err(error) if error.raw_os_error() != Some(Errno::INTR.raw_os_error()) => {
@@ -235,7 +239,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         if !self.is_known {
             let Memory { header, payload, pieces } = self.memory;
-            // SAFETY: the three came from boxes, nobody else frees them, and the kernel does not
+            // SAFETY: the three came from boxes, only this drop frees them, and the kernel does not
             // know them.
             unsafe { drop((Box::from_raw(header), Box::from_raw(payload), Box::from_raw(pieces))) };
         }
@@ -247,9 +251,9 @@ pub(super) fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::NOTCONN | Errno::CONNABORTED | Errno::NODEV)
 }
 
-/// Says how many pieces there are: the builder of such an entry does not.
+/// Sets the number of pieces, which the builder of such an entry cannot set.
 fn set_len(entry: &mut Entry128, len: u32) {
-    /// Where the length stands in an entry (`struct io_uring_sqe`).
+    /// The offset of the length in an entry (`struct io_uring_sqe`), in bytes.
     const LEN: usize = 24;
     const { assert!(size_of::<Entry128>() == 128) };
     // SAFETY: an entry is 128 bytes of plain numbers, in the layout of the kernel.

@@ -15,10 +15,10 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{GENERATION, Items, Layout, Spec, Tree, Trees};
 
-/// A directory that everyone may read.
+/// The mode of a directory that every user may read.
 const DIRECTORY_MODE: u32 = 0o040_755;
 
-/// What the kernel puts as the size of the inode that a root item carries.
+/// The size that the kernel gives to the inode in a root item.
 const ROOT_INODE_SIZE: u64 = 3;
 
 /// The items of tree `id`; `trees` says where the blocks of all trees are.
@@ -37,7 +37,8 @@ pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &Trees) -> Ite
     }
 }
 
-/// The item of device number `index` from 0, in the chunk tree and in its superblock.
+/// The item of the device with `index`, which counts from 0. The chunk tree and the superblock of
+/// the device have it.
 pub(in crate::mkfs) fn device_item(spec: &Spec, layout: &Layout, index: usize) -> DevItem {
     let device = &layout.devices[index];
     DevItem {
@@ -87,8 +88,8 @@ fn device_tree(spec: &Spec, layout: &Layout) -> Items {
     items
 }
 
-/// The root items of all trees but the two that the superblock leads to, and the directory
-/// that names the default subvolume.
+/// The root items of all trees except the two that the superblock leads to, and the directory that
+/// names the default subvolume.
 fn root_tree(spec: &Spec, trees: &Trees) -> Items {
     const DEFAULT: &[u8] = b"default";
     let dir = objectid::ROOT_TREE_DIR;
@@ -121,7 +122,7 @@ fn root_item(spec: &Spec, tree: &Tree) -> RootItem {
         refs: 1.into(),
         ..RootItem::new_zeroed()
     };
-    // Trees that hold inodes carry the template of one.
+    // The root item of a tree with inodes has the template of an inode.
     if matches!(tree.id, TreeId::FS | TreeId::DATA_RELOC) {
         item.root_dirid = Ino::ROOT_DIR.0.into();
         item.inode = InodeItem {
@@ -144,7 +145,7 @@ fn root_item(spec: &Spec, tree: &Tree) -> RootItem {
     item
 }
 
-/// An empty directory that is the root of what it is in.
+/// An empty directory that is the root directory of its tree.
 fn directory(spec: &Spec, ino: u64, (uid, gid): (u32, u32)) -> Items {
     let time = timespec(spec);
     let inode = InodeItem {
@@ -176,7 +177,7 @@ fn uuid_tree(spec: &Spec) -> Items {
     Items::from([(key, U64::new(TreeId::FS.0).as_bytes().to_vec())])
 }
 
-/// Every block has an extent. Block groups are here when they have no tree of their own.
+/// Every block has an extent item. Block groups are in this tree if they have no tree of their own.
 fn extent_tree(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
     let mut items = Items::new();
     let skinny = spec.incompat.has(Incompat::SKINNY_METADATA);
@@ -205,8 +206,8 @@ fn block_groups(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
     layout.chunks.iter().map(item).collect()
 }
 
-/// The gaps between blocks, block group by block group. There are a handful at most, far
-/// from the number at which bitmaps would begin.
+/// The gaps between blocks, by block group. There are a handful at most, far fewer than would need
+/// bitmaps.
 fn free_space_tree(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
     let mut items = Items::new();
     let node_size = u64::from(spec.node_size);

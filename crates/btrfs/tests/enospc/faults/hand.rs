@@ -1,4 +1,4 @@
-//! A thread that knows what it did, and what may be left of it.
+//! A thread that knows what it did, and which of it a failure may leave.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -10,7 +10,7 @@ use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
 use super::Outcome;
 use crate::worker::{AT, NEW};
 
-/// Names, and what the files are known by that they lead to.
+/// Names, and the identities of the files that they lead to.
 type Names = BTreeMap<String, u64>;
 
 /// A change of names.
@@ -25,12 +25,12 @@ enum Change {
 pub(super) struct Hand {
     dir: FileId,
     random: Random,
-    /// What is there.
+    /// The names that exist now.
     names: Names,
-    /// How long every file is, by what it is known by.
+    /// The length of every file, by its identity.
     lens: BTreeMap<u64, usize>,
     next: u64,
-    /// What was there when it was synced, how long that was, and what was done since.
+    /// The names and lengths at the last sync, and the changes since.
     synced: Names,
     synced_lens: BTreeMap<u64, usize>,
     changes: Vec<Change>,
@@ -42,7 +42,7 @@ impl Hand {
         Self { dir, random: Random::new(seed), names, lens, next: 0, synced, synced_lens, changes }
     }
 
-    /// Everything that was done is on the devices.
+    /// Notes that everything so far is on the devices.
     pub(super) fn synced(&mut self) {
         self.synced.clone_from(&self.names);
         self.synced_lens.clone_from(&self.lens);
@@ -54,7 +54,7 @@ impl Hand {
         Random::new(id).bytes(len)
     }
 
-    /// Does something, mostly what takes room.
+    /// Does one operation, most often one that takes room.
     pub(super) fn act(&mut self, fs: &Filesystem) -> Outcome {
         let some = self.some_name();
         let (outcome, change) = match (self.random.below(8), some) {
@@ -81,7 +81,7 @@ impl Hand {
         outcome
     }
 
-    /// One of the names, those that were made about one moment being as likely as others.
+    /// One of the names. A name that was made early is as likely as one that was made late.
     fn some_name(&mut self) -> Option<String> {
         let number = 1 + self.random.below(self.next.max(1));
         let mut names = self.names.range(name(number)..).chain(&self.names);
@@ -111,9 +111,9 @@ impl Hand {
         Outcome::of(fs, &written)
     }
 
-    /// The directory holds what was synced, with the first so many changes since; all of them if
-    /// `all`. Every file is as long as it was then, or as was written back of it since, and has its
-    /// own bytes.
+    /// Requires that the directory holds what was synced, with the first so many changes since, or
+    /// with all of them if `all` is set. Every file has the length of then, or a later one that
+    /// write-back stored, and holds its own bytes.
     pub(super) fn assert_left(&self, fs: &Filesystem, all: bool) {
         let found = self.found(fs);
         let is_it = |names: &Names| names.keys().eq(found.iter().map(|(name, _)| name));
@@ -130,7 +130,7 @@ impl Hand {
         }
     }
 
-    /// What is in the directory, sorted.
+    /// The entries of the directory, sorted.
     fn found(&self, fs: &Filesystem) -> Vec<(String, FileId)> {
         let mut found = Vec::new();
         fs.read_dir(self.dir, 0, &mut |entry| {
@@ -142,7 +142,7 @@ impl Hand {
         found
     }
 
-    /// Removes what is in the directory.
+    /// Removes all entries of the directory.
     pub(super) fn remove_all(&self, fs: &Filesystem) {
         for (name, _) in self.found(fs) {
             fs.unlink(self.place(&name), AT).expect("it is there");

@@ -10,9 +10,9 @@ use offshoot_device::{BlockDevice, MemoryDevice, Requests};
 pub(super) struct Trap {
     below: Arc<MemoryDevice>,
     state: FlushState,
-    /// What fails.
+    /// The kind of requests that fail.
     requests: Requests,
-    /// Whose counters say whether it is under way.
+    /// The volume whose counters say whether the flush state is under way.
     volume: OnceLock<Weak<Volume>>,
     is_disarmed: AtomicBool,
     struck: AtomicU64,
@@ -30,7 +30,7 @@ impl Trap {
         Self { below, state, requests, volume, is_disarmed, struck }
     }
 
-    /// From now on it strikes.
+    /// From now on requests fail while the flush state is under way.
     pub(super) fn arm(&self, volume: &Arc<Volume>) {
         self.volume.set(Arc::downgrade(volume)).expect("it is armed once");
     }
@@ -40,7 +40,7 @@ impl Trap {
         self.is_disarmed.store(true, Ordering::Relaxed);
     }
 
-    /// How many requests failed.
+    /// How many requests it made fail.
     pub(super) fn struck(&self) -> u64 {
         self.struck.load(Ordering::Relaxed)
     }

@@ -1,4 +1,5 @@
-//! What is left of files and subvolumes: items of unknown types, and damage that nobody touches.
+//! What removed files and subvolumes leave: items of unknown types, and damage that no operation
+//! touches.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -15,8 +16,8 @@ use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut};
 use super::{AT, NEW, Story, at, place};
 use crate::devices;
 
-/// Types of items that nothing here knows, or that no call here makes, below all and above all that
-/// an inode has.
+/// Types of items that we do not know, or that no call here makes. Some are lower and some higher
+/// than all types that an inode has.
 const TYPES: [u8; 6] = [2, 11, 36, 37, 99, 254];
 
 fn a_few(root: &Path) {
@@ -26,7 +27,7 @@ fn a_few(root: &Path) {
     std::fs::create_dir(root.join("directory")).expect("there is room");
 }
 
-/// Items whose types come before that of names stayed when their inode went.
+/// Regression: items with types below those of names stayed when their inode was removed.
 #[test]
 fn items_of_unknown_types_go_with_their_inode() {
     let Some(judges) = judges::require() else { return };
@@ -82,7 +83,7 @@ fn subvolumes(root: &Path) {
     }
 }
 
-/// Makes files of some hundred bytes, which fill a few leaves.
+/// Makes files of a few hundred bytes, which fill a few leaves.
 fn make_files(fs: &Filesystem, dir: &str, prefix: &str) {
     for number in 0..40 {
         let name = format!("{prefix}-{number}");
@@ -91,8 +92,8 @@ fn make_files(fs: &Filesystem, dir: &str, prefix: &str) {
     }
 }
 
-/// Leaves files without names in these subvolumes, two in each, far from each other and from the
-/// end.
+/// Leaves two files without names in each of these subvolumes. They are far from each other and
+/// from the end of the tree.
 fn leave_files(fs: &Filesystem, names: &[&str]) {
     for name in names {
         for prefix in ["between", "behind"] {
@@ -115,14 +116,14 @@ fn collected() -> (Reports, offshoot_btrfs::Reporter) {
     (reports, reporter)
 }
 
-/// The key of the orphan item of the first file without a name that a subvolume has.
+/// The key of the first orphan item in a subvolume.
 fn first_orphan(story: &Story, tree: TreeId) -> Key {
     let keys = story.keys(tree, objectid::ORPHAN);
     *keys.first().expect("there is one")
 }
 
-/// What a crash left in a damaged subvolume stays and is told; that of all others goes, and writing
-/// goes on.
+/// Orphans that a crash left in a damaged subvolume stay, and we report them. The orphans of all
+/// other subvolumes are removed, and writing goes on.
 #[test]
 fn the_sweep_goes_on_past_a_damaged_subvolume() {
     let Some(judges) = judges::require() else { return };
@@ -132,8 +133,8 @@ fn the_sweep_goes_on_past_a_damaged_subvolume() {
         let fs = story.open();
         names.map(|name| TreeId(at(&fs, name).dev))
     };
-    // Of the first one inode without a name is in a leaf that does not read, of the second the
-    // items that tell of both.
+    // In the first subvolume, the inode of one orphan is in a leaf that cannot be read. In the
+    // second one, the leaf with both orphan items cannot be read.
     let orphan = first_orphan(&story, trees[0]);
     story.spoil(trees[0], Key::new(orphan.offset, ItemType::INODE_ITEM, 0));
     story.spoil(trees[1], first_orphan(&story, trees[1]));
@@ -156,7 +157,8 @@ fn the_sweep_goes_on_past_a_damaged_subvolume() {
     story.assert_no_worse_than(&before);
 }
 
-/// What cannot be removed of a subvolume was a reason not to open it for writing.
+/// Regression: we refused to open a subvolume for writing because an orphan in it could not be
+/// removed.
 #[test]
 fn a_subvolume_with_a_damaged_file_without_a_name_opens() {
     let Some(judges) = judges::require() else { return };
@@ -182,7 +184,7 @@ fn a_subvolume_with_a_damaged_file_without_a_name_opens() {
     story.assert_no_worse_than(&before);
 }
 
-/// One deleted subvolume that cannot be dropped kept the others from it.
+/// Regression: one deleted subvolume that could not be dropped kept the others from being dropped.
 #[test]
 fn dropping_goes_on_past_a_damaged_subvolume() {
     let Some(judges) = judges::require() else { return };
@@ -210,7 +212,7 @@ fn dropping_goes_on_past_a_damaged_subvolume() {
     story.assert_no_worse_than(&before);
 }
 
-/// Of a deleted subvolume the item was left that tells that it is to be dropped. A new one got its
+/// Regression: a deleted subvolume was gone except for its orphan item. A new subvolume got its
 /// number, and was dropped.
 #[test]
 fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
@@ -237,8 +239,8 @@ fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
     story.assert_no_worse_than(&before);
 }
 
-/// A tree with two root items was changed by one of them, and the other went on to lead to the
-/// blocks that it had.
+/// Regression: a tree had two root items. We changed the tree by one of them, and the other still
+/// led to the old blocks.
 #[test]
 fn a_subvolume_with_two_root_items_is_not_changed() {
     let Some(judges) = judges::require() else { return };
@@ -269,8 +271,8 @@ fn a_subvolume_with_two_root_items_is_not_changed() {
     story.assert_no_worse_than(&before);
 }
 
-/// The kernel does not mount a volume whose UUID tree begins with a block of a subvolume; ours
-/// wrote it, and gave that block away with the subvolume.
+/// Regression: a UUID tree begins with a block of a subvolume. The kernel does not mount such a
+/// volume. We wrote it, and freed that block with the subvolume.
 #[test]
 fn a_uuid_tree_in_a_subvolume_is_not_written() {
     let Some(judges) = judges::require() else { return };
@@ -293,7 +295,8 @@ fn a_uuid_tree_in_a_subvolume_is_not_written() {
     Volume::open(devices(&story.members), &OpenOptions::default()).expect("it is read");
 }
 
-/// Sums of what trees may change ended the program where root items claim more than any volume has.
+/// Regression: root items claimed more bytes than any volume has. The sum of what trees may change
+/// overflowed, and the program ended.
 #[test]
 fn trees_that_claim_more_than_a_volume_has_are_written() {
     const BYTES_USED: std::ops::Range<usize> = 192..200;

@@ -1,4 +1,4 @@
-//! Equal names in one directory, and names whose two sides do not agree.
+//! Equal names in one directory, and names whose entries disagree.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{AT, NEW, Story, at, place};
 
 const FS: TreeId = TreeId::FS;
 
-/// The files of the directory `d`, each with its name as its data.
+/// Files in the directory `d`, each with its name as its data.
 fn two_files(root: &Path) {
     let dir = fill::directory(root, "d");
     for name in ["one", "two", "end"] {
@@ -58,7 +58,7 @@ fn inodes(story: &Story) -> [FileId; 3] {
     ["d", "d/one", "d/two"].map(|path| at(&fs, path))
 }
 
-/// Makes the name of the second file that of the first, on every side. Both have three letters.
+/// Gives the second file the name of the first, in all items. Both names have three letters.
 fn make_equal(story: &Story, dir: FileId, two: FileId) {
     let by_hash = |name: &str| Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name.as_bytes()));
     let mut moved = Vec::new();
@@ -84,7 +84,8 @@ fn make_equal(story: &Story, dir: FileId, two: FileId) {
     }
 }
 
-/// Both entries went from the item of the hash, and the other file could not be found any more.
+/// Regression: the removal took both entries of the hash item, and the other file could not be
+/// found any more.
 #[test]
 fn removing_one_of_two_equal_names_leaves_the_other() {
     let Some(judges) = judges::require() else { return };
@@ -97,7 +98,7 @@ fn removing_one_of_two_equal_names_leaves_the_other() {
     let fs = story.open();
     assert_eq!(list(&fs, dir), ["one", "one", "end"]);
     assert_eq!(at(&fs, "d/one"), one);
-    // Neither a new name nor a move takes the place of one of two.
+    // No new name and no move takes a name that two files have.
     let taken = |outcome: offshoot_vfs::Result<()>| outcome.expect_err("it is taken").errno();
     assert_eq!(taken(fs.create(place(dir, "one"), &NEW).map(drop)), Errno::EXIST);
     assert_eq!(taken(fs.rename(place(dir, "end"), place(dir, "one"), AT)), Errno::EXIST);
@@ -121,7 +122,7 @@ fn removing_one_of_two_equal_names_leaves_the_other() {
     assert!(story.keys(FS, two.ino).is_empty() && story.keys(FS, one.ino).is_empty());
 }
 
-/// One file has one name twice: it keeps the other, with its index.
+/// One file has the same name twice. It keeps the second one, with its index.
 #[test]
 fn removing_a_name_that_a_file_has_twice_leaves_it_once() {
     let Some(judges) = judges::require() else { return };
@@ -165,7 +166,8 @@ fn is_corrupt(outcome: &offshoot_vfs::Result<()>) -> bool {
     matches!(outcome, Err(Error::Corrupt(_)))
 }
 
-/// The entry at the index that a file gives went, whatever it was: the name of another file.
+/// Regression: we removed the entry at the index that a file names, even when it was the name of
+/// another file.
 #[test]
 fn the_index_of_another_entry_is_not_removed() {
     let Some(judges) = judges::require() else { return };
@@ -193,7 +195,7 @@ fn the_index_of_another_entry_is_not_removed() {
     story.assert_no_worse_than(&before);
 }
 
-/// An entry that leads elsewhere by its hash than by its index.
+/// An entry whose hash item and index item lead to different files.
 #[test]
 fn an_entry_that_leads_to_two_files_is_not_removed() {
     let Some(judges) = judges::require() else { return };
@@ -215,8 +217,8 @@ fn an_entry_that_leads_to_two_files_is_not_removed() {
     story.assert_no_worse_than(&before);
 }
 
-/// The index that the root tree gives for a subvolume is that of another one: deleting it took the
-/// name of that.
+/// Regression: the root tree gives a subvolume the index of another one. Deleting the subvolume
+/// took the name of the other.
 #[test]
 fn the_place_of_another_subvolume_is_not_removed() {
     let Some(judges) = judges::require() else { return };
@@ -244,4 +246,32 @@ fn the_place_of_another_subvolume_is_not_removed() {
     assert_eq!(list(&fs, root), ["d", "first"]);
     drop(fs);
     story.assert_no_worse_than(&before);
+}
+
+/// A search for the first index, 1, read the leaf with the last names by hash, and a directory of
+/// which that one is damaged was not listed.
+#[test]
+fn a_listing_needs_no_names_by_hash() {
+    let Some(judges) = judges::require() else { return };
+    let crowd = |root: &Path| {
+        let dir = fill::directory(root, "d");
+        for number in 0..60 {
+            fill::write(&dir.join(format!("file-{number}")), b"data");
+        }
+    };
+    let story = Story::new(&judges, crowd);
+    let dir = at(&story.open(), "d");
+    let before = list(&story.open(), dir);
+    let keys = story.keys(FS, dir.ino);
+    let is_index = |key: &&Key| key.item_type == ItemType::DIR_INDEX;
+    let first = keys.iter().find(is_index).expect("it has entries");
+    let last_name = keys.iter().rfind(|key| key.item_type == ItemType::DIR_ITEM);
+    let last_name = last_name.expect("it has entries");
+    assert_ne!(
+        story.leaf(FS, *first).0,
+        story.leaf(FS, *last_name).0,
+        "they have leaves of their own"
+    );
+    story.spoil(FS, *last_name);
+    assert_eq!(list(&story.open(), dir), before);
 }

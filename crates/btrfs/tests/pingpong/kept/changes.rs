@@ -1,4 +1,4 @@
-//! What is done to one of the files, by us and by the model.
+//! The changes of a file, which we and the model do.
 
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
@@ -9,22 +9,21 @@ use offshoot_vfs::{
 use super::kinds::{bytes, text};
 use super::{KIB, PROPERTY, access_list};
 
-/// A file to be changed.
 pub(super) struct Target<'a> {
     pub(super) fs: &'a dyn FileSystemMut,
-    /// Whether this is the model, which does not know what follows from attributes.
+    /// Whether this is the model, which does not derive anything from attributes.
     pub(super) is_model: bool,
     /// The directory and the name.
     pub(super) place: Place<'a>,
     pub(super) file: FileId,
     pub(super) size: u64,
-    /// Whether its data has checksums, which no call tells.
+    /// Whether the file's data has checksums. No call of a filesystem tells that.
     pub(super) has_checksums: bool,
     /// A file that is never changed, and whether its data has checksums.
     pub(super) source: (FileId, bool),
 }
 
-/// A change: its name, and how it is done.
+/// A change: its name, and the function that does it.
 pub(super) type Change = (&'static str, fn(&Target<'_>));
 
 pub(super) const CHANGES: [Change; 32] = [
@@ -49,7 +48,7 @@ pub(super) const CHANGES: [Change; 32] = [
         to.set_attr(SetAttr { uid: Some(1234), gid: Some(5), ..SetAttr::default() });
     }),
     ("access_list", |to| {
-        // What the list says.
+        // As the access control list says.
         to.set_attr(SetAttr { permissions: Some(0o674), ..SetAttr::default() });
         to.set(b"system.posix_acl_access", &access_list());
     }),
@@ -75,7 +74,7 @@ pub(super) const CHANGES: [Change; 32] = [
         cloned.expect("it shares with itself");
     }),
     ("cloned_over", |to| {
-        // The model knows only of files that are written in place that they have none.
+        // The model knows of missing checksums only for files that are written in place.
         let in_place = |flags: FileFlags| flags.contains(FileFlags::NODATACOW);
         let of_source = to.fs.flags(to.source.0).expect("its flags");
         if to.has_checksums == to.source.1 && in_place(to.flags()) == in_place(of_source) {
@@ -113,7 +112,7 @@ pub(super) const CHANGES: [Change; 32] = [
         to.fs.link(to.file, Place { name: &name, ..to.place }, at()).expect("one more name");
     }),
     ("flags", |to| {
-        // The kernel lets files inherit both, which nobody may set.
+        // The kernel lets files inherit both flags, although no call may set both.
         if to.flags().contains(FileFlags::NODATACOW | FileFlags::COMPRESS) {
             return;
         }
@@ -180,7 +179,7 @@ impl Target<'_> {
         self.fs.fallocate(self.file, what, offset, len, at()).expect("there is room");
     }
 
-    /// Lets the file be changed if it may not be.
+    /// Clears the flags that forbid changes.
     pub(super) fn unlock(&self) {
         let (flags, locks) = (self.flags(), FileFlags::APPEND | FileFlags::IMMUTABLE);
         if flags.intersects(locks) {
@@ -193,7 +192,7 @@ impl Target<'_> {
     }
 }
 
-/// A new file in a directory, which has what is inherited there.
+/// Makes a file in a directory. It inherits what new files inherit there.
 pub(super) fn make_in(fs: &dyn FileSystemMut, is_model: bool, dir: FileId, name: &str) {
     let new = NewFile { permissions: 0o644, uid: 3, gid: 4, umask: None, at: at() };
     let file = fs.create(Place { dir, name: name.as_bytes() }, &new).expect("a new file");

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use super::{KIB, PROPERTY, access_list};
 
-/// A kind of file: its name, the directory in which it is made (and has what is inherited there),
-/// and how the kernel makes it. An existing file is changed in the same way.
+/// A kind of file: its name, the directory in which it is made (and from which it inherits), and
+/// how the kernel makes it. The same function changes an existing file.
 pub(super) struct Kind {
     pub(super) name: &'static str,
     pub(super) dir: &'static str,
@@ -33,7 +33,7 @@ const fn inherited(name: &'static str, dir: &'static str) -> Kind {
 /// A directory: its name, and how the kernel prepares it.
 type Dir = (&'static str, fn(&Path));
 
-/// The directories that give new files something.
+/// The directories that new files inherit from.
 pub(super) const DIRS: [Dir; 4] = [
     ("with-list", |dir| {
         let set = setxattr(dir, "system.posix_acl_default", &access_list(), XattrFlags::empty());
@@ -53,7 +53,8 @@ pub(super) const DIRS: [Dir; 4] = [
     }),
 ];
 
-/// Made when the volume is mounted to compress what is worth it, and to keep up to a sector inline.
+/// The kernel makes them with a mount that compresses what is worth it and keeps up to a sector
+/// inline.
 pub(super) const KINDS: [Kind; 29] = [
     kind("empty", |_, _| {}),
     kind("inline", |_, file| write(file, 0, &bytes(100))),
@@ -183,8 +184,8 @@ fn clone(file: &File, len: u64, mut from: u64, mut to: u64) {
     copy_file_range(file, Some(&mut from), file, Some(&mut to), len).expect("a clone");
 }
 
-/// The kernel refuses a flag that contradicts what a file has: one that is not copied on write, or
-/// has no checksums, is not compressed.
+/// Ignores the kernel's refusal of a flag that contradicts the file: a file that is written in
+/// place or has no checksums cannot be compressed.
 fn unless_contradicted(file: &File, done: rustix::io::Result<()>) {
     match done {
         Ok(()) | Err(Errno::INVAL) => {}
@@ -192,8 +193,8 @@ fn unless_contradicted(file: &File, done: rustix::io::Result<()>) {
     }
 }
 
-/// Gives a new file more names than an item of references takes, where there are extended ones, and
-/// any other a few more.
+/// Gives a new file more names than a reference item holds, if there are extended ones, and any
+/// other file a few more.
 fn link_often(path: &Path, file: &File) {
     let attr = file.metadata().expect("its attributes");
     write(file, 0, &text(5000));
@@ -209,7 +210,7 @@ fn link_often(path: &Path, file: &File) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) if error.kind() == ErrorKind::TooManyLinks => {
-                // There stays room for one more name.
+                // Room for one more name must stay.
                 std::fs::remove_file(name(number - 1)).expect("it was made");
                 return;
             }
@@ -218,7 +219,7 @@ fn link_often(path: &Path, file: &File) {
     }
 }
 
-/// Lets a file be changed again.
+/// Clears the flags that forbid changes.
 pub(super) fn unlock(path: &Path) {
     let file = File::open(path).expect("it is there");
     let flags = ioctl_getflags(&file).expect("its flags");

@@ -1,8 +1,8 @@
-//! What one snapshot writes, of trees of different sizes.
+//! What one snapshot writes, for trees of different sizes.
 //!
-//! Both trees refer to what the root of the source points to, and each of these references is an
-//! item in the extent tree. So it depends on how full the root is, as with the kernel: a tree that
-//! becomes a level higher has a root that is almost empty again.
+//! After a snapshot, both trees refer to every block that the root of the source points to. Each of
+//! these references is an item in the extent tree. So the cost depends on how full the root is, as
+//! in the kernel. When a tree grows by a level, its root is almost empty again.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use uuid::Uuid;
 
 use crate::common::{AT, NEW, at, place, top};
 
-/// Of small tree blocks even a few files make a tree of several levels.
+/// With small tree blocks, a few files already make a tree of several levels.
 const NODE_BYTES: u32 = 4096;
 
-/// Bytes written for a snapshot of a subvolume with so many files: one that did not change, and one
-/// of which a file was written.
+/// The bytes that a snapshot of a subvolume with so many files writes: after no change, and after a
+/// write to one file.
 fn written(files: u64) -> [u64; 2] {
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(1 << 30));
     let mut options = MkfsOptions::new(Uuid::from_u128(files.into()), Timestamp::default());
@@ -51,7 +51,7 @@ fn written(files: u64) -> [u64; 2] {
         };
         log.entries().iter().map(bytes).sum::<u64>()
     };
-    // The first one makes the items that both have.
+    // The first snapshot makes the items that both of the others need.
     let before = snapshot();
     let unchanged = snapshot();
     let file = at(&fs, &format!("live/{}", name(files / 2)));
@@ -67,10 +67,11 @@ fn name(number: u64) -> String {
 
 #[test]
 fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
-    /// Two copies of a leaf of the extent tree for each pointer of a full node, and of what else
-    /// two commits change.
+    /// For each pointer of a full node: two copies of a leaf of the extent tree. The other changes
+    /// of two commits are included.
     const NODE: u64 = 2 * NODE_BYTES as u64 * ((NODE_BYTES as u64 - 101) / 33 + 40);
-    /// A change copies a node on each level above the leaf, and shares what these point to.
+    /// A change copies one node on each level above the leaf, and shares the blocks that these
+    /// point to.
     const LEVELS: u64 = 3;
     let all = [10, 100, 1000, 10_000, 40_000, 70_000].map(|files| {
         let bytes = written(files);

@@ -1,4 +1,4 @@
-//! The same story, told to the kernel.
+//! The same story, done by the kernel.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -13,8 +13,8 @@ use offshoot_testkit::run::{command, run};
 use super::Story;
 
 /// Takes snapshots of one subvolume by `BTRFS_IOC_SNAP_CREATE_V2`, for which there is no safe
-/// function here: a program for each would take longer than a snapshot. It reads their names, and
-/// says when each is there.
+/// function here. Starting a program for each snapshot would take longer than the snapshot. So one
+/// process reads the names of snapshots, and reports each one that is done.
 struct Snapshotter {
     perl: Child,
     names: ChildStdin,
@@ -62,7 +62,7 @@ impl Snapshotter {
     }
 }
 
-/// Tells it on an empty volume, deletes half of the snapshots, and prints what that took.
+/// Does the story on an empty volume, deletes half of the snapshots, and prints how long that took.
 pub(super) fn many(disks: &Disks, story: Story) {
     let Story { snapshots, files, .. } = story;
     let mount = disks.mount("rw,noatime");
@@ -95,7 +95,7 @@ pub(super) fn many(disks: &Disks, story: Story) {
     for some in gone.chunks(500) {
         btrfs(&["-q", "subvolume", "delete"], &some.iter().map(AsRef::as_ref).collect::<Vec<_>>());
     }
-    // This wakes the cleaner, which otherwise sleeps for half a minute.
+    // The sync wakes the kernel's cleaner, which otherwise sleeps for half a minute.
     btrfs(&["filesystem", "sync"], &[path]);
     btrfs(&["-q", "subvolume", "sync"], &[path]);
     btrfs(&["filesystem", "sync"], &[path]);

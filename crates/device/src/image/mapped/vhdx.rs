@@ -1,14 +1,14 @@
-//! VHDX: the newer images of Hyper-V, fixed or dynamic. They are read.
+//! VHDX, the newer image format of Hyper-V: fixed or dynamic, and only read.
 //!
 //! ```text
 //!   0      64 KiB      128 KiB     192 KiB    256 KiB
 //!   | name | header    | header    | regions  | regions | ...  metadata, table of blocks, blocks
 //! ```
 //!
-//! Of the two headers the one with the larger sequence number counts. The regions are the table of
-//! blocks and the metadata: the size of the disk, and that of a block. In the table, one entry
-//! stands for a bitmap behind those of as many blocks as a bitmap describes; only an image that
-//! stands over another has such bitmaps.
+//! Of the two headers the one with the larger sequence number is current. The regions are the table
+//! of blocks, and the metadata with the size of the disk and of a block. In the table, the entries
+//! of as many blocks as one bitmap describes are followed by the entry of that bitmap. Only an
+//! image with a parent uses such bitmaps.
 //!
 //! Source: MS-VHDX, "Virtual Hard Disk v2 File Format", version 20180912.
 
@@ -23,7 +23,8 @@ use crate::image::unsupported;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// As they are in the file: the first three parts are little-endian.
+/// The ids of regions and of metadata items, in the byte order of the file: the first three parts
+/// of a GUID are little-endian.
 const BLOCK_TABLE: [u8; 16] = *b"\x66\x77\xc2\x2d\x23\xf6\x00\x42\x9d\x64\x11\x5e\x9b\xfd\x4a\x08";
 const METADATA: [u8; 16] = *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
 const FILE_PARAMETERS: [u8; 16] =
@@ -31,11 +32,11 @@ const FILE_PARAMETERS: [u8; 16] =
 const DISK_SIZE: [u8; 16] = *b"\x24\x42\xa5\x2f\x1b\xcd\x76\x48\xb2\x11\x5d\xbe\xd8\x3b\xf4\xb8";
 const SECTOR_SIZE: [u8; 16] = *b"\x1d\xbf\x41\x81\x6f\xa9\x09\x47\xba\x47\xf2\x33\xa8\xfa\xab\x5f";
 
-/// A table of entries of 32 bytes that begin with what they are about.
+/// A table of entries of 32 bytes. Each begins with the id of the thing that it describes.
 struct Entries(Vec<u8>);
 
 impl Entries {
-    /// Those behind the first `head` bytes of `bytes`.
+    /// Reads `count` entries behind the first `head` bytes of `bytes`.
     fn read(bytes: &[u8], head: usize, count: usize) -> io::Result<Self> {
         let len = count.checked_mul(32).and_then(|len| len.checked_add(head));
         let entries = len.and_then(|end| bytes.get(head..end));
@@ -43,7 +44,7 @@ impl Entries {
         Ok(Self(entries.to_vec()))
     }
 
-    /// The entry about `what`.
+    /// The entry with the id `what`.
     fn find(&self, what: &[u8; 16]) -> io::Result<&[u8]> {
         let mut entries = self.0.chunks_exact(32);
         let missing = || invalid("a part that every image of its kind has is missing");
@@ -51,14 +52,14 @@ impl Entries {
     }
 }
 
-/// Whether `bytes` begin with their signature and have the checksum that stands behind it, for
-/// which its own four bytes count as zeros.
+/// Whether `bytes` begin with `signature` and their checksum is right. The checksum follows the
+/// signature; it is computed with its own four bytes as zeros.
 fn is_whole(bytes: &[u8], signature: &[u8]) -> bool {
     let sum = crc32c::crc32c_append(crc32c::crc32c(signature), &[0; 4]);
     bytes.starts_with(signature) && crc32c::crc32c_append(sum, &bytes[8..]) == u32_le(bytes, 4)
 }
 
-/// The current header, if its checksum is right.
+/// The current header: of those with a right checksum, the newer one.
 fn header(device: &dyn BlockDevice) -> io::Result<Vec<u8>> {
     let mut newest: Option<Vec<u8>> = None;
     for at in [64 * KIB, 128 * KIB] {
@@ -71,7 +72,7 @@ fn header(device: &dyn BlockDevice) -> io::Result<Vec<u8>> {
     newest.ok_or_else(|| invalid("both of its headers are damaged"))
 }
 
-/// The regions, from their copy where the first table is damaged.
+/// The table of regions, or its copy when the first one is damaged.
 fn regions(device: &dyn BlockDevice) -> io::Result<Entries> {
     for at in [192 * KIB, 256 * KIB] {
         let bytes = part(device, at, 64 * KIB)?;
@@ -82,7 +83,7 @@ fn regions(device: &dyn BlockDevice) -> io::Result<Entries> {
     Err(invalid("the table of its regions and its copy are damaged"))
 }
 
-/// Opens the disk in one.
+/// Opens the disk in a VHDX.
 pub(in crate::image) fn open(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn BlockDevice>> {
     let header = header(&*below)?;
     if header[66] != 1 || header[67] != 0 {
@@ -127,7 +128,8 @@ pub(in crate::image) fn open(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn 
     if !is_possible {
         return Err(invalid("the sizes in its metadata are impossible"));
     }
-    // A bitmap has a bit for each sector and 1 MiB.
+    // A bitmap takes 1 MiB and has a bit for each sector: with sectors of 512 bytes it describes 4
+    // GiB.
     let blocks_of_a_bitmap = 8 * MIB * sector_bytes / block_bytes;
     let blocks = size_bytes.div_ceil(block_bytes);
     let entries = blocks + blocks.saturating_sub(1) / blocks_of_a_bitmap;
@@ -137,7 +139,7 @@ pub(in crate::image) fn open(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn 
     }
     let bytes = part(&*below, table_at, entries * 8)?;
     let table = bytes.chunks_exact(8).enumerate().filter_map(|(number, entry)| {
-        // Every bitmap follows the blocks that it is about.
+        // The entry of a bitmap follows those of the blocks that it describes.
         let is_bitmap = number as u64 % (blocks_of_a_bitmap + 1) == blocks_of_a_bitmap;
         (!is_bitmap).then(|| place(u64_le(entry, 0)))
     });
@@ -145,7 +147,7 @@ pub(in crate::image) fn open(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn 
     MappedDevice::open(below, size_bytes, block_bytes, table)
 }
 
-/// Where the block of an entry is. What was never written, or given back, is zeros here.
+/// Where the block of an entry is. A block that was never written, or was trimmed, reads as zeros.
 fn place(entry: u64) -> io::Result<BlockPlace> {
     match entry & 7 {
         0..=3 => Ok(BlockPlace::Zeros),

@@ -1,4 +1,4 @@
-//! Writing what waits in memory in an order that survives a cut at any point.
+//! Writes the changes that are in memory in an order that survives a power cut at any point.
 //!
 //! ```text
 //!            data (written at once), counts of new clusters, new tables
@@ -10,12 +10,12 @@
 //!            counts of what no entry leads to any more, in the next commit
 //! ```
 //!
-//! So whatever the medium leads to is counted and whole. A cut leaves at most clusters that are
-//! counted and not used, which `qemu-img check` calls leaks and repairs.
+//! So whatever an entry on the medium leads to is counted and whole. A cut leaves at most clusters
+//! that are counted and not used. `qemu-img check` calls them leaks and repairs them.
 //!
-//! The committer takes all changed pages while it alone holds the tables. At that moment the file
-//! has everything that an entry in these pages leads to, and the pages count it. Then requests go
-//! on while the committer writes.
+//! The committer takes all changed pages while it holds the tables exclusively. At that moment the
+//! file has everything that an entry in these pages leads to, and the pages count it. Other
+//! requests continue while the committer writes.
 
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -24,11 +24,11 @@ use super::Disk;
 use super::pages::{ChangedPage, Order};
 use super::tables::wrong_counts;
 
-/// How many bytes of pages beside each other are written at once.
+/// Neighbouring pages are written together, up to this many bytes in one request.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 
 impl Disk {
-    /// Makes everything durable that was written before.
+    /// Makes every write durable that returned before the call.
     pub(super) fn commit(&self) -> io::Result<()> {
         let _one = self.committing.lock();
         self.check_not_failed()?;
@@ -38,7 +38,7 @@ impl Disk {
         };
         let written = self.write_in_order(&changed);
         if written.is_err() {
-            // Nobody knows what the medium has now, so no later entry may lead to it.
+            // The state of the medium is unknown now, so no later entry may lead to it.
             self.has_failed.store(true, Release);
             return written;
         }
@@ -46,7 +46,7 @@ impl Disk {
         self.count_down(dropped)
     }
 
-    /// Commits when much waits for it.
+    /// Commits when the changes in memory exceed the limits.
     pub(super) fn commit_if_needed(&self) -> io::Result<()> {
         if self.tables.read().need_commit() { self.commit() } else { Ok(()) }
     }
@@ -72,8 +72,8 @@ impl Disk {
         self.file.barrier()
     }
 
-    /// Counts every cluster down by the references to it that were dropped. A cluster to which no
-    /// entry leads any more becomes free.
+    /// Lowers the count of each cluster by the references to it that were dropped. A cluster whose
+    /// count becomes 0 is free.
     fn count_down(&self, mut dropped: Vec<u64>) -> io::Result<()> {
         dropped.sort_unstable();
         let mut counts = Vec::new();
@@ -81,14 +81,15 @@ impl Disk {
             let tables = self.tables.read();
             for group in dropped.chunk_by(|one, next| one == next) {
                 let Some(left) = tables.count(group[0])?.checked_sub(group.len() as u64) else {
-                    // Another entry leads to a cluster that would become free.
+                    // The count is lower than the number of entries, so freeing the cluster would
+                    // damage data.
                     self.has_failed.store(true, Release);
                     return Err(wrong_counts());
                 };
                 counts.push((group[0], left));
             }
         }
-        // The counts keep these clusters from the writers until the holes are made.
+        // Make the holes while these clusters are still counted, so that no writer allocates them.
         let unused: Vec<_> = counts.iter().filter(|count| count.1 == 0).map(|one| one.0).collect();
         for clusters in unused.chunk_by(|one, next| one + 1 == *next) {
             let start = clusters[0] << self.layout.cluster_bits;

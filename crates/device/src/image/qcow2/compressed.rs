@@ -1,4 +1,4 @@
-//! Clusters that are compressed, by deflate or zstd.
+//! Clusters that are compressed with deflate or zstd.
 
 use std::io::{self, Read};
 
@@ -8,11 +8,12 @@ use super::file::File;
 use super::layout::{Compressed, Layout};
 use crate::fields::invalid;
 
-/// The logarithm of the memory that a frame of zstd may ask for: four times the largest cluster.
+/// The base-2 logarithm of the window that a zstd frame may ask for: 8 MiB, four times the largest
+/// cluster.
 const ZSTD_WINDOW_BITS: u32 = 23;
 
-/// The cluster that is compressed at `compressed`. Its length there is in whole sectors, so
-/// something else may follow in the last one.
+/// Unpacks the cluster at `compressed`. Its length is rounded up to whole sectors, so the last
+/// sector may hold other bytes behind the stream.
 pub(super) fn unpack(file: &File, layout: &Layout, compressed: Compressed) -> io::Result<Vec<u8>> {
     let mut packed = vec![0; usize::try_from(compressed.len).map_err(io::Error::other)?];
     file.read(compressed.offset, &mut packed)?;

@@ -1,12 +1,13 @@
-//! Reference counts, and the clusters that are free by them.
+//! Reference counts, and the free clusters: those whose count is 0.
 //!
 //! ```text
 //!   count table ──> block of counts ──> count of a cluster: how many entries lead to it
 //! ```
 //!
-//! A block counts itself: the one for clusters that no block counted yet is the first of them. When
-//! the table has no entry left, a larger one is made behind everything it counts, with the blocks
-//! for its own clusters, and the header leads to it in the commit that follows.
+//! A block of counts also counts itself: a new block goes to the first cluster that it counts and
+//! that holds no metadata. When the count table has no entry left, a larger table is made behind
+//! all clusters that the old one counts, together with the blocks that count it. The next commit
+//! makes the header lead to it.
 
 use std::io;
 
@@ -16,11 +17,11 @@ use super::pages::Order;
 use super::tables::{Tables, wrong_counts};
 use crate::fields::invalid;
 
-/// Where the header says where the count table is, and how many clusters it has.
+/// The byte of the header with the offset of the count table; its number of clusters follows.
 const HEADER_COUNT_TABLE: u64 = 48;
 
 impl Layout {
-    /// The logarithm of the counts in a block.
+    /// The base-2 logarithm of the number of counts in a block.
     fn block_bits(&self) -> u32 {
         self.cluster_bits + 3 - self.count_order
     }
@@ -30,14 +31,14 @@ impl Layout {
 fn count_in(bytes: &[u8], bit: usize, order: u32) -> u64 {
     let (bits, first) = (1 << order, bit / 8);
     if bits < 8 {
-        // Those of less than a byte begin at its lowest bits.
+        // Counts that are smaller than a byte fill it from its lowest bits on.
         return u64::from(bytes[first] >> (bit % 8)) & ((1 << bits) - 1);
     }
     let bytes = &bytes[first..first + bits / 8];
     bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// Makes the count that begins at `bit` of `bytes` the one that is given.
+/// Sets the count that begins at `bit` of `bytes` to `count`.
 fn set_count_in(bytes: &mut [u8], bit: usize, order: u32, count: u64) {
     let (bits, first) = (1 << order, bit / 8);
     if bits < 8 {
@@ -59,8 +60,8 @@ impl Tables {
         }
     }
 
-    /// Where the count of `cluster` is: its first byte, and its first bit in that; `None` without a
-    /// block for it.
+    /// Where the count of `cluster` is: its first byte in the file, and its first bit in that byte.
+    /// `None` when no block has a count for it.
     fn count_at(&self, cluster: u64) -> io::Result<Option<(u64, usize)>> {
         let block = self.block(cluster >> self.layout.block_bits())?;
         let inside = cluster & ((1 << self.layout.block_bits()) - 1);
@@ -69,7 +70,7 @@ impl Tables {
         Ok((block != 0).then_some(place))
     }
 
-    /// Where the block of this index is; 0 when there is none.
+    /// The byte of the file at which block `index` begins; 0 when there is none.
     fn block(&self, index: u64) -> io::Result<u64> {
         if index >= self.count_table_bytes() / 8 {
             return Ok(0);
@@ -90,7 +91,7 @@ impl Tables {
         clusters << self.layout.cluster_bits
     }
 
-    /// Makes the count of `cluster`, for which there is a block, the one that is given.
+    /// Sets the count of `cluster` to `count`. A block for it must exist.
     pub(super) fn set_count(&mut self, cluster: u64, count: u64) -> io::Result<()> {
         let order = self.layout.count_order;
         let Some((at, bit)) = self.count_at(cluster)? else { return Err(wrong_counts()) };
@@ -101,7 +102,8 @@ impl Tables {
         self.pages.change(at, &bytes[..len], Order::Counts)
     }
 
-    /// Counts a free cluster once; its number. What it holds is not defined.
+    /// Allocates a free cluster: sets its count to 1 and returns its number. Its contents are not
+    /// defined.
     pub(super) fn allocate(&mut self) -> io::Result<u64> {
         while let Some(&cluster) = self.freed.first() {
             let is_free = self.count(cluster)? == 0;
@@ -149,7 +151,7 @@ impl Tables {
         Ok(cluster)
     }
 
-    /// Counts a cluster as free to which nothing leads.
+    /// Frees a cluster to which no entry leads: sets its count to 0.
     pub(super) fn free(&mut self, cluster: u64) -> io::Result<()> {
         self.set_count(cluster, 0)?;
         if self.freed.len() < self.limits.freed {
@@ -160,7 +162,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Makes the block of this index.
+    /// Makes block `index`.
     fn add_block(&mut self, index: u64) -> io::Result<()> {
         let first = index << self.layout.block_bits();
         let mut clusters = first..first + (1 << self.layout.block_bits());
@@ -179,7 +181,7 @@ impl Tables {
         self.pages.change(at, &entry.to_be_bytes(), Order::CountTable)
     }
 
-    /// Makes a larger table of counts, with blocks behind those that the old one had.
+    /// Makes a larger count table, with new blocks behind those of the old one.
     fn grow_count_table(&mut self) -> io::Result<()> {
         let Layout { cluster_bits, count_order, .. } = self.layout;
         let cluster_bytes = self.layout.cluster_bytes();
@@ -191,7 +193,7 @@ impl Tables {
         loop {
             blocks += 1;
             let needed = (old_entries + blocks) * 8;
-            // By a half more than is needed, so that this is seldom.
+            // Half as large again as needed, so that the table seldom grows.
             clusters = (needed + needed / 2).div_ceil(cluster_bytes).min(most);
             if needed > clusters << cluster_bits {
                 return Err(full());
@@ -207,7 +209,7 @@ impl Tables {
         if new.clone().any(|cluster| self.metadata.contains(cluster)) {
             return Err(wrong_counts());
         }
-        // The blocks are beside each other, and so are the counts in them.
+        // The new blocks are neighbours in the file, so their counts follow each other in `counts`.
         let len = |clusters: u64| usize::try_from(clusters << cluster_bits);
         let mut bytes = vec![0; len(blocks + clusters).map_err(io::Error::other)?];
         let (counts, table) = bytes.split_at_mut(len(blocks).map_err(io::Error::other)?);
@@ -229,7 +231,7 @@ impl Tables {
         {
             *entry = (block << cluster_bits).to_be_bytes();
         }
-        // What can fail comes before the first change.
+        // Do everything that can fail before the first change.
         self.pages.with(HEADER_COUNT_TABLE, |_| ())?;
         self.write_new_metadata(first, &bytes)?;
         let mut header = [0; 12];
@@ -254,7 +256,7 @@ fn full() -> io::Error {
 mod tests {
     use super::*;
 
-    /// Counts of every width beside each other.
+    /// Sets counts of every width between two others.
     #[test]
     fn a_count_leaves_its_neighbours_alone() {
         for order in 0..=6 {
@@ -268,7 +270,8 @@ mod tests {
                 assert_eq!(found, [most, count, most], "{order}");
             }
         }
-        // Big-endian, or from the lowest bit of a byte on.
+        // A count of 16 bits is big-endian; a count of 1 bit is taken from the lowest bit of its
+        // byte on.
         let mut bytes = [0; 4];
         set_count_in(&mut bytes, 16, 4, 0x102);
         set_count_in(&mut bytes, 1, 0, 1);

@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::BlockDevice;
 
-/// The file of an image.
 #[derive(Debug)]
 pub(super) struct File {
     device: Arc<dyn BlockDevice>,
     /// A write returned since the last barrier began.
     is_unflushed: AtomicBool,
-    /// The highest byte up to which any write was tried. One that failed may have left bytes behind
-    /// the end that the device knows.
+    /// The end of the highest write that was tried. A write that failed may have left bytes past
+    /// the size that the device reports.
     tried_bytes: AtomicU64,
 }
 
@@ -30,12 +29,12 @@ impl File {
         self.device.size_bytes()
     }
 
-    /// Whether the file has no byte from `offset` on, not even one that a failed write left.
+    /// Whether the file has no bytes from `offset` on, not even those of a failed write.
     pub(super) fn is_untouched_from(&self, offset: u64) -> bool {
         offset >= self.size_bytes().max(self.tried_bytes.load(Ordering::Acquire))
     }
 
-    /// Reads what is there; behind the end there are zeros.
+    /// Reads from the file; past its end it reads zeros.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         read_or_zeros(&*self.device, offset, buf)
     }
@@ -47,11 +46,11 @@ impl File {
         let end = offset.saturating_add(bytes.len() as u64);
         self.tried_bytes.fetch_max(end, Ordering::AcqRel);
         let result = self.device.write_at(offset, bytes);
-        // Set after the write, because a barrier that began meanwhile does not cover it; and after
-        // a failed one too, because the device may have written a part.
+        // Set after the write, because a barrier that began meanwhile does not cover it. Set after
+        // a failed write too, because the device may have written a part.
         self.is_unflushed.store(true, Ordering::Release);
         match result {
-            // A file grows; a block device does not.
+            // A file would have grown, so this is a block device that is full.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(io::Error::new(
                 io::ErrorKind::StorageFull,
                 "the device that holds the image has no room for another cluster",
@@ -60,12 +59,12 @@ impl File {
         }
     }
 
-    /// Makes every write durable that returned before. Only the committer calls it.
+    /// Makes every write durable that returned before the call. Only the committer calls it.
     pub(super) fn barrier(&self) -> io::Result<()> {
         if self.is_unflushed.swap(false, Ordering::AcqRel) { self.device.flush() } else { Ok(()) }
     }
 
-    /// Gives room back to the host. A host that refuses costs space and nothing else.
+    /// Returns space to the host. Errors are ignored: they cost only space.
     pub(super) fn discard(&self, start: u64, end: u64) {
         let end = end.min(self.size_bytes());
         if start < end {
@@ -74,7 +73,7 @@ impl File {
     }
 }
 
-/// Reads what is there; behind the end there are zeros.
+/// Reads from `device`; past its end it reads zeros.
 pub(super) fn read_or_zeros(
     device: &dyn BlockDevice,
     offset: u64,

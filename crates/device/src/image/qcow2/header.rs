@@ -19,37 +19,37 @@ use super::layout::Layout;
 use crate::BlockDevice;
 use crate::fields::{self, invalid, u32_be, u64_be};
 
-/// The features of version 3 that are known, by bit, and what makes an image without them.
+/// The features of version 3 that this crate knows, by bit.
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;
 const EXTERNAL_DATA: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 const EXTENDED_L2: u64 = 1 << 4;
 
-/// How clusters are compressed.
+/// The compression types of the header.
 const DEFLATE: u8 = 0;
 const ZSTD: u8 = 1;
 
-/// The logarithm of the smallest cluster that has 32 parts of a sector.
+/// The base-2 logarithm of the smallest cluster whose 32 subclusters have at least one sector each.
 const SUBCLUSTERED_BITS_MIN: u32 = 14;
 
-/// How many snapshots are looked at, and how long the entry of one may be.
+/// How many snapshots an image may have, and how many bytes the entry of each may take.
 const SNAPSHOTS_MAX: u32 = 4096;
 const SNAPSHOT_BYTES_MAX: u64 = 64 << 10;
 
-/// Where the autoclear features are.
+/// The byte of the header at which the autoclear features begin.
 const AUTOCLEAR: u64 = 88;
 
 /// The header of a qcow2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qcow2Header {
-    /// The format, 2 or 3.
+    /// The version of the format, 2 or 3.
     pub version: u32,
     /// The size of the disk in bytes.
     pub size_bytes: u64,
     /// The name of the backing file.
     pub backing: Option<String>,
-    /// The format of the backing file, where the image says it.
+    /// The format of the backing file, when the image names it.
     pub backing_format: Option<String>,
     /// The internal snapshots.
     pub snapshots: Vec<Qcow2Snapshot>,
@@ -59,13 +59,13 @@ pub struct Qcow2Header {
     l1_offset: u64,
     refcount_offset: u64,
     refcount_clusters: u32,
-    /// The logarithm of the bits of a reference count.
+    /// The base-2 logarithm of the bits of a reference count.
     refcount_order: u32,
-    /// Where the table of snapshots is.
+    /// The bytes of the file that the table of snapshots takes.
     snapshot_table: Range<u64>,
     features: u64,
     autoclear: u64,
-    /// How clusters are compressed, as the header numbers it.
+    /// The compression type, as the header numbers it.
     compression: u8,
 }
 
@@ -81,17 +81,18 @@ pub struct Qcow2Snapshot {
     l1_offset: u64,
 }
 
-/// Reads `len` bytes from `offset` on, which must be there and not more than `most`.
+/// Reads `len` bytes from `offset` on. Refuses more than `most` bytes, and bytes past the end.
 fn read(device: &dyn BlockDevice, offset: u64, len: u64, most: u64) -> io::Result<Vec<u8>> {
     fields::part(device, offset, len, most)?
         .ok_or_else(|| invalid("a part of its header lies outside of the file"))
 }
 
 impl Qcow2Header {
-    /// The header of the image on `device`.
+    /// Reads the header of the image on `device`.
     ///
     /// # Errors
-    /// Those of the device, and of kind `InvalidData` when it makes no sense.
+    /// Those of the device; of kind `InvalidData` for a header that makes no sense, and
+    /// `Unsupported` for a version that this crate does not know.
     pub fn read(device: &dyn BlockDevice) -> io::Result<Self> {
         let bytes = read(device, 0, 72, 72)?;
         let version = u32_be(&bytes, 4);
@@ -145,7 +146,7 @@ impl Qcow2Header {
         Ok(header)
     }
 
-    /// The extension that names the format of the backing file.
+    /// Reads the header extension that names the format of the backing file.
     fn read_backing_format(
         &self,
         device: &dyn BlockDevice,
@@ -153,7 +154,7 @@ impl Qcow2Header {
     ) -> io::Result<Option<String>> {
         const BACKING_FORMAT: u32 = 0xe279_2aca;
         let end = (1u64 << self.cluster_bits).min(device.size_bytes());
-        // Every extension has at least the eight bytes of its own header.
+        // The loop ends: every extension takes at least the eight bytes of its own header.
         while at + 8 <= end {
             let bytes = read(device, at, 8, 8)?;
             let (kind, len) = (u32_be(&bytes, 0), u64::from(u32_be(&bytes, 4)));
@@ -173,7 +174,7 @@ impl Qcow2Header {
         self.snapshots.iter().find(is_called)
     }
 
-    /// Refuses what is not known here, and tables that are larger than a disk of this size needs.
+    /// Refuses features that this crate does not know, and tables whose size is impossible.
     pub(super) fn check(&self, file_bytes: u64, is_writable: bool) -> io::Result<()> {
         let convert = |what: &str| {
             unsupported(format!(
@@ -228,7 +229,8 @@ impl Qcow2Header {
         self.features & EXTENDED_L2 != 0
     }
 
-    /// The numbers of the image, of which `snapshot` is shown instead of the disk.
+    /// The numbers of the image. With `snapshot` they are for reading the snapshot instead of the
+    /// disk.
     pub(super) fn layout(&self, snapshot: Option<&Qcow2Snapshot>) -> Layout {
         let (size_bytes, l1_offset, l1_entries) = match snapshot {
             Some(snapshot) => (snapshot.size_bytes, snapshot.l1_offset, snapshot.l1_entries),
@@ -248,7 +250,7 @@ impl Qcow2Header {
         }
     }
 
-    /// The bytes of the file that hold the snapshots' tables.
+    /// The bytes of the file that the table of snapshots and the L1 tables of the snapshots take.
     pub(super) fn snapshot_tables(&self) -> Vec<Range<u64>> {
         let l1 = |one: &Qcow2Snapshot| {
             one.l1_offset..one.l1_offset.saturating_add(u64::from(one.l1_entries) * 8)
@@ -256,8 +258,8 @@ impl Qcow2Header {
         self.snapshots.iter().map(l1).chain([self.snapshot_table.clone()]).collect()
     }
 
-    /// Says that what depends on these features may not be right any more: bitmaps of what was
-    /// changed, and whatever is not known here.
+    /// Clears the autoclear features before the first write: data that depends on them (bitmaps of
+    /// changed blocks, and whatever this crate does not know) does not follow our writes.
     pub(super) fn clear_autoclear(&self, device: &dyn BlockDevice) -> io::Result<()> {
         if self.autoclear == 0 {
             return Ok(());
@@ -268,7 +270,7 @@ impl Qcow2Header {
 
     fn check_l1(&self, size: u64, entries: u32, offset: u64, file_bytes: u64) -> io::Result<()> {
         let table = u64::from(entries) * 8;
-        // Of one entry: clusters of data as many as a cluster of entries has.
+        // One L1 entry covers as many data clusters as one L2 table (a cluster) has entries.
         let entry_bits = if self.has_subclusters() { 4 } else { 3 };
         let covered = u128::from(entries) << (2 * self.cluster_bits - entry_bits);
         let is_there = offset.checked_add(table).is_some_and(|end| end <= file_bytes)
@@ -279,7 +281,7 @@ impl Qcow2Header {
         Ok(())
     }
 
-    /// Refuses a snapshot whose table does not fit.
+    /// Refuses a snapshot whose L1 table does not fit its size or the file.
     pub(super) fn check_snapshot(
         &self,
         snapshot: &Qcow2Snapshot,
@@ -289,7 +291,8 @@ impl Qcow2Header {
     }
 }
 
-/// The snapshots, of which `count` begin at `at`, and where all of them are.
+/// Reads `count` snapshots from byte `at` on. Returns them and the bytes of the file that they
+/// take.
 fn read_snapshots(
     device: &dyn BlockDevice,
     count: u32,
@@ -309,7 +312,7 @@ fn read_snapshots(
         let rest = read(device, at + ENTRY_BYTES, rest, SNAPSHOT_BYTES_MAX * 2)?;
         let (extra, names) = rest.split_at(usize::try_from(extra_bytes).map_err(io::Error::other)?);
         let (id, name) = names.split_at(usize::try_from(id_bytes).map_err(io::Error::other)?);
-        // Without its own size, in version 2, a snapshot has that of the disk.
+        // In version 2 a snapshot has no size of its own: it has the size of the disk.
         let size_bytes =
             if extra.len() >= 16 { u64_be(extra, 8) } else { u64_be(&read(device, 24, 8, 8)?, 0) };
         snapshots.push(Qcow2Snapshot {

@@ -1,4 +1,4 @@
-//! How an image stores its clusters, and what an entry of an L2 table says.
+//! The geometry of an image, and the meaning of an entry of an L2 table.
 //!
 //! ```text
 //! L1 entry   9-55 where the L2 table is     63 counted once
@@ -7,23 +7,24 @@
 //! compressed 0-x where, in bytes   x-61 how many sectors beyond the first, x = 70 - cluster bits
 //! ```
 //!
-//! A *unit* is what an entry can tell apart: a subcluster with extended entries, else the cluster.
-//! The backing file has every unit that is neither stored nor zeros.
+//! A *unit* is the smallest part that an entry describes on its own: a subcluster with extended
+//! entries, otherwise the cluster. A unit that is neither stored nor zeros comes from the backing
+//! file.
 
 use std::io;
 use std::ops::Range;
 
 use crate::fields::{invalid, u32_be, u64_be};
 
-/// The bits of an entry that say where something is.
+/// The bits of an entry that hold an offset in the file.
 pub(super) const OFFSET_BITS: u64 = 0x00ff_ffff_ffff_fe00;
-/// What an entry leads to is counted once: it may be written where it is.
+/// The count of the cluster that the entry leads to is 1, so it may be written in place.
 pub(super) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 const ALL_ZEROS: u64 = 1;
 const SECTOR_BYTES: u64 = 512;
 
-/// How an image stores its clusters.
+/// The geometry of an image: sizes, and where its tables are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) version: u32,
@@ -33,22 +34,22 @@ pub(super) struct Layout {
     pub(super) has_zstd: bool,
     pub(super) l1_offset: u64,
     pub(super) l1_entries: u64,
-    /// The logarithm of the bits of a reference count.
+    /// The base-2 logarithm of the bits of a reference count.
     pub(super) count_order: u32,
     pub(super) count_table_offset: u64,
     pub(super) count_table_bytes: u64,
 }
 
-/// What an L2 entry says of a cluster of the disk.
+/// An L2 entry: where a cluster of the disk is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Where its cluster of the file is; 0 when it has none.
+    /// The byte of the file at which its cluster begins; 0 when it has none.
     pub(super) host: u64,
-    /// The entry says that the cluster is counted once.
+    /// The entry says that the count of its cluster is 1.
     pub(super) is_copied: bool,
-    /// The units that are in that cluster, by bit.
+    /// The units that the cluster of the file stores, as bits.
     pub(super) stored: u32,
-    /// The units that are zeros.
+    /// The units that are zeros, as bits.
     pub(super) zeros: u32,
     pub(super) compressed: Option<Compressed>,
 }
@@ -78,34 +79,34 @@ impl Layout {
         self.cluster_bits - if self.has_subclusters { 5 } else { 0 }
     }
 
-    /// The logarithm of the bytes of the disk that one L2 table maps.
+    /// The base-2 logarithm of the bytes of the disk that one L2 table maps.
     pub(super) fn table_span_bits(&self) -> u32 {
         2 * self.cluster_bits - self.entry_bits()
     }
 
-    /// Where the L1 entry for byte `at` of the disk is.
+    /// The byte of the file that holds the L1 entry for byte `at` of the disk.
     pub(super) fn l1_entry_at(&self, at: u64) -> u64 {
-        // The header was checked: the L1 table has an entry for every byte of the disk.
+        // The header check guarantees an L1 entry for every byte of the disk.
         self.l1_offset + (at >> self.table_span_bits()) * 8
     }
 
-    /// Where in its L2 table the entry for byte `at` of the disk is.
+    /// The byte of its L2 table that holds the entry for byte `at` of the disk.
     pub(super) fn entry_in_table(&self, at: u64) -> u64 {
         let index_bits = self.cluster_bits - self.entry_bits();
         ((at >> self.cluster_bits) & ((1 << index_bits) - 1)) << self.entry_bits()
     }
 
-    /// The part of a cluster that byte `at` of the disk is in front of.
+    /// The offset of byte `at` in its cluster.
     pub(super) fn inside(&self, at: u64) -> u64 {
         at & (self.cluster_bytes() - 1)
     }
 
-    /// The clusters of the file that a range of its bytes touches.
+    /// The numbers of the clusters of the file that the range `bytes` touches.
     pub(super) fn clusters(&self, bytes: Range<u64>) -> Range<u64> {
         bytes.start >> self.cluster_bits..bytes.end.div_ceil(self.cluster_bytes())
     }
 
-    /// The clusters of the file that `entry` leads to.
+    /// The numbers of the clusters of the file that `entry` leads to.
     pub(super) fn clusters_of(&self, entry: &Entry) -> Range<u64> {
         match entry.compressed {
             Some(Compressed { offset, len }) => self.clusters(offset..offset + len),
@@ -117,18 +118,18 @@ impl Layout {
         }
     }
 
-    /// All units of a cluster.
+    /// The bits of all units of a cluster.
     pub(super) fn all_units(&self) -> u32 {
         if self.has_subclusters { u32::MAX } else { 1 }
     }
 
-    /// The units that the bytes `range` of a cluster touch; the range is not empty.
+    /// The bits of the units that the bytes `range` of a cluster touch; `range` must not be empty.
     pub(super) fn units(&self, range: &Range<u64>) -> u32 {
         let (first, last) = (range.start >> self.unit_bits(), (range.end - 1) >> self.unit_bits());
         (u32::MAX >> (31 - last)) & (u32::MAX << first)
     }
 
-    /// The entry that begins `bytes`.
+    /// Decodes the entry at the beginning of `bytes`.
     pub(super) fn decode(&self, bytes: &[u8]) -> io::Result<Entry> {
         let word = u64_be(bytes, 0);
         if word & COMPRESSED != 0 {
@@ -151,7 +152,8 @@ impl Layout {
         Ok(Entry { host, is_copied: word & COPIED != 0, stored, zeros, compressed: None })
     }
 
-    /// The bytes of an entry that is not compressed. The first [`Self::entry_bytes`] of them count.
+    /// Encodes an entry that is not compressed. Only the first [`Self::entry_bytes`] bytes are
+    /// used.
     pub(super) fn encode(&self, entry: &Entry) -> [u8; 16] {
         let mut word = entry.host | if entry.is_copied { COPIED } else { 0 };
         if !self.has_subclusters && entry.zeros != 0 {

@@ -1,4 +1,4 @@
-//! Which clusters of the file hold the metadata that is in use, which no write of data may touch.
+//! The clusters of the file that hold metadata. No write of data may touch them.
 
 use std::collections::HashSet;
 use std::io;
@@ -11,10 +11,10 @@ use crate::BlockDevice;
 use crate::fields::{invalid, part};
 use crate::image::TABLE_BYTES_MAX;
 
-/// Clusters of metadata, all by number.
+/// The clusters of metadata, by number.
 #[derive(Debug, Default)]
 pub(super) struct Metadata {
-    /// The header, the L1 table, and what the snapshots have, in their order.
+    /// The header, the L1 table, and the tables of the snapshots, in ascending order.
     fixed: Vec<Range<u64>>,
     pub(super) count_table: Range<u64>,
     /// L2 tables of the disk, and blocks of counts.
@@ -22,8 +22,8 @@ pub(super) struct Metadata {
 }
 
 impl Metadata {
-    /// What an image has that is to be written. `snapshots` are the bytes of the file that the
-    /// snapshots' tables take.
+    /// Collects the metadata of an image that is opened for writing. `snapshots` are the bytes of
+    /// the file that the tables of the snapshots take.
     ///
     /// # Errors
     /// Those of the device, and of kind `InvalidData` when two tables have a cluster in common.
@@ -75,7 +75,8 @@ impl Metadata {
         Ok(())
     }
 
-    /// Whether `cluster` is in what has one place for the whole image.
+    /// Whether `cluster` belongs to the header, the L1 table, a table of snapshots or the count
+    /// table.
     pub(super) fn is_fixed(&self, cluster: u64) -> bool {
         let behind = self.fixed.partition_point(|range| range.start <= cluster);
         let is_in = |range: &Range<u64>| range.contains(&cluster);

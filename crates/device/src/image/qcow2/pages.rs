@@ -1,7 +1,7 @@
-//! The pages of tables and reference counts that are in memory.
+//! The cache of tables and reference counts.
 //!
-//! A page is a part of a cluster of metadata. One that was changed stays until the
-//! [committer](super::commit) wrote it; others make room for those that are needed.
+//! A page is a part of a cluster of metadata. A changed page stays in memory until the
+//! [committer](super::commit) wrote it. Unchanged pages are evicted when others need the room.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,21 +14,21 @@ use parking_lot::Mutex;
 use super::Qcow2Limits;
 use super::file::File;
 
-/// A page has so many bytes, or as many as a cluster if that is smaller.
+/// The size of a page in bytes; smaller clusters have one page of their own size.
 const PAGE_BYTES_MAX: u64 = 4096;
 
-/// When a page may be written. A barrier is between each two.
+/// The step of a commit that writes a page. The committer makes a barrier between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Order {
-    /// First: counts.
+    /// First: reference counts.
     Counts,
-    /// After them: what leads to blocks of counts.
+    /// Second: the count table and the header, which lead to blocks of counts.
     CountTable,
-    /// Last: what leads to data and to tables.
+    /// Last: L1 and L2 entries, which lead to tables and data.
     Tables,
 }
 
-/// A page that was changed, as it was when the committer took it.
+/// A copy of a changed page, made when the committer took it.
 #[derive(Debug)]
 pub(super) struct ChangedPage {
     pub(super) order: Order,
@@ -39,15 +39,15 @@ pub(super) struct ChangedPage {
 #[derive(Debug)]
 struct Page {
     bytes: Vec<u8>,
-    /// It was changed, and when it may be written.
+    /// The step that writes its changes; `None` for an unchanged page.
     changed: Option<Order>,
-    /// The committer writes it.
+    /// The committer is writing it.
     is_being_written: bool,
     was_used: bool,
 }
 
-/// The pages in memory. Threads that only read fill it side by side; one that changes a page has
-/// the image alone.
+/// The pages in memory. Several readers may fill the cache at the same time. A thread that changes
+/// a page holds the image exclusively.
 #[derive(Debug)]
 pub(super) struct Pages {
     file: Arc<File>,
@@ -72,8 +72,8 @@ impl Pages {
         self.page_bytes
     }
 
-    /// What `read` makes of the bytes from `at` to the end of the page. Behind the end of the file
-    /// there are zeros.
+    /// Calls `read` with the bytes from `at` to the end of the page, and returns its result. Past
+    /// the end of the file the bytes are zeros.
     pub(super) fn with<T>(&self, at: u64, read: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
         let (page_at, inside) = self.split(at);
         if let Some(page) = self.map.lock().pages.get_mut(&page_at) {
@@ -84,7 +84,7 @@ impl Pages {
         self.file.read(page_at, &mut bytes)?;
         let mut map = self.map.lock();
         map.make_room(self.limits.kept_bytes / self.page_bytes);
-        // Another reader may have put it there meanwhile, with the same bytes.
+        // Another reader may have inserted it meanwhile, with the same bytes.
         let page = map.pages.entry(page_at).or_insert(Page {
             bytes,
             changed: None,
@@ -94,12 +94,12 @@ impl Pages {
         Ok(read(&page.bytes[inside..]))
     }
 
-    /// The number at `at`.
+    /// The big-endian number at `at`.
     pub(super) fn number(&self, at: u64) -> io::Result<u64> {
         self.with(at, |bytes| crate::fields::u64_be(bytes, 0))
     }
 
-    /// Writes `bytes` at `at`, all in one page.
+    /// Changes the page in memory: `bytes` at `at`, all in one page.
     pub(super) fn change(&mut self, at: u64, bytes: &[u8], order: Order) -> io::Result<()> {
         self.with(at, |_| ())?;
         let (page_at, inside) = self.split(at);
@@ -112,7 +112,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Forgets the pages of `range`, which holds something else from now on.
+    /// Drops the pages of `range` with their changes, because its clusters have a new use.
     pub(super) fn forget(&mut self, range: Range<u64>) {
         let map = self.map.get_mut();
         for at in range.step_by(usize::try_from(self.page_bytes).expect("a page is small")) {
@@ -122,12 +122,12 @@ impl Pages {
         }
     }
 
-    /// Whether more was changed than should wait in memory.
+    /// Whether the changed pages exceed the limit.
     pub(super) fn are_many_changed(&self) -> bool {
         self.map.lock().changed * self.page_bytes > self.limits.changed_bytes
     }
 
-    /// The pages that were changed, in the order in which they are to be written.
+    /// Copies of the changed pages, in the order in which the committer writes them.
     pub(super) fn take_changed(&mut self) -> Vec<ChangedPage> {
         let map = self.map.get_mut();
         map.changed = 0;
@@ -142,7 +142,7 @@ impl Pages {
         changed
     }
 
-    /// The committer has written what it [took](Self::take_changed).
+    /// Notes that the committer has written the pages that it [took](Self::take_changed).
     pub(super) fn were_written(&self, changed: &[ChangedPage]) {
         let mut map = self.map.lock();
         for ChangedPage { at, .. } in changed {
@@ -159,7 +159,8 @@ impl Pages {
 }
 
 impl Map {
-    /// Where there are more than `most` pages, drops those that were not used since the last time.
+    /// When there are more than `most` pages, evicts the unchanged pages that no thread used since
+    /// the last eviction. If more than half of `most` are left, it evicts all unchanged pages.
     fn make_room(&mut self, most: u64) {
         if self.pages.len() as u64 <= most {
             return;

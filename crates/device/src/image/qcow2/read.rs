@@ -9,7 +9,7 @@ use super::file::read_or_zeros;
 use super::layout::{Compressed, Entry};
 use super::tables::{Tables, behind_the_end};
 
-/// Where a part of the disk is.
+/// Where the bytes of a part of the disk come from.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     /// In the file, from this byte on.
@@ -19,7 +19,7 @@ enum Source {
     Backing,
 }
 
-/// The part of a request that is read at once.
+/// A part of a request that one read serves.
 #[derive(Clone, Copy, Debug)]
 struct ReadRun {
     source: Source,
@@ -28,7 +28,7 @@ struct ReadRun {
 }
 
 impl ReadRun {
-    /// Whether what is at `next` follows it there, too.
+    /// Whether `next` continues the source of this run, so that one read serves both.
     fn is_followed_by(self, next: Source) -> bool {
         match (self.source, next) {
             (Source::File(at), Source::File(next)) => at + (self.end - self.start) as u64 == next,
@@ -39,7 +39,7 @@ impl ReadRun {
 }
 
 impl Disk {
-    /// Reads what is at byte `at` of the disk.
+    /// Fills `buf` from byte `at` of the disk on.
     pub(super) fn read(&self, tables: &Tables, at: u64, buf: &mut [u8]) -> io::Result<()> {
         let mut run: Option<ReadRun> = None;
         let mut done = 0;
@@ -71,7 +71,7 @@ impl Disk {
         self.fetch(run, at, buf)
     }
 
-    /// Where the byte `inside` of a cluster is.
+    /// The source of byte `inside` of a cluster.
     fn source(&self, entry: &Entry, inside: u64) -> io::Result<Source> {
         if let Some(compressed) = entry.compressed {
             return Ok(Source::Compressed(compressed));
@@ -107,7 +107,7 @@ impl Disk {
         }
     }
 
-    /// The cluster that is compressed there. The last one is kept: most reads go on in it.
+    /// The unpacked cluster. The last one is cached, because most reads continue in it.
     fn unpacked(&self, compressed: Compressed) -> io::Result<Arc<Vec<u8>>> {
         if let Some((known, cluster)) = &*self.unpacked.lock()
             && *known == compressed

@@ -1,11 +1,11 @@
-//! The tables that lead from a byte of the disk to one of the file.
+//! The tables that map a byte of the disk to a byte of the file.
 //!
 //! ```text
 //!   L1 table ──> L2 table (a cluster) ──> data (a cluster)
 //! ```
 //!
-//! A table or a cluster that a snapshot shares is counted more than once. It is copied before it
-//! is changed, and the reference of the disk to the old one is dropped.
+//! A table or cluster that a snapshot shares has a count above 1. It is copied on the first write
+//! (copy on write), and the disk drops its reference to the old one.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,16 +25,17 @@ pub(super) struct Tables {
     pub(super) layout: Layout,
     pub(super) pages: Pages,
     pub(super) metadata: Metadata,
-    /// Clusters to which an entry led. They are counted until the medium has the entry no more.
+    /// Clusters whose reference was dropped. Their counts stay until no entry on the medium leads
+    /// to them.
     pub(super) dropped: Vec<u64>,
     /// Clusters that became free.
     pub(super) freed: BTreeSet<u64>,
-    /// No cluster before this one is free but for those that became free.
+    /// All free clusters before this one are in `freed`.
     pub(super) next: u64,
     pub(super) limits: Qcow2Limits,
 }
 
-/// The error for counts that do not fit the tables.
+/// The error for counts that contradict the tables.
 pub(super) fn wrong_counts() -> io::Error {
     invalid("its reference counts are wrong: qemu-img check -r all FILE may repair it")
 }
@@ -67,13 +68,13 @@ impl Tables {
         usize::try_from(self.layout.cluster_bytes()).expect("at most 2 MiB")
     }
 
-    /// Whether so much waits for a commit that the next change should, too.
+    /// Whether the changes in memory exceed a limit, so that the next write must commit first.
     pub(super) fn need_commit(&self) -> bool {
         self.pages.are_many_changed() || self.dropped.len() > self.limits.dropped
     }
 
-    /// Where the L2 table for byte `at` of the disk is, 0 when there is none, and whether it may be
-    /// counted once.
+    /// The byte of the file at which the L2 table for byte `at` of the disk begins, and whether the
+    /// L1 entry says that its count is 1. The first is 0 when there is no table.
     fn table(&self, at: u64) -> io::Result<(u64, bool)> {
         let word = self.pages.number(self.layout.l1_entry_at(at))?;
         let table = word & OFFSET_BITS;
@@ -88,7 +89,7 @@ impl Tables {
         Ok(self.table(at)?.0 != 0)
     }
 
-    /// The entry for byte `at` of the disk.
+    /// The L2 entry for byte `at` of the disk.
     pub(super) fn entry(&self, at: u64) -> io::Result<Entry> {
         match self.table(at)? {
             (0, _) => Ok(Entry::default()),
@@ -100,14 +101,15 @@ impl Tables {
         self.pages.with(entry_at, |bytes| self.layout.decode(bytes))?
     }
 
-    /// The entry for byte `at` of the disk, and where it is: in a table that may be changed.
+    /// The L2 entry for byte `at` of the disk, to be changed, and its byte of the file. A missing
+    /// table is made and a shared one copied first.
     pub(super) fn entry_to_change(&mut self, at: u64) -> io::Result<(u64, Entry)> {
         let (mut table, is_copied) = self.table(at)?;
         let cluster_bits = self.layout.cluster_bits;
         if table == 0 || !self.is_ours(table, is_copied)? {
             let mut bytes = vec![0; self.cluster_len()];
             if table != 0 {
-                // No writer changes a table that is shared, so the file has it as it is.
+                // No writer changes a shared table in place, so the file has its current contents.
                 self.file.read(table, &mut bytes)?;
             }
             let cluster = self.allocate()?;
@@ -129,7 +131,8 @@ impl Tables {
         Ok((entry_at, self.entry_in(entry_at)?))
     }
 
-    /// Whether what is at `place` of the file may be changed there: nothing else leads to it.
+    /// Whether the cluster at byte `place` of the file may be written in place: its count is 1, and
+    /// the entry that leads to it says so.
     fn is_ours(&self, place: u64, is_copied: bool) -> io::Result<bool> {
         match self.count(place >> self.layout.cluster_bits)? {
             0 => Err(wrong_counts()),
@@ -138,7 +141,7 @@ impl Tables {
         }
     }
 
-    /// Whether data may be written to where `entry` has its cluster.
+    /// Whether data may be written in place, to the cluster of `entry`.
     pub(super) fn is_written_in_place(&self, entry: &Entry) -> io::Result<bool> {
         if entry.host == 0 {
             return Ok(false);
@@ -163,7 +166,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Refuses to drop the references of an entry that has none to drop.
+    /// Refuses an entry that leads to a cluster with a count of 0: its reference cannot be dropped.
     pub(super) fn check_drop(&self, entry: &Entry) -> io::Result<()> {
         self.check_no_metadata(entry)?;
         for cluster in self.layout.clusters_of(entry) {
@@ -174,7 +177,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Puts `entry` to `entry_at`, which [`Self::entry_to_change`] gave.
+    /// Stores `entry` at `entry_at`, which [`Self::entry_to_change`] returned.
     pub(super) fn set_entry(&mut self, entry_at: u64, entry: &Entry) -> io::Result<()> {
         let bytes = self.layout.encode(entry);
         self.pages.change(entry_at, &bytes[..self.layout.entry_bytes()], Order::Tables)
@@ -185,12 +188,12 @@ impl Tables {
         self.dropped.extend(self.layout.clusters_of(entry));
     }
 
-    /// Writes metadata to clusters that are free, beginning with `cluster`. It is there before any
-    /// entry that leads to it, and whole without the changes that wait in memory.
+    /// Writes metadata to free clusters, beginning with `cluster`. The file has it before any entry
+    /// leads to it, and it is complete without the changes that wait in memory.
     pub(super) fn write_new_metadata(&mut self, cluster: u64, bytes: &[u8]) -> io::Result<()> {
         let at = cluster << self.layout.cluster_bits;
         self.file.write(at, bytes)?;
-        // Pages of what was there before.
+        // The cache may have pages of the earlier use of these clusters.
         self.pages.forget(at..at + bytes.len() as u64);
         for cluster in self.layout.clusters(at..at + bytes.len() as u64) {
             self.metadata.insert(cluster);

@@ -1,13 +1,13 @@
 //! Writing and discarding parts of the disk.
 //!
-//! | what is written | where it goes |
+//! | target | where the data goes |
 //! |---|---|
-//! | a unit that is stored in a cluster of its own | there, while others read and write |
+//! | a unit that is stored in a cluster with a count of 1 | in place, while other requests go on |
 //! | another unit of such a cluster | there, with the rest of the unit; then the entry says so |
-//! | what is shared, compressed, or stored nowhere | to a new cluster; then the entry leads there |
+//! | a shared, compressed or missing cluster | to a new cluster; then the entry leads there |
 //!
-//! Whatever an entry will say, the file has the data before. That the medium has both in this order
-//! is for the [committer](super::commit).
+//! The file has the data before the entry in memory changes. The [committer](super::commit) sees to
+//! it that the medium gets both in this order.
 
 use std::io;
 use std::ops::Range;
@@ -17,17 +17,18 @@ use super::layout::Entry;
 use super::tables::Tables;
 use crate::image::unsupported;
 
-/// How much is written, or discarded, while others wait: a multiple of the largest cluster.
+/// How many bytes are written, or discarded, under one exclusive lock of the tables: a multiple of
+/// the largest cluster.
 const PIECE_BYTES: u64 = 2 << 20;
 const DISCARDED_PIECE_BYTES: u64 = 256 << 20;
 
-/// Where a part of a cluster will be written.
+/// Where a part of a request within one cluster goes.
 #[derive(Clone, Debug)]
 struct Plan {
-    /// The bytes of the cluster that are written, and where the first of them goes.
+    /// The bytes of the cluster to write, and the byte of the file at which the first of them goes.
     span: Range<u64>,
     place: u64,
-    /// What changes of the tables when they are written.
+    /// The change of the entry that follows the write.
     change: Option<EntryChange>,
 }
 
@@ -46,7 +47,7 @@ impl EntryChange {
     }
 }
 
-/// A part of a request that goes to one place of the file.
+/// A part of a request that one write puts into the file.
 #[derive(Debug, Default)]
 struct WriteRun {
     place: u64,
@@ -55,7 +56,7 @@ struct WriteRun {
 }
 
 impl Disk {
-    /// Writes `data` at byte `at` of the disk, which is inside of it.
+    /// Writes `data` at byte `at` of the disk. The caller has checked the range.
     pub(super) fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < data.len() {
@@ -71,7 +72,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes what of the front of `data` goes to where it is already; how much that is.
+    /// Writes as much of the front of `data` as can be written in place. Returns how many bytes
+    /// that is.
     fn write_in_place(&self, at: u64, data: &[u8]) -> io::Result<usize> {
         let tables = self.tables.read();
         let (mut place, mut run) = (0, 0..0);
@@ -92,7 +94,7 @@ impl Disk {
         Ok(run.end)
     }
 
-    /// Writes `data`, with new clusters where that takes some.
+    /// Writes `data`, and allocates the clusters that it needs.
     fn write_piece(&self, at: u64, data: &[u8]) -> io::Result<()> {
         if data.is_empty() {
             return Ok(());
@@ -124,7 +126,7 @@ impl Disk {
         let written = inside..inside + part_len;
         let Plan { span, place, change } = self.plan(tables, here, &written)?;
         if span != written {
-            // The rest of the units around it is what it was.
+            // Fill the rest of the units around the data with their old contents.
             let old = here - inside + span.start;
             let mut bytes = vec![0; usize::try_from(span.end - span.start).expect("2 MiB")];
             let front = usize::try_from(inside - span.start).expect("2 MiB");
@@ -150,7 +152,7 @@ impl Disk {
         result
     }
 
-    /// Where the bytes `written` of the cluster at byte `here` of the disk go.
+    /// Decides where the bytes `written` of the cluster with byte `here` of the disk go.
     fn plan(&self, tables: &mut Tables, here: u64, written: &Range<u64>) -> io::Result<Plan> {
         let touched = self.layout.units(written);
         let entry = tables.entry(here)?;
@@ -169,7 +171,8 @@ impl Disk {
         let span = if is_moved && !is_empty {
             0..self.layout.cluster_bytes()
         } else if is_moved && self.backing.is_none() && self.file.is_untouched_from(new.host) {
-            // The file has zeros around it without a write.
+            // The file ends before the new cluster, so the bytes around the data are zeros without
+            // a write.
             written.clone()
         } else {
             self.span(written, old.stored)
@@ -181,7 +184,7 @@ impl Disk {
         Ok(Plan { span, place, change: Some(EntryChange { entry_at, old, new }) })
     }
 
-    /// The bytes `written` of a cluster, and what of the units around them is not `stored`.
+    /// The bytes `written` of a cluster, extended to whole units where a unit is not `stored` yet.
     fn span(&self, written: &Range<u64>, stored: u32) -> Range<u64> {
         let unit_bits = self.layout.unit_bits();
         let is_stored = |at: u64| stored >> (at >> unit_bits) & 1 != 0;
@@ -195,7 +198,7 @@ impl Disk {
         start..end
     }
 
-    /// Writes a run, and then changes the tables.
+    /// Writes a run to the file, and then changes its entries.
     fn finish(&self, tables: &mut Tables, run: WriteRun, data: &[u8]) -> io::Result<()> {
         let WriteRun { place, data: range, changes } = run;
         if let Err(error) = self.file.write(place, &data[range]) {
@@ -212,13 +215,13 @@ impl Disk {
         Ok(())
     }
 
-    /// Gives new clusters back that were not written.
+    /// Frees the new clusters of changes that were not made.
     fn take_back(&self, tables: &mut Tables, changes: &[EntryChange]) -> io::Result<()> {
         let mut moved = changes.iter().filter(|change| change.is_moved());
         moved.try_for_each(|change| tables.free(change.new.host >> self.layout.cluster_bits))
     }
 
-    /// Discards the units that are whole in a range, which is inside of the disk.
+    /// Discards the whole units in a range of the disk. The caller has checked the range.
     pub(super) fn discard(&self, at: u64, len: u64) -> io::Result<()> {
         if self.layout.version < 3 && self.backing.is_some() {
             return Err(unsupported(
@@ -239,7 +242,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Discards `range`, or more of the disk where nothing is; where that ends.
+    /// Discards `range`. It skips the whole span of an L2 table that does not exist, so it may end
+    /// past `range`. Returns the byte at which it ended.
     fn discard_piece(&self, range: Range<u64>) -> io::Result<u64> {
         let mut tables = self.tables.write();
         self.check_not_failed()?;
@@ -273,7 +277,7 @@ impl Disk {
             };
             let stored = old.stored & !gone;
             let zeros = match self.backing {
-                // What the backing file shows stays as it is, without an entry for it.
+                // Without an entry, a read still shows what the backing file has.
                 Some(_) => old.zeros | gone,
                 None => old.zeros & !discarded,
             };
@@ -295,8 +299,8 @@ impl Disk {
         Ok(())
     }
 
-    /// The parts of a request for `len` bytes at `at`, with the byte of the disk at which each
-    /// begins: each is all in one cluster.
+    /// Splits a request for `len` bytes at byte `at` of the disk at cluster boundaries. Each item
+    /// is the byte of the disk at which a part begins, and its range in the buffer.
     fn by_clusters(&self, at: u64, len: usize) -> impl Iterator<Item = (u64, Range<usize>)> {
         let layout = self.layout;
         let mut done = 0;

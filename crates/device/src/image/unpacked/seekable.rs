@@ -1,4 +1,5 @@
-//! Streams of zstd with a table of their frames at the end. They are read where they are.
+//! Zstd streams with a table of their frames at the end. They are read without unpacking all of
+//! them.
 //!
 //! ```text
 //!   | frame 0 | frame 1 | ... | 0x184d2a5e, length | sizes of frame 0 | of frame 1 | ... footer |
@@ -6,12 +7,12 @@
 //!   footer   0  how many frames   4  bit 7: checksums; bits 2 to 6: zero   5  0x8f92eab1
 //! ```
 //!
-//! A table that does not describe the whole file, or has a frame of more than [`FRAME_BYTES_MAX`],
-//! is left alone, and the stream is unpacked as any other. A frame that is not what the table says
-//! is an error of the read that meets it.
+//! When the table does not describe the whole file, or lists a frame of more than
+//! [`FRAME_BYTES_MAX`], it is ignored and the stream is unpacked as any other. When a frame
+//! contradicts the table, the read of that frame fails.
 //!
-//! This is code of our own, though there is a crate for it: `zeekstd` allocates what the footer
-//! says, waits for ever for the end of a frame that is not there, and leaves checksums out.
+//! We do not use the crate `zeekstd`: it allocates as much as the footer says, it waits for ever
+//! for the end of a missing frame, and it does not check checksums.
 //!
 //! Source: `zstd_seekable_compression_format.md` of zstd, version 0.1.0.
 
@@ -30,49 +31,50 @@ use crate::{BlockDevice, request_range};
 const FOOTER_BYTES: u64 = 9;
 const HEADER_BYTES: u64 = 8;
 
-/// How large a frame may be. Most tools make some of 1 to 16 MiB.
+/// The largest frame in unpacked bytes. Most tools make frames of 1 to 16 MiB.
 const FRAME_BYTES_MAX: u32 = 64 << 20;
 
-/// How much is kept unpacked, one frame at least.
+/// How many unpacked bytes are cached; one frame is cached in any case.
 const KEPT_BYTES_MAX: u32 = 64 << 20;
 
-/// How many frames are kept unpacked, however small they are: each read searches all of them.
+/// How many unpacked frames are cached, however small they are: each read searches all of them.
 const KEPT_FRAMES_MAX: u32 = 64;
 
-/// A frame with something in it.
+/// A frame that holds bytes of the disk.
 #[derive(Debug)]
 struct Frame {
-    /// Where it begins in the file, and how long it is there.
+    /// Its first byte in the file, and its length there.
     packed_at: u64,
     packed_bytes: u32,
-    /// The same on the disk.
+    /// Its first byte on the disk, and its length there.
     start: u64,
     len: u32,
     checksum: Option<u32>,
 }
 
-/// A frame that a reader unpacked, or is unpacking.
+/// A cached frame, which a reader has unpacked or is unpacking.
 #[derive(Debug, Default)]
 struct Kept {
     number: usize,
-    /// The thread that unpacks it holds this, and other readers of the frame wait for it.
+    /// The thread that unpacks the frame holds this lock, and other readers of the frame wait for
+    /// it.
     bytes: Mutex<Option<Arc<Vec<u8>>>>,
 }
 
-/// A disk in frames that are unpacked when they are read.
+/// A disk in frames that are unpacked on demand.
 #[derive(Debug)]
 pub(super) struct Seekable {
     below: Arc<dyn BlockDevice>,
     name: String,
     size_bytes: u64,
     frames: Vec<Frame>,
-    /// The frames that were read last, the latest one at the end.
+    /// The cached frames, the most recently used at the end.
     kept: Mutex<VecDeque<Arc<Kept>>>,
-    /// How many frames are kept.
+    /// How many frames are cached at most.
     kept_max: usize,
 }
 
-/// Opens the stream on `below`, if there is a table that describes all of it.
+/// Opens the stream on `below` if it has a table that describes all of it.
 pub(super) fn open(below: &Arc<dyn BlockDevice>) -> io::Result<Option<Seekable>> {
     let Some(frames) = read_table(&**below)? else { return Ok(None) };
     let size_bytes = frames.last().map_or(0, |last| last.start + u64::from(last.len));
@@ -112,7 +114,8 @@ fn read_table(below: &dyn BlockDevice) -> io::Result<Option<Vec<Frame>>> {
     let (mut packed_at, mut start, mut frames) = (0, 0, Vec::new());
     for entry in table[8..].chunks_exact(usize::try_from(entry_bytes).map_err(io::Error::other)?) {
         let (packed_bytes, len) = (u32_le(entry, 0), u32_le(entry, 4));
-        // No frame becomes much larger by being packed.
+        // Compression makes no frame much larger, so a packed size of more than twice the limit is
+        // wrong.
         if len > FRAME_BYTES_MAX || packed_bytes / 2 > FRAME_BYTES_MAX {
             return Ok(None);
         }
@@ -127,7 +130,7 @@ fn read_table(below: &dyn BlockDevice) -> io::Result<Option<Vec<Frame>>> {
 }
 
 impl Seekable {
-    /// The bytes of the frame of this number.
+    /// The unpacked bytes of frame `number`.
     fn frame(&self, number: usize) -> io::Result<Arc<Vec<u8>>> {
         let kept = {
             let mut all = self.kept.lock();
@@ -187,7 +190,8 @@ impl BlockDevice for Seekable {
         let mut number = self.frames.partition_point(|frame| frame.start <= offset);
         let (mut at, mut rest) = (offset, buf);
         while !rest.is_empty() {
-            // Frames cover the disk, so the one before the first that begins later has `at`.
+            // `number` is the first frame that begins behind `at`. Frames cover the disk without
+            // gaps, so the frame before it has `at`.
             let frame = &self.frames[number - 1];
             let bytes = self.frame(number - 1)?;
             let there = &bytes[usize::try_from(at - frame.start).map_err(io::Error::other)?..];

@@ -1,4 +1,4 @@
-//! Sparse extents: files that have only those parts of a disk, its *grains*, that were written.
+//! Sparse extents: files that store only the parts of a disk, its *grains*, that were written.
 //!
 //! ```text
 //!   sector 0    header: size, grain size, where the directories are     12..20, 20..28, 48..64
@@ -7,8 +7,8 @@
 //!   table       the sector of each of its grains (512 mostly); 0: it was never written
 //! ```
 //!
-//! There are two directories, each with tables of its own: the primary one, which is read, and a
-//! redundant one, which is kept the same.
+//! There are two directories, each with its own tables. Readers use the primary one. The redundant
+//! one is a copy.
 //!
 //! # What a power cut leaves
 //!
@@ -17,17 +17,17 @@
 //!
 //! | step | what is written | what it refers to is on the medium since |
 //! |---|---|---|
-//! | 1 | grains, by the writes before | |
+//! | 1 | grains, by the earlier writes | |
 //! | 2 | the tables with new entries, in both copies | step 1 |
-//! | 3 | entries of the directories for tables that are new | step 2 |
+//! | 3 | directory entries for tables that are new | step 2 |
 //!
-//! The first write to an opened image stores the mark of an unclean shutdown and the new content id
-//! first, with a flush of their own: it may overwrite a grain in place.
+//! The first write to an opened image may overwrite a grain in place. So before it changes a grain,
+//! it stores the mark of an unclean shutdown and the new content id, and flushes them.
 //!
-//! So every table refers to grains that are there whole. At worst the two copies differ in
-//! entries that no flush has promised, and the end of the file has grains that nothing refers to.
-//! An image that is opened for writing has both checked: the primary tables count, and the
-//! redundant ones are made the same with the first flush that follows a write.
+//! So every table refers only to grains that are whole. At worst, the two copies differ in entries
+//! that no flush has promised, and the end of the file has grains to which no table refers. Opening
+//! an image for writing checks both copies: the primary tables are right, and the first flush after
+//! a write makes the redundant ones equal to them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -47,27 +47,27 @@ const HAS_ZEROED_GRAINS: u32 = 1 << 2;
 const HAS_DEFLATED: u32 = 1 << 16;
 const HAS_MARKERS: u32 = 1 << 17;
 
-/// The entry of a grain that was written as zeros, where the header says that there are such.
+/// The table entry of a grain of zeros, if the header has [`HAS_ZEROED_GRAINS`].
 const ZEROED: u32 = 1;
 
-/// How a sparse extent of ESX begins, which has another header.
+/// The first bytes of a sparse extent of ESX, which has another header.
 pub(in crate::image) const COWD: &[u8] = b"COWD";
 
-/// Where the header says whether the file was closed after it was written.
+/// The byte of the header that is 1 while the file is being written.
 const UNCLEAN_AT: u64 = 72;
 
-/// What a sparse extent says of itself.
+/// The header of a sparse extent.
 struct Header {
     flags: u32,
     size_bytes: u64,
     grain_bytes: u64,
     per_table: u64,
-    /// This header is a copy at the end of the file: the first one was written too early to know
-    /// where the directory is.
+    /// This header is the copy at the end of the file. The writer of a stream does not know yet
+    /// where the directory will be when it writes the first header.
     is_footer: bool,
     /// The primary directory, and the redundant one.
     directories: Vec<u64>,
-    /// Where the text of the descriptor is, and how long.
+    /// Where the text of the descriptor begins in the file, and its length in bytes.
     text: (u64, u64),
 }
 
@@ -77,7 +77,7 @@ impl Header {
         let mut header = part(below, 0, SECTOR_BYTES)?;
         let is_footer = u64_le(&header, 56) == AT_END;
         if is_footer {
-            // The last sectors: a marker, the header again, and the end of the stream.
+            // The last three sectors are a marker, the header again, and the end of the stream.
             let at = below.size_bytes().checked_sub(2 * SECTOR_BYTES);
             let at = at.ok_or_else(|| invalid("its end is missing"))?;
             header = part(below, at, SECTOR_BYTES)?;
@@ -121,7 +121,7 @@ impl Header {
         Ok(found)
     }
 
-    /// Refuses layouts that are only read.
+    /// Refuses images that this crate can only read.
     fn check_writable(&self) -> io::Result<()> {
         let refused = |what: &str| {
             Err(unsupported(format!(
@@ -129,11 +129,11 @@ impl Header {
                  makes an image that is"
             )))
         };
-        // The writer would put new grains behind the footer, which readers look for at the end.
+        // New grains would go behind the footer, which readers expect at the end.
         if self.is_footer || self.flags & (HAS_DEFLATED | HAS_MARKERS) != 0 {
             return refused("a stream-optimised VMDK");
         }
-        // A torn write of one table could damage another one in the same sector.
+        // A torn write of one table could damage another table in the same sector.
         if !(self.per_table * 4).is_multiple_of(SECTOR_BYTES) {
             return refused(&format!("a VMDK with {} entries in a table", self.per_table));
         }
@@ -148,7 +148,8 @@ impl Header {
         self.grains().div_ceil(self.per_table)
     }
 
-    /// The tables of the directory at `directory_at`, and the entries in all of them.
+    /// Reads the tables of the directory at `directory_at`. Returns the sector of each table, and
+    /// the entries of all of them.
     fn entries(
         &self,
         below: &dyn BlockDevice,
@@ -170,16 +171,16 @@ impl Header {
     }
 }
 
-/// Where a sector is.
+/// The byte of the file at which a sector begins.
 fn bytes(sector: u32) -> u64 {
     u64::from(sector) * SECTOR_BYTES
 }
 
-/// The disk in one file: a sparse extent with the descriptor in it.
+/// Opens a disk in one file: a sparse extent that contains its descriptor.
 ///
 /// # Errors
-/// Those of the device; of kind `InvalidData` for a damaged image and `Unsupported` for one that
-/// is not read, or not written, with the way on.
+/// Those of the device; of kind `InvalidData` for a damaged image, and `Unsupported`, with the next
+/// step, for one that this crate cannot read or, if `is_writable`, cannot write.
 pub fn open_vmdk(
     below: Arc<dyn BlockDevice>,
     is_writable: bool,
@@ -206,7 +207,7 @@ pub fn open_vmdk(
     open(below, &header, Some(text.content_id), is_writable)
 }
 
-/// The part of a disk in a file that a descriptor names.
+/// Opens a part of a disk: a sparse extent that a descriptor in another file names.
 pub(super) fn open_extent(
     below: Arc<dyn BlockDevice>,
     is_writable: bool,
@@ -267,34 +268,34 @@ fn open(
     }))
 }
 
-/// A directory with the tables that it leads to.
+/// A directory and its tables.
 #[derive(Debug)]
 struct Tables {
     directory_at: u64,
-    /// The sector of each table; 0 for one that is not there.
+    /// The sector of each table; 0 for a table that does not exist.
     tables: Vec<u32>,
 }
 
-/// What changes when an extent is written.
+/// The part of an extent that writes change.
 #[derive(Debug)]
 struct SparseState {
-    /// The sector of each grain, as the tables have it, or will have it after the next flush.
+    /// The sector of each grain, as the tables have it after the next flush.
     entries: Vec<u32>,
-    /// The primary tables, and the redundant ones.
+    /// The primary directory, and the redundant one.
     copies: Vec<Tables>,
     /// The numbers of the tables that the next flush writes.
     changed: BTreeSet<usize>,
-    /// The tables, by copy and number, that their directory does not lead to yet.
+    /// The new tables, by copy and number, whose directory entry is not on the medium yet.
     new: BTreeSet<(usize, usize)>,
-    /// Where the writer puts the next grain or table: the end of the file, rounded up to a grain.
+    /// The byte of the file for the next grain or table: the end, rounded up to a grain.
     end: u64,
-    /// The file says that it is being written.
+    /// The mark of an unclean shutdown is on the medium.
     is_marked: bool,
 }
 
 impl SparseState {
-    /// Refuses what must not be written: structures or grains that have bytes in common, or are
-    /// not in the file. Returns the end of the last one.
+    /// Refuses to write an image whose tables or grains overlap, or lie outside of the file.
+    /// Returns the end of the last one.
     fn check(&self, below: &dyn BlockDevice, header: &Header) -> io::Result<u64> {
         let damaged = |what| invalid(format!("{what}, so it is not written: {WAY}"));
         let mut grains: Vec<u32> = self.entries.clone();
@@ -318,7 +319,7 @@ impl SparseState {
             return Err(damaged("two of its tables have bytes in common"));
         }
         for &(at, len) in &others {
-            // The first grain that ends behind the beginning of this.
+            // The first grain that ends behind `at`.
             let next = grains.partition_point(|&grain| bytes(grain) + header.grain_bytes <= at);
             if grains.get(next).is_some_and(|&grain| bytes(grain) < at.saturating_add(len)) {
                 return Err(damaged("one of its grains is where a table is"));
@@ -346,32 +347,33 @@ struct SparseDevice {
     per_table: usize,
     has_zeroed_grains: bool,
     is_writable: bool,
-    /// That of the descriptor in this file.
+    /// The content id in the descriptor of this file; `None` when the descriptor is in another
+    /// file.
     content_id: Option<ContentId>,
     state: RwLock<SparseState>,
-    /// The flushing thread holds it: of two at once, the slower one could write its older table
-    /// over the newer one.
+    /// The flushing thread holds it. Without it, the slower of two flushes could write an older
+    /// table over a newer one.
     flush: Mutex<()>,
 }
 
-/// A part of a request that is in one piece in the file.
+/// A part of a request that is contiguous in the file.
 struct GrainRun {
-    /// Where it is; `None` for what was never written.
+    /// Its first byte in the file; `None` for grains that read as zeros.
     place: Option<u64>,
     len: usize,
 }
 
 impl SparseDevice {
-    /// Where the grain of this number is.
+    /// The first byte of grain `number` in the file; `None` when it reads as zeros.
     fn place(&self, state: &SparseState, number: u64) -> io::Result<Option<u64>> {
         let index = usize::try_from(number).map_err(io::Error::other)?;
-        // There are as many entries as the size of the disk needs.
+        // The header check guarantees an entry for every grain of the disk.
         let entry = state.entries[index];
         let is_zeros = entry == 0 || entry == ZEROED && self.has_zeroed_grains;
         Ok((!is_zeros).then(|| bytes(entry)))
     }
 
-    /// The pieces of a range of the disk.
+    /// The contiguous parts of a range of the disk.
     fn runs(&self, state: &SparseState, offset: u64, len: u64) -> io::Result<Vec<GrainRun>> {
         let range = request_range(self.size_bytes, offset, len)?;
         let mut runs: Vec<GrainRun> = Vec::new();
@@ -392,8 +394,8 @@ impl SparseDevice {
         Ok(runs)
     }
 
-    /// Says in the file that it is being written, and in the descriptor that it changed. Both are
-    /// on the medium before the first change is made.
+    /// Sets the mark of an unclean shutdown and changes the content id. Both are on the medium when
+    /// it returns.
     fn mark(&self, state: &mut SparseState) -> io::Result<()> {
         if !state.is_marked {
             self.below.write_at(UNCLEAN_AT, &[1])?;
@@ -406,7 +408,7 @@ impl SparseDevice {
         Ok(())
     }
 
-    /// The sector at the end of the file, where the next grain or table goes.
+    /// The sector for the next grain or table.
     fn end_sector(state: &SparseState) -> io::Result<u32> {
         u32::try_from(state.end / SECTOR_BYTES).map_err(|_| {
             let what = "a sparse VMDK cannot be larger than 2 TiB";
@@ -414,12 +416,12 @@ impl SparseDevice {
         })
     }
 
-    /// Takes `len` bytes at the end of the file.
+    /// Reserves `len` bytes at the end of the file.
     fn take(&self, state: &mut SparseState, len: u64) {
         state.end = (state.end + len).next_multiple_of(self.grain_bytes);
     }
 
-    /// Writes to a grain that is not there yet.
+    /// Writes `data` to a grain that the file does not store yet, with zeros around it.
     fn write_new(
         &self,
         state: &mut SparseState,
@@ -441,13 +443,14 @@ impl SparseDevice {
         Ok(())
     }
 
-    /// The tables that are to be written, each with its bytes, and where they go.
+    /// Takes the changed tables: the bytes of each, and where they go.
     fn changed(&self, state: &mut SparseState) -> io::Result<Changed> {
         let table_bytes = self.per_table as u64 * 4;
         for &number in &state.changed.clone() {
             for copy in 0..state.copies.len() {
                 if state.copies[copy].tables[number] == 0 {
-                    // A flush that fails tries the same sector again, so it is taken for good.
+                    // The sector stays reserved: a flush that fails is tried again with the same
+                    // sector.
                     state.copies[copy].tables[number] = Self::end_sector(state)?;
                     self.take(state, table_bytes);
                     state.new.insert((copy, number));
@@ -471,7 +474,7 @@ impl SparseDevice {
         Ok(changed)
     }
 
-    /// Writes tables, and what leads to them, each after what it refers to.
+    /// Writes tables, and then the directory entries that lead to them, with barriers between them.
     fn store(&self, changed: &Changed) -> io::Result<()> {
         self.below.flush()?;
         if changed.tables.is_empty() {
@@ -490,7 +493,7 @@ impl SparseDevice {
         self.below.flush()
     }
 
-    /// Fills `buf` by `read`, which reads from a place of the file.
+    /// Fills `buf` with `read`, which reads from a byte of the file on.
     fn read_by(
         &self,
         offset: u64,
@@ -518,13 +521,13 @@ impl SparseDevice {
     }
 }
 
-/// What a flush writes.
+/// What one flush writes.
 #[derive(Default)]
 struct Changed {
     numbers: BTreeSet<usize>,
-    /// By where they go.
+    /// The bytes of each table, by their offset in the file.
     tables: BTreeMap<u64, Vec<u8>>,
-    /// Where an entry goes, and the sector in it.
+    /// The offset of each directory entry in the file, and the sector that it holds.
     directories: Vec<(u64, u32)>,
     /// As [`SparseState::new`].
     new: Vec<(usize, usize)>,
@@ -565,7 +568,7 @@ impl BlockDevice for SparseDevice {
         };
         let mut rest = buf;
         if is_marked && runs.iter().all(|run| run.place.is_some()) {
-            // Grains stay where they are.
+            // All grains exist, so no table changes.
             for GrainRun { place, len } in runs {
                 let (part, behind) = rest.split_at(len);
                 self.below.write_at(place.unwrap_or_default(), part)?;
@@ -601,7 +604,7 @@ impl BlockDevice for SparseDevice {
         let _alone = self.flush.lock();
         let changed = {
             let state = &mut *self.state.write();
-            // Copies that differ are mended when the file is written for another reason.
+            // If only the copies differ, wait: an image stays unchanged until its first write.
             if state.is_marked { self.changed(state)? } else { Changed::default() }
         };
         let result = self.store(&changed);
@@ -613,7 +616,7 @@ impl BlockDevice for SparseDevice {
         result
     }
 
-    /// Passes on what of the range is there. The grains stay where they are.
+    /// Discards the grains of the range that exist. They stay allocated.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
         let there: Vec<_> = {
@@ -631,8 +634,8 @@ impl BlockDevice for SparseDevice {
 
 impl Drop for SparseDevice {
     fn drop(&mut self) {
-        // No caller waits for this flush, so its error is dropped. The file then keeps the mark of
-        // an unclean shutdown, and loses only what the caller never flushed.
+        // No caller waits for this flush, so its error is dropped. The file keeps the mark of an
+        // unclean shutdown then, and loses only what the caller never flushed.
         if self.is_writable && self.state.get_mut().is_marked && self.flush().is_ok() {
             let _ = self.below.write_at(UNCLEAN_AT, &[0]).and_then(|()| self.below.flush());
         }

@@ -3,7 +3,7 @@
 //! ```text
 //!   # Disk DescriptorFile
 //!   CID=46e1c6d4                                   changes when the disk does
-//!   parentCID=ffffffff                             this: it stands over no other image
+//!   parentCID=ffffffff                             this value: it has no parent image
 //!   RW 2097152 FLAT "disk-flat.vmdk" 0             access, sectors, type, file, first sector in it
 //! ```
 
@@ -20,7 +20,7 @@ use crate::fields::invalid;
 use crate::image::mapped::part;
 use crate::image::unsupported;
 
-/// What an extent may be used for.
+/// What a descriptor allows for an extent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ExtentAccess {
     Write,
@@ -28,19 +28,19 @@ pub(super) enum ExtentAccess {
     None,
 }
 
-/// A line about an extent.
+/// A line of the descriptor that describes an extent.
 #[derive(Debug)]
 pub(super) struct ExtentLine {
     pub(super) access: ExtentAccess,
     pub(super) size_bytes: u64,
     pub(super) kind: String,
     pub(super) file: Option<OsString>,
-    /// Where it begins in the file.
+    /// Its first byte in the file.
     pub(super) offset: u64,
 }
 
 impl ExtentLine {
-    /// Refuses an extent that is not to be read.
+    /// Refuses an extent that the descriptor marks NOACCESS.
     pub(super) fn check_readable(&self) -> io::Result<()> {
         if matches!(self.access, ExtentAccess::None) {
             return Err(unsupported(format!(
@@ -50,7 +50,7 @@ impl ExtentLine {
         Ok(())
     }
 
-    /// Refuses an extent that is not to be written.
+    /// Refuses an extent that the descriptor does not mark RW.
     pub(super) fn check_writable(&self) -> io::Result<()> {
         if !self.is_writable() {
             return Err(unsupported(format!(
@@ -65,27 +65,27 @@ impl ExtentLine {
         matches!(self.access, ExtentAccess::Write)
     }
 
-    /// The error for an extent of a type that is not read.
+    /// The error for an extent of an unknown type.
     pub(super) fn unknown_kind(&self) -> io::Error {
         unsupported(format!("an extent of type {:?} is not read here: {WAY}", self.kind))
     }
 }
 
-/// What a descriptor says.
+/// The parsed descriptor.
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) content_id: ContentId,
     pub(super) has_parent: bool,
-    /// A file keeps account of what is changed, for the next backup.
+    /// Another file tracks which blocks changed, for the next backup.
     has_change_track: bool,
     pub(super) extents: Vec<ExtentLine>,
 }
 
 impl Text {
-    /// Reads the `len` bytes of text from `at` on.
+    /// Reads a text of `len` bytes from byte `at` on.
     pub(super) fn read(device: &dyn BlockDevice, at: u64, len: u64) -> io::Result<Self> {
         let bytes = part(device, at, len)?;
-        // One in a sparse extent has zeros behind it.
+        // In a sparse extent the text is padded with zeros.
         let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
         let mut found = Self {
             content_id: ContentId { place: None, is_changed: Mutex::new(false) },
@@ -111,7 +111,7 @@ impl Text {
         Ok(found)
     }
 
-    /// Refuses what cannot be written without breaking something else.
+    /// Refuses a disk with change tracking, because a write would make the tracked changes wrong.
     pub(super) fn check_writable(&self) -> io::Result<()> {
         if self.has_change_track {
             return Err(unsupported(format!(
@@ -123,7 +123,7 @@ impl Text {
     }
 }
 
-/// The extent that `line` is about, if it is about one.
+/// The extent that `line` describes; `None` for a line about something else.
 fn extent(line: &[u8]) -> io::Result<Option<ExtentLine>> {
     let kinds: [(&[u8], ExtentAccess); 3] = [
         (b"RW ", ExtentAccess::Write),
@@ -164,16 +164,16 @@ fn extent_of(rest: &[u8], access: ExtentAccess) -> Option<ExtentLine> {
     Some(ExtentLine { access, size_bytes, kind, file, offset })
 }
 
-/// The number that changes when the disk does.
+/// The content id, a number that changes with the first write to an opened disk.
 #[derive(Debug)]
 pub(super) struct ContentId {
-    /// Where its digits are, and what they were.
+    /// The byte of the file at which its hexadecimal digits begin, and these digits.
     place: Option<(u64, Vec<u8>)>,
     is_changed: Mutex<bool>,
 }
 
 impl ContentId {
-    /// Changes it on `device` and on the medium, unless that was done.
+    /// Changes the number on the medium. Only the first call does so.
     pub(super) fn change(&self, device: &dyn BlockDevice) -> io::Result<()> {
         let mut is_changed = self.is_changed.lock();
         if *is_changed {
@@ -181,8 +181,8 @@ impl ContentId {
         }
         if let Some((at, old)) = &self.place {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            // The last digits of the time are as good as any number that was not there before. QEMU
-            // writes no zeros in front, so there may be fewer than eight.
+            // Any number that differs from the old one will do; we take the last digits of the
+            // time. QEMU writes no leading zeros, so there may be fewer than eight digits.
             let digits =
                 |number: u64| format!("{number:08x}").into_bytes().split_off(8 - old.len());
             let new = [now, now ^ 1].map(|number| digits(number & u64::from(u32::MAX)));
