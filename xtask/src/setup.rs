@@ -25,6 +25,8 @@ enum Missing {
     Suite(&'static str, &'static str),
     /// The right of users to open `/dev/fuse`.
     FuseForUsers,
+    /// The list of mounts, without which `fusermount3` unmounts nothing for users.
+    ListOfMounts,
     /// A tool, with its package.
     Tool(&'static str, &'static str),
     /// A new enough version of `btrfs-progs`.
@@ -37,6 +39,7 @@ impl fmt::Display for Missing {
             Self::Component(name) => write!(f, "{name} (of the Rust toolchain)"),
             Self::Suite(name, version) => write!(f, "{name} {version} (a test suite)"),
             Self::FuseForUsers => f.write_str("the right of users to open /dev/fuse"),
+            Self::ListOfMounts => f.write_str(MTAB),
             Self::Tool(tool, package) => write!(f, "{tool} (package {package})"),
             Self::Progs => {
                 let (major, minor) = PROGS_AT_LEAST;
@@ -131,6 +134,9 @@ fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
     if fuse.is_ok_and(|fuse| fuse.permissions().mode() & 0o6 != 0o6) {
         missing.push(Missing::FuseForUsers);
     }
+    if !Path::new(MTAB).exists() {
+        missing.push(Missing::ListOfMounts);
+    }
     missing
 }
 
@@ -150,6 +156,7 @@ fn changes(missing: &[Missing]) -> Vec<String> {
                 "build {name} {version} from its source into {}",
                 target_dir().join("tools").display()
             )),
+            Missing::ListOfMounts => changes.push(format!("link {MTAB} to {MOUNTS}")),
             Missing::FuseForUsers => changes.push(format!("let users open {FUSE} (mode 666)")),
         }
     }
@@ -177,6 +184,8 @@ fn change(missing: &[Missing]) -> Result {
                 cargo_seen(&[], &install, &mut |_| {})?;
             }
             // `fusermount3` still decides what users may mount.
+            Missing::ListOfMounts => std::os::unix::fs::symlink(MOUNTS, MTAB)
+                .map_err(|error| format!("{MTAB}: {error}"))?,
             Missing::FuseForUsers => std::fs::set_permissions(FUSE, Permissions::from_mode(0o666))
                 .map_err(|error| format!("{FUSE}: {error}"))?,
         }
@@ -206,6 +215,8 @@ pub(crate) fn unstyled() -> Option<String> {
 }
 
 const FUSE: &str = "/dev/fuse";
+const MTAB: &str = "/etc/mtab";
+const MOUNTS: &str = "/proc/self/mounts";
 
 /// Test suites for file systems, each with its version. Setup builds them from source into `tools`
 /// below the target directory.
@@ -246,11 +257,17 @@ mod tests {
             Missing::Progs,
             Missing::Suite("fsx", "0.3.2"),
             Missing::FuseForUsers,
+            Missing::ListOfMounts,
         ];
         let said = changes(&missing).join("\n");
-        for word in
-            ["rustup component add clippy", "packages: gcc fio", "btrfs-progs", "fsx 0.3.2", FUSE]
-        {
+        for word in [
+            "rustup component add clippy",
+            "packages: gcc fio",
+            "btrfs-progs",
+            "fsx 0.3.2",
+            FUSE,
+            MTAB,
+        ] {
             assert!(said.contains(word), "{word}: {said}");
         }
         assert_eq!(changes(&[]), [""; 0]);

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
 use offshoot_btrfs_format::superblock::Superblock;
-use offshoot_btrfs_format::{Generation, Logical, Malformed, Physical};
+use offshoot_btrfs_format::{Logical, Malformed, Physical};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;

@@ -16,10 +16,19 @@ use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::scratch_dir;
 
+#[path = "shared/program.rs"]
+mod program;
+
+use program::copy_program;
+
 const NOBODY: u32 = 65534;
 
 fn extract(volume: &Path, out: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_offshoot"));
+    extract_with(Path::new(env!("CARGO_BIN_EXE_offshoot")), volume, out)
+}
+
+fn extract_with(program: &Path, volume: &Path, out: &Path) -> Command {
+    let mut command = Command::new(program);
     command.arg("extract").arg(volume).arg(out).stdin(Stdio::null());
     command
 }
@@ -84,9 +93,9 @@ fn an_extraction_that_was_killed_goes_on_to_what_the_kernel_shows() {
 fn a_user_goes_on_into_directories_that_are_closed() {
     let dir = scratch_dir();
     let path = |name: &str| dir.path().join(name);
-    let program = env!("CARGO_BIN_EXE_offshoot");
+    let program = copy_program(dir.path());
     let does = |args: &[&str]| {
-        let output = Command::new(program).args(args).current_dir(dir.path()).output();
+        let output = Command::new(&program).args(args).current_dir(dir.path()).output();
         let output = output.expect("it starts");
         assert!(output.status.success(), "{args:?}: {output:?}");
     };
@@ -109,7 +118,7 @@ fn a_user_goes_on_into_directories_that_are_closed() {
     fs::set_permissions(path("v.img"), fs::Permissions::from_mode(0o644)).expect("it is ours");
     let (volume, out) = (path("v.img"), path("out"));
     let as_user = |out: &Path| {
-        let mut command = extract(&volume, out);
+        let mut command = extract_with(&program, &volume, out);
         command.uid(NOBODY).gid(NOBODY);
         command
     };
@@ -117,8 +126,8 @@ fn a_user_goes_on_into_directories_that_are_closed() {
     assert!(at_once.status.success(), "{at_once:?}");
     // The kernel ends it when it has written this much of the large file.
     let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -f 20000; exec \"$0\" extract \"$1\" \"$2\"", program]);
-    limited.arg(&volume).arg(&out).uid(NOBODY).gid(NOBODY);
+    limited.args(["-c", "ulimit -f 20000; exec \"$0\" extract \"$1\" \"$2\""]);
+    limited.arg(&program).arg(&volume).arg(&out).uid(NOBODY).gid(NOBODY);
     let killed = limited.output().expect("sh starts");
     assert!(killed.status.signal().is_some(), "{killed:?}");
     let resumed = as_user(&out).output().expect("it starts");

@@ -48,10 +48,13 @@ fn kernel_reads(mount: &Path, places: &[(TreeId, Key)]) -> Vec<bool> {
         .stdout(Stdio::piped())
         .spawn()
         .expect("there is perl");
-    let mut lines = String::new();
-    for (tree, key) in places {
-        lines += &format!("{} {} {} {}\n", tree.0, key.objectid, key.item_type.0, key.offset);
-    }
+    let lines: Vec<String> = places
+        .iter()
+        .map(|(tree, key)| {
+            format!("{} {} {} {}\n", tree.0, key.objectid, key.item_type.0, key.offset)
+        })
+        .collect();
+    let lines = lines.concat();
     let mut input = search.stdin.take().expect("a pipe");
     std::thread::scope(|scope| {
         scope.spawn(move || input.write_all(lines.as_bytes()).expect("perl reads"));

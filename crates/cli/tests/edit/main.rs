@@ -17,6 +17,8 @@ mod judged;
 #[path = "../shared/lines.rs"]
 mod lines;
 mod onto;
+#[path = "../shared/program.rs"]
+mod program;
 mod properties;
 mod refused;
 mod replaced;

@@ -3,13 +3,15 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 
 use offshoot_device::FileDevice;
 use offshoot_testkit::btrfs::disks::Mount;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::scratch_dir;
 
-use super::{check, does, fails, offshoot, program, volume, words};
+use super::program::copy_program;
+use super::{check, does, fails, offshoot, volume, words};
 
 /// Each verb that changes a volume. The volume has a file `a` and a directory `d`.
 const CHANGES: [&str; 8] = [
@@ -204,8 +206,10 @@ fn without_root() {
     mode("tree/read", 0o4755);
     mode("", 0o777);
     mode("v.img", 0o666);
+    let own_program = copy_program(path);
     let run = |line: &str| {
-        let mut command = program(path);
+        let mut command = Command::new(&own_program);
+        command.current_dir(path).stdin(Stdio::null());
         if is_root {
             command.uid(NOBODY).gid(NOBODY);
         }

@@ -119,6 +119,8 @@ pub(super) fn is_same(
     let judge = command(&their_words[0])
         .args(&their_words[1..])
         .env_remove("LS_COLORS")
+        // Without `LS_COLORS`, `ls` gives no colours to terminals that it does not know.
+        .env("TERM", "xterm")
         .output()
         .expect("the tool is there");
     let said = String::from_utf8_lossy(&found.stderr);

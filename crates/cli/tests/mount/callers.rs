@@ -17,6 +17,7 @@ use rustix::mount::MountFlags;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
+use super::program::copy_program;
 use super::{Mounted, require, volume};
 
 /// The user id of `nobody`, who has no rights.
@@ -33,11 +34,7 @@ impl Home {
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(home.dir.path(), mode).expect("a mode");
         chown(home.dir.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
-        // Another process copies the program. If this process had it open for writing, processes
-        // that other tests start would inherit that, and the program could not run until they end.
-        let mut copy = Command::new("cp");
-        let copied = copy.arg(env!("CARGO_BIN_EXE_offshoot")).arg(home.program()).status();
-        assert!(copied.expect("it starts").success(), "the program is copied");
+        copy_program(home.dir.path());
         let mkfs = ["mkfs", "--size=256M", "--root-owner=0:0"].map(OsStr::new);
         let output = home.run(&[&mkfs[..], &[home.image().as_os_str()]].concat());
         assert!(output.status.success(), "{output:?}");

@@ -4,10 +4,10 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use offshoot_testkit::scratch_dir;
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 use rustix::process::Signal;
 
+use super::program::copy_program;
 use super::{Mounted, command, does, offshoot, require, volume};
 
 /// The result of a run: the exit code, the output, and the messages.
@@ -549,10 +550,14 @@ fn refused() {
     assert!(mounted.fails(&format!("subvolume create {long}"), 2).contains("too long"));
     assert_eq!(names(mounted.path()), [""; 0]);
     // Other users than root and the one who serves the mount.
+    let dir = scratch_dir();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
+    let program = copy_program(dir.path());
     for line in ["subvolume create @/x", "stats @", "sync @", "subvolume list @"] {
         let root = mounted.path().to_str().expect("a plain path");
         let words: Vec<_> = line.split(' ').map(|word| word.replacen('@', root, 1)).collect();
-        let output = command().uid(65534).gid(65534).args(words).output().expect("it starts");
+        let mut command = Command::new(&program);
+        let output = command.uid(65534).gid(65534).args(words).output().expect("it starts");
         let said = String::from_utf8_lossy(&output.stderr);
         let is_told = output.status.code() == Some(1) && said.contains("only root");
         assert!(is_told && output.stdout.is_empty(), "{line}: {said}");

@@ -30,6 +30,8 @@ mod control;
 mod ends;
 mod manners;
 mod power;
+#[path = "../shared/program.rs"]
+mod program;
 mod refused;
 mod same;
 mod suites;
@@ -40,7 +42,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -196,7 +198,14 @@ impl Mounted {
     /// Waits for the server's end, which must be a success without messages.
     #[track_caller]
     fn ends_well(mut self) {
-        let status = self.child.wait().expect("a child");
+        let begun = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                break status;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not end: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        };
         assert!(status.success(), "it ends with {status}: {}", self.log());
         assert_eq!(self.log(), "");
         let log = std::fs::read_to_string(&self.log).expect("a log");
