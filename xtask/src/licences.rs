@@ -5,6 +5,8 @@
 //! licence. The list of licences is the one in `deny.toml`.
 
 use std::collections::BTreeSet;
+use std::iter::Peekable;
+use std::str::SplitWhitespace;
 
 use offshoot_machine::repository;
 
@@ -58,13 +60,44 @@ fn allowed() -> Result<Vec<String>> {
     if list.is_empty() { Err("deny.toml allows no licence".to_owned()) } else { Ok(list) }
 }
 
-/// Whether one alternative of an SPDX expression is allowed as a whole. Parentheses are ignored, so
-/// `(MIT OR Apache-2.0) AND X` counts as `MIT`, or as `Apache-2.0 AND X`: where MIT is allowed, X
-/// is not checked. `cargo deny` checks such expressions in full.
+/// Whether one alternative of an SPDX expression is allowed as a whole. `AND` binds closer than
+/// `OR`; a slash is an old way to write `OR`.
 fn is_allowed(licence: &str, allowed: &[String]) -> bool {
-    let plain = licence.replace(['(', ')'], "").replace('/', " OR ");
-    let ok = |one: &str| allowed.iter().any(|known| known == one.trim());
-    plain.split(" OR ").any(|alternative| alternative.split(" AND ").all(ok))
+    let spaced = licence.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let mut words = spaced.split_whitespace().peekable();
+    let is_one_allowed = alternatives(&mut words, allowed);
+    // What is left over was not understood.
+    is_one_allowed && words.next().is_none()
+}
+
+type Words<'w> = Peekable<SplitWhitespace<'w>>;
+
+fn alternatives(words: &mut Words<'_>, allowed: &[String]) -> bool {
+    let mut is_one_allowed = together(words, allowed);
+    while words.next_if_eq(&"OR").is_some() {
+        is_one_allowed |= together(words, allowed);
+    }
+    is_one_allowed
+}
+
+fn together(words: &mut Words<'_>, allowed: &[String]) -> bool {
+    let mut are_all_allowed = one(words, allowed);
+    while words.next_if_eq(&"AND").is_some() {
+        are_all_allowed &= one(words, allowed);
+    }
+    are_all_allowed
+}
+
+/// A licence with its exception, or an expression in parentheses.
+fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
+    if words.next_if_eq(&"(").is_some() {
+        return alternatives(words, allowed) & words.next_if_eq(&")").is_some();
+    }
+    let mut name = Vec::new();
+    while let Some(word) = words.next_if(|word| !["AND", "OR", "(", ")"].contains(word)) {
+        name.push(word);
+    }
+    allowed.contains(&name.join(" "))
 }
 
 #[cfg(test)]
@@ -91,7 +124,16 @@ mod tests {
         {
             assert!(is_allowed(good, &allowed), "{good}");
         }
-        for bad in ["GPL-2.0-only", "", "MIT AND GPL-3.0", "LGPL-2.1 OR MPL-2.0"] {
+        for bad in [
+            "GPL-2.0-only",
+            "",
+            "MIT AND GPL-3.0",
+            "LGPL-2.1 OR MPL-2.0",
+            "(MIT OR Apache-2.0) AND GPL-3.0",
+            "GPL-3.0 AND (MIT OR Apache-2.0)",
+            "(MIT OR GPL-3.0",
+            "MIT)",
+        ] {
             assert!(!is_allowed(bad, &allowed), "{bad}");
         }
     }

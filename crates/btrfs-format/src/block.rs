@@ -132,8 +132,10 @@ fn entries<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
 
 /// The data of `item` in the leaf `bytes`.
 pub fn item_data<'a>(bytes: &'a [u8], item: &Item) -> Result<&'a [u8], Malformed> {
-    let start = HEADER_SIZE + item.offset.get() as usize;
-    bytes.get(start..start + item.size.get() as usize).ok_or_else(|| {
+    let (offset, size) = (item.offset.get() as usize, item.size.get() as usize);
+    let behind_header = bytes.get(HEADER_SIZE..).unwrap_or_default();
+    let data = behind_header.get(offset..).and_then(|from| from.get(..size));
+    data.ok_or_else(|| {
         let key: Key = item.key.get();
         Malformed::new("leaf", format!("the data of item {key} lies outside of the leaf"))
     })

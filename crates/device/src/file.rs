@@ -167,8 +167,9 @@ impl FileDevice {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).open(path) {
             Ok(file) => {
-                in_use::claim(&file, Purpose::Write)?;
-                let made = Self::with(file, path, true).and_then(|mut device| {
+                let claimed = in_use::claim(&file, Purpose::Write);
+                let made = claimed.and_then(|()| Self::with(file, path, true));
+                let made = made.and_then(|mut device| {
                     device.grow(size_bytes)?;
                     sync_parent(path)?;
                     Ok(device)
@@ -279,6 +280,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        request_range(self.size_bytes(), offset, buf.len() as u64)?;
         self.file.read_exact_at(buf, offset)
     }
 

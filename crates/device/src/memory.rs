@@ -72,6 +72,10 @@ impl MemoryBudget {
             io::Error::other(format!("more than {} bytes to keep in memory", self.most_bytes))
         })
     }
+
+    fn give_page_back(&self) {
+        self.left_bytes.fetch_add(PAGE_BYTES, Ordering::Relaxed);
+    }
 }
 
 /// The pages of one shard by number.
@@ -90,6 +94,10 @@ enum Slot {
 }
 
 impl Slot {
+    fn is_written(&self) -> bool {
+        matches!(self, Self::Written(_))
+    }
+
     /// Fills `buf` with what the page has from byte `offset` of the device on.
     fn read(&self, offset: u64, buf: &mut [u8]) {
         match self {
@@ -207,13 +215,17 @@ impl MemoryDevice {
         &self.shards[small(offset / EXTENT_BYTES % SHARDS)]
     }
 
+    fn take_page(&self) -> io::Result<()> {
+        self.budget.as_ref().map_or(Ok(()), |budget| budget.take_page())
+    }
+
     /// The page with the bytes at `offset`, to be changed.
     fn page_mut<'a>(&self, pages: &'a mut Arc<Pages>, offset: u64) -> io::Result<&'a mut Page> {
         let number = offset / PAGE_BYTES;
         let slot = match Arc::make_mut(pages).entry(number) {
             hash_map::Entry::Occupied(slot) => slot.into_mut(),
             hash_map::Entry::Vacant(slot) => {
-                self.budget.as_ref().map_or(Ok(()), |budget| budget.take_page())?;
+                self.take_page()?;
                 let start = number * PAGE_BYTES;
                 let mut page = [0; PAGE_LEN];
                 let inside = small(PAGE_BYTES.min(self.size_bytes - start));
@@ -221,7 +233,8 @@ impl MemoryDevice {
                 slot.insert(Slot::Written(Arc::new(page)))
             }
         };
-        if !matches!(slot, Slot::Written(_)) {
+        if !slot.is_written() {
+            self.take_page()?;
             let mut page = [0; PAGE_LEN];
             slot.read(number * PAGE_BYTES, &mut page);
             *slot = Slot::Written(Arc::new(page));
@@ -250,10 +263,22 @@ impl MemoryDevice {
             if end - at < PAGE_BYTES {
                 let from = small(at % PAGE_BYTES);
                 slot.read(at, &mut self.page_mut(&mut pages, at)?[from..from + small(end - at)]);
-            } else if !is_base {
-                Arc::make_mut(&mut pages).insert(at / PAGE_BYTES, slot.clone());
-            } else if pages.contains_key(&(at / PAGE_BYTES)) {
-                Arc::make_mut(&mut pages).remove(&(at / PAGE_BYTES));
+            } else {
+                let number = at / PAGE_BYTES;
+                let before = if !is_base {
+                    Arc::make_mut(&mut pages).insert(number, slot.clone())
+                } else if pages.contains_key(&number) {
+                    Arc::make_mut(&mut pages).remove(&number)
+                } else {
+                    None
+                };
+                // A snapshot may keep the page.
+                if let Some(budget) = &self.budget
+                    && let Some(Slot::Written(page)) = before
+                    && Arc::into_inner(page).is_some()
+                {
+                    budget.give_page_back();
+                }
             }
             at = end;
         }

@@ -372,3 +372,16 @@ fn a_plain_file_is_what_the_name_itself_is() {
     FileDevice::open_for(device, FileUse::Read).expect("a block device");
     FileDevice::open_plain(device, FileUse::Read).expect_err("it is no plain file");
 }
+
+/// What another process adds to a file is no part of the device.
+#[test]
+fn a_file_that_becomes_longer_is_read_to_the_size_that_it_had() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("file");
+    std::fs::write(&path, [1; 8192]).expect("it is written");
+    let device = FileDevice::open(&path).expect("it opens");
+    std::fs::write(&path, [2; 16384]).expect("it is written");
+    let mut buf = [0; 4096];
+    device.read_at(4096, &mut buf).expect("within the device");
+    device.read_at(8192, &mut buf).expect_err("behind its end");
+}

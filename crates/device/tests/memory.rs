@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
 use offshoot_testkit::random::Random;
 
 /// Larger than two extents, and no multiple of a page.
@@ -124,4 +124,20 @@ fn a_huge_empty_device_costs_nothing() {
     let mut bytes = [1; 6];
     copy.read_at((1 << 60) - 6, &mut bytes).expect("a read");
     assert_eq!(&bytes, b"\0hello");
+}
+
+/// A discard made room for a page that the budget did not count.
+#[test]
+fn discards_count_for_the_budget_of_what_is_written() {
+    const PAGE: u64 = 16 << 10;
+    let below: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(vec![1; 8 << 14]));
+    let budget = MemoryBudget::new(2 * PAGE);
+    let device = MemoryDevice::over_within(below, &budget);
+    device.discard(0, 8 * PAGE).expect("a discard takes no page");
+    device.write_at(0, b"one").expect("the first page");
+    device.write_at(PAGE, b"two").expect("the second page");
+    device.write_at(2 * PAGE, b"three").expect_err("there is no third one");
+    device.discard(0, PAGE).expect("it gives its page back");
+    device.write_at(2 * PAGE, b"three").expect("the second page");
+    device.write_at(0, b"one").expect_err("there is no third one");
 }

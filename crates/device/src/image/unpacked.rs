@@ -88,13 +88,17 @@ fn unpack(mut stream: impl Read, kind: ImageKind) -> io::Result<(File, u64)> {
             stored += len as u64;
         }
         at += len as u64;
-        if stored > SPOOL_BYTES_MAX || at > DISK_BYTES_MAX {
-            return Err(unsupported(format!(
-                "more than is unpacked for a look at it ({} GiB): unpack it with {kind} -d, and \
-                 name the file that this makes",
-                SPOOL_BYTES_MAX >> 30
-            )));
-        }
+        let most = if stored > SPOOL_BYTES_MAX {
+            format!("{} GiB that are not zeros", SPOOL_BYTES_MAX >> 30)
+        } else if at > DISK_BYTES_MAX {
+            format!("a disk of {} GiB", DISK_BYTES_MAX >> 30)
+        } else {
+            continue;
+        };
+        return Err(unsupported(format!(
+            "more than is unpacked for a look at it ({most}): unpack it with {kind} -d, and name \
+             the file that this makes"
+        )));
     }
     file.set_len(at)?;
     Ok((file, at))
