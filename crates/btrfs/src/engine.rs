@@ -16,6 +16,7 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::BlockCache;
 use crate::report::Report;
+use crate::space::Roots;
 use crate::stats::Stats;
 use crate::storage::{MappedChunk, Member, Segment, Storage, Trees};
 use crate::transaction::Live;
@@ -140,6 +141,16 @@ impl Engine {
         checksums: Option<&[u8]>,
     ) -> Result<()> {
         self.storage.read_data(self, logical, buf, checksums)
+    }
+}
+
+impl Roots for Engine {
+    fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    fn tree(&self, id: TreeId) -> Result<TreeRoot> {
+        crate::subvolume::tree_root(self, id)
     }
 }
 

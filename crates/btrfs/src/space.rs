@@ -53,8 +53,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
+use offshoot_btrfs_format::superblock::Superblock;
+use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 
@@ -73,7 +74,25 @@ pub(crate) use reserve::{
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 
 use crate::counter::{Counter, Stop};
-use crate::engine::Engine;
+use crate::storage::Storage;
+use crate::tree::{Blocks, TreeRoot};
+
+/// A volume whose trees say what is free in it.
+pub(crate) trait Roots: Blocks {
+    /// Its members and chunks.
+    fn storage(&self) -> &Storage;
+
+    /// The root of the tree `id`.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such tree.
+    fn tree(&self, id: TreeId) -> Result<TreeRoot>;
+
+    /// The superblock of the last commit.
+    fn superblock(&self) -> &Superblock {
+        self.storage().superblock()
+    }
+}
 
 /// All block groups of a volume.
 pub(crate) struct Space {
@@ -196,19 +215,19 @@ impl Drop for Sharing<'_> {
 }
 
 impl Space {
-    /// The space of `volume` with these block groups. `stop` is told when its accounts turn out to
+    /// The space of a volume with these block groups. `stop` is told when its accounts turn out to
     /// be wrong.
     ///
     /// # Errors
     /// When a block group has a profile that there is not.
-    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine, stop: Arc<Stop>) -> Result<Self> {
+    pub(crate) fn new(groups: Vec<BlockGroup>, storage: &Storage, stop: Arc<Stop>) -> Result<Self> {
         let kinds = groups.iter().map(|group| group.flags);
         let is_mixed = profile::has_mixed(kinds.clone());
-        let members = volume.members().iter().filter(|member| !member.is_seed).count();
+        let members = storage.members().iter().filter(|member| !member.is_seed).count();
         let new_chunk = |purpose| profile::flags_of_new_chunk(purpose, kinds.clone(), members);
         let taken_from =
             [new_chunk(Purpose::Data)?, new_chunk(Purpose::Metadata)?, new_chunk(Purpose::System)?];
-        let superblock = volume.superblock();
+        let superblock = storage.superblock();
         let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
         Ok(Self {
             groups: RwLock::new(groups.collect()),
@@ -223,7 +242,7 @@ impl Space {
             sharing: Counter::new("trees that share blocks with snapshots", &stop),
             pending: Arc::new(Pending::new(&stop)),
             is_short: AtomicBool::new(false),
-            allocated: Allocated::new(volume),
+            allocated: Allocated::new(storage.members()),
             chunk_lock: Mutex::new(()),
             outside: discard::Outside::default(),
             stats: stats::Counters::default(),
@@ -245,7 +264,7 @@ impl Space {
     ///
     /// # Errors
     /// `ENOSPC` when no block group has as much in one piece.
-    pub(crate) fn take(&self, volume: &Engine, purpose: Purpose, len: u64) -> Result<Logical> {
+    pub(crate) fn take(&self, volume: &dyn Roots, purpose: Purpose, len: u64) -> Result<Logical> {
         loop {
             let taken = self.take_known(purpose, len);
             if let Some(logical) = taken.or_else(|| self.take_or_wait(purpose, len)) {
@@ -261,7 +280,7 @@ impl Space {
     /// Takes exactly this range of a block group, if all of it is free; whether it is.
     pub(crate) fn take_range(
         &self,
-        volume: &Engine,
+        volume: &dyn Roots,
         group: &BlockGroup,
         logical: Logical,
         len: u64,
@@ -389,7 +408,7 @@ impl Space {
     }
 
     /// Finds out what is free in `group`, unless that is known.
-    pub(crate) fn load(&self, volume: &Engine, group: &BlockGroup) -> Result<()> {
+    pub(crate) fn load(&self, volume: &dyn Roots, group: &BlockGroup) -> Result<()> {
         group.load(volume, |free| self.count_free(group, free)).map(drop)
     }
 
@@ -401,7 +420,7 @@ impl Space {
     }
 
     /// Finds out what is free in one more block group for `purpose`; whether there was one.
-    fn load_one(&self, volume: &Engine, purpose: Purpose) -> Result<bool> {
+    fn load_one(&self, volume: &dyn Roots, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
             let is_unknown = |g: &&Arc<BlockGroup>| {
@@ -427,7 +446,7 @@ impl Space {
     }
 
     /// Adds a block group of a chunk that was allocated.
-    fn add_group(&self, volume: &Engine, group: BlockGroup) -> Result<()> {
+    fn add_group(&self, volume: &dyn Roots, group: BlockGroup) -> Result<()> {
         let group = Arc::new(group);
         self.groups.write().insert(group.start.0, group.clone());
         self.load(volume, &group)

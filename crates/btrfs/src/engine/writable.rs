@@ -64,7 +64,7 @@ impl Engine {
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let stop = Stop::new(options.reporter.clone());
         volume.buffers = Buffers::new(&stop);
-        let space = Space::new(volume.block_groups()?, &volume, stop.clone())?;
+        let space = Space::new(volume.block_groups()?, &volume.storage, stop.clone())?;
         volume.storage.set_written(chunk_tree_uuid);
         let superblock = volume.superblock().item.clone();
         volume.live = Some(Live::new(space, superblock, quotas, options, stop));

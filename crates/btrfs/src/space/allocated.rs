@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use offshoot_vfs::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
 use crate::storage::Member;
 
 /// Where less than this belongs to no chunk, one of metadata takes much of what data may need, in
@@ -24,9 +23,8 @@ pub(super) struct Allocated {
 }
 
 impl Allocated {
-    /// As the members of `volume` say.
-    pub(super) fn new(volume: &Engine) -> Self {
-        let members = volume.members();
+    /// As the members of the volume say.
+    pub(super) fn new(members: &[Member]) -> Self {
         let sum = |all: u64, bytes| all.saturating_add(bytes);
         Self {
             members: Mutex::new(members.iter().map(|member| member.allocated_bytes).collect()),

@@ -36,9 +36,8 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::tickets::{Demand, Kind, Line, Waiter};
-use super::{Purpose, Space};
+use super::{Purpose, Roots, Space};
 use crate::counter::{Counter, Stop};
-use crate::engine::Engine;
 
 /// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
 #[derive(Debug)]
@@ -377,7 +376,7 @@ impl<'v> Reservation<'v> {
     ///
     /// # Errors
     /// `ENOSPC` when more is wanted than was reserved.
-    pub(crate) fn take(&self, volume: &Engine, wanted: u64) -> Result<(Logical, u64)> {
+    pub(crate) fn take(&self, volume: &dyn Roots, wanted: u64) -> Result<(Logical, u64)> {
         let sector = u64::from(volume.superblock().sector_size);
         let is_no_space =
             |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);

@@ -450,7 +450,12 @@ impl Handle<'_> {
             );
             return Err(Error::corrupt("extent tree", problem));
         }
-        self.change_free_space(&run.freed, &run.used)?;
+        let edits = self.space().edits_of_free_space(self.volume, &run.freed, &run.used)?;
+        let edits: Vec<ItemEdit<'_>> =
+            edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+        if !edits.is_empty() {
+            self.change(TreeId::FREE_SPACE, |tree| tree.apply_batch(&edits))?;
+        }
         for used in &run.used {
             self.live.space.count_used(Logical(used.start), used.end - used.start, true)?;
         }
