@@ -27,6 +27,7 @@ const FLOORS: &[&[&str]] = &[
     &["subvolume"],
     &["log"],
     &["engine"],
+    &["upkeep"],
     &["filesystem"],
     &["mkfs", "scrub"],
     &["handle"],
@@ -36,9 +37,6 @@ const FLOORS: &[&[&str]] = &[
 /// Arrows that still run up. An arrow that is not there any more is taken off this list, and none
 /// is added.
 const STILL_UP: &[(&str, &str)] = &[
-    ("space", "inode"),
-    ("space", "transaction"),
-    ("space", "engine"),
     ("transaction", "quota"),
     ("transaction", "delayed"),
     ("transaction", "data"),

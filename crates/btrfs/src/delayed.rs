@@ -78,7 +78,7 @@
 //! All trees together hold no more than a quarter of what is left of metadata beside what is kept
 //! back and one more operation, or all but 64 MiB of it where that is more, and what operations
 //! that end just now have queued. An operation that might make it more goes past the queue: it puts
-//! its items into the tree itself, but where a chunk is a cheap way to more room (`space/reclaim`),
+//! its items into the tree itself, but where a chunk is a cheap way to more room (`upkeep/reclaim`),
 //! or something waits in one of their nodes already. Then it queues them, and flushes these nodes
 //! when it ends and more is held. So the fuller a volume is, the less waits, and at last nobody has
 //! to wait in line for what others could flush.

@@ -7,6 +7,7 @@ mod blocks;
 mod newest;
 mod open;
 mod stripe_tree;
+mod usage;
 mod writable;
 
 use offshoot_btrfs_format::chunk::Chunk;
@@ -16,7 +17,7 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use crate::block::BlockCache;
 use crate::report::Report;
-use crate::space::Roots;
+use crate::space::{Roots, SpaceStats};
 use crate::stats::Stats;
 use crate::storage::{MappedChunk, Member, Segment, Storage, Trees};
 use crate::transaction::Live;
@@ -126,6 +127,14 @@ impl Engine {
         live.stats.note_backlog(live.delayed.peak_bytes());
         live.stats.note_metadata_reserved(live.space.metadata_reserved_peak());
         live.stats.read()
+    }
+
+    /// What happened to reservations since the volume was opened, and what there is of each kind of
+    /// space. Nothing of a volume that was opened for reading.
+    #[must_use]
+    pub fn space_stats(&self) -> SpaceStats {
+        let Some(live) = self.live_part() else { return SpaceStats::default() };
+        live.space.stats(live.stats.read().reservations_at_once)
     }
 
     /// Tells the reporter, if there is one.

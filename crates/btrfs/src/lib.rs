@@ -64,6 +64,7 @@ mod sync;
 mod test_volumes;
 mod transaction;
 mod tree;
+mod upkeep;
 
 pub use block::TreeBlock;
 pub use engine::{Engine, OpenOptions};
@@ -78,13 +79,12 @@ pub use report::{Report, Reporter};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };
-pub use space::{
-    BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats, Trimmed,
-};
+pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use tree::{Cursor, Latching, TreeRoot, Unlock};
+pub use upkeep::Trimmed;
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

@@ -31,6 +31,7 @@
 //! The order of all locks is in `ARCHITECTURE.md`.
 
 mod changing;
+mod chunks;
 mod commit;
 mod committer;
 mod device_stats;
@@ -65,12 +66,13 @@ use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
 use crate::log::Log;
 use crate::quota::{Quotas, Usage};
-use crate::space::{self, Freed, Purpose, Reservation, Space};
+use crate::space::{self, Purpose, Reservation, Space};
 use crate::stats::Counters;
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub(crate) use changing::{Changing, Tree};
+pub(crate) use chunks::system_chunks_of;
 pub(crate) use commit::Cause;
 pub(crate) use committer::{Committer, Signal};
 pub(crate) use obstacle::Obstacle;
@@ -135,8 +137,6 @@ pub(crate) struct Live {
     pub(crate) tree_log: bool,
     /// Whether it puts each item of a directory into them by itself.
     pub(crate) log_by_item: bool,
-    /// What is to be discarded; `None` for nothing.
-    pub(crate) freed: parking_lot::Mutex<Option<Freed>>,
     /// Nobody but who commits goes through it.
     discards_itself: bool,
     /// Whether files are written back before each commit.
@@ -262,7 +262,6 @@ impl Live {
             max_inline,
             tree_log: options.tree_log,
             log_by_item: options.log_by_item,
-            freed: parking_lot::Mutex::new(options.discard.then(Freed::default)),
             discards_itself: options.commit_interval.is_none(),
             flush_on_commit: options.flush_on_commit,
             new_features: AtomicU64::new(0),

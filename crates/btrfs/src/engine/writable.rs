@@ -64,7 +64,8 @@ impl Engine {
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let stop = Stop::new(options.reporter.clone());
         volume.buffers = Buffers::new(&stop);
-        let space = Space::new(volume.block_groups()?, &volume.storage, stop.clone())?;
+        let space =
+            Space::new(volume.block_groups()?, &volume.storage, options.discard, stop.clone())?;
         volume.storage.set_written(chunk_tree_uuid);
         let superblock = volume.superblock().item.clone();
         volume.live = Some(Live::new(space, superblock, quotas, options, stop));

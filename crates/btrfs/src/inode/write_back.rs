@@ -28,11 +28,12 @@ mod tests;
 mod together;
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
-use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_vfs::{Errno, FileId, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
@@ -142,7 +143,9 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
     let places = 1 + runs;
     let leaves = places + leaves_of(volume, sectors);
     let tree = live.tree(volume, TreeId(file.dev))?;
-    Ok(items + live.space.lasting_bytes(&tree, places, leaves))
+    let used = tree.used.load(Ordering::Relaxed);
+    let has_snapshots = tree.last_snapshot() != Generation(0);
+    Ok(items + live.space.lasting_bytes(used, has_snapshots, places, leaves))
 }
 
 /// Gives up what was reserved for so many bytes of data that are not buffered any more, and what

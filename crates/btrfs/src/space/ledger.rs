@@ -41,7 +41,7 @@ use crate::counter::{Counter, Stop};
 
 /// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     free: Counter,
     reserved: Counter,
     promised: Counter,
@@ -70,32 +70,32 @@ const MORE_ENDS: u64 = 64;
 
 /// What must be left beside everything that is spoken for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Floor {
+pub(crate) struct Floor {
     /// What the commit of the running transaction needs.
-    pub(super) commit: u64,
+    pub(crate) commit: u64,
     /// What is kept for removals and for chunk allocation.
-    pub(super) kept: u64,
+    pub(crate) kept: u64,
     /// What removals leave of that.
-    pub(super) last: u64,
+    pub(crate) last: u64,
 }
 
 /// The most room that there was for a kind of space since a ticket was granted last. Work that
 /// makes room without end sets no new mark, so a cycle that takes room and gives as much back does
 /// not count as one that helped.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HighWater {
+pub(crate) struct HighWater {
     free: u64,
     promised: u64,
 }
 
 impl HighWater {
     /// What there is now.
-    pub(super) fn of(ledger: &Ledger) -> Self {
+    pub(crate) fn of(ledger: &Ledger) -> Self {
         Self { free: ledger.free(), promised: ledger.promised() }
     }
 
     /// Whether more is free now than ever, or less is promised, which makes it the new mark.
-    pub(super) fn rises(&mut self, ledger: &Ledger) -> bool {
+    pub(crate) fn rises(&mut self, ledger: &Ledger) -> bool {
         let now = Self::of(ledger);
         let rises = now.free > self.free || now.promised < self.promised;
         self.free = self.free.max(now.free);
@@ -106,7 +106,7 @@ impl HighWater {
 
 impl Ledger {
     /// The ledger of this kind of space, in which nothing is free yet.
-    pub(super) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
+    pub(crate) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
             Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
@@ -131,37 +131,37 @@ impl Ledger {
     }
 
     /// What is free, whether or not it is spoken for.
-    pub(super) fn free(&self) -> u64 {
+    pub(crate) fn free(&self) -> u64 {
         self.free.get()
     }
 
     /// What somebody takes now.
-    pub(super) fn reserved(&self) -> u64 {
+    pub(crate) fn reserved(&self) -> u64 {
         self.reserved.get()
     }
 
     /// What somebody will take.
-    pub(super) fn promised(&self) -> u64 {
+    pub(crate) fn promised(&self) -> u64 {
         self.promised.get()
     }
 
     /// What the next chunk would hold, where that counts.
-    pub(super) fn next_chunk(&self) -> u64 {
+    pub(crate) fn next_chunk(&self) -> u64 {
         self.next_chunk.load(SeqCst)
     }
 
     /// The most that was spoken for at a time.
-    pub(super) fn peak(&self) -> u64 {
+    pub(crate) fn peak(&self) -> u64 {
         self.peak.load(SeqCst)
     }
 
     /// The most that was reserved at a time.
-    pub(super) fn reserved_peak(&self) -> u64 {
+    pub(crate) fn reserved_peak(&self) -> u64 {
         self.reserved_peak.load(SeqCst)
     }
 
     /// The line of who waits, locked.
-    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
+    pub(crate) fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock()
     }
 
@@ -169,7 +169,7 @@ impl Ledger {
     /// and [`MORE_ENDS`] more, or until more than `granted` tickets were granted or that of `own`
     /// has come to its end; whether that was so. Nobody waits in a line who has a reservation, so
     /// this ends.
-    pub(super) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
+    pub(crate) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
         let mut line = self.line();
         self.patience.store(self.begun.load(SeqCst) + MORE_ENDS, SeqCst);
         loop {
@@ -190,13 +190,13 @@ impl Ledger {
     }
 
     /// Notes how many wait in the line, whose lock is held.
-    pub(super) fn note_waiting(&self, line: &Line) {
+    pub(crate) fn note_waiting(&self, line: &Line) {
         self.waiting.store(line.len(), SeqCst);
     }
 
     /// Grants what fits to those who wait, and wakes who makes room when somebody was served, or
     /// when those have ended who were under way.
-    pub(super) fn serve(&self, floor: &impl Fn() -> Floor) {
+    pub(crate) fn serve(&self, floor: &impl Fn() -> Floor) {
         if self.is_awaited() {
             let mut line = self.line();
             let granted = line.granted();
@@ -209,20 +209,20 @@ impl Ledger {
     }
 
     /// Whether somebody waits.
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
 
-    pub(super) fn add_free(&self, bytes: u64) {
+    pub(crate) fn add_free(&self, bytes: u64) {
         self.free.add(bytes);
     }
 
-    pub(super) fn remove_free(&self, bytes: u64) {
+    pub(crate) fn remove_free(&self, bytes: u64) {
         self.free.sub(bytes);
     }
 
     /// Grants `demand` when it fits. The caller holds the line.
-    pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
+    pub(crate) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
         let Demand { kind, bytes } = demand;
         if !self.fits(demand, 0, floor) {
             return false;
@@ -244,7 +244,7 @@ impl Ledger {
     }
 
     /// Takes back what was granted.
-    pub(super) fn take_back(&self, demand: Demand) {
+    pub(crate) fn take_back(&self, demand: Demand) {
         let Demand { kind, bytes } = demand;
         if kind == Kind::Promise {
             self.promised.sub(bytes);
@@ -256,7 +256,7 @@ impl Ledger {
     }
 
     /// Whether the invariants would hold with `demand` granted, if `more` bytes were free.
-    pub(super) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
+    pub(crate) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
         let Demand { kind, bytes } = demand;
         let (reserved, promised) = (self.reserved(), self.promised());
         let Floor { commit, kept, last } = floor();
@@ -279,7 +279,7 @@ impl Ledger {
     }
 
     /// Whether more is promised than is left for others: time to redeem some.
-    pub(super) fn is_tight(&self, floor: Floor) -> bool {
+    pub(crate) fn is_tight(&self, floor: Floor) -> bool {
         let promised = self.promised();
         let spoken = self.reserved().saturating_add(promised);
         let floor = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -289,13 +289,13 @@ impl Ledger {
 
     /// The next chunk would hold `bytes` now. Less than before it does only where nothing was taken
     /// from it: while a chunk of this kind becomes free space.
-    pub(super) fn note_next_chunk(&self, bytes: u64) {
+    pub(crate) fn note_next_chunk(&self, bytes: u64) {
         self.next_chunk.store(bytes, SeqCst);
     }
 
     /// The next chunk would hold `bytes` now; `false`, and nothing has changed, when that is less
     /// than before and too little for what is promised.
-    pub(super) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
+    pub(crate) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
         let _line = self.line();
         let spoken = self.reserved().saturating_add(self.promised());
         let wanted = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -310,7 +310,7 @@ impl Ledger {
 
     /// Takes `known` bytes out of what is free, if `keep` more than what is spoken for are left and
     /// `withdraw` agrees, which says how many they were.
-    pub(super) fn withdraw(
+    pub(crate) fn withdraw(
         &self,
         known: u64,
         keep: u64,
@@ -336,7 +336,7 @@ pub(crate) struct Reservation<'v> {
 
 impl<'v> Reservation<'v> {
     /// What was granted.
-    pub(super) fn granted(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
+    pub(crate) fn granted(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
         // It was counted when it was granted: its owner may be asleep for long.
         Self { space, purpose, bytes: Cell::new(bytes) }
     }
@@ -409,7 +409,7 @@ pub(crate) struct Promise<'v> {
 
 impl<'v> Promise<'v> {
     /// What was granted.
-    pub(super) fn granted(space: &'v Space, bytes: u64) -> Self {
+    pub(crate) fn granted(space: &'v Space, bytes: u64) -> Self {
         Self { space, bytes }
     }
 

@@ -394,7 +394,7 @@ fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     fs.sync().expect("a commit");
     let live = fs.volume().live().expect("it is writable");
     let ahead = || {
-        live.ask_for_commit();
+        crate::upkeep::ask_for_commit(live);
         fs.volume().make_room_ahead().expect("a commit");
         let flushes = fs.volume().space_stats().flushes;
         let commit = flushes.iter().find(|one| one.state == FlushState::Commit);

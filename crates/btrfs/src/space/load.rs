@@ -6,9 +6,9 @@ use offshoot_btrfs_format::superblock::CompatRo;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::Result;
 
-use super::{BlockGroup, Roots};
 use super::free_space::FreeSpace;
 use super::free_space_tree::for_each_free_range;
+use super::{BlockGroup, Roots};
 use crate::tree::Cursor;
 
 /// Loads the free ranges of `group`, and says what is wrong with what the volume tells of them.

@@ -324,7 +324,7 @@ impl Engine {
         };
         if live.discards_itself {
             while self.discard_step() {}
-        } else if live.freed.lock().is_some() {
+        } else if live.space.notes_freed() {
             live.pressure.press();
         }
         cleared.and(outcome)
@@ -380,7 +380,7 @@ impl Live {
         for range in &freed {
             self.space.give_back(Logical(range.start), range.end - range.start)?;
         }
-        self.note_freed(freed);
+        self.space.note_freed(freed);
         self.stats.committed();
         Ok(())
     }

@@ -54,7 +54,7 @@ impl Place {
         let live = volume.live()?;
         if self.len > 0 {
             live.space.give_back(self.logical, self.len)?;
-            live.note_freed(std::iter::once(self.logical.0..self.logical.0 + self.len));
+            live.space.note_freed(std::iter::once(self.logical.0..self.logical.0 + self.len));
             live.space.serve_all();
         }
         Ok(())
