@@ -20,7 +20,6 @@ const FLOORS: &[&[&str]] = &[
     &["tree"],
     &["space"],
     &["transaction"],
-    &["quota"],
     &["delayed"],
     &["data"],
     &["inode"],
@@ -37,14 +36,11 @@ const FLOORS: &[&[&str]] = &[
 /// Arrows that still run up. An arrow that is not there any more is taken off this list, and none
 /// is added.
 const STILL_UP: &[(&str, &str)] = &[
-    ("transaction", "quota"),
     ("transaction", "delayed"),
-    ("transaction", "data"),
     ("transaction", "inode"),
     ("transaction", "subvolume"),
     ("transaction", "log"),
     ("transaction", "engine"),
-    ("quota", "engine"),
     ("delayed", "engine"),
     ("data", "inode"),
     ("data", "engine"),

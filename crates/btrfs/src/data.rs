@@ -42,7 +42,7 @@ pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, committed_sums, has_checksums, insert_checksums,
-    insert_sums, remove_checksums, stored_sums,
+    insert_sums, stored_sums,
 };
 pub(crate) use drop::{Overlap, drop_range, overlaps, overlaps_in};
 pub(crate) use in_place::{Target, is_in_place, target};

@@ -129,7 +129,6 @@ use crate::engine::OpenOptions;
 use crate::space::Space;
 use crate::transaction::{Handle, Tree};
 use backlog::Backlog;
-pub(crate) use hold::Hold;
 use node::{Items, Load, Node};
 pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
 

@@ -20,7 +20,7 @@ use crate::report::Report;
 use crate::space::{Roots, SpaceStats};
 use crate::stats::Stats;
 use crate::storage::{MappedChunk, Member, Segment, Storage, Trees};
-use crate::transaction::Live;
+use crate::transaction::{Live, RootCache, tree_root};
 use crate::tree::{Cursor, TreeRoot};
 pub use open::OpenOptions;
 pub(crate) use writable::Change;
@@ -33,7 +33,7 @@ pub struct Engine {
     csum_tree: Option<TreeRoot>,
     /// Where data is, in a volume that does not leave that to its chunks.
     stripe_tree: Option<TreeRoot>,
-    pub(crate) subvolume_roots: crate::subvolume::RootCache,
+    pub(crate) subvolume_roots: RootCache,
     /// Inodes that are being changed or are open.
     pub(crate) inodes: crate::inode::Inodes,
     /// Data that was written and is in no extent yet.
@@ -78,7 +78,7 @@ impl Engine {
     /// # Errors
     /// `ENOENT` when the volume has no such tree.
     pub fn tree(&self, id: TreeId) -> Result<TreeRoot> {
-        crate::subvolume::tree_root(self, id)
+        tree_root(self, id)
     }
 
     /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks. In a
@@ -159,7 +159,7 @@ impl Roots for Engine {
     }
 
     fn tree(&self, id: TreeId) -> Result<TreeRoot> {
-        crate::subvolume::tree_root(self, id)
+        tree_root(self, id)
     }
 }
 

@@ -18,14 +18,14 @@
 //! | `mkfs` | new volumes |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
+//! | `upkeep` | makes room for those who wait, has chunks come and go, discards |
 //! | `engine` | opens a volume; holds what the rooms keep between calls |
 //! | `log` | what fsync wrote since the last commit, and its replay when a volume is opened |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
 //! | `delayed` | items of the namespace, gathered until they go to a tree by the leaf |
-//! | `quota` | what the groups of quotas use |
-//! | `transaction` | what changes together, delayed references, commits |
-//! | `space` | block groups, free space, reservations, chunks that come and go |
+//! | `transaction` | what changes together, delayed references, commits; what the groups of quotas use |
+//! | `space` | block groups, free space, reservations |
 //! | `tree` | search in a tree, and changes of it by many threads |
 //! | `block` | verified tree blocks and the cache of them |
 //! | `storage` | members, superblocks, chunk map; reads around bad copies, writes all copies |
@@ -49,7 +49,6 @@ mod handle;
 mod inode;
 mod log;
 mod mkfs;
-mod quota;
 mod report;
 mod scrub;
 #[cfg(test)]

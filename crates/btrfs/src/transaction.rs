@@ -31,13 +31,17 @@
 //! The order of all locks is in `ARCHITECTURE.md`.
 
 mod changing;
+mod checksums;
 mod chunks;
 mod commit;
 mod committer;
 mod device_stats;
 mod extent_tree;
+mod hold;
 mod obstacle;
+mod quota;
 mod refs;
+mod roots;
 #[cfg(test)]
 mod tests;
 mod writeout;
@@ -65,19 +69,26 @@ use crate::inode::compression::Compress;
 use crate::inode::create::NewFiles;
 use crate::inode::write_back::most_inline;
 use crate::log::Log;
-use crate::quota::{Quotas, Usage};
 use crate::space::{self, Purpose, Reservation, Space};
 use crate::stats::Counters;
 use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub(crate) use changing::{Changing, Tree};
+pub(crate) use checksums::remove_checksums;
 pub(crate) use chunks::system_chunks_of;
 pub(crate) use commit::Cause;
 pub(crate) use committer::{Committer, Signal};
+pub(crate) use hold::Account;
 pub(crate) use obstacle::Obstacle;
+use quota::Usage;
+pub(crate) use quota::{NewGroup, Quotas};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
+pub(crate) use roots::{
+    RootCache, StoredRoot, chunk_tree_root, require_one_root_item, require_own_root, root_item,
+    root_item_key, root_of, stored_root, tree_root,
+};
 
 /// Locks for counts of references of shared blocks.
 const COUNTING: usize = 16;
@@ -375,9 +386,9 @@ impl Live {
         }
         // Two threads may look it up at once; the first to store it wins, and nothing was changed
         // by then.
-        let stored = crate::subvolume::stored_root(volume, id)?;
-        crate::subvolume::require_one_root_item(volume, id)?;
-        crate::subvolume::require_own_root(volume, &stored.root)?;
+        let stored = roots::stored_root(volume, id)?;
+        require_one_root_item(volume, id)?;
+        require_own_root(volume, &stored.root)?;
         self.space.note_level(stored.root.level);
         if stored.last_snapshot.0 > 0 {
             self.space.note_sharing();

@@ -6,14 +6,12 @@
 //! times what is added* pay for all of them, each with what its references come to
 //! (`space::reserve`). More is never held.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::Mutex;
+use std::sync::atomic::Ordering;
 
 use super::Delayed;
 use super::node::Load;
 use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
-use crate::transaction::{Handle, Tree};
+use crate::transaction::{Account, Handle, Tree};
 
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
 const FEW_BLOCKS: u64 = 16;
@@ -34,63 +32,6 @@ const HELD_PARTS: u64 = 4;
 /// may hold the rest of it.
 const OTHERS_BYTES: u64 = 64 << 20;
 
-/// What is reserved for the queued items of a tree.
-#[derive(Debug, Default)]
-pub(crate) struct Hold {
-    account: Mutex<Account>,
-    /// What the blocks take that the running transaction has not copied, in bytes.
-    pub(crate) uncopied: AtomicU64,
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Account {
-    /// While an operation or a flush is counting, it may be off, below zero even.
-    units: i64,
-    blocks: i64,
-    growth: i64,
-    /// What is reserved, in bytes of metadata.
-    held: u64,
-    /// What of this is counted in [`Delayed::dirties`].
-    dirties: i64,
-    /// Memory that is not counted in [`Delayed::bytes`] yet, in bytes.
-    uncounted: i64,
-}
-
-impl Hold {
-    /// The account of a tree whose blocks take this many bytes.
-    pub(crate) fn new(used: u64) -> Self {
-        Self { account: Mutex::default(), uncopied: AtomicU64::new(used) }
-    }
-
-    /// The running transaction has copied a block.
-    pub(crate) fn copied(&self, node_size: u64) {
-        // What was stored may have been too little: the format does not depend on it.
-        let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
-        let _ = self.uncopied.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    }
-
-    /// A transaction begins, to which no block of the tree belongs. Nothing is queued.
-    pub(crate) fn begin(&self, used: u64) {
-        if cfg!(debug_assertions) {
-            let account = self.account.lock();
-            assert_eq!(*account, Account::default(), "something is kept for nothing");
-        }
-        self.uncopied.store(used, Ordering::Relaxed);
-    }
-
-    /// What is reserved, in bytes of metadata.
-    #[cfg(test)]
-    pub(crate) fn held(&self) -> u64 {
-        self.account.lock().held
-    }
-
-    /// How many units the items have kept.
-    #[cfg(test)]
-    pub(crate) fn units(&self) -> i64 {
-        self.account.lock().units
-    }
-}
-
 impl Delayed {
     /// The items that are queued for `tree` became more, for which `handle` pays, or less. Says how
     /// many bytes of reserved metadata that gave back.
@@ -101,7 +42,7 @@ impl Delayed {
         more: Load,
         handle: Option<&Handle<'_>>,
     ) -> u64 {
-        let less = self.recount(&mut tree.hold.account.lock(), tree, space, more, handle);
+        let less = self.recount(&mut tree.hold.account(), tree, space, more, handle);
         // Who waits for it is served without the account being locked.
         if less > 0 {
             Reservation::give_up(space, Purpose::Metadata, less);

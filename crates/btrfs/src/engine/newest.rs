@@ -21,7 +21,7 @@ use offshoot_vfs::Result;
 use super::Engine;
 use crate::block::TreeBlock;
 use crate::storage::{Place, malformed};
-use crate::subvolume::chunk_tree_root;
+use crate::transaction::chunk_tree_root;
 use crate::tree::{Blocks, TreeRoot};
 
 /// How many blocks of the newest commit are looked at, when one of them is on the member.

@@ -14,7 +14,7 @@ use crate::block::BlockCache;
 use crate::cores;
 use crate::report::Reporter;
 use crate::storage::{Storage, malformed};
-use crate::subvolume::RootCache;
+use crate::transaction::{RootCache, chunk_tree_root};
 use crate::tree::{Cursor, Latching, TreeRoot};
 
 /// How a volume is opened.
@@ -157,7 +157,7 @@ impl Engine {
 
     /// All devices and chunks that the chunk tree has.
     fn read_chunk_tree(&self) -> Result<(Vec<DevItem>, Vec<Chunk>)> {
-        let root = crate::subvolume::chunk_tree_root(self);
+        let root = chunk_tree_root(self);
         let sector_size = self.superblock().sector_size;
         let (mut devices, mut chunks) = (Vec::new(), Vec::new());
         let mut cursor = Cursor::seek(self, root, Key::MIN)?;

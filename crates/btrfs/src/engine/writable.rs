@@ -18,12 +18,10 @@ use offshoot_vfs::{Error, Result};
 use super::{Engine, OpenOptions};
 use crate::counter::Stop;
 use crate::data::Buffers;
-use crate::quota::Quotas;
 use crate::report::Report;
 use crate::space::{BlockGroup, Space};
 use crate::storage::{Member, malformed};
-use crate::subvolume::chunk_tree_root;
-use crate::transaction::Live;
+use crate::transaction::{Live, Quotas, chunk_tree_root};
 use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
 /// What a writer may leave as it is, or keeps.

@@ -10,10 +10,10 @@ use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{FileType, Result};
 
 use super::replay::Replay;
-use crate::data::{drop_range, extent_len, has_checksums, insert_sums, note_use, remove_checksums};
+use crate::data::{drop_range, extent_len, has_checksums, insert_sums, note_use};
 use crate::inode::type_of;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Owner};
+use crate::transaction::{ExtentKind, Owner, remove_checksums};
 use crate::tree::{Cursor, with_item};
 
 impl Replay<'_, '_> {

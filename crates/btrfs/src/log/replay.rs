@@ -34,8 +34,7 @@ use super::failure::{in_log, in_volume};
 use super::space::Taken;
 use crate::engine::{Change, Engine, OpenOptions};
 use crate::storage::malformed;
-use crate::subvolume::root_item_key;
-use crate::transaction::{Cause, Handle};
+use crate::transaction::{Cause, Handle, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) tells what

@@ -36,9 +36,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::notes::Notes;
 use super::ranges::Ranges;
 use crate::block::{DirtyBlocks, Latch, TreeBlock};
-use crate::subvolume::StoredRoot;
 use crate::sync::{RwLock, RwLockReadGuard};
-use crate::transaction::{Changing, Handle, Obstacle, Tree};
+use crate::transaction::{Changing, Handle, Obstacle, StoredRoot, Tree};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// The log of a transaction.

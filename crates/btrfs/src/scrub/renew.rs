@@ -32,7 +32,7 @@ use super::look::{Pages, cut};
 use super::{Run, ScrubFinding, ScrubOutcome};
 use crate::engine::Engine;
 use crate::storage::{CopyPart, malformed};
-use crate::subvolume::chunk_tree_root;
+use crate::transaction::chunk_tree_root;
 use crate::tree::with_item;
 
 /// The members that missed commits, and whether the scrub brings them up to date.

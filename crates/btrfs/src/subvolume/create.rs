@@ -16,9 +16,8 @@ use crate::inode::compression::{PROPERTY, inherited};
 use crate::inode::entries::{Target, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{self, ROOT_DIR, acl};
-use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::transaction::Obstacle;
+use crate::transaction::{NewGroup, Obstacle};
 
 /// Items that a new subvolume changes at most: a directory item, an index and the inode of the
 /// directory; its root item, both references and two UUIDs; its leaf, and the root of the tree that

@@ -19,7 +19,6 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::items::{orphan_key, uuids_without};
-use super::root_item;
 use crate::engine::Engine;
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{Target, has_entries, require_name};
@@ -27,7 +26,7 @@ use crate::inode::subvolume::writable;
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
 use crate::space::{Claim, DELETION_ITEMS};
 use crate::storage::malformed;
-use crate::transaction::Handle;
+use crate::transaction::{Handle, root_item};
 use crate::tree::{Cursor, with_item};
 
 /// What may be deleted.

@@ -34,11 +34,12 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::items::orphan_key;
-use super::{require_one_root_item, root_item, root_item_key, root_of};
 use crate::block::TreeBlock;
 use crate::engine::Engine;
 use crate::space::{Claim, REMOVAL_ITEMS};
-use crate::transaction::{Cause, Handle, Owner};
+use crate::transaction::{
+    Cause, Handle, Owner, require_one_root_item, root_item, root_item_key, root_of,
+};
 use crate::tree::Blocks;
 
 /// References that a step gives up before it ends, beside those of one leaf and of the nodes above

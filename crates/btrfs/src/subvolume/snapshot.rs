@@ -38,9 +38,8 @@ use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
 use crate::inode::{ROOT_DIR, orphans, write_back};
-use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::transaction::{Handle, Tree};
+use crate::transaction::{Handle, NewGroup, Tree};
 use crate::tree::TreeRoot;
 
 /// A snapshot that is to be taken.

@@ -6,10 +6,10 @@ use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::Handle;
+use super::hold::Hold;
+use super::roots::StoredRoot;
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
-use crate::delayed::Hold;
 use crate::stats::Counters;
-use crate::subvolume::StoredRoot;
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tree::{Blocks, Latching, Owns, TreeRoot};
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Obstacle;
-use super::{Begun, Handle, Live, Transaction, is_named_by_superblock};
+use super::{Begun, Handle, Live, Transaction, is_named_by_superblock, root_item_key};
 use crate::block::changes_little;
 use crate::engine::Engine;
 use crate::inode::write_back;
@@ -19,7 +19,6 @@ use crate::log::Log;
 use crate::space::Reserved;
 use crate::stats::Counters;
 use crate::storage::malformed;
-use crate::subvolume::root_item_key;
 use crate::transaction::Tree;
 use crate::tree::TreeRoot;
 

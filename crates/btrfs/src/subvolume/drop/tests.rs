@@ -12,8 +12,9 @@ use offshoot_testkit::run::run;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use zerocopy::IntoBytes as _;
 
-use super::{Progress, root_item, root_item_key};
+use super::Progress;
 use crate::test_volumes::{check, edit_root, in_memory};
+use crate::transaction::{root_item, root_item_key};
 use crate::tree::TreeWriter;
 use crate::{Filesystem, OpenOptions, Volume};
 
