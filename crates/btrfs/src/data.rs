@@ -255,7 +255,7 @@ fn read_batches(
     let hint = |batch: &[Piece]| {
         let ranges = batch.iter().filter_map(|piece| piece.disk_range(sector));
         if batch.len() > 1 || ranges.clone().any(|(_, len)| len >= WORTH_A_HINT) {
-            volume.storage.prefetch(volume, ranges);
+            volume.storage.prefetch(&volume.base, ranges);
         }
     };
     hint(&batch);
@@ -280,7 +280,7 @@ fn prefetch_range(volume: &Engine, data: &FileData, range: Range<u64>) {
     while pieces.fill(&mut batch).is_ok() && !batch.is_empty() {
         volume
             .storage
-            .prefetch(volume, batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
+            .prefetch(&volume.base, batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
     }
 }
 
@@ -298,7 +298,7 @@ pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
         }
         batch.clear();
     }
-    volume.storage.prefetch(volume, ranges);
+    volume.storage.prefetch(&volume.base, ranges);
 }
 
 /// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones

@@ -125,9 +125,9 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
 use crate::counter::{Counter, Stop};
-use crate::engine::OpenOptions;
+use crate::engine::{Handle, OpenOptions};
 use crate::space::Space;
-use crate::transaction::{Handle, Tree};
+use crate::transaction::Tree;
 use backlog::Backlog;
 use node::{Items, Load, Node};
 pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
@@ -216,6 +216,12 @@ impl Delayed {
         }
     }
 
+    /// Nothing is ever queued, in a volume with nodes of this size.
+    pub(crate) fn off(node_size: u32) -> Self {
+        let options = OpenOptions { delayed_items: false, ..OpenOptions::default() };
+        Self::new(&options, node_size, &Arc::default())
+    }
+
     /// What is queued, in bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
         self.backlog.bytes()
@@ -267,6 +273,21 @@ impl Delayed {
         let _looking = crate::block::lock_order::Looking::begin();
         let shard = self.shard(id).read();
         shard.get(&id)?.get(key).map(|pending| look(pending.data()))
+    }
+}
+
+impl<'v> Handle<'v> {
+    /// Whether items of `tree` with these keys are queued, and do not go to the tree at once.
+    pub(crate) fn queues(&self, tree: &Tree, keys: impl Iterator<Item = Key>) -> bool {
+        self.volume().delayed.takes(self.space(), self.reserved_bytes(), tree.id, keys)
+    }
+
+    /// Begins to queue at most this many items of `tree`.
+    ///
+    /// # Errors
+    /// When less is reserved than these may need: nothing was changed yet.
+    pub(crate) fn queue<'a>(&'a self, tree: &'a Arc<Tree>, items: usize) -> Result<Queue<'a, 'v>> {
+        Queue::begin(self, &self.volume().delayed, tree, items)
     }
 }
 

@@ -171,12 +171,11 @@ fn target(volume: &Engine, dir: FileId, name: &[u8], location: Key) -> Result<Fi
 
 /// The file called `name` in `dir`.
 pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
-    let Some(live) = volume.live_part() else { return lookup_once(volume, dir, name) };
     loop {
-        let moves = live.subvolumes.moves();
+        let moves = volume.subvolumes.moves();
         let found = lookup_once(volume, dir, name)?;
         // While a subvolume moves it may seem to be elsewhere.
-        if placeholder_in(found).is_none() || live.subvolumes.is_still(moves) {
+        if placeholder_in(found).is_none() || volume.subvolumes.is_still(moves) {
             return Ok(found);
         }
         std::thread::yield_now();

@@ -18,8 +18,8 @@
 //! | `mkfs` | new volumes |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
-//! | `upkeep` | makes room for those who wait, has chunks come and go, discards |
-//! | `engine` | opens a volume; holds what the rooms keep between calls |
+//! | `upkeep` | when to commit; makes room for those who wait, has chunks come and go, discards |
+//! | `engine` | opens a volume; has what each room keeps between calls |
 //! | `log` | what fsync wrote since the last commit, and its replay when a volume is opened |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
@@ -82,6 +82,7 @@ pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind
 pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
+pub use transaction::Base;
 pub use tree::{Cursor, Latching, TreeRoot, Unlock};
 pub use upkeep::Trimmed;
 

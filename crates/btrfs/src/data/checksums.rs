@@ -10,8 +10,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use crate::engine::Engine;
-use crate::transaction::Handle;
+use crate::engine::{Engine, Handle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.

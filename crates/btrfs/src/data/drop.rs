@@ -19,9 +19,9 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{ExtentKind, Owner};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.

@@ -21,9 +21,9 @@ use zerocopy::FromBytes;
 
 use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{ExtentKind, Owner};
 
 /// Extent items that are looked at in one go.
 const BATCH: usize = 64;

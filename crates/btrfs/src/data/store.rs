@@ -22,9 +22,9 @@ use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::Chunk;
 use super::prealloc::mark_written;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::storage::WrittenCopy;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{ExtentKind, Owner};
 
 /// Whole sectors that lie one behind the other in a file.
 #[derive(Clone, Copy)]

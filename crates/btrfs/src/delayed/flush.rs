@@ -26,9 +26,9 @@ use offshoot_vfs::{Errno, Error, Result};
 use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
 use crate::cores;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::stats::Counters;
-use crate::transaction::{Handle, Tree};
+use crate::transaction::Tree;
 
 /// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
 const WORTH_THREADS: u64 = 1 << 20;
@@ -80,7 +80,7 @@ impl Engine {
     /// When a tree cannot be changed: nothing more is written then.
     pub(crate) fn flush_delayed(&self, bytes: u64) -> Result<u64> {
         let mut released = 0;
-        for id in self.live()?.delayed.ripe_first() {
+        for id in self.delayed.ripe_first() {
             if released >= bytes {
                 break;
             }
@@ -96,7 +96,7 @@ impl Engine {
     /// As [`flush_delayed`](Self::flush_delayed), and `EROFS` when something failed before.
     pub(crate) fn limit_delayed(&self) -> Result<()> {
         let live = self.live()?;
-        let (delayed, most) = (&live.delayed, live.delayed.most_bytes());
+        let (delayed, most) = (&self.delayed, self.delayed.most_bytes());
         if delayed.bytes() > most / 4 {
             live.pressure.press();
         }
@@ -122,7 +122,7 @@ impl Engine {
     /// # Errors
     /// As [`flush_delayed`](Self::flush_delayed).
     pub(crate) fn ease_delayed(&self) -> Result<()> {
-        let delayed = &self.live()?.delayed;
+        let delayed = &self.delayed;
         let (bytes, most) = (delayed.bytes(), delayed.most_bytes());
         if bytes > most / 4 {
             self.flush_bytes(bytes - most / 8, FlushedBy::Background)?;
@@ -133,7 +133,7 @@ impl Engine {
     /// Flushes nodes until this many bytes of memory are free; how many became free.
     fn flush_bytes(&self, bytes: u64, by: FlushedBy) -> Result<u64> {
         let mut flushed = 0;
-        for id in self.live()?.delayed.ripe_first() {
+        for id in self.delayed.ripe_first() {
             if flushed >= bytes {
                 break;
             }
@@ -151,7 +151,7 @@ impl Engine {
         &'v self,
         join: impl Fn() -> Result<Handle<'v>> + Sync,
     ) -> Result<()> {
-        let delayed = &self.live()?.delayed;
+        let delayed = &self.delayed;
         let nodes = delayed.in_order();
         let next = AtomicUsize::new(0);
         let work = || -> Result<()> {
@@ -194,7 +194,7 @@ impl Engine {
     /// Flushes one node, unless somebody else does.
     fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
         let live = self.live()?;
-        let Some(frozen) = live.delayed.freeze(id) else { return Ok(Flushed::default()) };
+        let Some(frozen) = self.delayed.freeze(id) else { return Ok(Flushed::default()) };
         by.count(&live.stats);
         handle.whole(|| {
             let tree = handle.tree(id.tree)?;
@@ -212,7 +212,7 @@ impl Handle<'_> {
     pub(crate) fn flush_beside(&self, tree: TreeId, key: Key) -> Result<bool> {
         let Some(id) = NodeId::of(tree, key) else { return Ok(true) };
         self.volume().flush_node(self, id, FlushedBy::Fsync)?;
-        let delayed = &self.volume().live()?.delayed;
+        let delayed = &self.volume().delayed;
         Ok(!delayed.shard(id).read().contains_key(&id))
     }
 
@@ -245,12 +245,12 @@ impl Handle<'_> {
     /// # Errors
     /// When the tree cannot be changed: nothing more is written then.
     pub(crate) fn flush_inode(&self, tree: &Tree, ino: u64) -> Result<()> {
-        let live = self.volume().live()?;
+        let delayed = &self.volume().delayed;
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let Some(id) = NodeId::of(tree.id, key) else { return Ok(()) };
-        let Some((frozen, more)) = live.delayed.freeze_inode(id, ino) else { return Ok(()) };
+        let Some((frozen, more)) = delayed.freeze_inode(id, ino) else { return Ok(()) };
         self.whole(|| {
-            let _ = live.delayed.settle(tree, self.space(), more, Some(self));
+            let _ = delayed.settle(tree, self.space(), more, Some(self));
             Flush { handle: self, tree, frozen: &frozen }.run().map(drop)
         })
     }

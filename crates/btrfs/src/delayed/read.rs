@@ -26,9 +26,7 @@ pub(crate) fn with_item<T>(
 ) -> Result<Option<T>> {
     let mut found = Some(found);
     let mut call = |data: &[u8]| found.take().map(|found| found(data)).transpose();
-    let delayed = volume.live_part().map(|live| &live.delayed);
-    let queued = delayed
-        .and_then(|delayed| delayed.look(root.id, key, |data| data.map_or(Ok(None), &mut call)));
+    let queued = volume.delayed.look(root.id, key, |data| data.map_or(Ok(None), &mut call));
     match queued {
         Some(outcome) => outcome,
         None => tree::with_item(volume, root, key, call).map(Option::flatten),
@@ -49,10 +47,7 @@ pub(crate) fn for_each_item(
         // What is queued comes first: what a flush forgets after that is shown here, and what it
         // forgot before is in the tree. For the same reason the tree is searched anew for each
         // chunk.
-        let queued = match volume.live_part() {
-            Some(live) => live.delayed.copy(root.id, first..=last),
-            None => Copied::default(),
-        };
+        let queued = volume.delayed.copy(root.id, first..=last);
         let end = queued.end.unwrap_or(last);
         if visit_merged(volume, root, first..=end, &queued, visit)?.is_break() {
             return Ok(());
@@ -106,7 +101,7 @@ pub(crate) fn last_below(
     root: TreeRoot,
     range: RangeInclusive<Key>,
 ) -> Result<Option<Key>> {
-    let queued = volume.live_part().and_then(|live| live.delayed.last(root.id, range.clone()));
+    let queued = volume.delayed.last(root.id, range.clone());
     let cursor = Cursor::seek_floor(volume, root, *range.end())?;
     let stored = cursor.item().map(|(key, _)| key).filter(|key| range.contains(key));
     Ok(queued.max(stored))
@@ -118,8 +113,7 @@ pub(crate) fn queued_between(
     tree: TreeId,
     range: RangeInclusive<Key>,
 ) -> Vec<(Key, bool)> {
-    let Some(live) = volume.live_part() else { return Vec::new() };
-    live.delayed.merged(tree, range, |all| {
+    volume.delayed.merged(tree, range, |all| {
         all.map(|(key, pending)| (key, pending.data().is_some())).collect()
     })
 }

@@ -18,6 +18,8 @@ use offshoot_vfs::{Error, Result};
 use super::{Engine, OpenOptions};
 use crate::counter::Stop;
 use crate::data::Buffers;
+use crate::delayed::Delayed;
+use crate::inode::write_back::most_inline;
 use crate::report::Report;
 use crate::space::{BlockGroup, Space};
 use crate::storage::{Member, malformed};
@@ -64,11 +66,16 @@ impl Engine {
         volume.buffers = Buffers::new(&stop);
         let space =
             Space::new(volume.block_groups()?, &volume.storage, options.discard, stop.clone())?;
-        volume.storage.set_written(chunk_tree_uuid);
-        let superblock = volume.superblock().item.clone();
-        volume.live = Some(Live::new(space, superblock, quotas, options, stop));
+        volume.base.storage.set_written(chunk_tree_uuid);
+        let (superblock, node_size) =
+            (volume.superblock().item.clone(), volume.superblock().node_size);
+        volume.delayed = Delayed::new(options, node_size, &stop);
+        let max_inline = options.max_inline.min(most_inline(node_size));
+        volume.options = OpenOptions { max_inline, ..options.clone() };
+        let (latching, has_log) = (options.latching, options.tree_log);
+        volume.base.live = Some(Live::new(space, superblock, quotas, latching, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
-        volume.live()?.subvolumes.load(&volume)?;
+        volume.subvolumes.load(&volume)?;
         Ok(volume)
     }
 
@@ -130,7 +137,7 @@ impl Engine {
         }
         let mut behind = Vec::new();
         for index in 0..self.members().len() {
-            if !self.storage.is_current(self, index)? {
+            if !self.storage.is_current(&self.base, index)? {
                 behind.push(index);
             }
         }

@@ -16,10 +16,9 @@ use super::subvolume::writable;
 use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
 use super::write_back::{self, MOST_REPLACED, Patience, give_up, items_of, until_replaced};
 use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::space::{Claim, Purpose, Reservation};
 use crate::storage::malformed;
-use crate::transaction::Handle;
 
 /// The longest extent that is preallocated, in bytes, as the kernel has it.
 const MOST_PREALLOCATED: u64 = 256 << 20;
@@ -230,7 +229,7 @@ impl<'v> Work<'v> {
         let handle = self.volume.join_for(items_of(self.volume, count), Claim::Work)?;
         let begun = self.begin(&handle)?;
         let reservation = Reservation::resume(handle.space(), Purpose::Data, *room);
-        let taken = reservation.take(self.volume, len);
+        let taken = reservation.take(&self.volume.base, len);
         reservation.keep();
         let (logical, len) = taken?;
         self.apply(&handle, begun, |item| {

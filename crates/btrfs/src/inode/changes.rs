@@ -19,8 +19,8 @@ use zerocopy::IntoBytes;
 use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, is_delayed};
-use crate::engine::Engine;
-use crate::transaction::{Handle, Tree};
+use crate::engine::{Engine, Handle};
+use crate::transaction::Tree;
 use crate::tree::TreeRoot;
 
 /// An item that is no inode item.

@@ -284,7 +284,7 @@ impl<'v> Pair<'v> {
             let file = self.to.file;
             let size = length_of(volume, file, &regular(volume, file)?);
             write_locked(volume, file, size, self.to.offset + start, &bytes, at)?;
-            if write_back::is_over_limit(volume)? {
+            if write_back::is_over_limit(volume) {
                 write_back::write_back(volume, file, Patience::Waits)?;
             }
         }

@@ -108,7 +108,7 @@ pub(super) fn write_locked(
         buffer(volume, file, from, &data[index(from - offset)..index(to - offset)], at)?;
         from = to;
         // Who writes again makes room before it locks the file.
-        if from < end && write_back::is_over_limit(volume)? {
+        if from < end && write_back::is_over_limit(volume) {
             write_back::write_back(volume, file, Patience::Waits)?;
         } else {
             write_back::keep_room(volume, file)?;

@@ -40,10 +40,9 @@ use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
 use crate::subvolume::timestamp;
-use crate::transaction::{Handle, Live};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
 
@@ -136,7 +135,7 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
     let sectors = bytes / u64::from(superblock.sector_size);
     let sums = sectors * superblock.checksum.len() as u64;
     let items = growth_bytes(
-        live.max_inline + FILE_BYTES + extents * RUN_BYTES,
+        volume.options.max_inline + FILE_BYTES + extents * RUN_BYTES,
         extents * RUN_BYTES_OF_COMMITS + sums,
     );
     // One is that of the inode. A run may replace an extent for every sector.
@@ -186,17 +185,17 @@ pub(super) fn give_up(volume: &Engine, data: u64, promised: u64) {
 }
 
 /// Whether more is buffered than may be.
-pub(super) fn is_over_limit(volume: &Engine) -> Result<bool> {
-    Ok(volume.buffers.bytes() > volume.live()?.dirty_bytes)
+pub(super) fn is_over_limit(volume: &Engine) -> bool {
+    volume.buffers.bytes() > volume.options.dirty_bytes
 }
 
 /// Writes back until half of what may be buffered is, when there is too much.
 pub(super) fn limit(volume: &Engine) -> Result<()> {
     let live = volume.live()?;
-    if volume.buffers.bytes() > live.dirty_bytes / 2 {
+    if volume.buffers.bytes() > volume.options.dirty_bytes / 2 {
         live.pressure.press();
     }
-    if is_over_limit(volume)? { relieve(volume) } else { Ok(()) }
+    if is_over_limit(volume) { relieve(volume) } else { Ok(()) }
 }
 
 /// Where more is spoken for by what is buffered than is left for others, and no chunk comes, writes
@@ -204,8 +203,8 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
 /// data of a file that goes into its extent item. Then nobody waits for that. The thread of the
 /// volume does it for files that are not written any more.
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
-    let Live { space, max_inline, .. } = volume.live()?;
-    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= *max_inline);
+    let (space, max_inline) = (&volume.live()?.space, volume.options.max_inline);
+    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= max_inline);
     if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
         write_back(volume, file, Patience::Tries)?;
     }
@@ -218,7 +217,7 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
 /// Writes back until half of what may be buffered is. What cannot be written back stays: its own
 /// sync tells why.
 fn relieve(volume: &Engine) -> Result<()> {
-    let half = volume.live()?.dirty_bytes / 2;
+    let half = volume.options.dirty_bytes / 2;
     let is_enough = || volume.buffers.bytes() <= half;
     for files in in_steps(&volume.buffers.files()) {
         if is_enough() {
@@ -296,7 +295,7 @@ pub(crate) fn ease(volume: &Engine) -> Result<()> {
 /// Writes back everything that is buffered now, where every commit does that, for one that is made
 /// for another file. What cannot be written back stays: its own sync tells why.
 pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
-    if volume.live()?.flush_on_commit {
+    if volume.options.flush_on_commit {
         let _ = sync_all(volume);
     }
     volume.live()?.require_whole()

@@ -20,12 +20,12 @@ use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
 use super::running::{Log, Trees};
 use crate::block::DirtyBlocks;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
-use crate::transaction::{Cause, Handle, Live, Obstacle};
+use crate::transaction::{Cause, Live, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on
@@ -55,7 +55,8 @@ enum Outcome {
 /// As [`Engine::sync`]. After an error that is not one of writing, another fsync makes a commit.
 pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()> {
     // The place of a subvolume in a snapshot has nothing that could be logged.
-    if !volume.live()?.tree_log || placeholder_in(file).is_some() {
+    let live = volume.live()?;
+    if !volume.options.tree_log || placeholder_in(file).is_some() {
         write_back::sync_file(volume, file)?;
         write_back::sync_others(volume)?;
         return volume.commit();
@@ -63,7 +64,7 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
     match log_it(volume, file, wanted)? {
         Outcome::Done => Ok(()),
         Outcome::Commit(generation, obstacle) => {
-            obstacle.count(&volume.live()?.stats);
+            obstacle.count(&live.stats);
             write_back::sync_others(volume)?;
             volume.commit_one(generation, Cause::Fsync)
         }
@@ -212,7 +213,7 @@ pub(super) fn log_into(
     let (log, subvolume) = (handle.log(), TreeId(file.dev));
     // Before anything is looked at: what is given up from now on stays as it is until the commit.
     log.use_it();
-    log.require_small(live, handle.volume())?;
+    log.require_small(handle.volume())?;
     let batch = trees.batch;
     if trees.of(subvolume).is_none() {
         let Some(_room) = live.space.try_reserve(live.space.cost(1)) else {
@@ -316,9 +317,9 @@ fn end_batch(
 
 impl Log {
     /// A log that became large is no better than a commit.
-    pub(super) fn require_small(&self, live: &Live, volume: &Engine) -> Result<(), Stop> {
+    pub(super) fn require_small(&self, volume: &Engine) -> Result<(), Stop> {
         let node_size = u64::from(volume.superblock().node_size);
-        let is_large = self.taken() * node_size > MOST_PARTS * live.dirty_bytes;
+        let is_large = self.taken() * node_size > MOST_PARTS * volume.options.dirty_bytes;
         if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }
     }
 }

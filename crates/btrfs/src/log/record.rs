@@ -38,11 +38,11 @@ use super::notes::MOST;
 use super::running::{Holder, Log, Logged, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
 use crate::space::Reservation;
 use crate::storage::malformed;
-use crate::transaction::{Handle, Obstacle};
+use crate::transaction::Obstacle;
 use crate::tree::{Cursor, TreeRoot};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -297,7 +297,7 @@ impl<'a, 'v> Record<'a, 'v> {
         if slots.is_empty() {
             return Ok(());
         }
-        self.log.require_small(self.volume.live()?, self.volume)?;
+        self.log.require_small(self.volume)?;
         self.is_spilled = true;
         let (items, bytes) = (slots.len(), items_bytes(leaf.bytes(), slots.start, slots.end));
         let _room = self.room(items, bytes)?;
@@ -310,7 +310,7 @@ impl<'a, 'v> Record<'a, 'v> {
 
     fn spill(&mut self) -> Result<(), Stop> {
         let live = self.volume.live()?;
-        self.log.require_small(live, self.volume)?;
+        self.log.require_small(self.volume)?;
         self.is_spilled = true;
         let bytes = self.edits.values().flatten().map(Vec::len).sum();
         let _room = self.room(self.edits.len(), bytes)?;

@@ -36,8 +36,9 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::notes::Notes;
 use super::ranges::Ranges;
 use crate::block::{DirtyBlocks, Latch, TreeBlock};
+use crate::engine::Handle;
 use crate::sync::{RwLock, RwLockReadGuard};
-use crate::transaction::{Changing, Handle, Obstacle, StoredRoot, Tree};
+use crate::transaction::{Changing, Obstacle, StoredRoot, Tree};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// The log of a transaction.

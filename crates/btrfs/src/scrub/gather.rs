@@ -10,10 +10,9 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeI
 use offshoot_vfs::{Error, Result};
 
 use crate::data::committed_sums;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::log::committed_root;
 use crate::storage::malformed;
-use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
 
 /// How much of a chunk is looked at in one go, about, in bytes of the logical space.

@@ -5,7 +5,7 @@
 //!
 //! 1. Data without checksums is compared with what the other members have. Nothing else shows that
 //!    it is old, so this comes first, with a barrier behind it: with blocks of the last commit a
-//!    member that is one generation behind is taken for one that has everything (`engine/newest`).
+//!    member that is one generation behind is taken for one that has everything (`transaction/newest`).
 //! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
 //! 3. When nothing is left that is wrong, the member gets the superblock of the last commit.
 //!

@@ -218,7 +218,8 @@ impl Settling<'_, '_> {
         pages: &mut Pages,
     ) -> ScrubOutcome {
         let volume = self.run.volume;
-        if volume.storage.find_sector(volume, Logical(part.range.start), bytes, sum).is_err() {
+        if volume.storage.find_sector(&volume.base, Logical(part.range.start), bytes, sum).is_err()
+        {
             return ScrubOutcome::Uncorrectable;
         }
         // What has no checksum somebody may write where it is, right now.

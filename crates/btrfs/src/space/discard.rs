@@ -168,7 +168,7 @@ mod tests {
         let volume = Volume::open_writable(vec![device], &OpenOptions::default()).unwrap();
         let space = &volume.live().unwrap().space;
         let group = space.empty_groups().into_iter().find(|group| group.flags.has_data()).unwrap();
-        space.load(&**volume, &group).unwrap();
+        space.load(&volume.base, &group).unwrap();
         let (free, all) = (group.known_free(), group.start.0..group.end());
         let out = space.take_out(&group, &all).unwrap();
         assert_eq!((group.known_free(), group.free_bytes(), group.retire()), (free, free, None));

@@ -216,7 +216,7 @@ fn data_is_reserved_until_it_is_full() {
     let mut all: Vec<_> =
         all.into_iter().map(|bytes| Reservation::resume(space, Purpose::Data, bytes)).collect();
     let one = all.pop().unwrap();
-    let (logical, len) = one.take(&**volume, 1 << 20).unwrap();
+    let (logical, len) = one.take(&volume.base, 1 << 20).unwrap();
     assert!(len > 0 && len <= 1 << 20);
     volume.live().unwrap().space.give_back(logical, len).unwrap();
     drop(one);
@@ -321,7 +321,7 @@ fn space_that_is_free_twice_is_damage() {
     let device = in_memory_of(16384, 1 << 30);
     let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
-    let find = || super::free_space_tree::for_each_free_range(&**volume, &group, |_| {});
+    let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     find().expect("a new volume is sound");
     let again = Key::new(group.end() - 4096, ItemType::FREE_SPACE_EXTENT, 4096);
     let handle = volume.join_for(1, Claim::Work).expect("there is room");
@@ -338,12 +338,12 @@ fn bitmaps_that_leave_space_out_are_damage() {
     let device = in_memory_of(16384, 1 << 30);
     let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
-    let find = || super::free_space_tree::for_each_free_range(&**volume, &group, |_| {});
+    let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     let start = group.start.0;
     let mut info = FreeSpaceInfo::new_zeroed();
     info.flags = FREE_SPACE_USING_BITMAPS.into();
     let mut extents = Vec::new();
-    super::free_space_tree::for_each_free_range(&**volume, &group, |range| {
+    super::free_space_tree::for_each_free_range(&volume.base, &group, |range| {
         let len = range.end - range.start;
         extents.push(Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len));
     })

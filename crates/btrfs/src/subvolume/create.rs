@@ -54,7 +54,7 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     let mut changes = Changes::new(&handle, place.dir)?;
     changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
-    let id = volume.live()?.subvolumes.take_id()?;
+    let id = volume.subvolumes.take_id()?;
     handle.obstruct(Obstacle::Subvolumes);
     changes.add_entry(place, Target::subvolume(id), index, new.at)?;
     let generation = handle.generation();

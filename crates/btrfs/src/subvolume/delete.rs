@@ -19,14 +19,14 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::items::{orphan_key, uuids_without};
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{Target, has_entries, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
 use crate::space::{Claim, DELETION_ITEMS};
 use crate::storage::malformed;
-use crate::transaction::{Handle, root_item};
+use crate::transaction::root_item;
 use crate::tree::{Cursor, with_item};
 
 /// What may be deleted.
@@ -92,7 +92,7 @@ pub(crate) fn closed(volume: &Engine, id: TreeId) -> Result<()> {
         volume.between_handles(|generation| {
             let has_ended = tree.end();
             if has_ended {
-                live.subvolumes.add_deleted(id, generation);
+                volume.subvolumes.add_deleted(id, generation);
             }
             has_ended
         })?
@@ -126,7 +126,7 @@ fn delete_alone(
     let item = root_item(volume, id)?.ok_or_else(missing)?;
     let uuids = uuids_without(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
-    let _moving = volume.live()?.subvolumes.moving();
+    let _moving = volume.subvolumes.moving();
     handle.whole(|| {
         changes.apply()?;
         handle.remove_place(id, dir)?;
@@ -142,7 +142,7 @@ fn delete_alone(
     tree.set_removed();
     let has_ended = tree.end();
     if has_ended {
-        volume.live()?.subvolumes.add_deleted(id, handle.generation());
+        volume.subvolumes.add_deleted(id, handle.generation());
     }
     Ok((is_durable, has_ended))
 }

@@ -19,9 +19,9 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result};
 use zerocopy::IntoBytes;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::storage::malformed;
-use crate::transaction::{Handle, NewGroup, root_item_key, stored_root};
+use crate::transaction::{NewGroup, root_item_key, stored_root};
 use crate::tree::with_item;
 
 /// The key of the orphan item of the subvolume `id`.

@@ -7,14 +7,13 @@ use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::Target;
 use crate::inode::rename::Ends;
 use crate::inode::unlink::{Rest, is_stored_here};
 use crate::inode::{Locks, ROOT_DIR, type_of};
 use crate::space::Claim;
-use crate::transaction::Handle;
 
 /// Items that a move changes: two directory items, two indexes, two directories, and three of the
 /// root tree; and of a directory that goes, because a subvolume takes its place, the index, the
@@ -160,7 +159,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         let second = second.map(|(_, changes)| changes);
         let is_durable =
             first.is_synchronous() || second.as_ref().is_some_and(Changes::is_synchronous);
-        let _moving = handle.volume().live()?.subvolumes.moving();
+        let _moving = handle.volume().subvolumes.moving();
         handle.whole(|| {
             moves.iter().try_for_each(|one| handle.remove_place(one.id, one.from))?;
             for Move { id, to: Place { dir, name }, index, .. } in moves {

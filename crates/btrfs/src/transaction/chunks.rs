@@ -32,8 +32,8 @@ use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical, TreeId};
 use offshoot_vfs::{Error, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::Base;
 use super::{Handle, Obstacle};
-use crate::engine::Engine;
 use crate::space::chunk_plan::{self, MemberSpace, Plan};
 use crate::space::{BlockGroup, Purpose};
 use crate::storage::malformed;
@@ -42,7 +42,7 @@ use crate::tree::Cursor;
 /// The highest address that a chunk may end at.
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
-impl Engine {
+impl Base {
     /// What every member has free.
     pub(crate) fn member_spaces(&self) -> Result<Vec<MemberSpace>> {
         let allocated = self.live()?.space.allocated();

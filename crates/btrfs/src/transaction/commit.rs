@@ -10,16 +10,13 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Obstacle;
+use super::{Base, Obstacle};
 use super::{Begun, Handle, Live, Transaction, is_named_by_superblock, root_item_key};
 use crate::block::changes_little;
-use crate::engine::Engine;
-use crate::inode::write_back;
 use crate::log::Log;
 use crate::space::Reserved;
 use crate::stats::Counters;
 use crate::storage::malformed;
-use crate::transaction::Tree;
 use crate::tree::TreeRoot;
 
 /// Why a commit is made.
@@ -43,7 +40,7 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// Counts a commit for its cause.
-    fn count(self, stats: &Counters) {
+    pub(crate) fn count(self, stats: &Counters) {
         match self {
             Self::Asked => stats.committed_asked(),
             Self::Time => stats.committed_by_time(),
@@ -56,125 +53,16 @@ impl Cause {
     }
 }
 
-impl Engine {
-    /// Makes everything that was changed before the call durable.
-    ///
-    /// # Errors
-    /// When a device fails: the devices then hold the last commit, and nothing more is written.
-    /// `EROFS` when that was so before.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.sync_because(Cause::Asked)
-    }
+/// What rooms above have queued for the trees that a commit writes.
+pub(crate) trait Queued {
+    /// Puts all of it into the trees, with handles that `join` gives to each thread that does so.
+    fn flush_all<'v>(&'v self, join: &(dyn Fn() -> Result<Handle<'v>> + Sync)) -> Result<()>;
 
-    /// The same for another cause.
-    pub(crate) fn sync_because(&self, cause: Cause) -> Result<()> {
-        // What is buffered stays so once nothing can be written.
-        self.live()?.require_whole()?;
-        // The first error is the cause: after it the commit is only refused.
-        write_back::sync_all(self).and(self.commit_over(0, cause))
-    }
+    /// An error where something is queued still.
+    fn require_none(&self) -> Result<()>;
+}
 
-    /// Makes everything durable that was changed before the call, but for data that is buffered.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit(&self) -> Result<()> {
-        self.commit_over(0, Cause::Asked)
-    }
-
-    /// Commits if what an operation changed is to be durable when it returns.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit_if(&self, is_durable: bool) -> Result<()> {
-        if is_durable { self.commit() } else { Ok(()) }
-    }
-
-    /// Commits if more than this is to be written, in bytes of tree blocks.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit_over(&self, dirty_bytes: u64, cause: Cause) -> Result<()> {
-        let live = self.live()?;
-        #[cfg(debug_assertions)]
-        crate::block::lock_order::require_no_handle();
-        if self.dirty_tree_bytes()? > dirty_bytes {
-            self.write_back_first(live)?;
-        }
-        let _commit = live.commit.lock();
-        // Who waited for another commit may find that it was enough.
-        live.require_whole()?;
-        // An error that is stored may be all that there is.
-        let must_tell = dirty_bytes == 0
-            && (self.storage.hides_failures() || self.storage.has_errors_of_writing());
-        if self.dirty_tree_bytes()? <= dirty_bytes && !must_tell {
-            return Ok(());
-        }
-        self.commit_and(live, cause, || true, |_| Ok(()))
-    }
-
-    /// Commits if a log that a crash would find may have extents where they are no more, for who
-    /// can write nowhere but in place. Whether that was so. The caller must hold no handle.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn forget_moved_extents(&self) -> Result<bool> {
-        let is_so = self.live()?.logs_moved_extents();
-        if is_so {
-            self.commit_over(0, Cause::Space)?;
-        }
-        Ok(is_so)
-    }
-
-    /// Commits the transaction `generation`, unless that is done.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit_one(&self, generation: Generation, cause: Cause) -> Result<()> {
-        let live = self.live()?;
-        #[cfg(debug_assertions)]
-        crate::block::lock_order::require_no_handle();
-        self.write_back_first(live)?;
-        let _commit = live.commit.lock();
-        live.require_whole()?;
-        // Whoever had the lock before is done with its commit.
-        if live.phases.read().running.id != generation && !self.storage.hides_failures() {
-            return Ok(());
-        }
-        self.commit_and(live, cause, || true, |_| Ok(()))
-    }
-
-    /// Writes files back, where every commit does that. The caller may have locked inodes: what can
-    /// only be written back by waiting is left out.
-    fn write_back_first(&self, live: &Live) -> Result<()> {
-        if live.flush_on_commit { write_back::make_room(self, || true) } else { Ok(()) }
-    }
-
-    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the
-    /// tree is what all operations before have made of it, and no block of it is of that
-    /// transaction. The caller must hold no handle.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync), and what `work` fails with.
-    pub(crate) fn at_rest<'v, T>(
-        &'v self,
-        tree: &Tree,
-        reserved: Reserved<'v>,
-        work: impl FnOnce(&Handle<'v>) -> Result<T>,
-    ) -> Result<T> {
-        let live = self.live()?;
-        #[cfg(debug_assertions)]
-        crate::block::lock_order::require_no_handle();
-        self.write_back_first(live)?;
-        let _commit = live.commit.lock();
-        let is_changed = || tree.root.read().generation == live.phases.read().running.id;
-        let alone = |handle: Handle<'v>| {
-            handle.obstruct(Obstacle::Subvolumes);
-            work(&handle.with_reservation(reserved.0, reserved.1))
-        };
-        self.commit_and(live, Cause::Snapshot, is_changed, alone)
-    }
-
+impl Base {
     /// Calls `work` while nobody else has a handle. The caller must hold none.
     ///
     /// # Errors
@@ -182,7 +70,7 @@ impl Engine {
     pub(crate) fn alone<'v, T>(
         &'v self,
         reserved: Reserved<'v>,
-        work: impl FnOnce(&Handle<'v>) -> Result<T>,
+        work: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
@@ -191,7 +79,7 @@ impl Engine {
         live.require_whole()?;
         let handle = self.only_handle(live);
         handle.obstruct(Obstacle::Subvolumes);
-        work(&handle.with_reservation(reserved.0, reserved.1))
+        work(handle.with_reservation(reserved.0, reserved.1))
     }
 
     /// Calls `work` while nobody has a handle, with the running transaction, of which it changes
@@ -228,51 +116,27 @@ impl Engine {
         Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
     }
 
-    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a
-    /// handle of the transaction that runs afterwards. The caller holds the commit lock.
-    ///
-    /// When members fail meanwhile, commits follow until the superblocks tell of it
-    /// (`storage/failing`).
-    pub(crate) fn commit_and<'v, T>(
+    /// Flushes what is `queued`, and commits if `is_needed` then. `begin` is called alone, with a
+    /// handle of the transaction that runs afterwards. The caller holds the commit lock. Gives what
+    /// `begin` did, and whether a transaction is on the devices: one may be postponed, and is a part
+    /// of the next then.
+    pub(crate) fn commit_running<'v, T>(
         &'v self,
         live: &'v Live,
-        cause: Cause,
+        queued: &'v impl Queued,
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
-    ) -> Result<T> {
-        let hidden = || self.storage.hides_failures() || self.storage.has_errors_of_writing();
-        let outcome = self.commit_once(live, cause, || hidden() || is_needed(), begin);
-        // One more stores the errors of this one, if there is room for that.
-        let mut stores_errors = self.storage.has_errors_of_writing();
-        while self.storage.hides_failures() || std::mem::take(&mut stores_errors) {
-            // What was postponed waits for this one.
-            let follow = || self.commit_once(live, Cause::Member, || true, |_| Ok(()));
-            if let Err(error) = live.whole(follow) {
-                return outcome.and(Err(error));
-            }
-        }
-        outcome
-    }
-
-    /// The same without what follows. A transaction may be postponed: then it is a part of the
-    /// next.
-    fn commit_once<'v, T>(
-        &'v self,
-        live: &'v Live,
-        cause: Cause,
-        is_needed: impl FnOnce() -> bool,
-        begin: impl FnOnce(Handle<'v>) -> Result<T>,
-    ) -> Result<T> {
+    ) -> Result<(Result<T>, bool)> {
         self.note_failures(live)?;
         self.store_device_errors(live)?;
         // What is queued until the gate is shut is little.
-        self.flush_all_delayed(|| self.enter())?;
+        queued.flush_all(&|| self.enter())?;
         let gate = live.gate.write();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
         let finished = live.whole(|| {
-            self.flush_all_delayed(|| Ok(self.only_handle(live)))?;
-            live.delayed.require_empty()?;
+            queued.flush_all(&|| Ok(self.only_handle(live)))?;
+            queued.require_none()?;
             if !is_needed() {
                 return Ok(None);
             }
@@ -289,7 +153,7 @@ impl Engine {
         let mut unfinished = Begun { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
-        let Some((superblock, before)) = finished else { return outcome };
+        let Some((superblock, before)) = finished else { return Ok((outcome, false)) };
         // Nobody has a handle of it, so nobody looks into its log any more.
         transaction.log.forget();
         if let Some(before) = before {
@@ -305,28 +169,7 @@ impl Engine {
             Ok(true)
         })?;
         unfinished.is_done = true;
-        if !is_complete {
-            return outcome;
-        }
-        cause.count(&live.stats);
-        if live.subvolumes.has_deleted() {
-            live.pressure.press();
-        }
-        let cleared = if live.space.is_awaited() {
-            // What became free is for those who wait; who makes room for them removes block groups
-            // where that helps.
-            live.space.serve_all();
-            Ok(())
-        } else {
-            // What no chunk could be written down in may be free now.
-            self.note_next_chunk().and_then(|()| self.remove_empty_groups())
-        };
-        if live.discards_itself {
-            while self.discard_step() {}
-        } else if live.space.notes_freed() {
-            live.pressure.press();
-        }
-        cleared.and(outcome)
+        Ok((outcome, is_complete))
     }
 }
 
@@ -345,7 +188,7 @@ impl Live {
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
         phases.running =
-            Arc::new(Transaction::new(next, self.space.pending.clone(), Log::new(self.tree_log)));
+            Arc::new(Transaction::new(next, self.space.pending.clone(), Log::new(self.has_log)));
         (phases.is_complete, phases.is_postponed) = (false, false);
         phases.before.replace(finished)
     }
@@ -368,7 +211,7 @@ impl Live {
 
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is
     /// free.
-    fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
+    fn complete(&self, volume: &Base, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, changes_little);
         self.phases.write().is_complete = true;
         self.tell_of_commit();

@@ -7,7 +7,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
-use crate::engine::Engine;
+use super::Base;
 use crate::storage::malformed;
 use crate::tree::{Blocks, Cursor, TreeRoot};
 
@@ -23,7 +23,7 @@ const MAX_CACHED_ROOTS: usize = 16_384;
 
 /// The key of the last root item of the tree `id`. Its offset is 0, or the generation in
 /// which a snapshot was made.
-pub(crate) fn root_item_key(volume: &Engine, id: TreeId) -> Result<Key> {
+pub(crate) fn root_item_key(volume: &Base, id: TreeId) -> Result<Key> {
     let last = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
     let cursor = Cursor::seek_floor(volume, volume.root_tree(), last)?;
     let found = cursor.item_of(id.0, ItemType::ROOT_ITEM).map(|(key, _)| key);
@@ -33,7 +33,7 @@ pub(crate) fn root_item_key(volume: &Engine, id: TreeId) -> Result<Key> {
 /// Refuses to change a tree that has several root items, which the format rules out: only one of
 /// them would know what became of the blocks, and the other would lead to what is used for
 /// something else then.
-pub(crate) fn require_one_root_item(volume: &Engine, id: TreeId) -> Result<()> {
+pub(crate) fn require_one_root_item(volume: &Base, id: TreeId) -> Result<()> {
     if matches!(id, TreeId::ROOT | TreeId::CHUNK) {
         return Ok(());
     }
@@ -57,7 +57,7 @@ pub(crate) fn require_one_root_item(volume: &Engine, id: TreeId) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Corrupt`] for such a subvolume.
-pub(crate) fn require_own_root(volume: &Engine, root: &TreeRoot) -> Result<()> {
+pub(crate) fn require_own_root(volume: &Base, root: &TreeRoot) -> Result<()> {
     if !root.id.is_subvolume() {
         return Ok(());
     }
@@ -75,7 +75,7 @@ fn no_such_tree(id: TreeId) -> Error {
 }
 
 /// The root item of the tree `id`.
-pub(crate) fn root_item(volume: &Engine, id: TreeId) -> Result<Option<RootItem>> {
+pub(crate) fn root_item(volume: &Base, id: TreeId) -> Result<Option<RootItem>> {
     let last = Key::new(id.0, ItemType::ROOT_ITEM, u64::MAX);
     let cursor = Cursor::seek_floor(volume, volume.root_tree(), last)?;
     cursor
@@ -100,7 +100,7 @@ pub(crate) struct StoredRoot {
 }
 
 /// The root of the tree `id` as it is stored.
-pub(crate) fn stored_root(volume: &Engine, id: TreeId) -> Result<StoredRoot> {
+pub(crate) fn stored_root(volume: &Base, id: TreeId) -> Result<StoredRoot> {
     let named = match id {
         TreeId::ROOT => Some(volume.root_tree()),
         TreeId::CHUNK => Some(chunk_tree_root(volume)),
@@ -128,7 +128,7 @@ pub(crate) fn root_of(id: TreeId, item: &RootItem) -> TreeRoot {
 }
 
 /// The root of the tree `id`.
-pub(crate) fn tree_root(volume: &Engine, id: TreeId) -> Result<TreeRoot> {
+pub(crate) fn tree_root(volume: &Base, id: TreeId) -> Result<TreeRoot> {
     if let Some(live) = volume.live_part() {
         let tree = live.tree(volume, id)?;
         tree.require_alive()?;
@@ -148,7 +148,7 @@ pub(crate) fn tree_root(volume: &Engine, id: TreeId) -> Result<TreeRoot> {
 }
 
 /// The root of the chunk tree, which the superblock names itself.
-pub(crate) fn chunk_tree_root(volume: &Engine) -> TreeRoot {
+pub(crate) fn chunk_tree_root(volume: &Base) -> TreeRoot {
     let superblock = volume.superblock();
     TreeRoot {
         id: TreeId::CHUNK,

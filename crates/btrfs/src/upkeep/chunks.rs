@@ -7,9 +7,8 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Result};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::space::{BlockGroup, Claim, Purpose};
-use crate::transaction::Handle;
 use crate::tree::with_item;
 
 /// What is worth a chunk that is not enough for it alone, in bytes: commits give back as much.
@@ -120,7 +119,7 @@ impl Engine {
         let space = &self.live()?.space;
         // The trees are read under a handle: a commit must not change them meanwhile.
         let _handle = self.enter()?;
-        while is_wanted() && space.load_one(self, purpose)? {
+        while is_wanted() && space.load_one(&self.base, purpose)? {
             space.serve(purpose);
         }
         Ok(())

@@ -72,7 +72,7 @@ impl Engine {
                 if group.is_retired() {
                     continue;
                 }
-                space.load(self, &group)?;
+                space.load(&self.base, &group)?;
             }
             self.discard_in_group(&group, &(group.start.0..group.end()), &mut trimmed)?;
         }

@@ -3,11 +3,11 @@
 use offshoot_vfs::Result;
 
 use super::reclaim::Maker;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::space::{
     Claim, OPERATION_ITEMS, Promise, Purpose, REMOVAL_ITEMS, Reservation, Reserved,
 };
-use crate::transaction::{Cause, Handle, Live};
+use crate::transaction::{Cause, Live};
 
 impl Engine {
     /// Joins the running transaction, with space for one operation of the namespace.
@@ -58,10 +58,10 @@ impl Engine {
     pub(crate) fn limit_dirty_blocks(&self) -> Result<()> {
         let live = self.live()?;
         let dirty_bytes = self.dirty_tree_bytes()?;
-        if dirty_bytes > live.dirty_bytes {
-            return self.commit_over(live.dirty_bytes, Cause::DirtyBlocks);
+        if dirty_bytes > self.options.dirty_bytes {
+            return self.commit_over(self.options.dirty_bytes, Cause::DirtyBlocks);
         }
-        if dirty_bytes > live.dirty_bytes / 2 {
+        if dirty_bytes > self.options.dirty_bytes / 2 {
             live.pressure.press();
         }
         Ok(())
@@ -96,8 +96,7 @@ impl Engine {
         items: u64,
         claim: Claim,
     ) -> Result<Option<Handle<'v>>> {
-        let reservation = live.space.try_reserve_for(claim, live.space.cost(items));
-        let Some(reservation) = reservation else { return Ok(None) };
-        Ok(Some(self.enter()?.with_reservation(reservation, items)))
+        let core = self.base.try_join(live, items, claim)?;
+        Ok(core.map(|core| Handle::new(self, core)))
     }
 }

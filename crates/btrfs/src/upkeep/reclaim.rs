@@ -157,7 +157,7 @@ impl Engine {
             let states = if is_chunk_first { CHUNK_FIRST } else { FlushState::ALL };
             for state in states {
                 let is_due = match state {
-                    FlushState::Commit => pass < live.commits_per_cycle,
+                    FlushState::Commit => pass < self.options.commits_per_cycle,
                     FlushState::AllocateChunk => {
                         let wanted = ledger.line().front().map_or(0, |demand| demand.bytes);
                         is_chunk_first || wanted > ledger.free() || !space.is_mostly_free(purpose)

@@ -139,7 +139,7 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
         return Ok(None);
     }
     let room = Reservation::resume(&live.space, Purpose::Data, data.len);
-    let taken = room.take(volume, data.len);
+    let taken = room.take(&volume.base, data.len);
     room.keep();
     let (logical, len) = match taken {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),

@@ -19,10 +19,9 @@ use crate::data::{
     checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
     store_preallocated, target, write_data,
 };
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
 use crate::storage::malformed;
-use crate::transaction::Handle;
 use crate::tree::Cursor;
 
 /// Extents that one step replaces, at the most.
@@ -185,7 +184,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let mut places = Vec::new();
         for chunk in packed.iter().filter_map(|chunk| chunk.packed.as_ref()) {
             let wanted = chunk.len() as u64;
-            let (logical, found) = match room.take(handle.volume(), wanted) {
+            let (logical, found) = match room.take(&handle.volume().base, wanted) {
                 Ok(taken) => taken,
                 // What got a place is written, and the rest tried again.
                 Err(_) if !places.is_empty() => break,
@@ -202,7 +201,7 @@ impl<'v, 'b> Step<'v, 'b> {
             let len = packed[last].range.end - data.start;
             return Ok((Destination::Packed(places), data.first(len)));
         }
-        let (logical, len) = room.take(handle.volume(), len)?;
+        let (logical, len) = room.take(&handle.volume().base, len)?;
         Ok((Destination::New(logical), data.first(len)))
     }
 
@@ -236,7 +235,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let volume = handle.volume();
         let sector = u64::from(volume.superblock().sector_size);
         let len = buffer.read().size;
-        let max_inline = volume.live()?.max_inline;
+        let max_inline = volume.options.max_inline;
         let most = if chosen.is_some() { sector } else { max_inline };
         if len > most || !is_for_inline(volume, *file, item, buffer, *data)? {
             return Ok(None);

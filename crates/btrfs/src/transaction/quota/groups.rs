@@ -15,8 +15,8 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
 use super::Quotas;
-use crate::engine::Engine;
 use crate::storage::malformed;
+use crate::transaction::Base;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
 
@@ -32,7 +32,7 @@ impl NewGroup {
     ///
     /// # Errors
     /// `EROFS` when the volume was opened for reading, and when the quota tree does not read.
-    pub(crate) fn below(volume: &Engine, holder: TreeId) -> Result<Self> {
+    pub(crate) fn below(volume: &Base, holder: TreeId) -> Result<Self> {
         let parents = match volume.live()?.quotas {
             Quotas::Off => return Ok(Self::default()),
             Quotas::Full { .. } => Vec::new(),
@@ -48,7 +48,7 @@ impl NewGroup {
 }
 
 /// The groups that `group` is in.
-pub(super) fn parents_of(volume: &Engine, group: QgroupId) -> Result<Vec<QgroupId>> {
+pub(super) fn parents_of(volume: &Base, group: QgroupId) -> Result<Vec<QgroupId>> {
     // Those in the group are of lower levels, so they have lower numbers.
     let first = group.relation_key(QgroupId(group.0.saturating_add(1)));
     let mut parents = Vec::new();
@@ -67,7 +67,7 @@ pub(super) fn parents_of(volume: &Engine, group: QgroupId) -> Result<Vec<QgroupI
 
 /// What `group` refers to, and what only it refers to, in bytes; `None` when there is no such
 /// group.
-pub(super) fn used_by(volume: &Engine, group: QgroupId) -> Result<Option<[u64; 2]>> {
+pub(super) fn used_by(volume: &Base, group: QgroupId) -> Result<Option<[u64; 2]>> {
     with_item(volume, volume.tree(TreeId::QUOTA)?, group.info_key(), |data| {
         let item = QgroupInfoItem::view(data).map_err(malformed)?;
         Ok([item.rfer.get(), item.excl.get()])
