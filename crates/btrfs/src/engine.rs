@@ -17,6 +17,7 @@ use offshoot_vfs::Result;
 
 use crate::block::{Held, TreeBlock};
 use crate::delayed::Delayed;
+use crate::log::RunningLog;
 use crate::space::SpaceStats;
 use crate::stats::Stats;
 use crate::subvolume::State;
@@ -38,6 +39,8 @@ pub struct Engine {
     /// Data that was written and is in no extent yet.
     pub(crate) buffers: crate::data::Buffers,
     pub(crate) read_ahead: crate::data::ReadAhead,
+    /// The log trees of the running transaction.
+    pub(crate) log: RunningLog,
     /// Numbers of new subvolumes, and deleted ones.
     pub(crate) subvolumes: State,
 }

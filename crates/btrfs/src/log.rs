@@ -55,8 +55,6 @@ mod fsync;
 mod heads;
 mod inodes;
 mod names;
-mod notes;
-mod ranges;
 mod record;
 mod replay;
 mod running;
@@ -79,7 +77,7 @@ use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
 pub use failure::LogFailure;
 pub(crate) use fsync::{Wanted, committed_root, fsync};
-pub(crate) use running::Log;
+pub(crate) use running::{RunningLog, Trees};
 pub use zero::LostLog;
 
 /// The log of one subvolume.

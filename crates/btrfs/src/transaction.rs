@@ -39,9 +39,12 @@ mod commit;
 mod device_stats;
 mod extent_tree;
 mod hold;
+mod log_state;
 mod newest;
+mod notes;
 mod obstacle;
 mod quota;
+mod ranges;
 mod refs;
 mod roots;
 mod signal;
@@ -67,7 +70,6 @@ use offshoot_vfs::{Errno, Error, Result};
 use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::Stop;
-use crate::log::Log;
 use crate::space::{self, Claim, Purpose, Reservation, Space};
 use crate::stats::Counters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -76,11 +78,14 @@ pub use base::Base;
 pub(crate) use changing::{Changing, Tree};
 pub(crate) use checksums::remove_checksums;
 pub(crate) use chunks::system_chunks_of;
-pub(crate) use commit::{Cause, Queued};
+pub(crate) use commit::{Above, Cause};
 pub(crate) use hold::Account;
+pub(crate) use log_state::LogState;
+pub(crate) use notes::MOST as MOST_NOTES;
 pub(crate) use obstacle::Obstacle;
 use quota::Usage;
 pub(crate) use quota::{NewGroup, Quotas};
+pub(crate) use ranges::Ranges;
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 pub(crate) use roots::{
@@ -163,12 +168,12 @@ pub(crate) struct Transaction {
     allocated: OnceLock<Vec<u64>>,
     /// What it did that quotas count.
     usage: Usage,
-    /// What fsync wrote of it.
-    log: Log,
+    /// What its log must know of it, and it of its log.
+    log: LogState,
 }
 
 impl Transaction {
-    fn new(id: Generation, pending: Arc<space::Pending>, log: Log) -> Self {
+    fn new(id: Generation, pending: Arc<space::Pending>, log: LogState) -> Self {
         Self {
             id,
             dirty: DirtyBlocks::default(),
@@ -215,7 +220,7 @@ impl Live {
         stop: Arc<Stop>,
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
-        let running = Transaction::new(first, space.pending.clone(), Log::new(has_log));
+        let running = Transaction::new(first, space.pending.clone(), LogState::new(has_log));
         let running = Arc::new(running);
         Self {
             phases: RwLock::new(Phases {
@@ -617,8 +622,8 @@ impl<'v> Handle<'v> {
         self.log().obstruct(obstacle);
     }
 
-    /// The log of the running transaction.
-    pub(crate) fn log(&self) -> &Log {
+    /// What the log of the running transaction must know of it.
+    pub(crate) fn log(&self) -> &LogState {
         &self.transaction.log
     }
 

@@ -12,6 +12,7 @@ use offshoot_vfs::{Error, Result};
 use super::Engine;
 use crate::cores;
 use crate::delayed::Delayed;
+use crate::log::RunningLog;
 use crate::report::Reporter;
 use crate::storage::{Storage, malformed};
 use crate::subvolume::State;
@@ -146,6 +147,7 @@ impl Engine {
     fn over(storage: Storage, options: &OpenOptions) -> Self {
         Self {
             delayed: Delayed::off(storage.superblock().node_size),
+            log: RunningLog::default(),
             subvolumes: State::default(),
             options: options.clone(),
             inodes: crate::inode::Inodes::new(options.cache_bytes / 2),

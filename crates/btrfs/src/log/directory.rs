@@ -30,13 +30,12 @@ use offshoot_vfs::{FileType, Result};
 
 use super::heads::Heads;
 use super::names::only_entry;
-use super::notes::MOST;
 use super::record::{Items, Record, Stop, inode_in, names_in};
 use super::running::Logged;
 use crate::delayed;
 use crate::inode::type_of;
 use crate::storage::malformed;
-use crate::transaction::Obstacle;
+use crate::transaction::{MOST_NOTES as MOST, Obstacle};
 use crate::tree::Cursor;
 
 /// Entries that are looked at in one go.

@@ -18,14 +18,14 @@ use offshoot_vfs::{Error, FileId, FileType, Result};
 
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
-use super::running::{Log, Trees};
+use super::running::{RunningLog, Trees};
 use crate::block::DirtyBlocks;
 use crate::engine::{Engine, Handle};
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
-use crate::transaction::{Cause, Live, Obstacle};
+use crate::transaction::{Cause, Live, LogState, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Blocks of a log that one transaction takes at most, in parts of what may be changed and not on
@@ -171,13 +171,13 @@ fn log_file(
     committed: TreeRoot,
     is_directory: bool,
 ) -> Result<u64, Stop> {
-    let mut trees = handle.log().trees_for(file);
+    let mut trees = handle.volume().log.trees_for(file);
     begun(handle.log(), || log_into(&mut trees, live, handle, file, committed, is_directory))
 }
 
 /// Logs something. When that fails, or panics, nothing more is logged: what is known of the log may
 /// be what it was to become. The caller has the log trees locked, so that nobody writes half of it.
-pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
+pub(super) fn begun<T>(log: &LogState, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
     let mut begun = Begun { log, is_done: false };
     let logged = work();
     if let Err(stop) = &logged {
@@ -189,7 +189,7 @@ pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Res
 
 /// Something that is being logged.
 struct Begun<'l> {
-    log: &'l Log,
+    log: &'l LogState,
     is_done: bool,
 }
 
@@ -213,7 +213,7 @@ pub(super) fn log_into(
     let (log, subvolume) = (handle.log(), TreeId(file.dev));
     // Before anything is looked at: what is given up from now on stays as it is until the commit.
     log.use_it();
-    log.require_small(handle.volume())?;
+    require_small(log, handle.volume())?;
     let batch = trees.batch;
     if trees.of(subvolume).is_none() {
         let Some(_room) = live.space.try_reserve(live.space.cost(1)) else {
@@ -244,9 +244,9 @@ pub(crate) fn committed_root(
 /// Waits until `batch` is on the devices, and writes it if nobody else is at it. The obstacle, if
 /// there is one.
 fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Obstacle>> {
-    let log = handle.log();
+    let (log, running) = (handle.log(), &handle.volume().log);
     loop {
-        let mut progress = log.progress();
+        let mut progress = running.progress();
         if progress.done > batch {
             return Ok(None);
         }
@@ -255,25 +255,25 @@ fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Ob
         }
         live.require_whole()?;
         if progress.is_written {
-            log.wait(&mut progress);
+            running.wait(&mut progress);
             continue;
         }
         progress.is_written = true;
         drop(progress);
-        let _lead = Lead { log };
+        let _lead = Lead { running };
         live.whole(|| write_log(live, handle))?;
     }
 }
 
 /// Who writes the log. When this is dropped the next one may.
 struct Lead<'l> {
-    log: &'l Log,
+    running: &'l RunningLog,
 }
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        self.log.progress().is_written = false;
-        self.log.tell();
+        self.running.progress().is_written = false;
+        self.running.tell();
     }
 }
 
@@ -290,7 +290,7 @@ fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     }
     blocks.move_to(&volume.cache, |_| true);
     live.stats.log_written();
-    log.progress().done = batch;
+    volume.log.progress().done = batch;
     Ok(())
 }
 
@@ -301,7 +301,7 @@ fn end_batch(
     handle: &Handle<'_>,
 ) -> Result<Option<(TreeRoot, Arc<DirtyBlocks>, u64)>> {
     let log = handle.log();
-    let mut trees = log.trees();
+    let mut trees = handle.volume().log.trees();
     let Some(_room) = live.space.try_reserve(live.space.cost(1 + trees.number() as u64)) else {
         log.obstruct(Obstacle::NoRoom);
         return Ok(None);
@@ -315,11 +315,9 @@ fn end_batch(
     Ok(Some((root, log.take_off(), trees.batch)))
 }
 
-impl Log {
-    /// A log that became large is no better than a commit.
-    pub(super) fn require_small(&self, volume: &Engine) -> Result<(), Stop> {
-        let node_size = u64::from(volume.superblock().node_size);
-        let is_large = self.taken() * node_size > MOST_PARTS * volume.options.dirty_bytes;
-        if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }
-    }
+/// A log that became large is no better than a commit.
+pub(super) fn require_small(log: &LogState, volume: &Engine) -> Result<(), Stop> {
+    let node_size = u64::from(volume.superblock().node_size);
+    let is_large = log.taken() * node_size > MOST_PARTS * volume.options.dirty_bytes;
+    if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }
 }

@@ -18,48 +18,31 @@
 //!    only (`record`).
 //! 2. A block that was taken off to be written is not changed any more: it is copied. No block is
 //!    freed before the commit, so what the superblocks on the devices name stays whole.
-//! 3. Whatever makes a log invalid is an [`Obstacle`], which stays for the whole transaction. It is
+//! 3. Whatever makes a log invalid is an [`Obstacle`](crate::transaction::Obstacle), which stays for the whole transaction. It is
 //!    set before anybody can log something that depends on it, and looked at when all blocks of a
 //!    batch are there: then a log is written that is valid, or none, and a commit is made.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs_format::root::RootItem;
-use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::notes::Notes;
-use super::ranges::Ranges;
-use crate::block::{DirtyBlocks, Latch, TreeBlock};
+use crate::block::TreeBlock;
 use crate::engine::Handle;
-use crate::sync::{RwLock, RwLockReadGuard};
-use crate::transaction::{Changing, Obstacle, StoredRoot, Tree};
+use crate::transaction::{Changing, Ranges, StoredRoot, Tree};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
-/// The log of a transaction.
+/// The log trees of the running transaction.
 #[derive(Default)]
-pub(crate) struct Log {
-    obstacle: OnceLock<Obstacle>,
-    /// Something was logged.
-    is_used: AtomicBool,
-    /// An extent had an owner, or a place in a file, that it may not have any more.
-    has_moved_extents: AtomicBool,
-    /// Blocks that were taken for it.
-    taken: AtomicU64,
-    /// Blocks that may be changed.
-    changing: RwLock<DirtyBlocks>,
-    /// Blocks that are being written.
-    writing: RwLock<Arc<DirtyBlocks>>,
+pub(crate) struct RunningLog {
     trees: Mutex<Trees>,
     /// Files that somebody has locked who waits for the trees, and does nothing to them until he
     /// has those.
     waiting: Mutex<HashSet<FileId>>,
-    notes: Notes,
     progress: Mutex<Progress>,
     /// Told when a write-out ends.
     turn: Condvar,
@@ -76,7 +59,7 @@ pub(super) struct Progress {
 
 /// The log trees.
 #[derive(Default)]
-pub(super) struct Trees {
+pub(crate) struct Trees {
     /// The number of the batch that is being logged.
     pub(super) batch: u64,
     /// The tree of log trees.
@@ -132,124 +115,12 @@ pub(super) struct Logged {
     pub(super) names: Vec<(u64, Vec<u8>)>,
 }
 
-impl Log {
-    /// An empty log, or one that nothing gets into.
-    pub(crate) fn new(is_on: bool) -> Self {
-        let log = Self::default();
-        if !is_on {
-            log.obstruct(Obstacle::Off);
-        }
-        log
-    }
-
-    /// Has all fsyncs make a commit, until there is one.
-    pub(crate) fn obstruct(&self, obstacle: Obstacle) {
-        let _ = self.obstacle.set(obstacle);
-    }
-
-    /// Why nothing may be logged any more, if that is so.
-    pub(super) fn obstacle(&self) -> Option<Obstacle> {
-        self.obstacle.get().copied()
-    }
-
-    /// Whether something was logged, or is about to be: a crash may find what the transaction had
-    /// before it changed again.
-    pub(crate) fn is_used(&self) -> bool {
-        self.is_used.load(Ordering::Acquire)
-    }
-
-    pub(super) fn use_it(&self) {
-        self.is_used.store(true, Ordering::Release);
-    }
-
-    /// Notes that an extent has got another owner in this transaction, or another place in its
-    /// file.
-    pub(crate) fn note_moved_extents(&self) {
-        self.has_moved_extents.store(true, Ordering::Release);
-    }
-
-    /// Whether a log may have an extent where it is no more.
-    pub(crate) fn may_show_moved_extents(&self) -> bool {
-        self.is_used() && self.has_moved_extents.load(Ordering::Acquire)
-    }
-
-    /// The transaction of `before` is committed with this one: a crash finds its log until then.
-    pub(crate) fn go_on_from(&self, before: &Self) {
-        if before.is_used() {
-            self.use_it();
-        }
-        if before.has_moved_extents.load(Ordering::Acquire) {
-            self.note_moved_extents();
-        }
-        self.obstruct(Obstacle::MemberFailed);
-    }
-
-    /// Notes that extents of `file` change in `range`.
-    pub(crate) fn note_extents(&self, file: FileId, range: Range<u64>) {
-        if self.obstacle().is_none() && !self.notes.extents_changed(file, range) {
-            self.obstruct(Obstacle::TooMuch);
-        }
-    }
-
-    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a
-    /// subvolume.
-    pub(crate) fn note_removal(&self, dir: FileId, index: u64, ino: Option<u64>) {
-        if self.obstacle().is_none() && !self.notes.entry_removed(dir, index, ino) {
-            self.obstruct(Obstacle::TooMuch);
-        }
-    }
-
-    /// The first index that is behind those of all entries that `dir` lost.
-    pub(crate) fn index_after_removed(&self, dir: FileId) -> u64 {
-        if self.obstacle().is_some() {
-            return 0;
-        }
-        self.notes.last_removed(dir).map_or(0, |index| index.saturating_add(1))
-    }
-
-    pub(super) fn notes(&self) -> &Notes {
-        &self.notes
-    }
-
-    /// Counts a block that is taken for the log.
-    pub(crate) fn count_block(&self) {
-        self.taken.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How many blocks were taken for the log.
-    pub(super) fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed)
-    }
-
-    /// Forgets everything: the transaction is finished, and nobody has a handle of it.
-    pub(crate) fn forget(&self) {
-        *self.trees.lock() = Trees::default();
-        *self.changing.write() = DirtyBlocks::default();
-        *self.writing.write() = Arc::default();
-        self.notes.forget();
-    }
-
-    /// The blocks that may be changed.
-    pub(crate) fn changing(&self) -> RwLockReadGuard<'_, DirtyBlocks> {
-        self.changing.read()
-    }
-
-    /// Whether the block at `logical` may be changed.
-    pub(crate) fn owns(&self, logical: Logical) -> bool {
-        self.changing().get(logical).is_some()
-    }
-
-    /// The block of the log at `logical`, unless it is on the devices.
-    pub(crate) fn block(&self, logical: Logical) -> Option<Arc<Latch>> {
-        let changing = self.changing().get(logical);
-        changing.or_else(|| self.writing.read().get(logical))
-    }
-
-    /// Takes off the blocks that were changed, to be written: nobody changes them any more.
-    pub(super) fn take_off(&self) -> Arc<DirtyBlocks> {
-        let mut writing = self.writing.write();
-        *writing = Arc::new(std::mem::take(&mut *self.changing.write()));
-        writing.clone()
+impl RunningLog {
+    /// The transaction is finished, and nobody has a handle of it. Gives its trees, which nobody
+    /// needs any more.
+    pub(crate) fn end(&self) -> Trees {
+        *self.progress.lock() = Progress::default();
+        std::mem::take(&mut *self.trees.lock())
     }
 
     pub(super) fn trees(&self) -> MutexGuard<'_, Trees> {

@@ -10,10 +10,9 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Base, Obstacle};
+use super::{Base, LogState, Obstacle};
 use super::{Begun, Handle, Live, Transaction, is_named_by_superblock, root_item_key};
 use crate::block::changes_little;
-use crate::log::Log;
 use crate::space::Reserved;
 use crate::stats::Counters;
 use crate::storage::malformed;
@@ -53,13 +52,21 @@ impl Cause {
     }
 }
 
-/// What rooms above have queued for the trees that a commit writes.
-pub(crate) trait Queued {
-    /// Puts all of it into the trees, with handles that `join` gives to each thread that does so.
-    fn flush_all<'v>(&'v self, join: &(dyn Fn() -> Result<Handle<'v>> + Sync)) -> Result<()>;
+/// What rooms above have of the running transaction.
+pub(crate) trait Above {
+    /// What is known of a transaction.
+    type Known;
+
+    /// Puts all that is queued into the trees, on several threads when it is worth that. Each gets
+    /// its handles from `join`.
+    fn flush_all<'v>(&'v self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()>;
 
     /// An error where something is queued still.
-    fn require_none(&self) -> Result<()>;
+    fn require_flushed(&self) -> Result<()>;
+
+    /// The transaction is finished, and nobody has a handle of it. Gives what was known of it, which
+    /// is dropped when others go on.
+    fn end(&self) -> Self::Known;
 }
 
 impl Base {
@@ -116,27 +123,27 @@ impl Base {
         Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
     }
 
-    /// Flushes what is `queued`, and commits if `is_needed` then. `begin` is called alone, with a
+    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a
     /// handle of the transaction that runs afterwards. The caller holds the commit lock. Gives what
     /// `begin` did, and whether a transaction is on the devices: one may be postponed, and is a part
     /// of the next then.
     pub(crate) fn commit_running<'v, T>(
         &'v self,
         live: &'v Live,
-        queued: &'v impl Queued,
+        above: &'v impl Above,
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<(Result<T>, bool)> {
         self.note_failures(live)?;
         self.store_device_errors(live)?;
         // What is queued until the gate is shut is little.
-        queued.flush_all(&|| self.enter())?;
+        above.flush_all(|| self.enter())?;
         let gate = live.gate.write();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
         let finished = live.whole(|| {
-            queued.flush_all(&|| Ok(self.only_handle(live)))?;
-            queued.require_none()?;
+            above.flush_all(|| Ok(self.only_handle(live)))?;
+            above.require_flushed()?;
             if !is_needed() {
                 return Ok(None);
             }
@@ -147,15 +154,16 @@ impl Base {
             // Accounts may have turned out to be wrong.
             live.require_whole()?;
             let before = live.begin_next(transaction.clone());
-            Ok(Some((superblock, before)))
+            Ok(Some((superblock, before, above.end())))
         })?;
         // Who waits for this transaction waits until it is on the devices, or will never be.
         let mut unfinished = Begun { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
-        let Some((superblock, before)) = finished else { return Ok((outcome, false)) };
+        let Some((superblock, before, known)) = finished else { return Ok((outcome, false)) };
         // Nobody has a handle of it, so nobody looks into its log any more.
         transaction.log.forget();
+        drop(known);
         if let Some(before) = before {
             before.dirty.move_to(&self.cache, |_| true);
         }
@@ -187,8 +195,11 @@ impl Live {
         }
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
-        phases.running =
-            Arc::new(Transaction::new(next, self.space.pending.clone(), Log::new(self.has_log)));
+        phases.running = Arc::new(Transaction::new(
+            next,
+            self.space.pending.clone(),
+            LogState::new(self.has_log),
+        ));
         (phases.is_complete, phases.is_postponed) = (false, false);
         phases.before.replace(finished)
     }

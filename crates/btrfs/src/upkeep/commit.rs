@@ -5,8 +5,9 @@ use offshoot_vfs::Result;
 
 use crate::engine::{Engine, Handle};
 use crate::inode::write_back;
+use crate::log::Trees;
 use crate::space::Reserved;
-use crate::transaction::{Cause, Handle as CoreHandle, Live, Obstacle, Queued, Tree};
+use crate::transaction::{Above, Cause, Handle as CoreHandle, Live, Obstacle, Tree};
 
 impl Engine {
     /// Makes everything that was changed before the call durable.
@@ -188,12 +189,18 @@ impl Engine {
     }
 }
 
-impl Queued for Engine {
-    fn flush_all<'v>(&'v self, join: &(dyn Fn() -> Result<CoreHandle<'v>> + Sync)) -> Result<()> {
+impl Above for Engine {
+    type Known = Trees;
+
+    fn flush_all<'v>(&'v self, join: impl Fn() -> Result<CoreHandle<'v>> + Sync) -> Result<()> {
         self.flush_all_delayed(|| Ok(Handle::new(self, join()?)))
     }
 
-    fn require_none(&self) -> Result<()> {
+    fn require_flushed(&self) -> Result<()> {
         self.delayed.require_empty()
+    }
+
+    fn end(&self) -> Trees {
+        self.log.end()
     }
 }

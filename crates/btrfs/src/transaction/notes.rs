@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::ranges::Ranges;
 
 /// The most files, or removed entries, that are noted in a transaction.
-pub(super) const MOST: usize = 65_536;
+pub(crate) const MOST: usize = 65_536;
 
 /// The most ranges of a file: what is between those that are next to each other counts as changed
 /// when there are more.
@@ -34,7 +34,7 @@ struct Removed {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Notes {
+pub(crate) struct Notes {
     extents: Mutex<HashMap<FileId, Ranges, RandomState>>,
     removed: Mutex<HashMap<FileId, Removed, RandomState>>,
     removals: AtomicUsize,
@@ -42,13 +42,13 @@ pub(super) struct Notes {
 
 impl Notes {
     /// Forgets all notes.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         *self.extents.lock() = HashMap::default();
         *self.removed.lock() = HashMap::default();
     }
 
     /// Extents of `file` changed in `range`; whether there is room for this note.
-    pub(super) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
+    pub(crate) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
         let mut extents = self.extents.lock();
         let ranges = extents.entry(file).or_default();
         ranges.insert(range);
@@ -57,18 +57,18 @@ impl Notes {
     }
 
     /// The ranges of `file` in which extents changed since this was asked last.
-    pub(super) fn take_extents(&self, file: FileId) -> Ranges {
+    pub(crate) fn take_extents(&self, file: FileId) -> Ranges {
         self.extents.lock().remove(&file).unwrap_or_default()
     }
 
     /// Whether extents of `file` changed since they were taken.
-    pub(super) fn has_extents(&self, file: FileId) -> bool {
+    pub(crate) fn has_extents(&self, file: FileId) -> bool {
         self.extents.lock().contains_key(&file)
     }
 
     /// The directory lost the entry with this index, which led to this inode, or to a subvolume;
     /// whether there is room for this note.
-    pub(super) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
+    pub(crate) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
         let mut removed = self.removed.lock();
         let Removed { indexes, last } = removed.entry(dir).or_default();
         indexes.insert(index, ino);
@@ -78,7 +78,7 @@ impl Notes {
 
     /// The indexes of entries that the directory lost since this was asked last, and the inodes
     /// that they led to.
-    pub(super) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
+    pub(crate) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
         let mut removed = self.removed.lock();
         removed
             .get_mut(&dir)
@@ -87,7 +87,7 @@ impl Notes {
     }
 
     /// The highest index of an entry that the directory lost.
-    pub(super) fn last_removed(&self, dir: FileId) -> Option<u64> {
+    pub(crate) fn last_removed(&self, dir: FileId) -> Option<u64> {
         self.removed.lock().get(&dir).map(|removed| removed.last)
     }
 }
