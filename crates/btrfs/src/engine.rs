@@ -16,7 +16,7 @@ use offshoot_btrfs_format::check::Expected;
 use offshoot_vfs::Result;
 
 use crate::block::{Held, TreeBlock};
-use crate::delayed::Delayed;
+use crate::delayed::{Delayed, Queues};
 use crate::log::RunningLog;
 use crate::space::SpaceStats;
 use crate::stats::Stats;
@@ -70,6 +70,12 @@ impl Engine {
     pub fn space_stats(&self) -> SpaceStats {
         let Some(live) = self.live_part() else { return SpaceStats::default() };
         live.space.stats(live.stats.read().reservations_at_once)
+    }
+}
+
+impl Queues for Engine {
+    fn delayed(&self) -> &Delayed {
+        &self.delayed
     }
 }
 

@@ -10,9 +10,8 @@ use std::sync::atomic::Ordering;
 
 use super::Delayed;
 use super::node::Load;
-use crate::engine::Handle;
 use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
-use crate::transaction::{Account, Tree};
+use crate::transaction::{Account, Handle, Tree};
 
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
 const FEW_BLOCKS: u64 = 16;

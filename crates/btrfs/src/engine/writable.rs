@@ -18,7 +18,7 @@ use offshoot_vfs::{Error, Result};
 use super::{Engine, OpenOptions};
 use crate::counter::Stop;
 use crate::data::Buffers;
-use crate::delayed::Delayed;
+use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
 use crate::report::Report;
 use crate::space::{BlockGroup, Space};
@@ -69,7 +69,12 @@ impl Engine {
         volume.base.storage.set_written(chunk_tree_uuid);
         let (superblock, node_size) =
             (volume.superblock().item.clone(), volume.superblock().node_size);
-        volume.delayed = Delayed::new(options, node_size, &stop);
+        let config = DelayedConfig {
+            is_on: options.delayed_items,
+            by_item: options.reserve_by_item,
+            most_bytes: options.dirty_bytes / 8,
+        };
+        volume.delayed = Delayed::new(config, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         volume.options = OpenOptions { max_inline, ..options.clone() };
         let (latching, has_log) = (options.latching, options.tree_log);

@@ -451,7 +451,7 @@ fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle
     match patience {
         Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),
         Patience::Tries => {
-            volume.limit_delayed()?;
+            volume.delayed.limit(&volume.base)?;
             volume.try_join(volume.live()?, items, Claim::WritesBack)
         }
     }

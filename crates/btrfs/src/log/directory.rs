@@ -151,7 +151,7 @@ impl Record<'_, '_> {
     /// put there.
     fn entries_in_runs(&mut self, dir: u64, first: u64) -> Result<bool, Stop> {
         let first = entry_key(dir, first);
-        if !self.handle.flush_beside(self.subvolume, first)? {
+        if !self.volume.delayed.flush_beside(self.handle, self.subvolume, first)? {
             return Ok(false);
         }
         let root = self.volume.tree(self.subvolume)?;

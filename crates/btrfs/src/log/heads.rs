@@ -130,7 +130,7 @@ impl Heads {
                 None => self.changing.push(other),
             }
         }
-        if !record.handle.flush_beside(record.subvolume, first)? {
+        if !record.volume.delayed.flush_beside(record.handle, record.subvolume, first)? {
             return Ok(None);
         }
         let root = record.volume.tree(record.subvolume)?;

@@ -42,7 +42,7 @@ fn what_cannot_be_read_to_be_logged_is_committed() {
         let volume = fs.volume();
         let committed = volume.tree(TreeId::FS).expect("it is there");
         fs.rename(place(fs.root(), "x"), place(fs.root(), "y"), AT).expect("a rename");
-        volume.flush_delayed(u64::MAX).expect("a flush");
+        volume.delayed.flush(&volume.base, u64::MAX).expect("a flush");
         assert_ne!(volume.tree(TreeId::FS).expect("it is there"), committed);
         edit_root(&device, volume, committed, |bytes| bytes[5000] ^= 1);
         let file = fs.lookup(fs.root(), b"y").expect("it is there");

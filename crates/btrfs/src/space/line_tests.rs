@@ -372,7 +372,7 @@ fn a_file_makes_room_for_itself() {
     let space = space(&fs);
     Reservation::give_up(space, Purpose::Data, 1 << 20);
     fs.write(file, 0, &[1; 4096], AT).expect("there is room");
-    fs.volume().flush_delayed(u64::MAX).expect("a flush");
+    fs.volume().delayed.flush(&fs.volume().base, u64::MAX).expect("a flush");
     for taken in take_all_metadata(&fs, Kind::Work) {
         taken.keep();
     }

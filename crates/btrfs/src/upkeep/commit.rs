@@ -193,7 +193,7 @@ impl Above for Engine {
     type Known = Trees;
 
     fn flush_all<'v>(&'v self, join: impl Fn() -> Result<CoreHandle<'v>> + Sync) -> Result<()> {
-        self.flush_all_delayed(|| Ok(Handle::new(self, join()?)))
+        self.delayed.flush_all(join)
     }
 
     fn require_flushed(&self) -> Result<()> {

@@ -106,7 +106,7 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
 /// cannot be done keeps nothing else from being done.
 fn ease(volume: &Engine) -> Result<()> {
     // A chunk comes first: it is had at once, and others may be about to wait for it.
-    let (made, eased) = (volume.make_room_ahead(), volume.ease_delayed());
+    let (made, eased) = (volume.make_room_ahead(), volume.delayed.ease(&volume.base));
     let buffered = volume.buffers.bytes();
     let half = volume.options.dirty_bytes / 2;
     let is_first = volume.options.flush_on_commit && volume.dirty_tree_bytes()? > half;

@@ -45,7 +45,7 @@ impl Engine {
     /// As [`join`](Self::join).
     pub(crate) fn reserve_for(&self, items: u64, claim: Claim) -> Result<Reserved<'_>> {
         let live = self.live()?;
-        self.limit_delayed()?;
+        self.delayed.limit(&self.base)?;
         self.limit_dirty_blocks()?;
         let bytes = live.space.cost(items);
         let reservation =

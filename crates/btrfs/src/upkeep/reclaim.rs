@@ -216,7 +216,7 @@ impl Engine {
             FlushState::LookAround => self.look_around(purpose, is_awaited),
             // A good part, so that the next flush finds much again.
             FlushState::DelayedItems => {
-                self.flush_delayed(live.space.ledger(purpose).reserved() / 4).map(drop)
+                self.delayed.flush(&self.base, live.space.ledger(purpose).reserved() / 4).map(drop)
             }
             FlushState::DirtyData => write_back::make_room(self, is_awaited),
             FlushState::AllocateChunk => self.grow(purpose),

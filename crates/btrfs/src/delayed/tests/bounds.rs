@@ -121,12 +121,13 @@ fn who_waits_is_told_that_items_are_gone() {
     std::thread::scope(|scope| {
         let handle = volume.join_for(100, Claim::Work).expect("there is room");
         let tree = handle.tree(TreeId::FS).expect("it is there");
-        let mut queue = handle.queue(&tree, 100).expect("enough is reserved");
+        let mut queue =
+            Queue::begin(&handle, &volume.delayed, &tree, 100).expect("enough is reserved");
         (0..100).for_each(|at| queue.put(index(at), [0; 75], false));
         queue.settle();
         assert!(delayed.bytes() > delayed.most_bytes());
         (0..100).for_each(|at| queue.remove(index(at)));
-        let waiter = scope.spawn(|| volume.limit_delayed());
+        let waiter = scope.spawn(|| volume.delayed.limit(&volume.base));
         while delayed.backlog.waiting() == 0 && !waiter.is_finished() {
             std::thread::yield_now();
         }
@@ -179,7 +180,7 @@ fn easing_leaves_what_comes_later() {
             }
             let before = fs.volume().stats().flushes_in_background;
             let nodes: usize = delayed.shards.iter().map(|shard| shard.read().len()).sum();
-            fs.volume().ease_delayed().expect("a flush");
+            fs.volume().delayed.ease(&fs.volume().base).expect("a flush");
             let flushed = fs.volume().stats().flushes_in_background - before;
             // Nodes that came between the count and the flush, which may be some on a slow machine.
             let most = nodes.max(32) as u64 + 4 * WRITERS;

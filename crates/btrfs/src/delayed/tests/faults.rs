@@ -44,7 +44,7 @@ fn a_flush_that_fails_ends_all_writing() {
     const FILES: u64 = 3000;
     type Flush = fn(&Filesystem) -> Result<()>;
     let flushes: [Flush; 3] = [
-        |fs| fs.volume().flush_delayed(u64::MAX).map(drop),
+        |fs| fs.volume().delayed.flush(&fs.volume().base, u64::MAX).map(drop),
         |fs| fs.sync(),
         |fs| {
             // Until an operation finds too much queued. Some fail before that, because their name
@@ -133,7 +133,7 @@ fn a_flush_that_panics_ends_all_writing() {
     }
     let first = places_of_hashes(fs.volume())[0];
     device.add(first..first + 4096, Fault::Error);
-    let flush = || fs.volume().flush_delayed(u64::MAX);
+    let flush = || fs.volume().delayed.flush(&fs.volume().base, u64::MAX);
     std::thread::scope(|scope| scope.spawn(flush).join()).expect_err("a panic");
     assert_eq!(fs.sync().expect_err("nothing is written").errno(), Errno::ROFS);
     let refused = fs.create(place(fs.root(), "late"), &NEW).expect_err("nothing is written");

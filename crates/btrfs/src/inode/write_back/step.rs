@@ -77,7 +77,7 @@ impl<'v, 'b> Step<'v, 'b> {
         Outgoing { data, chunks, chosen }: Outgoing<'b>,
         patience: Patience,
     ) -> Result<Option<Self>> {
-        volume.limit_delayed()?;
+        volume.delayed.limit(&volume.base)?;
         let others = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, data.start)?);
         let is_useless = chosen
             .is_some_and(|Chosen { packing, is_tried }| is_tried && chunks.are_useless(packing));

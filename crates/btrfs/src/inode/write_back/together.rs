@@ -87,7 +87,7 @@ impl Small {
 /// # Errors
 /// When a tree does not read, or a device fails, which ends all writing.
 pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
-    volume.limit_delayed()?;
+    volume.delayed.limit(&volume.base)?;
     let delayed = &volume.delayed;
     if delayed.bytes() + files.len() as u64 * QUEUED_BYTES > delayed.most_bytes() {
         return Ok(());
@@ -108,7 +108,11 @@ pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     let Some(place) = take(&handle, bytes)? else { return Ok(()) };
     handle.whole(|| {
         changes.apply()?;
-        handle.flush_inodes(TreeId(first.file.dev), small.iter().map(|small| small.file.ino))?;
+        delayed.flush_inodes(
+            &handle,
+            TreeId(first.file.dev),
+            small.iter().map(|small| small.file.ino),
+        )?;
         store_first(&handle, &all, place)
     })?;
     handle.stats().stored_together(small.len());
