@@ -16,6 +16,7 @@ use offshoot_btrfs_format::check::Expected;
 use offshoot_vfs::Result;
 
 use crate::block::{Held, TreeBlock};
+use crate::data::{Buffers, Files, ReadAhead};
 use crate::delayed::{Delayed, Queues};
 use crate::log::RunningLog;
 use crate::space::SpaceStats;
@@ -37,8 +38,8 @@ pub struct Engine {
     /// Inodes that are being changed or are open.
     pub(crate) inodes: crate::inode::Inodes,
     /// Data that was written and is in no extent yet.
-    pub(crate) buffers: crate::data::Buffers,
-    pub(crate) read_ahead: crate::data::ReadAhead,
+    pub(crate) buffers: Buffers,
+    pub(crate) read_ahead: ReadAhead,
     /// The log trees of the running transaction.
     pub(crate) log: RunningLog,
     /// Numbers of new subvolumes, and deleted ones.
@@ -76,6 +77,20 @@ impl Engine {
 impl Queues for Engine {
     fn delayed(&self) -> &Delayed {
         &self.delayed
+    }
+}
+
+impl Files for Engine {
+    fn base(&self) -> &Base {
+        &self.base
+    }
+
+    fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    fn read_ahead(&self) -> &ReadAhead {
+        &self.read_ahead
     }
 }
 

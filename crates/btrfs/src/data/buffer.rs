@@ -30,8 +30,8 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
+use super::{SHARDS, shard_of};
 use crate::counter::{Counter, Stop};
-use crate::inode::{SHARDS, shard_of};
 
 /// The longest run of sectors in one piece of memory, in bytes.
 const RUN_BYTES: usize = 1 << 20;

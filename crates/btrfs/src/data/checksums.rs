@@ -10,14 +10,14 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use crate::engine::{Engine, Handle};
+use crate::transaction::{Base, Handle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
 ///
 /// # Errors
 /// When a sector has none: without it, nothing says whether its data is right.
-pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<Vec<u8>> {
+pub(super) fn checksums(volume: &Base, logical: Logical, len: u64) -> Result<Vec<u8>> {
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
     let end = logical.0.saturating_add(len);
@@ -54,7 +54,7 @@ pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<V
 
 /// The checksums that there are of the data in `range`, in pieces that items have side by side:
 /// where each begins, and its checksums.
-pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
+pub(crate) fn stored_sums(volume: &Base, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
     let Some(root) = volume.csum_tree() else { return Ok(Vec::new()) };
     let _whole = volume.live_part().map(|live| live.checksums.read());
     sums_from(volume, Cursor::seek_floor(volume, root, csum_key(range.start))?, range)
@@ -62,7 +62,7 @@ pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u6
 
 /// The same in the checksum tree `root` as the last commit left it, for who may look into that.
 pub(crate) fn committed_sums(
-    volume: &Engine,
+    volume: &Base,
     root: TreeRoot,
     range: &Range<u64>,
 ) -> Result<Vec<(u64, Vec<u8>)>> {
@@ -76,7 +76,7 @@ fn csum_key(at: u64) -> Key {
 
 /// What the items have of `range` from the one on that `cursor` stands on.
 fn sums_from(
-    volume: &Engine,
+    volume: &Base,
     mut cursor: Cursor<'_>,
     range: &Range<u64>,
 ) -> Result<Vec<(u64, Vec<u8>)>> {
@@ -96,7 +96,7 @@ fn sums_from(
 }
 
 /// Whether a sector of the `len` bytes from `logical` on has a checksum.
-pub(crate) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
+pub(crate) fn has_checksums(volume: &Base, logical: Logical, len: u64) -> Result<bool> {
     let Some(root) = volume.csum_tree() else { return Ok(false) };
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
@@ -110,12 +110,12 @@ pub(crate) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Resu
 }
 
 /// How many items the checksums of `len` bytes fill at most, beside one that they continue.
-pub(crate) fn checksum_items(volume: &Engine, len: u64) -> u64 {
+pub(crate) fn checksum_items(volume: &Base, len: u64) -> u64 {
     len.div_ceil(bytes_with_checksums(volume, 1))
 }
 
 /// How many bytes have their checksums in so many items.
-pub(crate) fn bytes_with_checksums(volume: &Engine, items: u64) -> u64 {
+pub(crate) fn bytes_with_checksums(volume: &Base, items: u64) -> u64 {
     let superblock = volume.superblock();
     let sum_len = superblock.checksum.len();
     let most = most_per_item(superblock.node_size, sum_len) / sum_len;

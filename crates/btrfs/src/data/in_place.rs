@@ -15,9 +15,8 @@ use offshoot_vfs::{FileId, Result};
 
 use super::checksums::has_checksums;
 use super::drop::{Overlap, overlaps};
-use crate::engine::Handle;
 use crate::storage::malformed;
-use crate::transaction::Owner;
+use crate::transaction::{Handle, Owner};
 
 /// Extent items that are looked at in one go.
 const BATCH: usize = 16;

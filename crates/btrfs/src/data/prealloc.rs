@@ -21,9 +21,8 @@ use zerocopy::FromBytes;
 
 use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
-use crate::engine::{Engine, Handle};
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Owner};
+use crate::transaction::{Base, ExtentKind, Handle, Owner};
 
 /// Extent items that are looked at in one go.
 const BATCH: usize = 64;
@@ -47,7 +46,7 @@ pub(crate) fn preallocate(
 
 /// The first part of `range` that no extent item has for which `has` holds.
 pub(crate) fn first_gap(
-    volume: &Engine,
+    volume: &Base,
     file: FileId,
     range: Range<u64>,
     has: impl Fn(&FileExtent<'_>) -> bool,

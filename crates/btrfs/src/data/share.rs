@@ -7,9 +7,8 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::drop::{Overlap, part};
-use crate::engine::Handle;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Obstacle, Owner};
+use crate::transaction::{ExtentKind, Handle, Obstacle, Owner};
 
 /// What a file got.
 #[derive(Debug, Default)]

@@ -10,9 +10,8 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::drop::Overlap;
-use crate::engine::Handle;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Owner};
+use crate::transaction::{ExtentKind, Handle, Owner};
 
 /// Moves `items` of the file, where nobody may look, to where they begin `to - from` further, or
 /// `from - to` less far. Nothing else may be there.

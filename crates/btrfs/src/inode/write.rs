@@ -229,7 +229,7 @@ impl<'v> Room<'v> {
         let item = regular(volume, file)?;
         let are_in_place = || -> Result<bool> {
             for gap in &gaps {
-                if !is_in_place(&volume.enter()?, file, &item, gap)? {
+                if !is_in_place(&volume.base.enter()?, file, &item, gap)? {
                     return Ok(false);
                 }
             }

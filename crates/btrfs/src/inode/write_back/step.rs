@@ -127,7 +127,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let size = buffer.read().size;
         if let Some(inline) = self.inline(&item)? {
             handle.whole(|| {
-                let change = store_inline(handle, *file, data.range(), &inline)?;
+                let change = store_inline(handle, &volume.buffers, *file, data.range(), &inline)?;
                 change_inode(&mut changes, *file, buffer, size, change)?;
                 changes.apply()
             })?;
@@ -209,14 +209,15 @@ impl<'v, 'b> Step<'v, 'b> {
     /// less.
     fn put(&self, item: &InodeItem, place: Destination, data: Sectors<'b>) -> Result<i64> {
         let Self { handle, file, packed, chosen, .. } = self;
+        let buffers = &handle.volume().buffers;
         match place {
             Destination::New(logical) => {
                 write_data(handle, logical, data, Sums::of(item))?;
-                refer_to(handle, *file, item, data, logical)
+                refer_to(handle, buffers, *file, item, data, logical)
             }
-            Destination::Written(logical) => refer_to(handle, *file, item, data, logical),
+            Destination::Written(logical) => refer_to(handle, buffers, *file, item, data, logical),
             Destination::InPlace { logical, is_preallocated: true } => {
-                store_preallocated(handle, *file, item, data, logical).map(|()| 0)
+                store_preallocated(handle, buffers, *file, item, data, logical).map(|()| 0)
             }
             Destination::InPlace { logical, is_preallocated: false } => {
                 write_data(handle, logical, data, Sums::of(item)).map(|()| 0)
@@ -224,7 +225,7 @@ impl<'v, 'b> Step<'v, 'b> {
             Destination::Packed(places) => {
                 let method = chosen.map(|chosen| chosen.packing.method.compression());
                 let compression = method.unwrap_or(Compression::None);
-                store_packed(handle, *file, item, packed, compression, &places)
+                store_packed(handle, buffers, *file, item, packed, compression, &places)
             }
         }
     }
