@@ -35,12 +35,8 @@ const FLOORS: &[&[&str]] = &[
 
 /// Arrows that still run up. An arrow that is not there any more is taken off this list, and none
 /// is added.
-const STILL_UP: &[(&str, &str)] = &[
-    ("inode", "subvolume"),
-    ("inode", "engine"),
-    ("subvolume", "engine"),
-    ("log", "engine"),
-];
+const STILL_UP: &[(&str, &str)] =
+    &[("inode", "engine"), ("subvolume", "engine"), ("log", "engine")];
 
 /// Names that every room may use: the crate's own, of no room.
 const OF_THE_CRATE: &[&str] = &["SubvolumeId"];

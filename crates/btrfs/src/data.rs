@@ -45,7 +45,8 @@ pub(crate) use checksums::{
 };
 pub(crate) use drop::{Overlap, drop_range, overlaps, overlaps_in};
 pub(crate) use file::{
-    PLACEHOLDER, SHARDS, inode_item, no_such_file, placeholder_in, shard_of, tree_of, type_of,
+    PLACEHOLDER, SHARDS, inode_item, no_such_file, placeholder_in, shard_of, timestamp, tree_of,
+    type_of,
 };
 pub(crate) use in_place::{Target, is_in_place, target};
 pub(crate) use ordered::OrderedExtent;

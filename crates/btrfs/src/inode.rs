@@ -50,12 +50,12 @@ use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 
-use crate::data::PLACEHOLDER;
+use crate::data::{PLACEHOLDER, timestamp};
 pub(crate) use crate::data::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
 use crate::delayed;
 use crate::engine::Engine;
 use crate::storage::malformed;
-use crate::subvolume::{stands_at, timestamp};
+use crate::transaction::stands_at;
 use crate::tree::{Cursor, TreeRoot, with_item};
 use entries::indexes;
 pub(crate) use evict::orphan_key;

@@ -38,6 +38,7 @@ use offshoot_vfs::{Errno, Error, Parent, Result, Timestamp};
 use uuid::Uuid;
 
 use crate::SubvolumeId;
+use crate::data::timestamp;
 use crate::engine::Engine;
 use crate::inode;
 use crate::storage::malformed;
@@ -80,12 +81,6 @@ pub struct SubvolumeInfo {
     pub received: Option<(Generation, Timestamp)>,
 }
 
-/// A stored time. The format does not bound the nanoseconds, so that a damaged value may be
-/// anything; it is cut, because a file is worth more than the end of a second.
-pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
-    Timestamp { secs: time.seconds(), nanos: time.nsec.get().min(999_999_999) }
-}
-
 /// A transaction and its time, if there was one.
 fn moment(generation: u64, time: &Timespec) -> Option<(Generation, Timestamp)> {
     (generation > 0).then(|| (Generation(generation), timestamp(time)))
@@ -99,21 +94,6 @@ fn require_subvolume(volume: &Engine, id: SubvolumeId) -> Result<RootItem> {
     root_item(volume, id)?
         .filter(|item| id.is_subvolume() && !item.is_dead())
         .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))
-}
-
-/// Whether the entry `name` of the directory `dir` is where the subvolume `child` stands.
-pub(crate) fn stands_at(
-    volume: &Engine,
-    child: SubvolumeId,
-    dir: FileId,
-    name: &[u8],
-) -> Result<bool> {
-    let key = Key::new(dir.dev, ItemType::ROOT_REF, child.0);
-    let found = with_item(volume, volume.root_tree(), key, |data| {
-        let reference = RootRef::parse(data).map_err(malformed)?;
-        Ok(reference.dirid == dir.ino && reference.name == name)
-    })?;
-    Ok(found.unwrap_or(false))
 }
 
 /// Where the subvolume `child` stands; `None` for the top level and for orphans.

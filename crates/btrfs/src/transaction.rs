@@ -90,7 +90,7 @@ use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 pub(crate) use roots::{
     RootCache, StoredRoot, chunk_tree_root, require_one_root_item, require_own_root, root_item,
-    root_item_key, root_of, stored_root, tree_root,
+    root_item_key, root_of, stands_at, stored_root, tree_root,
 };
 pub(crate) use signal::Signal;
 

@@ -1,8 +1,8 @@
 //! Which file: the tree that it is in, and its inode item.
 
-use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_btrfs_format::inode::{InodeItem, Timespec};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 
 use crate::delayed::{self, Queues};
 use crate::storage::malformed;
@@ -54,4 +54,10 @@ pub(crate) const SHARDS: usize = 16;
 pub(crate) fn shard_of(file: FileId) -> usize {
     let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     spread as usize & (SHARDS - 1)
+}
+
+/// A stored time. The format does not bound the nanoseconds, so that a damaged value may be
+/// anything; it is cut, because a file is worth more than the end of a second.
+pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
+    Timestamp { secs: time.seconds(), nanos: time.nsec.get().min(999_999_999) }
 }

@@ -19,11 +19,11 @@ use super::write::{
     MAX_SIZE, buffer, clear_behind, keep_synchronous, length_of, regular, write_locked,
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
+use crate::data::timestamp;
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
 use crate::engine::Engine;
 use crate::space::Claim;
 use crate::storage::malformed;
-use crate::subvolume::timestamp;
 
 /// Extent items that are shared in one step, at the most.
 const MOST_SHARED: usize = 64;

@@ -39,10 +39,10 @@ use offshoot_vfs::{Errno, FileId, Result, Timestamp};
 use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
+use crate::data::timestamp;
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::engine::{Engine, Handle};
 use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
-use crate::subvolume::timestamp;
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
 

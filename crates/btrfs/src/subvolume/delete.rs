@@ -24,6 +24,7 @@ use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{Target, has_entries, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
+use crate::inode::{attributes, unlink};
 use crate::space::{Claim, DELETION_ITEMS};
 use crate::storage::malformed;
 use crate::transaction::root_item;
@@ -36,6 +37,21 @@ pub(crate) enum Only {
     Subvolumes,
     /// A subvolume, or the place of one that is elsewhere, when nothing is in it.
     Empty,
+}
+
+/// Removes an empty directory, or subvolume, or the place of one that is elsewhere.
+pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
+    if unlink::rmdir(volume, place, at)? { Ok(()) } else { delete(volume, place, Only::Empty, at) }
+}
+
+/// Counts one opening of `file` less. Without openings and names it goes, and with the last one in
+/// a deleted subvolume that one.
+pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
+    if volume.live_part().is_none() || placeholder_in(file).is_some() {
+        return Ok(());
+    }
+    let removed = attributes::release(volume, file)?;
+    removed.and(closed(volume, TreeId(file.dev)))
 }
 
 /// Deletes the subvolume at `place`.
@@ -80,7 +96,7 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
 
 /// A file of the subvolume `id` is open once less. The subvolume ends with the last one when it was
 /// deleted.
-pub(crate) fn closed(volume: &Engine, id: TreeId) -> Result<()> {
+fn closed(volume: &Engine, id: TreeId) -> Result<()> {
     let live = volume.live()?;
     let tree = live.tree(volume, id)?;
     if !tree.close_file() {

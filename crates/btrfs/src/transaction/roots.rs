@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use offshoot_btrfs_format::root::RootItem;
+use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, FileId, Result};
 use parking_lot::RwLock;
 
 use super::Base;
 use crate::storage::malformed;
-use crate::tree::{Blocks, Cursor, TreeRoot};
+use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
 /// Subvolume roots that were looked up, so that following a path does not search the
 /// root tree at every step. A volume is only read, so they stay true.
@@ -156,4 +156,14 @@ pub(crate) fn chunk_tree_root(volume: &Base) -> TreeRoot {
         level: superblock.item.chunk_root_level,
         generation: Generation(superblock.item.chunk_root_generation.get()),
     }
+}
+
+/// Whether the entry `name` of the directory `dir` is where the subvolume `child` stands.
+pub(crate) fn stands_at(volume: &Base, child: TreeId, dir: FileId, name: &[u8]) -> Result<bool> {
+    let key = Key::new(dir.dev, ItemType::ROOT_REF, child.0);
+    let found = with_item(volume, volume.root_tree(), key, |data| {
+        let reference = RootRef::parse(data).map_err(malformed)?;
+        Ok(reference.dirid == dir.ino && reference.name == name)
+    })?;
+    Ok(found.unwrap_or(false))
 }
