@@ -64,7 +64,7 @@ use discard::Freed;
 pub(crate) use discard::PIECE_BYTES;
 use free_space::Fit;
 use ledger::Ledger;
-pub(crate) use ledger::{HighWater, Promise, Reservation};
+pub(crate) use ledger::{HighWater, Kept, KeptAs, Promise, Reservation};
 pub(crate) use reserve::{
     Claim, DELETION_ITEMS, MakesRoom, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes,
 };

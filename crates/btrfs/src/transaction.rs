@@ -70,7 +70,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::Stop;
-use crate::space::{self, Claim, Purpose, Reservation, Space};
+use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::Counters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
@@ -105,7 +105,7 @@ pub(crate) struct Live {
     /// Held by the one commit that runs.
     commit: Mutex<()>,
     trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
-    pub(crate) space: Space,
+    pub(crate) space: Arc<Space>,
     /// What failed, when it cannot be undone.
     stop: Arc<Stop>,
     /// Who waits for the end of a commit. Nothing is locked under it but the phases.
@@ -212,7 +212,7 @@ struct Share<'v> {
 impl Live {
     /// The state behind the last commit, which has this superblock.
     pub(crate) fn new(
-        space: Space,
+        space: Arc<Space>,
         superblock: Box<SuperblockItem>,
         quotas: Quotas,
         latching: Latching,
@@ -369,7 +369,7 @@ impl Live {
             if is_of_commits(id) {
                 pending.tree_bytes.fetch_add(stored.used_bytes, Ordering::Relaxed);
             }
-            Arc::new(Tree::new(&stored))
+            Arc::new(Tree::new(&stored, &self.space))
         };
         let mut trees = self.trees.write();
         let tree = trees.entry(id).or_insert_with(new);
@@ -544,9 +544,10 @@ impl<'v> Handle<'v> {
         self.reservation.as_ref().map_or(0, Reservation::bytes)
     }
 
-    /// Keeps a part of what is reserved as a number of bytes: `wanted`, or as much as there is.
-    pub(crate) fn hand_over(&self, wanted: u64) -> u64 {
-        self.reservation.as_ref().map_or(0, |reservation| reservation.keep_part(wanted))
+    /// Has a part of what is reserved kept: `wanted` bytes, or as much as there is. Gives how many
+    /// that were.
+    pub(crate) fn hand_over(&self, to: &mut Kept, wanted: u64) -> u64 {
+        self.reservation.as_ref().map_or(0, |reservation| to.take_over(reservation, wanted))
     }
 
     /// Has the thread of the volume make room, if some is needed before somebody waits.
@@ -573,7 +574,7 @@ impl<'v> Handle<'v> {
         self.transaction.id
     }
 
-    pub(crate) fn space(&self) -> &'v Space {
+    pub(crate) fn space(&self) -> &'v Arc<Space> {
         &self.live.space
     }
 

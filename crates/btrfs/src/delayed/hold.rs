@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::Delayed;
 use super::node::Load;
-use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
+use crate::space::{Kept, OPERATION_ITEMS, Space};
 use crate::transaction::{Account, Handle, Tree};
 
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
@@ -43,14 +43,11 @@ impl Delayed {
         handle: Option<&Handle<'_>>,
     ) -> u64 {
         let less = self.recount(&mut tree.hold.account(), tree, space, more, handle);
-        // Who waits for it is served without the account being locked.
-        if less > 0 {
-            Reservation::give_up(space, Purpose::Metadata, less);
-        }
-        less
+        // Who waits for it is served when that is dropped, without the account being locked.
+        less.map_or(0, |less| less.bytes())
     }
 
-    /// Counts that there is more, and says how many bytes of reserved metadata that gives back.
+    /// Counts that there is more, and gives what of reserved metadata is not needed any more.
     fn recount(
         &self,
         account: &mut Account,
@@ -58,7 +55,7 @@ impl Delayed {
         space: &Space,
         more: Load,
         handle: Option<&Handle<'_>>,
-    ) -> u64 {
+    ) -> Option<Kept> {
         account.units += more.units;
         account.blocks += more.blocks;
         account.growth += more.growth;
@@ -70,18 +67,18 @@ impl Delayed {
         let whole = (whole / node_size + FEW_BLOCKS) * space.block_cost();
         let all = units.saturating_mul(cost);
         let wanted = if self.by_item { all } else { all.min(whole) };
-        let before = account.held;
-        if wanted > account.held {
+        let before = account.held.bytes();
+        let mut less = None;
+        if wanted > before {
             // An operation pays for what it queues; that the tree became larger is not its
             // business.
             let pay = |handle: &Handle<'_>| {
                 let share = positive(more.units).saturating_mul(handle.item_cost());
-                handle.hand_over(share.min(wanted - account.held))
+                handle.hand_over(&mut account.held, share.min(wanted - before))
             };
-            account.held += handle.map_or(0, pay);
-            self.held.add(account.held - before);
+            self.held.add(handle.map_or(0, pay));
         } else if wanted < before {
-            account.held = wanted;
+            less = Some(account.held.split(before - wanted));
             self.held.sub(before - wanted);
         }
         let dirties = if units == 0 {
@@ -92,7 +89,7 @@ impl Delayed {
             (copies + growth * 3 / 2).max(1)
         };
         self.count(account, dirties.cast_signed(), more.bytes);
-        before.saturating_sub(account.held)
+        less
     }
 
     /// Whether all trees together, and `more` bytes, hold more than their part of what is left of

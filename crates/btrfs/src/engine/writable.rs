@@ -7,6 +7,8 @@ mod chunks;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
@@ -66,6 +68,7 @@ impl Engine {
         volume.buffers = Buffers::new(&stop);
         let space =
             Space::new(volume.block_groups()?, &volume.storage, options.discard, stop.clone())?;
+        let space = Arc::new(space);
         volume.base.storage.set_written(chunk_tree_uuid);
         let (superblock, node_size) =
             (volume.superblock().item.clone(), volume.superblock().node_size);

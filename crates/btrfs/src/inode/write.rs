@@ -157,10 +157,10 @@ pub(super) fn buffer(
     let buffers = &volume.buffers;
     let buffer = buffers.get_or_add(file, size, at);
     if let Some((data, promise)) = taken {
-        data.map(Reservation::keep);
         let mut dirty = buffer.write();
-        dirty.promised += promise.keep();
+        dirty.keep(data.as_ref(), promise);
         dirty.is_in_place = is_in_place;
+        drop(dirty);
     }
     let mut from = new.start;
     for (gap, contents) in gaps.iter().zip(contents) {
@@ -359,7 +359,7 @@ pub(super) fn grow(
         self::buffer(volume, file, 0, &[], at)?;
     }
     let buffer = volume.buffers.get_or_add(file, old, at);
-    buffer.write().promised += promise.keep();
+    buffer.write().keep(None, promise);
     buffer.write().written(size, at);
     store_length(volume, file, &buffer)
 }

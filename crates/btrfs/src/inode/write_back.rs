@@ -42,7 +42,7 @@ use super::{compression, inode_item, tree_of};
 use crate::data::timestamp;
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::engine::{Engine, Handle};
-use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
+use crate::space::{Claim, Promise, growth_bytes};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
 
@@ -98,7 +98,7 @@ pub(super) fn promise<'v>(
     volume.limit_dirty_blocks()?;
     let (mut amount, promised) = buffer.map_or_else(Default::default, |buffer| {
         let dirty = buffer.read();
-        (Amount::of(&dirty), dirty.promised)
+        (Amount::of(&dirty), dirty.promised())
     });
     for gap in gaps {
         amount.add(gap);
@@ -150,15 +150,13 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
 /// Gives up what was reserved for so many bytes of data that are not buffered any more, and what
 /// was promised for more than is.
 pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
-    let (data, promised) = {
+    let _given_up = {
         let mut dirty = buffer.write();
         // Of a tree that is gone all is forgotten soon.
         let needed = growth(volume, dirty.file, Amount::of(&dirty));
-        let more = dirty.promised.saturating_sub(needed.unwrap_or(u64::MAX));
-        dirty.promised -= more;
-        (if dirty.is_in_place { 0 } else { data }, more)
+        let more = dirty.promised().saturating_sub(needed.unwrap_or(u64::MAX));
+        dirty.give_up(data, more)
     };
-    give_up(volume, data, promised);
 }
 
 /// Takes `range` out of what is buffered, and gives up what was reserved for it.
@@ -171,16 +169,7 @@ pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
         ahead::forget(volume, &buffer);
         forget_data(volume, &buffer, &(0..u64::MAX));
-        let promised = std::mem::take(&mut buffer.write().promised);
-        give_up(volume, 0, promised);
-    }
-}
-
-/// Gives up what was reserved for data, and promised, in bytes.
-pub(super) fn give_up(volume: &Engine, data: u64, promised: u64) {
-    if let Some(live) = volume.live_part() {
-        Reservation::give_up(&live.space, Purpose::Data, data);
-        drop(Promise::resume(&live.space, promised));
+        let _given_up = buffer.write().give_up(0, u64::MAX);
     }
 }
 

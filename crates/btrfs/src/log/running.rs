@@ -160,12 +160,9 @@ impl RunningLog {
 /// An empty log tree.
 fn new_tree(handle: &Handle<'_>) -> Result<Tree> {
     let (last_snapshot, used_bytes, is_read_only) = (Generation(0), 0, false);
-    Ok(Tree::new(&StoredRoot {
-        root: handle.new_log_root()?,
-        last_snapshot,
-        used_bytes,
-        is_read_only,
-    }))
+    let root = handle.new_log_root()?;
+    let stored = StoredRoot { root, last_snapshot, used_bytes, is_read_only };
+    Ok(Tree::new(&stored, handle.space()))
 }
 
 /// Applies edits to a log tree.

@@ -28,6 +28,7 @@
 //! `reserved` is read before `free`.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
@@ -327,30 +328,18 @@ impl Ledger {
     }
 }
 
-/// A claim to space that is there, until it is dropped.
+/// A claim to space that is there, for an operation that is under way, until it is dropped.
 pub(crate) struct Reservation<'v> {
-    space: &'v Space,
+    space: &'v Arc<Space>,
     purpose: Purpose,
     bytes: Cell<u64>,
 }
 
 impl<'v> Reservation<'v> {
     /// What was granted.
-    pub(crate) fn granted(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
+    pub(super) fn granted(space: &'v Arc<Space>, purpose: Purpose, bytes: u64) -> Self {
         // It was counted when it was granted: its owner may be asleep for long.
         Self { space, purpose, bytes: Cell::new(bytes) }
-    }
-
-    /// The claim that was kept as a number of bytes.
-    pub(crate) fn resume(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
-        space.ledger(purpose).begun.fetch_add(1, SeqCst);
-        Self { space, purpose, bytes: Cell::new(bytes) }
-    }
-
-    /// Gives up a part of a claim that was kept as a number of bytes.
-    pub(crate) fn give_up(space: &Space, purpose: Purpose, bytes: u64) {
-        space.ledger(purpose).reserved.sub(bytes);
-        space.serve(purpose);
     }
 
     /// What is reserved, in bytes.
@@ -358,37 +347,11 @@ impl<'v> Reservation<'v> {
         self.bytes.get()
     }
 
-    /// Keeps a part of the claim as a number of bytes, until somebody resumes it: `wanted`, or as
-    /// much as there is.
-    pub(crate) fn keep_part(&self, wanted: u64) -> u64 {
-        let part = wanted.min(self.bytes.get());
-        self.bytes.set(self.bytes.get() - part);
-        part
-    }
-
-    /// Keeps the claim as a number of bytes, until somebody resumes it.
-    pub(crate) fn keep(self) -> u64 {
-        self.bytes.take()
-    }
-
-    /// Takes space on this claim: `wanted` bytes, or less when free space is in smaller pieces, in
-    /// whole sectors. The claim stays as it is.
-    ///
-    /// # Errors
-    /// `ENOSPC` when more is wanted than was reserved.
-    pub(crate) fn take(&self, volume: &dyn Roots, wanted: u64) -> Result<(Logical, u64)> {
-        let sector = u64::from(volume.superblock().sector_size);
-        let is_no_space =
-            |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
-        debug_assert!(wanted.is_multiple_of(sector), "space is taken in whole sectors");
-        let mut len = wanted.min(self.bytes.get());
-        loop {
-            match self.space.take(volume, self.purpose, len) {
-                Ok(logical) => return Ok((logical, len)),
-                Err(e) if !is_no_space(&e) || len <= sector => return Err(e),
-                Err(_) => len = (len / 2).next_multiple_of(sector),
-            }
-        }
+    /// Keeps all of it for later.
+    pub(crate) fn keep(&self) -> Kept {
+        let mut kept = Kept::none(self.space, KeptAs::Reserved(self.purpose));
+        kept.take_over(self, u64::MAX);
+        kept
     }
 }
 
@@ -403,32 +366,129 @@ impl Drop for Reservation<'_> {
 
 /// A claim to metadata that will be there, until it is dropped.
 pub(crate) struct Promise<'v> {
-    space: &'v Space,
+    space: &'v Arc<Space>,
     bytes: u64,
 }
 
 impl<'v> Promise<'v> {
     /// What was granted.
-    pub(crate) fn granted(space: &'v Space, bytes: u64) -> Self {
+    pub(super) fn granted(space: &'v Arc<Space>, bytes: u64) -> Self {
         Self { space, bytes }
     }
 
-    /// The promise that was kept as a number of bytes.
-    pub(crate) fn resume(space: &'v Space, bytes: u64) -> Self {
-        Self { space, bytes }
-    }
-
-    /// Keeps the promise as a number of bytes, until somebody resumes it.
-    pub(crate) fn keep(mut self) -> u64 {
-        std::mem::take(&mut self.bytes)
+    /// Keeps it for later.
+    pub(crate) fn keep(self) -> Kept {
+        let mut kept = Kept::none(self.space, KeptAs::Promised);
+        kept.add(self);
+        kept
     }
 }
 
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.space.ledger(Purpose::Metadata).promised.sub(self.bytes);
-            self.space.serve(Purpose::Metadata);
+        self.space.give_up(KeptAs::Promised, self.bytes);
+    }
+}
+
+/// What a claim that is kept is to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptAs {
+    /// Space of this kind that is there.
+    Reserved(Purpose),
+    /// Metadata that will be there.
+    Promised,
+}
+
+/// A claim that is kept for what is buffered or queued, until it is dropped. Its owner is not under
+/// way, so who makes room does not wait for it.
+pub(crate) struct Kept {
+    space: Arc<Space>,
+    what: KeptAs,
+    bytes: u64,
+}
+
+impl Kept {
+    /// A claim to nothing yet.
+    pub(crate) fn none(space: &Arc<Space>, what: KeptAs) -> Self {
+        Self { space: space.clone(), what, bytes: 0 }
+    }
+
+    /// What is kept, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes over a part of a reservation, `most` bytes of it or all, and gives how many that were.
+    pub(crate) fn take_over(&mut self, reservation: &Reservation<'_>, most: u64) -> u64 {
+        debug_assert_eq!(self.what, KeptAs::Reserved(reservation.purpose));
+        let part = most.min(reservation.bytes());
+        reservation.bytes.set(reservation.bytes() - part);
+        self.bytes += part;
+        part
+    }
+
+    /// Adds what was promised.
+    pub(crate) fn add(&mut self, mut promise: Promise<'_>) {
+        debug_assert_eq!(self.what, KeptAs::Promised);
+        self.bytes += std::mem::take(&mut promise.bytes);
+    }
+
+    /// Splits off so many bytes, or as much as there is.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { space: self.space.clone(), what: self.what, bytes }
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes, {:?}", self.bytes, self.what)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.space.give_up(self.what, self.bytes);
+    }
+}
+
+impl Space {
+    /// Counts so much less that is spoken for.
+    fn give_up(&self, what: KeptAs, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let purpose = match what {
+            KeptAs::Reserved(purpose) => {
+                self.ledger(purpose).reserved.sub(bytes);
+                purpose
+            }
+            KeptAs::Promised => {
+                self.ledger(Purpose::Metadata).promised.sub(bytes);
+                Purpose::Metadata
+            }
+        };
+        self.serve(purpose);
+    }
+
+    /// Takes space of data that the caller has reserved, and that stays reserved: `wanted` bytes, or
+    /// less when free space is in smaller pieces, in whole sectors.
+    ///
+    /// # Errors
+    /// `ENOSPC` when there is less than was reserved.
+    pub(crate) fn take_data(&self, volume: &dyn Roots, wanted: u64) -> Result<(Logical, u64)> {
+        let sector = u64::from(volume.superblock().sector_size);
+        let is_no_space =
+            |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
+        debug_assert!(wanted.is_multiple_of(sector), "space is taken in whole sectors");
+        let mut len = wanted;
+        loop {
+            match self.take(volume, Purpose::Data, len) {
+                Ok(logical) => return Ok((logical, len)),
+                Err(e) if !is_no_space(&e) || len <= sector => return Err(e),
+                Err(_) => len = (len / 2).next_multiple_of(sector),
+            }
         }
     }
 }

@@ -85,6 +85,7 @@
 //! in blocks that are at least a third full. A commit that changes more than [`MOST_COMMIT_BYTES`]
 //! of them has that many references of its own.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Instant;
@@ -258,7 +259,7 @@ impl Space {
 
     /// Reserves so much metadata if it is there and nobody waits for it, for who has a handle and
     /// cannot wait.
-    pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reservation<'_>> {
+    pub(crate) fn try_reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation<'_>> {
         let demand = Demand { kind: Kind::Work, bytes };
         let granted = || Reservation::granted(self, Purpose::Metadata, bytes);
         self.try_grant(Purpose::Metadata, demand).then(granted)
@@ -439,7 +440,7 @@ impl Space {
     /// # Errors
     /// `ENOSPC` when there is no room and none can be made; what failed while it was made.
     pub(crate) fn reserve(
-        &self,
+        self: &Arc<Self>,
         purpose: Purpose,
         claim: Claim,
         bytes: u64,
@@ -454,7 +455,11 @@ impl Space {
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
-    pub(crate) fn promise(&self, bytes: u64, maker: &impl MakesRoom) -> Result<Promise<'_>> {
+    pub(crate) fn promise(
+        self: &Arc<Self>,
+        bytes: u64,
+        maker: &impl MakesRoom,
+    ) -> Result<Promise<'_>> {
         if bytes > 0 {
             self.get(Purpose::Metadata, Demand { kind: Kind::Promise, bytes }, maker)?;
         }
@@ -463,7 +468,11 @@ impl Space {
 
     /// Reserves so much metadata when it is there, and nobody waits for it. Who makes room, or
     /// writes back, takes what is kept for that, whoever waits.
-    pub(crate) fn try_reserve_for(&self, claim: Claim, bytes: u64) -> Option<Reservation<'_>> {
+    pub(crate) fn try_reserve_for(
+        self: &Arc<Self>,
+        claim: Claim,
+        bytes: u64,
+    ) -> Option<Reservation<'_>> {
         let demand = Demand { kind: claim.into(), bytes };
         let is_granted = match claim {
             Claim::Work => self.try_grant(Purpose::Metadata, demand),

@@ -13,8 +13,8 @@ use offshoot_testkit::judges;
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::Claim;
-use super::{Purpose, Reservation};
+use super::tickets::{Demand, Kind};
+use super::{Claim, Purpose};
 use crate::test_volumes::{check, in_memory_of, open, xattr};
 use crate::tree::ItemEdit;
 use crate::{OpenOptions, Volume};
@@ -205,7 +205,6 @@ fn data_is_reserved_until_it_is_full() {
     let mut all = Vec::new();
     let error = loop {
         match volume.reserve_data(5 << 20) {
-            // A reservation is kept as a number by who does not use it at once.
             Ok(reservation) => all.push(reservation.keep()),
             Err(error) => break error,
         }
@@ -213,13 +212,9 @@ fn data_is_reserved_until_it_is_full() {
     assert!(is_full(&error), "{error}");
     assert!(all.len() > 10, "{} reservations", all.len());
     let space = &volume.live().unwrap().space;
-    let mut all: Vec<_> =
-        all.into_iter().map(|bytes| Reservation::resume(space, Purpose::Data, bytes)).collect();
-    let one = all.pop().unwrap();
-    let (logical, len) = one.take(&volume.base, 1 << 20).unwrap();
+    let (logical, len) = space.take_data(&volume.base, 1 << 20).unwrap();
     assert!(len > 0 && len <= 1 << 20);
     volume.live().unwrap().space.give_back(logical, len).unwrap();
-    drop(one);
     drop(all);
     assert_eq!(volume.live().unwrap().space.ledger(Purpose::Data).reserved(), 0);
     volume.commit().unwrap();
@@ -381,7 +376,7 @@ fn a_release_of_what_was_not_reserved_ends_writing() {
     let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
     let space = &volume.live().unwrap().space;
     let before = space.ledger(Purpose::Data).reserved();
-    Reservation::give_up(space, Purpose::Data, before + 4096);
+    space.ledger(Purpose::Data).take_back(Demand { kind: Kind::Work, bytes: before + 4096 });
     assert_eq!(space.ledger(Purpose::Data).reserved(), before, "it stays");
     let refused = volume.join().err().expect("nothing is written any more");
     assert_eq!(refused.errno(), Errno::ROFS);

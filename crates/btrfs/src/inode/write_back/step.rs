@@ -20,7 +20,7 @@ use crate::data::{
     store_preallocated, target, write_data,
 };
 use crate::engine::{Engine, Handle};
-use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
+use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
@@ -172,19 +172,17 @@ impl<'v, 'b> Step<'v, 'b> {
         if let Some(written) = written {
             return Ok((Destination::Written(written.take(len)), data.first(len)));
         }
-        let room = Reservation::resume(handle.space(), Purpose::Data, data.len);
-        let taken = self.take(&room, len);
-        room.keep();
-        taken
+        self.take(len)
     }
 
     /// Takes space for the first `len` bytes, or for fewer.
-    fn take(&self, room: &Reservation<'_>, len: u64) -> Result<(Destination, Sectors<'b>)> {
+    fn take(&self, len: u64) -> Result<(Destination, Sectors<'b>)> {
         let Self { handle, data, packed, .. } = self;
+        let take = |wanted| handle.space().take_data(&handle.volume().base, wanted);
         let mut places = Vec::new();
         for chunk in packed.iter().filter_map(|chunk| chunk.packed.as_ref()) {
             let wanted = chunk.len() as u64;
-            let (logical, found) = match room.take(&handle.volume().base, wanted) {
+            let (logical, found) = match take(wanted) {
                 Ok(taken) => taken,
                 // What got a place is written, and the rest tried again.
                 Err(_) if !places.is_empty() => break,
@@ -201,7 +199,7 @@ impl<'v, 'b> Step<'v, 'b> {
             let len = packed[last].range.end - data.start;
             return Ok((Destination::Packed(places), data.first(len)));
         }
-        let (logical, len) = room.take(&handle.volume().base, len)?;
+        let (logical, len) = take(len)?;
         Ok((Destination::New(logical), data.first(len)))
     }
 

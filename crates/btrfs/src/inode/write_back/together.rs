@@ -22,7 +22,7 @@ use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
 use crate::engine::{Engine, Handle};
-use crate::space::{Claim, Purpose, Reservation};
+use crate::space::Claim;
 
 /// Files that one step stores, at the most.
 pub(super) const MOST_FILES: usize = 64;
@@ -128,10 +128,7 @@ fn take(handle: &Handle<'_>, bytes: u64) -> Result<Option<Logical>> {
     if bytes == 0 {
         return Ok(Some(Logical(0)));
     }
-    let room = Reservation::resume(handle.space(), Purpose::Data, bytes);
-    let taken = room.take(&handle.volume().base, bytes);
-    room.keep();
-    let (place, len) = match taken {
+    let (place, len) = match handle.space().take_data(&handle.volume().base, bytes) {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
         taken => taken?,
     };
