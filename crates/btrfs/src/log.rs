@@ -38,8 +38,8 @@
 //!
 //! Unless [`OpenOptions::tree_log`] is off: then fsync is a commit. `running` has the log trees of
 //! the running transaction and says how they get to the devices, `fsync` leads the way, `record`,
-//! `data` and `directory` say what is logged, `datasync` what need not be, and `notes` has what
-//! changed.
+//! `data` and `directory` say what is logged, `datasync` what need not be, and `transaction/notes`
+//! has what changed.
 //!
 //! # Replaying
 //!

@@ -384,3 +384,32 @@ fn a_release_of_what_was_not_reserved_ends_writing() {
     let reports = told.lock();
     assert!(reports.len() == 1 && reports[0].contains("reserved data"), "{reports:?}");
 }
+
+/// A claim that is kept outlives the reservation that it was, and each part of it gives itself
+/// back.
+#[test]
+fn what_is_kept_is_given_back_when_it_is_dropped() {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let device = crate::test_volumes::in_memory(16384);
+    let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
+    let space = &volume.live().unwrap().space;
+    let reserved = || space.ledger(Purpose::Data).reserved();
+    let promised = || space.ledger(Purpose::Metadata).promised();
+    let reservation = volume.reserve_data(1 << 20).unwrap();
+    let mut kept = reservation.keep();
+    drop(reservation);
+    assert_eq!((reserved(), kept.bytes()), (1 << 20, 1 << 20));
+    let more = volume.reserve_data(1 << 20).unwrap();
+    assert_eq!(kept.take_over(&more, 4096), 4096);
+    drop(more);
+    assert_eq!(reserved(), (1 << 20) + 4096);
+    drop(kept.split(1 << 20));
+    assert_eq!((reserved(), kept.bytes()), (4096, 4096));
+    assert_eq!(kept.split(8192).bytes(), 4096, "there is no more");
+    assert_eq!(reserved(), 0);
+    let mut later = volume.promise(1 << 20).unwrap().keep();
+    later.add(volume.promise(4096).unwrap());
+    assert_eq!(promised(), (1 << 20) + 4096);
+    drop(later);
+    assert_eq!(promised(), 0);
+}
