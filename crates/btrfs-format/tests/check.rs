@@ -205,7 +205,8 @@ fn directory_entries() {
     accepts(TreeId::FS, &vec![(index, entry(target, 7, &[0xff; 255], b""))]);
 }
 
-/// A reader takes these, and a volume that is written has none of them: the kernel refuses the leaf.
+/// A reader takes these. A volume that is written has none of them, because the kernel refuses the
+/// leaf.
 #[test]
 fn what_only_a_writer_refuses() {
     let inode_at = key(257, ItemType::INODE_ITEM, 0);

@@ -3,8 +3,8 @@
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::Result;
 
+use crate::engine::Handle;
 use crate::handle::Volume;
-use crate::transaction::Handle;
 
 /// The inode number that the items pretend to be about: far above those of a new volume.
 const OBJECT: u64 = 1 << 40;

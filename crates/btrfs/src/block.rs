@@ -341,7 +341,7 @@ mod tests {
             let name = format!("file-{number}");
             fs.create(Place { dir, name: name.as_bytes() }, &NEW).unwrap();
         }
-        fs.volume().flush_delayed(u64::MAX).unwrap();
+        fs.volume().delayed.flush(&fs.volume().base, u64::MAX).unwrap();
     }
 
     /// Each leaf that names went to was read back from the device when it was changed for the first

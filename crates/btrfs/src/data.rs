@@ -9,6 +9,7 @@ mod ahead;
 mod buffer;
 mod checksums;
 mod drop;
+mod file;
 mod in_place;
 mod ordered;
 mod pack;
@@ -32,19 +33,21 @@ use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_kit::workers::Task;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
-use crate::engine::Engine;
-use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
+use crate::delayed::Queues;
 use crate::storage::malformed;
-use crate::transaction::Live;
-use crate::tree::Blocks;
+use crate::transaction::{Base, Live};
 pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, committed_sums, insert_checksums, insert_sums,
-    remove_checksums, stored_sums,
+    stored_sums,
 };
 pub(crate) use drop::{Overlap, drop_range, overlaps, overlaps_in};
+pub(crate) use file::{
+    PLACEHOLDER, SHARDS, inode_item, no_such_file, placeholder_in, shard_of, timestamp, tree_of,
+    type_of,
+};
 pub(crate) use in_place::{Target, is_in_place, target};
 pub(crate) use ordered::OrderedExtent;
 pub(crate) use pack::{Chunk, Chunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline};
@@ -70,6 +73,18 @@ const MOST_PUT_OFF: u32 = 2;
 /// Compressed pieces that are read ahead of the one that is wanted next, to be decoded at once.
 const MOST_DECODED: usize = 16;
 
+/// A volume with files.
+pub(crate) trait Files: Queues {
+    /// What it is built on.
+    fn base(&self) -> &Base;
+
+    /// Data that was written and is in no extent yet.
+    fn buffers(&self) -> &Buffers;
+
+    /// The last reads.
+    fn read_ahead(&self) -> &ReadAhead;
+}
+
 /// An open file: what all reads of it need.
 pub(crate) struct FileData {
     file: FileId,
@@ -79,18 +94,18 @@ pub(crate) struct FileData {
 
 impl FileData {
     /// The file whose data is to be read: a regular one or a symbolic link.
-    pub(crate) fn open(volume: &Engine, file: FileId) -> Result<Self> {
+    pub(crate) fn open(volume: &impl Files, file: FileId) -> Result<Self> {
         // What is written back meanwhile leaves the buffer after it came into the tree.
-        let buffer = volume.buffers.get(file);
+        let buffer = volume.buffers().get(file);
         Ok(Self { buffer, ..Self::stored(volume, file)? })
     }
 
     /// The file as it is stored, without what is buffered.
-    pub(crate) fn stored(volume: &Engine, file: FileId) -> Result<Self> {
+    pub(crate) fn stored(volume: &impl Files, file: FileId) -> Result<Self> {
         if let Some(dir) = placeholder_in(file) {
             return Err(Error::posix(Errno::ISDIR, dir.to_string()));
         }
-        let inode = inode_item(volume, tree_of(volume, file)?, file)?;
+        let inode = inode_item(volume, tree_of(volume.base(), file)?, file)?;
         match type_of(&inode)? {
             FileType::Regular | FileType::Symlink => Ok(Self { file, inode, buffer: None }),
             FileType::Directory => Err(Error::posix(Errno::ISDIR, file.to_string())),
@@ -110,10 +125,10 @@ impl FileData {
 
     /// The pieces of `range`, cut at the end of what is stored. Whoever looks into the buffer has
     /// done so.
-    fn pieces<'v>(&self, volume: &'v Engine, range: Range<u64>) -> Result<Pieces<'v>> {
+    fn pieces<'v, V: Files>(&self, volume: &'v V, range: Range<u64>) -> Result<Pieces<'v, V>> {
         // What was buffered when the file was opened may be stored meanwhile.
         let size = match self.buffer {
-            Some(_) => inode_item(volume, tree_of(volume, self.file)?, self.file)?.size,
+            Some(_) => inode_item(volume, tree_of(volume.base(), self.file)?, self.file)?.size,
             None => self.inode.size,
         };
         let range = range.start..range.end.min(size.get());
@@ -123,7 +138,7 @@ impl FileData {
 
 /// Gives the data in `range` to `visit`, piece by piece. Holes are left out.
 pub(crate) fn read_data(
-    volume: &Engine,
+    volume: &impl Files,
     data: &FileData,
     range: Range<u64>,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
@@ -133,7 +148,12 @@ pub(crate) fn read_data(
 }
 
 /// Gives the data in `range`, which ends with the file, to `sink`.
-fn read_to(volume: &Engine, data: &FileData, range: Range<u64>, sink: &mut dyn Sink) -> Result<()> {
+fn read_to(
+    volume: &impl Files,
+    data: &FileData,
+    range: Range<u64>,
+    sink: &mut dyn Sink,
+) -> Result<()> {
     if range.is_empty() {
         return Ok(());
     }
@@ -150,7 +170,7 @@ fn read_to(volume: &Engine, data: &FileData, range: Range<u64>, sink: &mut dyn S
 
 /// Fills `buf` with what the file has from `offset` on, and gives how many bytes that were.
 pub(crate) fn read_at(
-    volume: &Engine,
+    volume: &impl Files,
     data: &FileData,
     offset: u64,
     buf: &mut [u8],
@@ -158,7 +178,7 @@ pub(crate) fn read_at(
     let available = data.size().saturating_sub(offset);
     let len = buf.len().min(usize::try_from(available).unwrap_or(usize::MAX));
     let range = offset..offset + len as u64;
-    if let Some(next) = volume.read_ahead.next(data.file, &range) {
+    if let Some(next) = volume.read_ahead().next(data.file, &range) {
         prefetch_range(volume, data, next);
     }
     let mut filling = Filling::new(&mut buf[..len], offset);
@@ -174,7 +194,7 @@ pub(crate) fn read_at(
 /// other fast could do that without end, so a piece that was put off a few times is read while none
 /// of them begins to free anything.
 fn read_stored(
-    volume: &Engine,
+    volume: &impl Files,
     data: &FileData,
     range: Range<u64>,
     sink: &mut dyn Sink,
@@ -183,7 +203,7 @@ fn read_stored(
     while at < range.end {
         let epoch = volume.epoch();
         let still = || volume.epoch() == epoch;
-        let next = match (put_off, volume.live_part()) {
+        let next = match (put_off, volume.base().live_part()) {
             (MOST_PUT_OFF.., Some(live)) => read_held(volume, live, data, at..range.end, sink)?,
             _ => read_batches(volume, data, at..range.end, &still, sink)?,
         };
@@ -200,13 +220,13 @@ fn read_stored(
 /// Commits wait meanwhile with all handles gone, so this waits neither for space nor for one of
 /// them, and `sink`, which may, is not called under the lock.
 fn read_held(
-    volume: &Engine,
+    volume: &impl Files,
     live: &Live,
     data: &FileData,
     range: Range<u64>,
     sink: &mut dyn Sink,
 ) -> Result<Option<u64>> {
-    let sector_size = volume.superblock().sector_size;
+    let sector_size = volume.base().superblock().sector_size;
     with_scratch(|stored| {
         let held = live.freeing.read();
         live.stats.read_held();
@@ -241,7 +261,7 @@ fn read_held(
 
 /// Gives where it stopped, if `still` did not hold any more.
 fn read_batches(
-    volume: &Engine,
+    volume: &impl Files,
     data: &FileData,
     range: Range<u64>,
     still: &dyn Fn() -> bool,
@@ -250,11 +270,11 @@ fn read_batches(
     let mut pieces = data.pieces(volume, range)?;
     let mut batch = Vec::new();
     pieces.fill(&mut batch)?;
-    let sector = u64::from(volume.superblock().sector_size);
+    let sector = u64::from(volume.base().superblock().sector_size);
     let hint = |batch: &[Piece]| {
         let ranges = batch.iter().filter_map(|piece| piece.disk_range(sector));
         if batch.len() > 1 || ranges.clone().any(|(_, len)| len >= WORTH_A_HINT) {
-            volume.storage.prefetch(volume, ranges);
+            volume.base().storage.prefetch(volume.base(), ranges);
         }
     };
     hint(&batch);
@@ -271,21 +291,22 @@ fn read_batches(
 }
 
 /// Tells the devices of what lies in `range`.
-fn prefetch_range(volume: &Engine, data: &FileData, range: Range<u64>) {
-    let sector = u64::from(volume.superblock().sector_size);
+fn prefetch_range(volume: &impl Files, data: &FileData, range: Range<u64>) {
+    let sector = u64::from(volume.base().superblock().sector_size);
     let mut batch = Vec::new();
     // What fails here fails again, with an error, when it is read.
     let Ok(mut pieces) = data.pieces(volume, range) else { return };
     while pieces.fill(&mut batch).is_ok() && !batch.is_empty() {
         volume
+            .base()
             .storage
-            .prefetch(volume, batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
+            .prefetch(volume.base(), batch.drain(..).filter_map(|piece| piece.disk_range(sector)));
     }
 }
 
 /// Tells the devices of the first batch of each of `files`.
-pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
-    let sector = u64::from(volume.superblock().sector_size);
+pub(crate) fn prefetch(volume: &impl Files, files: &[FileId]) {
+    let sector = u64::from(volume.base().superblock().sector_size);
     let mut batch = Vec::new();
     let mut ranges = Vec::new();
     for &file in files {
@@ -297,14 +318,14 @@ pub(crate) fn prefetch(volume: &Engine, files: &[FileId]) {
         }
         batch.clear();
     }
-    volume.storage.prefetch(volume, ranges);
+    volume.base().storage.prefetch(volume.base(), ranges);
 }
 
 /// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones
 /// decoded at once (`workers`), and gives them to `sink` in their order. Gives where it stopped, if
 /// `still` did not hold any more.
 fn read_batch(
-    volume: &Engine,
+    volume: &impl Files,
     data: &FileData,
     batch: &mut Vec<Piece>,
     still: &dyn Fn() -> bool,
@@ -324,7 +345,7 @@ fn read_batch(
             read_piece(volume, data, &piece, still, sink)
         };
         if !matches!(read, Ok(true)) {
-            if let (Ok(_), Some(live)) = (&read, volume.live_part()) {
+            if let (Ok(_), Some(live)) = (&read, volume.base().live_part()) {
                 live.stats.read_put_off();
             }
             coming.into_iter().try_for_each(|one| one.finish(sink))?;
@@ -346,7 +367,7 @@ struct Decoding {
 impl Decoding {
     /// Reads `piece`, which is compressed; `None` if `still` does not hold after that.
     fn start(
-        volume: &Engine,
+        volume: &impl Files,
         data: &FileData,
         piece: &Piece,
         still: &dyn Fn() -> bool,
@@ -360,7 +381,8 @@ impl Decoding {
             return Ok(None);
         }
         read?;
-        let (wanted, sector) = (index(piece.end - piece.start), volume.superblock().sector_size);
+        let (wanted, sector) =
+            (index(piece.end - piece.start), volume.base().superblock().sector_size);
         let task = Task::start(move || {
             let mut bytes = Vec::new();
             decode_into(sector, &stored, decode, wanted, &mut bytes).map(drop)?;
@@ -379,14 +401,14 @@ impl Decoding {
 /// Reads, verifies and decodes one piece and gives it to `sink`, if `still` holds after it was
 /// read.
 fn read_piece(
-    volume: &Engine,
+    volume: &impl Files,
     data: &FileData,
     piece: &Piece,
     still: &dyn Fn() -> bool,
     sink: &mut dyn Sink,
 ) -> Result<bool> {
     let wanted = index(piece.end - piece.start);
-    let sector_size = volume.superblock().sector_size;
+    let sector_size = volume.base().superblock().sector_size;
     let sector = u64::from(sector_size);
     // Whatever is wrong with what was read does not matter when it is not the file's any more.
     let read = |from, buf: &mut [u8]| {
@@ -461,12 +483,17 @@ fn decode_into<'b>(
     Ok(&buf[index(skip)..])
 }
 
-fn read_verified(volume: &Engine, data: &FileData, from: Logical, buf: &mut [u8]) -> Result<()> {
+fn read_verified(
+    volume: &impl Files,
+    data: &FileData,
+    from: Logical,
+    buf: &mut [u8],
+) -> Result<()> {
     if data.inode.flags.get() & inode_flags::NODATASUM != 0 {
-        return volume.read_data(from, buf, None);
+        return volume.base().read_data(from, buf, None);
     }
-    let sums = checksums(volume, from, buf.len() as u64)?;
-    volume.read_data(from, buf, Some(&sums))
+    let sums = checksums(volume.base(), from, buf.len() as u64)?;
+    volume.base().read_data(from, buf, Some(&sums))
 }
 
 /// The error of an extent's contents, with the address of the extent.
@@ -479,11 +506,11 @@ fn at(mut error: Error, extent: Logical) -> Error {
 
 /// The first range of data at or after `offset`.
 pub(crate) fn next_data(
-    volume: &Engine,
+    volume: &impl Files,
     data: &FileData,
     offset: u64,
 ) -> Result<Option<Range<u64>>> {
-    let (size, sector) = (data.size(), u64::from(volume.superblock().sector_size));
+    let (size, sector) = (data.size(), u64::from(volume.base().superblock().sector_size));
     if offset >= size {
         return Ok(None);
     }

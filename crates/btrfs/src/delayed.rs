@@ -78,7 +78,7 @@
 //! All trees together hold no more than a quarter of what is left of metadata beside what is kept
 //! back and one more operation, or all but 64 MiB of it where that is more, and what operations
 //! that end just now have queued. An operation that might make it more goes past the queue: it puts
-//! its items into the tree itself, but where a chunk is a cheap way to more room (`space/reclaim`),
+//! its items into the tree itself, but where a chunk is a cheap way to more room (`upkeep/reclaim`),
 //! or something waits in one of their nodes already. Then it queues them, and flushes these nodes
 //! when it ends and more is held. So the fuller a volume is, the less waits, and at last nobody has
 //! to wait in line for what others could flush.
@@ -103,6 +103,9 @@
 //!
 //! Two options take the mechanisms away to measure them: [`OpenOptions::delayed_items`] and
 //! [`OpenOptions::reserve_by_item`].
+//!
+//! [`OpenOptions::delayed_items`]: crate::OpenOptions::delayed_items
+//! [`OpenOptions::reserve_by_item`]: crate::OpenOptions::reserve_by_item
 
 mod backlog;
 mod flush;
@@ -125,11 +128,10 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
 use crate::counter::{Counter, Stop};
-use crate::engine::OpenOptions;
 use crate::space::Space;
 use crate::transaction::{Handle, Tree};
+use crate::tree::Blocks;
 use backlog::Backlog;
-pub(crate) use hold::Hold;
 use node::{Items, Load, Node};
 pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
 
@@ -185,6 +187,23 @@ impl NodeId {
 
 type Shard = RwLock<HashMap<NodeId, Node, FixedState>>;
 
+/// What is delayed, and how much of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DelayedConfig {
+    /// Anything is.
+    pub(crate) is_on: bool,
+    /// Every item keeps a unit of its own.
+    pub(crate) by_item: bool,
+    /// What may be queued before writers flush themselves, in bytes of memory.
+    pub(crate) most_bytes: u64,
+}
+
+/// A volume that has items queued for its trees.
+pub(crate) trait Queues: Blocks {
+    /// They.
+    fn delayed(&self) -> &Delayed;
+}
+
 /// All delayed items of a volume.
 pub(crate) struct Delayed {
     shards: Box<[Shard]>,
@@ -204,17 +223,23 @@ pub(crate) struct Delayed {
 impl Delayed {
     /// Nothing is queued yet in a volume with nodes of this size. `stop` is told when what is held
     /// is counted wrong.
-    pub(crate) fn new(options: &OpenOptions, node_size: u32, stop: &Arc<Stop>) -> Self {
+    pub(crate) fn new(config: DelayedConfig, node_size: u32, stop: &Arc<Stop>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             hasher: FixedState::default(),
-            is_on: options.delayed_items,
-            by_item: options.reserve_by_item,
+            is_on: config.is_on,
+            by_item: config.by_item,
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
-            backlog: Backlog::new(options.dirty_bytes / 8),
+            backlog: Backlog::new(config.most_bytes),
             dirties: AtomicI64::new(0),
             held: Counter::new("metadata that queued items hold", stop),
         }
+    }
+
+    /// Nothing is ever queued, in a volume with nodes of this size.
+    pub(crate) fn off(node_size: u32) -> Self {
+        let config = DelayedConfig { is_on: false, by_item: false, most_bytes: 0 };
+        Self::new(config, node_size, &Arc::default())
     }
 
     /// What is queued, in bytes of memory.
@@ -258,6 +283,16 @@ impl Delayed {
         let has_node =
             |key| NodeId::of(tree, key).is_some_and(|id| self.shard(id).read().contains_key(&id));
         self.is_on && (!self.holds_much(space, cost) || keys.any(has_node))
+    }
+
+    /// Whether items of `tree` with these keys are queued, and do not go to the tree at once.
+    pub(crate) fn queues(
+        &self,
+        handle: &Handle<'_>,
+        tree: &Tree,
+        keys: impl Iterator<Item = Key>,
+    ) -> bool {
+        self.takes(handle.space(), handle.reserved_bytes(), tree.id, keys)
     }
 
     /// Lets `look` see what is queued for `key`: its data, or that it was removed. `None` when
@@ -364,7 +399,7 @@ impl<'a, 'v> Queue<'a, 'v> {
             return Ok(());
         }
         let nodes = std::mem::take(&mut self.nodes);
-        self.handle.flush_nodes(&nodes)
+        self.delayed.flush_nodes(self.handle, &nodes)
     }
 
     /// Counts what was queued, and leaves what is reserved for it to the nodes.

@@ -86,7 +86,7 @@ impl FileSystem for Filesystem {
         const PATH_MAX: u64 = 4096;
         let read = || {
             let no_link = || Error::posix(Errno::INVAL, format!("{file} is not a symbolic link"));
-            let data = FileData::open(&self.volume, file).map_err(|e| match e {
+            let data = FileData::open(&**self.volume, file).map_err(|e| match e {
                 // A directory is no symbolic link either, and `readlink` says so.
                 Error::Posix { errno: Errno::ISDIR, .. } => no_link(),
                 e => e,
@@ -99,7 +99,7 @@ impl FileSystem for Filesystem {
                 return Err(Error::corrupt("inode item", problem));
             }
             let mut target = Vec::new();
-            data::read_data(&self.volume, &data, 0..data.size(), &mut |_, bytes| {
+            data::read_data(&**self.volume, &data, 0..data.size(), &mut |_, bytes| {
                 target.extend_from_slice(bytes);
                 Ok(())
             })?;
@@ -131,8 +131,8 @@ impl FileSystem for Filesystem {
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        FileData::open(&self.volume, file)
-            .and_then(|data| data::read_at(&self.volume, &data, offset, buf))
+        FileData::open(&**self.volume, file)
+            .and_then(|data| data::read_at(&**self.volume, &data, offset, buf))
             .map_err(of(file))
     }
 
@@ -142,18 +142,18 @@ impl FileSystem for Filesystem {
         range: Range<u64>,
         visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        FileData::open(&self.volume, file)
-            .and_then(|data| data::read_data(&self.volume, &data, range, visit))
+        FileData::open(&**self.volume, file)
+            .and_then(|data| data::read_data(&**self.volume, &data, range, visit))
             .map_err(of(file))
     }
 
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        FileData::open(&self.volume, file)
-            .and_then(|data| data::next_data(&self.volume, &data, offset))
+        FileData::open(&**self.volume, file)
+            .and_then(|data| data::next_data(&**self.volume, &data, offset))
             .map_err(of(file))
     }
 
     fn prefetch(&self, files: &[FileId]) {
-        data::prefetch(&self.volume, files);
+        data::prefetch(&**self.volume, files);
     }
 }

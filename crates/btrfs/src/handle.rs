@@ -9,7 +9,7 @@ use offshoot_vfs::{FileSystem, FileSystemMut, Result, Trimmed, Version};
 
 use crate::engine::{Engine, OpenOptions};
 use crate::filesystem::Filesystem;
-use crate::transaction::Committer;
+use crate::upkeep::Committer;
 use crate::{SubvolumeId, inode, log};
 
 /// A btrfs volume that is open: an [`Engine`], and the thread that commits what is changed in it.

@@ -46,59 +46,23 @@ pub(crate) mod xattr;
 use std::ops::ControlFlow;
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
-use offshoot_btrfs_format::inode::{InodeItem, InodeName, inode_extrefs, inode_refs};
+use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 
+use crate::data::{PLACEHOLDER, timestamp};
+pub(crate) use crate::data::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
 use crate::delayed;
 use crate::engine::Engine;
 use crate::storage::malformed;
-use crate::subvolume::{stands_at, timestamp, tree_root};
+use crate::transaction::stands_at;
 use crate::tree::{Cursor, TreeRoot, with_item};
 use entries::{FIRST_INDEX, indexes};
 pub(crate) use evict::orphan_key;
-pub(crate) use in_use::{Inodes, Locks, SHARDS, shard_of};
+pub(crate) use in_use::{Inodes, Locks};
 
 /// The inode number of the root directory of every subvolume.
 pub(crate) const ROOT_DIR: u64 = Ino::ROOT_DIR.0;
-
-/// Set in the inode number of the empty directory that stands for an entry whose
-/// subvolume is elsewhere (see the essay of `subvolume`). The other bits are the
-/// directory that holds the entry: what is shown of the placeholder comes from it.
-/// No inode number of a real file is as high.
-const PLACEHOLDER: u64 = 1 << 63;
-
-/// The directory that holds the placeholder `file`; `None` when it is a real file.
-pub(crate) fn placeholder_in(file: FileId) -> Option<FileId> {
-    (file.ino & PLACEHOLDER != 0).then_some(FileId { ino: file.ino & !PLACEHOLDER, ..file })
-}
-
-pub(crate) fn no_such_file(file: FileId) -> Error {
-    Error::posix(Errno::NOENT, file.to_string())
-}
-
-/// The tree that `file` is in.
-pub(crate) fn tree_of(volume: &Engine, file: FileId) -> Result<TreeRoot> {
-    let id = TreeId(file.dev);
-    if !id.is_subvolume() {
-        return Err(no_such_file(file));
-    }
-    tree_root(volume, id)
-}
-
-/// The inode item of `file`.
-pub(crate) fn inode_item(volume: &Engine, root: TreeRoot, file: FileId) -> Result<InodeItem> {
-    let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
-    let read = |data: &[u8]| InodeItem::view(data).copied().map_err(malformed);
-    delayed::with_item(volume, root, key, read)?.ok_or_else(|| no_such_file(file))
-}
-
-/// The type of the file with this inode item.
-pub(crate) fn type_of(item: &InodeItem) -> Result<FileType> {
-    let mode = item.mode.get();
-    FileType::from_mode(mode)
-        .ok_or_else(|| Error::corrupt("inode item", format!("mode {mode:#o} has no file type")))
-}
 
 /// The attributes of `file`.
 pub(crate) fn attr(volume: &Engine, file: FileId) -> Result<Attr> {
@@ -170,12 +134,11 @@ fn target(volume: &Engine, dir: FileId, name: &[u8], location: Key) -> Result<Fi
 
 /// The file called `name` in `dir`.
 pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
-    let Some(live) = volume.live_part() else { return lookup_once(volume, dir, name) };
     loop {
-        let moves = live.subvolumes.moves();
+        let moves = volume.subvolumes.moves();
         let found = lookup_once(volume, dir, name)?;
         // While a subvolume moves it may seem to be elsewhere.
-        if placeholder_in(found).is_none() || live.subvolumes.is_still(moves) {
+        if placeholder_in(found).is_none() || volume.subvolumes.is_still(moves) {
             return Ok(found);
         }
         std::thread::yield_now();

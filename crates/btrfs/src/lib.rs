@@ -18,14 +18,14 @@
 //! | `mkfs` | new volumes |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
 //! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
-//! | `engine` | opens a volume; holds what the rooms keep between calls |
+//! | `upkeep` | when to commit; makes room for those who wait, has chunks come and go, discards |
+//! | `engine` | opens a volume; has what each room keeps between calls |
 //! | `log` | what fsync wrote since the last commit, and its replay when a volume is opened |
 //! | `subvolume` | which subvolumes there are and how they hold each other |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
 //! | `delayed` | items of the namespace, gathered until they go to a tree by the leaf |
-//! | `quota` | what the groups of quotas use |
-//! | `transaction` | what changes together, delayed references, commits |
-//! | `space` | block groups, free space, reservations, chunks that come and go |
+//! | `transaction` | what changes together, delayed references, commits; what the groups of quotas use |
+//! | `space` | block groups, free space, reservations |
 //! | `tree` | search in a tree, and changes of it by many threads |
 //! | `block` | verified tree blocks and the cache of them |
 //! | `storage` | members, superblocks, chunk map; reads around bad copies, writes all copies |
@@ -46,7 +46,6 @@ mod handle;
 mod inode;
 mod log;
 mod mkfs;
-mod quota;
 mod report;
 mod scrub;
 #[cfg(test)]
@@ -60,6 +59,7 @@ mod subvolume;
 mod test_volumes;
 mod transaction;
 mod tree;
+mod upkeep;
 
 pub use block::TreeBlock;
 pub use engine::{Engine, OpenOptions};
@@ -74,12 +74,11 @@ pub use report::{Report, Reporter};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };
-pub use space::{
-    BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats, Trimmed,
-};
+pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
+pub use transaction::Base;
 pub use tree::{Cursor, Latching, TreeRoot, Unlock};
 
 // The rooms call these by `crate::`, as if they were the lowest ones.

@@ -39,8 +39,8 @@
 //!
 //! With [`OpenOptions::tree_log`] off, fsync is a commit. Otherwise `running` holds the log trees
 //! of the running transaction and says how they get to the devices. `fsync` is the entry; `record`,
-//! `data` and `directory` decide what is logged, `datasync` what need not be. `notes` remembers
-//! what changed.
+//! `data` and `directory` decide what is logged, `datasync` what need not be. `transaction/notes`
+//! remembers what changed.
 //!
 //! # Replaying
 //!
@@ -56,8 +56,6 @@ mod fsync;
 mod heads;
 mod inodes;
 mod names;
-mod notes;
-mod ranges;
 mod record;
 mod replay;
 mod running;
@@ -80,7 +78,7 @@ use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
 pub use failure::LogFailure;
 pub(crate) use fsync::{Wanted, committed_root, fsync};
-pub(crate) use running::Log;
+pub(crate) use running::{RunningLog, Trees};
 pub use zero::LostLog;
 
 /// The log of one subvolume.

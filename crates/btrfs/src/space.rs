@@ -27,8 +27,7 @@
 
 mod allocated;
 mod block_group;
-mod chunk_plan;
-mod chunks;
+pub(crate) mod chunk_plan;
 mod discard;
 #[cfg(test)]
 mod foreign_tests;
@@ -39,41 +38,60 @@ mod ledger;
 mod line_tests;
 mod load;
 mod place;
-mod profile;
-mod reclaim;
+pub(crate) mod profile;
 mod reserve;
 mod stats;
 #[cfg(test)]
 mod tests;
 mod tickets;
-mod usage;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
+use offshoot_btrfs_format::superblock::Superblock;
+use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 
 use allocated::Allocated;
 pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
-pub(crate) use chunks::system_chunks_of;
-pub(crate) use discard::Freed;
-pub use discard::Trimmed;
+use discard::Freed;
+pub(crate) use discard::PIECE_BYTES;
 use free_space::Fit;
 use ledger::Ledger;
-pub(crate) use ledger::{Promise, Reservation};
+pub(crate) use ledger::{HighWater, Kept, KeptAs, Promise, Reservation};
 pub(crate) use reserve::{
-    Claim, DELETION_ITEMS, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes,
+    Claim, DELETION_ITEMS, MakesRoom, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes,
 };
+pub(crate) use stats::When;
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
+pub(crate) use tickets::Waiter;
 
 use crate::counter::{Counter, Stop};
-use crate::engine::Engine;
+use crate::storage::Storage;
+use crate::tree::{Blocks, TreeRoot};
+
+/// A volume whose trees say what is free in it.
+pub(crate) trait Roots: Blocks {
+    /// Its members and chunks.
+    fn storage(&self) -> &Storage;
+
+    /// The root of the tree `id`.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such tree.
+    fn tree(&self, id: TreeId) -> Result<TreeRoot>;
+
+    /// The superblock of the last commit.
+    fn superblock(&self) -> &Superblock {
+        self.storage().superblock()
+    }
+}
 
 /// All block groups of a volume.
 pub(crate) struct Space {
@@ -100,12 +118,14 @@ pub(crate) struct Space {
     /// What the commit of the running transaction has to do.
     pub(crate) pending: Arc<Pending>,
     /// Somebody who goes before others found no room, which a commit makes.
-    is_short: AtomicBool,
-    allocated: Allocated,
+    pub(crate) is_short: AtomicBool,
+    pub(crate) allocated: Allocated,
     /// Held by the one thread that makes or removes chunks, or discards what belongs to none. Taken
     /// after the gate.
-    chunk_lock: Mutex<()>,
+    pub(crate) chunk_lock: Mutex<()>,
     outside: discard::Outside,
+    /// What is to be discarded; `None` for nothing.
+    freed: Mutex<Option<Freed>>,
     stats: stats::Counters,
     /// Told when accounts turn out to be wrong.
     stop: Arc<Stop>,
@@ -196,19 +216,24 @@ impl Drop for Sharing<'_> {
 }
 
 impl Space {
-    /// The space of `volume` with these block groups. `stop` is told when its accounts turn out to
-    /// be wrong.
+    /// The space of a volume with these block groups. `stop` is told when its accounts turn out to
+    /// be wrong; where it `discards`, what is freed is noted.
     ///
     /// # Errors
     /// When a block group has a profile that there is not.
-    pub(crate) fn new(groups: Vec<BlockGroup>, volume: &Engine, stop: Arc<Stop>) -> Result<Self> {
+    pub(crate) fn new(
+        groups: Vec<BlockGroup>,
+        storage: &Storage,
+        discards: bool,
+        stop: Arc<Stop>,
+    ) -> Result<Self> {
         let kinds = groups.iter().map(|group| group.flags);
         let is_mixed = profile::has_mixed(kinds.clone());
-        let members = volume.members().iter().filter(|member| !member.is_seed).count();
+        let members = storage.members().iter().filter(|member| !member.is_seed).count();
         let new_chunk = |purpose| profile::flags_of_new_chunk(purpose, kinds.clone(), members);
         let taken_from =
             [new_chunk(Purpose::Data)?, new_chunk(Purpose::Metadata)?, new_chunk(Purpose::System)?];
-        let superblock = volume.superblock();
+        let superblock = storage.superblock();
         let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
         Ok(Self {
             groups: RwLock::new(groups.collect()),
@@ -223,9 +248,10 @@ impl Space {
             sharing: Counter::new("trees that share blocks with snapshots", &stop),
             pending: Arc::new(Pending::new(&stop)),
             is_short: AtomicBool::new(false),
-            allocated: Allocated::new(volume),
+            allocated: Allocated::new(storage.members()),
             chunk_lock: Mutex::new(()),
             outside: discard::Outside::default(),
+            freed: Mutex::new(discards.then(Freed::default)),
             stats: stats::Counters::default(),
             stop,
         })
@@ -245,7 +271,7 @@ impl Space {
     ///
     /// # Errors
     /// `ENOSPC` when no block group has as much in one piece.
-    pub(crate) fn take(&self, volume: &Engine, purpose: Purpose, len: u64) -> Result<Logical> {
+    pub(crate) fn take(&self, volume: &dyn Roots, purpose: Purpose, len: u64) -> Result<Logical> {
         loop {
             let taken = self.take_known(purpose, len);
             if let Some(logical) = taken.or_else(|| self.take_or_wait(purpose, len)) {
@@ -261,7 +287,7 @@ impl Space {
     /// Takes exactly this range of a block group, if all of it is free; whether it is.
     pub(crate) fn take_range(
         &self,
-        volume: &Engine,
+        volume: &dyn Roots,
         group: &BlockGroup,
         logical: Logical,
         len: u64,
@@ -316,6 +342,18 @@ impl Space {
         self.counted(group.give_back(logical, len, |more| self.count_free(&group, more)))
     }
 
+    /// All block groups, by address.
+    pub(crate) fn groups(&self) -> Vec<Arc<BlockGroup>> {
+        self.groups.read().values().cloned().collect()
+    }
+
+    /// The block groups that have a part of `range`.
+    pub(crate) fn groups_in(&self, range: &Range<u64>) -> Vec<Arc<BlockGroup>> {
+        let groups = self.groups.read();
+        let below = groups.range(..range.end).rev().map(|(_, group)| group);
+        below.take_while(|group| group.end() > range.start).cloned().collect()
+    }
+
     /// Block groups whose items no longer say how much of them is used.
     pub(crate) fn changed_groups(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().filter(|group| group.is_changed()).cloned().collect()
@@ -333,12 +371,12 @@ impl Space {
     }
 
     /// Ends all writing when a count failed.
-    fn counted<T>(&self, outcome: Result<T>) -> Result<T> {
+    pub(crate) fn counted<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| self.stop.set(&error.to_string()))
     }
 
     /// The ledger of this kind of space.
-    fn ledger(&self, purpose: Purpose) -> &Ledger {
+    pub(crate) fn ledger(&self, purpose: Purpose) -> &Ledger {
         match purpose {
             Purpose::Data if !self.is_mixed => &self.ledgers[0],
             Purpose::Data | Purpose::Metadata => &self.ledgers[1],
@@ -347,7 +385,7 @@ impl Space {
     }
 
     /// Whether what is kept of metadata is kept of this kind of space.
-    fn counts_as_metadata(&self, purpose: Purpose) -> bool {
+    pub(crate) fn counts_as_metadata(&self, purpose: Purpose) -> bool {
         match purpose {
             Purpose::Data => self.is_mixed,
             Purpose::Metadata => true,
@@ -362,7 +400,7 @@ impl Space {
     }
 
     /// The flags of a new chunk for `purpose`.
-    fn flags_for(&self, purpose: Purpose) -> BlockGroupFlags {
+    pub(crate) fn flags_for(&self, purpose: Purpose) -> BlockGroupFlags {
         self.taken_from[match purpose {
             Purpose::Data => 0,
             Purpose::Metadata => 1,
@@ -389,7 +427,7 @@ impl Space {
     }
 
     /// Finds out what is free in `group`, unless that is known.
-    pub(crate) fn load(&self, volume: &Engine, group: &BlockGroup) -> Result<()> {
+    pub(crate) fn load(&self, volume: &dyn Roots, group: &BlockGroup) -> Result<()> {
         group.load(volume, |free| self.count_free(group, free)).map(drop)
     }
 
@@ -401,7 +439,7 @@ impl Space {
     }
 
     /// Finds out what is free in one more block group for `purpose`; whether there was one.
-    fn load_one(&self, volume: &Engine, purpose: Purpose) -> Result<bool> {
+    pub(crate) fn load_one(&self, volume: &dyn Roots, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
             let is_unknown = |g: &&Arc<BlockGroup>| {
@@ -427,19 +465,19 @@ impl Space {
     }
 
     /// Adds a block group of a chunk that was allocated.
-    fn add_group(&self, volume: &Engine, group: BlockGroup) -> Result<()> {
+    pub(crate) fn add_group(&self, volume: &dyn Roots, group: BlockGroup) -> Result<()> {
         let group = Arc::new(group);
         self.groups.write().insert(group.start.0, group.clone());
         self.load(volume, &group)
     }
 
     /// Forgets a block group that was retired.
-    fn remove_group(&self, group: &BlockGroup) {
+    pub(crate) fn remove_group(&self, group: &BlockGroup) {
         self.groups.write().remove(&group.start.0);
     }
 
     /// Block groups that hold nothing.
-    fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
+    pub(crate) fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
         let groups = self.groups.read();
         let mut empty: Vec<_> = groups.values().filter(|g| g.is_empty()).cloned().collect();
         // The last ones first, so that the logical space stays dense.
@@ -450,7 +488,7 @@ impl Space {
     /// Lets nobody allocate from `group` any more, when it is empty, not the last of its kind, and
     /// `keep` bytes of the kind stay free without it; says whether that is so. One that nothing is
     /// taken from because of its profile may be the last.
-    fn retire(&self, group: &BlockGroup, keep: u64) -> bool {
+    pub(crate) fn retire(&self, group: &BlockGroup, keep: u64) -> bool {
         let is_last = self.is_last_of_its_kind(group) && !self.is_of_other_profile(group);
         // What is for trees is needed at once; a data chunk is as easily allocated again.
         let keep = if group.flags.has_metadata() { keep } else { 0 };

@@ -92,7 +92,7 @@ pub(crate) fn patch_leaf(
 ) {
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     let root = match tree {
-        TreeId::CHUNK => crate::subvolume::chunk_tree_root(&volume),
+        TreeId::CHUNK => crate::transaction::chunk_tree_root(&volume),
         tree => volume.tree(tree).unwrap(),
     };
     let mut cursor = volume.cursor(root, key).unwrap();

@@ -30,13 +30,25 @@
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
 
+mod base;
+mod blocks;
 mod changing;
+mod checksums;
+mod chunks;
 mod commit;
-mod committer;
 mod device_stats;
 mod extent_tree;
+mod hold;
+mod log_state;
+mod newest;
+mod notes;
 mod obstacle;
+mod quota;
+mod ranges;
 mod refs;
+mod roots;
+mod signal;
+mod stripe_tree;
 #[cfg(test)]
 mod tests;
 mod writeout;
@@ -58,30 +70,34 @@ use offshoot_vfs::{Errno, Error, Result};
 use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::Stop;
-use crate::delayed::{Delayed, Queue};
-use crate::engine::{Engine, OpenOptions};
-use crate::inode::compression::Compress;
-use crate::inode::create::NewFiles;
-use crate::inode::write_back::most_inline;
-use crate::log::Log;
-use crate::quota::{Quotas, Usage};
-use crate::space::{self, Freed, Purpose, Reservation, Space};
+use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::Counters;
-use crate::subvolume::State;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
+pub use base::Base;
 pub(crate) use changing::{Changing, Tree};
-pub(crate) use commit::Cause;
-pub(crate) use committer::{Committer, Signal};
+pub(crate) use checksums::remove_checksums_beside_writers;
+pub(crate) use chunks::system_chunks_of;
+pub(crate) use commit::{Above, Cause};
+pub(crate) use hold::Account;
+pub(crate) use log_state::LogState;
+pub(crate) use notes::MOST as MOST_NOTES;
 pub(crate) use obstacle::Obstacle;
+use quota::Usage;
+pub(crate) use quota::{NewGroup, Quotas};
+pub(crate) use ranges::Ranges;
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
+pub(crate) use roots::{
+    RootCache, StoredRoot, chunk_tree_root, require_one_root_item, require_own_root, root_item,
+    root_item_key, root_of, stands_at, stored_root, tree_root,
+};
+pub(crate) use signal::Signal;
 
 /// Locks for counts of references of shared blocks.
 const COUNTING: usize = 16;
 
 /// The part of a volume that can change.
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Live {
     phases: RwLock<Phases>,
     /// Held shared by every handle, and exclusively while a commit finishes.
@@ -89,9 +105,7 @@ pub(crate) struct Live {
     /// Held by the one commit that runs.
     commit: Mutex<()>,
     trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
-    pub(crate) space: Space,
-    /// What is queued for the trees of subvolumes.
-    pub(crate) delayed: Delayed,
+    pub(crate) space: Arc<Space>,
     /// What failed, when it cannot be undone.
     stop: Arc<Stop>,
     /// Who waits for the end of a commit. Nothing is locked under it but the phases.
@@ -110,8 +124,6 @@ pub(crate) struct Live {
     pub(crate) stats: Counters,
     /// How writers latch what is above a leaf.
     latching: Latching,
-    /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks.
-    pub(crate) dirty_bytes: u64,
     /// Held exclusively while checksums are removed, and shared while some are looked for or added.
     pub(crate) checksums: RwLock<()>,
     /// Held while somebody decides by the count of references of a shared block and changes it;
@@ -119,28 +131,10 @@ pub(crate) struct Live {
     counting: [Mutex<()>; COUNTING],
     /// Which quotas are kept.
     pub(crate) quotas: Quotas,
-    /// Numbers of new subvolumes, and deleted ones.
-    pub(crate) subvolumes: State,
-    /// How many commits one cycle of making room has.
-    pub(crate) commits_per_cycle: u32,
     /// Told when there is much to bring to the devices.
     pub(crate) pressure: Arc<Signal>,
-    /// How files are compressed that do not say so themselves.
-    pub(crate) compress: Option<Compress>,
-    /// How the data of new files is stored.
-    pub(crate) new_files: NewFiles,
-    /// The largest file that is kept in its extent item, in bytes.
-    pub(crate) max_inline: u64,
     /// Whether fsync writes logs.
-    pub(crate) tree_log: bool,
-    /// Whether it puts each item of a directory into them by itself.
-    pub(crate) log_by_item: bool,
-    /// What is to be discarded; `None` for nothing.
-    pub(crate) freed: parking_lot::Mutex<Option<Freed>>,
-    /// Nobody but who commits goes through it.
-    discards_itself: bool,
-    /// Whether files are written back before each commit.
-    pub(crate) flush_on_commit: bool,
+    has_log: bool,
     /// Features that the volume needs since it was opened, by their bits.
     new_features: AtomicU64,
     /// The label since it was changed.
@@ -174,12 +168,12 @@ pub(crate) struct Transaction {
     allocated: OnceLock<Vec<u64>>,
     /// What it did that quotas count.
     usage: Usage,
-    /// What fsync wrote of it.
-    log: Log,
+    /// What its log must know of it, and it of its log.
+    log: LogState,
 }
 
 impl Transaction {
-    fn new(id: Generation, pending: Arc<space::Pending>, log: Log) -> Self {
+    fn new(id: Generation, pending: Arc<space::Pending>, log: LogState) -> Self {
         Self {
             id,
             dirty: DirtyBlocks::default(),
@@ -196,7 +190,7 @@ impl Transaction {
 
 /// A share in the running transaction.
 pub(crate) struct Handle<'v> {
-    volume: &'v Engine,
+    volume: &'v Base,
     live: &'v Live,
     transaction: Arc<Transaction>,
     /// `None` for the commit itself, which holds the gate exclusively.
@@ -218,18 +212,16 @@ struct Share<'v> {
 impl Live {
     /// The state behind the last commit, which has this superblock.
     pub(crate) fn new(
-        space: Space,
+        space: Arc<Space>,
         superblock: Box<SuperblockItem>,
         quotas: Quotas,
-        options: &OpenOptions,
+        latching: Latching,
+        has_log: bool,
         stop: Arc<Stop>,
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
-        let running =
-            Arc::new(Transaction::new(first, space.pending.clone(), Log::new(options.tree_log)));
-        let node_size = superblock.nodesize.get();
-        let delayed = Delayed::new(options, node_size, &stop);
-        let max_inline = options.max_inline.min(most_inline(node_size));
+        let running = Transaction::new(first, space.pending.clone(), LogState::new(has_log));
+        let running = Arc::new(running);
         Self {
             phases: RwLock::new(Phases {
                 running,
@@ -241,7 +233,6 @@ impl Live {
             commit: Mutex::new(()),
             trees: RwLock::default(),
             space,
-            delayed,
             stop,
             commits: parking_lot::Mutex::new(()),
             committed: parking_lot::Condvar::new(),
@@ -249,22 +240,12 @@ impl Live {
             freeing: RwLock::new(()),
             superblock: Mutex::new(superblock),
             stats: Counters::default(),
-            latching: options.latching,
-            dirty_bytes: options.dirty_bytes,
+            latching,
             checksums: RwLock::new(()),
             counting: std::array::from_fn(|_| Mutex::new(())),
             quotas,
-            subvolumes: State::default(),
-            commits_per_cycle: options.commits_per_cycle,
             pressure: Arc::default(),
-            compress: options.compress,
-            new_files: options.new_files,
-            max_inline,
-            tree_log: options.tree_log,
-            log_by_item: options.log_by_item,
-            freed: parking_lot::Mutex::new(options.discard.then(Freed::default)),
-            discards_itself: options.commit_interval.is_none(),
-            flush_on_commit: options.flush_on_commit,
+            has_log,
             new_features: AtomicU64::new(0),
             new_label: Mutex::new(None),
         }
@@ -287,7 +268,7 @@ impl Live {
     }
 
     /// Whether a log that a crash would find may have an extent where it is no more.
-    fn logs_moved_extents(&self) -> bool {
+    pub(crate) fn logs_moved_extents(&self) -> bool {
         let phases = self.phases.read();
         let pending = phases.before.as_ref().filter(|_| !phases.is_complete);
         pending.into_iter().chain([&phases.running]).any(|one| one.log.may_show_moved_extents())
@@ -309,7 +290,7 @@ impl Live {
 
     /// Waits until the transaction before the running one is on the devices. The caller holds no
     /// handle: that transaction may have been postponed to be committed with the running one
-    /// ([`Engine::enter_committed`]).
+    /// ([`Base::enter_committed`]).
     ///
     /// # Errors
     /// `EROFS` when something failed.
@@ -370,15 +351,15 @@ impl Live {
     }
 
     /// The tree `id`, whose root is looked up when it is used for the first time.
-    pub(crate) fn tree(&self, volume: &Engine, id: TreeId) -> Result<Arc<Tree>> {
+    pub(crate) fn tree(&self, volume: &Base, id: TreeId) -> Result<Arc<Tree>> {
         if let Some(tree) = self.trees.read().get(&id) {
             return Ok(tree.clone());
         }
         // Two threads may look it up at once; the first to store it wins, and nothing was changed
         // by then.
-        let stored = crate::subvolume::stored_root(volume, id)?;
-        crate::subvolume::require_one_root_item(volume, id)?;
-        crate::subvolume::require_own_root(volume, &stored.root)?;
+        let stored = roots::stored_root(volume, id)?;
+        require_one_root_item(volume, id)?;
+        require_own_root(volume, &stored.root)?;
         self.space.note_level(stored.root.level);
         if stored.last_snapshot.0 > 0 {
             self.space.note_sharing();
@@ -388,7 +369,7 @@ impl Live {
             if is_of_commits(id) {
                 pending.tree_bytes.fetch_add(stored.used_bytes, Ordering::Relaxed);
             }
-            Arc::new(Tree::new(&stored))
+            Arc::new(Tree::new(&stored, &self.space))
         };
         let mut trees = self.trees.write();
         let tree = trees.entry(id).or_insert_with(new);
@@ -401,7 +382,7 @@ impl Live {
     }
 
     /// Looks up the trees that a commit changes, so that what it needs is known.
-    pub(crate) fn open_trees_of_commits(&self, volume: &Engine) -> Result<()> {
+    pub(crate) fn open_trees_of_commits(&self, volume: &Base) -> Result<()> {
         let has = |feature| volume.superblock().compat_ro.has(feature);
         let trees = [
             Some(TreeId::EXTENT),
@@ -456,7 +437,7 @@ impl Drop for Begun<'_> {
     }
 }
 
-impl Engine {
+impl Base {
     /// Joins the running transaction, without space to change anything.
     ///
     /// # Errors
@@ -483,7 +464,7 @@ impl Engine {
     }
 }
 
-impl Engine {
+impl Base {
     /// Joins the running transaction when the one before it is on the devices: until the handle is
     /// dropped the last commit stays that one.
     ///
@@ -501,17 +482,39 @@ impl Engine {
             live.wait_for_commit()?;
         }
     }
+}
 
-    /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed
-    /// items go to.
-    pub(crate) fn dirty_tree_bytes(&self) -> Result<u64> {
-        let live = self.live()?;
-        let blocks = live.phases.read().running.dirty.len();
-        Ok(blocks * u64::from(self.superblock().node_size) + live.delayed.dirties())
+impl Base {
+    /// Joins when space for `items` is there, and nobody waits for it. Who makes room, or writes
+    /// back, takes what is kept for that, whoever waits.
+    pub(crate) fn try_join<'v>(
+        &'v self,
+        live: &'v Live,
+        items: u64,
+        claim: Claim,
+    ) -> Result<Option<Handle<'v>>> {
+        let reservation = live.space.try_reserve_for(claim, live.space.cost(items));
+        let Some(reservation) = reservation else { return Ok(None) };
+        Ok(Some(self.enter()?.with_reservation(reservation, items)))
     }
 }
 
 impl Live {
+    /// How many tree blocks are not on the devices yet.
+    pub(crate) fn dirty_blocks(&self) -> u64 {
+        self.phases.read().running.dirty.len()
+    }
+
+    /// The number of the running transaction.
+    pub(crate) fn running(&self) -> Generation {
+        self.phases.read().running.id
+    }
+
+    /// Until this is dropped nobody else commits.
+    pub(crate) fn lock_commits(&self) -> MutexGuard<'_, ()> {
+        self.commit.lock()
+    }
+
     /// The running transaction, and what of metadata its commit makes free, about, in bytes.
     pub(crate) fn given_up(&self) -> (Generation, u64) {
         let phases = self.phases.read();
@@ -531,19 +534,6 @@ impl<'v> Handle<'v> {
         self.live.tree(self.volume, id)
     }
 
-    /// Whether items of `tree` with these keys are queued, and do not go to the tree at once.
-    pub(crate) fn queues(&self, tree: &Tree, keys: impl Iterator<Item = Key>) -> bool {
-        self.live.delayed.takes(self.space(), self.reserved_bytes(), tree.id, keys)
-    }
-
-    /// Begins to queue at most this many items of `tree`.
-    ///
-    /// # Errors
-    /// When less is reserved than these may need: nothing was changed yet.
-    pub(crate) fn queue<'a>(&'a self, tree: &'a Arc<Tree>, items: usize) -> Result<Queue<'a, 'v>> {
-        Queue::begin(self, &self.live.delayed, tree, items)
-    }
-
     /// What of that which is reserved for the handle is for one item, in bytes.
     pub(crate) fn item_cost(&self) -> u64 {
         self.item_cost
@@ -554,9 +544,10 @@ impl<'v> Handle<'v> {
         self.reservation.as_ref().map_or(0, Reservation::bytes)
     }
 
-    /// Keeps a part of what is reserved as a number of bytes: `wanted`, or as much as there is.
-    pub(crate) fn hand_over(&self, wanted: u64) -> u64 {
-        self.reservation.as_ref().map_or(0, |reservation| reservation.keep_part(wanted))
+    /// Has a part of what is reserved kept: `wanted` bytes, or as much as there is. Gives how many
+    /// that were.
+    pub(crate) fn hand_over(&self, to: &mut Kept, wanted: u64) -> u64 {
+        self.reservation.as_ref().map_or(0, |reservation| to.take_over(reservation, wanted))
     }
 
     /// Has the thread of the volume make room, if some is needed before somebody waits.
@@ -571,7 +562,7 @@ impl<'v> Handle<'v> {
         Ok(self.live.tree(self.volume, id)?.used.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn volume(&self) -> &'v Engine {
+    pub(crate) fn volume(&self) -> &'v Base {
         self.volume
     }
 
@@ -583,7 +574,7 @@ impl<'v> Handle<'v> {
         self.transaction.id
     }
 
-    pub(crate) fn space(&self) -> &'v Space {
+    pub(crate) fn space(&self) -> &'v Arc<Space> {
         &self.live.space
     }
 
@@ -637,8 +628,8 @@ impl<'v> Handle<'v> {
         self.log().obstruct(obstacle);
     }
 
-    /// The log of the running transaction.
-    pub(crate) fn log(&self) -> &Log {
+    /// What the log of the running transaction must know of it.
+    pub(crate) fn log(&self) -> &LogState {
         &self.transaction.log
     }
 

@@ -5,8 +5,8 @@
 //! only what was written after [`KernelLog::start`]. What the kernel finds in itself that must not
 //! be (a warning with a trace, a bug) names no device, so it counts for whoever watches.
 //!
-//! [`Disks::mount_watched`](crate::btrfs::disks::Disks::mount_watched) watches a mount from before it is
-//! made until after it is gone.
+//! [`Disks::mount_watched`](crate::btrfs::disks::Disks::mount_watched) watches a mount from before
+//! it is made until after it is gone.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};

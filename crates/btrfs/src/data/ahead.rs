@@ -12,7 +12,7 @@ use std::ops::Range;
 use offshoot_vfs::FileId;
 use parking_lot::Mutex;
 
-use crate::inode::{SHARDS, shard_of};
+use super::{SHARDS, shard_of};
 
 /// What is read ahead first, if the requests are not larger, in bytes.
 const LEAST_BYTES: u64 = 256 << 10;

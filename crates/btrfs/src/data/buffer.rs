@@ -30,8 +30,9 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
+use super::{SHARDS, shard_of};
 use crate::counter::{Counter, Stop};
-use crate::inode::{SHARDS, shard_of};
+use crate::space::{Kept, Promise, Reservation};
 
 /// The longest run of sectors in one piece of memory, in bytes.
 const RUN_BYTES: usize = 1 << 20;
@@ -58,8 +59,10 @@ pub(crate) struct Dirty {
     pub(crate) mtime: Option<Timestamp>,
     /// When the inode changed with that.
     pub(crate) ctime: Timestamp,
-    /// Metadata that is promised because write-back makes trees larger, in bytes.
-    pub(crate) promised: u64,
+    /// The space that the data takes.
+    reserved: Option<Kept>,
+    /// Metadata that is promised because write-back makes trees larger.
+    promised: Option<Kept>,
     /// Other data is about to stand beside this, so it is not kept in the extent item.
     pub(crate) is_beside: bool,
     /// It has no data reserved: all of it goes where it may be written in place.
@@ -79,11 +82,40 @@ impl Dirty {
             size,
             mtime: None,
             ctime: at,
-            promised: 0,
+            reserved: None,
+            promised: None,
             is_beside: false,
             is_in_place: false,
             ordered: None,
         }
+    }
+
+    /// Keeps space for data that is about to be buffered, and what was promised for that.
+    pub(crate) fn keep(&mut self, data: Option<&Reservation<'_>>, promise: Promise<'_>) {
+        if let Some(data) = data {
+            match &mut self.reserved {
+                Some(reserved) => _ = reserved.take_over(data, u64::MAX),
+                None => self.reserved = Some(data.keep()),
+            }
+        }
+        match &mut self.promised {
+            Some(promised) => promised.add(promise),
+            None => self.promised = Some(promise.keep()),
+        }
+    }
+
+    /// What is promised, in bytes of metadata.
+    pub(crate) fn promised(&self) -> u64 {
+        self.promised.as_ref().map_or(0, Kept::bytes)
+    }
+
+    /// Takes out what is kept for so many bytes of data, and of what is promised. The caller drops
+    /// it when the buffer is not locked any more.
+    pub(crate) fn give_up(&mut self, data: u64, promised: u64) -> [Option<Kept>; 2] {
+        let has_as_much = |kept: &Kept| data <= kept.bytes();
+        debug_assert!(self.reserved.as_ref().is_none_or(has_as_much), "{data} of {self:?}");
+        let split = |kept: &mut Option<Kept>, bytes| kept.as_mut().map(|kept| kept.split(bytes));
+        [split(&mut self.reserved, data), split(&mut self.promised, promised)]
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -10,15 +10,14 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use crate::engine::Engine;
-use crate::transaction::Handle;
+use crate::transaction::{Base, Handle, remove_checksums_beside_writers};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
 ///
 /// # Errors
 /// When a sector has none: without it, nothing says whether its data is right.
-pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<Vec<u8>> {
+pub(super) fn checksums(volume: &Base, logical: Logical, len: u64) -> Result<Vec<u8>> {
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
     let end = logical.0.saturating_add(len);
@@ -55,7 +54,7 @@ pub(super) fn checksums(volume: &Engine, logical: Logical, len: u64) -> Result<V
 
 /// The checksums that there are of the data in `range`, in pieces that items have side by side:
 /// where each begins, and its checksums.
-pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
+pub(crate) fn stored_sums(volume: &Base, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
     let Some(root) = volume.csum_tree() else { return Ok(Vec::new()) };
     let _whole = volume.live_part().map(|live| live.checksums.read());
     sums_from(volume, Cursor::seek_floor(volume, root, csum_key(range.start))?, range)
@@ -63,7 +62,7 @@ pub(crate) fn stored_sums(volume: &Engine, range: &Range<u64>) -> Result<Vec<(u6
 
 /// The same in the checksum tree `root` as the last commit left it, for who may look into that.
 pub(crate) fn committed_sums(
-    volume: &Engine,
+    volume: &Base,
     root: TreeRoot,
     range: &Range<u64>,
 ) -> Result<Vec<(u64, Vec<u8>)>> {
@@ -77,7 +76,7 @@ fn csum_key(at: u64) -> Key {
 
 /// What the items have of `range` from the one on that `cursor` stands on.
 fn sums_from(
-    volume: &Engine,
+    volume: &Base,
     mut cursor: Cursor<'_>,
     range: &Range<u64>,
 ) -> Result<Vec<(u64, Vec<u8>)>> {
@@ -96,92 +95,31 @@ fn sums_from(
     Ok(found)
 }
 
-/// Removes the checksums of `len` bytes from `logical` on, which are no extent any more. The
-/// committer calls it, while nobody stores data.
-pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) -> Result<()> {
-    let without = Without::new(handle.volume(), logical, len)?;
-    let _changing = handle.checksums_changing();
-    without.apply(handle)
+/// Whether a sector of the `len` bytes from `logical` on has a checksum.
+pub(crate) fn has_checksums(volume: &Base, logical: Logical, len: u64) -> Result<bool> {
+    Ok(last_item(volume, logical, len)?.is_some_and(|item| item.end > logical.0))
 }
 
 /// Removes the checksums that the tree of a damaged volume has of `len` bytes from `logical` on,
 /// which were free until now. `btrfs check` complains of data without checksums that has some.
-pub(crate) fn remove_stale_checksums(
+pub(super) fn remove_stale_checksums(
     handle: &Handle<'_>,
     logical: Logical,
     len: u64,
 ) -> Result<()> {
-    if has_checksums(handle.volume(), logical, len)? {
-        // Another writer may cut the same item: nothing changes from here on.
-        let _changing = handle.checksums_changing();
-        Without::new(handle.volume(), logical, len)?.apply(handle)?;
-    }
-    Ok(())
-}
-
-/// What the checksum tree changes to lose the checksums of a range.
-struct Without {
-    removed: Vec<Key>,
-    /// What the removed items have of other sectors.
-    kept: Vec<(Key, Vec<u8>)>,
-}
-
-impl Without {
-    fn new(volume: &Engine, logical: Logical, len: u64) -> Result<Self> {
-        let superblock = volume.superblock();
-        let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
-        let end = logical.0 + len;
-        let mut without = Self { removed: Vec::new(), kept: Vec::new() };
-        let root = volume.tree(TreeId::CSUM)?;
-        let mut cursor = Cursor::seek_floor(volume, root, csum_key(logical.0))?;
-        while let Some((found, data)) = cursor.item().filter(|(found, _)| *found < csum_key(end)) {
-            let covers = found.offset..found.offset + (data.len() / sum_len) as u64 * sector;
-            if found >= csum_key(0) && covers.end > logical.0 {
-                without.removed.push(found);
-                let bytes = |sectors: u64| {
-                    usize::try_from(sectors / sector).expect("within an item") * sum_len
-                };
-                if covers.start < logical.0 {
-                    let before = data[..bytes(logical.0 - covers.start)].to_vec();
-                    without.kept.push((found, before));
-                }
-                if covers.end > end {
-                    let behind = data[bytes(end - covers.start)..].to_vec();
-                    without.kept.push((csum_key(end), behind));
-                }
-            }
-            cursor.advance()?;
-        }
-        Ok(without)
-    }
-
-    /// Makes the changes. An item may hold the checksums of its neighbours, too, and is away for a
-    /// moment.
-    fn apply(&self, handle: &Handle<'_>) -> Result<()> {
-        handle.change(TreeId::CSUM, |tree| {
-            for found in &self.removed {
-                tree.remove(*found)?;
-            }
-            for (key, sums) in &self.kept {
-                tree.insert(*key, sums)?;
-            }
-            Ok(())
-        })
-    }
-}
-
-/// Whether a sector of the `len` bytes from `logical` on has a checksum.
-pub(crate) fn has_checksums(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
-    Ok(last_item(volume, logical, len)?.is_some_and(|item| item.end > logical.0))
+    let unchanging = handle.checksums_unchanging();
+    let are_there = has_checksums(handle.volume(), logical, len)?;
+    drop(unchanging);
+    if are_there { remove_checksums_beside_writers(handle, logical, len) } else { Ok(()) }
 }
 
 /// How many items the checksums of `len` bytes fill at most, beside one that they continue.
-pub(crate) fn checksum_items(volume: &Engine, len: u64) -> u64 {
+pub(crate) fn checksum_items(volume: &Base, len: u64) -> u64 {
     len.div_ceil(bytes_with_checksums(volume, 1))
 }
 
 /// How many bytes have their checksums in so many items.
-pub(crate) fn bytes_with_checksums(volume: &Engine, items: u64) -> u64 {
+pub(crate) fn bytes_with_checksums(volume: &Base, items: u64) -> u64 {
     let superblock = volume.superblock();
     let sum_len = superblock.checksum.len();
     let most = most_per_item(superblock.node_size, sum_len) / sum_len;
@@ -209,10 +147,16 @@ pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) ->
     let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
     let most = most_per_item(superblock.node_size, sum_len);
     let len = (sums.len() / sum_len * sector) as u64;
-    remove_stale_checksums(handle, logical, len)?;
-    // No writer that removes stale checksums takes the item away to which this adds.
-    let _unchanging = handle.checksums_unchanging();
-    let before = last_item(handle.volume(), logical, len)?;
+    // While we hold the lock, no writer that removes stale checksums takes the item away to which
+    // we add, or puts one in our way.
+    let mut unchanging = handle.checksums_unchanging();
+    let mut before = last_item(handle.volume(), logical, len)?;
+    if before.as_ref().is_some_and(|item| item.end > logical.0) {
+        drop(unchanging);
+        remove_checksums_beside_writers(handle, logical, len)?;
+        unchanging = handle.checksums_unchanging();
+        before = last_item(handle.volume(), logical, len)?;
+    }
     let mut at = logical.0;
     let mut rest = sums;
     // What continues the item before goes into it, as long as there is room.
@@ -233,7 +177,9 @@ pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) ->
             item
         })
         .collect();
-    handle.change(TreeId::CSUM, |tree| tree.insert_batch(&items))
+    handle.change(TreeId::CSUM, |tree| tree.insert_batch(&items))?;
+    drop(unchanging);
+    Ok(())
 }
 
 /// The most bytes of checksums that one item holds: it stays within a quarter of a leaf, so that
@@ -252,7 +198,7 @@ struct SumsItem {
 }
 
 /// The last item that begins before the end of `len` bytes from `logical` on.
-fn last_item(volume: &Engine, logical: Logical, len: u64) -> Result<Option<SumsItem>> {
+fn last_item(volume: &Base, logical: Logical, len: u64) -> Result<Option<SumsItem>> {
     let Some(root) = volume.csum_tree() else { return Ok(None) };
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());

@@ -19,9 +19,8 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
-use crate::engine::Engine;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{Base, ExtentKind, Handle, Owner};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Where the part of an extent item begins that is alike for all items but inline ones.
@@ -70,7 +69,7 @@ pub(super) fn note_change(handle: &Handle<'_>, file: FileId, overlap: &Overlap) 
 
 /// The first extent items that overlap `range`, `most` at the most.
 pub(crate) fn overlaps(
-    volume: &Engine,
+    volume: &Base,
     file: FileId,
     range: Range<u64>,
     most: usize,
@@ -80,7 +79,7 @@ pub(crate) fn overlaps(
 
 /// The same of the inode `ino` in a tree, which may be a log.
 pub(crate) fn overlaps_in(
-    volume: &Engine,
+    volume: &Base,
     root: TreeRoot,
     ino: u64,
     range: Range<u64>,

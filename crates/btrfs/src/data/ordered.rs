@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::buffer::Run;
 use super::store::{Sectors, Sums, write_places};
-use crate::engine::Engine;
+use crate::transaction::Base;
 
 /// Data on its way to a place that was taken for it.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl OrderedExtent {
 
     /// Writes it, which one does; whether nobody wants it any more, and its place is to be given
     /// back.
-    pub(crate) fn write(&self, volume: &Engine) -> bool {
+    pub(crate) fn write(&self, volume: &Base) -> bool {
         let mut end = End { extent: self, written: None };
         end.written = Some(write_places(volume, self.logical, self.data(), self.sums));
         drop(end);

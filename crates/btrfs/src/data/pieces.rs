@@ -11,8 +11,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRES
 use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{Error, FileId, Result};
 
-use crate::engine::Engine;
-use crate::inode::tree_of;
+use super::{Files, tree_of};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
@@ -66,8 +65,8 @@ impl Piece {
 }
 
 /// Walks the extent items of a file and cuts them into pieces.
-pub(super) struct Pieces<'v> {
-    volume: &'v Engine,
+pub(super) struct Pieces<'v, V> {
+    volume: &'v V,
     /// Where the walk is, once it has begun.
     cursor: Option<Cursor<'v>>,
     file: FileId,
@@ -77,19 +76,19 @@ pub(super) struct Pieces<'v> {
     pending: Option<(Range<u64>, Logical)>,
 }
 
-impl<'v> Pieces<'v> {
+impl<'v, V: Files> Pieces<'v, V> {
     /// The pieces of `range` of `file`.
-    pub(super) fn new(volume: &'v Engine, file: FileId, range: Range<u64>) -> Self {
+    pub(super) fn new(volume: &'v V, file: FileId, range: Range<u64>) -> Self {
         Self { volume, cursor: None, file, range, pending: None }
     }
 
     /// Fills `batch`; it stays empty at the end of the range.
     pub(super) fn fill(&mut self, batch: &mut Vec<Piece>) -> Result<()> {
-        let _looking = self.volume.buffers.looking(self.file);
+        let _looking = self.volume.buffers().looking(self.file);
         // Where extents may be replaced between two batches, the item that comes next may begin
         // before what the last batch ended with.
         let mut cursor = match self.cursor.take() {
-            Some(cursor) if self.volume.live_part().is_none() => cursor,
+            Some(cursor) if self.volume.base().live_part().is_none() => cursor,
             _ => self.seek()?,
         };
         let mut bytes = 0;
@@ -110,7 +109,8 @@ impl<'v> Pieces<'v> {
     fn seek(&self) -> Result<Cursor<'v>> {
         let key = Key::new(self.file.ino, ItemType::EXTENT_DATA, self.range.start);
         // The root as it is now: what an older one leads to may not be the file's any more.
-        let mut cursor = Cursor::seek_floor(self.volume, tree_of(self.volume, self.file)?, key)?;
+        let mut cursor =
+            Cursor::seek_floor(self.volume.base(), tree_of(self.volume.base(), self.file)?, key)?;
         let first = Key { offset: 0, ..key };
         if cursor.item().is_some_and(|(at, _)| at < first) {
             cursor.advance()?;

@@ -22,9 +22,8 @@ use zerocopy::FromBytes;
 use super::checksums::remove_stale_checksums;
 use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
-use crate::engine::Engine;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{Base, ExtentKind, Handle, Owner};
 
 /// Extent items that are looked at in one go.
 const BATCH: usize = 64;
@@ -49,7 +48,7 @@ pub(crate) fn preallocate(
 
 /// The first part of `range` that no extent item has for which `has` holds.
 pub(crate) fn first_gap(
-    volume: &Engine,
+    volume: &Base,
     file: FileId,
     range: Range<u64>,
     has: impl Fn(&FileExtent<'_>) -> bool,

@@ -17,15 +17,14 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
-use super::buffer::{Run, index};
+use super::buffer::{Buffers, Run, index};
 use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::Chunk;
 use super::prealloc::mark_written;
-use crate::engine::Engine;
 use crate::storage::WrittenCopy;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{Base, ExtentKind, Handle, Owner};
 
 /// Whole sectors that lie one behind the other in a file.
 #[derive(Clone, Copy)]
@@ -93,13 +92,14 @@ impl<'r> Sectors<'r> {
 /// When a tree does not read.
 pub(crate) fn refer_to(
     handle: &Handle<'_>,
+    buffers: &Buffers,
     file: FileId,
     inode: &InodeItem,
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<i64> {
     note_checksums(handle, inode, data, logical)?;
-    let _changing = handle.volume().buffers.changing(file);
+    let _changing = buffers.changing(file);
     let dropped = drop_range(handle, file, data.range())?;
     let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: data.start };
     handle.refer_new(logical, data.len, ExtentKind::Data, owner);
@@ -112,6 +112,7 @@ pub(crate) fn refer_to(
 /// other in the file, each to as many bytes as were taken for it at one of `places`.
 pub(crate) fn store_packed(
     handle: &Handle<'_>,
+    buffers: &Buffers,
     file: FileId,
     inode: &InodeItem,
     chunks: &[Chunk],
@@ -135,7 +136,7 @@ pub(crate) fn store_packed(
         write_new(handle, inode, Sectors::new(&runs.collect::<Vec<_>>()), row[0].logical)?;
     }
     note_use(handle, compression);
-    let _changing = handle.volume().buffers.changing(file);
+    let _changing = buffers.changing(file);
     let start = extents.first().map_or(0, |extent| extent.range.start);
     let end = extents.last().map_or(start, |extent| extent.range.end);
     let dropped = drop_range(handle, file, start..end)?;
@@ -208,13 +209,14 @@ fn note_checksums(
 /// When a device fails.
 pub(crate) fn store_preallocated(
     handle: &Handle<'_>,
+    buffers: &Buffers,
     file: FileId,
     inode: &InodeItem,
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<()> {
     write_new(handle, inode, data, logical)?;
-    let _changing = handle.volume().buffers.changing(file);
+    let _changing = buffers.changing(file);
     mark_written(handle, file, &data.range())
 }
 
@@ -229,12 +231,13 @@ pub(crate) struct Inline<'d> {
 /// Makes `data` all that `file` holds, instead of what is in `range`. Gives as [`refer_to`].
 pub(crate) fn store_inline(
     handle: &Handle<'_>,
+    buffers: &Buffers,
     file: FileId,
     range: Range<u64>,
     data: &Inline<'_>,
 ) -> Result<i64> {
     note_use(handle, data.compression);
-    let _changing = handle.volume().buffers.changing(file);
+    let _changing = buffers.changing(file);
     let dropped = drop_range(handle, file, range)?;
     let mut head = head(handle, data.len, extent_type::INLINE);
     head.compression = data.compression as u8;
@@ -341,7 +344,7 @@ pub(crate) fn write_data(
 /// When no copy of some of it was written, or one of data without checksums stays bad on a member
 /// that is believed.
 pub(super) fn write_places(
-    volume: &Engine,
+    volume: &Base,
     logical: Logical,
     data: Sectors<'_>,
     sums: Sums,

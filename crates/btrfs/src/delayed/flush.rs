@@ -26,9 +26,8 @@ use offshoot_vfs::{Errno, Error, Result};
 use super::node::{Items, Load, Pending, Releases};
 use super::{Delayed, Kind, NodeId};
 use crate::cores;
-use crate::engine::Engine;
 use crate::stats::Counters;
-use crate::transaction::{Handle, Tree};
+use crate::transaction::{Base, Handle, Tree};
 
 /// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
 const WORTH_THREADS: u64 = 1 << 20;
@@ -71,20 +70,20 @@ impl FlushedBy {
 /// What items that are being flushed are, in the order of keys.
 type Sorted<'i> = [(Key, &'i Pending)];
 
-impl Engine {
+impl Delayed {
     /// Flushes delayed items until at least `bytes` of reserved metadata were given back, or
     /// nothing is left that can be flushed now. Says how many were given back. The caller must hold
     /// no handle; it may hold locks of inodes.
     ///
     /// # Errors
     /// When a tree cannot be changed: nothing more is written then.
-    pub(crate) fn flush_delayed(&self, bytes: u64) -> Result<u64> {
+    pub(crate) fn flush(&self, base: &Base, bytes: u64) -> Result<u64> {
         let mut released = 0;
-        for id in self.live()?.delayed.ripe_first() {
+        for id in self.ripe_first() {
             if released >= bytes {
                 break;
             }
-            released += self.flush_node(&self.enter()?, id, FlushedBy::Writer)?.released;
+            released += self.flush_node(&base.enter()?, id, FlushedBy::Writer)?.released;
         }
         Ok(released)
     }
@@ -93,19 +92,18 @@ impl Engine {
     /// The caller must hold no handle; it may hold locks of inodes.
     ///
     /// # Errors
-    /// As [`flush_delayed`](Self::flush_delayed), and `EROFS` when something failed before.
-    pub(crate) fn limit_delayed(&self) -> Result<()> {
-        let live = self.live()?;
-        let (delayed, most) = (&live.delayed, live.delayed.most_bytes());
-        if delayed.bytes() > most / 4 {
+    /// As [`flush`](Self::flush), and `EROFS` when something failed before.
+    pub(crate) fn limit(&self, base: &Base) -> Result<()> {
+        let (live, most) = (base.live()?, self.most_bytes());
+        if self.bytes() > most / 4 {
             live.pressure.press();
         }
-        if delayed.bytes() <= most {
+        if self.bytes() <= most {
             return Ok(());
         }
-        let mut watch = delayed.backlog.watch();
+        let mut watch = self.backlog.watch();
         while watch.sees_too_much() {
-            let flushed = self.flush_bytes(most / SHARES, FlushedBy::Writer)?;
+            let flushed = self.flush_bytes(base, most / SHARES, FlushedBy::Writer)?;
             live.require_whole()?;
             if flushed == 0 {
                 // Others are flushing all that there is, or are about to count that it is gone.
@@ -120,24 +118,23 @@ impl Engine {
     /// ends.
     ///
     /// # Errors
-    /// As [`flush_delayed`](Self::flush_delayed).
-    pub(crate) fn ease_delayed(&self) -> Result<()> {
-        let delayed = &self.live()?.delayed;
-        let (bytes, most) = (delayed.bytes(), delayed.most_bytes());
+    /// As [`flush`](Self::flush).
+    pub(crate) fn ease(&self, base: &Base) -> Result<()> {
+        let (bytes, most) = (self.bytes(), self.most_bytes());
         if bytes > most / 4 {
-            self.flush_bytes(bytes - most / 8, FlushedBy::Background)?;
+            self.flush_bytes(base, bytes - most / 8, FlushedBy::Background)?;
         }
         Ok(())
     }
 
     /// Flushes nodes until this many bytes of memory are free; how many became free.
-    fn flush_bytes(&self, bytes: u64, by: FlushedBy) -> Result<u64> {
+    fn flush_bytes(&self, base: &Base, bytes: u64, by: FlushedBy) -> Result<u64> {
         let mut flushed = 0;
-        for id in self.live()?.delayed.ripe_first() {
+        for id in self.ripe_first() {
             if flushed >= bytes {
                 break;
             }
-            flushed += self.flush_node(&self.enter()?, id, by)?.bytes;
+            flushed += self.flush_node(&base.enter()?, id, by)?.bytes;
         }
         Ok(flushed)
     }
@@ -146,13 +143,9 @@ impl Engine {
     /// it is worth that. Each gets its handles from `join`.
     ///
     /// # Errors
-    /// As [`flush_delayed`](Self::flush_delayed): the first, when no thread is at work any more.
-    pub(crate) fn flush_all_delayed<'v>(
-        &'v self,
-        join: impl Fn() -> Result<Handle<'v>> + Sync,
-    ) -> Result<()> {
-        let delayed = &self.live()?.delayed;
-        let nodes = delayed.in_order();
+    /// As [`flush`](Self::flush): the first, when no thread is at work any more.
+    pub(crate) fn flush_all<'v>(&self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()> {
+        let nodes = self.in_order();
         let next = AtomicUsize::new(0);
         let work = || -> Result<()> {
             loop {
@@ -167,7 +160,7 @@ impl Engine {
             }
         };
         let cores = cores::count();
-        let threads = if delayed.bytes() < WORTH_THREADS { 1 } else { cores.min(nodes.len()) };
+        let threads = if self.bytes() < WORTH_THREADS { 1 } else { cores.min(nodes.len()) };
         if threads <= 1 {
             return work();
         }
@@ -193,32 +186,28 @@ impl Engine {
 
     /// Flushes one node, unless somebody else does.
     fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
-        let live = self.live()?;
-        let Some(frozen) = live.delayed.freeze(id) else { return Ok(Flushed::default()) };
-        by.count(&live.stats);
+        let Some(frozen) = self.freeze(id) else { return Ok(Flushed::default()) };
+        by.count(handle.stats());
         handle.whole(|| {
             let tree = handle.tree(id.tree)?;
             Flush { handle, tree: &tree, frozen: &frozen }.run()
         })
     }
-}
 
-impl Handle<'_> {
     /// Flushes what waits beside the item with this key, and says whether nothing waits there any
     /// more.
     ///
     /// # Errors
     /// When the tree cannot be changed: nothing more is written then.
-    pub(crate) fn flush_beside(&self, tree: TreeId, key: Key) -> Result<bool> {
+    pub(crate) fn flush_beside(&self, handle: &Handle<'_>, tree: TreeId, key: Key) -> Result<bool> {
         let Some(id) = NodeId::of(tree, key) else { return Ok(true) };
-        self.volume().flush_node(self, id, FlushedBy::Fsync)?;
-        let delayed = &self.volume().live()?.delayed;
-        Ok(!delayed.shard(id).read().contains_key(&id))
+        self.flush_node(handle, id, FlushedBy::Fsync)?;
+        Ok(!self.shard(id).read().contains_key(&id))
     }
 
     /// Flushes these nodes now, but for those that somebody else is flushing.
-    pub(super) fn flush_nodes(&self, nodes: &[NodeId]) -> Result<()> {
-        let flush = |&id| self.volume().flush_node(self, id, FlushedBy::Writer).map(drop);
+    pub(super) fn flush_nodes(&self, handle: &Handle<'_>, nodes: &[NodeId]) -> Result<()> {
+        let flush = |&id| self.flush_node(handle, id, FlushedBy::Writer).map(drop);
         nodes.iter().try_for_each(flush)
     }
 
@@ -229,13 +218,14 @@ impl Handle<'_> {
     /// When the tree cannot be changed: nothing more is written then.
     pub(crate) fn flush_inodes(
         &self,
+        handle: &Handle<'_>,
         tree: TreeId,
         inodes: impl Iterator<Item = u64>,
     ) -> Result<()> {
         let node = |ino| NodeId::of(tree, Key::new(ino, ItemType::INODE_ITEM, 0));
         let mut nodes: Vec<_> = inodes.filter_map(node).collect();
         nodes.dedup();
-        self.flush_nodes(&nodes)
+        self.flush_nodes(handle, &nodes)
     }
 
     /// Puts what is queued of the inode `ino` into the tree now, if the inode is new: items beside
@@ -244,14 +234,13 @@ impl Handle<'_> {
     ///
     /// # Errors
     /// When the tree cannot be changed: nothing more is written then.
-    pub(crate) fn flush_inode(&self, tree: &Tree, ino: u64) -> Result<()> {
-        let live = self.volume().live()?;
+    pub(crate) fn flush_inode(&self, handle: &Handle<'_>, tree: &Tree, ino: u64) -> Result<()> {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let Some(id) = NodeId::of(tree.id, key) else { return Ok(()) };
-        let Some((frozen, more)) = live.delayed.freeze_inode(id, ino) else { return Ok(()) };
-        self.whole(|| {
-            let _ = live.delayed.settle(tree, self.space(), more, Some(self));
-            Flush { handle: self, tree, frozen: &frozen }.run().map(drop)
+        let Some((frozen, more)) = self.freeze_inode(id, ino) else { return Ok(()) };
+        handle.whole(|| {
+            let _ = self.settle(tree, handle.space(), more, Some(handle));
+            Flush { handle, tree, frozen: &frozen }.run().map(drop)
         })
     }
 }

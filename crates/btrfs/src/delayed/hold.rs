@@ -6,14 +6,12 @@
 //! times what is added* pay for all of them, each with what its references come to
 //! (`space::reserve`). More is never held.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use parking_lot::Mutex;
+use std::sync::atomic::Ordering;
 
 use super::Delayed;
 use super::node::Load;
-use crate::space::{OPERATION_ITEMS, Purpose, Reservation, Space};
-use crate::transaction::{Handle, Tree};
+use crate::space::{Kept, OPERATION_ITEMS, Space};
+use crate::transaction::{Account, Handle, Tree};
 
 /// Blocks that a tree may get besides: a root for every level, and what goes with it.
 const FEW_BLOCKS: u64 = 16;
@@ -34,63 +32,6 @@ const HELD_PARTS: u64 = 4;
 /// may hold the rest of it.
 const OTHERS_BYTES: u64 = 64 << 20;
 
-/// What is reserved for the queued items of a tree.
-#[derive(Debug, Default)]
-pub(crate) struct Hold {
-    account: Mutex<Account>,
-    /// What the blocks take that the running transaction has not copied, in bytes.
-    pub(crate) uncopied: AtomicU64,
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Account {
-    /// While an operation or a flush is counting, it may be off, below zero even.
-    units: i64,
-    blocks: i64,
-    growth: i64,
-    /// What is reserved, in bytes of metadata.
-    held: u64,
-    /// What of this is counted in [`Delayed::dirties`].
-    dirties: i64,
-    /// Memory that is not counted in [`Delayed::bytes`] yet, in bytes.
-    uncounted: i64,
-}
-
-impl Hold {
-    /// The account of a tree whose blocks take this many bytes.
-    pub(crate) fn new(used: u64) -> Self {
-        Self { account: Mutex::default(), uncopied: AtomicU64::new(used) }
-    }
-
-    /// The running transaction has copied a block.
-    pub(crate) fn copied(&self, node_size: u64) {
-        // What was stored may have been too little: the format does not depend on it.
-        let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
-        let _ = self.uncopied.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    }
-
-    /// A transaction begins, to which no block of the tree belongs. Nothing is queued.
-    pub(crate) fn begin(&self, used: u64) {
-        if cfg!(debug_assertions) {
-            let account = self.account.lock();
-            assert_eq!(*account, Account::default(), "something is kept for nothing");
-        }
-        self.uncopied.store(used, Ordering::Relaxed);
-    }
-
-    /// What is reserved, in bytes of metadata.
-    #[cfg(test)]
-    pub(crate) fn held(&self) -> u64 {
-        self.account.lock().held
-    }
-
-    /// How many units the items have kept.
-    #[cfg(test)]
-    pub(crate) fn units(&self) -> i64 {
-        self.account.lock().units
-    }
-}
-
 impl Delayed {
     /// The items that are queued for `tree` became more, for which `handle` pays, or less. Says how
     /// many bytes of reserved metadata that gave back.
@@ -101,15 +42,12 @@ impl Delayed {
         more: Load,
         handle: Option<&Handle<'_>>,
     ) -> u64 {
-        let less = self.recount(&mut tree.hold.account.lock(), tree, space, more, handle);
-        // Who waits for it is served without the account being locked.
-        if less > 0 {
-            Reservation::give_up(space, Purpose::Metadata, less);
-        }
-        less
+        let less = self.recount(&mut tree.hold.account(), tree, space, more, handle);
+        // Who waits for it is served when that is dropped, without the account being locked.
+        less.map_or(0, |less| less.bytes())
     }
 
-    /// Counts that there is more, and says how many bytes of reserved metadata that gives back.
+    /// Counts that there is more, and gives what of reserved metadata is not needed any more.
     fn recount(
         &self,
         account: &mut Account,
@@ -117,7 +55,7 @@ impl Delayed {
         space: &Space,
         more: Load,
         handle: Option<&Handle<'_>>,
-    ) -> u64 {
+    ) -> Option<Kept> {
         account.units += more.units;
         account.blocks += more.blocks;
         account.growth += more.growth;
@@ -129,18 +67,18 @@ impl Delayed {
         let whole = (whole / node_size + FEW_BLOCKS) * space.block_cost();
         let all = units.saturating_mul(cost);
         let wanted = if self.by_item { all } else { all.min(whole) };
-        let before = account.held;
-        if wanted > account.held {
+        let before = account.held.bytes();
+        let mut less = None;
+        if wanted > before {
             // An operation pays for what it queues; that the tree became larger is not its
             // business.
             let pay = |handle: &Handle<'_>| {
                 let share = positive(more.units).saturating_mul(handle.item_cost());
-                handle.hand_over(share.min(wanted - account.held))
+                handle.hand_over(&mut account.held, share.min(wanted - before))
             };
-            account.held += handle.map_or(0, pay);
-            self.held.add(account.held - before);
+            self.held.add(handle.map_or(0, pay));
         } else if wanted < before {
-            account.held = wanted;
+            less = Some(account.held.split(before - wanted));
             self.held.sub(before - wanted);
         }
         let dirties = if units == 0 {
@@ -151,7 +89,7 @@ impl Delayed {
             (copies + growth * 3 / 2).max(1)
         };
         self.count(account, dirties.cast_signed(), more.bytes);
-        before.saturating_sub(account.held)
+        less
     }
 
     /// Whether all trees together, and `more` bytes, hold more than their part of what is left of

@@ -6,8 +6,7 @@ use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_vfs::Result;
 
 use super::node::{Items, Pending};
-use super::{Delayed, NodeId};
-use crate::engine::Engine;
+use super::{Delayed, NodeId, Queues};
 use crate::tree::{self, Cursor, TreeRoot};
 
 /// Is shown a key and its data, and says whether it wants more.
@@ -19,16 +18,14 @@ const CHUNK: usize = 256;
 /// Calls `found` with the data of the item with exactly this key; `None` when there is none.
 /// Nothing may be locked, and no tree be searched, in `found`.
 pub(crate) fn with_item<T>(
-    volume: &Engine,
+    volume: &impl Queues,
     root: TreeRoot,
     key: Key,
     found: impl FnOnce(&[u8]) -> Result<T>,
 ) -> Result<Option<T>> {
     let mut found = Some(found);
     let mut call = |data: &[u8]| found.take().map(|found| found(data)).transpose();
-    let delayed = volume.live_part().map(|live| &live.delayed);
-    let queued = delayed
-        .and_then(|delayed| delayed.look(root.id, key, |data| data.map_or(Ok(None), &mut call)));
+    let queued = volume.delayed().look(root.id, key, |data| data.map_or(Ok(None), &mut call));
     match queued {
         Some(outcome) => outcome,
         None => tree::with_item(volume, root, key, call).map(Option::flatten),
@@ -39,7 +36,7 @@ pub(crate) fn with_item<T>(
 ///
 /// An item that was there when this began is shown once, unless it is removed meanwhile.
 pub(crate) fn for_each_item(
-    volume: &Engine,
+    volume: &impl Queues,
     root: TreeRoot,
     range: RangeInclusive<Key>,
     visit: Visit<'_>,
@@ -49,10 +46,7 @@ pub(crate) fn for_each_item(
         // What is queued comes first: what a flush forgets after that is shown here, and what it
         // forgot before is in the tree. For the same reason the tree is searched anew for each
         // chunk.
-        let queued = match volume.live_part() {
-            Some(live) => live.delayed.copy(root.id, first..=last),
-            None => Copied::default(),
-        };
+        let queued = volume.delayed().copy(root.id, first..=last);
         let end = queued.end.unwrap_or(last);
         if visit_merged(volume, root, first..=end, &queued, visit)?.is_break() {
             return Ok(());
@@ -66,7 +60,7 @@ pub(crate) fn for_each_item(
 
 /// Shows the items of `range`: those of the tree that are not queued, and those that are.
 fn visit_merged(
-    volume: &Engine,
+    volume: &impl Queues,
     root: TreeRoot,
     range: RangeInclusive<Key>,
     queued: &Copied,
@@ -102,11 +96,11 @@ fn visit_merged(
 /// The last key of `range`, all of one inode, that is queued or in the tree. An item that is to be
 /// removed counts too.
 pub(crate) fn last_below(
-    volume: &Engine,
+    volume: &impl Queues,
     root: TreeRoot,
     range: RangeInclusive<Key>,
 ) -> Result<Option<Key>> {
-    let queued = volume.live_part().and_then(|live| live.delayed.last(root.id, range.clone()));
+    let queued = volume.delayed().last(root.id, range.clone());
     let cursor = Cursor::seek_floor(volume, root, *range.end())?;
     let stored = cursor.item().map(|(key, _)| key).filter(|key| range.contains(key));
     Ok(queued.max(stored))
@@ -114,12 +108,11 @@ pub(crate) fn last_below(
 
 /// The keys of `range`, all of one inode, that are queued, and which of these are not removed.
 pub(crate) fn queued_between(
-    volume: &Engine,
+    volume: &impl Queues,
     tree: TreeId,
     range: RangeInclusive<Key>,
 ) -> Vec<(Key, bool)> {
-    let Some(live) = volume.live_part() else { return Vec::new() };
-    live.delayed.merged(tree, range, |all| {
+    volume.delayed().merged(tree, range, |all| {
         all.map(|(key, pending)| (key, pending.data().is_some())).collect()
     })
 }

@@ -18,7 +18,7 @@ use offshoot_vfs::{
 
 use super::*;
 use crate::test_volumes::in_memory;
-use crate::{Filesystem, Stats, Volume};
+use crate::{Filesystem, OpenOptions, Stats, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -100,7 +100,8 @@ fn a_file_made_and_removed_leaves_nothing_to_write() {
 fn adjacent_items_go_by_the_leaf() {
     const FILES: u64 = 5000;
     let fs = open(in_memory(16384), &quiet());
-    let flush = || fs.volume().flush_delayed(u64::MAX).map(drop).expect("a flush");
+    let flush =
+        || fs.volume().delayed.flush(&fs.volume().base, u64::MAX).map(drop).expect("a flush");
     let name = |number| format!("file-{number:06}");
     let made = counted(&fs, || {
         for number in 0..FILES {
@@ -175,7 +176,9 @@ fn matches_a_map(options: &OpenOptions, node_size: u32) {
                     there.insert(other);
                 }
             }
-            94..98 => drop(fs.volume().flush_delayed(u64::MAX).expect("a flush")),
+            94..98 => {
+                fs.volume().delayed.flush(&fs.volume().base, u64::MAX).expect("a flush");
+            }
             98 => fs.sync().expect("a commit"),
             _ => {
                 if random.below(8) == 0 {
@@ -195,7 +198,7 @@ fn matches_a_map(options: &OpenOptions, node_size: u32) {
     }
     fs.sync().expect("a commit");
     assert_eq!(held(&fs), 0);
-    assert_eq!(fs.volume().live().expect("it is writable").delayed.bytes(), 0);
+    assert_eq!(fs.volume().delayed.bytes(), 0);
 }
 
 #[test]
@@ -246,7 +249,7 @@ fn readers_miss_nothing_beside_flushes() {
                 if round % 16 == 0 {
                     fs.sync().expect("a commit");
                 }
-                fs.volume().flush_delayed(1 << 20).expect("a flush");
+                fs.volume().delayed.flush(&fs.volume().base, 1 << 20).expect("a flush");
             }
         });
         scope.spawn(move || {

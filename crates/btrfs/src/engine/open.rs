@@ -10,12 +10,14 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, Result};
 
 use super::Engine;
-use crate::block::BlockCache;
 use crate::cores;
+use crate::delayed::Delayed;
+use crate::log::RunningLog;
 use crate::report::Reporter;
 use crate::storage::{Storage, malformed};
-use crate::subvolume::RootCache;
-use crate::tree::{Cursor, Latching, TreeRoot};
+use crate::subvolume::State;
+use crate::transaction::{Base, chunk_tree_root};
+use crate::tree::{Cursor, Latching};
 
 /// How a volume is opened.
 #[derive(Clone)]
@@ -111,19 +113,21 @@ impl Engine {
             Storage::open(devices, options.reporter.clone(), options.ignore_log)?;
         let mut volume = Self::over(storage, options);
         let (devices, chunks) = volume.read_chunk_tree()?;
-        volume.storage.learn(&devices, chunks, &found, options.degraded)?;
-        volume.csum_tree = match volume.tree(TreeId::CSUM) {
+        volume.base.storage.learn(&devices, chunks, &found, options.degraded)?;
+        volume.base.csum_tree = match volume.tree(TreeId::CSUM) {
             Ok(root) => Some(root),
             Err(Error::Posix { .. }) => None,
             Err(e) => return Err(e),
         };
         if volume.superblock().incompat.has(Incompat::RAID_STRIPE_TREE) {
-            volume.stripe_tree = Some(volume.tree(TreeId::RAID_STRIPE).map_err(|e| match e {
-                Error::Posix { .. } => {
-                    Error::corrupt("root tree", "the feature RAID_STRIPE_TREE without such a tree")
-                }
-                e => e,
-            })?);
+            volume.base.stripe_tree =
+                Some(volume.tree(TreeId::RAID_STRIPE).map_err(|e| match e {
+                    Error::Posix { .. } => Error::corrupt(
+                        "root tree",
+                        "the feature RAID_STRIPE_TREE without such a tree",
+                    ),
+                    e => e,
+                })?);
         }
         Ok(volume)
     }
@@ -135,29 +139,27 @@ impl Engine {
     ) -> Result<Self> {
         let quiet = OpenOptions { reporter: None, ..options.clone() };
         let mut volume = Self::open_engine(devices, &quiet)?;
-        volume.storage.set_reporter(options.reporter.clone());
+        volume.base.storage.set_reporter(options.reporter.clone());
         Ok(volume)
     }
 
     /// An engine over `storage` that knows no tree but the root tree yet.
     fn over(storage: Storage, options: &OpenOptions) -> Self {
         Self {
-            cache: BlockCache::new(options.cache_bytes, storage.superblock().node_size),
-            root_tree: TreeRoot::of_root_tree(&storage.superblock().item),
-            csum_tree: None,
-            stripe_tree: None,
-            subvolume_roots: RootCache::default(),
+            delayed: Delayed::off(storage.superblock().node_size),
+            log: RunningLog::default(),
+            subvolumes: State::default(),
+            options: options.clone(),
             inodes: crate::inode::Inodes::new(options.cache_bytes / 2),
             buffers: crate::data::Buffers::new(&Arc::default()),
             read_ahead: crate::data::ReadAhead::default(),
-            live: None,
-            storage,
+            base: Base::new(storage, options.cache_bytes),
         }
     }
 
     /// All devices and chunks that the chunk tree has.
     fn read_chunk_tree(&self) -> Result<(Vec<DevItem>, Vec<Chunk>)> {
-        let root = crate::subvolume::chunk_tree_root(self);
+        let root = chunk_tree_root(self);
         let sector_size = self.superblock().sector_size;
         let (mut devices, mut chunks) = (Vec::new(), Vec::new());
         let mut cursor = Cursor::seek(self, root, Key::MIN)?;

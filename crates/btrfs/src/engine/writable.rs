@@ -7,7 +7,8 @@ mod chunks;
 #[cfg(test)]
 mod tests;
 
-use crate::counter::{Stop, Told};
+use std::sync::Arc;
+
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
@@ -17,13 +18,14 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::{Engine, OpenOptions};
+use crate::counter::{Stop, Told};
 use crate::data::Buffers;
-use crate::quota::Quotas;
+use crate::delayed::{Delayed, DelayedConfig};
+use crate::inode::write_back::most_inline;
 use crate::report::Report;
 use crate::space::{BlockGroup, Space};
 use crate::storage::{Member, malformed};
-use crate::subvolume::chunk_tree_root;
-use crate::transaction::Live;
+use crate::transaction::{Live, Quotas, chunk_tree_root};
 use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
 /// What a writer may leave as it is, or keeps.
@@ -68,12 +70,24 @@ impl Engine {
             })
         }));
         volume.buffers = Buffers::new(&stop);
-        let space = Space::new(volume.block_groups()?, &volume, stop.clone())?;
-        volume.storage.set_written(chunk_tree_uuid);
-        let superblock = volume.superblock().item.clone();
-        volume.live = Some(Live::new(space, superblock, quotas, options, stop));
+        let space =
+            Space::new(volume.block_groups()?, &volume.storage, options.discard, stop.clone())?;
+        let space = Arc::new(space);
+        volume.base.storage.set_written(chunk_tree_uuid);
+        let (superblock, node_size) =
+            (volume.superblock().item.clone(), volume.superblock().node_size);
+        let config = DelayedConfig {
+            is_on: options.delayed_items,
+            by_item: options.reserve_by_item,
+            most_bytes: options.dirty_bytes / 8,
+        };
+        volume.delayed = Delayed::new(config, node_size, &stop);
+        let max_inline = options.max_inline.min(most_inline(node_size));
+        volume.options = OpenOptions { max_inline, ..options.clone() };
+        let (latching, has_log) = (options.latching, options.tree_log);
+        volume.base.live = Some(Live::new(space, superblock, quotas, latching, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
-        volume.live()?.subvolumes.load(&volume)?;
+        volume.subvolumes.load(&volume)?;
         Ok(volume)
     }
 
@@ -135,7 +149,7 @@ impl Engine {
         }
         let mut behind = Vec::new();
         for index in 0..self.members().len() {
-            if !self.storage.is_current(self, index)? {
+            if !self.storage.is_current(&self.base, index)? {
                 behind.push(index);
             }
         }

@@ -7,8 +7,9 @@ use offshoot_vfs::{
 
 use super::{Filesystem, of};
 use crate::inode::create::{Kind, make, make_unnamed};
-use crate::inode::{allocate, attributes, clone, flags, rename, unlink, write, xattr};
+use crate::inode::{allocate, attributes, clone, flags, unlink, write, xattr};
 use crate::log::{self, Wanted};
+use crate::subvolume::{delete, rename};
 
 impl FileSystemMut for Filesystem {
     fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
@@ -36,7 +37,7 @@ impl FileSystemMut for Filesystem {
     }
 
     fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
-        unlink::rmdir(&self.volume, place, at).map_err(of(place.dir))
+        delete::rmdir(&self.volume, place, at).map_err(of(place.dir))
     }
 
     fn rename_with(
@@ -108,7 +109,7 @@ impl FileSystemMut for Filesystem {
     }
 
     fn release(&self, file: FileId) -> Result<()> {
-        attributes::release(&self.volume, file).map_err(of(file))
+        delete::release(&self.volume, file).map_err(of(file))
     }
 
     fn fsync(&self, file: FileId) -> Result<()> {

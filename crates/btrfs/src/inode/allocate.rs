@@ -14,12 +14,11 @@ use offshoot_vfs::{Errno, Error, Fallocate, FileId, Result, Timestamp};
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
 use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
-use super::write_back::{self, MOST_REPLACED, Patience, give_up, items_of, until_replaced};
+use super::write_back::{self, MOST_REPLACED, Patience, items_of, until_replaced};
 use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
-use crate::engine::Engine;
-use crate::space::{Claim, Purpose, Reservation};
+use crate::engine::{Engine, Handle};
+use crate::space::{Claim, Kept};
 use crate::storage::malformed;
-use crate::transaction::Handle;
 
 /// The longest extent that is preallocated, in bytes, as the kernel has it.
 const MOST_PREALLOCATED: u64 = 256 << 20;
@@ -212,35 +211,28 @@ impl<'v> Work<'v> {
         }
         // Nobody who waits for metadata may hold a reservation.
         let mut room = self.volume.reserve_data(missing)?.keep();
-        let filled = (|| {
-            let mut at = range.start;
-            while let Some(gap) = next(at)? {
-                at = self.fill_some(&mut room, gap)?;
-            }
-            Ok(())
-        })();
-        give_up(self.volume, room, 0);
-        filled
+        let mut at = range.start;
+        while let Some(gap) = next(at)? {
+            at = self.fill_some(&mut room, gap)?;
+        }
+        Ok(())
     }
 
-    /// Preallocates the beginning of `gap` out of `room` bytes, and gives where that ends.
-    fn fill_some(&self, room: &mut u64, gap: Range<u64>) -> Result<u64> {
+    /// Preallocates the beginning of `gap` out of `room`, and gives where that ends.
+    fn fill_some(&self, room: &mut Kept, gap: Range<u64>) -> Result<u64> {
         let gap = gap.start..gap.end.min(gap.start + MOST_PREALLOCATED);
         let (count, len) = until_replaced(self.volume, self.file, &gap, MOST_REPLACED)?;
         let handle = self.volume.join_for(items_of(self.volume, count), Claim::Work)?;
         let begun = self.begin(&handle)?;
-        let reservation = Reservation::resume(handle.space(), Purpose::Data, *room);
-        let taken = reservation.take(self.volume, len);
-        reservation.keep();
-        let (logical, len) = taken?;
+        let wanted = len.min(room.bytes());
+        let (logical, len) = handle.space().take_data(&self.volume.base, wanted)?;
         self.apply(&handle, begun, |item| {
             let change = preallocate(&handle, self.file, gap.start, logical, len)?;
             item.nbytes = item.nbytes.get().saturating_add_signed(change).into();
             item.flags |= inode_flags::PREALLOC;
             Ok(())
         })?;
-        give_up(self.volume, len, 0);
-        *room -= len;
+        drop(room.split(len));
         Ok(gap.start + len)
     }
 

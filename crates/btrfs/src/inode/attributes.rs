@@ -15,7 +15,6 @@ use super::write_back::Patience;
 use super::{acl, evict, write, write_back};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
 use crate::engine::Engine;
-use crate::subvolume::delete;
 
 /// Changes attributes of `file`.
 pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
@@ -82,20 +81,14 @@ pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Counts one opening of `file` less. Without openings and names it goes, and with the last one in
-/// a deleted subvolume that one.
-pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
-    if volume.live_part().is_none() || placeholder_in(file).is_some() {
-        return Ok(());
-    }
+/// Counts one opening of `file` less. Without openings and names it goes: gives how that went.
+pub(crate) fn release(volume: &Engine, file: FileId) -> Result<Result<()>> {
     let mut locks = volume.inodes.lock(&[file]);
     let opens = locks.opens(file);
     *opens = opens
         .checked_sub(1)
         .ok_or_else(|| Error::posix(Errno::BADF, format!("{file}, which is not open")))?;
-    let released = if *opens == 0 { remove_nameless(volume, file) } else { Ok(()) };
-    drop(locks);
-    released.and(delete::closed(volume, TreeId(file.dev)))
+    Ok(if *opens == 0 { remove_nameless(volume, file) } else { Ok(()) })
 }
 
 /// Removes `file`, which nobody has open, if it has no name.

@@ -18,9 +18,9 @@ use zerocopy::IntoBytes;
 
 use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
-use crate::delayed::{self, is_delayed};
-use crate::engine::Engine;
-use crate::transaction::{Handle, Tree};
+use crate::delayed::{self, Queue, is_delayed};
+use crate::engine::{Engine, Handle};
+use crate::transaction::Tree;
 use crate::tree::TreeRoot;
 
 /// An item that is no inode item.
@@ -181,7 +181,7 @@ impl<'h, 'v> Changes<'h, 'v> {
 
     /// Has what is queued of `file` put into the tree if it is new, before data of it goes there.
     pub(super) fn before_data(&self, file: FileId) -> Result<()> {
-        self.handle.flush_inode(&self.tree, file.ino)
+        self.volume().delayed.flush_inode(self.handle, &self.tree, file.ino)
     }
 
     /// The inode goes with all its items, if these are all that the operation does not remove
@@ -290,7 +290,11 @@ impl<'h, 'v> Changes<'h, 'v> {
         let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
         let keys = self.items.iter().map(|item| item.key).chain(inodes);
         let (volume, file) = (self.volume(), self.removed.as_ref().map(Batch::file));
-        if self.handle.queues(&self.tree, keys) { self.queue_all() } else { self.put_all() }?;
+        if volume.delayed.queues(self.handle, &self.tree, keys) {
+            self.queue_all()
+        } else {
+            self.put_all()
+        }?;
         if let Some(file) = file.filter(|_| gone.is_some()) {
             write_back::discard(volume, file);
         }
@@ -334,10 +338,11 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// Queues what is delayed, and puts the rest into the tree.
     fn queue_all(self) -> Result<()> {
         let Self { handle, tree, mut items, inodes, removed, .. } = self;
+        let delayed = &handle.volume().delayed;
         let direct: Vec<_> = items.extract_if(.., |item| !is_delayed(item.key.item_type)).collect();
         let gone = removed.as_ref().and_then(Batch::inode_gone);
         let count = items.len() + inodes.len() + usize::from(gone.is_some());
-        let mut queue = handle.queue(&tree, count)?;
+        let mut queue = Queue::begin(handle, delayed, &tree, count)?;
         if let Some(new) = items.iter().find(|item| item.is_new_index())
             && let Some(dir) = inodes.iter().find(|inode| inode.ino == new.key.objectid)
         {
@@ -354,7 +359,7 @@ impl<'h, 'v> Changes<'h, 'v> {
             }
             for item in direct.iter().filter(|item| item.phase() == Phase::Others) {
                 queue.settle();
-                handle.flush_inode(&tree, item.key.objectid)?;
+                delayed.flush_inode(handle, &tree, item.key.objectid)?;
                 queue.stands_apart(item.key.objectid);
             }
             put(handle, &tree, edits(&direct, Phase::Others))?;

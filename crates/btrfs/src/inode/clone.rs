@@ -19,11 +19,11 @@ use super::write::{
     MAX_SIZE, buffer, clear_behind, keep_synchronous, length_of, regular, write_locked,
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
+use crate::data::timestamp;
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
 use crate::engine::Engine;
 use crate::space::Claim;
 use crate::storage::malformed;
-use crate::subvolume::timestamp;
 
 /// Extent items that are shared in one step, at the most.
 const MOST_SHARED: usize = 64;
@@ -284,7 +284,7 @@ impl<'v> Pair<'v> {
             let file = self.to.file;
             let size = length_of(volume, file, &regular(volume, file)?);
             write_locked(volume, file, size, self.to.offset + start, &bytes, at)?;
-            if write_back::is_over_limit(volume)? {
+            if write_back::is_over_limit(volume) {
                 write_back::write_back(volume, file, Patience::Waits)?;
             }
         }

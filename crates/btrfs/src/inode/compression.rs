@@ -64,7 +64,7 @@ pub(super) const NEVER_COMPRESSED: u64 = inode_flags::NODATACOW | inode_flags::N
 /// How `file` is compressed, if it is.
 pub(super) fn choose(volume: &Engine, file: FileId, item: &InodeItem) -> Result<Option<Chosen>> {
     let has = |flags| item.flags.get() & flags != 0;
-    let option = volume.live()?.compress;
+    let option = volume.options.compress;
     let forced = option.is_some_and(|option| option.forced);
     if has(NEVER_COMPRESSED | inode_flags::PREALLOC) || has(inode_flags::NOCOMPRESS) && !forced {
         return Ok(None);

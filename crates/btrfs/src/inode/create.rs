@@ -195,7 +195,7 @@ fn add_inode(
     item.rdev = kind.rdev().into();
     let mut flags = inherited_flags(dir.flags.get(), kind.file_type());
     if kind.file_type() == FileType::Regular {
-        flags |= changes.volume().live()?.new_files.flags();
+        flags |= changes.volume().options.new_files.flags();
     }
     item.flags = flags.into();
     (item.atime, item.ctime, item.mtime, item.otime) = (at, at, at, at);

@@ -14,9 +14,9 @@ use offshoot_vfs::{FileId, Result};
 use super::changes::Changes;
 use super::write_back;
 use crate::delayed;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{ExtentKind, Owner};
 use crate::tree::Cursor;
 
 /// The most items that are removed in one go, and that an inode without an orphan item may have.

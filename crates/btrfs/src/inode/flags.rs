@@ -64,7 +64,7 @@ pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp
     let size = volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size);
     let stored = stored(&item, flags, file_type, size);
     // In the way of the volume, if it has one.
-    let method = volume.live()?.compress.map(|compress| compress.method.compression());
+    let method = volume.options.compress.map(|compress| compress.method.compression());
     let name = method.unwrap_or(Compression::Zlib).name().as_bytes();
     let compression = Some(name).filter(|_| flags.contains(FileFlags::COMPRESS));
     let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;

@@ -40,15 +40,7 @@ use smallvec::SmallVec;
 
 use super::directories::{Budget, Directory};
 use super::subvolume::Subvolume;
-
-/// Shards of a table of inodes, a power of two.
-pub(crate) const SHARDS: usize = 16;
-
-/// The shard that `file` is in.
-pub(crate) fn shard_of(file: FileId) -> usize {
-    let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    spread as usize & (SHARDS - 1)
-}
+use crate::data::{SHARDS, shard_of};
 
 /// The inodes that a shard has before it forgets what nobody uses.
 const SHARD_INODES: usize = 512;

@@ -1,12 +1,12 @@
 //! Names as a tree log has them. Nothing here tells when: the log says what times inodes have.
 
+use crate::engine::Handle;
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_vfs::{FileId, FileType, Place, Result, Timestamp};
 
 use super::changes::Changes;
 use super::entries::Target;
 use super::type_of;
-use crate::transaction::Handle;
 
 /// Where a time is asked for. It does not stay.
 const NEVER: Timestamp = Timestamp { secs: 0, nanos: 0 };

@@ -22,7 +22,7 @@ use super::inode_item;
 use crate::engine::Engine;
 use crate::report::Report;
 use crate::storage::malformed;
-use crate::subvolume::root_of;
+use crate::transaction::root_of;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
 /// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open.

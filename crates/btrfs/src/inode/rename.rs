@@ -1,26 +1,22 @@
-//! Moving files and directories.
+//! Moving files and directories, whose names were looked up and locked (`subvolume/rename`).
 //!
 //! Two files that are exchanged are both taken from their names, and then both given the other's,
 //! in one operation.
-//!
-//! What is found out about both names is found out here, under the locks of inodes. Moves of which
-//! one is of a subvolume are then done by `subvolume::rename`, while nobody else has a handle.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
-use super::entries::{Target, require_name};
+use super::entries::Target;
 use super::in_use::Locks;
-use super::subvolume::{Subvolume, writable};
-use super::unlink::{Rest, is_stored_here, require_stored_here};
+use super::subvolume::Subvolume;
+use super::unlink::{Rest, is_stored_here};
 use super::write_back::{self, Patience};
-use super::{ROOT_DIR, inode_item, lookup, parent, placeholder_in, tree_of, type_of};
+use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
 use parking_lot::MutexGuard;
 
 use crate::engine::Engine;
 use crate::space::{Claim, OPERATION_ITEMS};
-use crate::subvolume;
 use crate::transaction::Obstacle;
 
 /// Items that a move changes which takes the place of a file: besides those of any operation the
@@ -36,7 +32,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    fn find(volume: &Engine, from: Place<'_>, to: Place<'_>) -> Result<Self> {
+    pub(crate) fn find(volume: &Engine, from: Place<'_>, to: Place<'_>) -> Result<Self> {
         let moved = lookup(volume, from.dir, from.name)?;
         let replaced = match lookup(volume, to.dir, to.name) {
             Ok(file) => Some(file),
@@ -47,7 +43,7 @@ impl Ends {
     }
 
     /// `EEXIST` and `ENOENT` for what is at `to` and may not be, or must.
-    fn require(self, how: Rename, to: Place<'_>) -> Result<()> {
+    pub(crate) fn require(self, how: Rename, to: Place<'_>) -> Result<()> {
         let errno = match (how, self.replaced) {
             (Rename::NoReplace, Some(_)) => Errno::EXIST,
             (Rename::Exchange, None) => Errno::NOENT,
@@ -57,69 +53,12 @@ impl Ends {
     }
 }
 
-/// Moves what stands at `from` to `to`.
-pub(crate) fn rename(
-    volume: &Engine,
-    from: Place<'_>,
-    to: Place<'_>,
-    how: Rename,
-    at: Timestamp,
-) -> Result<()> {
-    require_name(from.name)?;
-    require_name(to.name)?;
-    let of_both = writable(volume, from.dir)?;
-    writable(volume, to.dir)?;
-    loop {
-        let ends = Ends::find(volume, from, to)?;
-        ends.require(how, to)?;
-        let Ends { moved, replaced } = ends;
-        let other = replaced.filter(|_| how == Rename::Exchange);
-        // What moves, from where, and into which directory.
-        let moves = [(moved, from, to.dir)].into_iter();
-        let moves = moves.chain(other.map(|other| (other, to, from.dir)));
-        let inodes = moves.clone().filter(|(file, ..)| file.ino != ROOT_DIR);
-        let has_inodes = inodes.clone().next().is_some();
-        let has_subvolumes = moves.clone().any(|(file, ..)| file.ino == ROOT_DIR);
-        if has_inodes && from.dir.dev != to.dir.dev {
-            return Err(Error::posix(Errno::XDEV, format!("{} and {}", from.dir, to.dir)));
-        }
-        if placeholder_in(moved).is_some() && how != Rename::Exchange {
-            let name = from.name.escape_ascii();
-            let what = format!("`{name}`, the place of a subvolume that is elsewhere");
-            return Err(Error::posix(Errno::NOTEMPTY, what));
-        }
-        inodes.clone().try_for_each(|(file, place, _)| require_stored_here(place, file))?;
-        if replaced == Some(moved) {
-            return Ok(());
-        }
-        let _still = if from.dir == to.dir { None } else { still(volume, &of_both, inodes)? };
-        let mut files = vec![from.dir, to.dir];
-        // What is no inode of this subvolume moves, or is refused, under the locks; it has none
-        // itself.
-        let both = [(from, Some(moved)), (to, replaced)].into_iter();
-        let both = both.filter_map(|(place, file)| Some((place, file?)));
-        files.extend(
-            both.filter(|&(place, file)| is_stored_here(place, file)).map(|(_, file)| file),
-        );
-        let locks = volume.inodes.lock(&files);
-        if Ends::find(volume, from, to)? != ends {
-            continue;
-        }
-        return match other.map(|other| [(from, moved), (to, other)]) {
-            Some(ends) if has_subvolumes => subvolume::rename::exchange(volume, ends, at),
-            Some(ends) => exchange_locked(volume, ends, at),
-            None if has_subvolumes => subvolume::rename::rename(volume, from, to, ends, locks, at),
-            None => rename_locked(volume, from, to, ends, locks, at),
-        };
-    }
-}
-
 /// Keeps the shape of the tree still if one of those that move, each into the directory beside it,
 /// is a directory.
 ///
 /// # Errors
 /// `EINVAL` when one moves below itself.
-fn still<'s>(
+pub(crate) fn still<'s>(
     volume: &Engine,
     subvolume: &'s Subvolume,
     moves: impl Iterator<Item = (FileId, Place<'s>, FileId)>,
@@ -164,7 +103,11 @@ fn note_directory(changes: &Changes<'_, '_>, moved: FileType) {
 }
 
 /// Gives each of the files the place of the other.
-fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestamp) -> Result<()> {
+pub(crate) fn exchange(
+    volume: &Engine,
+    ends: [(Place<'_>, FileId); 2],
+    at: Timestamp,
+) -> Result<()> {
     let handle = volume.join_for(REPLACING_ITEMS, Claim::Work)?;
     let [(from, moved), (to, other)] = ends;
     let mut changes = Changes::new(&handle, from.dir)?;
@@ -192,7 +135,8 @@ fn exchange_locked(volume: &Engine, ends: [(Place<'_>, FileId); 2], at: Timestam
     volume.commit_if(is_durable)
 }
 
-fn rename_locked(
+/// Moves the inode at `from` to `to`.
+pub(crate) fn rename(
     volume: &Engine,
     from: Place<'_>,
     to: Place<'_>,

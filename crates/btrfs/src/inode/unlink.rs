@@ -12,7 +12,6 @@ use super::subvolume::writable;
 use super::{lookup, lookup_once, placeholder_in, type_of};
 use crate::engine::Engine;
 use crate::report::Report;
-use crate::subvolume::delete::{Only, delete};
 use crate::transaction::Obstacle;
 
 /// What remains to be done when a name was taken away.
@@ -69,7 +68,7 @@ pub(crate) fn is_stored_here(place: Place<'_>, file: FileId) -> bool {
 }
 
 /// Refuses entries that lead to other subvolumes.
-pub(super) fn require_stored_here(place: Place<'_>, file: FileId) -> Result<()> {
+pub(crate) fn require_stored_here(place: Place<'_>, file: FileId) -> Result<()> {
     if is_stored_here(place, file) {
         return Ok(());
     }
@@ -118,24 +117,28 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
 
 /// Removes a name of a file that is no directory.
 pub(crate) fn unlink(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
-    remove(volume, place, at, false)
+    match remove(volume, place, at, false)? {
+        None => Ok(()),
+        Some(file) => Err(Error::posix(Errno::ISDIR, file.to_string())),
+    }
 }
 
-/// Removes an empty directory.
-pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
-    remove(volume, place, at, true)
+/// Removes an empty directory; whether it did. What is stored in another subvolume is left.
+pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<bool> {
+    remove(volume, place, at, true).map(|left| left.is_none())
 }
 
-fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> Result<()> {
+/// Takes the name away, but for what is stored in another subvolume, which it gives.
+fn remove(
+    volume: &Engine,
+    place: Place<'_>,
+    at: Timestamp,
+    directory: bool,
+) -> Result<Option<FileId>> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
     let (file, locks) = lock_place(volume, place)?;
-    let Some(mut locks) = locks else {
-        if directory {
-            return delete(volume, place, Only::Empty, at);
-        }
-        return Err(Error::posix(Errno::ISDIR, file.to_string()));
-    };
+    let Some(mut locks) = locks else { return Ok(Some(file)) };
     let handle = volume.join_to_remove()?;
     let mut changes = Changes::new(&handle, place.dir)?;
     let opens = *locks.opens(file);
@@ -144,7 +147,7 @@ fn remove(volume: &Engine, place: Place<'_>, at: Timestamp, directory: bool) -> 
     changes.apply()?;
     drop(handle);
     rest.finish(volume, locks)?;
-    volume.commit_if(is_durable)
+    volume.commit_if(is_durable).map(|()| None)
 }
 
 impl Changes<'_, '_> {

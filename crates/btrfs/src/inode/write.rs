@@ -108,7 +108,7 @@ pub(super) fn write_locked(
         buffer(volume, file, from, &data[index(from - offset)..index(to - offset)], at)?;
         from = to;
         // Who writes again makes room before it locks the file.
-        if from < end && write_back::is_over_limit(volume)? {
+        if from < end && write_back::is_over_limit(volume) {
             write_back::write_back(volume, file, Patience::Waits)?;
         } else {
             write_back::keep_room(volume, file)?;
@@ -157,10 +157,10 @@ pub(super) fn buffer(
     let buffers = &volume.buffers;
     let buffer = buffers.get_or_add(file, size, at);
     if let Some((data, promise)) = taken {
-        data.map(Reservation::keep);
         let mut dirty = buffer.write();
-        dirty.promised += promise.keep();
+        dirty.keep(data.as_ref(), promise);
         dirty.is_in_place = is_in_place;
+        drop(dirty);
     }
     let mut from = new.start;
     for (gap, contents) in gaps.iter().zip(contents) {
@@ -229,7 +229,7 @@ impl<'v> Room<'v> {
         let item = regular(volume, file)?;
         let are_in_place = || -> Result<bool> {
             for gap in &gaps {
-                if !is_in_place(&volume.enter()?, file, &item, gap)? {
+                if !is_in_place(&volume.base.enter()?, file, &item, gap)? {
                     return Ok(false);
                 }
             }
@@ -359,7 +359,7 @@ pub(super) fn grow(
         self::buffer(volume, file, 0, &[], at)?;
     }
     let buffer = volume.buffers.get_or_add(file, old, at);
-    buffer.write().promised += promise.keep();
+    buffer.write().keep(None, promise);
     buffer.write().written(size, at);
     store_length(volume, file, &buffer)
 }

@@ -28,21 +28,21 @@ mod tests;
 mod together;
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
-use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::InodeItem;
+use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_vfs::{Errno, FileId, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
+use crate::data::timestamp;
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
-use crate::engine::Engine;
-use crate::space::{Claim, Promise, Purpose, Reservation, growth_bytes};
-use crate::subvolume::timestamp;
-use crate::transaction::{Handle, Live};
+use crate::engine::{Engine, Handle};
+use crate::space::{Claim, Promise, growth_bytes};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
 
@@ -98,7 +98,7 @@ pub(super) fn promise<'v>(
     volume.limit_dirty_blocks()?;
     let (mut amount, promised) = buffer.map_or_else(Default::default, |buffer| {
         let dirty = buffer.read();
-        (Amount::of(&dirty), dirty.promised)
+        (Amount::of(&dirty), dirty.promised())
     });
     for gap in gaps {
         amount.add(gap);
@@ -135,28 +135,28 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
     let sectors = bytes / u64::from(superblock.sector_size);
     let sums = sectors * superblock.checksum.len() as u64;
     let items = growth_bytes(
-        live.max_inline + FILE_BYTES + extents * RUN_BYTES,
+        volume.options.max_inline + FILE_BYTES + extents * RUN_BYTES,
         extents * RUN_BYTES_OF_COMMITS + sums,
     );
     // One is that of the inode. A run may replace an extent for every sector.
     let places = 1 + runs;
     let leaves = places + leaves_of(volume, sectors);
     let tree = live.tree(volume, TreeId(file.dev))?;
-    Ok(items + live.space.lasting_bytes(&tree, places, leaves))
+    let used = tree.used.load(Ordering::Relaxed);
+    let has_snapshots = tree.last_snapshot() != Generation(0);
+    Ok(items + live.space.lasting_bytes(used, has_snapshots, places, leaves))
 }
 
 /// Gives up what was reserved for so many bytes of data that are not buffered any more, and what
 /// was promised for more than is.
 pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
-    let (data, promised) = {
+    let _given_up = {
         let mut dirty = buffer.write();
         // Of a tree that is gone all is forgotten soon.
         let needed = growth(volume, dirty.file, Amount::of(&dirty));
-        let more = dirty.promised.saturating_sub(needed.unwrap_or(u64::MAX));
-        dirty.promised -= more;
-        (if dirty.is_in_place { 0 } else { data }, more)
+        let more = dirty.promised().saturating_sub(needed.unwrap_or(u64::MAX));
+        dirty.give_up(data, more)
     };
-    give_up(volume, data, promised);
 }
 
 /// Takes `range` out of what is buffered, and gives up what was reserved for it.
@@ -169,31 +169,22 @@ pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
         ahead::forget(volume, &buffer);
         forget_data(volume, &buffer, &(0..u64::MAX));
-        let promised = std::mem::take(&mut buffer.write().promised);
-        give_up(volume, 0, promised);
-    }
-}
-
-/// Gives up what was reserved for data, and promised, in bytes.
-pub(super) fn give_up(volume: &Engine, data: u64, promised: u64) {
-    if let Some(live) = volume.live_part() {
-        Reservation::give_up(&live.space, Purpose::Data, data);
-        drop(Promise::resume(&live.space, promised));
+        let _given_up = buffer.write().give_up(0, u64::MAX);
     }
 }
 
 /// Whether more is buffered than may be.
-pub(super) fn is_over_limit(volume: &Engine) -> Result<bool> {
-    Ok(volume.buffers.bytes() > volume.live()?.dirty_bytes)
+pub(super) fn is_over_limit(volume: &Engine) -> bool {
+    volume.buffers.bytes() > volume.options.dirty_bytes
 }
 
 /// Writes back until half of what may be buffered is, when there is too much.
 pub(super) fn limit(volume: &Engine) -> Result<()> {
     let live = volume.live()?;
-    if volume.buffers.bytes() > live.dirty_bytes / 2 {
+    if volume.buffers.bytes() > volume.options.dirty_bytes / 2 {
         live.pressure.press();
     }
-    if is_over_limit(volume)? { relieve(volume) } else { Ok(()) }
+    if is_over_limit(volume) { relieve(volume) } else { Ok(()) }
 }
 
 /// Where more is spoken for by what is buffered than is left for others, and no chunk comes, writes
@@ -201,8 +192,8 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
 /// data of a file that goes into its extent item. Then nobody waits for that. The thread of the
 /// volume does it for files that are not written any more.
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
-    let Live { space, max_inline, .. } = volume.live()?;
-    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= *max_inline);
+    let (space, max_inline) = (&volume.live()?.space, volume.options.max_inline);
+    let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= max_inline);
     if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
         write_back(volume, file, Patience::Tries)?;
     }
@@ -215,7 +206,7 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
 /// Writes back until half of what may be buffered is. What cannot be written back stays: its own
 /// sync tells why.
 fn relieve(volume: &Engine) -> Result<()> {
-    let half = volume.live()?.dirty_bytes / 2;
+    let half = volume.options.dirty_bytes / 2;
     let is_enough = || volume.buffers.bytes() <= half;
     for files in in_steps(&volume.buffers.files()) {
         if is_enough() {
@@ -293,7 +284,7 @@ pub(crate) fn ease(volume: &Engine) -> Result<()> {
 /// Writes back everything that is buffered now, where every commit does that, for one that is made
 /// for another file. What cannot be written back stays: its own sync tells why.
 pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
-    if volume.live()?.flush_on_commit {
+    if volume.options.flush_on_commit {
         let _ = sync_all(volume);
     }
     volume.live()?.require_whole()
@@ -449,7 +440,7 @@ fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle
     match patience {
         Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),
         Patience::Tries => {
-            volume.limit_delayed()?;
+            volume.delayed.limit(&volume.base)?;
             volume.try_join(volume.live()?, items, Claim::WritesBack)
         }
     }

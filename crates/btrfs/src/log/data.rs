@@ -21,11 +21,10 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::Result;
 
-use super::ranges::Ranges;
 use super::record::{Record, Stop};
 use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
 use crate::storage::malformed;
-use crate::transaction::Obstacle;
+use crate::transaction::{Obstacle, Ranges};
 use crate::tree::TreeRoot;
 
 /// How many extent items one search reads.

@@ -13,10 +13,10 @@ use offshoot_vfs::{FileId, FileType, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::record::{Items, committed_head, current_head, inode_in, logged_head};
-use super::running::Log;
 use crate::engine::Engine;
 use crate::inode::type_of;
 use crate::storage::malformed;
+use crate::transaction::LogState;
 use crate::tree::TreeRoot;
 
 /// The place where everything but the times of a file is stored.
@@ -32,14 +32,14 @@ pub(super) enum Stored {
 /// there is none. `committed` is its subvolume in the last commit.
 pub(super) fn stored_but_times(
     volume: &Engine,
-    log: &Log,
+    log: &LogState,
     file: FileId,
     committed: TreeRoot,
 ) -> Result<Option<Stored>> {
     if log.notes().has_extents(file) {
         return Ok(None);
     }
-    let mut trees = log.trees_for(file);
+    let mut trees = volume.log.trees_for(file);
     let own = trees.of(offshoot_btrfs_format::TreeId(file.dev));
     let logged = own.and_then(|own| {
         let logged = own.logged.get(&file.ino)?;

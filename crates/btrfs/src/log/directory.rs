@@ -30,13 +30,12 @@ use offshoot_vfs::{FileType, Result};
 
 use super::heads::Heads;
 use super::names::only_entry;
-use super::notes::MOST;
 use super::record::{Items, Record, Stop, inode_in, names_in};
 use super::running::Logged;
 use crate::delayed;
 use crate::inode::type_of;
 use crate::storage::malformed;
-use crate::transaction::Obstacle;
+use crate::transaction::{MOST_NOTES as MOST, Obstacle};
 use crate::tree::Cursor;
 
 /// How many entries one search reads.
@@ -129,7 +128,7 @@ impl Record<'_, '_> {
             if next - first > MOST as u64 {
                 return Err(Obstacle::TooMuch.into());
             }
-            let by_item = self.volume.live()?.log_by_item;
+            let by_item = self.volume.options.log_by_item;
             if !by_item && self.commit_is_cheaper(next - first)? {
                 return Err(Obstacle::Cheaper.into());
             }
@@ -153,7 +152,7 @@ impl Record<'_, '_> {
     /// nothing if another thread is putting some of them there right now.
     fn entries_in_runs(&mut self, dir: u64, first: u64) -> Result<bool, Stop> {
         let first = entry_key(dir, first);
-        if !self.handle.flush_beside(self.subvolume, first)? {
+        if !self.volume.delayed.flush_beside(self.handle, self.subvolume, first)? {
             return Ok(false);
         }
         let root = self.volume.tree(self.subvolume)?;

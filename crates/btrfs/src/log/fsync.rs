@@ -18,14 +18,14 @@ use offshoot_vfs::{Error, FileId, FileType, Result};
 
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
-use super::running::{Log, Trees};
+use super::running::{RunningLog, Trees};
 use crate::block::DirtyBlocks;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
-use crate::transaction::{Cause, Handle, Live, Obstacle};
+use crate::transaction::{Cause, Live, LogState, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// How large the log of one transaction may become, as a multiple of the dirty bytes that the
@@ -55,7 +55,8 @@ enum Outcome {
 /// As [`Engine::sync`]. After an error that is not one of writing, the next fsync makes a commit.
 pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()> {
     // The empty directory that stands for a subvolume in a snapshot has nothing to log.
-    if !volume.live()?.tree_log || placeholder_in(file).is_some() {
+    let live = volume.live()?;
+    if !volume.options.tree_log || placeholder_in(file).is_some() {
         write_back::sync_file(volume, file)?;
         write_back::sync_others(volume)?;
         return volume.commit();
@@ -63,7 +64,7 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
     match log_it(volume, file, wanted)? {
         Outcome::Done => Ok(()),
         Outcome::Commit(generation, obstacle) => {
-            obstacle.count(&volume.live()?.stats);
+            obstacle.count(&live.stats);
             write_back::sync_others(volume)?;
             volume.commit_one(generation, Cause::Fsync)
         }
@@ -171,14 +172,14 @@ fn log_file(
     committed: TreeRoot,
     is_directory: bool,
 ) -> Result<u64, Stop> {
-    let mut trees = handle.log().trees_for(file);
+    let mut trees = handle.volume().log.trees_for(file);
     begun(handle.log(), || log_into(&mut trees, live, handle, file, committed, is_directory))
 }
 
 /// Runs `work`, which logs something. If it fails or panics, nothing more is logged in this
 /// transaction, because the tables may describe edits that are not in the log. The caller holds the
 /// lock of the log trees, so no thread writes a half-done log.
-pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
+pub(super) fn begun<T>(log: &LogState, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
     let mut begun = Begun { log, is_done: false };
     let logged = work();
     if let Err(stop) = &logged {
@@ -190,7 +191,7 @@ pub(super) fn begun<T>(log: &Log, work: impl FnOnce() -> Result<T, Stop>) -> Res
 
 /// Sets an obstacle when it is dropped unfinished, by a panic.
 struct Begun<'l> {
-    log: &'l Log,
+    log: &'l LogState,
     is_done: bool,
 }
 
@@ -215,7 +216,7 @@ pub(super) fn log_into(
     // Set this before reading anything: extents that are freed from now on stay intact until the
     // commit.
     log.use_it();
-    log.require_small(live, handle.volume())?;
+    require_small(log, handle.volume())?;
     let batch = trees.batch;
     if trees.of(subvolume).is_none() {
         let Some(_room) = live.space.try_reserve(live.space.cost(1)) else {
@@ -246,9 +247,9 @@ pub(crate) fn committed_root(
 /// Waits until `batch` is on the devices, and writes it if no other thread does. Returns the
 /// obstacle, if there is one.
 fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Obstacle>> {
-    let log = handle.log();
+    let (log, running) = (handle.log(), &handle.volume().log);
     loop {
-        let mut progress = log.progress();
+        let mut progress = running.progress();
         if progress.done > batch {
             return Ok(None);
         }
@@ -257,25 +258,25 @@ fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Ob
         }
         live.require_whole()?;
         if progress.is_written {
-            log.wait(&mut progress);
+            running.wait(&mut progress);
             continue;
         }
         progress.is_written = true;
         drop(progress);
-        let _lead = Lead { log };
+        let _lead = Lead { running };
         live.whole(|| write_log(live, handle))?;
     }
 }
 
 /// The right to write the log. When this is dropped, the next thread may write.
 struct Lead<'l> {
-    log: &'l Log,
+    running: &'l RunningLog,
 }
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {
-        self.log.progress().is_written = false;
-        self.log.tell();
+        self.running.progress().is_written = false;
+        self.running.tell();
     }
 }
 
@@ -292,7 +293,7 @@ fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     }
     blocks.move_to(&volume.cache, |_| true);
     live.stats.log_written();
-    log.progress().done = batch;
+    volume.log.progress().done = batch;
     Ok(())
 }
 
@@ -303,7 +304,7 @@ fn end_batch(
     handle: &Handle<'_>,
 ) -> Result<Option<(TreeRoot, Arc<DirtyBlocks>, u64)>> {
     let log = handle.log();
-    let mut trees = log.trees();
+    let mut trees = handle.volume().log.trees();
     let Some(_room) = live.space.try_reserve(live.space.cost(1 + trees.number() as u64)) else {
         log.obstruct(Obstacle::NoRoom);
         return Ok(None);
@@ -317,11 +318,9 @@ fn end_batch(
     Ok(Some((root, log.take_off(), trees.batch)))
 }
 
-impl Log {
-    /// Stops a log that has become so large that a commit is as cheap.
-    pub(super) fn require_small(&self, live: &Live, volume: &Engine) -> Result<(), Stop> {
-        let node_size = u64::from(volume.superblock().node_size);
-        let is_large = self.taken() * node_size > MOST_PARTS * live.dirty_bytes;
-        if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }
-    }
+/// Stops a log that has become so large that a commit is as cheap.
+pub(super) fn require_small(log: &LogState, volume: &Engine) -> Result<(), Stop> {
+    let node_size = u64::from(volume.superblock().node_size);
+    let is_large = log.taken() * node_size > MOST_PARTS * volume.options.dirty_bytes;
+    if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }
 }

@@ -127,12 +127,12 @@ impl Heads {
             let file = record.file(other);
             match record.volume.inodes.try_lock(file) {
                 Some(lock) => locks.push(lock),
-                None if record.log.is_waiting(file) => {}
+                None if record.volume.log.is_waiting(file) => {}
                 None if other == ino => return Ok(None),
                 None => self.changing.push(other),
             }
         }
-        if !record.handle.flush_beside(record.subvolume, first)? {
+        if !record.volume.delayed.flush_beside(record.handle, record.subvolume, first)? {
             return Ok(None);
         }
         let root = record.volume.tree(record.subvolume)?;

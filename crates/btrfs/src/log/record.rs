@@ -34,16 +34,16 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use zerocopy::IntoBytes;
 
+use super::fsync::require_small;
 use super::names::{Name, is_of_names, names_of};
-use super::notes::MOST;
-use super::running::{Holder, Log, Logged, SubvolumeLog, apply, put_run};
+use super::running::{Holder, Logged, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
 use crate::space::Reservation;
 use crate::storage::malformed;
-use crate::transaction::{Handle, Obstacle};
+use crate::transaction::{LogState, MOST_NOTES as MOST, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -89,7 +89,7 @@ pub(super) type Items = Vec<(Key, Vec<u8>)>;
 pub(super) struct Record<'a, 'v> {
     pub(super) handle: &'a Handle<'v>,
     pub(super) volume: &'v Engine,
-    pub(super) log: &'a Log,
+    pub(super) log: &'a LogState,
     pub(super) own: &'a mut SubvolumeLog,
     pub(super) subvolume: TreeId,
     pub(super) batch: u64,
@@ -300,7 +300,7 @@ impl<'a, 'v> Record<'a, 'v> {
         if slots.is_empty() {
             return Ok(());
         }
-        self.log.require_small(self.volume.live()?, self.volume)?;
+        require_small(self.log, self.volume)?;
         self.is_spilled = true;
         let (items, bytes) = (slots.len(), items_bytes(leaf.bytes(), slots.start, slots.end));
         let _room = self.room(items, bytes)?;
@@ -313,7 +313,7 @@ impl<'a, 'v> Record<'a, 'v> {
 
     fn spill(&mut self) -> Result<(), Stop> {
         let live = self.volume.live()?;
-        self.log.require_small(live, self.volume)?;
+        require_small(self.log, self.volume)?;
         self.is_spilled = true;
         let bytes = self.edits.values().flatten().map(Vec::len).sum();
         let _room = self.room(self.edits.len(), bytes)?;
@@ -576,11 +576,11 @@ impl<'a, 'v> Record<'a, 'v> {
     /// locked waits for the log trees: that thread does not change the inode meanwhile.
     pub(super) fn lock(&self, ino: u64) -> Result<Option<Locks>, Stop> {
         let file = self.file(ino);
-        if self.log.is_waiting(file) {
+        if self.volume.log.is_waiting(file) {
             return Ok(None);
         }
         match self.volume.inodes.lock_within(file, PATIENCE) {
-            None if !self.log.is_waiting(file) => Err(Obstacle::Contended.into()),
+            None if !self.volume.log.is_waiting(file) => Err(Obstacle::Contended.into()),
             locks => Ok(locks),
         }
     }

@@ -32,10 +32,9 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use super::LogTree;
 use super::failure::{in_log, in_volume};
 use super::space::Taken;
-use crate::engine::{Change, Engine, OpenOptions};
+use crate::engine::{Change, Engine, Handle, OpenOptions};
 use crate::storage::malformed;
-use crate::subvolume::root_item_key;
-use crate::transaction::{Cause, Handle};
+use crate::transaction::{Cause, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) classifies

@@ -17,49 +17,32 @@
 //!    waits for those only for a moment (`record`).
 //! 2. A block that was taken off for writing never changes: a writer copies it. No block is freed
 //!    before the commit, so the log that a superblock on the devices names stays intact.
-//! 3. Every reason that makes a log invalid is an [`Obstacle`], which stays for the whole
-//!    transaction. It is set before any thread can log something that depends on it. The writer of
-//!    a batch checks it when all blocks of the batch exist. So it writes a valid log, or it writes
+//! 3. Every reason that makes a log invalid is an [`Obstacle`](crate::transaction::Obstacle), which stays
+//!    for the whole transaction. It is set before any thread can log something that depends on it.
+//!    The writer of a batch checks it when all blocks of the batch exist. So it writes a valid log, or it writes
 //!    none and a commit follows.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs_format::root::RootItem;
-use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
+use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::notes::Notes;
-use super::ranges::Ranges;
-use crate::block::{DirtyBlocks, Latch, TreeBlock};
-use crate::subvolume::StoredRoot;
-use crate::sync::{RwLock, RwLockReadGuard};
-use crate::transaction::{Changing, Handle, Obstacle, Tree};
+use crate::block::TreeBlock;
+use crate::engine::Handle;
+use crate::transaction::{Changing, Ranges, StoredRoot, Tree};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
-/// The log of a transaction.
+/// The log trees of the running transaction.
 #[derive(Default)]
-pub(crate) struct Log {
-    obstacle: OnceLock<Obstacle>,
-    /// A thread has logged something, or is about to.
-    is_used: AtomicBool,
-    /// An extent may have lost an owner, or its place in a file, in this transaction.
-    has_moved_extents: AtomicBool,
-    /// The number of blocks that were allocated for it.
-    taken: AtomicU64,
-    /// Blocks that may still change.
-    changing: RwLock<DirtyBlocks>,
-    /// Blocks that are being written.
-    writing: RwLock<Arc<DirtyBlocks>>,
+pub(crate) struct RunningLog {
     trees: Mutex<Trees>,
     /// Files whose lock a thread holds while it waits for the trees. It does not change such a file
     /// before it has the trees.
     waiting: Mutex<HashSet<FileId>>,
-    notes: Notes,
     progress: Mutex<Progress>,
     /// Signalled when a write-out ends.
     turn: Condvar,
@@ -76,7 +59,7 @@ pub(super) struct Progress {
 
 /// The log trees.
 #[derive(Default)]
-pub(super) struct Trees {
+pub(crate) struct Trees {
     /// The number of the batch that is being logged.
     pub(super) batch: u64,
     /// The tree of log trees.
@@ -133,124 +116,12 @@ pub(super) struct Logged {
     pub(super) names: Vec<(u64, Vec<u8>)>,
 }
 
-impl Log {
-    /// An empty log. With `is_on` false it takes nothing.
-    pub(crate) fn new(is_on: bool) -> Self {
-        let log = Self::default();
-        if !is_on {
-            log.obstruct(Obstacle::Off);
-        }
-        log
-    }
-
-    /// Makes every fsync commit until a commit ends the transaction.
-    pub(crate) fn obstruct(&self, obstacle: Obstacle) {
-        let _ = self.obstacle.set(obstacle);
-    }
-
-    /// Why nothing more may be logged, if there is a reason.
-    pub(super) fn obstacle(&self) -> Option<Obstacle> {
-        self.obstacle.get().copied()
-    }
-
-    /// Whether the log is in use. Then a crash may bring back data of this transaction that it has
-    /// changed again since.
-    pub(crate) fn is_used(&self) -> bool {
-        self.is_used.load(Ordering::Acquire)
-    }
-
-    pub(super) fn use_it(&self) {
-        self.is_used.store(true, Ordering::Release);
-    }
-
-    /// Notes that an extent got another owner, or another place in its file, in this transaction.
-    pub(crate) fn note_moved_extents(&self) {
-        self.has_moved_extents.store(true, Ordering::Release);
-    }
-
-    /// Whether the log may have an extent at a place that it has left.
-    pub(crate) fn may_show_moved_extents(&self) -> bool {
-        self.is_used() && self.has_moved_extents.load(Ordering::Acquire)
-    }
-
-    /// Takes over from the transaction of `before`, which is committed together with this one.
-    /// Until then a crash finds the log of `before`.
-    pub(crate) fn go_on_from(&self, before: &Self) {
-        if before.is_used() {
-            self.use_it();
-        }
-        if before.has_moved_extents.load(Ordering::Acquire) {
-            self.note_moved_extents();
-        }
-        self.obstruct(Obstacle::MemberFailed);
-    }
-
-    /// Notes that extents of `file` change in `range`.
-    pub(crate) fn note_extents(&self, file: FileId, range: Range<u64>) {
-        if self.obstacle().is_none() && !self.notes.extents_changed(file, range) {
-            self.obstruct(Obstacle::TooMuch);
-        }
-    }
-
-    /// Notes that `dir` loses the entry with this index, which led to the inode `ino`; `None` for a
-    /// subvolume.
-    pub(crate) fn note_removal(&self, dir: FileId, index: u64, ino: Option<u64>) {
-        if self.obstacle().is_none() && !self.notes.entry_removed(dir, index, ino) {
-            self.obstruct(Obstacle::TooMuch);
-        }
-    }
-
-    /// One more than the highest index of an entry that `dir` lost.
-    pub(crate) fn index_after_removed(&self, dir: FileId) -> u64 {
-        if self.obstacle().is_some() {
-            return 0;
-        }
-        self.notes.last_removed(dir).map_or(0, |index| index.saturating_add(1))
-    }
-
-    pub(super) fn notes(&self) -> &Notes {
-        &self.notes
-    }
-
-    /// Counts a block that is allocated for the log.
-    pub(crate) fn count_block(&self) {
-        self.taken.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// How many blocks were allocated for the log.
-    pub(super) fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed)
-    }
-
-    /// Forgets everything. The transaction has ended, and no thread holds a handle of it.
-    pub(crate) fn forget(&self) {
-        *self.trees.lock() = Trees::default();
-        *self.changing.write() = DirtyBlocks::default();
-        *self.writing.write() = Arc::default();
-        self.notes.forget();
-    }
-
-    /// The blocks that may still change.
-    pub(crate) fn changing(&self) -> RwLockReadGuard<'_, DirtyBlocks> {
-        self.changing.read()
-    }
-
-    /// Whether the block at `logical` may still change.
-    pub(crate) fn owns(&self, logical: Logical) -> bool {
-        self.changing().get(logical).is_some()
-    }
-
-    /// The block of the log at `logical`, if it is not yet on the devices.
-    pub(crate) fn block(&self, logical: Logical) -> Option<Arc<Latch>> {
-        let changing = self.changing().get(logical);
-        changing.or_else(|| self.writing.read().get(logical))
-    }
-
-    /// Takes off the changed blocks for writing. They do not change any more.
-    pub(super) fn take_off(&self) -> Arc<DirtyBlocks> {
-        let mut writing = self.writing.write();
-        *writing = Arc::new(std::mem::take(&mut *self.changing.write()));
-        writing.clone()
+impl RunningLog {
+    /// The transaction is finished, and nobody has a handle of it. Gives its trees, which nobody
+    /// needs any more.
+    pub(crate) fn end(&self) -> Trees {
+        *self.progress.lock() = Progress::default();
+        std::mem::take(&mut *self.trees.lock())
     }
 
     pub(super) fn trees(&self) -> MutexGuard<'_, Trees> {
@@ -290,12 +161,9 @@ impl Log {
 /// An empty log tree.
 fn new_tree(handle: &Handle<'_>) -> Result<Tree> {
     let (last_snapshot, used_bytes, is_read_only) = (Generation(0), 0, false);
-    Ok(Tree::new(&StoredRoot {
-        root: handle.new_log_root()?,
-        last_snapshot,
-        used_bytes,
-        is_read_only,
-    }))
+    let root = handle.new_log_root()?;
+    let stored = StoredRoot { root, last_snapshot, used_bytes, is_read_only };
+    Ok(Tree::new(&stored, handle.space()))
 }
 
 /// Applies edits to a log tree.

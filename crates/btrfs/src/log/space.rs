@@ -18,10 +18,9 @@ use offshoot_vfs::{Error, Result};
 
 use super::LogTree;
 use crate::block::TreeBlock;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::space::growth_bytes;
 use crate::storage::malformed;
-use crate::transaction::Handle;
 use crate::tree::{Blocks, TreeRoot, with_item};
 
 /// An extent that only the log refers to.
@@ -112,7 +111,7 @@ impl<'v> Taken<'v> {
         if !group.serves(flags) {
             return Ok(false);
         }
-        space.take_range(self.volume, &group, logical, len)
+        space.take_range(&self.volume.base, &group, logical, len)
     }
 
     fn leaf(&mut self, leaf: &TreeBlock) -> Result<()> {

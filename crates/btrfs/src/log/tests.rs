@@ -41,7 +41,7 @@ fn what_cannot_be_read_to_be_logged_is_committed() {
         let volume = fs.volume();
         let committed = volume.tree(TreeId::FS).expect("it is there");
         fs.rename(place(fs.root(), "x"), place(fs.root(), "y"), AT).expect("a rename");
-        volume.flush_delayed(u64::MAX).expect("a flush");
+        volume.delayed.flush(&volume.base, u64::MAX).expect("a flush");
         assert_ne!(volume.tree(TreeId::FS).expect("it is there"), committed);
         edit_root(&device, volume, committed, |bytes| bytes[5000] ^= 1);
         let file = fs.lookup(fs.root(), b"y").expect("it is there");
@@ -86,10 +86,10 @@ fn a_new_file_that_others_are_about_to_log_is_logged_with_its_directory() {
         let files: Vec<_> = (0..count).map(create).collect();
         let file = files[count - 1];
         let handle = volume.enter().expect("it is writable");
-        let mut trees = handle.log().trees();
+        let mut trees = handle.volume().log.trees();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| fs.fsync(file));
-            while !handle.log().is_waiting(file) {
+            while !handle.volume().log.is_waiting(file) {
                 std::thread::yield_now();
             }
             let live = volume.live().expect("it is writable");
@@ -147,7 +147,7 @@ fn who_waits_for_a_commit_is_told_that_it_panicked() {
 /// The first obstacle counts, and it stays.
 #[test]
 fn an_obstacle_stays() {
-    let log = super::Log::new(true);
+    let log = crate::transaction::LogState::new(true);
     assert_eq!(log.obstacle(), None);
     log.obstruct(Obstacle::NewChunk);
     log.obstruct(Obstacle::Clones);

@@ -9,10 +9,9 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeI
 use offshoot_vfs::{Error, Result};
 
 use crate::data::committed_sums;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::log::committed_root;
 use crate::storage::malformed;
-use crate::transaction::Handle;
 use crate::tree::{Cursor, TreeRoot};
 
 /// About how many bytes of the logical space a window has.

@@ -6,7 +6,7 @@
 //! 1. Data without checksums is compared with the other members, because nothing else shows that it
 //!    is old. This comes first, followed by a barrier. Otherwise blocks of the last commit could
 //!    reach the member first, and a member that is one generation behind but has these is taken for
-//!    complete (`engine/newest`).
+//!    complete (`transaction/newest`).
 //! 2. The scrub verifies all else, and repairs it ([`settle`](super::settle)).
 //! 3. If no error remains, the member gets the superblock of the last commit.
 //!
@@ -33,7 +33,7 @@ use super::look::{Pages, cut};
 use super::{Run, ScrubFinding, ScrubOutcome};
 use crate::engine::Engine;
 use crate::storage::{CopyPart, malformed};
-use crate::subvolume::chunk_tree_root;
+use crate::transaction::chunk_tree_root;
 use crate::tree::with_item;
 
 /// The members that missed commits, and whether the scrub brings them up to date.

@@ -218,7 +218,8 @@ impl Settling<'_, '_> {
         pages: &mut Pages,
     ) -> ScrubOutcome {
         let volume = self.run.volume;
-        if volume.storage.find_sector(volume, Logical(part.range.start), bytes, sum).is_err() {
+        if volume.storage.find_sector(&volume.base, Logical(part.range.start), bytes, sum).is_err()
+        {
             return ScrubOutcome::Uncorrectable;
         }
         // On a volume that is open for writing, another thread may be writing data without a

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use offshoot_vfs::{Error, Result};
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
 use crate::storage::Member;
 
 /// Where less than this belongs to no chunk, one of metadata takes much of what data may need, in
@@ -14,7 +13,7 @@ const LEAST_ROOM_BYTES: u64 = 1 << 30;
 
 /// What of every member belongs to chunks, and what of all of them.
 #[derive(Debug)]
-pub(super) struct Allocated {
+pub(crate) struct Allocated {
     members: Mutex<Vec<u64>>,
     count: u64,
     /// The sum of `members`, to be looked at without the lock.
@@ -24,9 +23,8 @@ pub(super) struct Allocated {
 }
 
 impl Allocated {
-    /// As the members of `volume` say.
-    pub(super) fn new(volume: &Engine) -> Self {
-        let members = volume.members();
+    /// As the members of the volume say.
+    pub(crate) fn new(members: &[Member]) -> Self {
         let sum = |all: u64, bytes| all.saturating_add(bytes);
         Self {
             members: Mutex::new(members.iter().map(|member| member.allocated_bytes).collect()),
@@ -37,24 +35,24 @@ impl Allocated {
     }
 
     /// How many members there are.
-    pub(super) fn member_count(&self) -> u64 {
+    pub(crate) fn member_count(&self) -> u64 {
         self.count
     }
 
     /// What of each member belongs to chunks, in bytes.
-    pub(super) fn of_members(&self) -> Vec<u64> {
+    pub(crate) fn of_members(&self) -> Vec<u64> {
         self.members.lock().clone()
     }
 
     /// Whether most of the members belongs to no chunk, and a GiB at least, when so many bytes more
     /// do.
-    pub(super) fn has_much_room(&self, more: i64) -> bool {
+    pub(crate) fn has_much_room(&self, more: i64) -> bool {
         let bytes = self.bytes.load(Ordering::Relaxed).saturating_add_signed(more);
         bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES
     }
 
     /// What of all members belongs to no chunk, in bytes.
-    pub(super) fn unallocated(&self) -> u64 {
+    pub(crate) fn unallocated(&self) -> u64 {
         self.usable_bytes.saturating_sub(self.bytes.load(Ordering::Relaxed))
     }
 
@@ -63,7 +61,7 @@ impl Allocated {
     ///
     /// # Errors
     /// When its device item counts less as allocated than its chunks take.
-    pub(super) fn change(&self, member: usize, bytes: u64, is_new: bool) -> Result<u64> {
+    pub(crate) fn change(&self, member: usize, bytes: u64, is_new: bool) -> Result<u64> {
         let mut members = self.members.lock();
         let count = &mut members[member];
         let changed = if is_new { count.checked_add(bytes) } else { count.checked_sub(bytes) };

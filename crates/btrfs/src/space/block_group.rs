@@ -7,10 +7,10 @@ use offshoot_btrfs_format::chunk::BlockGroupFlags;
 use offshoot_vfs::{Error, Result};
 use parking_lot::Mutex;
 
+use super::Roots;
 use super::free_space::{Fit, FreeSpace};
 use super::load::load_free_space;
 use crate::counter::below_zero;
-use crate::engine::Engine;
 use crate::report::Report;
 
 /// A block group: a range of the logical space for data or metadata.
@@ -132,7 +132,7 @@ impl BlockGroup {
     ///
     /// `count` is called under the lock: a group that is retired in between would take away what
     /// was never counted.
-    pub(crate) fn load(&self, volume: &Engine, count: impl FnOnce(u64)) -> Result<bool> {
+    pub(crate) fn load(&self, volume: &dyn Roots, count: impl FnOnce(u64)) -> Result<bool> {
         if self.is_loaded() {
             return Ok(false);
         }
@@ -152,7 +152,7 @@ impl BlockGroup {
         };
         if let Some(what) = wrong {
             let problem = format!("{what}; what may be in use is left alone");
-            volume.report(&Report::WrongFreeSpace { group: self.start, problem });
+            volume.storage().report(&Report::WrongFreeSpace { group: self.start, problem });
         }
         Ok(true)
     }

@@ -32,27 +32,27 @@ const LEAST_STRIPE: u64 = MIB;
 
 /// What is known of a member.
 #[derive(Debug)]
-pub(super) struct MemberSpace {
-    pub(super) index: usize,
-    pub(super) total_bytes: u64,
+pub(crate) struct MemberSpace {
+    pub(crate) index: usize,
+    pub(crate) total_bytes: u64,
     /// What of it belongs to chunks.
-    pub(super) allocated_bytes: u64,
+    pub(crate) allocated_bytes: u64,
     /// The ranges that belong to chunks, ascending.
-    pub(super) extents: Vec<Range<u64>>,
+    pub(crate) extents: Vec<Range<u64>>,
 }
 
 /// A chunk that can be: for each stripe the index of its member and its place there.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    pub(super) stripes: Vec<(usize, u64)>,
-    pub(super) stripe_bytes: u64,
+pub(crate) struct Plan {
+    pub(crate) stripes: Vec<(usize, u64)>,
+    pub(crate) stripe_bytes: u64,
     /// What it holds.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Plan {
     /// Takes the place of its stripes from what members have.
-    pub(super) fn take_from(&self, members: &mut [MemberSpace]) {
+    pub(crate) fn take_from(&self, members: &mut [MemberSpace]) {
         for &(index, at) in &self.stripes {
             members[index].take(at..at + self.stripe_bytes);
         }
@@ -61,7 +61,7 @@ impl Plan {
 
 impl MemberSpace {
     /// A chunk takes this range, too.
-    pub(super) fn take(&mut self, range: Range<u64>) {
+    pub(crate) fn take(&mut self, range: Range<u64>) {
         self.allocated_bytes = self.allocated_bytes.saturating_add(range.end - range.start);
         let at = self.extents.partition_point(|extent| extent.start < range.start);
         self.extents.insert(at, range);
@@ -69,7 +69,7 @@ impl MemberSpace {
 
     /// The first range in `within` that belongs to no chunk, to no superblock and not to what is
     /// left free at the start, of at most so many bytes.
-    pub(super) fn unused(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
+    pub(crate) fn unused(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let superblocks = SUPERBLOCK_OFFSETS.map(|at| at..at + STRIPE_LEN);
         let end = within.end.min(self.total_bytes);
         let mut taken: Vec<_> = self.extents.iter().cloned().chain(superblocks).collect();
@@ -107,7 +107,7 @@ impl MemberSpace {
 
 /// A chunk of this kind and profile, of at most `most_members` members; `None` when too few of them
 /// have room.
-pub(super) fn plan(
+pub(crate) fn plan(
     members: &[MemberSpace],
     flags: BlockGroupFlags,
     profile: Profile,

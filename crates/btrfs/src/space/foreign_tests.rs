@@ -35,7 +35,7 @@ fn add_group(volume: &Engine, start: u64, kind: u64, profile: Profile) -> Arc<Bl
     let live = volume.live().expect("it is writable");
     let _chunks = live.space.chunk_lock.lock();
     // The allocator of chunks looks where the chunk tree has room.
-    while live.space.load_one(volume, Purpose::System).expect("it reads") {}
+    while live.space.load_one(&volume.base, Purpose::System).expect("it reads") {}
     let flags = BlockGroupFlags(kind | profile.bits());
     let members = volume.member_spaces().expect("it reads");
     let mut plan = chunk_plan::plan(&members, flags, profile, 9).expect("there is place for one");
@@ -66,7 +66,7 @@ fn leave_groups(disks: &Disks, kinds: &[u64], profile: Profile) {
         let group = add_group(&volume, end(&volume), kind, profile);
         // One that is empty would go with the commit: so something is taken that is never used.
         let space = &volume.live().expect("it is writable").space;
-        assert!(space.take_range(&volume, &group, group.start, WINDOW).expect("it reads"));
+        assert!(space.take_range(&volume.base, &group, group.start, WINDOW).expect("it reads"));
     }
     volume.commit().expect("a commit");
 }
@@ -256,8 +256,8 @@ fn the_lowest_addresses_stay_free() {
         let group = add_group(&volume, 0, kind, Profile::Single);
         assert_eq!(group.known_free(), MIB - WINDOW);
         let space = &volume.live().expect("it is writable").space;
-        assert!(!space.take_range(&volume, &group, Logical(0), 4096).expect("it reads"));
-        assert!(space.take_range(&volume, &group, Logical(WINDOW), WINDOW).expect("it reads"));
+        assert!(!space.take_range(&volume.base, &group, Logical(0), 4096).expect("it reads"));
+        assert!(space.take_range(&volume.base, &group, Logical(WINDOW), WINDOW).expect("it reads"));
         volume.commit().expect("a commit");
         drop(volume);
         disks.assert_checks();
@@ -301,7 +301,7 @@ fn tree_blocks_cross_no_border_in_groups_that_begin_anywhere() {
         let space = &volume.live().expect("it is writable").space;
         // So that what was freed joins in other ways.
         let odd = Logical(first + (128 << 10) + 4096);
-        assert!(space.take_range(&volume, &group, odd, 8192).expect("it reads"));
+        assert!(space.take_range(&volume.base, &group, odd, 8192).expect("it reads"));
         *space.last[0].lock() = first;
         for round in 0..2 {
             work(&volume, round);

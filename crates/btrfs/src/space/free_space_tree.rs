@@ -20,16 +20,17 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
-use super::BlockGroup;
-use crate::engine::Engine;
+use super::{BlockGroup, Roots, Space};
 use crate::storage::malformed;
-use crate::transaction::Handle;
-use crate::tree::{Cursor, ItemEdit, with_item};
+use crate::tree::{Cursor, with_item};
 
 const TREE: TreeId = TreeId::FREE_SPACE;
 
 /// The items of a block group, by their keys.
 type Items = BTreeMap<Key, Vec<u8>>;
+
+/// What becomes of items of the tree, or that they go.
+pub(crate) type Edits = Vec<(Key, Option<Vec<u8>>)>;
 
 /// The key of the info of a block group.
 fn info_key(group: &BlockGroup) -> Key {
@@ -37,7 +38,7 @@ fn info_key(group: &BlockGroup) -> Key {
 }
 
 /// The info of a block group: how many free ranges, and in which form.
-fn info(volume: &Engine, group: &BlockGroup) -> Result<FreeSpaceInfo> {
+fn info(volume: &dyn Roots, group: &BlockGroup) -> Result<FreeSpaceInfo> {
     with_item(volume, volume.tree(TREE)?, info_key(group), |data| {
         FreeSpaceInfo::view(data).copied().map_err(malformed)
     })?
@@ -50,7 +51,7 @@ fn info(volume: &Engine, group: &BlockGroup) -> Result<FreeSpaceInfo> {
 /// When they overlap, leave the block group, are of another form than its info says, or are bitmaps
 /// with gaps between them.
 fn for_each_item(
-    volume: &Engine,
+    volume: &dyn Roots,
     group: &BlockGroup,
     info: FreeSpaceInfo,
     mut visit: impl FnMut(Key, &[u8]),
@@ -101,7 +102,7 @@ fn ranges_of(key: Key, data: &[u8], sector: u64, mut visit: impl FnMut(Range<u64
 
 /// Calls `visit` with every free range of `group`, in order.
 pub(super) fn for_each_free_range(
-    volume: &Engine,
+    volume: &dyn Roots,
     group: &BlockGroup,
     mut visit: impl FnMut(Range<u64>),
 ) -> Result<()> {
@@ -220,17 +221,24 @@ struct Changed {
     used: Vec<Range<u64>>,
 }
 
-impl Handle<'_> {
-    /// Records that ranges are no extents any more, and that others are extents now. Both ascend.
-    pub(crate) fn change_free_space(&self, free: &[Range<u64>], used: &[Range<u64>]) -> Result<()> {
-        if !self.volume().superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
-            return Ok(());
+impl Space {
+    /// The edits of the free-space tree that record that ranges are no extents any more, and that
+    /// others are extents now. Both ascend. None in a volume that has no such tree.
+    pub(crate) fn edits_of_free_space(
+        &self,
+        volume: &dyn Roots,
+        free: &[Range<u64>],
+        used: &[Range<u64>],
+    ) -> Result<Edits> {
+        let mut edits = Vec::new();
+        if !volume.superblock().compat_ro.has(CompatRo::FREE_SPACE_TREE) {
+            return Ok(edits);
         }
         let mut groups: BTreeMap<u64, (_, Changed)> = BTreeMap::new();
         for (ranges, becomes_free) in [(free, true), (used, false)] {
             let mut rest = ranges;
             while let Some(first) = rest.first() {
-                let group = self.space().group_of(Logical(first.start))?;
+                let group = self.group_of(Logical(first.start))?;
                 let (here, behind) = rest.split_at(rest.partition_point(|r| r.start < group.end()));
                 let entry = groups.entry(group.start.0).or_insert((group, Changed::default()));
                 let changed = &mut entry.1;
@@ -238,94 +246,91 @@ impl Handle<'_> {
                 rest = behind;
             }
         }
-        let mut edits = Vec::new();
         for (group, changed) in groups.values() {
-            self.edit_group(group, changed, &mut edits)?;
+            edit_group(volume, group, changed, &mut edits)?;
         }
-        let edits: Vec<ItemEdit<'_>> =
-            edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
-        self.change(TREE, |tree| tree.apply_batch(&edits)).map(drop)
-    }
-
-    /// Adds what has to be edited for `changed` in the items of one block group.
-    fn edit_group(
-        &self,
-        group: &BlockGroup,
-        changed: &Changed,
-        edits: &mut Vec<(Key, Option<Vec<u8>>)>,
-    ) -> Result<()> {
-        let sector = u64::from(self.volume().superblock().sector_size);
-        let before = info(self.volume(), group)?;
-        let (mut old, mut ranges, mut all) = (Items::new(), Ranges::default(), Ok(()));
-        for_each_item(self.volume(), group, before, |key, data| {
-            ranges_of(key, data, sector, |range| {
-                if all.is_ok() {
-                    all = ranges.push(range);
-                }
-            });
-            old.insert(key, data.to_vec());
-        })?;
-        all?;
-        old.insert(info_key(group), before.as_bytes().to_vec());
-        let ranges = ranges.with(&changed.free)?.without(&changed.used)?;
-        let uses_bitmaps = before.flags.get() & FREE_SPACE_USING_BITMAPS != 0
-            || ranges.0.len() as u64 > self.most_ranges(group);
-        let mut new = if uses_bitmaps {
-            self.bitmaps(group, &ranges)
-        } else {
-            let item = |range: &Range<u64>| {
-                let len = range.end - range.start;
-                (Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len), Vec::new())
-            };
-            ranges.0.iter().map(item).collect()
-        };
-        let count = u32::try_from(ranges.0.len()).expect("a block group has fewer sectors");
-        let flags = if uses_bitmaps { FREE_SPACE_USING_BITMAPS } else { 0 };
-        let after = FreeSpaceInfo { extent_count: count.into(), flags: flags.into() };
-        new.insert(info_key(group), after.as_bytes().to_vec());
-        edits.extend(difference(&old, new));
-        Ok(())
-    }
-
-    /// Beyond this many ranges, bitmaps take less space than items.
-    fn most_ranges(&self, group: &BlockGroup) -> u64 {
-        let bitmap_range = self.bitmap_range();
-        let bitmap_item = u64::from(FREE_SPACE_BITMAP_SIZE) + 25;
-        let bitmaps = group.len.div_ceil(bitmap_range);
-        (bitmaps * bitmap_item / 25).saturating_add(100)
-    }
-
-    /// The bytes of the logical space that one bitmap covers.
-    fn bitmap_range(&self) -> u64 {
-        u64::from(FREE_SPACE_BITMAP_SIZE) * 8 * u64::from(self.volume().superblock().sector_size)
-    }
-
-    /// The bitmaps of a block group in which `ranges` are free.
-    fn bitmaps(&self, group: &BlockGroup, ranges: &Ranges) -> Items {
-        let sector = u64::from(self.volume().superblock().sector_size);
-        let span = self.bitmap_range();
-        let step = usize::try_from(span).expect("a bitmap covers little");
-        let mut rest = ranges.0.iter().cloned().peekable();
-        let bitmap = |start: u64| {
-            let end = group.end().min(start + span);
-            let bits = (end - start) / sector;
-            let mut bitmap = vec![0; usize::try_from(bits.div_ceil(8)).expect("within a bitmap")];
-            while let Some(range) = rest.peek_mut().filter(|range| range.start < end) {
-                let cut = range.start - start..range.end.min(end) - start;
-                set_bits(&mut bitmap, cut.start / sector..cut.end / sector);
-                range.start = range.end.min(end);
-                if range.is_empty() {
-                    rest.next();
-                }
-            }
-            (Key::new(start, ItemType::FREE_SPACE_BITMAP, end - start), bitmap)
-        };
-        (group.start.0..group.end()).step_by(step).map(bitmap).collect()
+        Ok(edits)
     }
 }
 
+/// Adds what has to be edited for `changed` in the items of one block group.
+fn edit_group(
+    volume: &dyn Roots,
+    group: &BlockGroup,
+    changed: &Changed,
+    edits: &mut Edits,
+) -> Result<()> {
+    let sector = u64::from(volume.superblock().sector_size);
+    let before = info(volume, group)?;
+    let (mut old, mut ranges, mut all) = (Items::new(), Ranges::default(), Ok(()));
+    for_each_item(volume, group, before, |key, data| {
+        ranges_of(key, data, sector, |range| {
+            if all.is_ok() {
+                all = ranges.push(range);
+            }
+        });
+        old.insert(key, data.to_vec());
+    })?;
+    all?;
+    old.insert(info_key(group), before.as_bytes().to_vec());
+    let ranges = ranges.with(&changed.free)?.without(&changed.used)?;
+    let uses_bitmaps = before.flags.get() & FREE_SPACE_USING_BITMAPS != 0
+        || ranges.0.len() as u64 > most_ranges(volume, group);
+    let mut new = if uses_bitmaps {
+        bitmaps(volume, group, &ranges)
+    } else {
+        let item = |range: &Range<u64>| {
+            let len = range.end - range.start;
+            (Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len), Vec::new())
+        };
+        ranges.0.iter().map(item).collect()
+    };
+    let count = u32::try_from(ranges.0.len()).expect("a block group has fewer sectors");
+    let flags = if uses_bitmaps { FREE_SPACE_USING_BITMAPS } else { 0 };
+    let after = FreeSpaceInfo { extent_count: count.into(), flags: flags.into() };
+    new.insert(info_key(group), after.as_bytes().to_vec());
+    edits.extend(difference(&old, new));
+    Ok(())
+}
+
+/// Beyond this many ranges, bitmaps take less space than items.
+fn most_ranges(volume: &dyn Roots, group: &BlockGroup) -> u64 {
+    let bitmap_range = bitmap_range(volume);
+    let bitmap_item = u64::from(FREE_SPACE_BITMAP_SIZE) + 25;
+    let bitmaps = group.len.div_ceil(bitmap_range);
+    (bitmaps * bitmap_item / 25).saturating_add(100)
+}
+
+/// The bytes of the logical space that one bitmap covers.
+fn bitmap_range(volume: &dyn Roots) -> u64 {
+    u64::from(FREE_SPACE_BITMAP_SIZE) * 8 * u64::from(volume.superblock().sector_size)
+}
+
+/// The bitmaps of a block group in which `ranges` are free.
+fn bitmaps(volume: &dyn Roots, group: &BlockGroup, ranges: &Ranges) -> Items {
+    let sector = u64::from(volume.superblock().sector_size);
+    let span = bitmap_range(volume);
+    let step = usize::try_from(span).expect("a bitmap covers little");
+    let mut rest = ranges.0.iter().cloned().peekable();
+    let bitmap = |start: u64| {
+        let end = group.end().min(start + span);
+        let bits = (end - start) / sector;
+        let mut bitmap = vec![0; usize::try_from(bits.div_ceil(8)).expect("within a bitmap")];
+        while let Some(range) = rest.peek_mut().filter(|range| range.start < end) {
+            let cut = range.start - start..range.end.min(end) - start;
+            set_bits(&mut bitmap, cut.start / sector..cut.end / sector);
+            range.start = range.end.min(end);
+            if range.is_empty() {
+                rest.next();
+            }
+        }
+        (Key::new(start, ItemType::FREE_SPACE_BITMAP, end - start), bitmap)
+    };
+    (group.start.0..group.end()).step_by(step).map(bitmap).collect()
+}
+
 /// The edits that make items the `new` ones.
-fn difference(old: &Items, new: Items) -> Vec<(Key, Option<Vec<u8>>)> {
+fn difference(old: &Items, new: Items) -> Edits {
     let gone = old.keys().filter(|key| !new.contains_key(key)).map(|key| (*key, None));
     let mut edits: Vec<_> = gone.collect();
     let is_new = |(key, data): &(Key, Vec<u8>)| old.get(key) != Some(data);

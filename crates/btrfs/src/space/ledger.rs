@@ -28,6 +28,7 @@
 //! `reserved` is read before `free`.
 
 use std::cell::Cell;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
@@ -36,13 +37,12 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::tickets::{Demand, Kind, Line, Waiter};
-use super::{Purpose, Space};
+use super::{Purpose, Roots, Space};
 use crate::counter::{Counter, Stop};
-use crate::engine::Engine;
 
 /// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     free: Counter,
     reserved: Counter,
     promised: Counter,
@@ -71,32 +71,32 @@ const MORE_ENDS: u64 = 64;
 
 /// What must be left beside everything that is spoken for, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Floor {
+pub(crate) struct Floor {
     /// What the commit of the running transaction needs.
-    pub(super) commit: u64,
+    pub(crate) commit: u64,
     /// What is kept for removals and for chunk allocation.
-    pub(super) kept: u64,
+    pub(crate) kept: u64,
     /// What removals leave of that.
-    pub(super) last: u64,
+    pub(crate) last: u64,
 }
 
 /// The most room that there was for a kind of space since a ticket was granted last. Work that
 /// makes room without end sets no new mark, so a cycle that takes room and gives as much back does
 /// not count as one that helped.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HighWater {
+pub(crate) struct HighWater {
     free: u64,
     promised: u64,
 }
 
 impl HighWater {
     /// What there is now.
-    pub(super) fn of(ledger: &Ledger) -> Self {
+    pub(crate) fn of(ledger: &Ledger) -> Self {
         Self { free: ledger.free(), promised: ledger.promised() }
     }
 
     /// Whether more is free now than ever, or less is promised, which makes it the new mark.
-    pub(super) fn rises(&mut self, ledger: &Ledger) -> bool {
+    pub(crate) fn rises(&mut self, ledger: &Ledger) -> bool {
         let now = Self::of(ledger);
         let rises = now.free > self.free || now.promised < self.promised;
         self.free = self.free.max(now.free);
@@ -107,7 +107,7 @@ impl HighWater {
 
 impl Ledger {
     /// The ledger of this kind of space, in which nothing is free yet.
-    pub(super) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
+    pub(crate) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
             Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
@@ -132,37 +132,37 @@ impl Ledger {
     }
 
     /// What is free, whether or not it is spoken for.
-    pub(super) fn free(&self) -> u64 {
+    pub(crate) fn free(&self) -> u64 {
         self.free.get()
     }
 
     /// What somebody takes now.
-    pub(super) fn reserved(&self) -> u64 {
+    pub(crate) fn reserved(&self) -> u64 {
         self.reserved.get()
     }
 
     /// What somebody will take.
-    pub(super) fn promised(&self) -> u64 {
+    pub(crate) fn promised(&self) -> u64 {
         self.promised.get()
     }
 
     /// What the next chunk would hold, where that counts.
-    pub(super) fn next_chunk(&self) -> u64 {
+    pub(crate) fn next_chunk(&self) -> u64 {
         self.next_chunk.load(SeqCst)
     }
 
     /// The most that was spoken for at a time.
-    pub(super) fn peak(&self) -> u64 {
+    pub(crate) fn peak(&self) -> u64 {
         self.peak.load(SeqCst)
     }
 
     /// The most that was reserved at a time.
-    pub(super) fn reserved_peak(&self) -> u64 {
+    pub(crate) fn reserved_peak(&self) -> u64 {
         self.reserved_peak.load(SeqCst)
     }
 
     /// The line of who waits, locked.
-    pub(super) fn line(&self) -> MutexGuard<'_, Line> {
+    pub(crate) fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock()
     }
 
@@ -170,7 +170,7 @@ impl Ledger {
     /// and [`MORE_ENDS`] more, or until more than `granted` tickets were granted or that of `own`
     /// has come to its end; whether that was so. Nobody waits in a line who has a reservation, so
     /// this ends.
-    pub(super) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
+    pub(crate) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
         let mut line = self.line();
         self.patience.store(self.begun.load(SeqCst) + MORE_ENDS, SeqCst);
         loop {
@@ -191,13 +191,13 @@ impl Ledger {
     }
 
     /// Notes how many wait in the line, whose lock is held.
-    pub(super) fn note_waiting(&self, line: &Line) {
+    pub(crate) fn note_waiting(&self, line: &Line) {
         self.waiting.store(line.len(), SeqCst);
     }
 
     /// Grants what fits to those who wait, and wakes who makes room when somebody was served, or
     /// when those have ended who were under way.
-    pub(super) fn serve(&self, floor: &impl Fn() -> Floor) {
+    pub(crate) fn serve(&self, floor: &impl Fn() -> Floor) {
         if self.is_awaited() {
             let mut line = self.line();
             let granted = line.granted();
@@ -210,20 +210,20 @@ impl Ledger {
     }
 
     /// Whether somebody waits.
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
 
-    pub(super) fn add_free(&self, bytes: u64) {
+    pub(crate) fn add_free(&self, bytes: u64) {
         self.free.add(bytes);
     }
 
-    pub(super) fn remove_free(&self, bytes: u64) {
+    pub(crate) fn remove_free(&self, bytes: u64) {
         self.free.sub(bytes);
     }
 
     /// Grants `demand` when it fits. The caller holds the line.
-    pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
+    pub(crate) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
         let Demand { kind, bytes } = demand;
         if !self.fits(demand, 0, floor) {
             return false;
@@ -245,7 +245,7 @@ impl Ledger {
     }
 
     /// Takes back what was granted.
-    pub(super) fn take_back(&self, demand: Demand) {
+    pub(crate) fn take_back(&self, demand: Demand) {
         let Demand { kind, bytes } = demand;
         if kind == Kind::Promise {
             self.promised.sub(bytes);
@@ -257,7 +257,7 @@ impl Ledger {
     }
 
     /// Whether the invariants would hold with `demand` granted, if `more` bytes were free.
-    pub(super) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
+    pub(crate) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
         let Demand { kind, bytes } = demand;
         let (reserved, promised) = (self.reserved(), self.promised());
         let Floor { commit, kept, last } = floor();
@@ -280,7 +280,7 @@ impl Ledger {
     }
 
     /// Whether more is promised than is left for others: time to redeem some.
-    pub(super) fn is_tight(&self, floor: Floor) -> bool {
+    pub(crate) fn is_tight(&self, floor: Floor) -> bool {
         let promised = self.promised();
         let spoken = self.reserved().saturating_add(promised);
         let floor = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -290,13 +290,13 @@ impl Ledger {
 
     /// The next chunk would hold `bytes` now. Less than before it does only where nothing was taken
     /// from it: while a chunk of this kind becomes free space.
-    pub(super) fn note_next_chunk(&self, bytes: u64) {
+    pub(crate) fn note_next_chunk(&self, bytes: u64) {
         self.next_chunk.store(bytes, SeqCst);
     }
 
     /// The next chunk would hold `bytes` now; `false`, and nothing has changed, when that is less
     /// than before and too little for what is promised.
-    pub(super) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
+    pub(crate) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
         let _line = self.line();
         let spoken = self.reserved().saturating_add(self.promised());
         let wanted = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -311,7 +311,7 @@ impl Ledger {
 
     /// Takes `known` bytes out of what is free, if `keep` more than what is spoken for are left and
     /// `withdraw` agrees, which says how many they were.
-    pub(super) fn withdraw(
+    pub(crate) fn withdraw(
         &self,
         known: u64,
         keep: u64,
@@ -328,30 +328,18 @@ impl Ledger {
     }
 }
 
-/// A claim to space that is there, until it is dropped.
+/// A claim to space that is there, for an operation that is under way, until it is dropped.
 pub(crate) struct Reservation<'v> {
-    space: &'v Space,
+    space: &'v Arc<Space>,
     purpose: Purpose,
     bytes: Cell<u64>,
 }
 
 impl<'v> Reservation<'v> {
     /// What was granted.
-    pub(super) fn granted(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
+    pub(super) fn granted(space: &'v Arc<Space>, purpose: Purpose, bytes: u64) -> Self {
         // It was counted when it was granted: its owner may be asleep for long.
         Self { space, purpose, bytes: Cell::new(bytes) }
-    }
-
-    /// The claim that was kept as a number of bytes.
-    pub(crate) fn resume(space: &'v Space, purpose: Purpose, bytes: u64) -> Self {
-        space.ledger(purpose).begun.fetch_add(1, SeqCst);
-        Self { space, purpose, bytes: Cell::new(bytes) }
-    }
-
-    /// Gives up a part of a claim that was kept as a number of bytes.
-    pub(crate) fn give_up(space: &Space, purpose: Purpose, bytes: u64) {
-        space.ledger(purpose).reserved.sub(bytes);
-        space.serve(purpose);
     }
 
     /// What is reserved, in bytes.
@@ -359,37 +347,11 @@ impl<'v> Reservation<'v> {
         self.bytes.get()
     }
 
-    /// Keeps a part of the claim as a number of bytes, until somebody resumes it: `wanted`, or as
-    /// much as there is.
-    pub(crate) fn keep_part(&self, wanted: u64) -> u64 {
-        let part = wanted.min(self.bytes.get());
-        self.bytes.set(self.bytes.get() - part);
-        part
-    }
-
-    /// Keeps the claim as a number of bytes, until somebody resumes it.
-    pub(crate) fn keep(self) -> u64 {
-        self.bytes.take()
-    }
-
-    /// Takes space on this claim: `wanted` bytes, or less when free space is in smaller pieces, in
-    /// whole sectors. The claim stays as it is.
-    ///
-    /// # Errors
-    /// `ENOSPC` when more is wanted than was reserved.
-    pub(crate) fn take(&self, volume: &Engine, wanted: u64) -> Result<(Logical, u64)> {
-        let sector = u64::from(volume.superblock().sector_size);
-        let is_no_space =
-            |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
-        debug_assert!(wanted.is_multiple_of(sector), "space is taken in whole sectors");
-        let mut len = wanted.min(self.bytes.get());
-        loop {
-            match self.space.take(volume, self.purpose, len) {
-                Ok(logical) => return Ok((logical, len)),
-                Err(e) if !is_no_space(&e) || len <= sector => return Err(e),
-                Err(_) => len = (len / 2).next_multiple_of(sector),
-            }
-        }
+    /// Keeps all of it for later.
+    pub(crate) fn keep(&self) -> Kept {
+        let mut kept = Kept::none(self.space, KeptAs::Reserved(self.purpose));
+        kept.take_over(self, u64::MAX);
+        kept
     }
 }
 
@@ -404,32 +366,129 @@ impl Drop for Reservation<'_> {
 
 /// A claim to metadata that will be there, until it is dropped.
 pub(crate) struct Promise<'v> {
-    space: &'v Space,
+    space: &'v Arc<Space>,
     bytes: u64,
 }
 
 impl<'v> Promise<'v> {
     /// What was granted.
-    pub(super) fn granted(space: &'v Space, bytes: u64) -> Self {
+    pub(super) fn granted(space: &'v Arc<Space>, bytes: u64) -> Self {
         Self { space, bytes }
     }
 
-    /// The promise that was kept as a number of bytes.
-    pub(crate) fn resume(space: &'v Space, bytes: u64) -> Self {
-        Self { space, bytes }
-    }
-
-    /// Keeps the promise as a number of bytes, until somebody resumes it.
-    pub(crate) fn keep(mut self) -> u64 {
-        std::mem::take(&mut self.bytes)
+    /// Keeps it for later.
+    pub(crate) fn keep(self) -> Kept {
+        let mut kept = Kept::none(self.space, KeptAs::Promised);
+        kept.add(self);
+        kept
     }
 }
 
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.space.ledger(Purpose::Metadata).promised.sub(self.bytes);
-            self.space.serve(Purpose::Metadata);
+        self.space.give_up(KeptAs::Promised, self.bytes);
+    }
+}
+
+/// What a claim that is kept is to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptAs {
+    /// Space of this kind that is there.
+    Reserved(Purpose),
+    /// Metadata that will be there.
+    Promised,
+}
+
+/// A claim that is kept for what is buffered or queued, until it is dropped. Its owner is not under
+/// way, so who makes room does not wait for it.
+pub(crate) struct Kept {
+    space: Arc<Space>,
+    what: KeptAs,
+    bytes: u64,
+}
+
+impl Kept {
+    /// A claim to nothing yet.
+    pub(crate) fn none(space: &Arc<Space>, what: KeptAs) -> Self {
+        Self { space: space.clone(), what, bytes: 0 }
+    }
+
+    /// What is kept, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes over a part of a reservation, `most` bytes of it or all, and gives how many that were.
+    pub(crate) fn take_over(&mut self, reservation: &Reservation<'_>, most: u64) -> u64 {
+        debug_assert_eq!(self.what, KeptAs::Reserved(reservation.purpose));
+        let part = most.min(reservation.bytes());
+        reservation.bytes.set(reservation.bytes() - part);
+        self.bytes += part;
+        part
+    }
+
+    /// Adds what was promised.
+    pub(crate) fn add(&mut self, mut promise: Promise<'_>) {
+        debug_assert_eq!(self.what, KeptAs::Promised);
+        self.bytes += std::mem::take(&mut promise.bytes);
+    }
+
+    /// Splits off so many bytes, or as much as there is.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self { space: self.space.clone(), what: self.what, bytes }
+    }
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes, {:?}", self.bytes, self.what)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.space.give_up(self.what, self.bytes);
+    }
+}
+
+impl Space {
+    /// Counts so much less that is spoken for.
+    fn give_up(&self, what: KeptAs, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let purpose = match what {
+            KeptAs::Reserved(purpose) => {
+                self.ledger(purpose).reserved.sub(bytes);
+                purpose
+            }
+            KeptAs::Promised => {
+                self.ledger(Purpose::Metadata).promised.sub(bytes);
+                Purpose::Metadata
+            }
+        };
+        self.serve(purpose);
+    }
+
+    /// Takes space of data that the caller has reserved, and that stays reserved: `wanted` bytes, or
+    /// less when free space is in smaller pieces, in whole sectors.
+    ///
+    /// # Errors
+    /// `ENOSPC` when there is less than was reserved.
+    pub(crate) fn take_data(&self, volume: &dyn Roots, wanted: u64) -> Result<(Logical, u64)> {
+        let sector = u64::from(volume.superblock().sector_size);
+        let is_no_space =
+            |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
+        debug_assert!(wanted.is_multiple_of(sector), "space is taken in whole sectors");
+        let mut len = wanted;
+        loop {
+            match self.take(volume, Purpose::Data, len) {
+                Ok(logical) => return Ok((logical, len)),
+                Err(e) if !is_no_space(&e) || len <= sector => return Err(e),
+                Err(_) => len = (len / 2).next_multiple_of(sector),
+            }
         }
     }
 }

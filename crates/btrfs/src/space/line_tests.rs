@@ -67,7 +67,7 @@ fn create(fs: &Filesystem, name: &str) -> FileId {
     fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
 }
 
-fn space(fs: &Filesystem) -> &Space {
+fn space(fs: &Filesystem) -> &Arc<Space> {
     &fs.volume().live().expect("it is writable").space
 }
 
@@ -256,8 +256,9 @@ fn promises_do_not_keep_room_from_data() {
     let promised = space.ledger(Purpose::Metadata).promised();
     assert!(promised > space.ledger(Purpose::Metadata).free(), "{promised} bytes are promised");
     let piece = LEN / 64;
-    let pieces = (0..).take_while(|_| volume.reserve_data(piece).map(Reservation::keep).is_ok());
-    let data = piece * pieces.count() as u64;
+    let reserve = || volume.reserve_data(piece).map(|piece| piece.keep()).ok();
+    let pieces: Vec<_> = std::iter::from_fn(reserve).collect();
+    let data = piece * pieces.len() as u64;
     assert!(data > LEN / 3 * 2, "{data} bytes for data");
 }
 
@@ -350,16 +351,14 @@ fn a_file_makes_room_for_itself() {
     let (_, fs) = small(128 << 20);
     let file = create(&fs, "file");
     // No chunk can come.
-    while let Ok(all) = fs.volume().reserve_data(1 << 20) {
-        all.keep();
+    let mut kept = Vec::new();
+    while let Ok(one) = fs.volume().reserve_data(1 << 20) {
+        kept.push(one.keep());
     }
-    let space = space(&fs);
-    Reservation::give_up(space, Purpose::Data, 1 << 20);
+    drop(kept.pop());
     fs.write(file, 0, &[1; 4096], AT).expect("there is room");
-    fs.volume().flush_delayed(u64::MAX).expect("a flush");
-    for taken in take_all_metadata(&fs, Kind::Work) {
-        taken.keep();
-    }
+    fs.volume().delayed.flush(&fs.volume().base, u64::MAX).expect("a flush");
+    kept.extend(take_all_metadata(&fs, Kind::Work).iter().map(Reservation::keep));
     fs.write(file, 1 << 16, &[2; 4096], AT).expect("the file is written back");
 }
 
@@ -378,7 +377,7 @@ fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     fs.sync().expect("a commit");
     let live = fs.volume().live().expect("it is writable");
     let ahead = || {
-        live.ask_for_commit();
+        crate::upkeep::ask_for_commit(live);
         fs.volume().make_room_ahead().expect("a commit");
         let flushes = fs.volume().space_stats().flushes;
         let commit = flushes.iter().find(|one| one.state == FlushState::Commit);

@@ -6,10 +6,9 @@ use offshoot_btrfs_format::superblock::CompatRo;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::Result;
 
-use super::BlockGroup;
 use super::free_space::FreeSpace;
 use super::free_space_tree::for_each_free_range;
-use crate::engine::Engine;
+use super::{BlockGroup, Roots};
 use crate::tree::Cursor;
 
 /// Loads the free ranges of `group`, and says what is wrong with what the volume tells of them.
@@ -24,7 +23,7 @@ use crate::tree::Cursor;
 /// | the extent tree | as the item says, or more | what is in no extent |
 /// | the extent tree | less: an extent may be missing | nothing |
 pub(super) fn load_free_space(
-    volume: &Engine,
+    volume: &dyn Roots,
     group: &BlockGroup,
 ) -> Result<(FreeSpace, Option<String>)> {
     let valid = CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID);
@@ -61,8 +60,8 @@ pub(super) fn load_free_space(
 
 /// The free space of `group` before any range is added. What is left out is no extent: both trees
 /// show it as free.
-fn nothing_free(volume: &Engine, group: &BlockGroup) -> FreeSpace {
-    let left_out = volume.storage.left_out_ranges(group.start);
+fn nothing_free(volume: &dyn Roots, group: &BlockGroup) -> FreeSpace {
+    let left_out = volume.storage().left_out_ranges(group.start);
     if group.flags.has_data() {
         FreeSpace::of_bytes(group.start.0, left_out)
     } else {
@@ -99,7 +98,7 @@ fn add_without(free: &mut FreeSpace, ranges: &[Range<u64>], without: &[Range<u64
 }
 
 /// The extents of a block group, from the extent tree, in the order of their addresses.
-fn extents(volume: &Engine, group: &BlockGroup) -> Result<Vec<Range<u64>>> {
+fn extents(volume: &dyn Roots, group: &BlockGroup) -> Result<Vec<Range<u64>>> {
     let node_size = u64::from(volume.superblock().node_size);
     let mut all = Vec::new();
     let first = Key::new(group.start.0, ItemType::EXTENT_ITEM, 0);

@@ -22,7 +22,7 @@ use super::Purpose;
 use crate::storage::malformed;
 
 /// The type flags of block groups for `purpose`, of a volume with mixed ones or without.
-pub(super) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
+pub(crate) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
     match purpose {
         Purpose::Data | Purpose::Metadata if is_mixed => {
             Purpose::Data.flag() | Purpose::Metadata.flag()
@@ -33,7 +33,7 @@ pub(super) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
 
 /// Whether a volume with block groups of these kinds has mixed ones. Then it allocates from no
 /// others for data and metadata.
-pub(super) fn has_mixed(mut kinds: impl Iterator<Item = BlockGroupFlags>) -> bool {
+pub(crate) fn has_mixed(mut kinds: impl Iterator<Item = BlockGroupFlags>) -> bool {
     let mixed = types_for(Purpose::Data, true);
     kinds.any(|flags| flags.0 & mixed == mixed)
 }
@@ -45,7 +45,7 @@ pub(super) fn has_mixed(mut kinds: impl Iterator<Item = BlockGroupFlags>) -> boo
 ///
 /// # Errors
 /// When a block group has a profile that there is not.
-pub(super) fn flags_of_new_chunk(
+pub(crate) fn flags_of_new_chunk(
     purpose: Purpose,
     kinds: impl Iterator<Item = BlockGroupFlags> + Clone,
     members: usize,

@@ -8,7 +8,7 @@
 //!    accepted (`K`, [`Space::kept_bytes`]),
 //! 3. all other work.
 //!
-//! What does not fit waits in line (`tickets`), and whoever leads the line makes room (`reclaim`).
+//! What does not fit waits in line (`tickets`), and whoever leads the line makes room (`upkeep/reclaim`).
 //!
 //! # Why a commit always finds room
 //!
@@ -85,19 +85,19 @@
 //! in blocks that are at least a third full. A commit that changes more than [`MOST_COMMIT_BYTES`]
 //! of them has that many references of its own.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Instant;
 
-use offshoot_btrfs_format::Generation;
 use offshoot_btrfs_format::edit::ITEM_SIZE;
-use offshoot_vfs::Result;
+use offshoot_vfs::{Errno, Error, Result};
 
 use super::ledger::{Floor, Promise, Reservation};
-use super::tickets::{Demand, Kind};
+use super::place::{PlaceInLine, Turn};
+use super::tickets::{Demand, Kind, Outcome, Waiter};
 use super::{Purpose, Space};
-use crate::engine::Engine;
-use crate::transaction::{Cause, Handle, Live, Tree};
+use crate::stats::Counters;
 
 /// Items that an operation of the namespace touches at most: two directory items, two indexes, two
 /// references, and the inodes of a file and of two directories.
@@ -211,12 +211,18 @@ impl Space {
         self.node_size + REFERENCES_OF_A_BLOCK
     }
 
-    /// What items of one file that go to so many places of `tree`, in so many leaves, take for good
-    /// beside their own bytes, in bytes of metadata.
-    pub(crate) fn lasting_bytes(&self, tree: &Tree, places: u64, leaves: u64) -> u64 {
-        let blocks = tree.used.load(Relaxed) / self.node_size;
+    /// What items of one file that go to so many places, in so many leaves, of a tree take for good
+    /// beside their own bytes, in bytes of metadata. The blocks of the tree take `used` bytes.
+    pub(crate) fn lasting_bytes(
+        &self,
+        used: u64,
+        has_snapshots: bool,
+        places: u64,
+        leaves: u64,
+    ) -> u64 {
+        let blocks = used / self.node_size;
         let split = places.min(blocks) * self.new_block_cost();
-        if tree.last_snapshot() == Generation(0) {
+        if !has_snapshots {
             return split;
         }
         let copied = leaves * (u64::from(self.tallest()) + 1);
@@ -231,7 +237,7 @@ impl Space {
     /// What a commit has to make free so that it is made for who goes before others, in bytes of
     /// metadata: what a removal reserves, and as much as half of what is free, so that a few of
     /// them make room for all.
-    pub(super) fn worth_a_commit(&self) -> u64 {
+    pub(crate) fn worth_a_commit(&self) -> u64 {
         let free = self.ledger(Purpose::Metadata).free();
         self.cost(REMOVAL_ITEMS).max(free / 2)
     }
@@ -253,14 +259,14 @@ impl Space {
 
     /// Reserves so much metadata if it is there and nobody waits for it, for who has a handle and
     /// cannot wait.
-    pub(crate) fn try_reserve(&self, bytes: u64) -> Option<Reservation<'_>> {
+    pub(crate) fn try_reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation<'_>> {
         let demand = Demand { kind: Kind::Work, bytes };
         let granted = || Reservation::granted(self, Purpose::Metadata, bytes);
         self.try_grant(Purpose::Metadata, demand).then(granted)
     }
 
     /// What a commit of the running transaction may take, in bytes of metadata.
-    pub(super) fn commit_cost(&self) -> u64 {
+    pub(crate) fn commit_cost(&self) -> u64 {
         let whole = self.pending.tree_bytes.load(Relaxed).min(MOST_COMMIT_BYTES);
         let copies = whole / self.node_size * COPY_BYTES;
         // Blocks are at least a third full. What they grow by is there, and is copied by the next
@@ -286,7 +292,7 @@ impl Space {
     }
 
     /// What is kept for removals and for chunk allocation.
-    pub(super) fn kept_bytes(&self) -> u64 {
+    pub(crate) fn kept_bytes(&self) -> u64 {
         let removal = if self.may_share() { self.cost(REMOVAL_ITEMS) } else { 0 };
         self.most_of_last_resort() + removal + self.drift()
     }
@@ -308,7 +314,7 @@ impl Space {
     }
 
     /// What must be left of this kind of space.
-    pub(super) fn floor(&self, purpose: Purpose) -> Floor {
+    pub(crate) fn floor(&self, purpose: Purpose) -> Floor {
         if self.counts_as_metadata(purpose) {
             let (commit, kept) = (self.commit_cost(), self.kept_bytes());
             Floor { commit, kept, last: self.left_by_removals() }
@@ -337,17 +343,17 @@ impl Space {
     }
 
     /// Grants what fits to those who wait, because something may have become free.
-    pub(super) fn serve(&self, purpose: Purpose) {
+    pub(crate) fn serve(&self, purpose: Purpose) {
         self.ledger(purpose).serve(&|| self.floor(purpose));
     }
 
     /// What the first in line of this kind of space wants.
-    pub(super) fn first_in_line(&self, purpose: Purpose) -> Option<Demand> {
+    pub(crate) fn first_in_line(&self, purpose: Purpose) -> Option<Demand> {
         self.ledger(purpose).line().front()
     }
 
     /// Whether `demand` would be granted if `more` bytes were free.
-    pub(super) fn would_fit(&self, purpose: Purpose, demand: Demand, more: u64) -> bool {
+    pub(crate) fn would_fit(&self, purpose: Purpose, demand: Demand, more: u64) -> bool {
         self.ledger(purpose).fits(demand, more, &|| self.floor(purpose))
     }
 
@@ -369,7 +375,7 @@ impl Space {
 
     /// What trees will become larger by when what is buffered is written back, in bytes of
     /// metadata.
-    pub(super) fn promised(&self) -> u64 {
+    pub(crate) fn promised(&self) -> u64 {
         self.ledger(Purpose::Metadata).promised()
     }
 
@@ -391,7 +397,7 @@ impl Space {
     /// What must stay free of metadata beside what is spoken for when a block group is removed that
     /// takes so much of the members, so that it is not allocated again at once: where that would be
     /// cheap, enough for what was spoken for at the peak. What data wants now it gets before that.
-    pub(super) fn spare_bytes(&self, taken: u64, data_wants_room: bool) -> u64 {
+    pub(crate) fn spare_bytes(&self, taken: u64, data_wants_room: bool) -> u64 {
         let kept = self.commit_cost() + self.kept_bytes();
         if data_wants_room {
             return kept;
@@ -405,136 +411,87 @@ impl Space {
     }
 
     /// Whether less than three quarters of the block groups for `purpose` are in use.
-    pub(super) fn is_mostly_free(&self, purpose: Purpose) -> bool {
+    pub(crate) fn is_mostly_free(&self, purpose: Purpose) -> bool {
         let (total, free) = self.totals(purpose);
         free > total / 4
     }
 }
 
-impl Engine {
-    /// Joins the running transaction, with space for one operation of the namespace.
-    ///
-    /// The caller must hold no handle.
+/// What makes room for those who wait.
+pub(crate) trait MakesRoom {
+    /// Counters of what the volume does.
+    fn stats(&self) -> &Counters;
+
+    /// `EROFS` when nothing is written any more.
+    fn require_whole(&self) -> Result<()>;
+
+    /// Who goes before others found no room: has the thread of the volume commit, if that makes
+    /// room.
+    fn ask_for_commit(&self);
+
+    /// Makes room until the ticket of `own`, which leads the line of this kind of space, has come
+    /// to its end.
+    fn lead(&self, purpose: Purpose, own: &Waiter) -> Result<()>;
+}
+
+impl Space {
+    /// Reserves so many bytes. The caller must hold no handle.
     ///
     /// # Errors
-    /// `EROFS` when the volume was opened for reading, or something failed before; `ENOSPC` when
-    /// there is no room and none can be made.
-    pub(crate) fn join(&self) -> Result<Handle<'_>> {
-        self.join_for(OPERATION_ITEMS, Claim::Work)
-    }
-
-    /// Joins the running transaction, to remove something: this works on a full volume.
-    ///
-    /// # Errors
-    /// As [`join`](Self::join).
-    pub(crate) fn join_to_remove(&self) -> Result<Handle<'_>> {
-        self.join_for(REMOVAL_ITEMS, Claim::MakesRoom)
-    }
-
-    /// Joins the running transaction, with space to change this many items.
-    ///
-    /// # Errors
-    /// As [`join`](Self::join).
-    pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<Handle<'_>> {
-        let Reserved(reservation, items) = self.reserve_for(items, claim)?;
-        Ok(self.enter()?.with_reservation(reservation, items))
-    }
-
-    /// Reserves space to change this many items, for who shuts the gate afterwards. The caller must
-    /// hold no handle.
-    ///
-    /// # Errors
-    /// As [`join`](Self::join).
-    pub(crate) fn reserve_for(&self, items: u64, claim: Claim) -> Result<Reserved<'_>> {
-        let live = self.live()?;
-        self.limit_delayed()?;
-        self.limit_dirty_blocks()?;
-        let bytes = live.space.cost(items);
-        let reservation = self.reserve(live, Purpose::Metadata, claim.into(), bytes)?;
-        Ok(Reserved(reservation, items))
-    }
-
-    /// Commits when there are more dirty tree blocks than may be, and has that done before.
-    /// The caller must hold no handle.
-    pub(crate) fn limit_dirty_blocks(&self) -> Result<()> {
-        let live = self.live()?;
-        let dirty_bytes = self.dirty_tree_bytes()?;
-        if dirty_bytes > live.dirty_bytes {
-            return self.commit_over(live.dirty_bytes, Cause::DirtyBlocks);
-        }
-        if dirty_bytes > live.dirty_bytes / 2 {
-            live.pressure.press();
-        }
-        Ok(())
-    }
-
-    /// Reserves space for `bytes` of data, before a write is accepted. The caller must hold no
-    /// handle.
-    ///
-    /// # Errors
-    /// As [`join`](Self::join).
-    pub(crate) fn reserve_data(&self, bytes: u64) -> Result<Reservation<'_>> {
-        let live = self.live()?;
-        let bytes = bytes.next_multiple_of(u64::from(self.superblock().sector_size));
-        self.reserve(live, Purpose::Data, Kind::Work, bytes)
+    /// `ENOSPC` when there is no room and none can be made; what failed while it was made.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        purpose: Purpose,
+        claim: Claim,
+        bytes: u64,
+        maker: &impl MakesRoom,
+    ) -> Result<Reservation<'_>> {
+        self.get(purpose, Demand { kind: claim.into(), bytes }, maker)?;
+        Ok(Reservation::granted(self, purpose, bytes))
     }
 
     /// Promises so many bytes of metadata, which trees will become larger by. The caller must hold
     /// no handle.
     ///
     /// # Errors
-    /// As [`join`](Self::join).
-    pub(crate) fn promise(&self, bytes: u64) -> Result<Promise<'_>> {
-        let live = self.live()?;
+    /// As [`reserve`](Self::reserve).
+    pub(crate) fn promise(
+        self: &Arc<Self>,
+        bytes: u64,
+        maker: &impl MakesRoom,
+    ) -> Result<Promise<'_>> {
         if bytes > 0 {
-            self.get(live, Purpose::Metadata, Demand { kind: Kind::Promise, bytes })?;
+            self.get(Purpose::Metadata, Demand { kind: Kind::Promise, bytes }, maker)?;
         }
-        Ok(Promise::granted(&live.space, bytes))
+        Ok(Promise::granted(self, bytes))
     }
 
-    /// Joins when space for `items` is there, and nobody waits for it. Who makes room, or writes
-    /// back, takes what is kept for that, whoever waits.
-    pub(crate) fn try_join<'v>(
-        &'v self,
-        live: &'v Live,
-        items: u64,
+    /// Reserves so much metadata when it is there, and nobody waits for it. Who makes room, or
+    /// writes back, takes what is kept for that, whoever waits.
+    pub(crate) fn try_reserve_for(
+        self: &Arc<Self>,
         claim: Claim,
-    ) -> Result<Option<Handle<'v>>> {
-        let (space, bytes) = (&live.space, live.space.cost(items));
+        bytes: u64,
+    ) -> Option<Reservation<'_>> {
         let demand = Demand { kind: claim.into(), bytes };
         let is_granted = match claim {
-            Claim::Work => space.try_grant(Purpose::Metadata, demand),
+            Claim::Work => self.try_grant(Purpose::Metadata, demand),
             Claim::MakesRoom | Claim::LastResort | Claim::WritesBack => {
-                space.try_grant_aside(Purpose::Metadata, demand)
+                self.try_grant_aside(Purpose::Metadata, demand)
             }
         };
-        if !is_granted {
-            return Ok(None);
-        }
-        let reservation = Reservation::granted(space, Purpose::Metadata, bytes);
-        Ok(Some(self.enter()?.with_reservation(reservation, items)))
-    }
-
-    fn reserve<'v>(
-        &'v self,
-        live: &'v Live,
-        purpose: Purpose,
-        kind: Kind,
-        bytes: u64,
-    ) -> Result<Reservation<'v>> {
-        self.get(live, purpose, Demand { kind, bytes })?;
-        Ok(Reservation::granted(&live.space, purpose, bytes))
+        is_granted.then(|| Reservation::granted(self, Purpose::Metadata, bytes))
     }
 
     /// Gets what `demand` wants: at once, when others have gone on for a moment, or in line.
-    fn get(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
-        let try_grant = || live.space.try_grant(purpose, demand);
+    fn get(&self, purpose: Purpose, demand: Demand, maker: &impl MakesRoom) -> Result<()> {
+        let try_grant = || self.try_grant(purpose, demand);
         if try_grant() {
-            live.stats.granted_at_once();
+            maker.stats().granted_at_once();
             return Ok(());
         }
         if purpose == Purpose::Metadata && demand.kind.is_first() {
-            live.ask_for_commit();
+            maker.ask_for_commit();
         }
         let since = Instant::now();
         let look_again = |_| {
@@ -542,11 +499,40 @@ impl Engine {
             try_grant()
         };
         if (0..LOOKS).any(look_again) {
-            live.space.stats.looked_again(since.elapsed());
+            self.stats.looked_again(since.elapsed());
             return Ok(());
         }
-        let result = self.wait_in_line(live, purpose, demand);
-        live.space.stats.waited(since.elapsed(), &result);
+        let result = self.wait_in_line(purpose, demand, maker);
+        self.stats.waited(since.elapsed(), &result);
         result
+    }
+
+    /// Waits until `demand` is granted. The caller must hold no handle.
+    ///
+    /// # Errors
+    /// `ENOSPC` when no room can be made; what failed while it was made.
+    fn wait_in_line(&self, purpose: Purpose, demand: Demand, maker: &impl MakesRoom) -> Result<()> {
+        #[cfg(debug_assertions)]
+        crate::block::lock_order::require_no_handle();
+        let mut place = PlaceInLine::join(self.ledger(purpose), demand);
+        loop {
+            match place.wait() {
+                Turn::Ended(Outcome::Granted) => return Ok(()),
+                Turn::Ended(Outcome::Refused) => {
+                    return Err(Error::posix(Errno::NOSPC, format!("room for {purpose}")));
+                }
+                Turn::Leads(leading) => {
+                    let led = maker.lead(purpose, &leading.waiter);
+                    drop(leading);
+                    // Who was granted space all the same goes on, but where nothing can be written
+                    // any more.
+                    if let Err(error) = led
+                        && (!place.is_granted() || maker.require_whole().is_err())
+                    {
+                        return Err(error);
+                    }
+                }
+            }
+        }
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::{Purpose, Space};
-use crate::engine::Engine;
 
 /// How room is made, from cheap to dear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +26,7 @@ pub enum FlushState {
 
 impl FlushState {
     /// All states, from cheap to dear.
-    pub(super) const ALL: [Self; 5] =
+    pub(crate) const ALL: [Self; 5] =
         [Self::LookAround, Self::DelayedItems, Self::DirtyData, Self::AllocateChunk, Self::Commit];
 }
 
@@ -45,7 +44,7 @@ impl fmt::Display for FlushState {
 
 /// When room is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum When {
+pub(crate) enum When {
     /// Before anybody waits, by the thread of the volume.
     Ahead,
     /// When somebody waits.
@@ -254,7 +253,7 @@ impl Counters {
 
 impl Space {
     /// Makes room in this way, and counts what that gave.
-    pub(super) fn flush<T>(
+    pub(crate) fn flush<T>(
         &self,
         purpose: Purpose,
         state: FlushState,
@@ -312,22 +311,17 @@ impl Space {
         }
         stats
     }
-}
 
-impl Engine {
     /// What happened to reservations since the volume was opened, and what there is of each kind of
-    /// space. Nothing of a volume that was opened for reading.
-    #[must_use]
-    pub fn space_stats(&self) -> SpaceStats {
-        let Some(live) = self.live_part() else { return SpaceStats::default() };
-        let (space, counters) = (&live.space, &live.space.stats);
-        let granted_at_once = live.stats.read().reservations_at_once;
+    /// space. So many were granted at once.
+    pub(crate) fn stats(&self, granted_at_once: u64) -> SpaceStats {
+        let counters = &self.stats;
         let mut latency =
             Histogram { buckets: counters.latency.each_ref().map(|count| count.load(Relaxed)) };
         latency.buckets[0] += granted_at_once;
         let flushes = FlushState::ALL.map(|state| counters.flushes(state));
         let purposes = [Purpose::Data, Purpose::Metadata, Purpose::System];
-        let purposes = if space.is_mixed() { &purposes[1..] } else { &purposes };
+        let purposes = if self.is_mixed() { &purposes[1..] } else { &purposes };
         SpaceStats {
             latency,
             granted_at_once,
@@ -336,7 +330,7 @@ impl Engine {
             tickets_refused: counters.refused.load(Relaxed),
             tickets_failed: counters.failed.load(Relaxed),
             flushes: flushes.to_vec(),
-            kinds: purposes.iter().map(|&purpose| space.kind_stats(purpose)).collect(),
+            kinds: purposes.iter().map(|&purpose| self.kind_stats(purpose)).collect(),
         }
     }
 }

@@ -13,8 +13,8 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::Claim;
-use super::{Purpose, Reservation};
+use super::tickets::{Demand, Kind};
+use super::{Claim, Purpose};
 use crate::test_volumes::{check, in_memory_of, open, xattr};
 use crate::tree::ItemEdit;
 use crate::{OpenOptions, Volume};
@@ -205,7 +205,6 @@ fn data_is_reserved_until_it_is_full() {
     let mut all = Vec::new();
     let error = loop {
         match volume.reserve_data(5 << 20) {
-            // A reservation is kept as a number by who does not use it at once.
             Ok(reservation) => all.push(reservation.keep()),
             Err(error) => break error,
         }
@@ -213,13 +212,9 @@ fn data_is_reserved_until_it_is_full() {
     assert!(is_full(&error), "{error}");
     assert!(all.len() > 10, "{} reservations", all.len());
     let space = &volume.live().unwrap().space;
-    let mut all: Vec<_> =
-        all.into_iter().map(|bytes| Reservation::resume(space, Purpose::Data, bytes)).collect();
-    let one = all.pop().unwrap();
-    let (logical, len) = one.take(&volume, 1 << 20).unwrap();
+    let (logical, len) = space.take_data(&volume.base, 1 << 20).unwrap();
     assert!(len > 0 && len <= 1 << 20);
     volume.live().unwrap().space.give_back(logical, len).unwrap();
-    drop(one);
     drop(all);
     assert_eq!(volume.live().unwrap().space.ledger(Purpose::Data).reserved(), 0);
     volume.commit().unwrap();
@@ -321,7 +316,7 @@ fn space_that_is_free_twice_is_damage() {
     let device = in_memory_of(16384, 1 << 30);
     let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
-    let find = || super::free_space_tree::for_each_free_range(&volume, &group, |_| {});
+    let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     find().expect("a new volume is sound");
     let again = Key::new(group.end() - 4096, ItemType::FREE_SPACE_EXTENT, 4096);
     let handle = volume.join_for(1, Claim::Work).expect("there is room");
@@ -338,12 +333,12 @@ fn bitmaps_that_leave_space_out_are_damage() {
     let device = in_memory_of(16384, 1 << 30);
     let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
-    let find = || super::free_space_tree::for_each_free_range(&volume, &group, |_| {});
+    let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     let start = group.start.0;
     let mut info = FreeSpaceInfo::new_zeroed();
     info.flags = FREE_SPACE_USING_BITMAPS.into();
     let mut extents = Vec::new();
-    super::free_space_tree::for_each_free_range(&volume, &group, |range| {
+    super::free_space_tree::for_each_free_range(&volume.base, &group, |range| {
         let len = range.end - range.start;
         extents.push(Key::new(range.start, ItemType::FREE_SPACE_EXTENT, len));
     })
@@ -381,11 +376,40 @@ fn a_release_of_what_was_not_reserved_ends_writing() {
     let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
     let space = &volume.live().unwrap().space;
     let before = space.ledger(Purpose::Data).reserved();
-    Reservation::give_up(space, Purpose::Data, before + 4096);
+    space.ledger(Purpose::Data).take_back(Demand { kind: Kind::Work, bytes: before + 4096 });
     assert_eq!(space.ledger(Purpose::Data).reserved(), before, "it stays");
     let refused = volume.join().err().expect("nothing is written any more");
     assert_eq!(refused.errno(), Errno::ROFS);
     assert!(refused.to_string().contains("reserved data"), "{refused}");
     let reports = told.lock();
     assert!(reports.len() == 1 && reports[0].contains("reserved data"), "{reports:?}");
+}
+
+/// A claim that is kept outlives the reservation that it was, and each part of it gives itself
+/// back.
+#[test]
+fn what_is_kept_is_given_back_when_it_is_dropped() {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let device = crate::test_volumes::in_memory(16384);
+    let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
+    let space = &volume.live().unwrap().space;
+    let reserved = || space.ledger(Purpose::Data).reserved();
+    let promised = || space.ledger(Purpose::Metadata).promised();
+    let reservation = volume.reserve_data(1 << 20).unwrap();
+    let mut kept = reservation.keep();
+    drop(reservation);
+    assert_eq!((reserved(), kept.bytes()), (1 << 20, 1 << 20));
+    let more = volume.reserve_data(1 << 20).unwrap();
+    assert_eq!(kept.take_over(&more, 4096), 4096);
+    drop(more);
+    assert_eq!(reserved(), (1 << 20) + 4096);
+    drop(kept.split(1 << 20));
+    assert_eq!((reserved(), kept.bytes()), (4096, 4096));
+    assert_eq!(kept.split(8192).bytes(), 4096, "there is no more");
+    assert_eq!(reserved(), 0);
+    let mut later = volume.promise(1 << 20).unwrap().keep();
+    later.add(volume.promise(4096).unwrap());
+    assert_eq!(promised(), (1 << 20) + 4096);
+    drop(later);
+    assert_eq!(promised(), 0);
 }

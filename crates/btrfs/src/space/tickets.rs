@@ -15,7 +15,7 @@
 //! 3. When making room helped nobody, the oldest ticket of the highest class is refused, and those
 //!    behind it are served if they fit. A ticket that came meanwhile is not: something may be found
 //!    for it.
-//! 4. One of those who wait *leads*: it makes room for all (`reclaim`). Who leaves a line without a
+//! 4. One of those who wait *leads*: it makes room for all (`upkeep/reclaim`). Who leaves a line without a
 //!    leader wakes the one at the front, which leads then, or has been served and does the same.
 
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ use parking_lot::{Condvar, MutexGuard};
 
 /// What a demand is for, which decides how far it may go into what is kept back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Work that may be refused.
     Work,
     /// Work that makes room, but where a snapshot keeps what it copies.
@@ -44,7 +44,7 @@ impl Kind {
     }
 
     /// Whether it goes before others.
-    pub(super) fn is_first(self) -> bool {
+    pub(crate) fn is_first(self) -> bool {
         match self {
             Self::MakesRoom | Self::LastResort | Self::WritesBack => true,
             Self::Work | Self::Promise => false,
@@ -54,14 +54,14 @@ impl Kind {
 
 /// So many bytes, for this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Demand {
-    pub(super) kind: Kind,
-    pub(super) bytes: u64,
+pub(crate) struct Demand {
+    pub(crate) kind: Kind,
+    pub(crate) bytes: u64,
 }
 
 /// How a ticket ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// The space is reserved.
     Granted,
     /// There is no space.
@@ -70,19 +70,19 @@ pub(super) enum Outcome {
 
 /// Who waits.
 #[derive(Debug, Default)]
-pub(super) struct Waiter {
+pub(crate) struct Waiter {
     outcome: OnceLock<Outcome>,
     wake: Condvar,
 }
 
 impl Waiter {
     /// How it ended, once it has.
-    pub(super) fn outcome(&self) -> Option<Outcome> {
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
         self.outcome.get().copied()
     }
 
     /// Waits to be woken; the line is free meanwhile.
-    pub(super) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
+    pub(crate) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
         self.wake.wait(line);
     }
 }
@@ -106,10 +106,10 @@ impl Ticket {
 
 /// Who waits for one kind of space.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     classes: [VecDeque<Ticket>; 2],
     /// Somebody makes room for all who wait.
-    pub(super) is_led: bool,
+    pub(crate) is_led: bool,
     /// How many tickets there have been.
     joined: u64,
     granted: u64,
@@ -119,33 +119,33 @@ pub(super) struct Line {
 
 impl Line {
     /// A cycle of making room begins. Says how many tickets have been granted so far.
-    pub(super) fn begin_cycle(&mut self) -> u64 {
+    pub(crate) fn begin_cycle(&mut self) -> u64 {
         self.cycles += 1;
         self.granted
     }
 
     /// How many wait.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.classes.iter().map(VecDeque::len).sum()
     }
 
     /// Whether somebody waits who goes before this kind, or came before it.
-    pub(super) fn is_before(&self, kind: Kind) -> bool {
+    pub(crate) fn is_before(&self, kind: Kind) -> bool {
         self.classes[..=kind.class()].iter().any(|class| !class.is_empty())
     }
 
     /// What the ticket at the front wants.
-    pub(super) fn front(&self) -> Option<Demand> {
+    pub(crate) fn front(&self) -> Option<Demand> {
         self.classes.iter().find_map(VecDeque::front).map(|ticket| ticket.demand)
     }
 
     /// How many tickets have been granted so far.
-    pub(super) fn granted(&self) -> u64 {
+    pub(crate) fn granted(&self) -> u64 {
         self.granted
     }
 
     /// Joins the line at the end of a class.
-    pub(super) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
+    pub(crate) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
         let waiter = Arc::<Waiter>::default();
         self.classes[demand.kind.class()].push_back(Ticket {
             demand,
@@ -158,7 +158,7 @@ impl Line {
     }
 
     /// Grants tickets from the front as long as `grant` can.
-    pub(super) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
+    pub(crate) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
         while let Some(class) = self.classes.iter().position(|class| !class.is_empty()) {
             let demand = self.classes[class][0].demand;
             if !grant(self, demand) {
@@ -175,7 +175,7 @@ impl Line {
 
     /// Refuses the ticket at the front, if it was there when the cycle began that helped nobody: so
     /// many tickets had been granted then.
-    pub(super) fn refuse_oldest(&mut self, granted: u64) {
+    pub(crate) fn refuse_oldest(&mut self, granted: u64) {
         let cycles = self.cycles;
         let had_a_cycle = |class: &VecDeque<Ticket>| class[0].after < cycles;
         if self.granted == granted
@@ -188,7 +188,7 @@ impl Line {
     }
 
     /// Takes out a ticket whose owner waits no longer; whether it was still there.
-    pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
+    pub(crate) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
         let before = self.len();
         for class in &mut self.classes {
             class.retain(|ticket| !Arc::ptr_eq(&ticket.waiter, waiter));
@@ -197,7 +197,7 @@ impl Line {
     }
 
     /// Wakes the one at the front, when nobody leads.
-    pub(super) fn wake_leader(&self) {
+    pub(crate) fn wake_leader(&self) {
         if !self.is_led
             && let Some(ticket) = self.classes.iter().find_map(VecDeque::front)
         {

@@ -16,9 +16,8 @@ use crate::inode::compression::{PROPERTY, inherited};
 use crate::inode::entries::{Target, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{self, ROOT_DIR, acl};
-use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::transaction::Obstacle;
+use crate::transaction::{NewGroup, Obstacle};
 
 /// Items that a new subvolume changes at most: a directory item, an index and the inode of the
 /// directory; its root item, both references and two UUIDs; its leaf, and the root of the tree that
@@ -55,7 +54,7 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     let mut changes = Changes::new(&handle, place.dir)?;
     changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
-    let id = volume.live()?.subvolumes.take_id()?;
+    let id = volume.subvolumes.take_id()?;
     handle.obstruct(Obstacle::Subvolumes);
     changes.add_entry(place, Target::subvolume(id), index, new.at)?;
     let generation = handle.generation();

@@ -19,15 +19,15 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
 
 use super::items::{orphan_key, uuids_without};
-use super::root_item;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{Target, has_entries, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
+use crate::inode::{attributes, unlink};
 use crate::space::{Claim, DELETION_ITEMS};
 use crate::storage::malformed;
-use crate::transaction::Handle;
+use crate::transaction::root_item;
 use crate::tree::{Cursor, with_item};
 
 /// What may be deleted.
@@ -37,6 +37,21 @@ pub(crate) enum Only {
     Subvolumes,
     /// A subvolume, or the place of one that is elsewhere, when nothing is in it.
     Empty,
+}
+
+/// Removes an empty directory, or subvolume, or the place of one that is elsewhere.
+pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
+    if unlink::rmdir(volume, place, at)? { Ok(()) } else { delete(volume, place, Only::Empty, at) }
+}
+
+/// Counts one opening of `file` less. Without openings and names it goes, and with the last one in
+/// a deleted subvolume that one.
+pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
+    if volume.live_part().is_none() || placeholder_in(file).is_some() {
+        return Ok(());
+    }
+    let removed = attributes::release(volume, file)?;
+    removed.and(closed(volume, TreeId(file.dev)))
 }
 
 /// Deletes the subvolume at `place`.
@@ -81,7 +96,7 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
 
 /// A file of the subvolume `id` is open once less. The subvolume ends with the last one when it was
 /// deleted.
-pub(crate) fn closed(volume: &Engine, id: TreeId) -> Result<()> {
+fn closed(volume: &Engine, id: TreeId) -> Result<()> {
     let live = volume.live()?;
     let tree = live.tree(volume, id)?;
     if !tree.close_file() {
@@ -93,7 +108,7 @@ pub(crate) fn closed(volume: &Engine, id: TreeId) -> Result<()> {
         volume.between_handles(|generation| {
             let has_ended = tree.end();
             if has_ended {
-                live.subvolumes.add_deleted(id, generation);
+                volume.subvolumes.add_deleted(id, generation);
             }
             has_ended
         })?
@@ -127,7 +142,7 @@ fn delete_alone(
     let item = root_item(volume, id)?.ok_or_else(missing)?;
     let uuids = uuids_without(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
-    let _moving = volume.live()?.subvolumes.moving();
+    let _moving = volume.subvolumes.moving();
     handle.whole(|| {
         changes.apply()?;
         handle.remove_place(id, dir)?;
@@ -143,7 +158,7 @@ fn delete_alone(
     tree.set_removed();
     let has_ended = tree.end();
     if has_ended {
-        volume.live()?.subvolumes.add_deleted(id, handle.generation());
+        volume.subvolumes.add_deleted(id, handle.generation());
     }
     Ok((is_durable, has_ended))
 }

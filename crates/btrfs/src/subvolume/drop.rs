@@ -34,11 +34,10 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::items::orphan_key;
-use super::{require_one_root_item, root_item, root_item_key, root_of};
 use crate::block::TreeBlock;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::space::{Claim, REMOVAL_ITEMS};
-use crate::transaction::{Cause, Handle, Owner};
+use crate::transaction::{Cause, Owner, require_one_root_item, root_item, root_item_key, root_of};
 use crate::tree::Blocks;
 
 /// References that a step gives up before it ends, beside those of one leaf and of the nodes above
@@ -70,16 +69,16 @@ impl Engine {
         let live = self.live()?;
         let mut failed = None;
         loop {
-            let first = live.subvolumes.first_deleted();
+            let first = self.subvolumes.first_deleted();
             match self.drop_step() {
                 Ok(Progress::Went) => {}
-                Ok(Progress::Waits) if !live.subvolumes.has_deleted() => {
+                Ok(Progress::Waits) if !self.subvolumes.has_deleted() => {
                     return failed.map_or(Ok(()), Err);
                 }
                 Ok(Progress::Waits) => self.commit()?,
                 // It was given up, and the next one comes first.
                 Err(error)
-                    if live.subvolumes.first_deleted() != first && live.require_whole().is_ok() =>
+                    if self.subvolumes.first_deleted() != first && live.require_whole().is_ok() =>
                 {
                     failed.get_or_insert(error);
                 }
@@ -95,8 +94,8 @@ impl Engine {
     /// left until the volume is opened again.
     pub(crate) fn drop_step(&self) -> Result<Progress> {
         let live = self.live()?;
-        let mut dropping = live.subvolumes.dropping();
-        let Some((id, deleted_in)) = live.subvolumes.first_deleted() else {
+        let mut dropping = self.subvolumes.dropping();
+        let Some((id, deleted_in)) = self.subvolumes.first_deleted() else {
             return Ok(Progress::Waits);
         };
         if live.space.pending.reference_bytes.get() > WAITING_BYTES {
@@ -117,7 +116,7 @@ impl Engine {
             }
             Err(_) => {}
         }
-        live.subvolumes.forget_deleted(id);
+        self.subvolumes.forget_deleted(id);
         is_done.map(|_| Progress::Went)
     }
 }

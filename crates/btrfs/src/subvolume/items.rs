@@ -19,11 +19,9 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Place, Result};
 use zerocopy::IntoBytes;
 
-use super::{root_item_key, stored_root};
-use crate::engine::Engine;
-use crate::quota::NewGroup;
+use crate::engine::{Engine, Handle};
 use crate::storage::malformed;
-use crate::transaction::Handle;
+use crate::transaction::{NewGroup, root_item_key, stored_root};
 use crate::tree::with_item;
 
 /// The key of the orphan item of the subvolume `id`.

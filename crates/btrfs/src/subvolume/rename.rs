@@ -1,20 +1,25 @@
-//! Moving subvolumes. One may go into another subvolume: nothing in it says where it stands.
+//! Moving files, directories and subvolumes. A subvolume may go into another one: nothing in it says
+//! where it stands.
+//!
+//! What is found out about both names is found out here, under the locks of inodes. Moves of which
+//! one is of a subvolume are then done while nobody else has a handle; all others are those of
+//! inodes.
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::root::RootRef;
-use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, Place, Rename, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::changes::{Changes, refuse_flags};
-use crate::inode::entries::Target;
-use crate::inode::rename::Ends;
-use crate::inode::unlink::{Rest, is_stored_here};
-use crate::inode::{Locks, ROOT_DIR, type_of};
+use crate::inode::entries::{Target, require_name};
+use crate::inode::rename::{self, Ends, still};
+use crate::inode::subvolume::writable;
+use crate::inode::unlink::{Rest, is_stored_here, require_stored_here};
+use crate::inode::{Locks, ROOT_DIR, placeholder_in, type_of};
 use crate::space::Claim;
-use crate::transaction::Handle;
 
 /// Items that a move changes: two directory items, two indexes, two directories, and three of the
 /// root tree; and of a directory that goes, because a subvolume takes its place, the index, the
@@ -26,10 +31,67 @@ const RENAME_ITEMS: u64 = 9 + 5;
 /// references and its inode.
 const EXCHANGE_ITEMS: u64 = 16;
 
+/// Moves what stands at `from` to `to`.
+pub(crate) fn rename(
+    volume: &Engine,
+    from: Place<'_>,
+    to: Place<'_>,
+    how: Rename,
+    at: Timestamp,
+) -> Result<()> {
+    require_name(from.name)?;
+    require_name(to.name)?;
+    let of_both = writable(volume, from.dir)?;
+    writable(volume, to.dir)?;
+    loop {
+        let ends = Ends::find(volume, from, to)?;
+        ends.require(how, to)?;
+        let Ends { moved, replaced } = ends;
+        let other = replaced.filter(|_| how == Rename::Exchange);
+        // What moves, from where, and into which directory.
+        let moves = [(moved, from, to.dir)].into_iter();
+        let moves = moves.chain(other.map(|other| (other, to, from.dir)));
+        let inodes = moves.clone().filter(|(file, ..)| file.ino != ROOT_DIR);
+        let has_inodes = inodes.clone().next().is_some();
+        let has_subvolumes = moves.clone().any(|(file, ..)| file.ino == ROOT_DIR);
+        if has_inodes && from.dir.dev != to.dir.dev {
+            return Err(Error::posix(Errno::XDEV, format!("{} and {}", from.dir, to.dir)));
+        }
+        if placeholder_in(moved).is_some() && how != Rename::Exchange {
+            let name = from.name.escape_ascii();
+            let what = format!("`{name}`, the place of a subvolume that is elsewhere");
+            return Err(Error::posix(Errno::NOTEMPTY, what));
+        }
+        inodes.clone().try_for_each(|(file, place, _)| require_stored_here(place, file))?;
+        if replaced == Some(moved) {
+            return Ok(());
+        }
+        let _still = if from.dir == to.dir { None } else { still(volume, &of_both, inodes)? };
+        let mut files = vec![from.dir, to.dir];
+        // What is no inode of this subvolume moves, or is refused, under the locks; it has none
+        // itself.
+        let both = [(from, Some(moved)), (to, replaced)].into_iter();
+        let both = both.filter_map(|(place, file)| Some((place, file?)));
+        files.extend(
+            both.filter(|&(place, file)| is_stored_here(place, file)).map(|(_, file)| file),
+        );
+        let locks = volume.inodes.lock(&files);
+        if Ends::find(volume, from, to)? != ends {
+            continue;
+        }
+        return match other.map(|other| [(from, moved), (to, other)]) {
+            Some(ends) if has_subvolumes => exchange(volume, ends, at),
+            Some(ends) => rename::exchange(volume, ends, at),
+            None if has_subvolumes => move_subvolume(volume, from, to, ends, locks, at),
+            None => rename::rename(volume, from, to, ends, locks, at),
+        };
+    }
+}
+
 /// Moves the subvolume that is at `from` to `to`, in the place of an empty directory if there is
 /// one. The directories and what is replaced are locked, and what stands at both names has been
 /// found since.
-pub(crate) fn rename(
+fn move_subvolume(
     volume: &Engine,
     from: Place<'_>,
     to: Place<'_>,
@@ -160,7 +222,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         let second = second.map(|(_, changes)| changes);
         let is_durable =
             first.is_synchronous() || second.as_ref().is_some_and(Changes::is_synchronous);
-        let _moving = handle.volume().live()?.subvolumes.moving();
+        let _moving = handle.volume().subvolumes.moving();
         handle.whole(|| {
             moves.iter().try_for_each(|one| handle.remove_place(one.id, one.from))?;
             for Move { id, to: Place { dir, name }, index, .. } in moves {

@@ -10,7 +10,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result, Timestamp};
 use zerocopy::FromZeros;
 
 use super::items::{UuidEdits, received_without};
-use super::{DEFAULT, require_subvolume, root_item_key};
+use super::{DEFAULT, require_subvolume};
 use crate::SubvolumeId;
 use crate::engine::Engine;
 use crate::inode::changes::timespec;
@@ -18,6 +18,7 @@ use crate::inode::subvolume::loaded;
 use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::space::Claim;
 use crate::storage::malformed;
+use crate::transaction::root_item_key;
 use crate::tree::with_item;
 
 /// Items that a setting changes at most: a root item, and what the UUID tree has of one that was

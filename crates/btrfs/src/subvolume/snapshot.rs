@@ -33,14 +33,13 @@ use zerocopy::FromZeros;
 use super::create::{NEW_ITEMS, require_new_name};
 use super::items::uuids_with;
 use super::require_subvolume;
-use crate::engine::Engine;
+use crate::engine::{Engine, Handle};
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
 use crate::inode::{ROOT_DIR, orphans, write_back};
-use crate::quota::NewGroup;
 use crate::space::Claim;
-use crate::transaction::{Handle, Tree};
+use crate::transaction::{NewGroup, Tree};
 use crate::tree::TreeRoot;
 
 /// A snapshot that is to be taken.
@@ -90,7 +89,7 @@ impl Snapshot<'_> {
         let mut changes = Changes::new(handle, place.dir)?;
         changes.directory(place.dir)?;
         let index = changes.next_index(place.dir)?;
-        let id = volume.live()?.subvolumes.take_id()?;
+        let id = volume.subvolumes.take_id()?;
         changes.add_entry(place, Target::subvolume(id), index, self.at)?;
         let generation = handle.generation();
         let moment = Generation(generation.0 - 1);

@@ -9,8 +9,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::drop::Dropping;
 use super::items::orphan_key;
-use super::{require_own_root, root_item, root_of};
 use crate::engine::Engine;
+use crate::transaction::{require_own_root, root_item, root_of};
 use crate::tree::Cursor;
 
 /// What is known of the subvolumes.

@@ -1,15 +1,17 @@
 //! A tree that can change, and who may change it: a handle of the running transaction.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::Handle;
+use super::hold::Hold;
+use super::roots::StoredRoot;
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
-use crate::delayed::Hold;
+use crate::space::Space;
 use crate::stats::Counters;
-use crate::subvolume::StoredRoot;
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tree::{Blocks, Latching, Owns, TreeRoot};
 
@@ -36,7 +38,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// The tree as it is stored.
-    pub(crate) fn new(stored: &StoredRoot) -> Self {
+    pub(crate) fn new(stored: &StoredRoot, space: &Arc<Space>) -> Self {
         Self {
             id: stored.root.id,
             last_snapshot: AtomicU64::new(stored.last_snapshot.0),
@@ -46,7 +48,7 @@ impl Tree {
             opens: parking_lot::Mutex::new(0),
             root: RwLock::new(stored.root),
             used: AtomicU64::new(stored.used_bytes),
-            hold: Hold::new(stored.used_bytes),
+            hold: Hold::new(stored.used_bytes, space),
         }
     }
 

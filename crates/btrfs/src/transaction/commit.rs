@@ -10,17 +10,12 @@ use zerocopy::IntoBytes;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Obstacle;
-use super::{Begun, Handle, Live, Transaction, is_named_by_superblock};
+use super::{Base, LogState, Obstacle};
+use super::{Begun, Handle, Live, Transaction, is_named_by_superblock, root_item_key};
 use crate::block::changes_little;
-use crate::engine::Engine;
-use crate::inode::write_back;
-use crate::log::Log;
 use crate::space::Reserved;
 use crate::stats::Counters;
 use crate::storage::malformed;
-use crate::subvolume::root_item_key;
-use crate::transaction::Tree;
 use crate::tree::TreeRoot;
 
 /// Why a commit is made.
@@ -44,7 +39,7 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// Counts a commit for its cause.
-    fn count(self, stats: &Counters) {
+    pub(crate) fn count(self, stats: &Counters) {
         match self {
             Self::Asked => stats.committed_asked(),
             Self::Time => stats.committed_by_time(),
@@ -57,125 +52,24 @@ impl Cause {
     }
 }
 
-impl Engine {
-    /// Makes everything that was changed before the call durable.
-    ///
-    /// # Errors
-    /// When a device fails: the devices then hold the last commit, and nothing more is written.
-    /// `EROFS` when that was so before.
-    pub(crate) fn sync(&self) -> Result<()> {
-        self.sync_because(Cause::Asked)
-    }
+/// What rooms above have of the running transaction.
+pub(crate) trait Above {
+    /// What is known of a transaction.
+    type Known;
 
-    /// The same for another cause.
-    pub(crate) fn sync_because(&self, cause: Cause) -> Result<()> {
-        // What is buffered stays so once nothing can be written.
-        self.live()?.require_whole()?;
-        // The first error is the cause: after it the commit is only refused.
-        write_back::sync_all(self).and(self.commit_over(0, cause))
-    }
+    /// Puts all that is queued into the trees, on several threads when it is worth that. Each gets
+    /// its handles from `join`.
+    fn flush_all<'v>(&'v self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()>;
 
-    /// Makes everything durable that was changed before the call, but for data that is buffered.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit(&self) -> Result<()> {
-        self.commit_over(0, Cause::Asked)
-    }
+    /// An error where something is queued still.
+    fn require_flushed(&self) -> Result<()>;
 
-    /// Commits if what an operation changed is to be durable when it returns.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit_if(&self, is_durable: bool) -> Result<()> {
-        if is_durable { self.commit() } else { Ok(()) }
-    }
+    /// The transaction is finished, and nobody has a handle of it. Gives what was known of it, which
+    /// is dropped when others go on.
+    fn end(&self) -> Self::Known;
+}
 
-    /// Commits if more than this is to be written, in bytes of tree blocks.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit_over(&self, dirty_bytes: u64, cause: Cause) -> Result<()> {
-        let live = self.live()?;
-        #[cfg(debug_assertions)]
-        crate::block::lock_order::require_no_handle();
-        if self.dirty_tree_bytes()? > dirty_bytes {
-            self.write_back_first(live)?;
-        }
-        let _commit = live.commit.lock();
-        // Who waited for another commit may find that it was enough.
-        live.require_whole()?;
-        // An error that is stored may be all that there is.
-        let must_tell = dirty_bytes == 0
-            && (self.storage.hides_failures() || self.storage.has_errors_of_writing());
-        if self.dirty_tree_bytes()? <= dirty_bytes && !must_tell {
-            return Ok(());
-        }
-        self.commit_and(live, cause, || true, |_| Ok(()))
-    }
-
-    /// Commits if a log that a crash would find may have extents where they are no more, for who
-    /// can write nowhere but in place. Whether that was so. The caller must hold no handle.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn forget_moved_extents(&self) -> Result<bool> {
-        let is_so = self.live()?.logs_moved_extents();
-        if is_so {
-            self.commit_over(0, Cause::Space)?;
-        }
-        Ok(is_so)
-    }
-
-    /// Commits the transaction `generation`, unless that is done.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync).
-    pub(crate) fn commit_one(&self, generation: Generation, cause: Cause) -> Result<()> {
-        let live = self.live()?;
-        #[cfg(debug_assertions)]
-        crate::block::lock_order::require_no_handle();
-        self.write_back_first(live)?;
-        let _commit = live.commit.lock();
-        live.require_whole()?;
-        // Whoever had the lock before is done with its commit.
-        if live.phases.read().running.id != generation && !self.storage.hides_failures() {
-            return Ok(());
-        }
-        self.commit_and(live, cause, || true, |_| Ok(()))
-    }
-
-    /// Writes files back, where every commit does that. The caller may have locked inodes: what can
-    /// only be written back by waiting is left out.
-    fn write_back_first(&self, live: &Live) -> Result<()> {
-        if live.flush_on_commit { write_back::make_room(self, || true) } else { Ok(()) }
-    }
-
-    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the
-    /// tree is what all operations before have made of it, and no block of it is of that
-    /// transaction. The caller must hold no handle.
-    ///
-    /// # Errors
-    /// As [`sync`](Self::sync), and what `work` fails with.
-    pub(crate) fn at_rest<'v, T>(
-        &'v self,
-        tree: &Tree,
-        reserved: Reserved<'v>,
-        work: impl FnOnce(&Handle<'v>) -> Result<T>,
-    ) -> Result<T> {
-        let live = self.live()?;
-        #[cfg(debug_assertions)]
-        crate::block::lock_order::require_no_handle();
-        self.write_back_first(live)?;
-        let _commit = live.commit.lock();
-        let is_changed = || tree.root.read().generation == live.phases.read().running.id;
-        let alone = |handle: Handle<'v>| {
-            handle.obstruct(Obstacle::Subvolumes);
-            work(&handle.with_reservation(reserved.0, reserved.1))
-        };
-        self.commit_and(live, Cause::Snapshot, is_changed, alone)
-    }
-
+impl Base {
     /// Calls `work` while nobody else has a handle. The caller must hold none.
     ///
     /// # Errors
@@ -183,7 +77,7 @@ impl Engine {
     pub(crate) fn alone<'v, T>(
         &'v self,
         reserved: Reserved<'v>,
-        work: impl FnOnce(&Handle<'v>) -> Result<T>,
+        work: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
@@ -192,7 +86,7 @@ impl Engine {
         live.require_whole()?;
         let handle = self.only_handle(live);
         handle.obstruct(Obstacle::Subvolumes);
-        work(&handle.with_reservation(reserved.0, reserved.1))
+        work(handle.with_reservation(reserved.0, reserved.1))
     }
 
     /// Calls `work` while nobody has a handle, with the running transaction, of which it changes
@@ -230,50 +124,26 @@ impl Engine {
     }
 
     /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a
-    /// handle of the transaction that runs afterwards. The caller holds the commit lock.
-    ///
-    /// When members fail meanwhile, commits follow until the superblocks tell of it
-    /// (`storage/failing`).
-    pub(crate) fn commit_and<'v, T>(
+    /// handle of the transaction that runs afterwards. The caller holds the commit lock. Gives what
+    /// `begin` did, and whether a transaction is on the devices: one may be postponed, and is a part
+    /// of the next then.
+    pub(crate) fn commit_running<'v, T>(
         &'v self,
         live: &'v Live,
-        cause: Cause,
+        above: &'v impl Above,
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
-    ) -> Result<T> {
-        let hidden = || self.storage.hides_failures() || self.storage.has_errors_of_writing();
-        let outcome = self.commit_once(live, cause, || hidden() || is_needed(), begin);
-        // One more stores the errors of this one, if there is room for that.
-        let mut stores_errors = self.storage.has_errors_of_writing();
-        while self.storage.hides_failures() || std::mem::take(&mut stores_errors) {
-            // What was postponed waits for this one.
-            let follow = || self.commit_once(live, Cause::Member, || true, |_| Ok(()));
-            if let Err(error) = live.whole(follow) {
-                return outcome.and(Err(error));
-            }
-        }
-        outcome
-    }
-
-    /// The same without what follows. A transaction may be postponed: then it is a part of the
-    /// next.
-    fn commit_once<'v, T>(
-        &'v self,
-        live: &'v Live,
-        cause: Cause,
-        is_needed: impl FnOnce() -> bool,
-        begin: impl FnOnce(Handle<'v>) -> Result<T>,
-    ) -> Result<T> {
+    ) -> Result<(Result<T>, bool)> {
         self.note_failures(live)?;
         self.store_device_errors(live)?;
         // What is queued until the gate is shut is little.
-        self.flush_all_delayed(|| self.enter())?;
+        above.flush_all(|| self.enter())?;
         let gate = live.gate.write();
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
         let finished = live.whole(|| {
-            self.flush_all_delayed(|| Ok(self.only_handle(live)))?;
-            live.delayed.require_empty()?;
+            above.flush_all(|| Ok(self.only_handle(live)))?;
+            above.require_flushed()?;
             if !is_needed() {
                 return Ok(None);
             }
@@ -284,15 +154,16 @@ impl Engine {
             // Accounts may have turned out to be wrong.
             live.require_whole()?;
             let before = live.begin_next(transaction.clone());
-            Ok(Some((superblock, before)))
+            Ok(Some((superblock, before, above.end())))
         })?;
         // Who waits for this transaction waits until it is on the devices, or will never be.
         let mut unfinished = Begun { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
-        let Some((superblock, before)) = finished else { return outcome };
+        let Some((superblock, before, known)) = finished else { return Ok((outcome, false)) };
         // Nobody has a handle of it, so nobody looks into its log any more.
         transaction.log.forget();
+        drop(known);
         if let Some(before) = before {
             before.dirty.move_to(&self.cache, |_| true);
         }
@@ -306,28 +177,7 @@ impl Engine {
             Ok(true)
         })?;
         unfinished.is_done = true;
-        if !is_complete {
-            return outcome;
-        }
-        cause.count(&live.stats);
-        if live.subvolumes.has_deleted() {
-            live.pressure.press();
-        }
-        let cleared = if live.space.is_awaited() {
-            // What became free is for those who wait; who makes room for them removes block groups
-            // where that helps.
-            live.space.serve_all();
-            Ok(())
-        } else {
-            // What no chunk could be written down in may be free now.
-            self.note_next_chunk().and_then(|()| self.remove_empty_groups())
-        };
-        if live.discards_itself {
-            while self.discard_step() {}
-        } else if live.freed.lock().is_some() {
-            live.pressure.press();
-        }
-        cleared.and(outcome)
+        Ok((outcome, is_complete))
     }
 }
 
@@ -345,8 +195,11 @@ impl Live {
         }
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
-        phases.running =
-            Arc::new(Transaction::new(next, self.space.pending.clone(), Log::new(self.tree_log)));
+        phases.running = Arc::new(Transaction::new(
+            next,
+            self.space.pending.clone(),
+            LogState::new(self.has_log),
+        ));
         (phases.is_complete, phases.is_postponed) = (false, false);
         phases.before.replace(finished)
     }
@@ -369,7 +222,7 @@ impl Live {
 
     /// `transaction` is on the devices: its blocks are like all others now, and what it freed is
     /// free.
-    fn complete(&self, volume: &Engine, transaction: &Transaction) -> Result<()> {
+    fn complete(&self, volume: &Base, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, changes_little);
         self.phases.write().is_complete = true;
         self.tell_of_commit();
@@ -380,7 +233,7 @@ impl Live {
         for range in &freed {
             self.space.give_back(Logical(range.start), range.end - range.start)?;
         }
-        self.note_freed(freed);
+        self.space.note_freed(freed);
         self.stats.committed();
         Ok(())
     }

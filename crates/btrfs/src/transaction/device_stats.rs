@@ -8,12 +8,12 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId, U64};
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::Base;
 use super::{Handle, Live};
-use crate::engine::Engine;
 use crate::space::Claim;
 use crate::storage::DeviceError;
 
-impl Engine {
+impl Base {
     /// Has the running transaction note the members that failed lately. The caller holds the commit
     /// lock and no handle.
     ///

@@ -29,6 +29,7 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
 use super::Handle;
+use super::checksums::remove_checksums;
 use super::refs::{ExtentKind, Owner, Pending};
 use crate::block::TreeBlock;
 use crate::storage::malformed;
@@ -450,7 +451,12 @@ impl Handle<'_> {
             );
             return Err(Error::corrupt("extent tree", problem));
         }
-        self.change_free_space(&run.freed, &run.used)?;
+        let edits = self.space().edits_of_free_space(self.volume, &run.freed, &run.used)?;
+        let edits: Vec<ItemEdit<'_>> =
+            edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
+        if !edits.is_empty() {
+            self.change(TreeId::FREE_SPACE, |tree| tree.apply_batch(&edits))?;
+        }
         for used in &run.used {
             self.live.space.count_used(Logical(used.start), used.end - used.start, true)?;
         }
@@ -551,7 +557,7 @@ impl Handle<'_> {
         if refs == 0 {
             // It came and went; its checksums were stored when it came.
             if pending.kind == ExtentKind::Data {
-                crate::data::remove_checksums(self, logical, pending.len)?;
+                remove_checksums(self, logical, pending.len)?;
                 if self.log().is_used() {
                     // A log that is pending until this transaction is on the devices may refer to
                     // it.
@@ -619,7 +625,7 @@ impl Handle<'_> {
         match pending.kind {
             ExtentKind::Data => {
                 self.uncount_data(record.owner, record.generation, pending.len);
-                crate::data::remove_checksums(self, logical, pending.len)?;
+                remove_checksums(self, logical, pending.len)?;
             }
             ExtentKind::Block { level } if pending.may_be_of_a_subvolume() => {
                 self.uncount_block(logical, level, record.generation)?;

@@ -28,10 +28,10 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Sup
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
+use super::Base;
 use super::{Live, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
-use crate::engine::Engine;
 use crate::storage::{DeviceError, Tells, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
@@ -63,7 +63,7 @@ impl Piece {
     }
 }
 
-impl Engine {
+impl Base {
     /// Writes a finished transaction, and the superblocks that lead to it; whether these were
     /// written too. If not, a member has failed, and the transaction is postponed.
     pub(super) fn write_out(

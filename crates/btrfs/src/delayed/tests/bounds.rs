@@ -93,7 +93,7 @@ fn write_back_has_the_same_bound() {
     for &file in &files {
         fs.write(file, 0, &[7; 3000], AT).expect("there is room");
     }
-    let delayed = &fs.volume().live().expect("it is writable").delayed;
+    let delayed = &fs.volume().delayed;
     for number in 0.. {
         if delayed.bytes() + OPERATION_BYTES > delayed.most_bytes() {
             break;
@@ -117,16 +117,17 @@ fn who_waits_is_told_that_items_are_gone() {
     let options = OpenOptions { dirty_bytes: 1 << 16, ..quiet() };
     let fs = open(in_memory(16384), &options);
     let volume = fs.volume();
-    let delayed = &volume.live().expect("it is writable").delayed;
+    let delayed = &volume.delayed;
     std::thread::scope(|scope| {
         let handle = volume.join_for(100, Claim::Work).expect("there is room");
         let tree = handle.tree(TreeId::FS).expect("it is there");
-        let mut queue = handle.queue(&tree, 100).expect("enough is reserved");
+        let mut queue =
+            Queue::begin(&handle, &volume.delayed, &tree, 100).expect("enough is reserved");
         (0..100).for_each(|at| queue.put(index(at), [0; 75], false));
         queue.settle();
         assert!(delayed.bytes() > delayed.most_bytes());
         (0..100).for_each(|at| queue.remove(index(at)));
-        let waiter = scope.spawn(|| volume.limit_delayed());
+        let waiter = scope.spawn(|| volume.delayed.limit(&volume.base));
         while delayed.backlog.waiting() == 0 && !waiter.is_finished() {
             std::thread::yield_now();
         }
@@ -155,7 +156,7 @@ fn easing_leaves_what_comes_later() {
     let options = OpenOptions { dirty_bytes: 4 << 20, ..quiet() };
     let fs = open(in_memory(16384), &options);
     let done = AtomicBool::new(false);
-    let most_bytes = fs.volume().live().expect("it is writable").delayed.most_bytes();
+    let most_bytes = fs.volume().delayed.most_bytes();
     std::thread::scope(|scope| {
         let (fs, done) = (&fs, &done);
         let _over = Over(done);
@@ -171,7 +172,7 @@ fn easing_leaves_what_comes_later() {
                 }
             });
         }
-        let delayed = &fs.volume().live().expect("it is writable").delayed;
+        let delayed = &fs.volume().delayed;
         for _ in 0..20 {
             while delayed.bytes() <= most_bytes / 2 {
                 assert!(!done.load(Ordering::Acquire), "a writer failed");
@@ -179,7 +180,7 @@ fn easing_leaves_what_comes_later() {
             }
             let before = fs.volume().stats().flushes_in_background;
             let nodes: usize = delayed.shards.iter().map(|shard| shard.read().len()).sum();
-            fs.volume().ease_delayed().expect("a flush");
+            fs.volume().delayed.ease(&fs.volume().base).expect("a flush");
             let flushed = fs.volume().stats().flushes_in_background - before;
             // Nodes that came between the count and the flush, which may be some on a slow machine.
             let most = nodes.max(32) as u64 + 4 * WRITERS;

@@ -44,7 +44,7 @@ fn a_flush_that_fails_ends_all_writing() {
     const FILES: u64 = 3000;
     type Flush = fn(&Filesystem) -> Result<()>;
     let flushes: [Flush; 3] = [
-        |fs| fs.volume().flush_delayed(u64::MAX).map(drop),
+        |fs| fs.volume().delayed.flush(&fs.volume().base, u64::MAX).map(drop),
         |fs| fs.sync(),
         |fs| {
             // Until an operation finds too much queued. Some fail before that, because their name
@@ -133,7 +133,7 @@ fn a_flush_that_panics_ends_all_writing() {
     }
     let first = places_of_hashes(fs.volume())[0];
     device.add(first..first + 4096, Fault::Error);
-    let flush = || fs.volume().flush_delayed(u64::MAX);
+    let flush = || fs.volume().delayed.flush(&fs.volume().base, u64::MAX);
     std::thread::scope(|scope| scope.spawn(flush).join()).expect_err("a panic");
     assert_eq!(fs.sync().expect_err("nothing is written").errno(), Errno::ROFS);
     let refused = fs.create(place(fs.root(), "late"), &NEW).expect_err("nothing is written");
@@ -148,18 +148,17 @@ fn who_waits_is_told_that_a_flush_panicked() {
     let options = OpenOptions { dirty_bytes: 4 << 20, ..quiet() };
     let fs = open(in_memory(16384), &options);
     let volume = fs.volume();
-    let live = volume.live().expect("it is writable");
     create(&fs, fs.root(), "first");
     let id = NodeId { tree: TreeId::FS, first: 256, kind: Kind::Hashes };
     std::thread::scope(|scope| {
         let handle = volume.enter().expect("it is writable");
-        let frozen = live.delayed.freeze(id).expect("it has an entry");
+        let frozen = volume.delayed.freeze(id).expect("it has an entry");
         // Entries by hash become more, and nobody can flush them, until a writer waits for that.
         let make = |number| fs.create(place(fs.root(), &format!("more-{number}")), &NEW);
         let waiter = scope.spawn(move || (0..).find_map(|number| make(number).err()));
         let mut flushed = None;
         while !waiter.is_finished()
-            && (live.delayed.backlog.waiting() == 0
+            && (volume.delayed.backlog.waiting() == 0
                 || flushed != Some(volume.stats().flushes_by_writers))
         {
             flushed = Some(volume.stats().flushes_by_writers);
@@ -181,7 +180,7 @@ fn no_commit_goes_on_without_what_is_queued() {
     let memory = with_files(10);
     let fs = open(memory.clone(), &quiet());
     create(&fs, fs.root(), "new");
-    let delayed = &fs.volume().live().expect("it is writable").delayed;
+    let delayed = &fs.volume().delayed;
     let id = NodeId { tree: TreeId::FS, first: 256, kind: Kind::Indexes };
     {
         // As if the thread that flushes them were gone.

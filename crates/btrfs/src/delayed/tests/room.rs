@@ -40,7 +40,7 @@ fn fill_and_empty(options: &OpenOptions) -> Took {
     }
     (0..4).for_each(|number| fs.rmdir(place(fs.root(), &name(number)), AT).expect("it is empty"));
     fs.sync().expect("a commit");
-    let held = &fs.volume().live().expect("it is writable").delayed.held;
+    let held = &fs.volume().delayed.held;
     assert_eq!(held.get(), 0, "all came to the tree");
     Took { files, commits: fs.volume().stats().commits_for_space, flushed }
 }
@@ -80,15 +80,16 @@ fn nothing_goes_past_what_waits_in_its_node() {
     {
         let handle = volume.join_to_remove().expect("removing always works");
         let tree = handle.tree(TreeId::FS).expect("it is there");
-        let queues = || handle.queues(&tree, [key].into_iter());
+        let queues = || volume.delayed.queues(&handle, &tree, [key].into_iter());
         assert!(!queues(), "nothing waits");
-        let mut queue = handle.queue(&tree, 1).expect("enough is reserved");
+        let mut queue =
+            Queue::begin(&handle, &volume.delayed, &tree, 1).expect("enough is reserved");
         queue.put(key, stored().expect("the inode is in the tree"), true);
         drop(queue);
         assert!(queues(), "something waits");
     }
     fs.unlink(place(fs.root(), "file-0"), AT).expect("removing always works");
-    volume.flush_delayed(u64::MAX).expect("a flush");
+    volume.delayed.flush(&volume.base, u64::MAX).expect("a flush");
     assert_eq!(stored(), None, "it was put back");
 }
 

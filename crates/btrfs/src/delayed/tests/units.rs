@@ -140,7 +140,7 @@ fn operations_keep_what_their_items_need() {
     keeps(11, "a hash and an index that the tree has");
     unlink("linked");
     keeps(10, "without a hash and the leaf of indexes, but with a name that the tree has");
-    fs.volume().flush_delayed(u64::MAX).expect("a flush");
+    fs.volume().delayed.flush(&fs.volume().base, u64::MAX).expect("a flush");
     keeps(0, "nothing is queued");
 }
 

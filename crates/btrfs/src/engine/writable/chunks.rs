@@ -23,8 +23,8 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
 use super::Engine;
-use crate::space::system_chunks_of;
 use crate::storage::malformed;
+use crate::transaction::system_chunks_of;
 use crate::tree::{Cursor, TreeRoot};
 
 /// What a chunk and a block group must have in common.

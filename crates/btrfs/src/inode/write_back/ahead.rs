@@ -25,7 +25,6 @@ use super::step::{Outgoing, Step};
 use super::{Patience, STEP_BYTES, discard};
 use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Sums, Target, target};
 use crate::engine::Engine;
-use crate::space::{Purpose, Reservation};
 
 /// The least that is written ahead, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -54,7 +53,7 @@ impl Place {
         let live = volume.live()?;
         if self.len > 0 {
             live.space.give_back(self.logical, self.len)?;
-            live.note_freed(std::iter::once(self.logical.0..self.logical.0 + self.len));
+            live.space.note_freed(std::iter::once(self.logical.0..self.logical.0 + self.len));
             live.space.serve_all();
         }
         Ok(())
@@ -138,10 +137,7 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
     {
         return Ok(None);
     }
-    let room = Reservation::resume(&live.space, Purpose::Data, data.len);
-    let taken = room.take(volume, data.len);
-    room.keep();
-    let (logical, len) = match taken {
+    let (logical, len) = match live.space.take_data(&volume.base, data.len) {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
         taken => taken?,
     };

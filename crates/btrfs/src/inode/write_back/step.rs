@@ -19,10 +19,9 @@ use crate::data::{
     checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
     store_preallocated, target, write_data,
 };
-use crate::engine::Engine;
-use crate::space::{Claim, Purpose, REMOVAL_ITEMS, Reservation};
+use crate::engine::{Engine, Handle};
+use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::storage::malformed;
-use crate::transaction::Handle;
 use crate::tree::Cursor;
 
 /// Extents that one step replaces, at the most.
@@ -78,7 +77,7 @@ impl<'v, 'b> Step<'v, 'b> {
         Outgoing { data, chunks, chosen }: Outgoing<'b>,
         patience: Patience,
     ) -> Result<Option<Self>> {
-        volume.limit_delayed()?;
+        volume.delayed.limit(&volume.base)?;
         let others = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, data.start)?);
         let is_useless = chosen
             .is_some_and(|Chosen { packing, is_tried }| is_tried && chunks.are_useless(packing));
@@ -128,7 +127,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let size = buffer.read().size;
         if let Some(inline) = self.inline(&item)? {
             handle.whole(|| {
-                let change = store_inline(handle, *file, data.range(), &inline)?;
+                let change = store_inline(handle, &volume.buffers, *file, data.range(), &inline)?;
                 change_inode(&mut changes, *file, buffer, size, change)?;
                 changes.apply()
             })?;
@@ -173,19 +172,17 @@ impl<'v, 'b> Step<'v, 'b> {
         if let Some(written) = written {
             return Ok((Destination::Written(written.take(len)), data.first(len)));
         }
-        let room = Reservation::resume(handle.space(), Purpose::Data, data.len);
-        let taken = self.take(&room, len);
-        room.keep();
-        taken
+        self.take(len)
     }
 
     /// Takes space for the first `len` bytes, or for fewer.
-    fn take(&self, room: &Reservation<'_>, len: u64) -> Result<(Destination, Sectors<'b>)> {
+    fn take(&self, len: u64) -> Result<(Destination, Sectors<'b>)> {
         let Self { handle, data, packed, .. } = self;
+        let take = |wanted| handle.space().take_data(&handle.volume().base, wanted);
         let mut places = Vec::new();
         for chunk in packed.iter().filter_map(|chunk| chunk.packed.as_ref()) {
             let wanted = chunk.len() as u64;
-            let (logical, found) = match room.take(handle.volume(), wanted) {
+            let (logical, found) = match take(wanted) {
                 Ok(taken) => taken,
                 // What got a place is written, and the rest tried again.
                 Err(_) if !places.is_empty() => break,
@@ -202,7 +199,7 @@ impl<'v, 'b> Step<'v, 'b> {
             let len = packed[last].range.end - data.start;
             return Ok((Destination::Packed(places), data.first(len)));
         }
-        let (logical, len) = room.take(handle.volume(), len)?;
+        let (logical, len) = take(len)?;
         Ok((Destination::New(logical), data.first(len)))
     }
 
@@ -210,14 +207,15 @@ impl<'v, 'b> Step<'v, 'b> {
     /// less.
     fn put(&self, item: &InodeItem, place: Destination, data: Sectors<'b>) -> Result<i64> {
         let Self { handle, file, packed, chosen, .. } = self;
+        let buffers = &handle.volume().buffers;
         match place {
             Destination::New(logical) => {
                 write_data(handle, logical, data, Sums::of(item))?;
-                refer_to(handle, *file, item, data, logical)
+                refer_to(handle, buffers, *file, item, data, logical)
             }
-            Destination::Written(logical) => refer_to(handle, *file, item, data, logical),
+            Destination::Written(logical) => refer_to(handle, buffers, *file, item, data, logical),
             Destination::InPlace { logical, is_preallocated: true } => {
-                store_preallocated(handle, *file, item, data, logical).map(|()| 0)
+                store_preallocated(handle, buffers, *file, item, data, logical).map(|()| 0)
             }
             Destination::InPlace { logical, is_preallocated: false } => {
                 write_data(handle, logical, data, Sums::of(item)).map(|()| 0)
@@ -225,7 +223,7 @@ impl<'v, 'b> Step<'v, 'b> {
             Destination::Packed(places) => {
                 let method = chosen.map(|chosen| chosen.packing.method.compression());
                 let compression = method.unwrap_or(Compression::None);
-                store_packed(handle, *file, item, packed, compression, &places)
+                store_packed(handle, buffers, *file, item, packed, compression, &places)
             }
         }
     }
@@ -236,7 +234,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let volume = handle.volume();
         let sector = u64::from(volume.superblock().sector_size);
         let len = buffer.read().size;
-        let max_inline = volume.live()?.max_inline;
+        let max_inline = volume.options.max_inline;
         let most = if chosen.is_some() { sector } else { max_inline };
         if len > most || !is_for_inline(volume, *file, item, buffer, *data)? {
             return Ok(None);

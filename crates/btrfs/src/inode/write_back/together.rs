@@ -21,9 +21,8 @@ use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
-use crate::engine::Engine;
-use crate::space::{Claim, Purpose, Reservation};
-use crate::transaction::Handle;
+use crate::engine::{Engine, Handle};
+use crate::space::Claim;
 
 /// Files that one step stores, at the most.
 pub(super) const MOST_FILES: usize = 64;
@@ -72,7 +71,7 @@ impl Small {
         {
             return Ok(None);
         }
-        let is_inline = !is_beside && size <= volume.live()?.max_inline.min(sector - 1);
+        let is_inline = !is_beside && size <= volume.options.max_inline.min(sector - 1);
         Ok(Some(Self { file, buffer, size, data, is_inline, _lock: lock }))
     }
 
@@ -88,8 +87,8 @@ impl Small {
 /// # Errors
 /// When a tree does not read, or a device fails, which ends all writing.
 pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
-    volume.limit_delayed()?;
-    let delayed = &volume.live()?.delayed;
+    volume.delayed.limit(&volume.base)?;
+    let delayed = &volume.delayed;
     if delayed.bytes() + files.len() as u64 * QUEUED_BYTES > delayed.most_bytes() {
         return Ok(());
     }
@@ -109,7 +108,11 @@ pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     let Some(place) = take(&handle, bytes)? else { return Ok(()) };
     handle.whole(|| {
         changes.apply()?;
-        handle.flush_inodes(TreeId(first.file.dev), small.iter().map(|small| small.file.ino))?;
+        delayed.flush_inodes(
+            &handle,
+            TreeId(first.file.dev),
+            small.iter().map(|small| small.file.ino),
+        )?;
         store_first(&handle, &all, place)
     })?;
     handle.stats().stored_together(small.len());
@@ -125,10 +128,7 @@ fn take(handle: &Handle<'_>, bytes: u64) -> Result<Option<Logical>> {
     if bytes == 0 {
         return Ok(Some(Logical(0)));
     }
-    let room = Reservation::resume(handle.space(), Purpose::Data, bytes);
-    let taken = room.take(handle.volume(), bytes);
-    room.keep();
-    let (place, len) = match taken {
+    let (place, len) = match handle.space().take_data(&handle.volume().base, bytes) {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
         taken => taken?,
     };

@@ -25,7 +25,7 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
 use super::{Gaps, Handle, Record};
-use crate::engine::Engine;
+use crate::transaction::Base;
 use crate::transaction::refs::{ExtentKind, Owner, Pending};
 use crate::tree::Cursor;
 
@@ -86,7 +86,7 @@ pub(super) fn keyed_owner(key: Key, data: &[u8]) -> Result<Option<(Owner, u32)>>
 }
 
 /// The last extent that begins before `end`.
-fn last_extent_before(volume: &Engine, end: u64) -> Result<Option<Range<u64>>> {
+fn last_extent_before(volume: &Base, end: u64) -> Result<Option<Range<u64>>> {
     let node_size = u64::from(volume.superblock().node_size);
     let root = volume.tree(TreeId::EXTENT)?;
     let mut last = Key::new(end, ItemType(0), 0);

@@ -274,7 +274,7 @@ fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let top = volume.block(&root.expected()).expect("it verifies");
     let count = blocks(&volume, &top);
-    let used = crate::subvolume::stored_root(&volume, TreeId::FS).expect("its item").used_bytes;
+    let used = crate::transaction::stored_root(&volume, TreeId::FS).expect("its item").used_bytes;
     assert_eq!(used, count * u64::from(NODE_SIZE), "the blocks of the tree");
 }
 

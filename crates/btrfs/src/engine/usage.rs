@@ -10,8 +10,8 @@
 use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
 
-use super::{BlockGroup, Purpose, RESERVED_BYTES, profile};
-use crate::engine::Engine;
+use super::Engine;
+use crate::space::{BlockGroup, Purpose, RESERVED_BYTES, profile};
 use crate::storage::malformed;
 
 impl Engine {
@@ -24,8 +24,8 @@ impl Engine {
         let members = self.members().iter().filter(|member| !member.is_seed).count();
         let (used_bytes, free, profile) = if let Some(live) = self.live_part() {
             let ledger = live.space.ledger(Purpose::Data);
-            let groups = live.space.groups.read();
-            let (free, profile) = of_data(groups.values().map(AsRef::as_ref), members)?;
+            let groups = live.space.groups();
+            let (free, profile) = of_data(groups.iter().map(AsRef::as_ref), members)?;
             (live.space.bytes_used(), free.saturating_sub(ledger.reserved()), profile)
         } else {
             let groups = self.block_groups().unwrap_or_else(|_| self.full_groups());

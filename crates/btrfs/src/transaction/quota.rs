@@ -32,7 +32,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::IntoBytes;
 
-use crate::engine::Engine;
+use super::Base;
 use crate::report::Report;
 use crate::storage::malformed;
 use crate::transaction::Handle;
@@ -62,7 +62,7 @@ impl Quotas {
     ///
     /// # Errors
     /// [`Error::Unsupported`] when they have limits, or an unknown version.
-    pub(crate) fn of(volume: &Engine) -> Result<Self> {
+    pub(crate) fn of(volume: &Base) -> Result<Self> {
         let tree = match volume.tree(TreeId::QUOTA) {
             Ok(tree) => tree,
             Err(Error::Posix { errno: Errno::NOENT, .. }) => return Ok(Self::Off),
@@ -97,7 +97,7 @@ impl Quotas {
 }
 
 /// Fails if any group has a limit.
-fn refuse_limits(volume: &Engine, tree: TreeRoot) -> Result<()> {
+fn refuse_limits(volume: &Base, tree: TreeRoot) -> Result<()> {
     let first = Key::new(0, ItemType::QGROUP_LIMIT, 0);
     let mut cursor = Cursor::seek(volume, tree, first)?;
     while let Some((key, data)) = cursor.item_of(0, ItemType::QGROUP_LIMIT) {

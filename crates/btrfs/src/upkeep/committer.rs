@@ -6,20 +6,18 @@
 //! it, so nothing is written to the devices after that. When nothing may be written any more it
 //! says so once, and ends by itself.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use offshoot_vfs::{Error, Result};
-use parking_lot::{Condvar, Mutex};
 
-use super::{Cause, Live};
 use crate::engine::Engine;
 use crate::inode::orphans::Sweep;
 use crate::inode::write_back;
 use crate::report::Report;
 use crate::subvolume::Progress;
+use crate::transaction::{Cause, Live, Signal};
 
 /// The least time between two commits by time.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
@@ -28,38 +26,6 @@ const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 pub(crate) struct Committer {
     signal: Arc<Signal>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// How the thread is told something.
-#[derive(Default)]
-pub(crate) struct Signal {
-    /// Much was changed. It is set without the lock, and looked at when the thread wakes.
-    is_pressed: AtomicBool,
-    is_stopped: Mutex<bool>,
-    wake: Condvar,
-}
-
-impl Signal {
-    /// Tells that much was changed.
-    pub(crate) fn press(&self) {
-        if !self.is_pressed.swap(true, Ordering::Relaxed) {
-            let _stopped = self.is_stopped.lock();
-            self.wake.notify_one();
-        }
-    }
-
-    /// Waits until `due`, or until much was changed, and says whether it was; `None` at the end.
-    fn wait(&self, due: Option<Instant>) -> Option<bool> {
-        let mut is_stopped = self.is_stopped.lock();
-        let mut is_due = false;
-        while !*is_stopped && !is_due && !self.is_pressed.load(Ordering::Relaxed) {
-            match due {
-                Some(due) => is_due = self.wake.wait_until(&mut is_stopped, due).timed_out(),
-                None => self.wake.wait(&mut is_stopped),
-            }
-        }
-        (!*is_stopped).then(|| self.is_pressed.swap(false, Ordering::Relaxed))
-    }
 }
 
 impl Committer {
@@ -77,8 +43,7 @@ impl Committer {
 
 impl Drop for Committer {
     fn drop(&mut self) {
-        *self.signal.is_stopped.lock() = true;
-        self.signal.wake.notify_one();
+        self.signal.stop();
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join)
             && !std::thread::panicking()
         {
@@ -141,10 +106,10 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
 /// cannot be done keeps nothing else from being done.
 fn ease(volume: &Engine) -> Result<()> {
     // A chunk comes first: it is had at once, and others may be about to wait for it.
-    let (made, eased) = (volume.make_room_ahead(), volume.ease_delayed());
-    let (live, buffered) = (volume.live()?, volume.buffers.bytes());
-    let half = live.dirty_bytes / 2;
-    let is_first = live.flush_on_commit && volume.dirty_tree_bytes()? > half;
+    let (made, eased) = (volume.make_room_ahead(), volume.delayed.ease(&volume.base));
+    let buffered = volume.buffers.bytes();
+    let half = volume.options.dirty_bytes / 2;
+    let is_first = volume.options.flush_on_commit && volume.dirty_tree_bytes()? > half;
     let written = if is_first {
         write_back::sync_all(volume)
     } else if buffered > half {
@@ -164,6 +129,8 @@ mod tests {
     use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 
     use super::*;
+    use parking_lot::Mutex;
+
     use crate::test_volumes::{in_memory, xattr};
     use crate::tree::Blocks as _;
     use crate::{Filesystem, OpenOptions};

@@ -18,10 +18,10 @@ use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, TreeId};
 use offshoot_vfs::Result;
 
-use super::Engine;
+use super::Base;
 use crate::block::TreeBlock;
 use crate::storage::{Place, malformed};
-use crate::subvolume::chunk_tree_root;
+use crate::transaction::chunk_tree_root;
 use crate::tree::{Blocks, TreeRoot};
 
 /// How many blocks of the newest commit are looked at, when one of them is on the member.
@@ -32,7 +32,7 @@ const MOST: usize = 1024;
 
 /// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit
 /// that are looked at, all that lie on the member are there.
-pub(super) fn has_newest_commit(engine: &Engine, index: usize) -> Result<bool> {
+pub(super) fn has_newest_commit(engine: &Base, index: usize) -> Result<bool> {
     let roots = [engine.root_tree(), chunk_tree_root(engine)];
     let roots = roots.iter().map(TreeRoot::expected);
     let mut blocks: VecDeque<_> = roots.filter(|root| is_newest(engine, root)).collect();
@@ -62,12 +62,12 @@ pub(super) fn has_newest_commit(engine: &Engine, index: usize) -> Result<bool> {
     Ok(true)
 }
 
-fn is_newest(engine: &Engine, block: &Expected) -> bool {
+fn is_newest(engine: &Base, block: &Expected) -> bool {
     block.generation == engine.superblock().generation
 }
 
 /// Where on the member whole copies of a block belong.
-fn own_places(engine: &Engine, index: usize, block: &Expected) -> Result<Vec<Place>> {
+fn own_places(engine: &Base, index: usize, block: &Expected) -> Result<Vec<Place>> {
     let len = u64::from(engine.superblock().node_size);
     let all = engine.storage.write_places(block.logical, len)?;
     let own = all.into_iter().filter(|(member, _, part)| *member == index && *part == (0..len));

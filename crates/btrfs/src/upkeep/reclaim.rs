@@ -61,15 +61,12 @@
 
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::Result;
 
-use super::Purpose;
-use super::ledger::HighWater;
-use super::place::{PlaceInLine, Turn};
-use super::stats::{FlushState, When};
-use super::tickets::{Demand, Outcome, Waiter};
 use crate::engine::Engine;
 use crate::inode::write_back;
+use crate::space::{FlushState, HighWater, MakesRoom, Purpose, Waiter, When};
+use crate::stats::Counters;
 use crate::transaction::{Cause, Live};
 
 /// The order of the states where most of the members belongs to no chunk, and behind a commit.
@@ -84,47 +81,39 @@ const CHUNK_FIRST: [FlushState; 5] = [
 /// Passes over the states in one cycle.
 const PASSES: u32 = 2;
 
-impl Live {
-    /// Who goes before others finds no room: has the thread of the volume commit, if that makes
-    /// room.
-    pub(super) fn ask_for_commit(&self) {
-        if self.given_up().1 >= self.space.worth_a_commit() {
-            self.space.is_short.store(true, Ordering::Relaxed);
-            self.pressure.press();
-        }
+/// Has the thread of the volume commit, if that makes room.
+pub(crate) fn ask_for_commit(live: &Live) {
+    if live.given_up().1 >= live.space.worth_a_commit() {
+        live.space.is_short.store(true, Ordering::Relaxed);
+        live.pressure.press();
+    }
+}
+
+/// Makes room in the volume.
+pub(super) struct Maker<'v> {
+    pub(super) volume: &'v Engine,
+    pub(super) live: &'v Live,
+}
+
+impl MakesRoom for Maker<'_> {
+    fn stats(&self) -> &Counters {
+        &self.live.stats
+    }
+
+    fn require_whole(&self) -> Result<()> {
+        self.live.require_whole()
+    }
+
+    fn ask_for_commit(&self) {
+        ask_for_commit(self.live);
+    }
+
+    fn lead(&self, purpose: Purpose, own: &Waiter) -> Result<()> {
+        self.volume.lead(self.live, purpose, own)
     }
 }
 
 impl Engine {
-    /// Waits until `demand` is granted. The caller must hold no handle.
-    ///
-    /// # Errors
-    /// `ENOSPC` when no room can be made; what failed while it was made.
-    pub(super) fn wait_in_line(&self, live: &Live, purpose: Purpose, demand: Demand) -> Result<()> {
-        #[cfg(debug_assertions)]
-        crate::block::lock_order::require_no_handle();
-        let mut place = PlaceInLine::join(live.space.ledger(purpose), demand);
-        loop {
-            match place.wait() {
-                Turn::Ended(Outcome::Granted) => return Ok(()),
-                Turn::Ended(Outcome::Refused) => {
-                    return Err(Error::posix(Errno::NOSPC, format!("room for {purpose}")));
-                }
-                Turn::Leads(leading) => {
-                    let led = self.lead(live, purpose, &leading.waiter);
-                    drop(leading);
-                    // Who was granted space all the same goes on, but where nothing can be written
-                    // any more.
-                    if let Err(error) = led
-                        && (!place.is_granted() || live.require_whole().is_err())
-                    {
-                        return Err(error);
-                    }
-                }
-            }
-        }
-    }
-
     /// Makes room until the ticket of `own` has come to its end.
     fn lead(&self, live: &Live, purpose: Purpose, own: &Waiter) -> Result<()> {
         let ledger = live.space.ledger(purpose);
@@ -168,7 +157,7 @@ impl Engine {
             let states = if is_chunk_first { CHUNK_FIRST } else { FlushState::ALL };
             for state in states {
                 let is_due = match state {
-                    FlushState::Commit => pass < live.commits_per_cycle,
+                    FlushState::Commit => pass < self.options.commits_per_cycle,
                     FlushState::AllocateChunk => {
                         let wanted = ledger.line().front().map_or(0, |demand| demand.bytes);
                         is_chunk_first || wanted > ledger.free() || !space.is_mostly_free(purpose)
@@ -227,7 +216,7 @@ impl Engine {
             FlushState::LookAround => self.look_around(purpose, is_awaited),
             // A good part, so that the next flush finds much again.
             FlushState::DelayedItems => {
-                self.flush_delayed(live.space.ledger(purpose).reserved() / 4).map(drop)
+                self.delayed.flush(&self.base, live.space.ledger(purpose).reserved() / 4).map(drop)
             }
             FlushState::DirtyData => write_back::make_room(self, is_awaited),
             FlushState::AllocateChunk => self.grow(purpose),

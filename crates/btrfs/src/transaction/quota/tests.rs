@@ -25,7 +25,7 @@ const NEW: NewFile = NewFile {
 };
 
 /// The status item as the volume has it.
-fn status(volume: &Engine) -> QgroupStatusItem {
+fn status(volume: &crate::Engine) -> QgroupStatusItem {
     let tree = volume.tree(TreeId::QUOTA).expect("quotas are on");
     let view = |data: &[u8]| QgroupStatusItem::view(data).copied().map_err(malformed);
     with_item(volume, tree, STATUS_KEY, view).expect("it reads").expect("there is one")

@@ -8,7 +8,7 @@ use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_vfs::Result;
 
-use super::Engine;
+use super::Base;
 #[cfg(debug_assertions)]
 use crate::block::lock_order::require_order;
 use crate::block::{Held, Latch, TreeBlock, latch_shared};
@@ -19,7 +19,7 @@ use crate::tree::Blocks;
 /// in the cache: walking a tree in order finds the next leaves under way.
 const READ_AHEAD_BLOCKS: usize = 32;
 
-impl Blocks for Engine {
+impl Blocks for Base {
     fn is_changing(&self) -> bool {
         self.live.is_some()
     }
@@ -59,7 +59,7 @@ impl Blocks for Engine {
     }
 }
 
-impl Engine {
+impl Base {
     /// The committed block that `expected` describes.
     pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
         self.cache.committed(&self.storage, expected)

@@ -18,7 +18,7 @@ use offshoot_btrfs_format::chunk::RaidStride;
 use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::Engine;
+use super::Base;
 use crate::storage::{MappedChunk, Place, Segment, Way, malformed};
 use crate::tree::{Cursor, TreeRoot};
 
@@ -28,7 +28,7 @@ use crate::tree::{Cursor, TreeRoot};
 /// # Errors
 /// When it does not say where that is, or says that it is on a device that the chunk is not on.
 pub(super) fn recorded_segment(
-    engine: &Engine,
+    engine: &Base,
     stripe_tree: TreeRoot,
     mapped: &MappedChunk,
     logical: Logical,

@@ -14,8 +14,8 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
 use super::Quotas;
-use crate::engine::Engine;
 use crate::storage::malformed;
+use crate::transaction::Base;
 use crate::transaction::Handle;
 use crate::tree::{Cursor, with_item};
 
@@ -31,7 +31,7 @@ impl NewGroup {
     ///
     /// # Errors
     /// `EROFS` when the volume was opened for reading; and when the quota tree cannot be read.
-    pub(crate) fn below(volume: &Engine, holder: TreeId) -> Result<Self> {
+    pub(crate) fn below(volume: &Base, holder: TreeId) -> Result<Self> {
         let parents = match volume.live()?.quotas {
             Quotas::Off => return Ok(Self::default()),
             Quotas::Full { .. } => Vec::new(),
@@ -47,7 +47,7 @@ impl NewGroup {
 }
 
 /// The groups that `group` is in.
-pub(super) fn parents_of(volume: &Engine, group: QgroupId) -> Result<Vec<QgroupId>> {
+pub(super) fn parents_of(volume: &Base, group: QgroupId) -> Result<Vec<QgroupId>> {
     // Members of the group have lower levels, so lower numbers: the search skips them.
     let first = group.relation_key(QgroupId(group.0.saturating_add(1)));
     let mut parents = Vec::new();
@@ -66,7 +66,7 @@ pub(super) fn parents_of(volume: &Engine, group: QgroupId) -> Result<Vec<QgroupI
 
 /// The bytes that `group` refers to, and those that only it refers to; `None` if the group does not
 /// exist.
-pub(super) fn used_by(volume: &Engine, group: QgroupId) -> Result<Option<[u64; 2]>> {
+pub(super) fn used_by(volume: &Base, group: QgroupId) -> Result<Option<[u64; 2]>> {
     with_item(volume, volume.tree(TreeId::QUOTA)?, group.info_key(), |data| {
         let item = QgroupInfoItem::view(data).map_err(malformed)?;
         Ok([item.rfer.get(), item.excl.get()])

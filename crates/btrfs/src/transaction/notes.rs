@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::ranges::Ranges;
 
 /// The most files, and the most removed entries, that are noted in a transaction.
-pub(super) const MOST: usize = 65_536;
+pub(crate) const MOST: usize = 65_536;
 
 /// The most ranges of a file. If there are more, the two with the smallest gap become one, gap
 /// included.
@@ -34,7 +34,7 @@ struct Removed {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Notes {
+pub(crate) struct Notes {
     extents: Mutex<HashMap<FileId, Ranges, RandomState>>,
     removed: Mutex<HashMap<FileId, Removed, RandomState>>,
     removals: AtomicUsize,
@@ -42,14 +42,14 @@ pub(super) struct Notes {
 
 impl Notes {
     /// Forgets all notes.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         *self.extents.lock() = HashMap::default();
         *self.removed.lock() = HashMap::default();
     }
 
     /// Notes that extents of `file` changed in `range`. Returns whether the notes are within their
     /// limit.
-    pub(super) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
+    pub(crate) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
         let mut extents = self.extents.lock();
         let ranges = extents.entry(file).or_default();
         ranges.insert(range);
@@ -58,18 +58,18 @@ impl Notes {
     }
 
     /// Takes the ranges of `file` in which extents changed since the last call.
-    pub(super) fn take_extents(&self, file: FileId) -> Ranges {
+    pub(crate) fn take_extents(&self, file: FileId) -> Ranges {
         self.extents.lock().remove(&file).unwrap_or_default()
     }
 
     /// Whether extents of `file` changed since they were taken.
-    pub(super) fn has_extents(&self, file: FileId) -> bool {
+    pub(crate) fn has_extents(&self, file: FileId) -> bool {
         self.extents.lock().contains_key(&file)
     }
 
     /// Notes that the directory lost the entry with this index, which led to the inode `ino`;
     /// `None` for a subvolume. Returns whether the notes are within their limit.
-    pub(super) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
+    pub(crate) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
         let mut removed = self.removed.lock();
         let Removed { indexes, last } = removed.entry(dir).or_default();
         indexes.insert(index, ino);
@@ -79,7 +79,7 @@ impl Notes {
 
     /// Takes the indexes of entries that the directory lost since the last call, and the inodes
     /// that they led to.
-    pub(super) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
+    pub(crate) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
         let mut removed = self.removed.lock();
         removed
             .get_mut(&dir)
@@ -88,7 +88,7 @@ impl Notes {
     }
 
     /// The highest index of an entry that the directory lost.
-    pub(super) fn last_removed(&self, dir: FileId) -> Option<u64> {
+    pub(crate) fn last_removed(&self, dir: FileId) -> Option<u64> {
         self.removed.lock().get(&dir).map(|removed| removed.last)
     }
 }

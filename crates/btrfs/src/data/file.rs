@@ -1,0 +1,63 @@
+//! Which file: the tree that it is in, and its inode item.
+
+use offshoot_btrfs_format::inode::{InodeItem, Timespec};
+use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
+
+use crate::delayed::{self, Queues};
+use crate::storage::malformed;
+use crate::transaction::{Base, tree_root};
+use crate::tree::TreeRoot;
+
+/// Set in the inode number of the empty directory that stands for an entry whose
+/// subvolume is elsewhere (see the essay of `subvolume`). The other bits are the
+/// directory that holds the entry: what is shown of the placeholder comes from it.
+/// No inode number of a real file is as high.
+pub(crate) const PLACEHOLDER: u64 = 1 << 63;
+
+/// The directory that holds the placeholder `file`; `None` when it is a real file.
+pub(crate) fn placeholder_in(file: FileId) -> Option<FileId> {
+    (file.ino & PLACEHOLDER != 0).then_some(FileId { ino: file.ino & !PLACEHOLDER, ..file })
+}
+
+pub(crate) fn no_such_file(file: FileId) -> Error {
+    Error::posix(Errno::NOENT, file.to_string())
+}
+
+/// The tree that `file` is in.
+pub(crate) fn tree_of(base: &Base, file: FileId) -> Result<TreeRoot> {
+    let id = TreeId(file.dev);
+    if !id.is_subvolume() {
+        return Err(no_such_file(file));
+    }
+    tree_root(base, id)
+}
+
+/// The inode item of `file`.
+pub(crate) fn inode_item(volume: &impl Queues, root: TreeRoot, file: FileId) -> Result<InodeItem> {
+    let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
+    let read = |data: &[u8]| InodeItem::view(data).copied().map_err(malformed);
+    delayed::with_item(volume, root, key, read)?.ok_or_else(|| no_such_file(file))
+}
+
+/// The type of the file with this inode item.
+pub(crate) fn type_of(item: &InodeItem) -> Result<FileType> {
+    let mode = item.mode.get();
+    FileType::from_mode(mode)
+        .ok_or_else(|| Error::corrupt("inode item", format!("mode {mode:#o} has no file type")))
+}
+
+/// Shards of a table of inodes, a power of two.
+pub(crate) const SHARDS: usize = 16;
+
+/// The shard that `file` is in.
+pub(crate) fn shard_of(file: FileId) -> usize {
+    let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    spread as usize & (SHARDS - 1)
+}
+
+/// A stored time. The format does not bound the nanoseconds, so that a damaged value may be
+/// anything; it is cut, because a file is worth more than the end of a second.
+pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
+    Timestamp { secs: time.seconds(), nanos: time.nsec.get().min(999_999_999) }
+}

@@ -1,0 +1,158 @@
+//! What all rooms above build on: the devices, the blocks, and the trees of a volume.
+
+use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_btrfs_format::superblock::Superblock;
+use offshoot_btrfs_format::{Key, Logical, TreeId};
+use offshoot_vfs::{Errno, Error, Result};
+
+use super::{Live, RootCache, newest, stripe_tree, tree_root};
+use crate::block::BlockCache;
+use crate::report::Report;
+use crate::space::Roots;
+use crate::storage::{MappedChunk, Member, Segment, Storage, Trees};
+use crate::tree::{Cursor, TreeRoot};
+
+/// What all rooms above build on: the devices, the blocks and the trees of a volume, as the last
+/// commit and the transactions since left them.
+pub struct Base {
+    pub(crate) storage: Storage,
+    pub(crate) cache: BlockCache,
+    root_tree: TreeRoot,
+    pub(crate) csum_tree: Option<TreeRoot>,
+    /// Where data is, in a volume that does not leave that to its chunks.
+    pub(crate) stripe_tree: Option<TreeRoot>,
+    pub(super) subvolume_roots: RootCache,
+    /// What can change, in a volume that was opened for writing.
+    pub(crate) live: Option<Live>,
+}
+
+impl Base {
+    /// The base over `storage`, that knows no tree but the root tree yet.
+    pub(crate) fn new(storage: Storage, cache_bytes: u64) -> Self {
+        Self {
+            cache: BlockCache::new(cache_bytes, storage.superblock().node_size),
+            root_tree: TreeRoot::of_root_tree(&storage.superblock().item),
+            csum_tree: None,
+            stripe_tree: None,
+            subvolume_roots: RootCache::default(),
+            live: None,
+            storage,
+        }
+    }
+
+    /// The superblock of the last commit.
+    #[must_use]
+    pub fn superblock(&self) -> &Superblock {
+        self.storage.superblock()
+    }
+
+    /// The devices of the volume, those of its seeds included, by their number.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        self.storage.members()
+    }
+
+    /// All chunks, by their logical address.
+    pub fn chunks(&self) -> impl ExactSizeIterator<Item = Chunk> {
+        self.storage.chunks()
+    }
+
+    /// The tree of tree roots.
+    #[must_use]
+    pub fn root_tree(&self) -> TreeRoot {
+        self.root_tree
+    }
+
+    /// The checksum tree; `None` in a volume that has none.
+    #[must_use]
+    pub(crate) fn csum_tree(&self) -> Option<TreeRoot> {
+        self.csum_tree
+    }
+
+    /// The root of the tree `id`.
+    ///
+    /// # Errors
+    /// `ENOENT` when the volume has no such tree.
+    pub fn tree(&self, id: TreeId) -> Result<TreeRoot> {
+        tree_root(self, id)
+    }
+
+    /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks. In a
+    /// volume that is written, what waits to be put into the tree is not among them.
+    pub fn for_each_item(
+        &self,
+        root: TreeRoot,
+        from: Key,
+        mut visit: impl FnMut(Key, &[u8]) -> std::ops::ControlFlow<()>,
+    ) -> Result<()> {
+        let mut cursor = self.cursor(root, from)?;
+        while let Some((key, data)) = cursor.item() {
+            if visit(key, data).is_break() {
+                break;
+            }
+            cursor.advance()?;
+        }
+        Ok(())
+    }
+
+    /// A cursor on the first item of the tree `root` whose key is `key` or greater.
+    pub fn cursor(&self, root: TreeRoot, key: Key) -> Result<Cursor<'_>> {
+        Cursor::seek(self, root, key)
+    }
+
+    /// What can change, in a volume that was opened for writing.
+    pub(crate) fn live_part(&self) -> Option<&Live> {
+        self.live.as_ref()
+    }
+
+    /// What can change.
+    ///
+    /// # Errors
+    /// `EROFS` when the volume was opened for reading.
+    pub(crate) fn live(&self) -> Result<&Live> {
+        self.live
+            .as_ref()
+            .ok_or_else(|| Error::posix(Errno::ROFS, "the volume was opened for reading"))
+    }
+
+    /// Tells the reporter, if there is one.
+    pub(crate) fn report(&self, report: &Report) {
+        self.storage.report(report);
+    }
+
+    /// Fills `buf`, whole sectors, with the data at `logical`: [`Storage::read_data`].
+    pub(crate) fn read_data(
+        &self,
+        logical: Logical,
+        buf: &mut [u8],
+        checksums: Option<&[u8]>,
+    ) -> Result<()> {
+        self.storage.read_data(self, logical, buf, checksums)
+    }
+}
+
+impl Roots for Base {
+    fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    fn tree(&self, id: TreeId) -> Result<TreeRoot> {
+        tree_root(self, id)
+    }
+}
+
+impl Trees for Base {
+    fn recorded_segment(
+        &self,
+        mapped: &MappedChunk,
+        logical: Logical,
+        len: u64,
+    ) -> Result<Option<Segment>> {
+        let tree = self.stripe_tree.filter(|_| mapped.chunk.flags.is_in_stripe_tree());
+        tree.map(|tree| stripe_tree::recorded_segment(self, tree, mapped, logical, len)).transpose()
+    }
+
+    fn has_newest_commit(&self, index: usize) -> Result<bool> {
+        newest::has_newest_commit(self, index)
+    }
+}

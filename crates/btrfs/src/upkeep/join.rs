@@ -1,0 +1,102 @@
+//! Joining the running transaction with space for what is to be changed.
+
+use offshoot_vfs::Result;
+
+use super::reclaim::Maker;
+use crate::engine::{Engine, Handle};
+use crate::space::{
+    Claim, OPERATION_ITEMS, Promise, Purpose, REMOVAL_ITEMS, Reservation, Reserved,
+};
+use crate::transaction::{Cause, Live};
+
+impl Engine {
+    /// Joins the running transaction, with space for one operation of the namespace.
+    ///
+    /// The caller must hold no handle.
+    ///
+    /// # Errors
+    /// `EROFS` when the volume was opened for reading, or something failed before; `ENOSPC` when
+    /// there is no room and none can be made.
+    pub(crate) fn join(&self) -> Result<Handle<'_>> {
+        self.join_for(OPERATION_ITEMS, Claim::Work)
+    }
+
+    /// Joins the running transaction, to remove something: this works on a full volume.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn join_to_remove(&self) -> Result<Handle<'_>> {
+        self.join_for(REMOVAL_ITEMS, Claim::MakesRoom)
+    }
+
+    /// Joins the running transaction, with space to change this many items.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<Handle<'_>> {
+        let Reserved(reservation, items) = self.reserve_for(items, claim)?;
+        Ok(self.enter()?.with_reservation(reservation, items))
+    }
+
+    /// Reserves space to change this many items, for who shuts the gate afterwards. The caller must
+    /// hold no handle.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn reserve_for(&self, items: u64, claim: Claim) -> Result<Reserved<'_>> {
+        let live = self.live()?;
+        self.delayed.limit(&self.base)?;
+        self.limit_dirty_blocks()?;
+        let bytes = live.space.cost(items);
+        let reservation =
+            live.space.reserve(Purpose::Metadata, claim, bytes, &Maker { volume: self, live })?;
+        Ok(Reserved(reservation, items))
+    }
+
+    /// Commits when there are more dirty tree blocks than may be, and has that done before.
+    /// The caller must hold no handle.
+    pub(crate) fn limit_dirty_blocks(&self) -> Result<()> {
+        let live = self.live()?;
+        let dirty_bytes = self.dirty_tree_bytes()?;
+        if dirty_bytes > self.options.dirty_bytes {
+            return self.commit_over(self.options.dirty_bytes, Cause::DirtyBlocks);
+        }
+        if dirty_bytes > self.options.dirty_bytes / 2 {
+            live.pressure.press();
+        }
+        Ok(())
+    }
+
+    /// Reserves space for `bytes` of data, before a write is accepted. The caller must hold no
+    /// handle.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn reserve_data(&self, bytes: u64) -> Result<Reservation<'_>> {
+        let live = self.live()?;
+        let bytes = bytes.next_multiple_of(u64::from(self.superblock().sector_size));
+        live.space.reserve(Purpose::Data, Claim::Work, bytes, &Maker { volume: self, live })
+    }
+
+    /// Promises so many bytes of metadata, which trees will become larger by. The caller must hold
+    /// no handle.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub(crate) fn promise(&self, bytes: u64) -> Result<Promise<'_>> {
+        let live = self.live()?;
+        live.space.promise(bytes, &Maker { volume: self, live })
+    }
+
+    /// Joins when space for `items` is there, and nobody waits for it. Who makes room, or writes
+    /// back, takes what is kept for that, whoever waits.
+    pub(crate) fn try_join<'v>(
+        &'v self,
+        live: &'v Live,
+        items: u64,
+        claim: Claim,
+    ) -> Result<Option<Handle<'v>>> {
+        let core = self.base.try_join(live, items, claim)?;
+        Ok(core.map(|core| Handle::new(self, core)))
+    }
+}
