@@ -134,7 +134,7 @@ fn missing(is_styled: bool, is_judged: bool) -> Vec<Missing> {
     if fuse.is_ok_and(|fuse| fuse.permissions().mode() & 0o6 != 0o6) {
         missing.push(Missing::FuseForUsers);
     }
-    if !Path::new(MTAB).exists() {
+    if Path::new(MTAB).symlink_metadata().is_err() {
         missing.push(Missing::ListOfMounts);
     }
     missing
@@ -183,9 +183,9 @@ fn change(missing: &[Missing]) -> Result {
                 let install = ["install", "--locked", "--root", &root, "--version", version, name];
                 cargo_seen(&[], &install, &mut |_| {})?;
             }
-            // `fusermount3` still decides what users may mount.
             Missing::ListOfMounts => std::os::unix::fs::symlink(MOUNTS, MTAB)
                 .map_err(|error| format!("{MTAB}: {error}"))?,
+            // `fusermount3` still decides what users may mount.
             Missing::FuseForUsers => std::fs::set_permissions(FUSE, Permissions::from_mode(0o666))
                 .map_err(|error| format!("{FUSE}: {error}"))?,
         }

@@ -61,9 +61,10 @@ pub struct Geometry {
     /// be newer, unless the volume is written.
     pub generation: Generation,
     /// Whether the volume is written. The pointer to a block alone says then how new the block is.
-    /// What can be read and the kernel refuses all the same is refused too: a writer that puts other
-    /// items beside it would take these from the kernel.
     pub is_written: bool,
+    /// Whether the check also refuses blocks that a reader can use and the kernel refuses. A writer
+    /// that put other items into such a block would take these from the kernel.
+    pub is_strict: bool,
 }
 
 impl Geometry {
@@ -79,6 +80,7 @@ impl Geometry {
             incompat: superblock.incompat,
             generation: superblock.generation,
             is_written: false,
+            is_strict: false,
         }
     }
 

@@ -284,6 +284,7 @@ mod tests {
                 incompat: Incompat::SKINNY_METADATA,
                 generation: Generation(7),
                 is_written: false,
+                is_strict: false,
             };
             let mut block = new_block(4096, &identity(0));
             let (key, data) = (Key::new(5, ItemType::INODE_REF, 6), inode_ref(3, b"name"));

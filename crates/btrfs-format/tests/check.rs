@@ -265,7 +265,7 @@ fn what_only_a_writer_refuses() {
     for (owner, items, message) in cases {
         accepts(owner, &items);
         let (leaf, geometry, logical) = leaf(owner, &items);
-        let geometry = Geometry { is_written: true, ..geometry };
+        let geometry = Geometry { is_strict: true, ..geometry };
         let error = verify(&leaf, &geometry, logical).expect_err(message).to_string();
         assert!(error.contains(message), "{error}: not {message}");
     }

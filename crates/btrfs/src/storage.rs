@@ -208,6 +208,11 @@ impl Storage {
         }
     }
 
+    /// From now on the check of blocks refuses all that the kernel refuses.
+    pub(crate) fn set_strict(&mut self) {
+        self.geometry.is_strict = true;
+    }
+
     /// Storage of a volume that is written from now on. `chunk_tree_uuid` is what the headers of
     /// its blocks carry for the chunk tree.
     pub(crate) fn set_written(&mut self, chunk_tree_uuid: [u8; 16]) {

@@ -64,31 +64,31 @@ fn verify_xattr(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
     );
     verify_name_length(entry.name)?;
     ensure!(!entry.name.contains(&0), "the name {} holds a NUL", entry.name.escape_ascii());
-    // It leads nowhere: the kernel does not read a leaf where its place is neither zero nor one of
-    // a subvolume.
+    // It leads nowhere: the kernel does not read a leaf where its location is neither zero nor that
+    // of a subvolume.
     let target = entry.location.item_type;
     ensure!(
         entry.location == Key::MIN
-            || target == ItemType::INODE_ITEM && !item.geometry.is_written
+            || target == ItemType::INODE_ITEM && !item.geometry.is_strict
             || target == ItemType::ROOT_ITEM,
         "an extended attribute leads to {}",
         entry.location
     );
-    verify_place(item, entry.location)
+    verify_location(item, entry.location)
 }
 
 /// Checks where an entry leads.
-fn verify_place(item: &Context<'_>, place: Key) -> Checked {
-    if !item.geometry.is_written {
+fn verify_location(item: &Context<'_>, location: Key) -> Checked {
+    if !item.geometry.is_strict {
         return Ok(());
     }
-    match place.item_type {
+    match location.item_type {
         ItemType::INODE_ITEM => {
-            ensure!(verify_inode_key(place).is_ok(), "leads to {place}, which is no inode");
+            ensure!(verify_inode_key(location).is_ok(), "leads to {location}, which is no inode");
             Ok(())
         }
         ItemType::ROOT_ITEM => {
-            ensure!(is_fs_tree(place.objectid), "leads to {place}, which is no subvolume");
+            ensure!(is_fs_tree(location.objectid), "leads to {location}, which is no subvolume");
             Ok(())
         }
         _ => Ok(()),
@@ -110,7 +110,7 @@ fn verify_entry(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
         "leads to {}, neither an inode nor a subvolume",
         entry.location
     );
-    verify_place(item, entry.location)
+    verify_location(item, entry.location)
 }
 
 pub(super) fn verify_log(item: &Context<'_>) -> Checked {

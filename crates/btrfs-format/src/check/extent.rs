@@ -82,7 +82,7 @@ fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Resu
     for (index, inline) in extent.inline_refs().enumerate() {
         let inline = inline?;
         let order = Some(order(&inline));
-        ensure!(before <= order || !item.geometry.is_written, "out of order: {inline:?}");
+        ensure!(before <= order || !item.geometry.is_strict, "out of order: {inline:?}");
         before = order;
         let for_block = matches!(inline, InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_));
         ensure!(for_block == is_block, "a reference of the other kind: {inline:?}");
@@ -166,10 +166,10 @@ pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
     }
 }
 
-/// Checks who refers to data: a file of a subvolume, or one of those that the root tree and a
-/// relocation have.
+/// Checks that the reference is of a file of a subvolume, of the root tree (a free-space cache) or
+/// of the tree in which data is relocated.
 fn verify_data_ref(item: &Context<'_>, data_ref: &ExtentDataRef) -> Checked {
-    if !item.geometry.is_written {
+    if !item.geometry.is_strict {
         return Ok(());
     }
     let (root, objectid) = (data_ref.root.get(), data_ref.objectid.get());

@@ -36,7 +36,7 @@ fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>, data: &[u8]) -> Ch
     );
     let is_plain = extent.compression == Compression::None;
     ensure!(
-        !is_plain || !item.geometry.is_written || extent.ram_bytes == data.len() as u64,
+        !is_plain || !item.geometry.is_strict || extent.ram_bytes == data.len() as u64,
         "inline data of {} bytes, {} expected",
         data.len(),
         extent.ram_bytes
@@ -49,7 +49,7 @@ fn verify_regular(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
     let num_bytes = match extent.body {
         FileExtentBody::Inline(_) => return Ok(()),
         FileExtentBody::Hole { num_bytes } => {
-            if item.geometry.is_written {
+            if item.geometry.is_strict {
                 // No reader looks at these of a hole.
                 let (_, tail) = view::<FileExtentHead>("file extent", item.data)?;
                 let tail = view::<FileExtentTail>("file extent", tail)?.0;

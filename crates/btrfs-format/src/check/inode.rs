@@ -35,7 +35,7 @@ pub(super) fn verify_inode(item: &Context<'_>) -> Checked {
     let inode = InodeItem::view(item.data)?;
     // Nothing that is read depends on generations, and kernels before 2014 left wrong ones in
     // inodes that volumes carry to this day. The kernel of today refuses them.
-    if item.geometry.is_written {
+    if item.geometry.is_strict {
         item.generation("generation", inode.generation.get())?;
         item.generation("transid", inode.transid.get())?;
     }
@@ -66,7 +66,7 @@ fn verify_mode(item: &Context<'_>, inode: &InodeItem) -> Checked {
     ensure!(mode & !(S_IFMT | 0o7777) == 0, "mode {mode:#o} has unknown bits");
     // Old kernels wrote inodes without a type, of free-space caches above all, which are in the
     // root tree. Such a file cannot be read; those beside it can.
-    let may_be_untyped = !item.geometry.is_written || item.owner == TreeId::ROOT;
+    let may_be_untyped = !item.geometry.is_strict || item.owner == TreeId::ROOT;
     let known = mode >> 12 == 0 && may_be_untyped
         || matches!(mode >> 12, 0o01 | 0o02 | 0o04 | 0o06 | 0o10 | 0o12 | 0o14);
     ensure!(known, "mode {mode:#o} names no file type");

@@ -75,7 +75,7 @@ impl<'a> Context<'a> {
     }
 
     fn verify_contents(&self) -> Checked {
-        if self.geometry.is_written && root::is_fs_tree(self.owner.0) {
+        if self.geometry.is_strict && root::is_fs_tree(self.owner.0) {
             self.verify_neighbour()?;
         }
         match self.key.item_type {
@@ -102,12 +102,13 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Checks that in a subvolume what an inode has does not follow an item of another inode: the
-    /// item of the inode itself would be between them.
+    /// Checks that an item of an inode follows an item of the same inode, in a leaf of a subvolume:
+    /// the item of the inode itself comes first.
     fn verify_neighbour(&self) -> Checked {
         let is_of_an_inode = matches!(
             self.key.item_type,
             ItemType::INODE_REF
+                | ItemType::INODE_EXTREF
                 | ItemType::DIR_ITEM
                 | ItemType::DIR_INDEX
                 | ItemType::XATTR_ITEM

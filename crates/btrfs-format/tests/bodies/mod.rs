@@ -91,6 +91,7 @@ pub(crate) fn tree_block(data: &[u8]) -> bool {
         incompat,
         generation: Generation(1 << 32),
         is_written: false,
+        is_strict: false,
     };
     checked_block(&mut bytes, &geometry)
 }

@@ -32,5 +32,6 @@ pub(crate) fn geometry(block: &[u8]) -> Geometry {
             .union(Incompat::MIXED_GROUPS),
         generation: Generation(200),
         is_written: false,
+        is_strict: false,
     }
 }

@@ -53,6 +53,7 @@ impl Engine {
         volume.require_writable_features(change)?;
         let mut quotas = Quotas::Off;
         if change == Change::Stored {
+            volume.base.set_strict(options.cache_bytes);
             volume.require_kept_features()?;
             volume.require_quiet_trees()?;
             volume.require_own_uuid_tree()?;

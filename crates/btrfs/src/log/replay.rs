@@ -56,13 +56,23 @@ fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
     let mut taken = Taken::take(volume, &logs)?;
     make_room(volume, &logs, &taken, replay_bytes)?;
     let handle = volume.enter()?;
+    let of_logs: HashSet<_> = taken.blocks().iter().map(|block| block.0).collect();
+    let is_of_volume = |error: &Error| match error {
+        Error::Corrupt(corrupt) if corrupt.structure == "tree block" => {
+            corrupt.logical.is_some_and(|at| !of_logs.contains(&at))
+        }
+        _ => false,
+    };
     for log in &logs {
         match handle.tree(log.subvolume) {
             Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
             found => {
                 let tree = found?.id;
                 let replay = Replay::new(&handle, log, tree, &mut taken, replay_bytes);
-                replay.run()?;
+                // A damaged block of the volume says nothing against the log.
+                replay
+                    .run()
+                    .map_err(|error| if is_of_volume(&error) { in_volume(error) } else { error })?;
             }
         }
     }

@@ -51,6 +51,11 @@ fn contradiction(logical: Logical, problem: &str) -> Error {
 }
 
 impl<'v> Taken<'v> {
+    /// The blocks of all logs.
+    pub(super) fn blocks(&self) -> &[Logical] {
+        &self.blocks
+    }
+
     /// Takes the blocks and new extents of `logs`, and the blocks of the tree of log trees.
     ///
     /// # Errors

@@ -40,6 +40,12 @@ impl Base {
         }
     }
 
+    /// From now on blocks are refused that the kernel refuses, those in the cache included.
+    pub(crate) fn set_strict(&mut self, cache_bytes: u64) {
+        self.storage.set_strict();
+        self.cache = BlockCache::new(cache_bytes, self.superblock().node_size);
+    }
+
     /// The superblock of the last commit.
     #[must_use]
     pub fn superblock(&self) -> &Superblock {

@@ -2,6 +2,7 @@
 
 mod left;
 mod names;
+mod strict;
 mod sums;
 
 use std::path::Path;
@@ -142,17 +143,28 @@ impl Story {
 
     /// The keys of an object in `tree`.
     fn keys(&self, tree: TreeId, objectid: u64) -> Vec<Key> {
+        self.keys_while(tree, Key { objectid, ..Key::MIN }, |key| key.objectid == objectid)
+    }
+
+    /// The keys of `tree` from `first` on, as long as `is_wanted` holds.
+    fn keys_while(&self, tree: TreeId, first: Key, is_wanted: impl Fn(&Key) -> bool) -> Vec<Key> {
         let volume = Volume::open(devices(&self.members), &OpenOptions::default());
         let volume = volume.expect("it opens");
-        let first = Key { objectid, ..Key::MIN };
         let root = volume.tree(tree).expect("there is such a tree");
         let mut cursor = volume.cursor(root, first).expect("it reads");
         let mut keys = Vec::new();
-        while let Some((key, _)) = cursor.item().filter(|(key, _)| key.objectid == objectid) {
+        while let Some((key, _)) = cursor.item().filter(|(key, _)| is_wanted(key)) {
             keys.push(key);
             cursor.advance().expect("it reads");
         }
         keys
+    }
+
+    /// The contents of the item of `tree` with this key.
+    #[track_caller]
+    fn item(&self, tree: TreeId, key: Key) -> Vec<u8> {
+        let items = unpack(&self.leaf(tree, key).1);
+        items.into_iter().find(|item| item.0 == key).expect("the leaf has it").1
     }
 
     /// Has the kernel mount a copy of the present volume and run `work` on it. Returns the copy.
