@@ -109,12 +109,11 @@ impl Dirty {
         self.promised.as_ref().map_or(0, Kept::bytes)
     }
 
-    /// Takes out what is kept for so many bytes of data, and of what is promised. The caller drops
-    /// it when the buffer is not locked any more.
+    /// Takes out what is kept for so many bytes of data, and so much of what is promised, or all
+    /// of it. The caller drops it when the buffer is not locked any more.
     pub(crate) fn give_up(&mut self, data: u64, promised: u64) -> [Option<Kept>; 2] {
-        let has_as_much = |kept: &Kept| data <= kept.bytes();
-        debug_assert!(self.reserved.as_ref().is_none_or(has_as_much), "{data} of {self:?}");
         let split = |kept: &mut Option<Kept>, bytes| kept.as_mut().map(|kept| kept.split(bytes));
+        let promised = promised.min(self.promised());
         [split(&mut self.reserved, data), split(&mut self.promised, promised)]
     }
 

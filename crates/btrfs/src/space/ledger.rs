@@ -1,11 +1,14 @@
 //! The ledger: how much of a kind of space is free, and how much of that is spoken for.
 //!
-//! Whoever is about to take space speaks for its worst case first. There are two ways:
+//! A caller that is about to take space claims its worst case first. There are two ways:
 //!
 //! | | what it is | what backs it |
 //! |---|---|---|
-//! | [`Reservation`] | somebody takes the space now, inside a change of a tree, or whenever delayed items are flushed | free space of block groups |
+//! | [`Reservation`] | a caller takes the space now, inside a change of a tree | free space of block groups |
 //! | [`Promise`] | trees will become larger by it when what is buffered is written back | the same, and the next chunk of metadata |
+//!
+//! A claim that outlives the call, for what is buffered or queued, is a [`Kept`]: a reservation or a
+//! promise that its owner splits, takes over from others, and drops.
 //!
 //! Promises may go beyond what is free: where most of the members belongs to no chunk, the space of
 //! one that is not allocated yet counts for them (*overcommit*). It counts once, with the length
@@ -38,7 +41,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Roots, Space};
-use crate::counter::{Counter, Stop};
+use crate::counter::{Counter, Stop, below_zero};
 
 /// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
 #[derive(Debug)]
@@ -433,11 +436,15 @@ impl Kept {
         self.bytes += std::mem::take(&mut promise.bytes);
     }
 
-    /// Splits off so many bytes, or as much as there is.
+    /// Splits off so many bytes. A caller that wants more than there is has counted wrong: it gets
+    /// what there is, and all writing ends.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
-        let bytes = bytes.min(self.bytes);
-        self.bytes -= bytes;
-        Self { space: self.space.clone(), what: self.what, bytes }
+        let part = bytes.min(self.bytes);
+        if part < bytes {
+            self.space.stop.set(&below_zero("kept", self.bytes, bytes).to_string());
+        }
+        self.bytes -= part;
+        Self { space: self.space.clone(), what: self.what, bytes: part }
     }
 }
 

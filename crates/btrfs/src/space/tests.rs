@@ -405,11 +405,23 @@ fn what_is_kept_is_given_back_when_it_is_dropped() {
     assert_eq!(reserved(), (1 << 20) + 4096);
     drop(kept.split(1 << 20));
     assert_eq!((reserved(), kept.bytes()), (4096, 4096));
-    assert_eq!(kept.split(8192).bytes(), 4096, "there is no more");
+    drop(kept);
     assert_eq!(reserved(), 0);
     let mut later = volume.promise(1 << 20).unwrap().keep();
     later.add(volume.promise(4096).unwrap());
     assert_eq!(promised(), (1 << 20) + 4096);
     drop(later);
     assert_eq!(promised(), 0);
+}
+
+/// An owner that gives up more than it has counted wrong, and nothing is written any more.
+#[test]
+fn a_claim_gives_up_no_more_than_it_has() {
+    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let device = crate::test_volumes::in_memory(16384);
+    let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
+    let mut kept = volume.reserve_data(4096).unwrap().keep();
+    assert_eq!(kept.split(8192).bytes(), 4096, "there is no more");
+    let error = volume.sync().expect_err("the accounts are wrong");
+    assert!(error.to_string().contains("8192 should be taken from it"), "{error}");
 }
