@@ -1,8 +1,8 @@
-//! What is mounted where, by `/proc/self/mountinfo`.
+//! Which volume is mounted where, by `/proc/self/mountinfo`.
 //!
-//! Every user may mount what calls itself the same, with `fusermount3`. So only mounts of root and
-//! of the caller are *trusted*: what others serve is listed and can be unmounted, and is asked
-//! nothing.
+//! Every user may mount a filesystem with any type name, with `fusermount3`. So only mounts of root
+//! and of the caller are *trusted*. The mounts of other users are listed and can be unmounted, but
+//! this program sends them no requests.
 //!
 //! ```text
 //! 36 35 0:45 / /mnt rw,nosuid,nodev - fuse.offshoot /images/disk.img rw,user_id=0,...
@@ -23,39 +23,39 @@ use super::gate;
 use crate::disk::DiskName;
 use crate::exit::{Failure, Result};
 
-/// What a mount of this program is to the kernel.
+/// The FUSE subtype of mounts of this program.
 pub(super) const SUBTYPE: &str = "offshoot";
 
 /// A mount of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mounted {
-    /// The number of its device, as `MAJOR:MINOR`.
+    /// The device number, as `MAJOR:MINOR`.
     pub(super) device: String,
     /// The volume.
     pub(super) source: PathBuf,
 }
 
-/// What this program has mounted over `dir`.
+/// The mount of this program over `dir`.
 ///
 /// # Errors
-/// `EINVAL` when that is nothing, and a refusal when another user has mounted it.
+/// `EINVAL` if there is none, and a refusal if another user has mounted it.
 pub(super) fn find(dir: &Path) -> Result<Mounted> {
     find_line(dir).map(|line| line.mounted)
 }
 
-/// The line of what this program has mounted over `dir`.
+/// The table line of the mount of this program over `dir`.
 ///
 /// # Errors
-/// `EINVAL` when that is nothing, and a refusal when another user has mounted it.
+/// `EINVAL` if there is none, and a refusal if another user has mounted it.
 pub(super) fn find_line(dir: &Path) -> Result<Line> {
     let line = find_of_anybody(dir)?;
     line.require_trust()?;
     Ok(line)
 }
 
-/// As [`find_line`], for a mount of any user.
+/// Like [`find_line`], for a mount of any user.
 pub(super) fn find_of_anybody(dir: &Path) -> Result<Line> {
-    // What came last is on top.
+    // The last mount in the table is on top.
     let top = lines()?.into_iter().rev().find(|line| line.dir == dir.as_os_str());
     top.filter(|line| line.is_ours).ok_or_else(|| {
         let what = format!("{}: no volume is mounted there with offshoot", dir.display());
@@ -66,7 +66,7 @@ pub(super) fn find_of_anybody(dir: &Path) -> Result<Line> {
 /// A directory in a mount of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Inside {
-    /// The number of the device of the mount.
+    /// The device number of the mount.
     pub(super) device: String,
     /// The path in the tree that was mounted.
     pub(super) path: PathBuf,
