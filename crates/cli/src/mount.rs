@@ -290,8 +290,8 @@ fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Resul
     // A bind mount is one of several places of the volume; only that place changes.
     let is_further = line.root != Path::new("/");
     if !is_further {
-        // If the serving process refuses to answer this user or this version, no option of the
-        // volume can be compared.
+        // If the serving process refuses to answer this user or this version, its options count as
+        // the defaults: then only what is no option of the volume can be changed.
         let served = in_force(&dir, None).map(|served| served.options).unwrap_or_default();
         let served = Wanted::parse(&served, true)?;
         let is_opened_to_be_read = served.read_only;

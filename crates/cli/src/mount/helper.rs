@@ -1,9 +1,9 @@
-//! The run that mounts and unmounts for the one that serves, which has no right to do so any more
+//! The run that mounts and unmounts for the serving process, which has given up the right to do so
 //! ([`super::sandbox`]).
 //!
-//! It is started before the volume is looked at, with the same words, and ends with who started it.
-//! Signals are not for it: who wants the mount to end tells the process that serves it, and that
-//! one needs it then.
+//! The serving process starts it with the same words before it reads the volume, and it ends with
+//! the serving process. It ignores signals: a user who wants the mount to end signals the serving
+//! process, and that process then needs the helper.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

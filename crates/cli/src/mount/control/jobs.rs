@@ -118,7 +118,7 @@ impl Jobs {
         }
     }
 
-    /// It is mounted: from now on there can be jobs.
+    /// The filesystem is mounted: from now on there can be jobs.
     pub(in crate::mount) fn begin(&self, caches: KernelCaches) {
         // This is called once, so the cell is empty.
         let _ = self.caches.set(caches);
