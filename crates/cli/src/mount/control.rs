@@ -38,6 +38,7 @@
 //!
 //! NEXT waits in a thread of the mount, for at most [`PATIENCE`]. There are at most [`MOST_JOBS`]
 //! jobs, so that no CPU has all of its threads waiting. Further clients wait at START.
+//!
 //! # Who may
 //!
 //! Root, and the user who serves the mount. A verb of that user is refused whatever the kernel's

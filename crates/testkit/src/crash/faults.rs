@@ -24,7 +24,7 @@ use super::oracle::History;
 use super::record::{Ready, as_devices};
 use super::{Engine, Workload};
 
-/// The faults that each run inflicts, and the kind of request at which each one strikes.
+/// The faults, each with the kind of requests that it strikes. A run inflicts one of them once.
 const KINDS: [(Requests, Fault); 6] = [
     (Requests::Writes, Fault::Error),
     (Requests::Writes, Fault::Short),
