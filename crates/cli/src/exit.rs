@@ -54,7 +54,7 @@ impl ExitStatus {
     }
 }
 
-/// Why a verb did not do all of what it was asked for.
+/// Why a verb did not do everything that it was asked to do.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The command line makes no sense.

@@ -5,7 +5,6 @@
 //! ```
 //!
 //! | module | what it does |
-//! | module | what it does |
 //! |---|---|
 //! | [`allocator`] | where memory comes from |
 //! | [`args`], [`place`], [`places`] | the command line, and the places in it |

@@ -15,8 +15,8 @@ pub fn hash(name: &[u8]) -> u32 {
     !crc32c::crc32c_append(!0xffff_fffe, name)
 }
 
-/// `count` different names, all of `len` bytes, that start with `prefix` and have one
-/// hash. They hold neither `/` nor NUL.
+/// `count` different names, all of `len` bytes, that start with `prefix` and have one hash. They
+/// hold neither `/` nor NUL.
 #[must_use]
 pub fn colliding(prefix: &[u8], len: usize, count: usize) -> Vec<Vec<u8>> {
     let mut random = Random::new(0x00c0_1115_1011);

@@ -1,7 +1,7 @@
 //! Sizes in a form for users.
 
-/// A size with three or four significant places and a binary unit: `0 B`, `1.50 KiB`,
-/// `931 GiB`. Exact sizes are for `--json` and for `stat`.
+/// A size with three or four significant places and a binary unit: `0 B`, `1.50 KiB`, `931 GiB`.
+/// Exact sizes are for `--json` and for `stat`.
 pub(crate) fn human_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

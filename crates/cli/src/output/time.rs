@@ -46,8 +46,8 @@ fn write_time(f: &mut fmt::Formatter<'_>, time: Timestamp, ahead: i64) -> fmt::R
 
 /// The Gregorian date of a day counted from 1970-01-01.
 ///
-/// The calendar repeats every 400 years (146,097 days). Counting years from March puts
-/// the leap day at the end of its year, so the months before it have fixed lengths.
+/// The calendar repeats every 400 years (146,097 days). Counting years from March puts the leap day
+/// at the end of its year, so the months before it have fixed lengths.
 fn civil_date(days: i64) -> (i64, i64, i64) {
     // 719,468 days lie between 0000-03-01 and 1970-01-01. 64-bit seconds leave room.
     let days = days + 719_468;

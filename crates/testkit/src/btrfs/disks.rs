@@ -305,8 +305,8 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // The kernel remembers the members of unmounted volumes. A later volume on
-        // the same loop device, or a degraded mount, must not find this one.
+        // The kernel remembers the members of unmounted volumes. A later volume on the same loop
+        // device, or a degraded mount, must not find this one.
         let _ = try_run("btrfs", &["device", "scan", "--forget", &self.device]);
         let mut reason = String::new();
         for attempt in 0..50 {

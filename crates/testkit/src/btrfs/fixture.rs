@@ -44,7 +44,7 @@ pub fn unpack(image: &Path) -> io::Result<()> {
 /// Unpacks a file that [`pack_file`] made.
 ///
 /// # Errors
-/// As [`unpack`].
+/// Like [`unpack`].
 pub fn unpack_file(packed: &Path, image: &Path) -> io::Result<()> {
     let mut plain = zstd::stream::read::Decoder::new(File::open(packed)?)?;
     let out = File::create(image)?;

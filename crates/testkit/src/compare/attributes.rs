@@ -88,7 +88,7 @@ impl Walk<'_> {
 /// limits the size of the list.
 ///
 /// # Errors
-/// That of the filesystem.
+/// The error of the filesystem.
 pub fn sorted_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut list = Vec::new();
     fs.xattrs(file, &mut |name, value| {

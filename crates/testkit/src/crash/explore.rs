@@ -33,7 +33,7 @@ pub struct Explorer<'a> {
     pub judge: Option<(&'a Judge<'a>, usize)>,
 }
 
-/// What was explored.
+/// The counts of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Workloads that were run.

@@ -52,7 +52,7 @@ pub struct Inflicter<'a> {
     pub spares_members: bool,
 }
 
-/// What was inflicted.
+/// The counts of a test with faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inflicted {
     /// Faults that were inflicted.

@@ -175,12 +175,12 @@ impl<'a> Judgement<'a> {
         self.history.whose == Whose::Kernels && counts.windows(2).any(|pair| pair[1] < pair[0])
     }
 
-    /// The names of a file, by rule 1.
+    /// Checks the names of a file, by rule 1.
     fn names_of(&mut self, of: &str, found: &Picture, id: Id, moments: &[Picture]) {
         let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
         let is_of_moment = |name: &&Name, is: bool| sets.iter().any(|set| set.contains(name) == is);
         let found = found.names_of(id);
-        // What a log has of directories is as of when they were logged.
+        // A log shows the names of a directory as they were when an `fsync` logged them.
         let may_stay = |name: &Name| {
             let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
             let mut logged = promises.filter(|promise| promise.of.is_some());
@@ -234,7 +234,7 @@ impl<'a> Judgement<'a> {
         self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
     }
 
-    /// Rule 8.
+    /// Checks rule 8.
     fn replacements(&mut self, found: &Picture) {
         if self.history.whose == Whose::Kernels {
             return;
@@ -265,7 +265,7 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// The second half of rule 3.
+    /// Checks the second half of rule 3.
     fn size_of_directory(&mut self, found: &Picture, id: Id) {
         let file = found.files.get(&id).filter(|file| file.kind == FileType::Directory);
         let names = found.names.keys().filter(|(dir, _)| *dir == id);
@@ -276,7 +276,7 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// Rule 2.
+    /// Checks rule 2.
     fn names(&mut self, found: &Picture) {
         let known = self.history.pictures.iter().flat_map(|picture| picture.names.keys());
         let all: BTreeSet<&Name> = known.chain(found.names.keys()).collect();
@@ -297,8 +297,8 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// The moves of which a file has both names: it has the new one by the move, and the old one by
-    /// what was done since, or not at all.
+    /// The moves after which the found state has both names of the file. That is allowed only if
+    /// the move gave the new name and a later operation gave the old name back.
     fn moves(&self, found: &Picture) -> Vec<Move<'a>> {
         let mut moves = Vec::new();
         if self.history.whose == Whose::Kernels {
@@ -317,12 +317,13 @@ impl<'a> Judgement<'a> {
         moves
     }
 
-    /// Rule 5.
+    /// Checks rule 5.
     fn whole(&mut self, found: &Picture) {
         let is_sync = |kept: &&usize| self.history.promises[**kept].of.is_none();
         let behind_sync = self.kept.iter().filter(is_sync).max().map_or(0, |sync| sync + 1);
         let mut since_sync = self.history.promises[behind_sync..].iter();
-        // Where the last operation that had begun was done, what follows it may have begun as well.
+        // If the last operation that had begun is done, an `fsync` right after it may have begun
+        // too.
         if since_sync.any(|promise| promise.of.is_some() && promise.moment <= self.latest) {
             return;
         }
@@ -355,16 +356,17 @@ impl<'a> Judgement<'a> {
     }
 }
 
-/// A file that moved.
+/// A rename of a file.
 struct Move<'a> {
-    /// The moment behind it.
+    /// The moment after the rename.
     at: usize,
     old: &'a Name,
     new: &'a Name,
 }
 
-/// Whether there is a moment for each name, of those that it shows, such that the old name of a
-/// move is as of behind it when the new one is. Names in `chosen` have theirs.
+/// Whether each name can be assigned one of the moments that it shows, so that no move is half
+/// done: if the new name of a move shows a moment after the move, the old name must do so too.
+/// `chosen` holds the names that have their moment already.
 fn are_whole<'a>(
     moves: &[Move<'a>],
     shown: &BTreeMap<&'a Name, Vec<usize>>,
@@ -387,12 +389,12 @@ fn are_whole<'a>(
     })
 }
 
-/// What `fsync` makes durable of a file together.
+/// The attributes that an `fsync` of a file makes durable together.
 fn attributes(file: &File) -> (u32, FileFlags, (u32, u32), &Xattrs) {
     (file.permissions, file.flags, file.rdev, &file.xattrs)
 }
 
-/// Rule 4.
+/// Checks rule 4.
 fn data(found: &File, versions: &[&File]) -> Result<(), String> {
     if found.kind != FileType::Regular {
         return Ok(());
@@ -406,12 +408,12 @@ fn data(found: &File, versions: &[&File]) -> Result<(), String> {
         let sizes: Vec<_> = versions.iter().map(|version| version.size).collect();
         return Err(format!("size {}, which may be {sizes:?}", found.size));
     }
-    // What is corrupt is counted elsewhere: to say so is no lie about what was written.
+    // Corrupt data is counted elsewhere. To report it as corrupt does not break a promise.
     let Some(sectors) = &found.sectors else { return Ok(()) };
     for (number, sector) in sectors.iter().enumerate() {
         let start = number as u64 * SECTOR;
         let end = found.size.min(start + SECTOR);
-        // The last one may be that of a longer file, up to the end that it has now.
+        // The last sector may come from a longer file, up to the end that the file has now.
         let part = usize::try_from(start).ok().zip(usize::try_from(end).ok());
         let part = part.filter(|_| !end.is_multiple_of(SECTOR)).map(|(start, end)| start..end);
         let is_part = |version: &File| {

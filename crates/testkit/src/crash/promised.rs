@@ -10,7 +10,7 @@ use super::workload::{Runner, Workload};
 use crate::model::Model;
 use crate::model::subvolumes::Subvolumes;
 
-/// The promises of a whole workload, to judge what is left of it.
+/// The promises of a whole workload, by which a volume is judged afterwards.
 ///
 /// The party that runs the workload has three duties: it numbers the operations as a [`Runner`]
 /// that begins with 1 does, gives each new file its operation's number as the owner, and makes the
@@ -47,10 +47,10 @@ impl Promised {
         Self { has_times: false, ..self }
     }
 
-    /// Lists what is wrong with what `fs` shows after all steps.
+    /// Lists the broken promises in what `fs` shows after all steps.
     ///
     /// # Errors
-    /// What cannot be read of `fs`.
+    /// The first part of `fs` that cannot be read.
     pub fn judge(
         &self,
         fs: &dyn FileSystem,

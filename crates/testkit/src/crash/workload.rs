@@ -76,7 +76,7 @@ pub enum Op {
     Fallocate {
         /// The file.
         path: String,
-        /// What is done.
+        /// Which of these the operation does.
         what: Fallocate,
         /// Where the bytes begin.
         offset: u64,

@@ -210,7 +210,7 @@ fn data(all: &mut Vec<Candidate>) {
                 add(Op::Fallocate { path: path.to_owned(), what, offset, len });
             }
         }
-        // At the beginning, behind that, and behind a hole.
+        // At the beginning, right behind that, and after a gap that becomes a hole.
         for (offset, len) in [(0, 4096), (4096, 16_384), (65_536, 4096)] {
             add(Op::WriteDirect { path: path.to_owned(), offset, len });
         }

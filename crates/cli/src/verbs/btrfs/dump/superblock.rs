@@ -23,7 +23,7 @@ use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, JsonArray};
 use crate::session::Access;
 
-/// What is at a superblock's offset.
+/// The superblock, or other bytes, at one of the offsets where a superblock belongs.
 #[derive(Serialize)]
 struct Found {
     device: String,
