@@ -85,7 +85,7 @@ pub(super) fn is_dead(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_err_and(|errno| errno == Errno::NOTCONN)
 }
 
-/// The mounts of this program that show `volume`, under any of its names.
+/// The trusted mounts of this program that show `volume`, under any of its names.
 pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
     let Some(id) = DiskName::parse(volume).id() else { return Ok(Vec::new()) };
     let is_it = |source: &Path| DiskName::parse(source).id().as_ref() == Some(&id);

@@ -145,9 +145,9 @@ pub struct Share {
 }
 
 impl Share {
-    /// Whether files of these sizes in bytes can share the range: it consists of whole sectors, or
-    /// it reaches the end of the source and does not end before the end of the destination.
-    /// `are_one` says that both are one file.
+    /// Whether files of these sizes in bytes can share the range. It must be inside the source, and
+    /// consist of whole sectors, or else reach the end of the source and not end before the end of
+    /// the destination. If `are_one` says that both are one file, the ranges must not overlap.
     #[must_use]
     pub fn can_be_cloned(&self, [from_size, to_size]: [u64; 2], are_one: bool) -> bool {
         let ends = [self.offset, self.to_offset].map(|offset| offset + self.len);
@@ -177,7 +177,7 @@ pub enum Step {
     /// A change.
     Do(Op),
     /// A change that may be refused because there is no space, or because an earlier change that it
-    /// needs was refused. A write of at most one MiB that begins at a multiple of its length is
+    /// needs was refused. A write of at most one MiB that begins at a multiple of one MiB is
     /// done completely or not at all.
     Try(Op),
     /// Makes this file and its changes durable, or this directory and the names in it. The root is

@@ -33,7 +33,7 @@ pub(super) enum Expression {
         count: Count,
     },
     Empty,
-    /// The age in whole days or minutes, rounded down.
+    /// The age: in days, rounded down, or in minutes, compared exactly.
     Age {
         time: Which,
         unit_secs: i64,
