@@ -71,8 +71,8 @@ pub enum Op {
     WriteSame(String, String),
     /// Sets the length of a file.
     Truncate(String, u64),
-    /// Allocates, frees, zeros or moves `len` bytes at `offset`. If the file is too short for that,
-    /// does nothing.
+    /// Allocates, frees, zeros or moves `len` bytes at `offset`. A move does nothing in a file that
+    /// ends with the range or before it.
     Fallocate {
         /// The file.
         path: String,
