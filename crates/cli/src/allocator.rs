@@ -1,12 +1,13 @@
-//! The allocator of the program.
+//! The memory allocator of the program.
 //!
-//! Making a file queues items that live until they are flushed, by another thread perhaps, and
-//! mimalloc takes a third less time for that than the allocator of the C library. What is free it
-//! gives back to the host after a second, only for the next transaction to have the same memory
-//! cleared again, page by page: that took a third of the time of making files. So it waits longer.
-//! What the engine uses at most is bounded, and so is what waits.
+//! Making a file queues items that live until they are flushed, often by another thread. For that,
+//! mimalloc takes a third less time than the allocator of the C library. By default, mimalloc
+//! returns free memory to the host after one second. The next transaction then gets the same memory
+//! back, and the kernel clears it page by page: that took a third of the time of making files. So
+//! this module lets free memory wait longer. The engine limits how much memory it uses, and that
+//! also limits how much can wait.
 //!
-//! This module has unsafe code, because options of the allocator are set in C.
+//! This module has unsafe code, because the options of the allocator are set in C.
 
 #![expect(unsafe_code, reason = "options of the allocator are set in C")]
 
@@ -21,9 +22,10 @@ const PURGE_DELAY: c_int = 15;
 /// How long free memory waits before the host gets it back, in milliseconds.
 const PURGE_MILLISECONDS: c_long = 10_000;
 
-/// Has free memory wait before the host gets it back.
+/// Makes free memory wait for [`PURGE_MILLISECONDS`] before the host gets it back.
 pub(crate) fn keep_memory() {
-    // SAFETY: it stores a number, in an array that is longer, and may be called at any time.
+    // SAFETY: the function stores a number in an array that has more than 15 elements. It may be
+    // called at any time.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, PURGE_MILLISECONDS) }
 }
 
@@ -31,8 +33,8 @@ pub(crate) fn keep_memory() {
 mod tests {
     use super::*;
 
-    /// The number of an option follows from the version of the allocator, and tells itself by what
-    /// the option is without us.
+    /// The number of an option depends on the version of the allocator. The default value of the
+    /// option shows whether the number is still right.
     #[test]
     fn it_is_the_option_that_it_should_be() {
         const DEFAULT_MILLISECONDS: c_long = 1000;

@@ -56,7 +56,7 @@ pub(crate) use subvolume::{
 
 use crate::live::Live;
 
-// Lines that are longer than the terminal are wrapped: a paragraph is one line here.
+// clap wraps lines that are longer than the terminal, so a paragraph is one line here.
 
 const HELP: &str = "\
 A place in a volume is VOLUME:/PATH; VOLUME alone is its root. VOLUME is an image or a block \
@@ -334,7 +334,7 @@ pub(crate) struct LayerArguments {
 }
 
 impl LayerArguments {
-    /// The same for a further device: an offset is that of the first one.
+    /// The same for a further device. An offset applies to the first device only.
     pub(crate) fn of_further_device(&self) -> Self {
         Self { offset: None, ..self.clone() }
     }
@@ -460,7 +460,7 @@ impl StoringArguments {
         }
     }
 
-    /// The option that is given, if one is.
+    /// The option that was given, if any.
     fn given(&self) -> Option<&'static str> {
         match self {
             Self { compress: Some(_), .. } => Some("--compress"),

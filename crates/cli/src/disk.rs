@@ -7,17 +7,17 @@
 //! disk.img --offset ──> from a byte on, whatever is there
 //! ```
 //!
-//! The file may be an image of a disk, or compressed: a qcow2, or zstd over one.
+//! The file may be an image of a disk, or compressed: a qcow2, or a zstd stream that contains one.
 //!
-//! Which one it is decides before the engine looks at anything, so an error can say what the file
-//! is and what to write instead.
+//! This module chooses the volume before the engine reads anything. So an error can say what the
+//! file is and what to write instead.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`name`] | `FILE@PARTITION` |
 //! | [`contents`] | what a disk and its partitions hold |
 //! | [`layers`] | images, and their backing files |
-//! | [`shared`] | files that are open, so that two partitions of one disk share it |
+//! | [`shared`] | open files: two partitions of one disk share the open file |
 
 mod contents;
 mod layers;
@@ -42,24 +42,24 @@ use crate::output::Escaped;
 use crate::place::{mistaken_for_place, without_colon};
 use crate::session::Access;
 
-/// Which volume it is: the file of the host, and where in it the volume begins.
+/// The identity of a volume: the file of the host, and the byte offset of the volume in it.
 pub(crate) type VolumeId = (HostId, u64);
 
 /// A device that should hold a member of a volume.
 pub(crate) struct Disk {
     /// The device.
     pub(crate) device: Arc<dyn BlockDevice>,
-    /// Which one it is.
+    /// The identity of the member.
     pub(crate) id: VolumeId,
-    /// The layers above the file, the lowest one first: `qcow2`, `gpt:2`.
+    /// The layers above the file, lowest first, such as `qcow2` and `gpt:2`.
     pub(crate) layers: Vec<String>,
-    /// What is wrong with a layer, though it can be used.
+    /// Faults in a layer that do not prevent its use.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Disk {
-    /// Opens the disk that `path` names and finds the volume on it. `may_have_path` tells whether
-    /// the command line names it together with a path in the volume.
+    /// Opens the disk that `path` names and finds the volume on it. `may_have_path` says whether a
+    /// path in the volume may follow the name on the command line.
     pub(crate) fn open(
         path: &Path,
         access: Access,
@@ -75,19 +75,18 @@ impl Disk {
         whole.partition(path, chosen)
     }
 
-    /// All of the file at `path`, which is open.
+    /// The whole file at `path`, which is open already.
     pub(crate) fn of_file(path: &Path, device: FileDevice) -> io::Result<Self> {
         let host = host_id_of_file(path).ok_or(io::ErrorKind::NotFound)?;
         let device = Arc::new(device);
         Ok(Self { device, id: (host, 0), layers: Vec::new(), warnings: Vec::new() })
     }
 
-    /// Opens what `path` names to make a volume on it: a whole disk, or the partition that is
-    /// named.
+    /// Opens `path` for `mkfs`: the whole disk, or the partition that the name selects.
     pub(crate) fn open_to_make(path: &Path, arguments: &LayerArguments) -> Result<Self> {
         let whole = Whole::open(path, Access::Write, arguments, false)?;
         if let Some(start) = arguments.offset {
-            // The volume would reach to the end of the disk, over all partitions that follow.
+            // The volume would reach to the end of the disk, over all partitions behind the offset.
             if whole.contents()?.table.is_some() {
                 let message = format!(
                     "{}: it has a partition table, and a volume at an offset reaches to its end: \
@@ -103,7 +102,7 @@ impl Disk {
         }
         let contents = whole.contents()?;
         if contents.is_table_guessed {
-            // What is in one partition may be the rest of an older layout.
+            // The contents of a guessed partition may be left over from an older layout.
             let file = whole.name.file.display();
             let message = format!(
                 "{file}: its MBR seems to count in sectors of 4096 bytes, and a file does not say \
@@ -116,7 +115,7 @@ impl Disk {
     }
 }
 
-/// Refuses disks that have bytes in common: one that is named twice, and partitions that overlap.
+/// Refuses disks that share bytes: one disk that is named twice, or overlapping partitions.
 pub(crate) fn refuse_shared(disks: &[Disk]) -> Result {
     let range = |disk: &Disk| disk.id.1..disk.id.1.saturating_add(disk.device.size_bytes());
     for (at, second) in disks.iter().enumerate() {
@@ -132,7 +131,7 @@ pub(crate) fn refuse_shared(disks: &[Disk]) -> Result {
     Ok(())
 }
 
-/// What is said of two devices that have bytes in common.
+/// The message about two devices that share bytes.
 pub(crate) fn in_common(first: &str, second: &str) -> String {
     let (first, second) = (Escaped(first.as_bytes()), Escaped(second.as_bytes()));
     format!(
@@ -141,16 +140,16 @@ pub(crate) fn in_common(first: &str, second: &str) -> String {
     )
 }
 
-/// A file of the host that is open, with nothing chosen in it.
+/// An open file of the host, before a partition is chosen.
 pub(crate) struct Whole {
-    /// How it was named.
+    /// Its name on the command line.
     pub(crate) name: DiskName,
-    /// All of the file, or of the disk that is in it.
+    /// The whole file, or the disk inside the image.
     pub(crate) device: Arc<dyn BlockDevice>,
     host: HostId,
-    /// The images around it.
+    /// The image layers above the file.
     pub(crate) layers: Vec<String>,
-    /// The snapshots in the image, by name.
+    /// The names of the snapshots in the image.
     pub(crate) snapshots: Vec<String>,
 }
 
@@ -182,7 +181,7 @@ impl Whole {
         Ok(Self { name, device, host, layers, snapshots })
     }
 
-    /// What is in it.
+    /// Reads what the disk and its partitions hold.
     pub(crate) fn contents(&self) -> Result<Contents> {
         Contents::read(&*self.device, &self.name.file)
     }
@@ -205,7 +204,7 @@ impl Whole {
         })
     }
 
-    /// The partition that was chosen, or all of it.
+    /// The chosen partition, or the whole disk.
     fn partition(self, path: &Path, chosen: Option<contents::Chosen>) -> Result<Disk> {
         let Some(chosen) = chosen else {
             let (layers, warnings) = (self.layers, Vec::new());

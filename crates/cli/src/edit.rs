@@ -1,8 +1,8 @@
 //! What the verbs that change volumes have in common.
 //!
-//! A verb opens its volumes through [`Volumes`], changes them, and at its end makes everything
-//! durable with [`Volumes::sync`], also when something failed on the way: what was done before
-//! is not lost, and nothing is reported as done that a crash could undo.
+//! A verb opens its volumes through [`Volumes`] and changes them. At its end it makes everything
+//! durable with [`Volumes::sync`], even if something failed on the way. So finished changes are not
+//! lost, and no change is reported as done that a crash could undo.
 
 use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
@@ -28,9 +28,9 @@ use crate::place::Place;
 use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree_on};
 
-/// Now, or the time that the environment asks for, as
-/// <https://reproducible-builds.org/specs/source-date-epoch/> has it. One run of the program has
-/// one such moment.
+/// The current time, or the time that the environment sets, as in
+/// <https://reproducible-builds.org/specs/source-date-epoch/>. One run of the program uses one such
+/// time.
 pub(crate) fn moment() -> Result<Timestamp> {
     const VARIABLE: &str = "SOURCE_DATE_EPOCH";
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(Timestamp::now()) };
@@ -40,20 +40,21 @@ pub(crate) fn moment() -> Result<Timestamp> {
     Ok(Timestamp { secs, nanos: 0 })
 }
 
-/// Who asks for what is to be done, and when.
+/// The user for whom a verb works, and the time of the changes.
 #[derive(Clone, Copy)]
 pub(crate) struct Caller {
-    /// User and group; `None` where all files are to belong to whom their directory belongs to.
+    /// User and group; `None` if each new file belongs to the owner of its directory.
     pub(crate) uid: Option<u32>,
     pub(crate) gid: Option<u32>,
     /// The file mode creation mask.
     pub(crate) umask: u32,
-    /// The moment.
+    /// The time of the changes.
     pub(crate) at: Timestamp,
 }
 
 impl Caller {
-    /// Who runs this program, or has the process that serves a mount run it.
+    /// The user who runs this program, or the client for whom the process that serves a mount
+    /// works.
     pub(crate) fn of(arguments: &OpenArguments) -> Result<Self> {
         if let Some(live) = &arguments.live {
             return Ok(live.caller);
@@ -64,8 +65,8 @@ impl Caller {
     }
 }
 
-/// What a file begins with that the caller makes in `dir`: it is the caller's, and its group is
-/// that of a directory with the set-group-id bit, as on any mount.
+/// The attributes of a new file that the caller makes in `dir`. It belongs to the caller. In a
+/// directory with the set-group-id bit its group is that of the directory, as on any mount.
 pub(crate) fn new_file(
     fs: &dyn FileSystem,
     dir: FileId,
@@ -81,7 +82,7 @@ pub(crate) fn new_file(
     Ok(NewFile { permissions, uid, gid, umask: Some(caller.umask), at: caller.at })
 }
 
-/// The file at `path`, which is made when nothing is there.
+/// The file at `path`. Makes it if there is none.
 pub(crate) fn file_or_new(
     fs: &dyn FileSystemMut,
     path: &[u8],
@@ -99,20 +100,20 @@ pub(crate) fn file_or_new(
     }
 }
 
-/// The identity of the file of a disk that `path` names, links followed.
+/// The identity of the file that holds the disk `path`. Links are followed.
 pub(crate) fn host_id(path: &Path) -> Option<HostId> {
     host_id_of_file(&DiskName::parse(path).file)
 }
 
 struct Opened {
     volume: PathBuf,
-    /// Which one it is; `None` when it was open before.
+    /// The identity of the volume; `None` if the volume was open before.
     id: Option<VolumeId>,
     access: Access,
     fs: OpenTree,
 }
 
-/// The volumes of one command line, each opened once, whatever names it is given.
+/// The volumes of one command line. Each is opened once, whatever names it is given.
 pub(crate) struct Volumes<'a> {
     arguments: &'a EditArguments,
     console: &'a Arc<Console>,
@@ -120,8 +121,8 @@ pub(crate) struct Volumes<'a> {
 }
 
 impl<'a> Volumes<'a> {
-    /// Those of `places`, none of them open yet. Further devices belong to one volume, so where
-    /// they are given there must be one.
+    /// Prepares to open the volumes of `places`. Further devices belong to one volume, so if they
+    /// are given, the places must be in one volume.
     pub(crate) fn new<'p>(
         places: impl Iterator<Item = &'p Place>,
         arguments: &'a EditArguments,
@@ -136,7 +137,8 @@ impl<'a> Volumes<'a> {
         Ok(Self { arguments, console, opened: Vec::new() })
     }
 
-    /// The tree of files of `volume`. What is to be changed is opened before what is only read.
+    /// Opens the tree of files of `volume`. Volumes to be changed must be opened before those to be
+    /// read.
     pub(crate) fn open(&mut self, volume: &Path, access: Access) -> Result<OpenTree> {
         let can = |opened: &&Opened| opened.access >= access;
         let mut known = self.opened.iter().filter(can);
@@ -147,7 +149,7 @@ impl<'a> Volumes<'a> {
         let (id, fs) = if let Some(live) = &tree.open.live {
             (None, live.fs.clone())
         } else {
-            // A second name of a volume that is open shows only on the disk.
+            // Only the opened disk shows that this is another name of an open volume.
             let disk = Disk::open(volume, access, &tree.open.layers, true)?;
             let id = Some(disk.id);
             if let Some(opened) = self.opened.iter().filter(can).find(|opened| opened.id == id) {
@@ -168,7 +170,7 @@ impl<'a> Volumes<'a> {
         named.filter_map(|path| host_id(path)).chain(open_files()).collect()
     }
 
-    /// Tells a program that wants to know it what became of a place.
+    /// With `--json`, prints whether the change at a place was done.
     pub(crate) fn done(&self, volume: &Path, path: &[u8], is_done: bool) {
         if self.arguments.json {
             let volume = json_name(volume.as_os_str().as_bytes());
@@ -176,8 +178,8 @@ impl<'a> Volumes<'a> {
         }
     }
 
-    /// Makes everything durable that was changed, and says what that was, if it is asked for.
-    /// Whether it is durable.
+    /// Makes all changes durable, and with `--stats` prints what the engine did. Returns whether
+    /// all changes are durable.
     pub(crate) fn sync(&self, failures: &mut Failures<'_>) -> bool {
         let mut is_stored = true;
         for opened in self.opened.iter().filter(|opened| opened.access == Access::Write) {
@@ -193,7 +195,7 @@ impl<'a> Volumes<'a> {
     }
 }
 
-/// Makes everything durable that was done in `volume`. Whether it is.
+/// Makes all changes in `volume` durable. Returns whether they are.
 pub(crate) fn sync(fs: &OpenTree, volume: &Path, failures: &mut Failures<'_>) -> bool {
     let Err(error) = fs.sync() else { return true };
     let what = format_args!("not everything that was done is stored: {error}");
@@ -201,8 +203,8 @@ pub(crate) fn sync(fs: &OpenTree, volume: &Path, failures: &mut Failures<'_>) ->
     false
 }
 
-/// Does something at every place, in one volume or several, and makes it durable. A signal that
-/// the verb watches for ends it before the next place.
+/// Calls `change` for every place, in one or several volumes, and makes the changes durable. After
+/// a signal that the verb watches for, it stops before the next place.
 pub(crate) fn at_every_place(
     places: Vec<Place>,
     arguments: &EditArguments,
@@ -214,7 +216,7 @@ pub(crate) fn at_every_place(
     in_every_tree(places, arguments, console, change)
 }
 
-/// The same where the format matters.
+/// The same for changes that only btrfs has.
 pub(crate) fn in_every_tree(
     places: Vec<Place>,
     arguments: &EditArguments,
@@ -253,7 +255,7 @@ pub(crate) fn in_every_tree(
     failures.result()
 }
 
-/// Says what became of a change that a signal ended early.
+/// After a signal, prints whether the finished changes are durable.
 pub(crate) fn say_if_interrupted(is_stored: bool, console: &Console, failures: &mut Failures<'_>) {
     if !is_interrupted() {
         return;
@@ -266,7 +268,7 @@ pub(crate) fn say_if_interrupted(is_stored: bool, console: &Console, failures: &
     });
 }
 
-/// Where errors in one volume go, when more than one may come.
+/// Collects the errors in one volume.
 pub(crate) struct Report<'a, 'f> {
     failures: &'a mut Failures<'f>,
     volume: &'a Path,
@@ -280,12 +282,12 @@ impl<'a, 'f> Report<'a, 'f> {
         Self { failures, volume, errors: 0, is_silent: false }
     }
 
-    /// The place with this path, as a caller writes it.
+    /// The place with this path, in the form of the command line.
     pub(crate) fn place(&self, path: &[u8]) -> Vec<u8> {
         [self.volume.as_os_str().as_bytes(), b":", path].concat()
     }
 
-    /// Prints an error about what is at `path`.
+    /// Prints an error about the file at `path`.
     pub(crate) fn at(&mut self, path: &[u8], error: &Error) {
         let text = format_args!("{}: {}", Escaped(path), Nameless(error));
         self.print(ExitStatus::of(error), &text);
@@ -296,7 +298,7 @@ impl<'a, 'f> Report<'a, 'f> {
         self.print(ExitStatus::of(error), error);
     }
 
-    /// Prints what became of `path` that was not meant, even where errors are not printed.
+    /// Prints an unintended result for `path`, even if errors about files are silent.
     pub(crate) fn failed(&mut self, path: &[u8], what: &dyn Display) {
         self.errors += 1;
         let text = format_args!("{}: {what}", Escaped(path));
@@ -313,7 +315,8 @@ impl<'a, 'f> Report<'a, 'f> {
     }
 }
 
-/// Whether two names are of one volume, as far as names tell.
+/// Whether two names lead to the same volume. Only the names and files are compared, not the
+/// contents.
 pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     let id = |path| DiskName::parse(path).id();
     one == other || id(one).is_some_and(|one| Some(one) == id(other))
@@ -333,7 +336,7 @@ pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
     Ok(())
 }
 
-/// Refuses `more`, the second source, where the destination is a name (`-T`).
+/// Refuses a second source, `more`, if the destination is a name (`-T`).
 pub(crate) fn require_one_source(is_name: bool, more: Option<&[u8]>) -> Result {
     match more {
         Some(more) if is_name => {
@@ -344,18 +347,19 @@ pub(crate) fn require_one_source(is_name: bool, more: Option<&[u8]>) -> Result {
     }
 }
 
-/// What the last of several paths means to verbs that give new names.
+/// How a verb that makes new names interprets the last of several paths.
 #[derive(Clone)]
 pub(crate) enum Aim {
-    /// A directory that is there: the names go into it.
+    /// An existing directory: the new names go into it.
     Into(FileId),
-    /// The name itself.
+    /// The new name itself.
     Name(End),
 }
 
 impl Aim {
-    /// What `path` means, `is_name` when it is the name itself even of a directory (`-T`). Several
-    /// sources need a directory. `last` says what a link means that does not lead to a directory.
+    /// Interprets `path`. With `is_name` (`-T`) it is the new name even if it is a directory.
+    /// Several sources need a directory. `last` says how to treat a link that does not lead to a
+    /// directory.
     pub(crate) fn of(
         fs: &dyn FileSystem,
         path: &[u8],
@@ -374,15 +378,15 @@ impl Aim {
                 Ok(End { file: None, .. }) if sources > 1 => return fail(Errno::NOENT),
                 Ok(_) if sources > 1 => return fail(Errno::NOTDIR),
                 Err(error) if sources > 1 => return Err(error),
-                // A link that leads nowhere may still be what is replaced.
+                // A dangling link may still be the file to replace.
                 Ok(_) | Err(_) => {}
             }
         }
         resolve_end(fs, path, last).map(Self::Name)
     }
 
-    /// The name for what is called `name` now, `path` being that of the aim. `is_directory`
-    /// tells whether a directory will have it.
+    /// The new name of the file that is now called `name`. `path` is the path of the aim;
+    /// `is_directory` says whether the file is a directory.
     pub(crate) fn new_name(
         &self,
         fs: &dyn FileSystem,
@@ -411,7 +415,7 @@ impl Aim {
     }
 }
 
-/// `directory` with `name` behind it, for messages.
+/// The path of `name` in `directory`, for messages.
 pub(crate) fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
     [directory.strip_suffix(b"/").unwrap_or(directory), b"/", name].concat()
 }

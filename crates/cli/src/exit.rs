@@ -31,7 +31,7 @@ pub(crate) enum ExitStatus {
 }
 
 impl ExitStatus {
-    /// Its name in JSON.
+    /// The name of the status in JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -42,35 +42,35 @@ impl ExitStatus {
         }
     }
 
-    /// What the program meant when it ended with this code.
+    /// The status that the exit code of another run stands for.
     pub(crate) fn of_code(code: i32) -> Self {
         let known = [Self::Done, Self::Usage, Self::Corrupt, Self::Unsupported];
         known.into_iter().find(|&status| status as i32 == code).unwrap_or(Self::Failed)
     }
 
-    /// The code that an error of the volume ends the program with.
+    /// The status for an error of the volume.
     pub(crate) fn of(error: &vfs::Error) -> Self {
         Worst::of(error).into()
     }
 }
 
-/// Why a verb did not do all of what it was asked for.
+/// Why a verb did not do everything that it was asked to do.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The command line asks for something that makes no sense.
+    /// The command line makes no sense.
     Usage(String),
     /// Opening or reading the volume failed.
     Volume(vfs::Error),
-    /// What is in this volume cannot be used.
+    /// Something in this volume cannot be used.
     Inside(PathBuf, vfs::Error),
-    /// The host failed outside the volume, while doing what the text says.
+    /// The host failed outside the volume, during what the text names.
     Host(String, io::Error),
-    /// It is not done, for the reason that the text gives: it would destroy something, or there
-    /// is no volume that we know.
+    /// The verb refuses, for the reason in the text: it would destroy something, or there is no
+    /// volume that we know.
     Refused(String),
     /// Writing to standard output failed.
     Output(io::Error),
-    /// The errors were printed where they occurred; only the code is left to give.
+    /// The errors were printed where they occurred. Only the exit code is left to return.
     Reported(ExitStatus),
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum Failure {
 pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
-    /// The exit code for it.
+    /// The exit code for this failure.
     pub(crate) fn status(&self) -> ExitStatus {
         match self {
             Self::Usage(_) => ExitStatus::Usage,
@@ -88,16 +88,17 @@ impl Failure {
         }
     }
 
-    /// Whether the reader of standard output simply had enough.
+    /// Whether the reader of standard output closed it early.
     pub(crate) fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Prints what is left to print.
+    /// Prints the failure unless it was printed before.
     pub(crate) fn print(&self, console: &Console) {
         match self {
             Self::Reported(_) => {}
-            // These have several lines: the usage of clap, the partitions of a disk.
+            // These messages have several lines, such as the usage of clap or the partitions of a
+            // disk.
             Self::Usage(text) | Self::Refused(text) => {
                 let mut lines = text.lines().filter(|line| !line.is_empty());
                 console.failure(self.status(), &lines.next().unwrap_or_default());
@@ -152,7 +153,7 @@ impl fmt::Display for InVolume<'_> {
     }
 }
 
-/// Prints why a run of the program failed, if it did; what it ends with.
+/// Prints why a run of the program failed, if it did. Returns its status.
 pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
     let status = match result {
         Ok(()) => ExitStatus::Done,
@@ -166,8 +167,8 @@ pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
     status
 }
 
-/// What a verb ends with whose errors about single files were printed, the worst of them of this
-/// kind.
+/// The result of a verb that has printed its errors about single files; `worst` is the worst of
+/// them.
 pub(crate) fn reported(worst: Option<Worst>) -> Result {
     worst.map_or(Ok(()), |worst| Err(Failure::Reported(worst.into())))
 }
@@ -201,8 +202,8 @@ impl From<vfs::Error> for Failure {
     }
 }
 
-/// Plain I/O errors in verbs come from `write!` to standard output and nothing else;
-/// work on files of the host names the file in a [`Failure::Host`].
+/// Plain I/O errors in verbs come only from `write!` to standard output. An error of a file of the
+/// host names the file in a [`Failure::Host`].
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         Self::Output(error)

@@ -1,9 +1,8 @@
-//! Ctrl-C while something long is done.
+//! Ctrl-C during a long verb.
 //!
-//! A verb that [watches](watch) for SIGINT and SIGTERM ends in order after the first one: what it
-//! began and cannot end is taken away, what it did is made
-//! durable, and its last message says both. The second one ends the program at once, as a signal
-//! does.
+//! A verb that [watches](watch) for SIGINT and SIGTERM stops in order after the first signal. It
+//! removes what it began and cannot finish, makes its finished changes durable, and reports both in
+//! its last message. The second signal ends the program at once, as a signal does by default.
 
 use std::io;
 use std::sync::Arc;
@@ -26,10 +25,10 @@ pub(crate) fn is_interrupted() -> bool {
     IS_INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// A line of standard input, without waiting for it any more when a signal asked the program to
-/// end. What cannot be read, or is not whole then, is nothing.
+/// Reads a line of standard input. Stops waiting when a signal asks the program to end. Returns an
+/// empty line if there is none, or if a signal came before its end.
 pub(crate) fn line_of_stdin() -> Vec<u8> {
-    /// What is kept of it at the most.
+    /// How much of the line is kept, in bytes.
     const LEN_MAX: usize = 4096;
     let stdin = io::stdin().lock();
     let mut line = Vec::new();
@@ -43,7 +42,7 @@ pub(crate) fn line_of_stdin() -> Vec<u8> {
         }
         let mut byte = [0];
         match rustix::io::read(&stdin, &mut byte) {
-            // What is longer is read to its end all the same: it answers no other question.
+            // A longer line is read to its end, so that the rest does not answer the next question.
             Ok(1) if byte != *b"\n" => line.extend((line.len() < LEN_MAX).then_some(byte[0])),
             Err(Errno::INTR) => {}
             _ => return line,
@@ -52,8 +51,8 @@ pub(crate) fn line_of_stdin() -> Vec<u8> {
     Vec::new()
 }
 
-/// From now on the first signal only sets [`is_interrupted`]. It is called before there are other
-/// threads.
+/// Makes the first signal only set [`is_interrupted`] from now on. The caller must not have started
+/// other threads yet.
 pub(crate) fn watch(console: &Arc<Console>) -> Result {
     let failed = |error: io::Error| Failure::Host("watching for signals".to_owned(), error);
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
@@ -68,7 +67,7 @@ pub(crate) fn watch(console: &Arc<Console>) -> Result {
                 console.stop_progress();
                 console.error(&"ended at once: what was not stored yet is lost");
                 let only = SigSet::from_iter([signal]);
-                // The default of the signal ends the program here.
+                // Here the default action of the signal ends the program.
                 let _ = pthread_sigmask(SigmaskHow::SIG_UNBLOCK, Some(&only), None);
                 let _ = raise(signal);
             }

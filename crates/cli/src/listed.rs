@@ -1,4 +1,4 @@
-//! The entries of a directory as people see them: sorted, with what each leads to.
+//! The entries of a directory as users see them: sorted, each with the attributes of its file.
 
 use std::ops::ControlFlow;
 
@@ -6,20 +6,20 @@ use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType, Result};
 
 use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
 
-/// The most entries of one directory that are held.
+/// How many entries of one directory are kept in memory.
 const ENTRIES_MAX: usize = 1_000_000;
 
 /// An entry.
 pub(crate) struct Listed {
     pub(crate) name: Vec<u8>,
-    /// What it leads to, or why that cannot be read.
+    /// The attributes of the file, or the error of reading them.
     pub(crate) attr: Result<Attr>,
-    /// It is a directory that a walk goes down.
+    /// The entry is a directory that a walk enters.
     pub(crate) is_entered: bool,
 }
 
-/// The entries of `directory`, in a walk that began at `top`, and what ended the reading early.
-/// Names that begin with a dot are left out, unless `is_all`.
+/// The entries of `directory`, and the error that ended the reading early, if any. The walk began
+/// at `top`. Names that begin with a dot are left out, unless `is_all`.
 pub(crate) fn listed(
     fs: &dyn FileSystem,
     top: FileId,

@@ -1,5 +1,5 @@
-//! A volume that is open already, because this process serves a mount of it: what verbs have
-//! instead of opening one.
+//! A volume that is open already, because this process serves a mount of it. Verbs use it instead
+//! of opening the volume.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,28 +15,29 @@ use crate::place::Place as NamedPlace;
 use crate::rights::Rights;
 use crate::session::OpenTree;
 
-/// A volume that is mounted, for a verb that somebody else asks for.
+/// A mounted volume, for a verb that a client asks for.
 pub(crate) struct Live {
     /// The tree of files that is mounted.
     pub(crate) fs: OpenTree,
     /// The image or block device.
     pub(crate) volume: PathBuf,
-    /// The number of the subvolume that was mounted first.
+    /// The id of the subvolume that was mounted first.
     pub(crate) first: u64,
-    /// The options that it was mounted with first.
+    /// The options of the first mount.
     pub(crate) options: Vec<String>,
-    /// What the kernel has in its caches.
+    /// The control of the kernel's caches.
     pub(crate) caches: KernelCaches,
-    /// Who asks.
+    /// The client that asks for the verb.
     pub(crate) caller: Caller,
-    /// What the caller may do in it; `None` for root, who may do everything.
+    /// What the client may do; `None` for root, who may do everything.
     pub(crate) rights: Option<Rights>,
-    /// Whether he still waits for it.
+    /// Whether the client still waits for the result.
     pub(crate) is_wanted: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl OpenArguments {
-    /// The place that `text` names. In what is mounted it is a path, whatever it looks like.
+    /// The place that `text` names. On a mounted volume it is always a path, whatever it looks
+    /// like.
     pub(crate) fn place(&self, text: &OsStr) -> NamedPlace {
         match &self.live {
             Some(live) => {
@@ -46,18 +47,18 @@ impl OpenArguments {
         }
     }
 
-    /// What the caller may do, where that is to be asked: not on an image, which the caller opened.
+    /// The rights to check; `None` on an image, which the caller opened with its own rights.
     pub(crate) fn rights(&self) -> Option<&Rights> {
         self.live.as_ref().and_then(|live| live.rights.as_ref())
     }
 
-    /// The subvolume at `place` is about to be deleted: programs that use it can go on. Its root,
-    /// if they could and it is not damaged.
+    /// Prepares to delete the subvolume at `place` so that programs that use it can go on. Returns
+    /// its root, or `None` if the volume is not mounted or the root cannot be opened.
     pub(crate) fn deleting(&self, place: Place<'_>) -> Result<Option<FileId>, Error> {
         let Some(live) = &self.live else { return Ok(None) };
         let Ok(root) = live.fs.lookup(place.dir, place.name) else { return Ok(None) };
-        // What cannot be opened nobody uses. The kernel may forget it at any moment, so it is open
-        // before that is asked.
+        // No program uses a root that cannot be opened. The kernel may forget the root at any
+        // moment, so open it before asking the kernel.
         if live.fs.open(root).is_err() {
             return Ok(None);
         }
@@ -67,18 +68,19 @@ impl OpenArguments {
         Ok(Some(root))
     }
 
-    /// Waits a moment for the kernel to let go of the subvolume with this root, which was deleted.
-    /// When programs use it, it goes with the last of them.
+    /// Waits a moment until the kernel releases the root of a deleted subvolume. If programs still
+    /// use it, it is dropped after the last of them.
     pub(crate) fn deleted(&self, root: Option<FileId>) {
-        /// The kernel says so as soon as it was told that the name is gone.
+        /// The kernel releases the root right after it learns that the name is gone, unless it is
+        /// in use.
         const PATIENCE: Duration = Duration::from_secs(1);
         if let (Some(live), Some(root)) = (&self.live, root) {
             let _is_in_use = !live.caches.wait_until_forgotten(root, PATIENCE);
         }
     }
 
-    /// A name has come or gone. Who calls this holds nothing that a request of the kernel may wait
-    /// for.
+    /// Tells the kernel that a name was added or removed. The caller must not hold a lock that a
+    /// request of the kernel may wait for.
     pub(crate) fn changed(&self, place: Place<'_>) -> Result<(), Error> {
         match &self.live {
             Some(live) => live.caches.forget_name(place.dir, place.name),

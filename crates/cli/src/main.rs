@@ -11,20 +11,20 @@
 //! | [`disk`] | what lies between a file and a volume: images, partitions |
 //! | [`session`] | opening a volume |
 //! | [`listed`] | the entries of a directory |
-//! | [`permissions`], [`moments`] | modes and times as people write them |
-//! | [`live`], [`rights`] | a volume that is open already, because it is mounted; what its users may do |
-//! | [`verbs`] | what each verb does; those of btrfs alone in a folder of their own |
+//! | [`permissions`], [`moments`] | modes and times as users write them |
+//! | [`live`], [`rights`] | a volume that is open because it is mounted, and what its users may do |
+//! | [`verbs`] | what each verb does; verbs that only btrfs has in a folder of their own |
 //! | [`edit`] | changing volumes |
 //! | [`mount`] | volumes as a part of the file system of the host |
-//! | [`occupied`] | what of the host is not written over, because it holds a filesystem |
-//! | [`stream`] | standard output, where it takes the contents of a file |
+//! | [`occupied`] | files and devices that are not overwritten because they hold a filesystem |
+//! | [`stream`] | the contents of a file on standard output |
 //! | [`workload`] | what the benchmarks do |
-//! | [`interrupt`] | Ctrl-C while something long is done |
-//! | [`output`], [`exit`] | what is printed, and how it ends |
+//! | [`interrupt`] | Ctrl-C during a long verb |
+//! | [`output`], [`exit`] | what is printed, and the exit code |
 //!
-//! A verb writes to standard output and returns a failure; only [`exit`] prints it and chooses
-//! the exit code. A reader of standard output that goes away ends the program without an
-//! error.
+//! A verb writes to standard output and returns a failure. Only [`exit`] prints the failure and
+//! chooses the exit code. If the reader of standard output closes it early, the program ends
+//! without an error.
 
 mod allocator;
 mod args;
@@ -62,7 +62,7 @@ use output::Console;
 fn main() -> ExitCode {
     allocator::keep_memory();
     let words = mount::with_verb(std::env::args_os().collect());
-    // Also when the rest is wrong.
+    // `--json` counts even if the rest of the command line is wrong.
     let is_json = words.iter().take_while(|word| *word != "--").any(|word| word == "--json");
     let console = Arc::new(Console::new(is_json));
     let result = run(&words, &console);
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 fn run(words: &[OsString], console: &Arc<Console>) -> Result {
     let mut arguments = match Arguments::try_parse_from(words) {
         Ok(arguments) => arguments,
-        // Help and version are not errors, and go to standard output.
+        // Help and version are not errors: clap prints them to standard output.
         Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             return Err(Failure::Usage(
                 "the command is incomplete; --help shows what can follow".into(),
@@ -90,8 +90,8 @@ fn run(words: &[OsString], console: &Arc<Console>) -> Result {
     }
 }
 
-/// What clap has to say, without the word with which every message of ours begins. An option that a
-/// verb does not have is no name of a file either, as clap supposes.
+/// The message of clap without the word with which our own messages begin, and without the tip that
+/// takes an unknown option for the name of a file.
 fn usage(message: &clap::Error) -> String {
     let text = message.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);

@@ -1,4 +1,4 @@
-//! Points in time as people write them.
+//! Points in time as users write them.
 
 use jiff::Zoned;
 use jiff::civil::{Date, DateTime, Time};
@@ -6,8 +6,8 @@ use offshoot_vfs::Timestamp;
 
 use crate::output::zone;
 
-/// `2026-11-20`, `2026-11-20 10:30:00.5`, `2026-11-20T10:30Z`, `2026-11-20 10:30 +0100`,
-/// `@1795167000`, `now`, `today`, `yesterday`. Without a zone it is the caller's.
+/// Parses `2026-11-20`, `2026-11-20 10:30:00.5`, `2026-11-20T10:30Z`, `2026-11-20 10:30 +0100`,
+/// `@1795167000`, `now`, `today` or `yesterday`. A time without a zone is in the caller's zone.
 pub(crate) fn parse_time(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     let text = text.trim();
     let time = || {
@@ -29,7 +29,7 @@ pub(crate) fn parse_time(text: &str, now: Timestamp) -> Result<Timestamp, String
     })
 }
 
-/// `[[CC]YY]MMDDhhmm[.ss]`, as `touch -t` has it.
+/// Parses `[[CC]YY]MMDDhhmm[.ss]`, the form of `touch -t`.
 pub(crate) fn parse_stamp(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     let time = || {
         let (digits, second) = match text.split_once('.') {
@@ -43,7 +43,7 @@ pub(crate) fn parse_stamp(text: &str, now: Timestamp) -> Result<Timestamp, Strin
         let number = |text: &str| text.parse::<i8>().ok();
         let (year, rest) = match digits.len() {
             8 => (local(now)?.year(), digits),
-            // The years 1969 to 2068 have two digits.
+            // Two digits stand for the years 1969 to 2068.
             10 => match number(&digits[..2])? {
                 year @ 69.. => (1900 + i16::from(year), &digits[2..]),
                 year => (2000 + i16::from(year), &digits[2..]),
@@ -70,7 +70,7 @@ fn since_1970(text: &str) -> Option<Timestamp> {
     }
     let nanos: u32 = format!("{part:0<9}").parse().ok()?;
     let whole: i64 = secs.parse().ok()?;
-    // Half a second before -1 is -2 and a half.
+    // Half a second before -1 is -1.5 s: -2 seconds and 500,000,000 nanoseconds.
     Some(match nanos {
         1.. if secs.starts_with('-') => {
             Timestamp { secs: whole.checked_sub(1)?, nanos: 1_000_000_000 - nanos }
@@ -79,9 +79,9 @@ fn since_1970(text: &str) -> Option<Timestamp> {
     })
 }
 
-/// A time with a zone behind it.
+/// Parses a time that ends with a zone.
 fn with_zone(text: &str) -> Option<Timestamp> {
-    // `2026-11-20 10:30 +0100` has a blank that the standard does not know.
+    // The space in `2026-11-20 10:30 +0100` is not in the standard, so it is removed.
     let (time, sign) = text
         .rsplit_once(' ')
         .filter(|(_, zone)| zone.starts_with(['+', '-', 'Z']))
@@ -95,13 +95,13 @@ fn with_zone(text: &str) -> Option<Timestamp> {
     of(time.parse::<jiff::Timestamp>().ok()?)
 }
 
-/// A time of the caller's clock.
+/// A time on the caller's clock.
 fn at(time: DateTime) -> Option<Timestamp> {
     of(time.to_zoned(zone().clone()).ok()?.timestamp())
 }
 
 fn of(time: jiff::Timestamp) -> Option<Timestamp> {
-    // Before 1970 the part of a second counts downwards there, and upwards here.
+    // Before 1970, jiff counts nanoseconds downwards and [`Timestamp`] counts them upwards.
     let (secs, nanos) = (time.as_second(), time.subsec_nanosecond());
     let (secs, nanos) = if nanos < 0 { (secs - 1, nanos + 1_000_000_000) } else { (secs, nanos) };
     Some(Timestamp { secs, nanos: u32::try_from(nanos).ok()? })

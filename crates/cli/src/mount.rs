@@ -8,25 +8,25 @@
 //!                               └── starts ──> the same program, which mounts and unmounts for it
 //! ```
 //!
-//! A process that has threads cannot be split in two, so what stays in the background is a new run
-//! of the program with the same words. Its standard output is the way back: one byte when the mount
-//! can be used. Until then its messages go to the standard error of who waits, and its exit code is
-//! theirs.
+//! A process that has threads cannot fork safely, so the process in the background is a new run of
+//! the program with the same words. It reports back over its standard output: one byte when the
+//! mount can be used. Until then its messages go to the standard error of the waiting run, and the
+//! waiting run ends with its exit code.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`options`] | options in the form of mount |
-//! | [`list`] | what is mounted |
-//! | [`further`], [`gate`] | a volume in several places, each with a subvolume of its own |
+//! | [`list`] | the list of mounts |
+//! | [`further`], [`gate`] | a volume mounted in several places, each with a subvolume of its own |
 //! | [`serve`] | the run that serves: volume, mount, signals, end |
 //! | [`background`] | the run that starts it |
 //! | [`helper`] | the run that mounts and unmounts for it |
-//! | [`sandbox`] | what the one that serves is kept from |
+//! | [`sandbox`] | the rights that the serving process gives up |
 //! | [`log`] | where messages go meanwhile |
-//! | [`memory`] | how much of the memory it takes |
+//! | [`memory`] | how much memory a mount uses for changed data |
 //! | [`control`] | verbs on a volume while it is mounted |
-//! | [`table`] | what is mounted where, by the table of the kernel |
-//! | [`unmount`] | the other end |
+//! | [`table`] | which volume is mounted where, by the table of the kernel |
+//! | [`unmount`] | unmounting |
 
 mod background;
 mod control;
@@ -66,7 +66,7 @@ use options::Wanted;
 use table::Line;
 pub(crate) use unmount::unmount;
 
-/// How the program is called by mount and umount, and which verb that is.
+/// The names under which mount and umount call the program, and the verb for each.
 const NAMES: [(&str, &str); 4] = [
     ("mount.offshoot", "mount"),
     ("mount.fuse.offshoot", "mount"),
@@ -74,7 +74,7 @@ const NAMES: [(&str, &str); 4] = [
     ("umount.fuse.offshoot", "unmount"),
 ];
 
-/// The words of the command line, with the verb that the name of the program stands for.
+/// The words of the command line, with the verb that the program's name implies.
 pub(crate) fn with_verb(mut words: Vec<OsString>) -> Vec<OsString> {
     let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
     if let Some((_, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {
@@ -83,14 +83,14 @@ pub(crate) fn with_verb(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// Whether the program is called by mount or umount.
+/// Whether mount or umount calls the program.
 pub(crate) fn is_called_by_mount() -> bool {
     let name = std::env::args_os().next();
     let name = name.as_deref().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
     NAMES.iter().any(|(known, _)| name == Some(known))
 }
 
-/// The code of mount(8) and umount(8) for the end of the program.
+/// The exit code of mount(8) or umount(8) for this result.
 pub(crate) fn exit_code(result: &Result) -> u8 {
     let is_of_system = |error: &io::Error| {
         use rustix::io::Errno;
@@ -106,16 +106,16 @@ pub(crate) fn exit_code(result: &Result) -> u8 {
     }
 }
 
-/// What is to be mounted, and where.
+/// The volume to mount, and where.
 pub(crate) struct Mounting<'a> {
     arguments: &'a MountArguments,
     volume: &'a Path,
     directory: &'a Path,
-    /// With what this program adds to them.
+    /// The options, with those that this program adds.
     options: Vec<String>,
 }
 
-/// Mounts a volume, or lists what is mounted.
+/// Mounts a volume, or lists the mounts.
 pub(crate) fn mount(
     arguments: &MountArguments,
     out: &mut dyn Write,
@@ -124,7 +124,7 @@ pub(crate) fn mount(
     let mut wanted = Wanted::parse(&arguments.options, arguments.sloppy)?;
     let (volume, directory) = match (&arguments.volume, &arguments.directory) {
         (Some(volume), Some(directory)) => (volume, directory),
-        // As mount has it, the directory alone is enough.
+        // Like mount, a remount needs only the directory.
         (Some(directory), None) if wanted.remount => (directory, directory),
         (Some(_), None) => {
             return Err(Failure::Usage("name a directory to mount over".to_owned()));
@@ -145,7 +145,7 @@ pub(crate) fn mount(
     if wanted.nofail && volume.metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         return Ok(());
     }
-    // The run in the background says nothing once more.
+    // The run in the background does not repeat the message.
     let is_first = !arguments.in_background;
     if is_first {
         tell_wishes(&wanted, console);
@@ -178,17 +178,17 @@ pub(crate) fn mount(
     background::start(&mounting)
 }
 
-/// Whether a volume that is to be written may be.
+/// Whether the devices can be opened as the caller asks.
 enum Claim {
-    /// It may; this is its first device.
+    /// They can be written; this is the first device.
     Writable(File),
-    /// It may only be read.
+    /// They can only be read.
     ReadOnly,
-    /// It cannot be opened at all. Who opens it says why.
+    /// They cannot be opened. The code that opens the volume reports why.
     Unknown,
 }
 
-/// Looks whether the devices may be written, and says so when they may only be read.
+/// Checks whether the devices can be written, and warns if they can only be read.
 fn claim(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Claim {
     if wanted.ignore_log {
         console.warning(&"mounted read-only, because the log is not replayed");
@@ -214,8 +214,8 @@ fn claim(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Claim {
     first.map_or(Claim::Unknown, Claim::Writable)
 }
 
-/// Takes a mount away that is over `directory` and whose program has ended: nothing can be mounted
-/// over it.
+/// Removes a dead mount over `directory`, whose program has ended: no volume can be mounted over
+/// it.
 fn take_dead_away(directory: &Path, console: &Console) -> Result {
     if !table::is_dead(directory) {
         return Ok(());
@@ -233,7 +233,7 @@ fn take_dead_away(directory: &Path, console: &Console) -> Result {
     Ok(())
 }
 
-/// Says which options are not followed.
+/// Warns about options that are accepted and not followed.
 fn tell_wishes(wanted: &Wanted, console: &Console) {
     if !wanted.wishes.is_empty() {
         let wishes = wanted.wishes.join(", ");
@@ -241,7 +241,7 @@ fn tell_wishes(wanted: &Wanted, console: &Console) {
     }
 }
 
-/// Refuses to mount over what is no directory, and says what it is instead.
+/// Refuses to mount over anything but a directory. The error says what is there instead.
 fn require_directory(path: &Path) -> Result {
     let failed = |error| Failure::Host(path.display().to_string(), error);
     let metadata = path.metadata().map_err(failed)?;
@@ -250,7 +250,7 @@ fn require_directory(path: &Path) -> Result {
         return Ok(());
     }
     let is_storage = file_type.is_file() || file_type.is_block_device();
-    // What may not be looked at is a file or a device all the same.
+    // If the file cannot be read, the message still says whether it is a file or a device.
     let holds = is_storage
         .then(|| look_at(CWD, path).ok().and_then(|file| occupied::held_by(&file).ok()))
         .flatten()
@@ -268,7 +268,7 @@ fn require_directory(path: &Path) -> Result {
     Err(failed(io::Error::new(io::ErrorKind::NotADirectory, what)))
 }
 
-/// The flags of a mount that `wanted` asks for.
+/// The mount flags for `wanted`.
 fn flags_of(wanted: &Wanted) -> MountFlags {
     let flags = [
         (true, MountFlags::NOATIME),
@@ -280,17 +280,18 @@ fn flags_of(wanted: &Wanted) -> MountFlags {
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect()
 }
 
-/// Changes whether a mount can be written. All options that are in force may be repeated, as mount
+/// Changes whether a mount can be written. All options in force may be repeated, because mount
 /// repeats those of fstab.
 fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result {
     let failed = |error| Failure::Host(mounting.directory.display().to_string(), error);
     let dir = mounting.directory.canonicalize().map_err(failed)?;
     let line = table::find_line(&dir)?;
     tell_wishes(wanted, console);
-    // Only one place of a volume that has several.
+    // A bind mount is one of several places of the volume; only that place changes.
     let is_further = line.root != Path::new("/");
     if !is_further {
-        // Who may not ask, or asks another version, may change what is no option of the volume.
+        // If the serving process refuses to answer this user or this version, its options count as
+        // the defaults: then only what is no option of the volume can be changed.
         let served = in_force(&dir, None).map(|served| served.options).unwrap_or_default();
         let served = Wanted::parse(&served, true)?;
         let is_opened_to_be_read = served.read_only;
@@ -309,7 +310,7 @@ fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Resul
         let what = || format!("not everything that was done is stored: {}", dir.display());
         unmount::store(&dir).map_err(|error| Failure::Host(what(), error))
     };
-    // What is only read has nothing that is not stored. The second time is for what came between.
+    // A read-only mount has nothing to store. The second call stores what was written in between.
     if wanted.read_only {
         store()?;
     }

@@ -1,8 +1,8 @@
-//! Files and devices of the host that hold a filesystem, and so are not written over.
+//! Files and devices of the host that hold a filesystem and therefore must not be overwritten.
 //!
 //! `cp v.img:/file w.img` is one `:/` away from `cp v.img:/file w.img:/`, and would replace a
-//! volume by a file. Every verb that writes to a path of the host asks here before it does.
-//! What to look for is known to `mkfs`, which refuses the same devices.
+//! volume by a file. Every verb that writes to a path of the host calls this module first. The
+//! signatures come from `mkfs`, which refuses the same devices.
 
 use std::fs::File;
 use std::io;
@@ -17,8 +17,8 @@ use rustix::fs::{CWD, SeekFrom, seek};
 use crate::exit::{Failure, Result};
 use crate::output::Escaped;
 
-/// What the open file holds, if it is a regular file or a block device with a filesystem or
-/// anything else on it that is known.
+/// What the open file holds, if it is a regular file or a block device with a filesystem or another
+/// known signature.
 pub(crate) fn held_by(file: &File) -> io::Result<Option<&'static str>> {
     let metadata = file.metadata()?;
     let size_bytes = if metadata.file_type().is_block_device() {
@@ -30,15 +30,15 @@ pub(crate) fn held_by(file: &File) -> io::Result<Option<&'static str>> {
     };
     let read_at = |offset, buf: &mut [u8]| file.read_exact_at(buf, offset);
     let found = match occupant(size_bytes, read_at) {
-        // Files of the kernel have a size and less in them.
+        // Files of the kernel may be shorter than the size they report.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
         found => found?,
     };
-    // Nobody keeps a filesystem of which only two bytes are right, and any file may have these.
+    // Some signatures have only two bytes, which any file may contain. They do not count.
     Ok(found.filter(|Occupant { is_certain, .. }| *is_certain).map(|found| found.what))
 }
 
-/// Why the file or device at `path`, which is `file`, is not written over; `None` when it may be.
+/// Why the file or device at `path`, open as `file`, must not be overwritten; `None` if it may be.
 pub(crate) fn refusal(path: &Path, file: &File) -> io::Result<Option<String>> {
     use std::os::unix::ffi::OsStrExt;
     let Some(what) = held_by(file)? else { return Ok(None) };
@@ -54,11 +54,11 @@ pub(crate) fn refusal(path: &Path, file: &File) -> io::Result<Option<String>> {
     )))
 }
 
-/// Refuses to write to `path` when a filesystem is there already. What cannot be looked at is
-/// left to the call that opens it for writing.
+/// Refuses to write to `path` if it holds a filesystem. If the file cannot be read, the call that
+/// opens it for writing reports the error.
 ///
 /// # Errors
-/// The refusal, and what failed in looking.
+/// The refusal, and errors of reading the file.
 pub(crate) fn refuse(path: &Path) -> Result {
     let is_storage =
         |file_type: std::fs::FileType| file_type.is_file() || file_type.is_block_device();

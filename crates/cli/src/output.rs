@@ -1,5 +1,5 @@
-//! What people and programs see: escaped names, sizes, times, JSON, and the one place
-//! that writes to standard error.
+//! What users and programs see: escaped names, sizes, times, JSON, and the only code that writes to
+//! standard error.
 
 mod console;
 mod human;

@@ -1,18 +1,20 @@
-//! Permissions as `chmod` takes them: `755`, `u+x,go-w`, `a=rX`.
+//! Permissions in the form of `chmod`: `755`, `u+x,go-w`, `a=rX`.
 
-/// What the permissions of a file become.
+/// A change of the permissions of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ModeChange {
-    /// These. A directory keeps its set-id bits, unless the number names them.
+    /// Sets these permissions. A directory keeps its set-id bits, unless the number has five digits
+    /// or more.
     Exactly { mode: u32, clears_set_id: bool },
-    /// The parts one after the other.
+    /// Applies the parts one after the other.
     Parts(Vec<Part>),
 }
 
 /// One part, such as `go-w`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// The bits of those it is about, `u`, `g`, `o`; `None` for all, as the umask leaves it.
+    /// The bits of the named classes `u`, `g`, `o`; `None` if no class is named: then the umask
+    /// applies to all of them.
     who: Option<u32>,
     action: Action,
     bits: Bits,
@@ -28,11 +30,11 @@ enum Action {
 /// The permissions of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bits {
-    /// `rwxXst`: bits for all three, and whether `X` is among them.
+    /// Letters of `rwxXst`: the bits for all three classes, and whether `X` is among them.
     Letters { mode: u32, is_x_if_any: bool },
-    /// Those that one of `u`, `g` and `o` has, by how far they are shifted.
+    /// Copies the bits of `u`, `g` or `o`, given by the shift of that class.
     CopyOf(u32),
-    /// All of these, in octal, whatever the umask says.
+    /// Exactly these bits, given in octal. The umask does not apply.
     Number(u32),
 }
 
@@ -42,12 +44,13 @@ const OTHERS: u32 = 0o0007;
 const SET_ID: u32 = 0o6000;
 
 impl ModeChange {
-    /// What `text` says.
+    /// Parses a mode.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let usage = || "a mode is up to four octal digits, or as in u+x,go-w".to_owned();
         if text.starts_with(|c: char| c.is_ascii_digit()) {
             let mode = octal(text).ok_or_else(usage)?;
-            // `chmod 00755 dir` takes the bits away, `chmod 755 dir` does not.
+            // As in GNU chmod, `chmod 00755 dir` clears the set-id bits and `chmod 755 dir` keeps
+            // them.
             return Ok(Self::Exactly { mode, clears_set_id: text.len() > 4 });
         }
         let mut parts = Vec::new();
@@ -63,7 +66,7 @@ impl ModeChange {
                     'a' => USER | GROUP | OTHERS,
                     _ => return Err(usage()),
                 };
-                // The sticky bit is everybody's.
+                // The sticky bit belongs to `a`, not to a single class.
                 who = who.map(|who| who | bits | if person == 'a' { 0o1000 } else { 0 });
             }
             while let Some(sign) = rest.chars().next() {
@@ -75,7 +78,7 @@ impl ModeChange {
                 let end = rest[1..].find(['+', '-', '=']).map_or(rest.len(), |at| at + 1);
                 let letters = &rest[1..end];
                 let bits = if letters.starts_with(|c: char| c.is_ascii_digit()) {
-                    // Digits are about everybody, and end the clause.
+                    // Digits apply to all classes, and end the clause.
                     let is_alone = people.is_empty() && end == rest.len();
                     octal(letters).filter(|_| is_alone).map(Bits::Number)
                 } else {
@@ -89,7 +92,7 @@ impl ModeChange {
         Ok(Self::Parts(parts))
     }
 
-    /// The permissions of a file that has `old`.
+    /// The new permissions of a file that has the permissions `old`.
     pub(crate) fn of(&self, old: u32, is_directory: bool, umask: u32) -> u32 {
         match self {
             Self::Exactly { mode, clears_set_id } => {
@@ -155,7 +158,7 @@ impl Part {
             Action::Add => old | bits,
             Action::Remove => old & !bits,
             Action::Set => {
-                // A directory keeps its set-id bits, unless they are named.
+                // A directory keeps its set-id bits, unless the change names them.
                 let kept = if is_directory && !is_number { SET_ID } else { 0 };
                 old & !((who | sticky) & !kept) | bits
             }

@@ -1,18 +1,19 @@
-//! Places: `VOLUME:/PATH`, or `VOLUME` alone for its root. A volume is a file or a
-//! [partition of one](crate::disk), `FILE@PARTITION`.
+//! Places: `VOLUME:/PATH`, or `VOLUME` alone for its root. A volume is a file or a [partition of
+//! one](crate::disk), `FILE@PARTITION`.
 //!
-//! Both sides are bytes, and both may hold a colon, so one rule decides, and it asks the
+//! Both parts are bytes, and both may contain a colon. So one rule decides, by the files of the
 //! host:
 //!
-//! 1. When the whole text names an existing file (not a directory) or a partition of one, it is
-//!    the volume.
-//! 2. Otherwise the text is split at the last `:/` before which such a name stands.
-//! 3. When there is no such file, it is split at the first `:/`, so that the error names
-//!    what most likely was meant.
+//! 1. If the whole text names an existing file (not a directory) or a partition of one, it is the
+//!    volume.
+//! 2. Otherwise the text is split at the last `:/` that follows the name of such a file or
+//!    partition.
+//! 3. If there is no such file, the text is split at the first `:/`, so that the error names the
+//!    volume that the user most likely meant.
 //! 4. A text without `:/` is a volume.
 //!
-//! `a:/b` in a directory called `a:` is thus still reached as a volume, and
-//! `disk.img:/x:/y` is the path `/x:/y` in `disk.img`.
+//! So `a:/b` in a directory called `a:` is a volume, and `disk.img:/x:/y` is the path `/x:/y` in
+//! `disk.img`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -36,8 +37,8 @@ impl Place {
         Self::parse_with(text, is_disk)
     }
 
-    /// The place that `text` names where it may also be a path of the host: a place has a `:/`
-    /// in it, and is no name of anything on the host.
+    /// The place that `text` names, if it is not a path of the host: it contains a `:/`, and no
+    /// file of the host has that name.
     pub(crate) fn parse_unless_host(text: &OsStr) -> Option<Self> {
         let bytes = text.as_bytes();
         let has_sign = (1..bytes.len()).any(|at| bytes[at..].starts_with(b":/"));
@@ -50,7 +51,7 @@ impl Place {
     fn parse_with(text: &OsStr, is_disk: impl Fn(&Path) -> bool) -> Self {
         let bytes = text.as_bytes();
         let prefix = |at: usize| Path::new(OsStr::from_bytes(&bytes[..at]));
-        // A colon in front of everything leaves no name for a volume.
+        // Before a colon at the very beginning there is no name of a volume.
         let splits: Vec<usize> =
             (1..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/")).collect();
         let split = if is_disk(Path::new(text)) {
@@ -70,8 +71,8 @@ fn is_disk(path: &Path) -> bool {
     DiskName::parse_with(path, is_file).is_some()
 }
 
-/// What is wrong with the name of a volume that is not there, when the name of an existing file
-/// stands before a colon in it: most likely a place was meant.
+/// An error text for a missing volume whose name continues after the name of an existing file and a
+/// colon: most likely the user meant a place.
 pub(crate) fn mistaken_for_place(volume: &Path, may_have_path: bool) -> Option<String> {
     let bytes = volume.as_os_str().as_bytes();
     let prefixes = (1..bytes.len()).rev().filter(|&at| bytes[at] == b':');
@@ -85,7 +86,7 @@ pub(crate) fn mistaken_for_place(volume: &Path, may_have_path: bool) -> Option<S
     })
 }
 
-/// What is meant by a path that goes on behind the name of a file: `disk.img/etc`.
+/// A hint for a path that continues after the name of a file: `disk.img/etc`.
 pub(crate) fn without_colon(path: &Path) -> Option<String> {
     let file = path.ancestors().skip(1).find(|above| above.is_file())?;
     let rest = path.strip_prefix(file).ok()?;

@@ -1,8 +1,8 @@
 //! Several places on one command line.
 //!
-//! A place that fails does not keep the others back: it is reported when its turn comes, and
-//! the worst of what happened decides the exit code. A path may be a pattern, which stands for
-//! several files of its volume ([`offshoot_vfs::globs`]). Messages begin with the volume.
+//! If one place fails, the others are still processed. The failure is reported when its turn comes,
+//! and the worst failure decides the exit code. A path may be a pattern that matches several files
+//! of its volume ([`offshoot_vfs::globs`]). Messages begin with the volume.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ use crate::session::{Access, OpenTree, Opening, PlaceSession, open_tree};
 
 /// The places of a verb that takes several. Each volume is opened once.
 pub(crate) struct Places<'a> {
-    /// Those that are still to come, the next one last.
+    /// The places that are left, the next one last.
     todo: Vec<Place>,
-    /// What the pattern of the last one stands for, and is still to come, the next one last.
+    /// The files that match the pattern of the current place and are left, the next one last.
     matches: Vec<PlaceSession>,
     tree: &'a TreeArguments,
     console: &'a Arc<Console>,
@@ -28,7 +28,7 @@ pub(crate) struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    /// The places in `arguments`, none of them opened yet.
+    /// The places in `arguments`. None of them is opened yet.
     pub(crate) fn new(arguments: &'a PlacesArguments, console: &'a Arc<Console>) -> Self {
         let mut todo: Vec<Place> =
             arguments.places.iter().map(|text| arguments.tree.open.place(text)).collect();
@@ -36,7 +36,7 @@ impl<'a> Places<'a> {
         Self { todo, matches: Vec::new(), tree: &arguments.tree, console, opened: Vec::new() }
     }
 
-    /// Whether paths alone do not tell the places apart.
+    /// Whether the places are in several volumes, so that a path alone is ambiguous.
     pub(crate) fn are_in_several_volumes(&self) -> bool {
         self.todo.windows(2).any(|pair| pair[0].volume != pair[1].volume)
     }
@@ -62,42 +62,42 @@ impl<'a> Places<'a> {
         let paths = expand(&*fs, &path).map_err(|error| Failure::Inside(volume.clone(), error))?;
         let session = |path| PlaceSession { volume: volume.clone(), fs: fs.clone(), path };
         self.matches.extend(paths.into_iter().rev().map(session));
-        // A pattern stands for one path at least.
+        // A pattern matches at least one path.
         self.matches.pop().ok_or_else(|| Failure::Usage("a pattern without files".into()))
     }
 }
 
-/// What goes wrong at some of several places, while the others are gone through.
+/// Collects the failures at some of several places.
 pub(crate) struct Failures<'a> {
     console: &'a Console,
     status: Option<ExitStatus>,
 }
 
 impl<'a> Failures<'a> {
-    /// Nothing went wrong yet.
+    /// No failure yet.
     pub(crate) fn new(console: &'a Console) -> Self {
         Self { console, status: None }
     }
 
-    /// Prints a failure whose message tells where it happened.
+    /// Prints a failure whose message says where it happened.
     pub(crate) fn opening(&mut self, failure: &Failure) {
         self.note(failure.status());
         failure.print(self.console);
     }
 
-    /// Prints what went wrong in a volume.
+    /// Prints an error in a volume.
     pub(crate) fn inside(&mut self, volume: &Path, status: ExitStatus, text: &dyn Display) {
         self.note(status);
         self.console.failure(status, &InVolume(volume, text));
     }
 
-    /// Remembers an error that is not printed.
+    /// Records an error without printing it.
     pub(crate) fn note(&mut self, status: ExitStatus) {
-        // The worst one decides.
+        // The worst status wins.
         self.status = self.status.max(Some(status));
     }
 
-    /// What the verb ends with.
+    /// The result of the verb.
     pub(crate) fn result(&self) -> Result {
         self.status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
     }

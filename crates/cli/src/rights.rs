@@ -1,9 +1,9 @@
-//! What a user may do in a volume that is mounted: the rules of the kernel, for verbs that the
-//! process which serves the mount does for others.
+//! What a user may do on a mounted volume: the rules of the kernel, for verbs that the serving
+//! process runs for a client.
 //!
-//! Before `mkdir` the kernel looks at the permissions of the directory. Of `subvolume create` on a
-//! mount it sees an ioctl, which takes none, so the verbs ask here, and are refused what the
-//! kernel's btrfs would refuse. Root may do everything.
+//! Before `mkdir`, the kernel checks the permissions of the directory. But `subvolume create` on a
+//! mount is only an ioctl to the kernel, and it checks no permissions for that. So the verbs call
+//! this module, which refuses what the kernel's btrfs would refuse. Root may do everything.
 //!
 //! | verb | what the caller needs |
 //! |---|---|
@@ -13,56 +13,56 @@
 //! | `set`, `property set ro` | to own the subvolume |
 //! | `property set compression` | to write the file or directory |
 //!
-//! And the right to search every directory above.
+//! In addition, every verb needs the right to search each directory above.
 
 use offshoot_fuse::Owner;
 use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Place, Result};
 
-/// The right to read a file, to write it, and to search a directory: the bits of one class of
+/// The rights to read a file, to write it, and to search a directory, as the bits of one class of
 /// permissions.
 const READ: u32 = 4;
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 
-/// The bit of a directory in which users may remove only what is theirs.
+/// The bit of a directory in which users may remove only their own files.
 const STICKY: u32 = 0o1000;
 
-/// The most directories that lie in each other on the way to a file.
+/// The deepest nesting of directories above a file.
 const LEVELS_MAX: u32 = 1 << 16;
 
-/// A user who is not root, on a mount.
+/// A user of a mount who is not root.
 pub(crate) struct Rights {
-    /// The user.
+    /// The id of the user.
     pub(crate) uid: u32,
     /// All groups of that user.
     pub(crate) groups: Vec<u32>,
-    /// Whom all files of the mount are shown to belong to.
+    /// The owner that the mount shows for all files, if it is set.
     pub(crate) shown: Owner,
 }
 
 impl Rights {
-    /// Whether `dir` may get a new name.
+    /// Checks that the user may add a name to `dir`.
     pub(crate) fn require_new_name(&self, fs: &dyn FileSystem, dir: FileId) -> Result<()> {
         self.require_way(fs, dir)?;
         self.require(fs, dir, WRITE | SEARCH)
     }
 
-    /// Whether a snapshot of the subvolume with this root may be taken.
+    /// Checks that the user may make a snapshot of the subvolume with this root.
     pub(crate) fn require_source(&self, fs: &dyn FileSystem, root: FileId) -> Result<()> {
         self.require_way_above(fs, root)?;
         self.require(fs, root, READ)?;
         self.require_owner(fs, root)
     }
 
-    /// Whether the subvolume with this root may become read-only, or writable again.
+    /// Checks that the user may make the subvolume with this root read-only, or writable again.
     pub(crate) fn require_settings(&self, fs: &dyn FileSystem, root: FileId) -> Result<()> {
         self.require_way_above(fs, root)?;
         self.require_owner(fs, root)
     }
 
-    /// Whether what is known of `file`, which was found in `dir`, may be changed as its contents
-    /// may.
+    /// Checks that the user may change metadata of `file` that follows the right to write its
+    /// contents. `file` was found in `dir`.
     pub(crate) fn require_change(
         &self,
         fs: &dyn FileSystem,
@@ -75,7 +75,7 @@ impl Rights {
         self.require(fs, file, WRITE)
     }
 
-    /// Whether the subvolume at `place` may be deleted.
+    /// Checks that the user may delete the subvolume at `place`.
     pub(crate) fn require_removal(&self, fs: &dyn FileSystem, place: Place<'_>) -> Result<()> {
         self.require_way(fs, place.dir)?;
         let root = fs.lookup(place.dir, place.name)?;
@@ -91,7 +91,7 @@ impl Rights {
         Ok(())
     }
 
-    /// The right to search `dir` and every directory above it.
+    /// Checks that the user may search `dir` and every directory above it.
     fn require_way(&self, fs: &dyn FileSystem, dir: FileId) -> Result<()> {
         self.require(fs, dir, SEARCH)?;
         self.require_way_above(fs, dir)
@@ -130,7 +130,7 @@ impl Rights {
         if attr.uid == self.uid {
             return Ok(has(6));
         }
-        // A list says nothing to the kernel where its mask leaves nothing.
+        // If the group bits, which are the mask of a list, are empty, the kernel ignores the list.
         let value = match attr.permissions & 0o070 {
             0 => None,
             _ => match fs.xattr(file, ACCESS) {

@@ -1,5 +1,5 @@
-//! Opening what the command line names: devices, volume, subvolume, file. What is mounted by this
-//! process is open already ([`crate::live`]).
+//! Opens what the command line names: devices, volume, subvolume, file. A volume that this process
+//! has mounted is open already ([`crate::live`]).
 
 use std::ffi::OsStr;
 use std::ops::Deref;
@@ -24,12 +24,12 @@ use crate::place::Place;
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
 
-/// What a volume is opened for.
+/// The access with which a volume is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Access {
-    /// To be looked at, whoever else uses it.
+    /// Read the volume, whatever other processes do with it.
     Read,
-    /// To be changed, while nobody else does that.
+    /// Change the volume, while no other process does.
     Write,
 }
 
@@ -37,27 +37,29 @@ pub(crate) enum Access {
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(crate) struct Opening {
     pub(crate) access: Access,
-    /// As it is stored, without the log that may be pending, and not to be changed as a whole.
+    /// Open the volume as it is stored, without replaying a pending log; it cannot be changed as a
+    /// whole.
     pub(crate) is_stored: bool,
-    /// How data is compressed that is written.
+    /// The compression of written data.
     pub(crate) compress: Option<Compress>,
     /// How the data of new files is stored.
     pub(crate) new_files: NewFiles,
     /// The largest file that is kept in its extent item, in bytes; `None` for the usual one.
     pub(crate) max_inline: Option<u64>,
-    /// How often it commits by itself; `None` for the usual time.
+    /// How often the volume commits by itself; `None` for the default.
     pub(crate) commit: Option<Duration>,
-    /// What may be changed and not on the devices yet, in bytes; `None` for the usual amount.
+    /// How many bytes may be changed and not on the devices yet; `None` for the default.
     pub(crate) dirty_bytes: Option<u64>,
     /// Whether fsync writes the tree log instead of committing.
     pub(crate) tree_log: bool,
-    /// Whether the devices are told what commits free.
+    /// Whether the devices are told which ranges commits free.
     pub(crate) discard: bool,
     /// Whether files are written back before each commit.
     pub(crate) flush_on_commit: bool,
-    /// Who is told of what was survived; `None` for the console, which shows the first ones.
+    /// Receives the reports of survived faults; `None` for the console, which prints the first
+    /// ones.
     pub(crate) reporter: Option<Reporter>,
-    /// What happens when all devices are open, before anything of the volume is looked at.
+    /// Called when all devices are open, before anything of the volume is read.
     pub(crate) when_devices_are_open: Option<Box<dyn FnOnce()>>,
 }
 
@@ -80,16 +82,16 @@ impl Opening {
     }
 }
 
-/// A volume that is open.
+/// An open volume.
 pub(crate) struct Session {
     /// The volume.
     pub(crate) volume: Arc<Volume>,
-    /// What lies between the file of its first member and the volume, the lowest layer first.
+    /// The layers between the file of the first member and the volume, lowest first.
     pub(crate) layers: Vec<String>,
     reports: Arc<Mutex<Vec<String>>>,
 }
 
-/// A tree of files of a volume that is open. Verbs that every format has see the traits of `vfs`.
+/// A tree of files of an open volume. Verbs for every format use it through the traits of `vfs`.
 #[derive(Clone)]
 pub(crate) struct OpenTree(Filesystem);
 
@@ -102,32 +104,32 @@ impl Deref for OpenTree {
 }
 
 impl OpenTree {
-    /// The tree of files in the number space `dev` of the same volume.
+    /// The tree of files of the subvolume `dev` of the same volume.
     pub(crate) fn at(&self, dev: u64) -> vfs::Result<Self> {
         self.0.volume().filesystem(TreeId(dev)).map(Self)
     }
 
-    /// The volume that it is in.
+    /// The volume that contains it.
     pub(crate) fn volume(&self) -> Arc<dyn vfs::Volume> {
         self.0.volume().clone()
     }
 
-    /// Whether both are in one volume, opened once.
+    /// Whether both trees are in the same open volume.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         Arc::ptr_eq(self.0.volume(), other.0.volume())
     }
 
-    /// What only btrfs has of it.
+    /// Access to what only btrfs has.
     pub(crate) fn btrfs(&self) -> &Filesystem {
         &self.0
     }
 }
 
-/// A volume that is open, with a place in it.
+/// An open volume, with a place in it.
 pub(crate) struct PlaceSession {
     /// The image or block device that the place names.
     pub(crate) volume: PathBuf,
-    /// The tree of files that the place is in.
+    /// The tree of files that contains the place.
     pub(crate) fs: OpenTree,
     /// The path in it.
     pub(crate) path: Vec<u8>,
@@ -139,7 +141,7 @@ impl Session {
         Self::open_to(Access::Read, arguments, console)
     }
 
-    /// The same for what is to be done with it, unless it is open already.
+    /// The same with this access. A volume that is open already is used as it is.
     pub(crate) fn open_to(
         access: Access,
         arguments: &VolumeArguments,
@@ -153,7 +155,7 @@ impl Session {
         Self::open_with(disk, &arguments.open, Opening::to(access), console)
     }
 
-    /// Opens it as it is stored, whatever a log has to say of it.
+    /// Opens the volume as it is stored, without replaying its log.
     pub(crate) fn open_stored(arguments: &VolumeArguments, console: &Arc<Console>) -> Result<Self> {
         if arguments.open.live.is_some() {
             return Self::open(arguments, console);
@@ -163,7 +165,7 @@ impl Session {
         Self::open_with(disk, &arguments.open, opening, console)
     }
 
-    /// The same from devices that can be written.
+    /// The same, with devices that can be written.
     pub(crate) fn open_to_rescue(
         arguments: &VolumeArguments,
         console: &Arc<Console>,
@@ -173,8 +175,8 @@ impl Session {
         Self::open_with(disk, &arguments.open, opening, console)
     }
 
-    /// Opens it to be scrubbed, which is about what is stored and changes nothing as a whole,
-    /// unless it is open already.
+    /// Opens the volume to scrub it, as it is stored and without changing it as a whole. A volume
+    /// that is open already is used as it is.
     pub(crate) fn open_to_scrub(
         access: Access,
         arguments: &VolumeArguments,
@@ -244,21 +246,20 @@ impl Session {
         Ok(Self { volume: opened?, layers, reports })
     }
 
-    /// What the library reported so far.
+    /// The reports of the library so far.
     pub(crate) fn reports(&self) -> Vec<String> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The tree of files that `arguments` name.
+    /// The tree of files that `arguments` select.
     fn tree(&self, arguments: &TreeArguments) -> Result<OpenTree> {
         let root = subvolume_of(&self.volume, arguments.subvolume.as_deref())?;
         Ok(OpenTree(self.volume.filesystem(root)?))
     }
 }
 
-/// The subvolume that `name` (an id, or a path from the top level) names, or the default one. A
-/// path that is
-/// a number itself is told from an id by a `/` in front.
+/// The subvolume `name`, which is an id or a path from the top level, or else the default one. A
+/// path that is a number is told from an id by a leading `/`.
 pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result<SubvolumeId> {
     let Some(name) = name else { return Ok(volume.default_subvolume()?) };
     if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
@@ -274,7 +275,7 @@ pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result
     Ok(TreeId(file.dev))
 }
 
-/// Opens a volume, and in it the tree of files that `arguments` name.
+/// Opens a volume and the tree of files in it that `arguments` select.
 pub(crate) fn open_tree(
     volume: &Path,
     arguments: &TreeArguments,
@@ -288,7 +289,7 @@ pub(crate) fn open_tree(
     open_tree_on(disk, arguments, opening, console)
 }
 
-/// The same on a disk that is open.
+/// The same on an open disk.
 pub(crate) fn open_tree_on(
     disk: Disk,
     arguments: &TreeArguments,
@@ -311,7 +312,7 @@ impl PlaceSession {
         resolve(&*self.fs, &self.path, last).map_err(|error| self.named(error))
     }
 
-    /// Names the place in an error about the file there.
+    /// Adds the place to an error about the file there.
     pub(crate) fn named(&self, error: Error) -> Failure {
         Failure::Inside(self.volume.clone(), error.in_file(Escaped(&self.path)))
     }

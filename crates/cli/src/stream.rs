@@ -1,23 +1,23 @@
-//! Standard output, where it takes the contents of a file.
+//! Standard output for the contents of a file.
 
 use std::io::{self, IsTerminal, Write};
 
 use crate::exit::Failure;
 use crate::output::Escaped;
 
-/// Standard output, which refuses what is no text where it is a terminal: that would act upon it.
+/// Standard output that refuses binary data on a terminal, because the terminal would interpret it.
 pub(crate) struct TextOnly<'a> {
     out: &'a mut dyn Write,
     is_terminal: bool,
 }
 
 impl<'a> TextOnly<'a> {
-    /// `out` is what is written to standard output.
+    /// Wraps `out`, which leads to standard output.
     pub(crate) fn new(out: &'a mut dyn Write) -> Self {
         Self { out, is_terminal: io::stdout().is_terminal() }
     }
 
-    /// What an error of standard output means for the file at `path`.
+    /// The failure for an error of standard output while the file at `path` was written.
     pub(crate) fn failure(error: io::Error, path: &[u8]) -> Failure {
         if error.kind() != io::ErrorKind::InvalidData {
             return Failure::Output(error);
@@ -29,7 +29,7 @@ impl<'a> TextOnly<'a> {
 
 impl Write for TextOnly<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // As grep has it.
+        // Like grep, take a NUL as the sign of binary data.
         if self.is_terminal && bytes.contains(&0) {
             return Err(io::ErrorKind::InvalidData.into());
         }

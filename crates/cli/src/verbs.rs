@@ -1,4 +1,4 @@
-//! What each verb does.
+//! The implementation of each verb.
 
 mod below;
 mod btrfs;
@@ -41,14 +41,14 @@ use crate::exit::Result;
 use crate::mount;
 use crate::output::{Console, write_line};
 
-/// Does what the command line asks for, with `out` as standard output, to which all was written
-/// then.
+/// Does what the command line asks for, with `out` as standard output. Flushes `out` before it
+/// returns.
 pub(crate) fn run_to(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let result = run(verb, out, console);
     for done in console.take_done() {
         write_line(out, &done)?;
     }
-    // Before any error is printed, so that both streams are in order on a terminal.
+    // Flush before any error is printed, so that both streams are in order on a terminal.
     let flushed = out.flush();
     result?;
     Ok(flushed?)

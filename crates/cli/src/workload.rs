@@ -1,4 +1,4 @@
-//! The workloads that the engine is measured by, on anything that files can be made in.
+//! The workloads that measure the engine. They run on anything in which files can be made.
 //!
 //! ```text
 //! fs-mark   thread 1:  d1/6560f3a1~~~~~~~~K3Q0..., ...   round after round: all threads begin a round
@@ -12,39 +12,39 @@
 //!                                                        removed, and then fsync of d1 again
 //! ```
 //!
-//! *fs-mark* is what the program `fs_mark` does with `-S 0 -k -L ROUNDS -n FILES -s SIZE` and a
-//! directory for each thread. Its names have 40 bytes: the time in hexadecimal seconds, filled up
-//! with `~` to 16, and 24 random letters and digits. Here the time is that of the beginning and not
-//! of each file, so that who knows it and the seed knows all names. *enospc* is the test case of
-//! the patch set that brought tickets to the kernel: its files are all buffered, or every second
-//! one is written directly. *dir-fsync* is that of the patch that brought copies of many items at
-//! once to the kernel's tree log.
+//! *fs-mark* does what the program `fs_mark` does with `-S 0 -k -L ROUNDS -n FILES -s SIZE` and a
+//! directory for each thread. Its names have 40 bytes: the time in hexadecimal seconds, padded with
+//! `~` to 16 bytes, and 24 random letters and digits. Here the time is that of the start of the
+//! run, not of each file, so all names follow from that time and the seed. *enospc* is the test
+//! case of the patch set that brought tickets to the kernel. Its writes are all buffered, or every
+//! second file is written directly. *dir-fsync* is the test case of the patch that made the
+//! kernel's tree log copy many items at once.
 //!
-//! A file that was made is *acknowledged* when all calls for it succeeded. One that could not be
-//! written for want of space is removed again at once, so that what is there at the end are the
-//! acknowledged files and no other.
+//! A file is *acknowledged* when all calls for it have succeeded. If a file cannot be written for
+//! lack of space, the workload removes it again at once. So at the end exactly the acknowledged
+//! files exist.
 //!
-//! This file knows nothing of the program around it: the benchmarks beside the kernel, and the
-//! tests, include it as it is.
+//! This file depends on nothing else in the program: the benchmarks of the kernel, and the tests,
+//! include it as it is.
 
 use std::time::{Duration, Instant};
 
-/// How much is written in one call, as `fs_mark` does it.
+/// How much is written in one call, in bytes, as in `fs_mark`.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// What the filler of *enospc* leaves for data.
+/// How much space the filler of *enospc* leaves for data, in bytes.
 const DATA_LEFT_BYTES: u64 = 2 << 20;
 
-/// How much the filler writes at a time.
+/// How much the filler writes at a time, in bytes.
 const FILLER_BYTES: usize = 1 << 20;
 
-/// Where files are made.
+/// A filesystem in which a workload makes files.
 pub(crate) trait Site: Sync {
     /// A directory.
     type Dir: Sync;
-    /// A file that is open.
+    /// An open file.
     type File;
-    /// Why something failed.
+    /// The error of a failed call.
     type Error: Send;
 
     /// Makes a directory below the root.
@@ -53,54 +53,54 @@ pub(crate) trait Site: Sync {
     fn create(&self, dir: &Self::Dir, name: &[u8]) -> Result<Self::File, Self::Error>;
     /// Writes to a file at `offset`.
     fn write(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<(), Self::Error>;
-    /// As `write`, and leaves nothing of the file in memory only.
+    /// Like `write`, but when it returns, no data of the file is only in memory.
     fn write_direct(&self, file: &Self::File, offset: u64, data: &[u8]) -> Result<(), Self::Error>;
     /// Removes a file.
     fn remove(&self, dir: &Self::Dir, name: &[u8]) -> Result<(), Self::Error>;
     /// Makes a directory and the names in it durable.
     fn fsync_dir(&self, dir: &Self::Dir) -> Result<(), Self::Error>;
-    /// The bytes of data that may still be written.
+    /// How many bytes of data can still be written.
     fn available_bytes(&self) -> Result<u64, Self::Error>;
     /// Makes everything durable.
     fn sync(&self) -> Result<(), Self::Error>;
-    /// Whether there is no space.
+    /// Whether the error means that there is no space.
     fn is_no_space(error: &Self::Error) -> bool;
 }
 
-/// What a stretch of a workload did, and how long that took.
+/// The work of a phase of a workload, and how long it took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
-    /// Files that were made, or removed.
+    /// How many files were made or removed.
     pub(crate) files: u64,
-    /// From its beginning until the last thread was done.
+    /// The time from the start until the last thread was done.
     pub(crate) time: Duration,
 }
 
-/// The name of the directory of a thread or worker, of which 0 is the first.
+/// The name of the directory of a thread or worker. The first one is 0.
 pub(crate) fn dir_name(thread: u64) -> String {
     format!("d{}", thread + 1)
 }
 
-/// The names that one thread gives, one after the other.
+/// The names that one thread uses, in order.
 pub(crate) struct Names {
     random: u64,
     name: [u8; 40],
 }
 
 impl Names {
-    /// Those of a thread in a run with this seed that began at this second.
+    /// The names of a thread, in a run with this seed that began at this second.
     pub(crate) fn new(seed: u64, began_secs: u64, thread: u64) -> Self {
         let mut name = [b'~'; 40];
         let time = format!("{began_secs:x}");
         name[..time.len()].copy_from_slice(time.as_bytes());
-        // Far apart, so that no two threads have a stretch in common.
+        // The starts are far apart, so that no two threads use the same numbers.
         Self { random: seed ^ (thread + 1) << 48, name }
     }
 
     /// The next name.
     pub(crate) fn next(&mut self) -> &[u8; 40] {
         const LETTERS: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
-        // A number of 64 bits has twelve digits to the base of 36, and some to spare.
+        // A number of 64 bits gives twelve random digits to the base of 36.
         for half in self.name[16..].chunks_mut(12) {
             self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut number = self.random;
@@ -116,16 +116,16 @@ impl Names {
     }
 }
 
-/// What files hold: the name, as much of it as there is room for, and then always the same bytes.
+/// The contents of files: the name, as far as it fits, and then always the same bytes.
 pub(crate) struct Content(Vec<u8>);
 
 impl Content {
-    /// That of files of `size` bytes.
+    /// The contents of files of `size` bytes.
     pub(crate) fn new(size: usize) -> Self {
         Self((0..=250u8).cycle().take(size).collect())
     }
 
-    /// That of the file called `name`, as long as all other names.
+    /// The contents of the file called `name`. All names must have the same length.
     pub(crate) fn of(&mut self, name: &[u8]) -> &[u8] {
         let named = self.0.len().min(name.len());
         self.0[..named].copy_from_slice(&name[..named]);
@@ -133,22 +133,22 @@ impl Content {
     }
 }
 
-/// Many small files, and how many a second.
+/// Makes many small files, and measures how many per second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FsMark {
     pub(crate) threads: u64,
-    /// Files that each thread makes in a round.
+    /// How many files each thread makes in a round.
     pub(crate) files: u64,
     pub(crate) rounds: u64,
-    /// The bytes that each file holds.
+    /// The size of each file, in bytes.
     pub(crate) size: usize,
-    /// What the names follow from, together with the next one.
+    /// The seed of the names.
     pub(crate) seed: u64,
-    /// The second that is in the names.
+    /// The start of the run in seconds since 1970, which is part of the names.
     pub(crate) began_secs: u64,
 }
 
-/// What one thread of *fs-mark* goes on with in the next round.
+/// The state of one thread of *fs-mark* between rounds.
 struct Maker<D> {
     dir: D,
     names: Names,
@@ -156,9 +156,9 @@ struct Maker<D> {
 }
 
 impl FsMark {
-    /// The size of an image on which there is much room beside what is made: every file with its
-    /// items in leaves that are half full, all of that eight times, and its data twice. `None` when
-    /// that is more than 1 PiB.
+    /// The size in bytes of an image with ample room: for each file 16 KiB of metadata (eight times
+    /// its items in half-full leaves) and twice its data, rounded up to whole GiB, and 1 GiB more.
+    /// `None` if the files need 1 PiB or more.
     pub(crate) fn image_bytes(&self) -> Option<u64> {
         const METADATA_BYTES: u64 = 16 << 10;
         let each = METADATA_BYTES + 2 * (self.size as u64).next_multiple_of(4096);
@@ -167,7 +167,8 @@ impl FsMark {
         Some((1 << 30) + bytes.next_multiple_of(1 << 30))
     }
 
-    /// Makes the files, and then makes them durable: all rounds, and how long the last thing took.
+    /// Makes the files, and then makes them durable. Returns all rounds, and how long the sync
+    /// took.
     pub(crate) fn run<S: Site>(&self, site: &S) -> Result<(Vec<Round>, Duration), S::Error>
     where
         S::Dir: Send,
@@ -193,36 +194,36 @@ impl FsMark {
     }
 }
 
-/// Files until there is no space.
+/// Makes files until there is no space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Enospc {
     pub(crate) workers: u64,
-    /// The bytes that each file holds.
+    /// The size of each file, in bytes.
     pub(crate) size: usize,
     /// Every second file is written directly.
     pub(crate) half_direct: bool,
 }
 
-/// What one worker of *enospc* has made.
+/// The state of one worker of *enospc*.
 pub(crate) struct Worker<D> {
     dir: D,
-    /// How many files it was told are there.
+    /// How many of its files are acknowledged.
     pub(crate) files: u64,
 }
 
 impl Enospc {
-    /// The name of a worker's file.
+    /// The name of a worker's file with this number.
     pub(crate) fn name(number: u64) -> String {
         format!("file_{number}")
     }
 
-    /// Takes the space for data, and makes it durable.
+    /// Fills the space for data, and makes that durable.
     pub(crate) fn prepare<S: Site>(site: &S) -> Result<(), S::Error> {
         let dir = site.make_dir("filler")?;
         let file = site.create(&dir, b"0")?;
         let data = vec![b'f'; FILLER_BYTES];
         let mut offset = 0;
-        // What is available is exact only when nothing is under way.
+        // The available space is exact only when no change is pending.
         loop {
             let available = site.available_bytes()?.saturating_sub(DATA_LEFT_BYTES);
             let end = offset + available / 4096 * 4096;
@@ -242,13 +243,13 @@ impl Enospc {
         }
     }
 
-    /// The workers, with nothing made yet but their directories.
+    /// The workers, each with an empty directory.
     pub(crate) fn workers<S: Site>(self, site: &S) -> Result<Vec<Worker<S::Dir>>, S::Error> {
         let worker = |worker| Ok(Worker { dir: site.make_dir(&dir_name(worker))?, files: 0 });
         (0..self.workers).map(worker).collect()
     }
 
-    /// Makes files until each worker was told that there is no space.
+    /// Makes files until each worker has got the error that there is no space.
     pub(crate) fn fill<S: Site>(
         self,
         site: &S,
@@ -265,7 +266,7 @@ impl Enospc {
         })
     }
 
-    /// Makes the next file, unless there is no space.
+    /// Makes the next file. Returns `false` if there is no space.
     fn make_one<S: Site>(self, site: &S, worker: &Worker<S::Dir>) -> Result<bool, S::Error> {
         let name = Self::name(worker.files);
         let file = match site.create(&worker.dir, name.as_bytes()) {
@@ -288,7 +289,7 @@ impl Enospc {
         }
     }
 
-    /// Removes what the workers made.
+    /// Removes the files of the workers.
     pub(crate) fn remove<S: Site>(
         site: &S,
         workers: &mut [Worker<S::Dir>],
@@ -305,31 +306,31 @@ impl Enospc {
     }
 }
 
-/// A large directory that is synced by itself.
+/// Makes a large directory and syncs it by itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirFsync {
-    /// Empty files that are made.
+    /// How many empty files are made.
     pub(crate) files: u64,
-    /// How many of them are removed then.
+    /// How many of them are removed.
     pub(crate) deletes: u64,
 }
 
 impl DirFsync {
-    /// What it does, one after the other.
+    /// The names of its phases, in order.
     pub(crate) const PHASES: [&'static str; 5] = ["add", "fsync 1", "sync 1", "remove", "fsync 2"];
 
-    /// The name of a file, of which 1 is the first.
+    /// The name of a file. The first one is 1.
     pub(crate) fn name(number: u64) -> String {
         format!("file_{number}")
     }
 
-    /// Whether a file is removed.
+    /// Whether the file with this number is removed.
     pub(crate) fn removes(self, number: u64) -> bool {
         let every = self.files.checked_div(self.deletes);
         every.is_some_and(|every| (number - 1).is_multiple_of(every.max(1)))
     }
 
-    /// Does all of it: how long each phase took, and the sync at the end.
+    /// Runs all phases. Returns how long each took, and how long the sync at the end took.
     pub(crate) fn run<S: Site>(self, site: &S) -> Result<(Vec<Round>, Duration), S::Error> {
         let dir = site.make_dir(&dir_name(0))?;
         let timed = |work: &dyn Fn() -> Result<u64, S::Error>| {
@@ -359,7 +360,7 @@ impl DirFsync {
     }
 }
 
-/// Makes everything durable, and says how long that took.
+/// Makes everything durable. Returns how long that took.
 pub(crate) fn timed_sync<S: Site>(site: &S) -> Result<Duration, S::Error> {
     let started = Instant::now();
     site.sync()?;
@@ -373,7 +374,7 @@ fn write_all<S: Site>(site: &S, file: &S::File, data: &[u8]) -> Result<(), S::Er
     Ok(())
 }
 
-/// Has each of `parts` worked on by a thread of its own, which says how many files it did.
+/// Works on each of `parts` in a thread of its own. `work` returns how many files it did.
 fn together<P: Send, E: Send>(
     parts: &mut [P],
     work: impl Fn(&mut P) -> Result<u64, E> + Sync,

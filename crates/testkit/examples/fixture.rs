@@ -1,4 +1,4 @@
-//! Makes the volume that the repository carries anew: `cargo xtask fixture`.
+//! Makes the volume in the repository again and replaces it: `cargo xtask fixture`.
 
 use std::process::ExitCode;
 

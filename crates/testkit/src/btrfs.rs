@@ -1,15 +1,16 @@
-//! The judges of btrfs, `btrfs-progs` and the kernel over a loop device, and volumes for them.
+//! The judges of btrfs, which are `btrfs-progs` and the kernel over a loop device, and volumes for
+//! them.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`judges`] | decides whether a test may run here, must fail, or is skipped |
-//! | [`checked`] | volumes in memory that are judged when nobody has them any more |
+//! | [`checked`] | volumes in memory that are judged when the last user drops them |
 //! | [`disks`] | image files, loop devices and mounts, undone on drop |
 //! | [`fill`] | what the kernel writes into a volume before we read it |
 //! | [`outside`] | the kernel's turn on a volume that we wrote |
-//! | [`progs`] | what `btrfs-progs` knows of an image: places, trees, subvolumes |
+//! | [`progs`] | what `btrfs-progs` shows of an image: addresses, trees, subvolumes |
 //! | [`damage`] | bad bytes at chosen places |
-//! | [`fixture`] | the volume that the repository carries |
+//! | [`fixture`] | the volume in the repository |
 //! | [`recipe`] | how a volume is made |
 
 pub mod checked;

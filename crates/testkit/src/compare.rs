@@ -1,15 +1,13 @@
-//! Two filesystems, path by path.
+//! Compares two filesystems, path by path.
 //!
-//! [`Compare::run`] walks what we show and what the judge shows at the same time and
-//! writes down every difference: entries and their order, identity, type, mode, owner,
-//! times, links, device numbers, sizes, allocated space, extended attributes, link
-//! targets, holes, and the content through every way there is to read it. It also asks
-//! for what must not be there: missing names (one that has the hash of a name that is
-//! there), missing attributes, and calls that do not fit the type of the file.
+//! [`Compare::run`] walks our filesystem and the judge's at the same time and records every
+//! difference: entries and their order, identity, type, mode, owner, times, links, device numbers,
+//! sizes, allocated space, extended attributes, link targets, holes, and the content through every
+//! way to read it. It also asks for what must not exist: missing names (also one with the hash of
+//! an existing name), missing attributes, and calls that do not fit the type of the file.
 //!
-//! A difference never ends the walk, so that one run tells all of them; an error of
-//! either side is a difference too. Random choices come from a seed that the failure
-//! prints.
+//! A difference never ends the walk, so that one run shows all of them. An error on either side is
+//! a difference too. Random choices come from a seed that the failure prints.
 
 mod attributes;
 mod content;
@@ -27,39 +25,39 @@ use crate::host::HostFilesystem;
 use crate::names;
 use crate::random::Random;
 
-/// The most differences that are kept with their text; the others are counted.
+/// How many differences are kept with their text; the others are only counted.
 const KEPT: usize = 40;
 
-/// The inode number that the kernel shows for the entry of a nested subvolume that a
-/// snapshot holds without the subvolume: an empty directory that is stored nowhere.
-/// Its times are those of the moment at which it was looked at.
+/// The inode number that the kernel shows for a nested subvolume in a snapshot, which does not
+/// contain that subvolume: an empty directory that is not stored. Its times are those of the moment
+/// at which it is read.
 const EMPTY_SUBVOLUME_INO: u64 = 2;
 
-/// Something that two filesystems need not agree on.
+/// A property in which two filesystems may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aspect {
-    /// Numbers of inodes and subvolumes. Identity is still compared: two paths are one
-    /// file on both sides or on none.
+    /// Inode numbers and subvolume ids. Identity is still compared: two paths are one file on both
+    /// sides or on neither.
     Ids,
     /// The order of directory entries.
     Order,
-    /// Change and birth time, and the access time, which reading the other side changes.
+    /// Change time, birth time, and access time, which reading the other side changes.
     StoredTimes,
-    /// The part of a modification time that is below a second.
+    /// The nanoseconds of a modification time.
     Nanoseconds,
-    /// Size, link count and modification time of directories, which every format
-    /// counts its own way.
+    /// Size, link count and modification time of directories, which each format counts in its own
+    /// way.
     DirectoryShape,
-    /// Times that change when a name comes or goes: change times, and modification times of
+    /// Times that change when a name is added or removed: change times, and modification times of
     /// directories.
     TimesOfNames,
-    /// How much space data takes, which compression and preallocation change.
+    /// How much space data takes, which depends on compression and preallocation.
     Allocation,
     /// Where there are holes.
     Holes,
-    /// Flags, which copies do not take along.
+    /// Flags, which copies do not preserve.
     Flags,
-    /// The flags of compression: who compresses marks a file for which it was in vain.
+    /// The compression flags: an engine that compresses marks a file that did not get smaller.
     CompressionFlags,
 }
 
@@ -74,21 +72,21 @@ pub struct Compare {
 pub struct Outcome {
     /// Directories on both sides, subvolumes included.
     pub directories: u64,
-    /// Names of everything else.
+    /// Names of files that are not directories.
     pub files: u64,
     /// Extended attributes whose values were compared.
     pub xattrs: u64,
     /// Bytes of content that were compared.
     pub bytes: u64,
-    /// The first differences, a line each.
+    /// The first differences, one per line.
     pub differences: Vec<String>,
-    /// How many more there were.
+    /// How many further differences there were.
     pub more: u64,
     seed: u64,
 }
 
 impl Outcome {
-    /// Fails the test unless the two sides are equal and `at_least` names were seen,
+    /// Fails the test unless the two sides are equal and at least `at_least` names were seen,
     /// because two empty trees are equal as well.
     #[track_caller]
     pub fn assert_same(&self, at_least: u64) {
@@ -127,7 +125,7 @@ pub fn compare(ours: &dyn FileSystem, path: &std::path::Path) -> Outcome {
 }
 
 impl Compare {
-    /// Of what two copies of one tree have in common.
+    /// Compares what two copies of one tree have in common.
     #[must_use]
     pub fn of_copies() -> Self {
         Self::default()
@@ -178,7 +176,7 @@ impl Compare {
     }
 }
 
-/// A file on both sides.
+/// A file of which both sides have a version.
 #[derive(Clone, Debug)]
 struct Pair {
     path: Vec<u8>,
@@ -202,8 +200,8 @@ struct Walk<'a> {
     /// Whether the judge is a btrfs mount of the kernel.
     btrfs: bool,
     outcome: Outcome,
-    /// The file of ours that stands for each one of the judge, and whether its
-    /// contents were compared already under another name.
+    /// The file of ours for each file of the judge. An entry also means that the contents were
+    /// compared under another name.
     identities: HashMap<FileId, FileId>,
     random: Random,
 }
@@ -224,7 +222,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Compares one file apart from its entries; tells its type if both agree on it.
+    /// Compares one file without its entries. Returns its type if both sides agree on it.
     fn node(&mut self, pair: &Pair) -> Option<FileType> {
         let empty_subvolume = self.is_empty_subvolume(pair);
         let first_visit = empty_subvolume || self.identity(pair);
@@ -249,7 +247,7 @@ impl Walk<'_> {
         self.btrfs && pair.judge.ino == EMPTY_SUBVOLUME_INO
     }
 
-    /// Compares who the file is; tells whether this is its first name.
+    /// Compares the identity of the file. Returns whether this is its first name.
     fn identity(&mut self, pair: &Pair) -> bool {
         if self.compare.with(Aspect::Ids) {
             self.same(pair, "identity", &pair.ours, &pair.judge);
@@ -263,7 +261,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Calls that do not fit the file must fail as the kernel fails them.
+    /// Checks that calls that do not fit the file fail as they fail in the kernel.
     fn refusals(&mut self, pair: &Pair, file_type: FileType) {
         let missing = self.ours.xattr(pair.ours, b"user.not there");
         self.refused(pair, "a missing attribute", missing.map(drop), Errno::NODATA);
@@ -316,7 +314,7 @@ impl Walk<'_> {
         self.missing_names(pair, &judge);
     }
 
-    /// The way back up from a directory.
+    /// Checks the way back from a directory to its parent.
     fn below(&mut self, dir: &Pair, below: &Pair, name: &[u8]) {
         if self.is_empty_subvolume(below) {
             return;
@@ -326,7 +324,7 @@ impl Walk<'_> {
         self.same(below, "parent", &parent, &Ok(Some(expected)));
     }
 
-    /// Reading a directory in pieces shows what reading it at once does.
+    /// Checks that reading a directory in pieces shows the same as reading it at once.
     fn piecewise(&mut self, pair: &Pair, whole: &[Entry]) {
         let mut pieces: Vec<Entry> = Vec::new();
         let mut after = 0;
@@ -413,7 +411,7 @@ impl Walk<'_> {
         ours: Result<T>,
         judge: Result<T>,
     ) {
-        // Both sides failing is no agreement: a judge that cannot answer is no judge.
+        // If both sides fail, they do not agree: a judge that returns an error is no judge.
         if let Err(error) = &judge {
             self.differs(pair, &format!("{what}: the judge fails: {error}"));
         }
@@ -461,7 +459,7 @@ fn entries(fs: &dyn FileSystem, dir: FileId) -> Result<Vec<Entry>> {
     Ok(list)
 }
 
-/// A path for a message: of a long one the two ends.
+/// A path for a message. A long one is shortened in the middle.
 fn show_path(path: &[u8]) -> String {
     match path {
         [start @ .., _] if start.len() > 300 => {
@@ -471,7 +469,7 @@ fn show_path(path: &[u8]) -> String {
     }
 }
 
-/// Bytes of a path for a message: what is no printable ASCII is escaped.
+/// Bytes of a path for a message. Everything except printable ASCII is escaped.
 #[must_use]
 pub fn show(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, &byte| {

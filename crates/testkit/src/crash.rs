@@ -1,9 +1,10 @@
-//! The crash explorer: what a power cut or a failing device leaves of a volume, judged by what was
-//! promised.
+//! The crash explorer: it builds every state that a power cut or a failing device can leave, and
+//! judges each state by what the engine promised.
 //!
-//! A [`Workload`] is done to an engine over devices that remember every write, and to the model.
-//! Then every state that a cut could have left is opened, checked, compared with what the model
-//! says that it may be (the rules are in `oracle`), changed, synced, and opened again.
+//! The explorer runs a [`Workload`] on an engine, over devices that record every write, and on the
+//! model. Then it takes each state that a cut could have left. It opens and checks the volume,
+//! compares it with what the model allows (the rules are in `oracle`), changes it, syncs it, and
+//! opens it again.
 //!
 //! ```text
 //!   generate ──> Workload ──> record ──> CrashLog ──> states ──> enter ──> Picture ──┐
@@ -15,15 +16,15 @@
 //!
 //! - `sync` makes durable everything that was done before it.
 //! - `fsync` makes durable the data, the attributes and the names of a file, or a directory and the
-//!   names in it. What else it makes durable is the engine's affair: nothing, what the file needs
-//!   to be found, or all names and attributes.
-//! - At any time the engine may commit by itself (the dirty set is full, time passed, space is
-//!   short): a beginning of the operations is durable then. Of data in memory what was written back
-//!   is there, and the size is that of it.
+//!   names in it. What else it makes durable is the engine's choice: nothing, the directories that
+//!   lead to the file, or all names and attributes.
+//! - The engine may commit at any time by itself (the dirty set is full, time passed, space is
+//!   short). Then the first operations, up to some moment, are durable. Of the data in memory, the
+//!   data that was written back is durable, and the size of the file reaches as far as that data.
 //!
-//! States that hold the same are entered once and judged each time, by the promises of each.
-//! [`faults`] is the same with devices that fail instead of a cut, and [`Promised`] judges what
-//! others made of a workload, such as the kernel, by the same rules.
+//! States with equal contents are opened once, and judged once for each state, by its own promises.
+//! [`faults`] does the same with devices that fail instead of a cut. [`Promised`] judges by the
+//! same rules what others, such as the kernel, made of a workload.
 
 pub mod explore;
 pub mod faults;
@@ -57,16 +58,16 @@ pub type Devices = Vec<Arc<dyn BlockDevice>>;
 
 /// An open volume.
 pub struct Opened {
-    /// Its files.
+    /// The files of the volume.
     pub files: Box<dyn FileSystemMut>,
-    /// What is done to its subvolumes.
+    /// The calls that change its subvolumes.
     pub subvolumes: Box<dyn Subvolumes>,
-    /// How many failures of writes and flushes the engine has reported as survived.
+    /// How many failed writes and flushes the engine has reported as survived.
     pub survived: Arc<AtomicUsize>,
 }
 
 impl Opened {
-    /// Who does the operations of a workload to it, of which the first has this number.
+    /// A runner for the operations of a workload; `first` is the number of its first operation.
     #[must_use]
     pub fn runner(&self, first: u32) -> Runner<'_> {
         Runner::new(&**self, first).with_subvolumes(&*self.subvolumes)
@@ -85,7 +86,7 @@ impl Deref for Opened {
     }
 }
 
-/// What is tested: something that opens volumes.
+/// The engine under test: it opens volumes.
 pub trait Engine: Sync {
     /// Opens the volume for reading.
     fn open(&self, devices: Devices) -> Result<Opened>;
@@ -93,20 +94,20 @@ pub trait Engine: Sync {
     /// Opens the volume for writing, as after a crash.
     fn open_writable(&self, devices: Devices) -> Result<Opened>;
 
-    /// Reads everything that describes the volume, which is in order or an error.
+    /// Reads everything that describes the volume, and returns an error if anything is wrong.
     fn check(&self, devices: Devices) -> Result<()>;
 }
 
-/// Says what was explored, so that it is seen of a test that passes as well: the test runner keeps
-/// what `println!` prints for those that fail.
+/// Prints what was explored to standard error, so that a test that passes shows it too: the test
+/// runner shows the output of `println!` only for tests that fail.
 pub fn report(what: impl Display) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
-    // Who has closed standard error does not want to know.
+    // If standard error is closed, there is no reader to inform.
     let _ = writeln!(std::io::stderr(), "{name}: {what}");
 }
 
-/// The seed of this test: that in the variable `OFFSHOOT_SEED`, or else a new one. It is printed.
+/// The seed of this test: the number in the variable `OFFSHOOT_SEED`, or else a new one. Prints it.
 #[must_use]
 pub fn seed() -> u64 {
     let given = std::env::var("OFFSHOOT_SEED").ok();

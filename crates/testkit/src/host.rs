@@ -1,13 +1,13 @@
 //! A mounted directory as a filesystem.
 //!
-//! The judge in most tests is what the kernel shows of a volume. [`HostFilesystem`]
-//! puts that behind the same trait as our engine, so that one comparison serves
-//! both sides and can be tested by comparing a directory with itself.
+//! The judge in most tests is what the kernel shows of a volume. [`HostFilesystem`] puts that
+//! behind the same trait as our engine, so that one comparison serves both sides and can be tested
+//! by comparing a directory with itself.
 //!
-//! A [`FileId`] is the inode number with, where `statx` tells it, the id of the
-//! subvolume, and the device number elsewhere. A file is reached through the name
-//! under which it was seen last. Paths longer than `PATH_MAX` work, because a file is
-//! opened from a directory that is opened piece by piece.
+//! A [`FileId`] is the inode number together with the id of the subvolume if `statx` returns it,
+//! and with the device number otherwise. A file is reached through the name under which it was seen
+//! last. Paths longer than `PATH_MAX` work, because a file is opened from a directory that is
+//! opened piece by piece.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -37,9 +37,9 @@ pub struct HostFilesystem {
     base: OwnedFd,
     root: FileId,
     subvolumes: bool,
-    /// Under which name each file was seen last.
+    /// The directory and the name under which each file was seen last.
     seen: Mutex<HashMap<FileId, Parent>>,
-    /// The file that was read last, because reads come in runs.
+    /// The file that was read last, kept open because a file is usually read in several calls.
     open: Mutex<Option<(FileId, std::sync::Arc<File>)>>,
 }
 
@@ -47,7 +47,7 @@ impl HostFilesystem {
     /// The tree that starts at `path`.
     ///
     /// # Errors
-    /// When `path` is not a directory that opens.
+    /// When `path` is not a directory or cannot be opened.
     pub fn new(path: &Path) -> Result<Self> {
         let base = rustix::fs::open(
             path,
@@ -65,14 +65,14 @@ impl HostFilesystem {
         })
     }
 
-    /// Whether the kernel tells subvolume ids here, so that the ids of files are those
-    /// of the volume itself.
+    /// Whether the kernel returns subvolume ids here, so that file ids are those of the volume
+    /// itself.
     #[must_use]
     pub fn tells_subvolumes(&self) -> bool {
         self.subvolumes
     }
 
-    /// The directory in which `file` was seen, opened, and its name there.
+    /// Opens the directory in which `file` was seen. Returns it with the name of the file there.
     fn locate(&self, file: FileId) -> Result<(OwnedFd, PathBuf)> {
         let mut names = Vec::new();
         {
@@ -100,8 +100,8 @@ impl HostFilesystem {
         Ok((dir, names.first().map_or_else(|| PathBuf::from("."), PathBuf::from)))
     }
 
-    /// A path that leads to `file` itself, symbolic link or not, with the descriptor
-    /// that keeps it valid.
+    /// A path to `file` itself, even if it is a symbolic link, and the descriptor that keeps the
+    /// path valid.
     fn path(&self, file: FileId) -> Result<(OwnedFd, PathBuf)> {
         let (dir, name) = self.locate(file)?;
         let through = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
@@ -117,7 +117,7 @@ impl HostFilesystem {
         match self.attr(file)?.file_type {
             FileType::Regular => {}
             FileType::Directory => return Err(Error::posix(Errno::ISDIR, file.to_string())),
-            // Opening a device or a pipe would do something; no engine reads them.
+            // Opening a device or a pipe has side effects, and no engine reads them.
             _ => return Err(Error::posix(Errno::INVAL, file.to_string())),
         }
         let (dir, name) = self.locate(file)?;
@@ -256,14 +256,14 @@ impl FileSystem for HostFilesystem {
         let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(posix(file))?;
         match rustix::fs::ioctl_getflags(&opened) {
             Ok(flags) => Ok(FileFlags::from_bits_truncate(flags.bits())),
-            // A filesystem without flags.
+            // The filesystem has no flags.
             Err(Errno::NOTTY | Errno::OPNOTSUPP) => Ok(FileFlags::empty()),
             Err(errno) => Err(posix(file)(errno)),
         }
     }
 
-    /// The kernel's own cookies are not stable enough to be ours; the place in the
-    /// listing is, because nobody changes the directory.
+    /// The kernel's own cookies may change between two calls. The index in the listing does not,
+    /// because no process changes the directory during a test.
     fn read_dir(
         &self,
         dir: FileId,
@@ -279,7 +279,7 @@ impl FileSystem for HostFilesystem {
                 continue;
             }
             let name = entry.file_name();
-            // What the kernel cannot open does not hide the names behind it.
+            // An entry that the kernel cannot open must not hide the names behind it.
             let file = match self.lookup(dir, name.as_bytes()) {
                 Ok(file) => file,
                 Err(error) => {

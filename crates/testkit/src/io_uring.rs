@@ -1,9 +1,10 @@
-//! FUSE over io_uring, which the kernel offers where its administrator has switched that on.
+//! FUSE over io_uring, on kernels whose administrator can switch it on.
 //!
-//! The switch belongs to the whole machine, and several programs may want it at a time. So each has
-//! a lock on a file that is the same for all, together with the others: who comes first writes down
-//! what the switch was, and who is the last one puts it back. What is left there by a program that
-//! was killed is forgotten: meanwhile somebody else may have turned the switch.
+//! The switch belongs to the whole machine, and several programs may need it at the same time. So
+//! each program holds a shared lock on one common file, the note. The first program writes into the
+//! note that it turned the switch on; the last program turns the switch off again. If a program is
+//! killed, the next first program overwrites its note, because the switch may have been turned by
+//! another program in the meantime.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,22 +12,22 @@ use std::io;
 use offshoot_machine::{IO_URING_SWITCH as SWITCH, may_switch_io_uring_on};
 use rustix::fs::{FlockOperation, flock};
 
-/// Where it is written down.
+/// The note: it holds `N` if the switch was off before.
 const NOTE: &str = "/run/offshoot-enable-uring";
 
-/// The lock of whoever comes or goes, one at a time.
+/// The lock of the program that is just taking or leaving the switch, one at a time.
 const TURN: &str = "/run/offshoot-enable-uring.turn";
 
-/// The switch is on while this is there.
+/// Keeps the switch on.
 #[derive(Debug)]
 pub struct SwitchedOn {
     note: File,
 }
 
-/// Whether this host has it, or lets it be switched on.
+/// Checks that this host has FUSE over io_uring switched on, or lets us switch it on.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn can_be_had() -> Result<(), String> {
     may_switch_io_uring_on()?;
     let ring = ::io_uring::IoUring::new(1);
@@ -34,10 +35,10 @@ pub fn can_be_had() -> Result<(), String> {
 }
 
 impl SwitchedOn {
-    /// Switches it on.
+    /// Switches FUSE over io_uring on.
     ///
     /// # Errors
-    /// Those of the host, where the kernel cannot do it or nobody but root may say so.
+    /// Those of the host, if the kernel does not support it or if only root may turn the switch.
     pub fn new() -> io::Result<Self> {
         let _turn = turn()?;
         let note = open(NOTE)?;
@@ -53,7 +54,7 @@ impl SwitchedOn {
     }
 }
 
-/// Waits until nobody else comes or goes.
+/// Waits until no other program is taking or leaving the switch.
 fn turn() -> io::Result<File> {
     let turn = open(TURN)?;
     flock(&turn, FlockOperation::LockExclusive)?;

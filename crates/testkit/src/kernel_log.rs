@@ -1,12 +1,12 @@
-//! What the kernel says of chosen devices while a test runs.
+//! What the kernel logs about chosen devices while a test runs.
 //!
-//! The kernel mounts what it finds dubious and complains in its log. The log belongs to the whole
-//! machine, so of the lines that name a device only those with one of the chosen ones count, and
-//! only what was written after [`KernelLog::start`]. What the kernel finds in itself that must not
-//! be (a warning with a trace, a bug) names no device, so it counts for whoever watches.
+//! The kernel mounts a dubious volume and complains in its log. The log belongs to the whole
+//! machine, so a line that names a device counts only if it names a chosen one, and only if it was
+//! written after [`KernelLog::start`]. A fault that the kernel finds in itself (a warning with a
+//! trace, a bug) names no device, so it counts for every watcher.
 //!
-//! [`Disks::mount_watched`](crate::btrfs::disks::Disks::mount_watched) watches a mount from before
-//! it is made until after it is gone.
+//! [`Disks::mount_watched`](crate::btrfs::disks::Disks::mount_watched) watches from before a mount
+//! is made until after it is gone.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -32,9 +32,9 @@ impl KernelLog {
         Self(log)
     }
 
-    /// Fails when a line since the start names one of `devices` and is a warning or worse, or says
-    /// that the kernel completes what `mkfs` left undone, and has none of `expected` in it; and
-    /// when the kernel found something in itself that must not be, whoever was the cause.
+    /// Fails if a line since the start names one of `devices`, is a warning or worse or says that
+    /// the kernel completes what `mkfs` left undone, and contains none of `expected`. Also fails if
+    /// the kernel found a fault in itself, whatever caused it.
     #[track_caller]
     pub fn assert_only(mut self, devices: &[&str], expected: &[&str]) {
         let mut complaints = self.complaints(devices);
@@ -42,17 +42,16 @@ impl KernelLog {
         assert!(complaints.is_empty(), "the kernel complains:\n{}", complaints.join("\n"));
     }
 
-    /// Fails when the kernel found something in itself that must not be, while it was in the
-    /// function `within`. Such lines name no device: a function tells them from what others do
-    /// meanwhile.
+    /// Fails if the kernel found a fault in itself while it was in the function `within`. Such
+    /// lines name no device, so the function tells our faults from those of other programs.
     #[track_caller]
     pub fn assert_no_warning(mut self, within: &str) {
         let warnings = warnings_within(&self.lines(), within);
         assert!(warnings.is_empty(), "the kernel warns:\n{}", warnings.join("\n"));
     }
 
-    /// What the kernel complained of since the start or the last call, as
-    /// [`assert_only`](Self::assert_only) has it.
+    /// The complaints of the kernel since the start or the last call, by the rules of
+    /// [`assert_only`](Self::assert_only).
     pub fn complaints(&mut self, devices: &[&str]) -> Vec<String> {
         let lines = self.lines();
         let of_devices = lines.iter().filter(|line| complains(line, devices)).cloned();
@@ -65,7 +64,7 @@ impl KernelLog {
         loop {
             match self.0.read(&mut record) {
                 Ok(len) => lines.push(String::from_utf8_lossy(&record[..len]).into_owned()),
-                // The next one is the oldest that is left.
+                // The next read returns the oldest record that the kernel still has.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {
                     println!("some of the kernel's log was overwritten before it was read");
                 }
@@ -76,8 +75,8 @@ impl KernelLog {
     }
 }
 
-/// `4,1234,5678,-;BTRFS warning (device loop3): ...`: the low three bits of the first
-/// number are the level, 4 for a warning and less for worse.
+/// A line is `4,1234,5678,-;BTRFS warning (device loop3): ...`. The low three bits of the first
+/// number are the level: 4 is a warning, and smaller numbers are worse.
 fn complains(line: &str, devices: &[&str]) -> bool {
     let Some((head, text)) = line.split_once(';') else { return false };
     let level = head.split(',').next().and_then(|number| number.parse::<u32>().ok());
@@ -90,7 +89,7 @@ fn complains(line: &str, devices: &[&str]) -> bool {
     ours && (level.is_some_and(|level| level & 7 <= 4) || repairs.iter().any(|r| text.contains(r)))
 }
 
-/// What begins a line of the kernel that found something in itself that must not be.
+/// How a line begins in which the kernel reports a fault in itself.
 const WARNINGS: [&str; 7] = [
     "WARNING: ",
     "BUG: ",
@@ -101,15 +100,16 @@ const WARNINGS: [&str; 7] = [
     "INFO: possible ",
 ];
 
-/// Whether a line begins a warning: one of the kernel, and not what a program put into the log.
+/// Whether the kernel begins a warning with this line. Lines that a program put into the log do not
+/// count.
 fn begins_warning(line: &str) -> bool {
     let Some((head, text)) = line.split_once(';') else { return false };
     let number = head.split(',').next().and_then(|number| number.parse::<u32>().ok());
     number.is_some_and(|number| number >> 3 == 0) && WARNINGS.iter().any(|w| text.starts_with(w))
 }
 
-/// The lines of warnings whose trace has the function `within`, or of all for an empty one. Two
-/// that are written at a time may be taken for one.
+/// The lines of warnings whose trace contains the function `within`, or of all warnings if `within`
+/// is empty. Two warnings that are logged at the same time may be taken for one.
 fn warnings_within(lines: &[String], within: &str) -> Vec<String> {
     let function = if within.is_empty() { String::new() } else { format!("{within}+0x") };
     let mut found = Vec::new();
@@ -140,7 +140,7 @@ mod tests {
         assert!(complains("27,1,2,-;BTRFS error (device loop3 state E): no", &["/dev/loop3"]));
     }
 
-    /// A warning of the kernel that named no device was seen by nobody.
+    /// Without this, a warning of the kernel that names no device would go unnoticed.
     #[test]
     fn warnings_are_told_from_the_rest() {
         let bug = "1,7,200,-;kernel BUG at fs/btrfs/extent-tree.c:1234!";

@@ -1,8 +1,8 @@
 //! Judges, volumes and comparisons for the tests of offshoot.
 //!
-//! A test that only our own code judges proves that we agree with ourselves. This
-//! crate brings in the outside judges, the Linux kernel over a loop device and
-//! `btrfs-progs`, and everything a test needs to use them:
+//! A test that only our own code judges proves that we agree with ourselves. This crate brings in
+//! the outside judges, the Linux kernel over a loop device and `btrfs-progs`, and everything a test
+//! needs to use them:
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -20,8 +20,8 @@
 //! | [`io_uring`] | FUSE over io_uring switched on in the kernel |
 //! | [`btrfs`] | the judges of that format, and volumes for them |
 //!
-//! What it sets up for a test either succeeds or panics with the reason: a test
-//! without its volume has nothing to go on with. What it finds it returns.
+//! If a set-up step fails, it panics with the reason: a test without its volume cannot continue.
+//! What a judge finds is returned.
 
 #![expect(
     clippy::missing_panics_doc,

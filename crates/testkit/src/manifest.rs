@@ -1,11 +1,11 @@
 //! What a filesystem shows, as text.
 //!
-//! A manifest is the judgement of the kernel put on paper: it is written once from the
-//! kernel's mount of a volume, and wherever the volume is read later, without root and
-//! without the kernel's driver, the same text must come out.
+//! A manifest is the judgement of the kernel put on paper. We write it once, from the kernel's
+//! mount of a volume. Wherever our engine reads that volume later, without root and without the
+//! kernel's driver, it must produce the same text.
 //!
-//! One line per path, ordered by the bytes of the path; fields by name, so that a
-//! difference says what differs.
+//! There is one line per path, ordered by the bytes of the path. Fields have names, so that a
+//! difference shows which field differs.
 
 use std::fmt::Write;
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use offshoot_vfs::{FileId, FileSystem, FileType, Result, Timestamp};
 
 use crate::compare::{show, sorted_xattrs};
 
-/// The manifest of everything below the root of `fs`.
+/// Writes the manifest of everything below the root of `fs`.
 ///
 /// # Errors
 /// The first error of the filesystem.
@@ -86,9 +86,9 @@ fn line(fs: &dyn FileSystem, path: &[u8], file: FileId) -> Result<String> {
     Ok(line)
 }
 
-/// Whether a directory is the one that a snapshot shows in place of a subvolume that
-/// was nested in its source. It is stored nowhere: the kernel calls it inode 2 and
-/// gives it the time of day; for us it has a number that no stored inode has.
+/// Whether a directory is the one that a snapshot shows in place of a subvolume nested in its
+/// source. It is not stored in the volume. The kernel shows it as inode 2 with the current time;
+/// our engine gives it a number above `i64::MAX`, which no stored inode has.
 fn stands_in(file: FileId) -> bool {
     file.ino == 2 || file.ino > i64::MAX.cast_unsigned()
 }

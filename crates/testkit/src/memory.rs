@@ -1,4 +1,4 @@
-//! A filesystem in memory that does what it is told, lies included.
+//! A filesystem in memory that a test fills with whatever it needs, contradictions included.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -7,7 +7,7 @@ use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs, Timestamp,
 };
 
-/// The inode number of its root.
+/// The inode number of the root.
 pub const ROOT: u64 = 256;
 
 /// The file with the inode number `ino`.
@@ -36,7 +36,7 @@ pub struct Node {
     pub is_endless: bool,
 }
 
-/// The filesystem: inodes by number.
+/// The filesystem: all inodes by number.
 #[derive(Default)]
 pub struct Memory {
     /// All inodes.
@@ -82,7 +82,7 @@ impl Memory {
         })
     }
 
-    /// Gives an inode a name, whatever that does to the tree.
+    /// Gives an inode a name, even if that contradicts the rest of the tree.
     pub fn enter(&mut self, parent: u64, name: &[u8], ino: u64) {
         self.nodes.get_mut(&parent).expect("the parent").entries.push((name.to_vec(), ino));
     }
@@ -201,7 +201,8 @@ impl FileSystem for Memory {
                 continue;
             }
             let from = usize::try_from(range.start.saturating_sub(*offset)).expect("small");
-            // A piece that ends behind the file is a lie, which is told.
+            // A piece that reaches past the end of the file is shown as it is: the test wants that
+            // lie.
             let to = if end > node.attr.size { end } else { end.min(range.end) };
             let to = usize::try_from(to - offset).expect("small");
             visit(offset + from as u64, &data[from..to])?;

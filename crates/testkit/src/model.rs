@@ -1,13 +1,13 @@
 //! A filesystem in memory, small enough to be right.
 //!
-//! [`Model`] does what POSIX says, in the plainest way, behind the same traits as an engine. A
-//! test does the same to both and compares: what every call returned, and at last everything that
-//! they show. [`actor`] makes up the calls.
+//! [`Model`] does what POSIX says, in the plainest way, behind the same traits as an engine. A test
+//! makes the same calls on both and compares the result of every call, and at the end everything
+//! that both show. [`actor`] makes random calls.
 //!
-//! It follows btrfs where POSIX leaves the choice: directories have one link, and their size is
-//! twice the length of all names in them, data is counted in sectors of 4 KiB, and what was written
-//! once stays data until it is cut off. It has no limits of space or of numbers, and counts space
-//! in whole sectors: no data is inline.
+//! Where POSIX leaves a choice, the model follows btrfs. Directories have one link, and their size
+//! is twice the length of all names in them. Data is counted in sectors of 4 KiB, and a written
+//! sector stays data until it is truncated. The model has no limits of space or of numbers, and it
+//! counts space in whole sectors: no data is inline.
 
 pub mod actor;
 mod attributes;
@@ -36,13 +36,13 @@ pub struct Model {
 struct State {
     nodes: BTreeMap<u64, Node>,
     next_ino: u64,
-    /// Subvolumes that refuse to be changed.
+    /// The roots of read-only subvolumes.
     read_only: BTreeSet<u64>,
-    /// When each subvolume but the first was made.
+    /// The creation time of each subvolume except the top-level one.
     made: BTreeMap<u64, Timestamp>,
-    /// The root of the subvolume that a mount shows.
+    /// The root of the default subvolume, which a mount shows.
     default: u64,
-    /// What files are compressed with that are just to be compressed.
+    /// The compression method of files that have the flag COMPRESS and name no method.
     compression: &'static str,
 }
 
@@ -55,7 +55,7 @@ struct Node {
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     flags: FileFlags,
     opens: u64,
-    /// It never had a name, and may get one.
+    /// The file never had a name, and may get one.
     is_linkable: bool,
 }
 
@@ -70,7 +70,7 @@ enum Body {
 #[derive(Clone, Debug, Default)]
 struct Directory {
     parent: Option<Parent>,
-    /// Name and inode number of each entry, by its cookie.
+    /// The name and inode number of each entry, by its cookie.
     entries: BTreeMap<u64, (Vec<u8>, u64)>,
     /// The cookie of each name.
     names: BTreeMap<Vec<u8>, u64>,
@@ -86,7 +86,7 @@ fn posix<T>(errno: Errno, what: impl std::fmt::Display) -> Result<T> {
 }
 
 impl Model {
-    /// An empty filesystem whose root looks like this one.
+    /// An empty filesystem whose root has these attributes.
     #[must_use]
     pub fn new(root: &Attr) -> Self {
         let attr = Attr { file: id(ROOT), size: 0, nlink: 1, ..*root };
@@ -101,13 +101,13 @@ impl Model {
         Self { state: Mutex::new(state) }
     }
 
-    /// From now on files that are just to be compressed have this method, of those that
-    /// `btrfs.compression` knows.
+    /// From now on, files that have the flag COMPRESS and name no method use this one: `zlib`,
+    /// `lzo` or `zstd`, as in `btrfs.compression`.
     pub fn compress_with(&self, method: &'static str) {
         self.state().compression = method;
     }
 
-    /// An empty filesystem that was made at this time, and belongs to root.
+    /// An empty filesystem that was made at this time and belongs to the user root.
     #[must_use]
     pub fn made_at(at: Timestamp) -> Self {
         Self::new(&Attr {
@@ -141,7 +141,7 @@ impl State {
         self.nodes.get_mut(&file.ino).map_or_else(|| posix(Errno::NOENT, file), Ok)
     }
 
-    /// `EROFS` when `file` is in a subvolume that refuses to be changed.
+    /// `EROFS` if `file` is in a read-only subvolume.
     fn require_writable(&self, file: FileId) -> Result<()> {
         match self.nodes.get(&file.ino) {
             Some(node) if self.read_only.contains(&node.subvolume) => posix(Errno::ROFS, file),
@@ -204,7 +204,7 @@ impl State {
         Ok(self.node(file)?.attr.file_type)
     }
 
-    /// The contents of a directory changed.
+    /// Updates the times and the size of a directory after its entries changed.
     fn touch(&mut self, dir: FileId, at: Timestamp) -> Result<()> {
         let size = self.directory(dir)?.names.keys().map(|name| 2 * name.len() as u64).sum();
         let attr = &mut self.node_mut(dir)?.attr;

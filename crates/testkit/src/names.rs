@@ -1,11 +1,10 @@
 //! Names whose hashes collide.
 //!
-//! A directory item is found by the hash of its name: CRC-32C over the name from
-//! the start value `0xffff_fffe`, without the closing inversion. Names that collide
-//! share one item. A CRC is linear, so four free bytes at the end of a name can give
-//! it any hash, and two names of one length that collide for one start value do so
-//! for every start value: the extended references of hard links, which start from
-//! the number of the directory, collide with them.
+//! A directory item is found by the hash of its name: CRC-32C over the name from the start value
+//! `0xffff_fffe`, without the closing inversion. Names that collide share one item. A CRC is
+//! linear. So four free bytes at the end of a name can give it any hash, and two names of one
+//! length that collide for one start value collide for every start value. Extended references of
+//! hard links start from the number of the directory, so their hashes collide too.
 
 use crate::random::Random;
 
@@ -16,8 +15,8 @@ pub fn hash(name: &[u8]) -> u32 {
     !crc32c::crc32c_append(!0xffff_fffe, name)
 }
 
-/// `count` different names, all of `len` bytes, that start with `prefix` and have one
-/// hash. They hold neither `/` nor NUL.
+/// `count` different names, all of `len` bytes, that start with `prefix` and have one hash. They
+/// hold neither `/` nor NUL.
 #[must_use]
 pub fn colliding(prefix: &[u8], len: usize, count: usize) -> Vec<Vec<u8>> {
     let mut random = Random::new(0x00c0_1115_1011);
@@ -68,7 +67,7 @@ fn tail_for(table: &[u32; 256], from: u32, to: u32) -> [u8; 4] {
         *entry = (0..256).find(|&i| table[i] >> 24 == register >> 24).expect("a permutation");
         register = (register ^ table[*entry]) << 8;
     }
-    // Forwards: the byte that selects that entry from the register as it is then.
+    // Forwards: the byte that selects that entry, given the register at this point.
     let mut register = from;
     entries.map(|entry| {
         let index = u8::try_from(entry).expect("an index of 256 entries");

@@ -1,7 +1,7 @@
 //! Reproducible bytes.
 //!
-//! One small generator (SplitMix64), so that a seed that a failing test prints makes
-//! the same bytes on every machine and with every version of every crate.
+//! One small generator (SplitMix64), so that the seed that a failing test prints makes the same
+//! bytes on every machine and with every version of every crate.
 
 use std::time::UNIX_EPOCH;
 
@@ -20,14 +20,14 @@ pub fn seed_of_run() -> u64 {
     seed
 }
 
-/// The same where other seeds may show what is known and not mended yet: `fixed`, unless one is
-/// given.
+/// The seed in `OFFSHOOT_SEED`, or else `fixed`: for tests in which other seeds may show faults
+/// that are known and not mended yet.
 #[must_use]
 pub fn seed_or(fixed: u64) -> u64 {
     if std::env::var_os("OFFSHOOT_SEED").is_some() { seed_of_run() } else { fixed }
 }
 
-/// A generator of numbers that only its seed decides.
+/// A generator of numbers that depend only on its seed.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

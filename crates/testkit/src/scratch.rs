@@ -4,8 +4,8 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-/// A new directory for images: in memory where there is room, because the judges
-/// force everything they write to the disk and the tests need none of it to last.
+/// A new directory for images. It is in memory if there are 4 GiB free, because the judges force
+/// everything they write to the disk, and a test does not need its images to last.
 #[must_use]
 pub fn scratch_dir() -> TempDir {
     const ROOM_BYTES: u64 = 4 << 30;

@@ -1,10 +1,10 @@
-//! Space that files share, by the kernel: the calls that share it, and what it tells of the extents
-//! of a mounted volume.
+//! Space that files share, as the kernel sees it: the calls that share space, and what the kernel
+//! shows of the extents of a mounted volume.
 //!
-//! The two volumes of a comparison hold the same at different addresses, so of an extent count only
-//! where in the file it is and what it is: inline, encoded, preallocated, shared. Neighbours that
-//! are the same are one, because the kernel itself shows two extents as one when one lies behind
-//! the other on the disk by chance.
+//! The two volumes of a comparison hold the same at different addresses. So a comparison looks only
+//! at where in the file an extent is and at its kind: inline, encoded, preallocated, shared.
+//! Neighbours of the same kind are joined, because the kernel itself shows two extents as one if
+//! they happen to be next to each other on the disk.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,10 +14,10 @@ use std::path::Path;
 
 use crate::run::{command, run};
 
-/// Where in a file: its path, and a byte offset.
+/// A place in a file: its path, and a byte offset.
 pub type At<'p> = (&'p Path, u64);
 
-/// `FICLONERANGE`: lets `to` share `len` bytes of `from`.
+/// `FICLONERANGE`: makes `to` share `len` bytes of `from`.
 ///
 /// # Errors
 /// The error number of the kernel.
@@ -31,9 +31,9 @@ pub fn clone_range(from: At<'_>, to: At<'_>, len: u64) -> Result<(), i32> {
     }
 }
 
-/// `FIDEDUPERANGE`: lets two files share `len` bytes when they are the same in both, and tells
-/// whether they were. Of how many the kernel then says that they are shared are all, whatever was
-/// left of a sector.
+/// `FIDEDUPERANGE`: makes two files share `len` bytes if these are equal. Returns whether they
+/// were. If they were, the kernel must report all `len` bytes as shared, even if the last sector is
+/// partial.
 ///
 /// # Errors
 /// The error number of the kernel.
@@ -53,7 +53,7 @@ pub fn dedupe_range(from: At<'_>, to: At<'_>, len: u64) -> Result<bool, i32> {
     }
 }
 
-/// Calls of two open files for which there is no safe function.
+/// Makes calls on two open files for which there is no safe function.
 fn call(script: &str, from: At<'_>, to: At<'_>, len: u64) -> i32 {
     const OPEN: &str = r#"
         my ($from, $offset, $to, $to_offset, $len) = @ARGV;
@@ -75,16 +75,16 @@ fn call(script: &str, from: At<'_>, to: At<'_>, len: u64) -> i32 {
     code
 }
 
-/// What the kernel tells of one file.
+/// What the kernel shows of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Space {
-    /// The extents of `filefrag`: where in the file, in bytes, and what they are.
+    /// The extents that `filefrag` prints: the range in the file, in bytes, and its kinds.
     pub extents: Vec<(Range<u64>, Vec<String>)>,
-    /// All that `btrfs filesystem du` counts, in bytes, and the part of it that no other file has.
+    /// What `btrfs filesystem du` counts, in bytes: all space of the file, and its exclusive part.
     pub usage: (u64, u64),
 }
 
-/// What the kernel tells of all regular files below a mounted directory, by their paths from there.
+/// What the kernel shows of all regular files below a mounted directory, by relative path.
 #[must_use]
 pub fn spaces(mount: &Path) -> BTreeMap<String, Space> {
     rustix::fs::syncfs(File::open(mount).expect("the directory opens")).expect("a sync");
@@ -108,7 +108,7 @@ pub fn spaces(mount: &Path) -> BTreeMap<String, Space> {
     }
     for line in shell(r#"cd "$1"; btrfs filesystem du --raw ."#).lines().skip(1) {
         let path = &line[line.find("./").unwrap_or(line.len())..];
-        // The others are directories.
+        // The other lines are for directories.
         if let Some(space) = all.get_mut(path) {
             let mut words = line.split_whitespace();
             let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
@@ -131,8 +131,8 @@ fn extent(line: &str) -> Option<(Range<u64>, Vec<String>)> {
     Some((start..last + 1, flags))
 }
 
-/// The kernel tells the same of the extents of all files below both directories, of which
-/// `at_least` are shared with others.
+/// Checks that the kernel shows the same extents of all files below both directories, and that at
+/// least `at_least` files share extents.
 #[track_caller]
 pub fn assert_alike(ours: &Path, theirs: &Path, at_least: usize) {
     let [ours, theirs] = [ours, theirs].map(spaces);

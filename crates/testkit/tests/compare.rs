@@ -1,7 +1,7 @@
-//! The comparison itself on trial: it must find nothing where nothing differs, and
-//! every single thing that a filesystem can get wrong.
+//! Tests of the comparison itself: it must find no difference where there is none, and every
+//! mistake that a filesystem can make.
 //!
-//! The truth is a directory of the host. [`Liar`] stands over it and tells one lie.
+//! The truth is a directory of the host. [`Liar`] wraps it and tells one lie.
 
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
@@ -14,7 +14,7 @@ use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
 };
 
-/// What is told wrong about the one file, entry or directory that it concerns.
+/// The lie about one file, entry or directory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Lie {
     None,
@@ -419,8 +419,8 @@ fn a_failing_judge_is_no_agreement() {
     assert!(!outcome.differences.is_empty(), "two failures passed for agreement");
 }
 
-/// The whole filler through the kernel: what the mount shows equals itself, and the
-/// comparison reaches all of it.
+/// The whole filler through the kernel: the mount equals itself, and the comparison reaches all of
+/// it.
 #[test]
 fn a_full_volume_equals_itself() {
     let Some(judges) = judges::require() else { return };

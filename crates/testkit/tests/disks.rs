@@ -1,4 +1,4 @@
-//! What the disks of a test leave behind: nothing, however the test ends.
+//! A test leaves no disks behind, however it ends.
 
 use offshoot_testkit::btrfs::disks::{Disks, Mount};
 use offshoot_testkit::btrfs::judges;
@@ -44,7 +44,7 @@ fn made(judges: &judges::Judges) -> Disks {
     disks
 }
 
-/// A loop device is given back although its image went first.
+/// A loop device is detached even if its image was removed first.
 #[test]
 fn a_mount_outlives_its_images() {
     let Some(judges) = judges::require() else { return };
@@ -57,7 +57,7 @@ fn a_mount_outlives_its_images() {
     traces.assert_gone();
 }
 
-/// A test that panics leaves as little as one that passes.
+/// A test that panics cleans up as a test that passes does.
 #[test]
 fn a_panic_undoes_everything() {
     let Some(judges) = judges::require() else { return };

@@ -1,4 +1,4 @@
-//! Judges that are asked when something is dropped can say no.
+//! A judge that runs when a value is dropped can fail the test.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::scratch_dir;
 
-/// What is said when this is dropped, if somebody complains.
+/// The message of the panic when `dropped` is dropped, if there is one.
 fn complaint<T>(dropped: T) -> Option<String> {
     let panic = catch_unwind(AssertUnwindSafe(|| drop(dropped))).err()?;
     Some(*panic.downcast::<String>().expect("a message"))
 }
 
-/// `mkfs.btrfs` leaves the UUID tree to the first mount. Who does not keep it later would be told
-/// so in the same words.
+/// `mkfs.btrfs` leaves the UUID tree to the first mount. An engine that later neglects that tree
+/// would cause the same message.
 #[test]
 fn a_mount_that_completes_something_is_told() {
     let Some(judges) = judges::require() else { return };

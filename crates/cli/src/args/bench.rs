@@ -140,8 +140,9 @@ pub(crate) struct FsMarkArguments {
     /// What the random names follow from; the time otherwise
     #[arg(long, value_name = "NUMBER")]
     pub(crate) seed: Option<u64>,
-    // Names are hashed, so files in large directories change leaves all over them. With all of two
-    // million names in memory a file takes a third of the CPU time that it takes with 256 MiB.
+    // Names are hashed, so files in a large directory change leaves all over it. If all leaves for
+    // two million names fit into memory, a file takes a third of the CPU time that it takes with
+    // 256 MiB.
     /// What may be changed and not yet on the device, of data and of tree blocks
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     pub(crate) dirty_bytes: u64,
@@ -188,13 +189,13 @@ pub(crate) struct DirFsyncArguments {
     /// Make an image of this size; otherwise of one that is large enough and full of holes
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) image_size: Option<u64>,
-    // All new files are to be in one transaction, so that the fsync has all of them to write.
+    // All new files should be in one transaction, so that the fsync has to write all of them.
     /// What may be changed and not yet on the device, of data and of tree blocks
     #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = parse_size)]
     pub(crate) dirty_bytes: u64,
 }
 
-/// More threads than any machine has, and fewer than a process may have.
+/// More threads than any machine has processors, and fewer than a process may have.
 const THREADS_MAX: u64 = 4096;
 
 fn parse_threads(text: &str) -> Result<u64, String> {
@@ -203,7 +204,7 @@ fn parse_threads(text: &str) -> Result<u64, String> {
 }
 
 fn parse_count(text: &str) -> Result<u64, String> {
-    // So many that products of two of them are numbers still.
+    // The bound keeps products of two counts below 2^64.
     let count: Option<u32> = text.parse().ok().filter(|&count| count > 0);
     count.map(u64::from).ok_or_else(|| format!("a number from 1 to {} is expected", u32::MAX))
 }

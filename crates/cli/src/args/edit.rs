@@ -144,7 +144,7 @@ pub(crate) enum Attribute {
 }
 
 impl Attribute {
-    /// Those of `list`.
+    /// The attributes in `list`.
     pub(crate) fn each(list: &[Self]) -> Vec<copy::Attribute> {
         if list.contains(&Self::All) {
             return copy::Attribute::ALL.to_vec();
@@ -412,7 +412,7 @@ pub(crate) struct TruncateArguments {
     pub(crate) edit: EditArguments,
 }
 
-/// How long a file is to be, in bytes.
+/// The wanted size of a file, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
     Exactly(u64),
@@ -420,14 +420,15 @@ pub(crate) enum Length {
     Shorter(u64),
     AtMost(u64),
     AtLeast(u64),
-    /// The next multiple below; it is not of 0.
+    /// The next multiple below. Never a multiple of 0.
     RoundedDown(u64),
-    /// The next multiple above; it is not of 0.
+    /// The next multiple above. Never a multiple of 0.
     RoundedUp(u64),
 }
 
 impl Length {
-    /// How long a file becomes that has this size; `None` when that is no number.
+    /// The new size of a file that has the size `size`, both in bytes; `None` if it does not fit a
+    /// `u64`.
     pub(crate) fn of(self, size: u64) -> Option<u64> {
         match self {
             Self::Exactly(bytes) => Some(bytes),

@@ -98,7 +98,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     };
     let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
     let are_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    // More digits behind the point than any size needs are no size.
+    // No size needs more than 18 digits behind the point, and so many keep the sum below in range.
     let is_number = !whole.is_empty() && are_digits(whole) && are_digits(part) && part.len() <= 18;
     if !is_number || digits.ends_with('.') {
         return Err("a number is expected, as in 4096, 512K or 1.5G".to_owned());
@@ -110,7 +110,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     if part != 0 && scale == 1 {
         return Err("a whole number of bytes is expected".to_owned());
     }
-    // Below 2^64 * 2^60 and 10^18 * 2^60, so that nothing overflows.
+    // The products stay below 2^64 * 2^60 and 10^18 * 2^60, so they fit a `u128`.
     u64::try_from(u128::from(whole) * scale + part * scale / tens).map_err(|_| too_large())
 }
 

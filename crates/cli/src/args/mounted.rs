@@ -1,5 +1,4 @@
-//! The verbs that can be done on a volume while it is mounted: all of them know neither files nor
-//! devices of the host.
+//! The verbs that work on a mounted volume. None of them names files or devices of the host.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,27 +11,28 @@ use super::{
 };
 use crate::live::Live;
 
-/// What a verb says of volumes that may be mounted.
+/// What the program needs to know to run a verb on a mounted volume.
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 pub(crate) struct OnMount<'a> {
-    /// The places.
+    /// The places on the command line.
     pub(crate) places: Vec<&'a mut OsString>,
-    /// Where the volume is put that is open already.
+    /// Where the program puts the open volume.
     pub(crate) live: &'a mut Option<Arc<Live>>,
-    /// An option that says how a volume is opened, if there is one: this volume is open.
+    /// An option that says how to open a volume, if one was given. A mounted volume is open
+    /// already.
     pub(crate) opening: Option<&'static str>,
-    /// Whether something is to be changed.
+    /// Whether the verb changes the volume.
     pub(crate) changes: bool,
-    /// Whether what programs have stored through mappings belongs to it.
+    /// Whether the verb needs data that programs stored through memory mappings.
     pub(crate) needs_mappings: bool,
-    /// Whether it is about the volume as a whole, so that its places have to be there.
+    /// Whether the verb works on the volume as a whole, so that its places must exist.
     pub(crate) is_whole: bool,
-    /// Whether a file is a place too, unless it is an image.
+    /// Whether a regular file is a place too, unless it is an image.
     pub(crate) takes_files: bool,
 }
 
 impl Verb {
-    /// The volumes, where the verb can be done while they are mounted.
+    /// The places of a verb that works on mounted volumes; `None` for all other verbs.
     pub(crate) fn on_mount(&mut self) -> Option<OnMount<'_>> {
         Some(match self {
             Self::Stats(arguments) => of_volume(&mut arguments.info.volume),

@@ -28,10 +28,10 @@ pub(crate) enum Property {
 }
 
 impl Property {
-    /// All of them, in the order of `btrfs property list`.
+    /// All properties, in the order of `btrfs property list`.
     pub(crate) const ALL: [Self; 3] = [Self::Ro, Self::Label, Self::Compression];
 
-    /// As it is called, and what it is.
+    /// The name of the property and its description.
     pub(crate) fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::Ro => ("ro", "read-only flag of a subvolume"),

@@ -1,4 +1,4 @@
-//! What a disk and its partitions hold, and which of them is meant.
+//! What a disk and its partitions hold, and which partition a name selects.
 
 use std::fmt::Write as _;
 use std::io;
@@ -13,41 +13,41 @@ use super::DiskName;
 use crate::exit::{Failure, Result};
 use crate::output::{Escaped, human_size};
 
-/// What is found on a disk.
+/// The contents of a disk.
 pub(crate) struct Contents {
     file: PathBuf,
-    /// What all of it is, by its signature.
+    /// What the disk as a whole is, by its signature.
     whole: Option<&'static str>,
-    /// The table, with what each partition holds.
+    /// The partition table, and what each partition holds.
     pub(crate) table: Option<(PartitionTable, Vec<Held>)>,
-    /// Only what the partitions hold says how large the sectors are that the table counts in.
+    /// The sector size of the table is a guess that only the contents of the partitions support.
     pub(crate) is_table_guessed: bool,
 }
 
-/// What a partition holds.
+/// The contents of a partition.
 pub(crate) struct Held {
     /// What it is, by its signature.
     pub(crate) what: Option<&'static str>,
     /// The label of the volume.
     pub(crate) label: Vec<u8>,
-    /// The disk ends inside of the partition: the image was cut off.
+    /// The disk ends inside the partition: the image is truncated.
     pub(crate) is_cut_off: bool,
 }
 
-/// The partition that is meant.
+/// The partition that a name selects.
 pub(crate) struct Chosen {
     /// The kind of the table.
     pub(crate) kind: TableKind,
     /// The partition.
     pub(crate) partition: Partition,
-    /// What is wrong with the table.
+    /// A warning about the table.
     pub(crate) warning: Option<String>,
 }
 
-/// The one format of filesystems that we know.
+/// The only filesystem format that this program opens.
 const KNOWN: &str = "btrfs";
 
-/// How large the sectors of disks are that count in larger ones than most do.
+/// The larger one of the two common sector sizes.
 const LARGE_SECTOR_BYTES: u64 = 4096;
 
 impl Held {
@@ -55,7 +55,7 @@ impl Held {
         self.what == Some(KNOWN)
     }
 
-    /// What it holds, in words.
+    /// The contents in words.
     pub(crate) fn shown(&self) -> String {
         let what = self.what.unwrap_or("nothing that is known");
         let label = match &*self.label {
@@ -74,7 +74,7 @@ impl Contents {
         let whole = occupant_at(device, 0, device.size_bytes()).map_err(failed)?;
         let table = PartitionTable::read(device);
         let table = match table {
-            // A volume of its own may have the rest of a table in front of it.
+            // The first sectors of a volume may still hold parts of an old table.
             Err(error) if error.kind() == io::ErrorKind::InvalidData && whole == Some(KNOWN) => {
                 None
             }
@@ -92,9 +92,10 @@ impl Contents {
             && device.logical_sector_bytes().is_none()
             && held.iter().all(|held| held.what.is_none())
         {
-            // The file may be a copy of a disk that counts in larger sectors. A partition that
-            // holds something there proves it, if all of them fit on the disk: else an older layout
-            // left the signature. An error at a place that is only guessed proves nothing.
+            // The file may be a copy of a disk with larger sectors. A known signature in a
+            // partition at the larger sector size proves it, but only if all partitions fit on the
+            // disk: otherwise the signature is left over from an older layout. A read error at a
+            // guessed position proves nothing.
             let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES);
             let large = large.and_then(|large| large.map(with_held).transpose()).ok().flatten();
             if let Some((mut large, large_held)) = large
@@ -122,13 +123,13 @@ impl Contents {
         self.whole == Some(KNOWN)
     }
 
-    /// The partition that `name` means; `None` for all of the disk.
+    /// The partition that `name` selects; `None` for the whole disk.
     pub(crate) fn choose(&self, name: &DiskName, may_have_path: bool) -> Result<Option<Chosen>> {
         let shown = Escaped(self.file.as_os_str().as_bytes());
         let end = if may_have_path { ":/" } else { "" };
         let (table, held) = match (&self.table, &name.partition) {
             (Some((table, _)), None) if self.is_volume() && !table.partitions.is_empty() => {
-                // Most likely one of both is what was there before.
+                // Most likely one of the two is left over from an earlier use.
                 let message = format!(
                     "{shown} holds {KNOWN} over the whole disk and a partition table too: write \
                      {shown}@NUMBER{end}, or --offset 0 for the whole disk"
@@ -148,7 +149,8 @@ impl Contents {
             (None, None) => {
                 return match self.whole {
                     Some(what) => Err(Failure::Refused(format!("{shown}: {what}, not {KNOWN}"))),
-                    // The engine may find more than a signature, and says what it misses.
+                    // The engine may find more than a signature; if not, its error says what is
+                    // missing.
                     None => Ok(None),
                 };
             }
@@ -162,7 +164,7 @@ impl Contents {
             .filter(|(partition, held)| is_meant(partition, held))
             .map(|(partition, _)| partition)
             .collect();
-        // A number is that of a partition before it is a label.
+        // Partition numbers take precedence over labels.
         if let Some(text) = &name.partition
             && let Some(partition) = meant.iter().find(|one| is_number(one, text.as_bytes()))
         {
@@ -204,19 +206,19 @@ fn article(kind: TableKind) -> &'static str {
     }
 }
 
-/// Whether `text` is its number.
+/// Whether `text` is the number of the partition.
 fn is_number(partition: &Partition, text: &[u8]) -> bool {
     partition.number.to_string().as_bytes() == text
 }
 
-/// Whether a partition is called `text`: by number, UUID, its label or that of its volume.
+/// Whether `text` names the partition: by number, by UUID, by its label or by that of its volume.
 fn is_named(partition: &Partition, held: &Held, text: &[u8]) -> bool {
     is_number(partition, text)
         || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
 }
 
-/// What `partition` holds.
+/// Reads what `partition` holds.
 fn held_by(device: &dyn BlockDevice, partition: &Partition) -> io::Result<Held> {
     let start = partition.range.start;
     let there = device.size_bytes().saturating_sub(start);
@@ -226,7 +228,7 @@ fn held_by(device: &dyn BlockDevice, partition: &Partition) -> io::Result<Held> 
     Ok(Held { what, label, is_cut_off })
 }
 
-/// What is in the `len` bytes from `start` on, which are on the device.
+/// The signature in the `len` bytes from `start` on, all of which are on the device.
 fn occupant_at(device: &dyn BlockDevice, start: u64, len: u64) -> io::Result<Option<&'static str>> {
     let found = occupant(len, |offset, buf| device.read_at(start + offset, buf))?;
     Ok(found.filter(|found| found.is_certain).map(|found| found.what))
@@ -236,7 +238,7 @@ fn occupant_at(device: &dyn BlockDevice, start: u64, len: u64) -> io::Result<Opt
 fn label_at(device: &dyn BlockDevice, start: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; offshoot_btrfs_format::superblock::SUPERBLOCK_SIZE];
     match device.read_at(start + SUPERBLOCK_OFFSETS[0], &mut bytes) {
-        // The disk ends inside of it.
+        // The disk ends inside the superblock.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Vec::new()),
         result => result?,
     }

@@ -1,16 +1,17 @@
-//! From a file of the host to the disk in it: images, and the files that they stand over.
+//! From a file of the host to the disk in it: images and their backing files.
 //!
-//! A qcow2 can name a backing file, any file of the host, and a guest that writes to a plain disk
-//! can make it look like such a qcow2. So a backing file is opened only when the command line asks
-//! for it, and one that is said to be plain is taken as it is. So is the file that the command line
-//! names, with `--image-format raw`.
+//! A qcow2 can name any file of the host as its backing file. A guest that writes to a plain disk
+//! can make the disk look like such a qcow2. So a backing file is opened only if the command line
+//! asks for it, and a backing file that the qcow2 declares as raw is opened as raw. The file on the
+//! command line can be declared as raw too, with `--image-format raw`.
 //!
 //! The descriptor of a VMDK names the files with the data. It is a file of a few KiB, which no disk
-//! of a guest is, but the user may have it from anywhere. So we open a plain file beside it, and
-//! anything else that it names (a path, a link, a device) only when the command line asks for it.
+//! of a guest is, but the user may have it from an untrusted source. So we open a plain file next
+//! to the descriptor. Any other file that it names (by a path, through a link, a device) we open
+//! only if the command line asks for it.
 //!
-//! Another process may put another file at a name while we look at it. So the type of a file, and
-//! whether it is open already, are those of the file that we opened.
+//! Another process may replace a file while we look at it. So we check the type of a file, and
+//! whether it is open already, on the file that we opened.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -28,18 +29,18 @@ use crate::exit::{Failure, Result};
 use crate::output::Escaped;
 use crate::session::Access;
 
-/// How many images may be in each other, and stand over each other.
+/// How many images may be nested, and how many may be in one chain of backing files.
 const DEPTH_MAX: usize = 16;
 
 /// The disk in a file.
 pub(super) struct Layered {
     /// The disk.
     pub(super) device: Arc<dyn BlockDevice>,
-    /// The images around it, the outermost one first.
+    /// The image layers, outermost first.
     pub(super) layers: Vec<String>,
-    /// The names of the snapshots that the image has.
+    /// The names of the snapshots in the image.
     pub(super) snapshots: Vec<String>,
-    /// The files that were opened for it, also those that others name.
+    /// All files that were opened for the disk, backing files included.
     pub(super) files: Vec<HostId>,
 }
 
@@ -56,14 +57,14 @@ pub(super) fn open_layers(
 
 struct Layers<'a> {
     arguments: &'a LayerArguments,
-    /// What the file that is named is opened for.
+    /// The access to the file on the command line.
     top: Access,
-    /// The files that stand over the one that is opened.
+    /// The files above the one that is being opened, in the chain of backing files.
     seen: Vec<HostId>,
 }
 
 impl Layers<'_> {
-    /// Opens a file, and the images in it. `known` says what the file is, when that is known.
+    /// Opens a file and the images in it. `known` is the format of the file, if it is known.
     fn open(&mut self, path: &Path, access: Access, known: Option<ImageFormat>) -> Result<Layered> {
         let failed = |error| Failure::Host(path.display().to_string(), error);
         if self.seen.len() >= DEPTH_MAX {
@@ -71,7 +72,7 @@ impl Layers<'_> {
         }
         let file = self.open_file(path, access, false)?.ok_or_else(|| in_a_loop(path))?;
         let kind = match known {
-            // The same name stands for both.
+            // `vmdk` names two formats: the descriptor and the sparse image.
             Some(ImageFormat::Vmdk)
                 if ImageKind::detect(&file).map_err(failed)? == Some(ImageKind::VmdkDescriptor) =>
             {
@@ -94,7 +95,7 @@ impl Layers<'_> {
                 return Err(Failure::Refused(what));
             }
             layered = self.open_one(path, layered, found, access)?;
-            // What was compressed may be an image; what is in an image is a disk.
+            // A decompressed stream may be an image; the inside of an image is a disk.
             kind = if found.is_stream() {
                 ImageKind::detect(&*layered.device).map_err(failed)?
             } else {
@@ -108,8 +109,7 @@ impl Layers<'_> {
         Ok(layered)
     }
 
-    /// Opens a file; `None` when it is open already. With `is_plain` a link or a device is an
-    /// error.
+    /// Opens a file; `None` if it is open already. With `is_plain`, a link or a device is an error.
     fn open_file(
         &mut self,
         path: &Path,
@@ -117,13 +117,14 @@ impl Layers<'_> {
         is_plain: bool,
     ) -> Result<Option<FileDevice>> {
         let failed = |error| Failure::Host(path.display().to_string(), error);
-        // The lock of the first writer would refuse a second one, even of this process.
+        // The lock of the first writer would refuse a second open, even by this process.
         if host_id_of_file(path).is_some_and(|host| self.seen.contains(&host)) {
             return Ok(None);
         }
         let usage = match (access, self.top) {
             (Access::Write, _) => FileUse::Write,
-            // What is written above a backing file is only right while that stays as it is.
+            // Data that we write above a backing file is right only while the backing file stays
+            // unchanged.
             (Access::Read, Access::Write) => FileUse::Rely,
             (Access::Read, Access::Read) => FileUse::Read,
         };
@@ -137,7 +138,7 @@ impl Layers<'_> {
         Ok(Some(file))
     }
 
-    /// Opens the image that `layered` is.
+    /// Opens the image in `layered`.
     fn open_one(
         &mut self,
         path: &Path,
@@ -169,7 +170,8 @@ impl Layers<'_> {
         Ok(Layered { device, layers, ..layered })
     }
 
-    /// Opens the disk in the files that the descriptor at `path`, which is in `below`, names.
+    /// Opens the disk in the files that the VMDK descriptor at `path` names. `below` holds the
+    /// descriptor.
     fn open_extents(
         &mut self,
         path: &Path,
@@ -215,7 +217,8 @@ impl Layers<'_> {
                 let what = format!("{}: an image snapshot can only be read", path.display());
                 return Err(Failure::Usage(what));
             }
-            // Only that of the image that is named, not of one that it stands over.
+            // The option selects a snapshot of the image on the command line, not of its backing
+            // files.
             Some(name) if self.seen.len() == 1 => {
                 let Some(snapshot) = header.snapshot(name) else {
                     let what = if snapshots.is_empty() {
@@ -267,7 +270,7 @@ impl Layers<'_> {
         }
         let file = name.strip_prefix("file:").unwrap_or(name);
         let directory = path.parent().unwrap_or(Path::new(""));
-        // An absolute name stays what it is.
+        // `join` keeps an absolute name as it is.
         let below: PathBuf = directory.join(file);
         if file.contains(':') && !below.exists() {
             let what = format!(
@@ -286,7 +289,7 @@ impl Layers<'_> {
     }
 }
 
-/// The file at `path`, which becomes longer as the sparse VMDK in it is written.
+/// The file at `path`, which grows when the sparse VMDK in it is written.
 fn growing_vmdk(file: FileDevice, path: &Path) -> Result<FileDevice> {
     let shown = path.display();
     let metadata = file.metadata().map_err(|error| Failure::Host(shown.to_string(), error))?;
@@ -300,13 +303,13 @@ fn growing_vmdk(file: FileDevice, path: &Path) -> Result<FileDevice> {
     Ok(file.growing())
 }
 
-/// What is said of an image that stands over itself.
+/// The message about an image that is its own backing file, directly or through others.
 fn in_a_loop(path: &Path) -> Failure {
     Failure::Refused(format!("{}: its backing files go round in a loop", path.display()))
 }
 
-/// Whether `name`, which `path` has beside a file that was named, leads to nothing else: it is no
-/// path, and what is there is a plain file, or nothing.
+/// Whether `name` is a plain file next to the image: `name` is not a path, and at `path` there is a
+/// plain file or nothing.
 fn is_beside(path: &Path, name: &OsStr) -> bool {
     Path::new(name).components().eq([Component::Normal(name)])
         && path.symlink_metadata().map_or(true, |there| there.is_file())

@@ -1,9 +1,9 @@
 //! Names of disks: `FILE`, or `FILE@PARTITION`.
 //!
-//! A name may hold an `@` itself, so the host decides, as it does for [places](crate::place): when
-//! a file with the whole name exists, it is the disk. Otherwise the name is split at the last `@`
-//! before which the name of an existing file (not a directory) stands. What is behind it holds no
-//! `:/`, with which a path in the volume begins.
+//! A name may contain an `@` itself, so the files of the host decide, as for
+//! [places](crate::place). If a file with the whole name exists, that file is the disk. Otherwise
+//! the name is split at the last `@` that follows the name of an existing file (not a directory).
+//! The partition after it contains no `:/`, because that begins a path in the volume.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -16,18 +16,18 @@ use offshoot_transfer::host::{HostId, host_id_of_file};
 pub(crate) struct DiskName {
     /// The image or block device.
     pub(crate) file: PathBuf,
-    /// The number, label or UUID of the partition that is meant.
+    /// The number, label or UUID of the selected partition.
     pub(crate) partition: Option<OsString>,
 }
 
 impl DiskName {
-    /// What `path` names on this host.
+    /// Parses `path` on this host.
     pub(crate) fn parse(path: &Path) -> Self {
         Self::parse_with(path, is_file)
             .unwrap_or_else(|| Self { file: path.to_path_buf(), partition: None })
     }
 
-    /// What `path` names, if there is such a file.
+    /// Parses `path`; `None` if it names no file.
     pub(crate) fn parse_with(path: &Path, is_file: impl Fn(&Path) -> bool) -> Option<Self> {
         if is_file(path) {
             return Some(Self { file: path.to_path_buf(), partition: None });
@@ -44,7 +44,7 @@ impl DiskName {
         })
     }
 
-    /// Two names with the same of this are one disk, and one volume.
+    /// The identity of the disk: two names with the same identity are one disk, and one volume.
     pub(crate) fn id(&self) -> Option<(HostId, Option<OsString>)> {
         Some((host_id_of_file(&self.file)?, self.partition.clone()))
     }

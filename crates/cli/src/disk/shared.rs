@@ -1,9 +1,9 @@
 //! Files that this process has open, with the images in them.
 //!
-//! A writer keeps others away from its file, also those of the same process. Two partitions of one
-//! disk are two volumes in one file, or two members of one volume, so they share the device that
-//! was opened first. It stays open for as long as one of them uses it. A stream is unpacked once
-//! for the same reason.
+//! A writer locks its file against all others, even in the same process. But two partitions of one
+//! disk are two volumes, or two members of a volume, in one file. So they share the device that was
+//! opened first, and it stays open as long as one of them uses it. A compressed stream is unpacked
+//! only once for the same reason.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -27,8 +27,8 @@ struct Open {
 
 static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
 
-/// The disk in the file at `path`, and which file that is. All calls of one process have the same
-/// arguments, as far as they are about images.
+/// Opens the disk in the file at `path`, and returns it with the identity of the file. All calls in
+/// one process pass the same image options.
 pub(super) fn open(
     path: &Path,
     access: Access,
@@ -60,7 +60,7 @@ pub(super) fn open(
     Ok((layered, host))
 }
 
-/// The files that are open, backing files too.
+/// The open files, backing files included.
 pub(crate) fn open_files() -> Vec<HostId> {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let used = open.iter().filter(|open| open.device.strong_count() > 0);

@@ -1,4 +1,4 @@
-//! The run of the program that starts the one in the background, and waits until it can be used.
+//! Starts the run of the program in the background, and waits until the mount can be used.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use super::Mounting;
 use crate::exit::{ExitStatus, Failure, Result};
 
-/// Starts this program once more, to serve what `mounting` says, and returns when it does.
+/// Starts this program again to serve `mounting`, and returns when it serves.
 pub(super) fn start(mounting: &Mounting<'_>) -> Result {
     let failed = |error| Failure::Host("starting a process in the background".to_owned(), error);
     let mut child = again(mounting, "--in-background")
@@ -24,7 +24,7 @@ pub(super) fn start(mounting: &Mounting<'_>) -> Result {
     if output.read_exact(&mut ready).is_ok() {
         return Ok(());
     }
-    // It said itself what went wrong, unless it was killed.
+    // The child printed its own error, unless it was killed.
     let status = child.wait().map_err(failed)?;
     if let Some(code) = status.code() {
         return Err(Failure::Reported(ExitStatus::of_code(code)));
@@ -32,15 +32,15 @@ pub(super) fn start(mounting: &Mounting<'_>) -> Result {
     Err(failed(io::Error::other(status.to_string())))
 }
 
-/// This program once more with the same words, for the part that `flag` says.
+/// This program again, with the same words, in the role that `flag` selects.
 pub(super) fn again(mounting: &Mounting<'_>, flag: &str) -> io::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    // Under another name the verb would come twice.
+    // Under a name such as `mount.offshoot` the verb would be added twice.
     command.arg0("offshoot").args(words(mounting, flag));
     Ok(command)
 }
 
-/// The words of a command line that says the same and `flag`.
+/// The words of the same command line, with `flag`.
 fn words(mounting: &Mounting<'_>, flag: &str) -> Vec<OsString> {
     let Mounting { arguments, volume, directory, options } = mounting;
     let mut words: Vec<OsString> = vec!["mount".into(), flag.into()];

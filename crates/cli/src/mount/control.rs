@@ -1,5 +1,5 @@
-//! Verbs on a volume while it is mounted: the process that serves the mount does them, and who
-//! called the program sees what they print.
+//! Verbs on a mounted volume. The process that serves the mount runs the verb, and the client,
+//! which is the program that the user called, shows what the verb prints.
 //!
 //! ```text
 //! offshoot subvolume create /mnt/x                    the process that serves /mnt
@@ -12,36 +12,38 @@
 //!   closes the directory
 //! ```
 //!
-//! There is one implementation of each verb. Which can be done this way is said in
-//! [`OnMount`](crate::args::OnMount): a closed set, and with no option that names files of the
-//! host. Paths of the host mean nothing to the other process, which might also wait for itself
-//! there. So the client says for each place where in the mounted tree it is, and the places that
-//! the parsed words have are replaced by these, one by one.
+//! Each verb has one implementation. [`OnMount`](crate::args::OnMount) lists the verbs that work
+//! this way; none of them has an option that names files of the host. The serving process must not
+//! look at paths of the host: they may mean something else there, and a path into its own mount
+//! would make it wait for itself. So the client sends, for each place, the path in the mounted
+//! tree, and the serving process replaces the places in the parsed words by these, one by one.
 //!
 //! # The channel
 //!
-//! Two ioctls on any directory of the mount. They work in every name space, go to the right mount
-//! by construction, and nothing of them is left after SIGKILL. FUSE copies for an ioctl what its
-//! number says, both ways. Numbers are those of the machine.
+//! Two ioctls on any directory of the mount. They work in every name space, always reach the right
+//! mount, and leave nothing behind after SIGKILL. FUSE copies the data of an ioctl in both
+//! directions, as many bytes as the ioctl's number says. Integers have the byte order of the
+//! machine.
 //!
 //! ```text
 //! START  | version 4 | umask 4 | seconds 8 | nanoseconds 4 | words 4 | places 4 | bytes 4 | words and places, a NUL behind each |
 //! NEXT   | what comes 4 | number of bytes, or the exit code 4 | bytes |
 //! ```
 //!
-//! An open directory has one job at a time, and that is its name: nobody else can ask for it. The
-//! kernel says when the directory is closed, however the client ended, and the job is dropped then:
-//! what it prints goes nowhere, and it ends when it notices that. What is done in one piece is done
-//! to its end. So neither numbers of jobs nor a third ioctl that cancels one are needed.
+//! An open directory has at most one job, and identifies it: no other process can ask for the job.
+//! The kernel reports when the directory is closed, however the client ended, and then the job is
+//! dropped. Its output is discarded, and it ends when it notices that. A change that is done in one
+//! piece is finished first. So the channel needs no job numbers, and no third ioctl to cancel a
+//! job.
 //!
-//! NEXT waits in a thread of the mount for [`PATIENCE`] at the most, and there are no more than
-//! [`MOST_JOBS`], so that no CPU has all its threads waiting. All others wait in line at START.
+//! NEXT waits in a thread of the mount, for at most [`PATIENCE`]. There are at most [`MOST_JOBS`]
+//! jobs, so that no CPU has all of its threads waiting. Further clients wait at START.
 //!
 //! # Who may
 //!
-//! Root, and the user who serves the mount. That user's verbs are refused what the kernel's btrfs
-//! would refuse that user, as `mkdir` on the mount is ([`crate::rights`]); settings of the whole
-//! volume are that user's. What is made belongs to the caller.
+//! Root, and the user who serves the mount. A verb of that user is refused whatever the kernel's
+//! btrfs would refuse, as `mkdir` on the mount is ([`crate::rights`]). That user may change
+//! settings of the whole volume. New files belong to the caller.
 
 mod channel;
 mod client;
@@ -60,22 +62,22 @@ pub(crate) use in_force::Served;
 pub(super) use in_force::in_force;
 pub(super) use jobs::Jobs;
 
-/// What START and NEXT mean, and what the verbs are. A program of another version is refused.
+/// The version of START, NEXT and the verbs. A client with another version is refused.
 const VERSION: u32 = 1;
 
-/// How long NEXT waits for something to come.
+/// How long NEXT waits for output.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Jobs at a time: fewer than the calls of one CPU that can wait at a time (eight).
+/// The most jobs at a time: fewer than the eight calls that can wait on one CPU at a time.
 const MOST_JOBS: usize = 6;
 
-/// The data of START: FUSE copies up to 16 KiB.
+/// The size of the data of START. FUSE copies up to 16 KiB.
 const START_BYTES: usize = 16_000;
 
-/// The data of NEXT.
+/// The size of the data of NEXT.
 const NEXT_BYTES: usize = 8_000;
 
-/// What START has in front.
+/// The header of START.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout)]
 #[repr(C)]
 struct StartHeader {
@@ -88,19 +90,19 @@ struct StartHeader {
     bytes: u32,
 }
 
-/// What is to be done.
+/// The request to start a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Start {
     umask: u32,
     at: Timestamp,
-    /// The command line behind the name of the program.
+    /// The command line after the name of the program.
     words: Vec<OsString>,
-    /// Where in what is mounted its places are.
+    /// The places of the command line, as paths in the mounted tree.
     places: Vec<OsString>,
 }
 
 impl Start {
-    /// As START has it; `None` when it is too long.
+    /// The data of START; `None` if it is too long.
     fn encode(&self) -> Option<[u8; START_BYTES]> {
         let mut bytes = Vec::new();
         for text in self.words.iter().chain(&self.places) {
@@ -124,7 +126,7 @@ impl Start {
         Some(data)
     }
 
-    /// What `data` says.
+    /// Parses the data of START.
     fn decode(data: &[u8]) -> Result<Self> {
         let malformed = || Error::posix(Errno::INVAL, "a request to a mount that is none");
         let (header, rest) = StartHeader::read_from_prefix(data).map_err(|_| malformed())?;
@@ -146,24 +148,24 @@ impl Start {
     }
 }
 
-/// What comes next of a job.
+/// The next event of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Next {
-    /// Nothing yet.
+    /// Nothing happened yet.
     Nothing,
-    /// It wrote this to standard output.
+    /// The job wrote this to standard output.
     Out(Vec<u8>),
-    /// It wrote this to standard error.
+    /// The job wrote this to standard error.
     Err(Vec<u8>),
-    /// It ended with this code.
+    /// The job ended with this code.
     Ended(u32),
 }
 
-/// Bytes of one NEXT.
+/// The most output that one NEXT carries, in bytes.
 const NEXT_MOST: usize = NEXT_BYTES - 8;
 
 impl Next {
-    /// As NEXT has it.
+    /// The data of NEXT.
     fn encode(&self) -> Vec<u8> {
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("no more than NEXT_MOST");
         let (kind, number, bytes) = match self {
@@ -175,7 +177,7 @@ impl Next {
         [[kind, number].as_bytes(), bytes].concat()
     }
 
-    /// What `data` says; `None` when that is nothing that is known.
+    /// Parses the data of NEXT; `None` if it is malformed.
     fn decode(data: &[u8]) -> Option<Self> {
         let ([kind, number], rest) = <[u32; 2]>::read_from_prefix(data).ok()?;
         let bytes = || rest.get(..usize::try_from(number).ok()?).map(<[u8]>::to_vec);
@@ -214,11 +216,11 @@ mod tests {
         assert_eq!(Next::decode(&[9; 8]), None);
     }
 
-    /// Every number that lies, and every byte of the head that is another one.
+    /// Requests with each wrong number and each wrong byte in the header.
     #[test]
     fn requests_that_are_none() {
         let data = start().encode().expect("it is short");
-        // Five texts with 24 bytes in all, and what ends them.
+        // Five texts with 24 bytes in total, and a NUL after each.
         let whole = size_of::<StartHeader>() + 24 + 5;
         assert!(Start::decode(&data[..whole]).is_ok());
         for len in 0..whole {
@@ -229,7 +231,7 @@ mod tests {
             for byte in 0..=u8::MAX {
                 let mut other = data;
                 other[at] = byte;
-                // Whatever it says, it is taken for what it is or refused.
+                // A malformed request is refused, or decoded as what it says.
                 if let Ok(decoded) = Start::decode(&other) {
                     assert_eq!(decoded.words.len() + decoded.places.len(), 5);
                 }

@@ -1,15 +1,14 @@
-//! Further places of a volume that is mounted: one line of fstab for each subvolume is what most
-//! systems have.
+//! Mounts a volume in further places. Most systems have one line in fstab for each subvolume.
 //!
-//! One process may write a volume. So the second mount of it is a bind mount of what the first one
-//! serves, of the directory that the subvolume has behind the gate ([`super::gate`]). `ro`, `suid`,
-//! `dev` and `exec` belong to the place; every other option is that of the first mount, as it is
-//! with the kernel's btrfs.
+//! Only one process may write a volume. So the second mount is a bind mount of a directory that the
+//! first one serves: the subvolume's directory behind the gate ([`super::gate`]). `ro`, `suid`,
+//! `dev` and `exec` apply to the place. Every other option is that of the first mount, as with the
+//! kernel's btrfs.
 //!
-//! Systems mount the lines of fstab side by side. Who mounts a volume for writing therefore holds a
-//! lock on it until that is done ([`Turn`]), and looks for
-//! other mounts only then. It is on a byte that no volume has, and another lock than the one that
-//! keeps other writers out.
+//! Systems mount the lines of fstab in parallel. So a run that mounts a volume for writing holds a
+//! lock on the volume until it is mounted ([`Turn`]), and only then looks for other mounts. The
+//! lock is on a byte behind the end of every volume, and is not the lock that keeps other writers
+//! out.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -29,11 +28,11 @@ use crate::edit::host_id;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 
-/// The right to mount a volume for writing, for as long as it is there.
+/// The right to mount a volume for writing. Dropping it gives the right up.
 pub(super) struct Turn(#[expect(dead_code, reason = "its end is that of the lock")] File);
 
 impl Turn {
-    /// Waits for it. `file` is the volume, open for writing.
+    /// Waits for the right. `file` is the volume, open for writing.
     pub(super) fn wait(file: File) -> io::Result<Self> {
         let lock = libc::flock {
             l_type: i16::try_from(libc::F_WRLCK).expect("a small number"),
@@ -51,14 +50,14 @@ impl Turn {
     }
 }
 
-/// Mounts the volume from where it is mounted already, by this program and for writing; whether it
-/// is.
+/// Mounts the volume as a bind mount if this program has it mounted for writing already. Returns
+/// whether it does.
 pub(super) fn mount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result<bool> {
     let is_served =
         |place: &Line| !place.is_read_only && place.is_on_top() && !is_dead(Path::new(&place.dir));
     let places = places_of_volume(mounting.volume)?.into_iter();
     let mut places: Vec<_> = places.filter(is_served).collect();
-    // What is mounted as a whole shows everything that is served.
+    // A mount of the whole tree shows everything that is served, so prefer it.
     places.sort_by_key(|place| place.root != Path::new("/"));
     match places.first() {
         Some(first) => bind(first, mounting, wanted, console).map(|()| true),
@@ -80,7 +79,7 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
     if wanted.subvolume_id.is_some_and(|id| id != served.subvolume) {
         return Err(wanted.other_subvolume(served.subvolume));
     }
-    // Which subvolume it is belongs to the place, and of the others nothing is opened.
+    // The subvolume belongs to the place, and the other options only concern opening the volume.
     let is_of_volume = |option: &&String| {
         !["subvol", "device=", "io_uring", "noio_uring"].iter().any(|name| option.starts_with(name))
     };
@@ -90,7 +89,7 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
         let (others, there) = (others.join(", "), there.display());
         console.warning(&format_args!("{volume} is mounted over {there}, without {others}"));
     }
-    // To the kernel the directory that is served as the root has no name.
+    // The kernel has no path through the gate for the directory that is served as the root.
     let source = if served.subvolume != served.root {
         there.join(gate::path(served.subvolume))
     } else if first.root == Path::new("/") {
@@ -103,7 +102,7 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
     let directory = directory
         .canonicalize()
         .map_err(|error| Failure::Host(directory.display().to_string(), error))?;
-    // Mounting all lines of fstab once more mounts nothing twice.
+    // If all lines of fstab are mounted again, this place is mounted already.
     if find_line(&directory).is_ok() && host_id(&directory) == host_id(&source) {
         console.warning(&format_args!("{volume} is mounted over {} already", directory.display()));
         return Ok(());
@@ -112,20 +111,20 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
         .map_err(|error| Failure::Host(format!("mounting over {}", directory.display()), error))
 }
 
-/// Binds `source` over `directory` with `flags`. The kernel gives a bind mount those of the mount
-/// that it is made from. So this makes a first one in a directory that only root may search,
-/// changes its flags, and makes the second one from that: no other user ever reaches a mount with
-/// other rights than the caller asked for.
+/// Binds `source` over `directory` with `flags`. The kernel gives a bind mount the flags of the
+/// mount that it is made from. So this function makes a first bind mount in a directory that only
+/// root may search, changes its flags, and makes the second one from it. No other user ever reaches
+/// a mount with more rights than the caller asked for.
 fn bind_with(source: &Path, directory: &Path, flags: MountFlags) -> io::Result<()> {
     let closed = Permissions::from_mode(0o700);
     let mut builder = tempfile::Builder::new();
     let make = builder.prefix("offshoot-").permissions(closed);
     let make = |above: &Path| make.tempdir_in(above);
-    // Early in the boot nothing else may be written.
+    // Early in the boot only `/run` can be written.
     let private = make(Path::new("/run")).or_else(|_| make(&std::env::temp_dir()))?;
-    // What is in it is the volume: it must never be removed with its contents.
+    // The directory will contain the volume, so it must never be removed with its contents.
     let private = private.keep();
-    // A mount hides the mode of the directory that it is over. So it is over one in the closed one.
+    // A mount hides the mode of its mount point, so it goes over a directory inside the closed one.
     let inner = private.join("mount");
     std::fs::create_dir(&inner)?;
     let bound = rustix::mount::mount_bind(source, &inner).and_then(|()| {

@@ -1,8 +1,8 @@
-//! The way by which root reaches subvolumes that are not in the tree that is mounted.
+//! The path by which root reaches subvolumes outside the mounted tree.
 //!
-//! One process serves a volume, and what it mounts is one subvolume. Another one is mounted
-//! elsewhere as a bind mount of what is behind the [gate](offshoot_fuse::Gate) under its number. No
-//! listing has that. The table of mounts does:
+//! One process serves a volume and mounts one subvolume of it. To mount another subvolume
+//! elsewhere, it bind-mounts the entry behind the [gate](offshoot_fuse::Gate) that has the
+//! subvolume's id as its name. No directory listing shows the gate. The table of mounts does:
 //!
 //! ```text
 //! 41 35 0:45 /offshoot-subvolumes-......../257 /home rw - fuse.offshoot /images/disk.img
@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 
 use offshoot_vfs::NAME_MAX;
 
-/// The name of the gate: longer than any of a file.
+/// The name of the gate: one byte longer than the longest name of a file.
 pub(super) const NAME: &[u8] = &{
     const BEGINNING: &[u8] = b"offshoot-subvolumes-";
     let mut name = [b'.'; NAME_MAX + 1];
@@ -31,14 +31,15 @@ pub(super) fn path(id: u64) -> PathBuf {
     Path::new(std::ffi::OsStr::from_bytes(NAME)).join(id.to_string())
 }
 
-/// The subvolume that is found under `name` behind the gate.
+/// The subvolume that `name` stands for behind the gate.
 pub(super) fn subvolume(name: &[u8]) -> Option<u64> {
     let id: u64 = std::str::from_utf8(name).ok()?.parse().ok()?;
-    // One name each.
+    // Each subvolume has only one name: `0257` is not 257.
     (id.to_string().as_bytes() == name).then_some(id)
 }
 
-/// The subvolume in which `path`, that begins with `/`, is by the gate, and the path there.
+/// Splits a `path` that begins with `/` and leads through the gate into the subvolume and the path
+/// in it.
 pub(super) fn split(path: &Path) -> Option<(u64, PathBuf)> {
     let mut parts = path.components();
     match (parts.next(), parts.next(), parts.next()) {

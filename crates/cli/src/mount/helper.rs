@@ -1,9 +1,9 @@
-//! The run that mounts and unmounts for the one that serves, which has no right to do so any more
+//! The run that mounts and unmounts for the serving process, which has given up the right to do so
 //! ([`super::sandbox`]).
 //!
-//! It is started before the volume is looked at, with the same words, and ends with who started it.
-//! Signals are not for it: who wants the mount to end tells the process that serves it, and that
-//! one needs it then.
+//! The serving process starts it with the same words before it reads the volume, and it ends with
+//! the serving process. It ignores signals: a user who wants the mount to end signals the serving
+//! process, and that process then needs the helper.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use super::options::Wanted;
 use super::table::{SUBTYPE, find, places_of, read_ahead, source_name};
 use crate::exit::{self, Failure};
 
-/// Starts it.
+/// Starts the helper.
 pub(super) fn start(mounting: &Mounting<'_>) -> exit::Result<Arc<Helper>> {
     let helper = again(mounting, "--helper").and_then(Helper::start);
     let failed = |error| Failure::Host("starting the process that mounts".to_owned(), error);
     Ok(Arc::new(helper.map_err(failed)?))
 }
 
-/// Is it, until the one that serves ends.
+/// Works as the helper until the serving process ends.
 pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
     let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|errno| failed("blocking signals", errno.into()))?;
-    // What is typed on the terminal is not for it either. It fails for who leads a session, which
-    // this never is.
+    // Keys typed on the terminal must not signal it either. The call fails for a session leader,
+    // which this process never is.
     let _ = rustix::process::setpgid(None, None);
     let dir = mounting.directory.canonicalize();
     let dir = dir.map_err(|error| failed(&mounting.directory.display().to_string(), error))?;
@@ -51,8 +51,7 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
         .map_err(|error| failed("the socket of the process that mounts", error))
 }
 
-/// The mount, of which the device number is known, so that nothing is unmounted that somebody
-/// mounted over it.
+/// The mount, with its device number, so that the helper never unmounts another mount over it.
 struct Ours {
     point: MountPoint,
     device: OnceLock<String>,
@@ -65,7 +64,7 @@ impl Mounter for Ours {
         }
         let device = self.point.mount()?;
         let mounted = find(self.point.dir()).map_err(|failure| {
-            // Nobody could unmount it later.
+            // A mount that cannot be identified could not be unmounted later.
             let _ = self.point.unmount(Unmount::Lazily);
             Error::io("finding what was mounted", std::io::Error::other(failure.to_string()))
         })?;
@@ -80,8 +79,8 @@ impl Mounter for Ours {
             let what = format!("not unmounted: {}", self.point.dir().display());
             return Err(Error::io(what, std::io::Error::other("another mount is seen there")));
         }
-        // With the first place of the volume go all others, of which somebody who wants it to end
-        // knows nothing.
+        // All further places of the volume end with the first one. The user who ends the mount does
+        // not know them.
         if how == Unmount::Lazily {
             let device = top.as_deref().unwrap_or_default();
             for dir in further_places(device, self.point.dir()) {
@@ -92,7 +91,7 @@ impl Mounter for Ours {
     }
 }
 
-/// Where else the mount with this device number can be reached.
+/// The other mount points of the mount with this device number.
 fn further_places(device: &str, first: &Path) -> Vec<PathBuf> {
     let places = places_of(device).unwrap_or_default();
     places.into_iter().filter(|place| place != first).collect()

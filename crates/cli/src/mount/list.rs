@@ -1,4 +1,4 @@
-//! `offshoot mount` alone: what is mounted.
+//! `offshoot mount` without arguments: lists the mounts.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -18,15 +18,15 @@ use crate::output::{Escaped, json_name, write_line};
 /// How long a mount has to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How a mount is.
+/// The state of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// It is served.
+    /// A process serves it.
     Served,
-    /// The program that served it has ended.
+    /// The process that served it has ended.
     Dead,
-    /// Who serves it does not answer.
+    /// The process that serves it does not answer.
     Silent,
     /// Another user mounted it, so it is not asked.
     Foreign,
@@ -37,11 +37,11 @@ struct Mount {
     volume: String,
     directory: String,
     read_only: bool,
-    /// Where only one subvolume is seen of what is served.
+    /// The subvolume, if the mount shows only one of those that are served.
     #[serde(skip_serializing_if = "Option::is_none")]
     subvolume: Option<u64>,
     state: State,
-    /// Those of the first mount of the volume; empty for who may not ask.
+    /// The options of the first mount of the volume; empty if this user may not ask for them.
     options: Vec<String>,
     #[serde(skip)]
     line: Line,
@@ -93,14 +93,14 @@ impl Mount {
     }
 }
 
-/// How a mount is, and its options. A thread asks, because who asks a program that does not answer
-/// waits for it.
+/// The state of a mount, and its options. A thread asks, because a process that does not answer
+/// would block this one.
 fn look_at(line: &Line) -> (State, Vec<String>) {
     if !line.is_trusted() {
         return (State::Foreign, Vec::new());
     }
     if !line.is_on_top() {
-        // Another mount hides it.
+        // Another mount hides it, so it cannot be asked.
         return (State::Served, Vec::new());
     }
     let (tell, told) = mpsc::channel();
@@ -109,7 +109,7 @@ fn look_at(line: &Line) -> (State, Vec<String>) {
         let is_dead = table::is_dead(Path::new(&dir));
         let served = if is_dead { None } else { in_force(Path::new(&dir), None).ok() };
         let options = served.map(|served| served.options).unwrap_or_default();
-        // Nobody may wait for it any more.
+        // The receiver may have stopped waiting.
         let _ = tell.send((if is_dead { State::Dead } else { State::Served }, options));
     };
     if thread::Builder::new().spawn(look).is_err() {

@@ -1,8 +1,8 @@
 //! Where messages go while a volume is mounted: to standard error in the foreground, to a file, or
-//! to the log of the system.
+//! to the system log.
 //!
-//! What goes wrong may go wrong again a thousand times in a second. So no more than [`MOST_LINES`]
-//! are written in [`WINDOW`], and then a line says how many were left out.
+//! A fault may repeat a thousand times a second. So at most [`MOST_LINES`] lines are written in
+//! each [`WINDOW`], and then one line says how many were left out.
 
 use std::fmt;
 use std::os::unix::net::UnixDatagram;
@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use crate::output::Console;
 
-/// Messages in a window.
+/// The most messages in a window.
 const MOST_LINES: u32 = 20;
 
-/// The time in which they are counted.
+/// The time in which messages are counted.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Where the log of the system listens.
+/// The socket of the system log.
 const SYSLOG: &str = "/dev/log";
 
-/// A daemon has an error to tell (RFC 3164).
+/// The priority of an error of a daemon (RFC 3164).
 const ERROR: u32 = 3 * 8 + 3;
 
-/// A daemon has something to tell that nobody need do anything about.
+/// The priority of a daemon's message that needs no action.
 const NOTE: u32 = 3 * 8 + 6;
 
 /// Where messages go.
@@ -33,20 +33,20 @@ pub(super) struct Log {
 }
 
 struct State {
-    /// The log of the system, when that is where they go.
+    /// The socket of the system log, if messages go there.
     system: Option<UnixDatagram>,
     began: Instant,
     lines: u32,
 }
 
 impl Log {
-    /// To standard error.
+    /// A log that writes to standard error.
     pub(super) fn new(console: Arc<Console>) -> Self {
         let state = State { system: None, began: Instant::now(), lines: 0 };
         Self { console, state: Mutex::new(state) }
     }
 
-    /// From now on to the log of the system. Where there is none, there is nobody to tell.
+    /// From now on, writes to the system log. If there is none, messages are lost.
     pub(super) fn use_system(&self) {
         let system = UnixDatagram::unbound().and_then(|socket| {
             socket.connect(SYSLOG)?;
@@ -56,7 +56,7 @@ impl Log {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).system = system.ok();
     }
 
-    /// Writes a message.
+    /// Writes an error, within the limit of the window.
     pub(super) fn line(&self, text: &dyn fmt::Display) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.began.elapsed() >= WINDOW {
@@ -73,7 +73,7 @@ impl Log {
         }
     }
 
-    /// Writes what is no error.
+    /// Writes a message that is not an error.
     pub(super) fn note(&self, text: &dyn fmt::Display) {
         self.write(&self.state.lock().unwrap_or_else(PoisonError::into_inner), NOTE, text);
     }

@@ -1,22 +1,24 @@
-//! How much of the memory of the host a mount takes for what is changed and not on the devices yet.
+//! How much memory of the host a mount uses for changes that are not on the devices yet.
 //!
-//! Names go to leaves all over a directory, and a leaf that is changed again before a commit costs
-//! nothing more. So a large directory is made twice as fast where all of its leaves may be changed
-//! at a time, and a mount takes what it can spare for that.
+//! Names are hashed, so new files change leaves all over a directory. A leaf that is changed again
+//! before a commit costs nothing more. So making a large directory is twice as fast if all of its
+//! leaves can stay changed in memory, and a mount uses as much memory as the host can spare for
+//! that.
 
 use std::fs::read_to_string;
 use std::path::Path;
 
 use rustix::system::sysinfo;
 
-/// The least and the most that it takes.
+/// The least and the most memory for changes, in bytes.
 const LEAST: u64 = 64 << 20;
 const MOST: u64 = 256 << 20;
 
-/// What the process may use of memory is this many times as much.
+/// The share of the available memory: one part in this many.
 const PARTS: u64 = 32;
 
-/// What may be changed and not on the devices yet ([`offshoot_btrfs::OpenOptions::dirty_bytes`]).
+/// How many bytes may be changed and not on the devices yet
+/// ([`offshoot_btrfs::OpenOptions::dirty_bytes`]).
 pub(super) fn dirty_bytes() -> u64 {
     let host = sysinfo();
     let host = host.totalram.saturating_mul(host.mem_unit.into());
@@ -28,8 +30,9 @@ fn part_of(memory: u64) -> u64 {
     (memory / PARTS).clamp(LEAST, MOST)
 }
 
-/// The limits of the control group that `group` names, as `/proc/self/cgroup` does, and of those
-/// above it. What cannot be read limits nothing: there may be none, or an older hierarchy.
+/// The memory limits of the control group in `group`, which has the form of `/proc/self/cgroup`,
+/// and of the groups above it. A limit that cannot be read counts as none: there may be no limit,
+/// or an older hierarchy.
 fn limits(root: &Path, group: &str) -> impl Iterator<Item = u64> {
     let path = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let paths = Path::new(path).ancestors().map(|path| root.join(path).join("memory.max"));

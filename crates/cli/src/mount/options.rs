@@ -1,12 +1,12 @@
 //! Options in the form of `mount -o`.
 //!
-//! | options | what becomes of them |
+//! | options | what happens to them |
 //! |---|---|
-//! | what the engine or the kernel does | they are done |
-//! | of mount alone (`noauto`, `_netdev`, `x-...`), or what is so anyway (`noatime`, `default_permissions`) | they are let be ([`LET_BE`]) |
-//! | wishes: without them everything is as right, and at most slower or larger | they are accepted, with one warning ([`WISHES`]) |
-//! | promises that are not kept here: what is stored when, what is read of a damaged volume, who may do what | they are refused by name, as not supported ([`REFUSED`]) |
-//! | all others | wrong usage; let be where mount asks for that |
+//! | what the engine or the kernel does | they are followed |
+//! | of mount alone (`noauto`, `_netdev`, `x-...`), or true in any case (`noatime`, `default_permissions`) | they are ignored ([`LET_BE`]) |
+//! | wishes: without them the result is as correct, and at most slower or larger | they are accepted, with one warning ([`WISHES`]) |
+//! | promises that this program does not keep: when data is stored, what a damaged volume shows, who may do what | they are refused by name, as not supported ([`REFUSED`]) |
+//! | all others | wrong usage; ignored if mount asks for that |
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use offshoot_vfs::Error;
 
 use crate::exit::{Failure, Result};
 
-/// What somebody who mounts a volume wants.
+/// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Wanted {
@@ -29,17 +29,17 @@ pub(crate) struct Wanted {
     pub(crate) exec: bool,
     pub(crate) allow_other: bool,
     pub(crate) degraded: bool,
-    /// The volume is read as the last commit left it.
+    /// Read the volume as the last commit left it.
     pub(crate) ignore_log: bool,
     pub(crate) remount: bool,
-    /// A volume that is not there is not mounted, and that is no error.
+    /// A missing volume is not an error: it is just not mounted.
     pub(crate) nofail: bool,
-    /// What the process does not need while it serves is taken from it.
+    /// Give up all rights that the process does not need while it serves.
     pub(crate) sandbox: bool,
     pub(crate) owner: Owner,
     pub(crate) transport: Transport,
     pub(crate) subvolume: Option<OsString>,
-    /// The number of the same subvolume, or what is mounted when no path is given.
+    /// The id of the subvolume. If a path is given too, both must name the same subvolume.
     pub(crate) subvolume_id: Option<u64>,
     pub(crate) compress: Option<Compress>,
     pub(crate) new_files: NewFiles,
@@ -84,7 +84,7 @@ impl Default for Wanted {
     }
 }
 
-/// What says nothing to this program, or what is so anyway.
+/// Options that mean nothing to this program, or that are true in any case.
 const LET_BE: &[&str] = &[
     "defaults",
     "auto",
@@ -99,7 +99,7 @@ const LET_BE: &[&str] = &[
     "loud",
     "async",
     "noatime",
-    // The kernel keeps no access times of what is mounted through FUSE, so both say the same.
+    // The kernel keeps no access times for FUSE, so both options mean the same.
     "relatime",
     "nodiratime",
     "nolazytime",
@@ -110,7 +110,7 @@ const LET_BE: &[&str] = &[
     "symfollow",
     "default_permissions",
     "nonempty",
-    // An image is mounted as it is.
+    // An image is mounted without a loop device.
     "loop",
     "noautodefrag",
     "nouser_subvol_rm_allowed",
@@ -126,15 +126,15 @@ const LET_BE: &[&str] = &[
     "fatal_errors=bug",
 ];
 
-/// What mount says of its own, with a value.
+/// Options with a value that mount adds itself.
 const REPEATED: &[&str] = &[
-    // In the table of mounts, of every mount over FUSE: mount repeats it when it remounts.
+    // Every FUSE mount has these in the table of mounts, and mount repeats them in a remount.
     "user_id", "group_id", "max_read", "blksize",
-    // Who mounted it, and what unmounts it.
+    // The user who mounted it, and the program that unmounts it.
     "user", "helper", "uhelper",
 ];
 
-/// Wishes of btrfs(5) and mount(8), which change what is fast and what is kept beside files, and no
+/// Wishes of btrfs(5) and mount(8). They change speed and what is stored besides files, but no
 /// contents.
 const WISHES: &[&str] = &[
     "autodefrag",
@@ -143,7 +143,7 @@ const WISHES: &[&str] = &[
     "diratime",
     "strictatime",
     "iversion",
-    // The kernel has no such locks any more.
+    // The kernel has no mandatory locks any more.
     "mand",
     "user_xattr",
     "thread_pool",
@@ -155,19 +155,19 @@ const WISHES: &[&str] = &[
     "inode_cache",
     "rescan_uuid_tree",
     "ssd_spread",
-    // Barriers are kept.
+    // This program always uses barriers.
     "nobarrier",
-    // Subvolumes stay where they are when a user may not delete them.
+    // If a user may not delete subvolumes, they just stay.
     "user_subvol_rm_allowed",
-    // The kernel gave them up and accepts them.
+    // The kernel ignores these options and still accepts them.
     "alloc_start",
     "subvolrootid",
 ];
 
-/// What the kernel does and this program does not: who asks for it relies on it.
+/// Options that the kernel follows and this program does not. A user who sets one relies on it.
 const REFUSED: &[&str] = &[
-    // Of other filesystems over FUSE. The kernel would send whole pages, which files do not take
-    // that are only appended to.
+    // From other FUSE filesystems. With it the kernel would send whole pages, which append-only
+    // files refuse.
     "writeback",
     "allow_root",
     "auto_unmount",
@@ -195,7 +195,7 @@ const REFUSED: &[&str] = &[
 ];
 
 impl Wanted {
-    /// What these options say, one each. With `sloppy`, those that are not known are let be.
+    /// Parses `options`, one option in each. With `sloppy`, unknown options are ignored.
     pub(crate) fn parse(options: &[String], sloppy: bool) -> Result<Self> {
         let mut wanted = Self::default();
         for option in options.iter().filter(|option| !option.is_empty()) {
@@ -204,8 +204,8 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Those of `options` that want something else than this, beside what can be changed of a mount
-    /// that is there: `ro`, `suid`, `dev` and `exec`.
+    /// The options in `options` that contradict these. `ro`, `suid`, `dev` and `exec` do not count,
+    /// because a remount can change them.
     pub(crate) fn others(mut self, options: &[String], sloppy: bool) -> Result<Vec<&str>> {
         let mut others = Vec::new();
         for option in options.iter().filter(|option| !option.is_empty()) {
@@ -218,7 +218,7 @@ impl Wanted {
         Ok(others)
     }
 
-    /// Why it is not mounted when `subvol=` is another subvolume, `found`, than `subvolid=` says.
+    /// The error if `subvol=` names the subvolume `found`, but `subvolid=` names another one.
     pub(crate) fn other_subvolume(&self, found: u64) -> Failure {
         let path =
             self.subvolume.as_ref().map_or_else(String::new, |path| path.display().to_string());
@@ -226,7 +226,7 @@ impl Wanted {
         Failure::Usage(format!("subvol={path} has the number {found}, and subvolid={id} another"))
     }
 
-    /// What cannot be changed while it is mounted.
+    /// These options without those that a remount can change.
     fn fixed(&self) -> Self {
         let free = Self::default();
         Self {
@@ -241,8 +241,8 @@ impl Wanted {
         }
     }
 
-    /// What is compressed has checksums, and is never overwritten in place: the last of such
-    /// options counts, as for the kernel.
+    /// Sets the compression. Compressed data has checksums and is never overwritten in place, so
+    /// the last of such options wins, as for the kernel.
     fn compress(&mut self, compress: Option<Compress>) {
         self.compress = compress;
         if compress.is_some() {
@@ -274,27 +274,26 @@ impl Wanted {
             ("gid", Some(value)) => self.owner.gid = Some(group(option, value)?),
             ("nofail", None) => self.nofail = true,
             ("fail", None) => self.nofail = false,
-            // What a log would be replayed for is not written either, as for the kernel.
+            // Without the log replay the volume is not written either, as for the kernel.
             ("norecovery" | "nologreplay", None) | ("rescue", Some("nologreplay")) => {
                 self.ignore_log = true;
             }
             ("treelog", None) => self.tree_log = true,
             ("notreelog", None) => self.tree_log = false,
-            // What is freed may be written again before it is discarded, so neither is another's
-            // business.
+            // Both modes are the same here: freed space may be reused before it is discarded.
             ("discard", None | Some("sync" | "async")) => self.discard = true,
             ("nodiscard", None) => self.discard = false,
             ("flushoncommit", None) => self.flush_on_commit = true,
             ("noflushoncommit", None) => self.flush_on_commit = false,
             ("subvolid", Some(value)) => {
-                // The top level has two names.
+                // The top level has two ids, 0 and 5.
                 let id = match number::<u64>(option, value)? {
                     0 => 5,
                     id => id,
                 };
                 self.subvolume_id = Some(id);
             }
-            // A path that is a number would be an id.
+            // Without the slash, a path that is a number would be taken for an id.
             ("subvol", Some(value)) => {
                 self.subvolume = Some(format!("/{}", value.trim_start_matches('/')).into());
             }
@@ -317,7 +316,7 @@ impl Wanted {
             ("nodatasum", None) if self.new_files == NewFiles::Copied => {
                 self.new_files = NewFiles::WithoutChecksums;
             }
-            // The one goes with the other, and stays when that is taken back.
+            // NODATACOW implies no checksums, and that remains when `datacow` takes NODATACOW back.
             ("datacow", None) if self.new_files == NewFiles::InPlace => {
                 self.new_files = NewFiles::WithoutChecksums;
             }
@@ -325,7 +324,7 @@ impl Wanted {
             ("datasum", None) => self.new_files = NewFiles::Copied,
             ("max_inline", Some(value)) => self.max_inline = Some(size(option, value)?),
             _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
-            // Labels of files are the business of the kernel, which says so in the table of mounts.
+            // The kernel handles security labels, and adds this option to the table of mounts.
             ("seclabel", None) => {}
             _ if LET_BE.contains(&option) => {}
             (name, Some(_)) if REPEATED.contains(&name) => {}
@@ -340,7 +339,7 @@ impl Wanted {
     }
 }
 
-/// A size in bytes, which may end with a unit.
+/// Parses a size in bytes, which may end with a unit.
 fn size(option: &str, value: &str) -> Result<u64> {
     let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match &value[digits.len()..] {
@@ -352,7 +351,7 @@ fn size(option: &str, value: &str) -> Result<u64> {
     Ok(number::<u64>(option, digits)?.saturating_mul(1 << shift))
 }
 
-/// A user, by number or name.
+/// Parses a user, given by number or name.
 fn user(option: &str, value: &str) -> Result<u32> {
     if let Ok(uid) = value.parse() {
         return Ok(uid);
@@ -364,7 +363,7 @@ fn user(option: &str, value: &str) -> Result<u32> {
     }
 }
 
-/// A group, by number or name.
+/// Parses a group, given by number or name.
 fn group(option: &str, value: &str) -> Result<u32> {
     if let Ok(gid) = value.parse() {
         return Ok(gid);
@@ -475,7 +474,7 @@ mod tests {
         let mut once = lists.clone();
         once.sort_unstable();
         once.dedup();
-        // `user` is an option, and one with a value.
+        // `user` is in two lists: alone, and with a value.
         assert_eq!(once.len() + 1, lists.len(), "an option is in two lists");
     }
 

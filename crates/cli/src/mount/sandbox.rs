@@ -1,36 +1,37 @@
-//! What the process that serves a mount is kept from.
+//! The sandbox of the process that serves a mount.
 //!
-//! It reads volumes that nobody may trust. Should one of them ever make it do what its maker wants,
-//! then it must be able to do no more than it does anyway: read and write the devices of that
-//! volume, and answer the kernel. So it gives away what it does not need, in two steps, and the
-//! kernel lets nobody have it back.
+//! The process reads volumes that may come from an attacker. If such a volume ever takes control of
+//! the process, it must be able to do only what the process does anyway: read and write the devices
+//! of that volume, and answer the kernel. So the process gives up all other rights, in two steps,
+//! and the kernel never gives them back.
 //!
 //! ```text
 //! opened: log, devices ──> helper started ──> enter ──> volume read, mounted, threads and rings started ──> close ──> served
 //! ```
 //!
-//! | | from | what it takes |
+//! | | from | what it takes away |
 //! |---|---|---|
-//! | no new privileges | `enter` | programs with set-id bits or capabilities would give none |
-//! | capabilities | `enter` | all of them: what is open needs none |
-//! | Landlock | `enter` | files but `/dev/fuse`, and for reading `/proc` and `/sys`, by which threads and rings are counted; TCP; signals to others |
+//! | no new privileges | `enter` | programs with set-id bits or capabilities give no rights |
+//! | capabilities | `enter` | all of them: open files need none |
+//! | Landlock | `enter` | all files except `/dev/fuse`, and reading `/proc` and `/sys`, which is needed to count threads and rings; TCP; signals to others |
 //! | seccomp | `close` | every system call that is not in [`ALLOWED`]: opening, running and signalling anything, sockets, mounting, rings |
 //!
-//! Capabilities, and Landlock before Linux 7.0, belong to a thread and are inherited, so `enter`
-//! comes before there is a second one. The filter of system calls is for all threads at once.
+//! Capabilities, and Landlock before Linux 7.0, belong to a thread and are inherited. So `enter`
+//! runs before there is a second thread. The filter of system calls applies to all threads at once.
 //!
-//! *What is refused fails with `EPERM`.* It would be as safe to end the process, but a call that
-//! was forgotten in the table, of a C library that is not known here yet, would end a mount that is
-//! in use. That way it is an error in the log, or something that the library does without.
+//! *A refused call fails with `EPERM`.* Ending the process would be as safe. But if the table
+//! misses a call of a C library that we do not know yet, that would end a mount that is in use.
+//! With `EPERM` the call is an error in the log, or the library does without it.
 //!
-//! *io_uring* goes past such a filter: what a ring does is no system call. No ring is made after
-//! `close`, and those that there are were told to do nothing but to hand requests of FUSE over and
-//! back (`offshoot-fuse`, `ring/shared`).
+//! *io_uring* bypasses such a filter, because the operations of a ring are not system calls. No
+//! ring is made after `close`, and the existing rings are restricted to passing FUSE requests and
+//! replies (`offshoot-fuse`, `ring/shared`).
 //!
-//! *What it cannot do any more* others do: a [`helper`](super::helper) mounts and unmounts. Panics
-//! are told without the names of functions, for which files would be opened.
+//! *Work that needs more rights* is done by others: a [`helper`](super::helper) mounts and
+//! unmounts. Panics are printed without the names of functions, because looking them up opens
+//! files.
 //!
-//! Where the kernel lacks one of these, the others are in force, and the log says so.
+//! If the kernel lacks one of these, the others are in force, and the log says so.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -46,7 +47,7 @@ use seccompiler::{
     TargetArch, apply_filter_all_threads,
 };
 
-/// What is in force, and what is not to be had.
+/// Which restrictions are in force, and which the kernel lacks.
 #[derive(Default)]
 pub(super) struct Sandbox {
     in_force: Vec<&'static str>,
@@ -54,7 +55,8 @@ pub(super) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Takes what is not needed once the devices are open. This thread must be the only one.
+    /// Gives up what is not needed once the devices are open. The process must have one thread
+    /// only.
     pub(super) fn enter(&mut self) {
         let none = CapabilitySet::empty();
         let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
@@ -63,7 +65,7 @@ impl Sandbox {
         self.note("Landlock", restrict_files());
     }
 
-    /// Takes what is not needed once everything is open, from all threads.
+    /// Gives up what is not needed once everything is open, in all threads.
     pub(super) fn close(mut self) -> Self {
         self.note("seccomp", filter_calls());
         self
@@ -89,7 +91,7 @@ impl fmt::Display for Sandbox {
 
 /// Refuses files, connections and signals with Landlock.
 fn restrict_files() -> Result<(), String> {
-    // What newer kernels know besides is refused by the other filter.
+    // The seccomp filter refuses what newer versions of Landlock know besides.
     const KNOWN: ABI = ABI::V6;
     let restrict = || -> Result<_, RulesetError> {
         Ruleset::default()
@@ -114,16 +116,15 @@ fn restrict_files() -> Result<(), String> {
     }
 }
 
-/// What the value of an argument has to be, but for the bits that are not in the mask: its index,
-/// the mask and the value.
+/// The required value of an argument: its index, the mask of the bits that count, and their value.
 type Bits = (u8, u64, u64);
 
-/// Discards a range of a block device.
+/// The ioctl that discards a range of a block device.
 const BLKDISCARD: u64 = 0x1277;
 
-/// The system calls that a mount takes while it is served, each with what is asked of an argument.
+/// The system calls of a mount while it is served, each with a condition on one argument if needed.
 const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
-    // Devices, the kernel, the log.
+    // Devices, the kernel and the log.
     (libc::SYS_read, None),
     (libc::SYS_write, None),
     (libc::SYS_readv, None),
@@ -138,7 +139,7 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
     (libc::SYS_fadvise64, None),
     (libc::SYS_ioctl, Some((1, u32::MAX as u64, BLKDISCARD))),
     (libc::SYS_flock, None),
-    // An image gives its locks back when it is closed.
+    // Closing an image unlocks it.
     (libc::SYS_fcntl, Some((1, u32::MAX as u64, libc::F_OFD_SETLK as u64))),
     (libc::SYS_close, None),
     (libc::SYS_dup3, None),
@@ -149,21 +150,21 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
     #[cfg(target_arch = "x86_64")]
     (libc::SYS_poll, None),
     (libc::SYS_io_uring_enter, None),
-    // Rings are switched on by their threads.
+    // The threads of the rings enable them.
     (libc::SYS_io_uring_register, Some((1, u32::MAX as u64, 12))),
-    // To whom the socket is connected, and nobody else.
+    // `sendto` only without an address: to the peer of the socket, and to no other.
     (libc::SYS_sendto, Some((4, u64::MAX, 0))),
     (libc::SYS_recvmsg, None),
-    // Memory, but none that could be run.
+    // Memory, but not executable memory.
     (libc::SYS_mmap, Some((2, libc::PROT_EXEC as u64, 0))),
     (libc::SYS_mprotect, Some((2, libc::PROT_EXEC as u64, 0))),
     (libc::SYS_mremap, None),
     (libc::SYS_munmap, None),
     (libc::SYS_madvise, None),
     (libc::SYS_brk, None),
-    // Threads, but no processes.
+    // New threads, but no new processes.
     (libc::SYS_clone, Some((0, libc::CLONE_THREAD as u64, libc::CLONE_THREAD as u64))),
-    // Refused by the other filter, in words that are understood.
+    // The other filter refuses `clone3` with an error that the C library understands.
     (libc::SYS_clone3, None),
     (libc::SYS_set_robust_list, None),
     (libc::SYS_rseq, None),
@@ -175,14 +176,14 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
     (libc::SYS_futex, None),
     (libc::SYS_exit, None),
     (libc::SYS_exit_group, None),
-    // Signals that come, and the one by which a panic ends the process.
+    // Signal handling, and how a panic ends the process.
     (libc::SYS_rt_sigaction, None),
     (libc::SYS_rt_sigprocmask, None),
     (libc::SYS_rt_sigreturn, None),
     (libc::SYS_rt_sigtimedwait, None),
     (libc::SYS_sigaltstack, None),
     (libc::SYS_restart_syscall, None),
-    // Numbers and times.
+    // Process numbers, random numbers and times.
     (libc::SYS_getpid, None),
     (libc::SYS_gettid, None),
     (libc::SYS_getcpu, None),
@@ -195,12 +196,12 @@ const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
 /// Refuses system calls with seccomp.
 fn filter_calls() -> Result<(), seccompiler::Error> {
     let target = TargetArch::try_from(std::env::consts::ARCH)?;
-    // A filter cannot look at what `clone3` is told, so the C library has to use `clone`, as it
-    // does where there is no such call.
+    // A filter cannot read the arguments of `clone3`, because they are in memory. So this filter
+    // makes `clone3` look missing, and the C library falls back to `clone`.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     apply(clone3, SeccompAction::Allow, refuse(libc::ENOSYS), target)?;
     let mut rules = BTreeMap::new();
-    // A panic ends this process, and no other.
+    // A panic may signal this process, and no other one.
     let own: Bits = (0, u64::from(u32::MAX), u64::from(std::process::id()));
     for (call, bits) in ALLOWED.iter().chain(&[(libc::SYS_tgkill, Some(own))]) {
         let conditions: &mut Vec<_> = rules.entry(*call).or_default();
@@ -238,8 +239,8 @@ mod tests {
 
     use super::*;
 
-    /// What is refused in the sandbox is refused, and what a mount needs is not. It is entered by a
-    /// process of its own, which runs the test below.
+    /// The sandbox refuses what it should and allows what a mount needs. A process of its own
+    /// enters it and runs the test below.
     #[test]
     fn the_process_is_kept_from_what_it_does_not_need() {
         let program = std::env::current_exe().expect("it runs");
@@ -265,7 +266,7 @@ mod tests {
         }
         let said = sandbox.close().to_string();
         assert_eq!(said, "sandbox: no capabilities, no new privileges, Landlock, seccomp");
-        // On a thread of its own: they are started as before, and kept from the same.
+        // A new thread starts as before, and has the same restrictions.
         thread::spawn(move || {
             std::io::Write::write_all(&mut file, b"data").expect("what is open can be written");
             file.sync_all().expect("and made durable");

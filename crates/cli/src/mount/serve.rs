@@ -1,9 +1,9 @@
 //! The run that serves a mount, from opening the volume to its end.
 //!
-//! Signals are kept from all threads but one, which waits for them. The first SIGTERM or SIGINT
-//! makes everything durable and takes the mount out of the tree; who uses files in it can go on,
-//! and when nobody does any more the program ends. The second one makes everything durable and ends
-//! it at once.
+//! All threads but one block signals, and that one waits for them. The first SIGTERM or SIGINT
+//! makes everything durable and detaches the mount from the tree. Programs that use files in it can
+//! go on, and when the last one is done, the serving process ends. The second signal makes
+//! everything durable and ends the process at once.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -38,7 +38,7 @@ use crate::exit::{Failure, Result};
 use crate::output::Console;
 use crate::session::{Access, Opening, open_tree};
 
-/// Mounts what `mounting` says, and serves it until it is unmounted.
+/// Mounts the volume of `mounting`, and serves it until it is unmounted.
 pub(super) fn serve(
     mounting: &Mounting<'_>,
     wanted: &Wanted,
@@ -48,8 +48,8 @@ pub(super) fn serve(
 ) -> Result {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
     signals.thread_block().map_err(|errno| host("blocking signals", errno as i32))?;
-    // Many threads keep free memory of many sizes each, which in huge pages is several times what
-    // is in use. A host that has none refuses.
+    // Each of many threads keeps free memory of many sizes. With huge pages that is several times
+    // the memory in use. A host without huge pages refuses the call, which is as good.
     let _ = disable_transparent_huge_pages(true);
     let log = Arc::new(Log::new(console.clone()));
     let Mounting { arguments, directory, .. } = mounting;
@@ -59,7 +59,7 @@ pub(super) fn serve(
     let helper = helper::start(mounting)?;
     let sandbox = Rc::new(RefCell::new(wanted.sandbox.then(Sandbox::default)));
     let server = start(mounting, wanted, &helper, &sandbox, console, &log)?;
-    // Others find it in the table from now on.
+    // From now on other runs find the mount in the table of mounts.
     drop(turn);
     let waits = {
         let (control, log, helper) = (server.control(), log.clone(), helper.clone());
@@ -82,8 +82,8 @@ pub(super) fn serve(
         streams.as_ref().map_or(Ok(()), |streams| streams.tell(out))
     };
     if let Err(failure) = begin() {
-        // Nobody was told of the mount yet. Without it in the tree the end of the program is that
-        // of the mount.
+        // No program was told of the mount yet. Once it is detached from the tree, it ends with
+        // this process.
         if let Err(error) = helper.unmount(Unmount::Lazily) {
             log.line(&error);
         }
@@ -148,7 +148,7 @@ fn start(
     ));
     let volume = fs.volume();
     let find = move |name: &[u8]| {
-        // What is no subvolume is not there.
+        // A name that stands for no subvolume does not exist.
         volume.clone().files(gate::subvolume(name)?).ok().map(|fs| fs.root())
     };
     let for_errors = log.clone();
@@ -168,12 +168,12 @@ fn host(what: &str, errno: i32) -> Failure {
     Failure::Host(what.to_owned(), std::io::Error::from_raw_os_error(errno))
 }
 
-/// What becomes of the standard streams in the background. It is opened before there is a mount,
-/// which nobody would serve when that fails.
+/// The standard streams of a process in the background. They are opened before the mount is made:
+/// if that failed later, no process would serve the mount.
 struct Streams {
     null: File,
     errors: File,
-    /// Errors go to the log of the system.
+    /// Errors go to the system log.
     is_system: bool,
 }
 
@@ -190,12 +190,12 @@ impl Streams {
         Ok(Self { null, errors, is_system: log.is_none() })
     }
 
-    /// Leaves the terminal and the directory that it was started from. From now on what it says is
-    /// in the log.
+    /// Leaves the terminal and the current directory. From now on, messages go to the log.
     fn detach(&self, log: &Log) -> Result {
-        // What is typed there is not for it any more. It fails for who leads a session, which is in
-        // a group of its own already. It stays in the session: where the kernel shares the CPUs out
-        // by session, answers to programs of another one take twice as long.
+        // Keys typed on the terminal must not signal this process any more. The call fails for a
+        // session leader, which is in a group of its own already. The process stays in the session:
+        // if the kernel schedules by session, answers to programs of another session take twice as
+        // long.
         let _ = setpgid(None, None);
         std::env::set_current_dir("/").map_err(|error| Failure::Host("/".to_owned(), error))?;
         dup2_stderr(self.errors.as_fd()).map_err(not_pointed)?;
@@ -205,7 +205,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Says that the mount can be used.
+    /// Reports that the mount can be used.
     fn tell(&self, out: &mut dyn Write) -> Result {
         out.write_all(b"\n")?;
         out.flush()?;

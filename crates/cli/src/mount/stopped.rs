@@ -1,11 +1,12 @@
-//! Who serves a mount and is stopped, by `SIGSTOP` or from its terminal.
+//! Finds and continues a serving process that is stopped, by `SIGSTOP` or from its terminal.
 //!
-//! Over io_uring a request is handed to a thread before that takes it, and no end of the mount
-//! takes it back (Linux 6.18): who asked waits until the thread goes on, and so does who unmounts
-//! by force. Over `/dev/fuse` a request waits in the kernel until it is taken.
+//! Over io_uring, the kernel assigns a request to a thread before that thread takes it, and ending
+//! the mount does not take the request back (Linux 6.18). So the program that made the request
+//! waits until the thread continues, and so does a forced unmount. Over `/dev/fuse`, a request
+//! waits in the kernel until a thread takes it.
 //!
-//! Since Linux 6.11, before there was io_uring for this, `/proc/PID/fdinfo` names the connection of
-//! a descriptor: the minor number of the mount's device.
+//! Since Linux 6.11, which is older than FUSE over io_uring, `/proc/PID/fdinfo` names the
+//! connection of a descriptor: the minor number of the mount's device.
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +15,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::exit::{Failure, Result};
 
-/// Has all processes go on that serve the mount with the device number `device` and are stopped;
-/// which they are.
+/// Continues all stopped processes that serve the mount with the device number `device`. Returns
+/// their ids.
 ///
 /// # Errors
-/// When one of them may not be told.
+/// When this user may not signal one of them.
 pub(super) fn resume_servers(device: &str) -> Result<Vec<Pid>> {
     let failed = |error| Failure::Host("/proc".to_owned(), error);
     let connection = device.rsplit(':').next().unwrap_or(device);
@@ -40,13 +41,14 @@ pub(super) fn resume_servers(device: &str) -> Result<Vec<Pid>> {
     Ok(resumed)
 }
 
-/// Whether a process is stopped. One that has ended meanwhile is not.
+/// Whether a process is stopped. A process that has ended counts as not stopped.
 fn is_stopped(process: &Path) -> bool {
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:\tT"))
 }
 
-/// Whether a process has a descriptor of this connection, as far as that may be seen.
+/// Whether a process has a descriptor of this connection. Descriptors that this user may not see do
+/// not count.
 fn serves(process: &Path, connection: &str) -> bool {
     let wanted = format!("fuse_connection:\t{connection}");
     let descriptors = fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();

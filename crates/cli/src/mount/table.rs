@@ -1,8 +1,8 @@
-//! What is mounted where, by `/proc/self/mountinfo`.
+//! Which volume is mounted where, by `/proc/self/mountinfo`.
 //!
-//! Every user may mount what calls itself the same, with `fusermount3`. So only mounts of root and
-//! of the caller are *trusted*: what others serve is listed and can be unmounted, and is asked
-//! nothing.
+//! Every user may mount a filesystem with any type name, with `fusermount3`. So only mounts of root
+//! and of the caller are *trusted*. The mounts of other users are listed and can be unmounted, but
+//! this program sends them no requests.
 //!
 //! ```text
 //! 36 35 0:45 / /mnt rw,nosuid,nodev - fuse.offshoot /images/disk.img rw,user_id=0,...
@@ -23,39 +23,39 @@ use super::gate;
 use crate::disk::DiskName;
 use crate::exit::{Failure, Result};
 
-/// What a mount of this program is to the kernel.
+/// The FUSE subtype of mounts of this program.
 pub(super) const SUBTYPE: &str = "offshoot";
 
 /// A mount of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mounted {
-    /// The number of its device, as `MAJOR:MINOR`.
+    /// The device number, as `MAJOR:MINOR`.
     pub(super) device: String,
     /// The volume.
     pub(super) source: PathBuf,
 }
 
-/// What this program has mounted over `dir`.
+/// The mount of this program over `dir`.
 ///
 /// # Errors
-/// `EINVAL` when that is nothing, and a refusal when another user has mounted it.
+/// `EINVAL` if there is none, and a refusal if another user has mounted it.
 pub(super) fn find(dir: &Path) -> Result<Mounted> {
     find_line(dir).map(|line| line.mounted)
 }
 
-/// The line of what this program has mounted over `dir`.
+/// The table line of the mount of this program over `dir`.
 ///
 /// # Errors
-/// `EINVAL` when that is nothing, and a refusal when another user has mounted it.
+/// `EINVAL` if there is none, and a refusal if another user has mounted it.
 pub(super) fn find_line(dir: &Path) -> Result<Line> {
     let line = find_of_anybody(dir)?;
     line.require_trust()?;
     Ok(line)
 }
 
-/// As [`find_line`], for a mount of any user.
+/// Like [`find_line`], for a mount of any user.
 pub(super) fn find_of_anybody(dir: &Path) -> Result<Line> {
-    // What came last is on top.
+    // The last mount in the table is on top.
     let top = lines()?.into_iter().rev().find(|line| line.dir == dir.as_os_str());
     top.filter(|line| line.is_ours).ok_or_else(|| {
         let what = format!("{}: no volume is mounted there with offshoot", dir.display());
@@ -66,26 +66,26 @@ pub(super) fn find_of_anybody(dir: &Path) -> Result<Line> {
 /// A directory in a mount of this program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Inside {
-    /// The number of the device of the mount.
+    /// The device number of the mount.
     pub(super) device: String,
     /// The path in the tree that was mounted.
     pub(super) path: PathBuf,
 }
 
 impl Inside {
-    /// The tree of files that the path is in: the device, and the subvolume where only that is seen
-    /// of it.
+    /// The tree that contains the path: the device number, and the id of the subvolume if the path
+    /// leads through the gate.
     pub(super) fn tree(&self) -> (String, Option<u64>) {
         (self.device.clone(), gate::split(&self.path).map(|(id, _)| id))
     }
 }
 
-/// Whether the program that served what is mounted over `dir` has ended.
+/// Whether the process that served the mount over `dir` has ended.
 pub(super) fn is_dead(dir: &Path) -> bool {
     rustix::fs::statfs(dir).is_err_and(|errno| errno == Errno::NOTCONN)
 }
 
-/// The mounts of this program that show `volume`, by whatever name.
+/// The trusted mounts of this program that show `volume`, under any of its names.
 pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
     let Some(id) = DiskName::parse(volume).id() else { return Ok(Vec::new()) };
     let is_it = |source: &Path| DiskName::parse(source).id().as_ref() == Some(&id);
@@ -94,8 +94,8 @@ pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
     Ok(lines()?.into_iter().filter(is_of_it).collect())
 }
 
-/// In which mount of this program the directory `dir` is, whose path leads through no symbolic
-/// link.
+/// The mount of this program that contains the directory `dir`, and the path in it. `dir` must
+/// contain no symbolic links.
 pub(super) fn inside(dir: &Path) -> Result<Option<Inside>> {
     let failed = |errno: Errno| Failure::Host(dir.display().to_string(), errno.into());
     let found = statx(CWD, dir, AtFlags::empty(), StatxFlags::MNT_ID).map_err(failed)?;
@@ -108,7 +108,7 @@ pub(super) fn inside(dir: &Path) -> Result<Option<Inside>> {
     Ok(line.inside(dir))
 }
 
-/// Where the mount with this device number can be reached.
+/// All mount points of the mount with this device number.
 pub(super) fn places_of(device: &str) -> Result<Vec<PathBuf>> {
     let lines = lines()?.into_iter().filter(|line| line.mounted.device == device);
     Ok(lines.map(|line| line.dir.into()).collect())
@@ -124,19 +124,19 @@ pub(super) fn lines() -> Result<Vec<Line>> {
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
-    /// The number of the mount.
+    /// The id of the mount.
     id: u64,
-    /// What of the mounted tree is seen there.
+    /// The directory of the mounted tree that is visible there.
     pub(super) root: PathBuf,
     pub(super) dir: OsString,
-    /// Nothing can be changed through this place.
+    /// This mount point is read-only.
     pub(super) is_read_only_there: bool,
-    /// It calls itself a mount of this program.
+    /// The type of the mount says that it is one of this program.
     pub(super) is_ours: bool,
-    /// The user that mounted it, as FUSE names it.
+    /// The user who mounted it, as FUSE reports it.
     pub(super) user: Option<u32>,
     pub(super) mounted: Mounted,
-    /// Nothing can be changed through any place.
+    /// The whole filesystem is read-only.
     pub(super) is_read_only: bool,
 }
 
@@ -145,7 +145,7 @@ impl Line {
         let mut words = line.split(|&byte| byte == b' ');
         let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
         let device = String::from_utf8(words.nth(1)?.to_vec()).ok()?;
-        // The kernel says so of a directory that lost its name while it is mounted.
+        // The kernel adds `//deleted` if a mounted directory has lost its name.
         let root = words.next()?;
         let root = unescaped(root.strip_suffix(b"//deleted").unwrap_or(root)).into();
         let dir = unescaped(words.next()?);
@@ -180,8 +180,8 @@ impl Line {
         )))
     }
 
-    /// Whether its directory leads to it, and not to what was mounted over it later. Nothing is
-    /// asked of the program that serves it.
+    /// Whether its directory leads to this mount, and not to one that was mounted over it later.
+    /// The check sends no request to the serving process.
     pub(super) fn is_on_top(&self) -> bool {
         let found = statx(CWD, &*self.dir, AtFlags::STATX_DONT_SYNC, StatxFlags::MNT_ID);
         found.is_ok_and(|found| {
@@ -189,14 +189,14 @@ impl Line {
         })
     }
 
-    /// Where `dir` is in what was mounted, when the line shows it.
+    /// The path of `dir` in the mounted tree, if the line shows it.
     fn inside(self, dir: &Path) -> Option<Inside> {
         let below = dir.strip_prefix(&self.dir).ok()?;
         Some(Inside { device: self.mounted.device, path: self.root.join(below) })
     }
 }
 
-/// Blanks and the like stand in the table as a backslash and three octal digits.
+/// The table writes blanks and similar characters as a backslash and three octal digits.
 fn unescaped(text: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -216,13 +216,13 @@ fn unescaped(text: &[u8]) -> OsString {
     OsString::from_vec(bytes)
 }
 
-/// Lets the kernel read files ahead as far as one request goes. Who may not say so has what the
-/// kernel takes for right.
+/// Sets the read-ahead of the kernel to the size of one request. If this user may not set it, the
+/// kernel's default remains.
 pub(super) fn read_ahead(mounted: &Mounted) {
     let _ = fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device), "1024");
 }
 
-/// The name under which a volume is found from everywhere, in the table too.
+/// The absolute name of a volume, as it appears in the table too.
 pub(super) fn source_name(volume: &Path) -> OsString {
     let DiskName { file, partition } = DiskName::parse(volume);
     let mut name = file.canonicalize().unwrap_or(file).into_os_string();
@@ -250,12 +250,12 @@ mod tests {
         assert_eq!(inside(line, "/mnt/a"), None);
         let bound = Line::parse(b"36 35 0:45 /sub\\040vol /b rw - fuse.offshoot /y.img rw");
         assert_eq!(inside(bound.expect("a line"), "/b/c"), Some("/sub vol/c".into()));
-        // A directory that was deleted while it is mounted is the same one.
+        // A mounted directory that was deleted is still found by its old path.
         let gone = Line::parse(b"36 35 0:45 /a\\040b//deleted /b rw - fuse.offshoot /y.img rw");
         let gone = gone.expect("a line");
         assert_eq!((gone.root.as_path(), &*gone.dir), ("/a b".as_ref(), "/b".as_ref()));
         assert_eq!(inside(gone, "/b/c"), Some("/a b/c".into()));
-        // Only a mount of root and of the caller is believed.
+        // Only mounts of root and of the caller are trusted.
         let own = getuid().as_raw();
         let of = |options: &str| {
             let line = format!("36 35 0:45 / /b rw - fuse.offshoot /y.img {options}");
@@ -269,7 +269,7 @@ mod tests {
         for odd in ["rw", "rw,user_id=", "rw,user_id=-1", "rw,user_id=0x0", "rw,xuser_id=0"] {
             assert_eq!(of(odd), (None, false, false), "{odd}");
         }
-        // Names are any bytes.
+        // Names may contain any bytes.
         let bytes =
             Line::parse(b"37 36 0:46 / /mnt/\xff rw - fuse.offshoot /\xfe rw").expect("a line");
         assert_eq!(bytes.dir, OsString::from_vec(b"/mnt/\xff".to_vec()));

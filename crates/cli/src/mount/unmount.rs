@@ -1,8 +1,9 @@
-//! `offshoot unmount`: the end of a mount, when everything is on the devices.
+//! `offshoot unmount`: ends a mount after everything is on the devices.
 //!
-//! The program that serves the mount holds a lock on the volume while it writes it, as every writer
-//! does. So whoever can lock the volume knows that the program is done with it. Whether that went
-//! well it has asked before, while the mount was there: fsync of the root makes all of it durable.
+//! The process that serves the mount holds a lock on the volume while it writes it, as every writer
+//! does. So once this program gets the lock, the serving process is done with the volume. Whether
+//! everything was stored, this program asks before, while the mount is there: fsync of the root
+//! makes everything durable.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,17 +24,17 @@ use crate::disk::DiskName;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, json_name, write_line};
 
-/// How often it is tried to unmount by force what is in use, and how long those who use it are
-/// given between.
+/// How often a forced unmount of a mount in use is tried, and the time between two tries, in which
+/// programs can stop using it.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What unmounting came to, as JSON.
+/// The result of unmounting, as JSON.
 #[derive(Serialize)]
 struct Unmounted {
     volume: String,
     directory: String,
-    /// Whether everything that was done is durable; `None` where nobody was asked.
+    /// Whether all changes are durable; `None` if the serving process was not asked.
     stored: Option<bool>,
 }
 
@@ -64,13 +65,14 @@ pub(crate) fn unmount(
         console.error(&"unmounted by force: what was done last may not be stored");
         return Err(Failure::Reported(ExitStatus::Failed));
     }
-    // What is mounted there may not answer any more, or not answer to us: then its links are not
-    // followed.
+    // The mount may not answer any more, or may refuse this user. Then symbolic links in the path
+    // stay.
     let dir = named.canonicalize().or_else(|_| std::path::absolute(named)).map_err(failed)?;
     let line = table::find_of_anybody(&dir)?;
     let how = if arguments.lazy { Unmount::Lazily } else { Unmount::Unused };
     if !line.is_trusted() {
-        // Its program is neither asked nor waited for, and may have called anything its volume.
+        // The other user's process is neither asked nor waited for, and may report any name as its
+        // volume.
         offshoot_fuse::unmount(&dir, how)?;
         console.warning(&format_args!(
             "{}: another user mounted that; whether everything is stored was not asked",
@@ -82,7 +84,8 @@ pub(crate) fn unmount(
     let mounted = line.mounted;
     let is_stored = match store(&dir) {
         Ok(()) => true,
-        // Who may not open it may not ask either. The end of the program makes all durable as well.
+        // A user who may not open the root may not ask either. The serving process stores
+        // everything when it ends.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => true,
         Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
             let (volume, dir) = (mounted.source.display(), dir.display());
@@ -99,7 +102,7 @@ pub(crate) fn unmount(
     offshoot_fuse::unmount(&dir, how)?;
     if !arguments.lazy {
         match table::places_of(&mounted.device)?.first() {
-            // Then nobody knows when it is free.
+            // While the volume is mounted elsewhere, this program cannot tell when it is free.
             Some(other) => console.error(&format_args!("still mounted over {}", other.display())),
             None => wait_for_writer(&mounted.source)?,
         }
@@ -108,7 +111,8 @@ pub(crate) fn unmount(
     if is_stored { Ok(()) } else { Err(Failure::Reported(ExitStatus::Failed)) }
 }
 
-/// Unmounts by force. Who waits for an answer gets an error instead, and uses the mount until then.
+/// Unmounts by force. A program that waits for an answer gets an error, and uses the mount until
+/// then.
 fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
     for _ in 0..TRIES {
         match offshoot_fuse::unmount(dir, Unmount::ByForce) {
@@ -119,15 +123,15 @@ fn unmount_by_force(dir: &Path) -> offshoot_vfs::Result<()> {
     offshoot_fuse::unmount(dir, Unmount::ByForce)
 }
 
-/// Makes all durable that was done on the mount over `dir`: first what the kernel still has in its
-/// pages, then what the program has.
+/// Makes all changes on the mount over `dir` durable: first those in the pages of the kernel, then
+/// those in the serving process.
 pub(super) fn store(dir: &Path) -> io::Result<()> {
     let root = File::open(dir)?;
     rustix::fs::syncfs(&root)?;
     root.sync_all()
 }
 
-/// The path of what is mounted over `named`, without a question to who serves it.
+/// The path of the mount over `named`, found without a request to its serving process.
 pub(super) fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
     let path = std::path::absolute(named)?;
     match (path.parent(), path.file_name()) {
@@ -136,7 +140,7 @@ pub(super) fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Waits until nobody writes `volume`.
+/// Waits until no process writes `volume`.
 fn wait_for_writer(volume: &Path) -> Result {
     let DiskName { file: volume, .. } = DiskName::parse(volume);
     let failed = |error| Failure::Host(format!("waiting for {}", volume.display()), error);

@@ -1,10 +1,9 @@
-//! Standard error: the one place where errors, warnings and progress are written.
+//! Standard error: the only place where errors, warnings and progress are written.
 //!
-//! A line is `offshoot: MESSAGE`, and a warning `offshoot: warning: MESSAGE`; a program that asked
-//! for JSON gets an object on each line instead. Messages may
-//! quote names of a hostile volume, so all of them are made harmless here. Warnings of the
-//! library are bounded in number: a volume with a million bad copies says so in a few
-//! lines and a count. The progress line exists on a terminal only.
+//! An error is a line `offshoot: MESSAGE`, and a warning is `offshoot: warning: MESSAGE`. With
+//! `--json`, each line is an object instead. Messages may quote names of a hostile volume, so this
+//! module escapes all of them. The number of printed warnings is limited: a volume with a million
+//! bad mirrors causes a few lines and a count. The progress line appears only on a terminal.
 
 use std::fmt;
 use std::io::{IsTerminal, Write};
@@ -30,7 +29,7 @@ struct Said<'a> {
     message: &'a str,
 }
 
-/// What became of a place that a verb was to change.
+/// The result of a change at a place.
 #[derive(Serialize)]
 #[expect(clippy::struct_field_names, reason = "it is the name in JSON")]
 pub(crate) struct Done {
@@ -38,48 +37,48 @@ pub(crate) struct Done {
     pub(crate) volume: String,
     /// The path in it, as a JSON name.
     pub(crate) path: String,
-    /// Whether all of it was done.
+    /// Whether the change was done completely.
     pub(crate) done: bool,
 }
 
 /// Standard error, shared by all threads.
 #[derive(Default)]
 pub(crate) struct Console {
-    /// Where lines go instead: to who asked for what this process does.
+    /// Another stream for the lines: that of the client for which this process works.
     other: Option<Mutex<Box<dyn Write + Send>>>,
     /// Whether lines are JSON.
     is_json: bool,
     warnings: AtomicU64,
-    /// What a verb that changes volumes did, where a program wants to know.
+    /// The results of changes, for `--json`.
     done: Mutex<Vec<Done>>,
     progress: Mutex<Option<Progress>>,
 }
 
 impl Console {
-    /// One whose lines go to `other`.
+    /// A console whose lines go to `other`.
     pub(crate) fn to(other: Box<dyn Write + Send>) -> Self {
         Self { other: Some(Mutex::new(other)), ..Self::default() }
     }
 
-    /// One whose lines are JSON, if that is asked for.
+    /// A console whose lines are JSON if `is_json`.
     pub(crate) fn new(is_json: bool) -> Self {
         Self { is_json, ..Self::default() }
     }
 
-    /// Remembers what became of a place.
+    /// Records the result of a change.
     pub(crate) fn done(&self, done: Done) {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).push(done);
     }
 
-    /// Gives what was remembered.
+    /// Returns and forgets the recorded results.
     pub(crate) fn take_done(&self) -> Vec<Done> {
         std::mem::take(&mut self.done.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Prints what was made harmless: a line, or what the console of another process has for this
-    /// one.
+    /// Prints bytes that are escaped already: a line of our own, or output of the console of
+    /// another process.
     pub(crate) fn relay(&self, bytes: &[u8]) {
-        // When it cannot be written there is nobody left to tell.
+        // If standard error cannot be written, there is no place to report that.
         let _ = match &self.other {
             Some(other) => other.lock().unwrap_or_else(PoisonError::into_inner).write_all(bytes),
             None => std::io::stderr().lock().write_all(bytes),
@@ -96,7 +95,7 @@ impl Console {
         self.say("error", Some(status), "offshoot: ", text);
     }
 
-    /// Prints what is no error and was asked for.
+    /// Prints a message that is not an error and that the user asked for.
     pub(crate) fn note(&self, text: &dyn fmt::Display) {
         self.say("note", None, "offshoot: ", text);
     }
@@ -106,14 +105,14 @@ impl Console {
         self.say("detail", None, "  ", text);
     }
 
-    /// Prints a warning, or counts it when there were many.
+    /// Prints a warning, or only counts it after [`WARNINGS_PRINTED`] warnings.
     pub(crate) fn warning(&self, text: &dyn fmt::Display) {
         if self.warnings.fetch_add(1, Ordering::Relaxed) < WARNINGS_PRINTED {
             self.say("warning", None, "offshoot: warning: ", text);
         }
     }
 
-    /// Says how many warnings were only counted.
+    /// Prints how many warnings were only counted.
     pub(crate) fn finish(&self) {
         let hidden = self.warnings.load(Ordering::Relaxed).saturating_sub(WARNINGS_PRINTED);
         if hidden > 0 {
@@ -122,7 +121,7 @@ impl Console {
         }
     }
 
-    /// Starts a progress line, if anybody watches.
+    /// Starts a progress line if standard error is a terminal of the user.
     pub(crate) fn start_progress(&self, verb: &'static str) -> Progress {
         if self.other.is_some() || !std::io::stderr().is_terminal() {
             return Progress::hidden();
@@ -132,7 +131,7 @@ impl Console {
         progress
     }
 
-    /// Takes the progress line away.
+    /// Removes the progress line.
     pub(crate) fn stop_progress(&self) {
         let taken = self.progress.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(progress) = taken {
@@ -140,7 +139,7 @@ impl Console {
         }
     }
 
-    /// Prints a message of a kind, in the form that is asked for.
+    /// Prints a message of a kind, as text or JSON.
     fn say(
         &self,
         kind: &'static str,

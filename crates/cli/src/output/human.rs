@@ -1,7 +1,7 @@
-//! Sizes for people.
+//! Sizes in a form for users.
 
-/// A size with three or four significant places and a binary unit: `0 B`, `1.50 KiB`,
-/// `931 GiB`. Exact sizes are for `--json` and for `stat`.
+/// A size with three or four significant places and a binary unit: `0 B`, `1.50 KiB`, `931 GiB`.
+/// Exact sizes are for `--json` and for `stat`.
 pub(crate) fn human_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -20,7 +20,7 @@ pub(crate) fn human_size(bytes: u64) -> String {
     }
 }
 
-/// A size as `ls -h`, `du -h` and `df -h` write it, rounded up: `0`, `1.5K`, `12M`, `1.0T`.
+/// A size in the form of `ls -h`, `du -h` and `df -h`, rounded up: `0`, `1.5K`, `12M`, `1.0T`.
 pub(crate) fn short_size(bytes: u64) -> String {
     const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
     if bytes < 1024 {

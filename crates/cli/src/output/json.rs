@@ -1,8 +1,8 @@
-//! JSON for programs: one value a line, or an array that is written as it comes.
+//! JSON for programs: one value per line, or an array that is written element by element.
 //!
-//! The strings are those of serde_json with one addition: every character that a
-//! terminal acts upon is written as `\uNNNN`, also those that JSON allows in strings,
-//! because people do look at JSON in terminals.
+//! Strings are those of serde_json, with one addition: every character that a terminal interprets
+//! is written as `\uNNNN`, even if JSON allows it in strings, because users look at JSON in
+//! terminals.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use serde_json::ser::{Formatter, Serializer};
 
 use offshoot_vfs::escape::is_unsafe;
 
-/// Writes strings without characters that a terminal would act upon.
+/// Writes strings without characters that a terminal would interpret.
 struct Harmless;
 
 impl Formatter for Harmless {
@@ -23,7 +23,7 @@ impl Formatter for Harmless {
         let mut rest = fragment;
         while let Some((at, character)) = rest.char_indices().find(|(_, c)| is_unsafe(*c)) {
             writer.write_all(&rest.as_bytes()[..at])?;
-            // All characters that `is_unsafe` names are in the first plane.
+            // All characters that `is_unsafe` accepts are below U+10000, so four digits are enough.
             write!(writer, "\\u{:04x}", u32::from(character))?;
             rest = &rest[at + character.len_utf8()..];
         }
@@ -47,7 +47,7 @@ pub(crate) fn write_line<W: Write + ?Sized, T: Serialize>(
     writer.write_all(b"\n").map_err(serde_json::Error::io)
 }
 
-/// An array whose elements are written one by one and never held together.
+/// An array whose elements are written one by one, and never all in memory.
 pub(crate) struct JsonArray<W: Write> {
     writer: W,
     is_empty: bool,

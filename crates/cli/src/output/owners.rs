@@ -1,7 +1,7 @@
-//! Names of users and groups, by what the volume itself says of them.
+//! Names of users and groups, from the volume itself.
 //!
-//! The host has other users with the same numbers, so its names are never shown. A volume
-//! without `/etc/passwd` has numbers.
+//! The host has other users with the same ids, so its names are never shown. For a volume without
+//! `/etc/passwd`, ids are shown.
 
 use std::collections::HashMap;
 
@@ -9,15 +9,15 @@ use offshoot_vfs::{FileSystem, FileType};
 
 use offshoot_vfs::path::{LastLink, resolve};
 
-/// The most bytes of each file that are read: thousands of users.
+/// The most bytes that are read of each file: enough for thousands of users.
 const BYTES_MAX: usize = 4 << 20;
 
-/// Who is who in a volume.
+/// The users and groups of a volume.
 #[derive(Default)]
 pub(crate) struct Owners {
     users: Table,
     groups: Table,
-    /// The main group of a user.
+    /// The primary group of each user.
     main_groups: HashMap<u32, u32>,
 }
 
@@ -28,7 +28,7 @@ struct Table {
 }
 
 impl Table {
-    /// The first line of a number or a name counts, as for the C library.
+    /// The first line for an id or a name wins, as in the C library.
     fn add(&mut self, number: u32, name: &[u8]) {
         self.names.entry(number).or_insert_with(|| name.to_vec());
         self.numbers.entry(name.to_vec()).or_insert(number);
@@ -41,7 +41,8 @@ impl Table {
 }
 
 impl Owners {
-    /// Those of the tree of files; nobody, where the files are not there or cannot be read.
+    /// Reads them from the tree of files. They are empty if the files are missing or cannot be
+    /// read.
     pub(crate) fn of(fs: &dyn FileSystem) -> Self {
         let read = |path: &[u8]| contents(fs, path).unwrap_or_default();
         Self::parse(&read(b"/etc/passwd"), &read(b"/etc/group"))
@@ -50,7 +51,7 @@ impl Owners {
     fn parse(passwd: &[u8], group: &[u8]) -> Self {
         let mut owners = Self::default();
         for line in passwd.split(|&byte| byte == b'\n') {
-            // `alice:x:1000:100:Alice:/home/alice:/bin/sh`
+            // A line is `alice:x:1000:100:Alice:/home/alice:/bin/sh`.
             let fields: Vec<&[u8]> = line.split(|&byte| byte == b':').collect();
             let [name @ [_, ..], _, uid, rest @ ..] = &fields[..] else { continue };
             let Some(uid) = number(uid) else { continue };
@@ -79,17 +80,17 @@ impl Owners {
         self.groups.names.get(&gid).map(Vec::as_slice)
     }
 
-    /// The number of a user who is given by name or number.
+    /// The id of a user, given by name or id.
     pub(crate) fn uid(&self, name: &[u8]) -> Option<u32> {
         self.users.number(name)
     }
 
-    /// The number of a group that is given by name or number.
+    /// The id of a group, given by name or id.
     pub(crate) fn gid(&self, name: &[u8]) -> Option<u32> {
         self.groups.number(name)
     }
 
-    /// The main group of a user.
+    /// The primary group of a user.
     pub(crate) fn main_group(&self, uid: u32) -> Option<u32> {
         self.main_groups.get(&uid).copied()
     }
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(owners.user(1000), Some(&b"alice"[..]));
         assert_eq!((owners.uid(b"al"), owners.main_group(1000)), (Some(1000), Some(100)));
         assert_eq!((owners.uid(b"bob"), owners.uid(b"bad"), owners.user(5)), (None, None, None));
-        // A name goes before a number.
+        // A name takes precedence over an id.
         assert_eq!((owners.uid(b"77"), owners.uid(b"78")), (Some(8), Some(78)));
         assert_eq!((owners.group(100), owners.gid(b"users")), (Some(&b"users"[..]), Some(100)));
         assert_eq!(owners.group(8), None);

@@ -1,11 +1,11 @@
-//! The line on a terminal that shows how far something long is.
+//! The progress line of a long verb on a terminal.
 //!
 //! ```text
 //! / extracted 1.2 GiB of 4.0 GiB (30%), 17204 files, 310 MiB/s, 9s left
 //! ```
 //!
-//! How much it will be is known later than when it begins, or never; until then the line says how
-//! long it took. Where the locale has no UTF-8 it is ASCII.
+//! The total is known only some time after the start, or never. Until then, the line shows the
+//! elapsed time. If the locale has no UTF-8, the line is ASCII.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +18,10 @@ const BEGUN: &str = "{spinner} {prefix} {bytes}{files}, {bytes_per_sec}, in {ela
 const EXPECTED: &str =
     "{spinner} {prefix} {bytes} of {total_bytes} ({percent}%){files}, {bytes_per_sec}, {eta} left";
 
-/// What turns while the program works.
+/// The ASCII frames of the spinner.
 const TURNS: &str = "|/-\\ ";
 
-/// The line, shared by all threads.
+/// The progress line, shared by all threads.
 #[derive(Clone)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -29,12 +29,12 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// One that nobody sees.
+    /// A progress line that is not shown.
     pub(crate) fn hidden() -> Self {
         Self { bar: ProgressBar::hidden(), files: Arc::default() }
     }
 
-    /// One on standard error, in which `verb` says what is done.
+    /// A progress line on standard error; `verb` says what is done.
     pub(super) fn shown(verb: &'static str) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(10);
         let bar = ProgressBar::with_draw_target(None, target).with_prefix(verb);
@@ -47,7 +47,7 @@ impl Progress {
     fn style(&self, template: &str) -> ProgressStyle {
         let files = self.files.clone();
         let show = move |_: &ProgressState, line: &mut dyn std::fmt::Write| {
-            // A line that cannot be written is not shown.
+            // If the line cannot be written, it is not shown.
             let _ = match files.load(Ordering::Relaxed) {
                 0 => Ok(()),
                 1 => line.write_str(", 1 file"),
@@ -60,17 +60,17 @@ impl Progress {
         if is_utf8() { style } else { style.tick_chars(TURNS) }
     }
 
-    /// So many bytes are done.
+    /// Sets the number of bytes that are done.
     pub(crate) fn set_bytes(&self, bytes: u64) {
         self.bar.set_position(bytes);
     }
 
-    /// Prints a line above it.
+    /// Prints a line above the progress line.
     pub(super) fn suspend(&self, print: impl FnOnce()) {
         self.bar.suspend(print);
     }
 
-    /// Takes it away.
+    /// Removes the progress line.
     pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
     }
@@ -95,7 +95,7 @@ impl transfer::Progress for Progress {
     }
 }
 
-/// Whether the locale has UTF-8, by the variables that say so: the first one that is set counts.
+/// Whether the locale has UTF-8, by the environment: the first variable that is set wins.
 fn is_utf8() -> bool {
     let variables = ["LC_ALL", "LC_CTYPE", "LANG"].map(std::env::var_os);
     let locale = variables.into_iter().flatten().find(|value| !value.is_empty());

@@ -14,7 +14,7 @@ pub(crate) struct FileRecord<'a> {
     path: String,
     #[serde(rename = "type")]
     file_type: &'static str,
-    /// Permissions in octal, as people read them.
+    /// Permissions in octal.
     mode: String,
     subvolume: u64,
     inode: u64,
@@ -31,7 +31,7 @@ pub(crate) struct FileRecord<'a> {
     mtime: String,
     ctime: String,
     btime: String,
-    /// The letters that `chattr` has for them.
+    /// The letters of the flags, as in `chattr`.
     #[serde(skip_serializing_if = "Option::is_none")]
     flags: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,16 +44,17 @@ struct XattrRecord {
     value: String,
 }
 
-/// The number of an inode as the kernel shows it. The engine gives the empty directory that stands
-/// in for a subvolume which is elsewhere a number above all that inodes have; the kernel gives
-/// each of them 2.
+/// The inode number that the kernel would show. In place of a subvolume that is elsewhere, a
+/// snapshot shows an empty directory. The engine gives that directory a number above `i64::MAX`,
+/// which no stored inode has; the kernel gives each of them 2.
 pub(crate) fn shown_inode(file: FileId) -> u64 {
     const STAND_IN: u64 = 2;
     if file.ino > i64::MAX.unsigned_abs() { STAND_IN } else { file.ino }
 }
 
 impl<'a> FileRecord<'a> {
-    /// The file at `path` in `volume`, a JSON name; `target` is that of a symbolic link.
+    /// The file at `path` in `volume`, which is a JSON name. `target` is the target of a symbolic
+    /// link.
     pub(crate) fn new(volume: &'a str, path: &[u8], attr: &Attr, target: Option<&[u8]>) -> Self {
         let is_device = matches!(
             attr.file_type,

@@ -7,11 +7,11 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-/// What the engine did since a volume was opened.
+/// The counters of the engine since a volume was opened.
 ///
-/// In JSON an object with every counter by its name, and beside them `reservations`, `flush_states`
-/// and `space`. As text a line for everything that is not 0, and for locks where they are asked
-/// for.
+/// In JSON, this is an object with every counter by name, and with `reservations`, `flush_states`
+/// and `space`. As text, it is a line for every counter that is not 0; counters of locks only on
+/// request.
 pub(crate) struct Statistics {
     counters: Stats,
     space: SpaceStats,
@@ -19,7 +19,7 @@ pub(crate) struct Statistics {
 }
 
 impl Statistics {
-    /// What it did until now.
+    /// The counters up to now.
     pub(crate) fn of(volume: &Engine) -> Self {
         Self { counters: volume.stats(), space: volume.space_stats(), has_locks: false }
     }
@@ -30,11 +30,11 @@ impl Statistics {
     }
 }
 
-/// The counters of locks, which say something to those alone who work on the engine.
+/// The counters of locks. They help only engineers who work on the engine.
 const LOCKS: [&str; 5] =
     ["locks_taken", "lock_waits", "shared_locks_taken", "shared_lock_waits", "early_unlocks"];
 
-/// The share of reservations by whose time they are judged.
+/// The quantile of reservation times that is shown.
 const SHARE: f64 = 0.999;
 
 impl Serialize for Statistics {

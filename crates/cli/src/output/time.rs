@@ -6,9 +6,8 @@ use std::sync::OnceLock;
 use jiff::tz::TimeZone;
 use offshoot_vfs::Timestamp;
 
-/// A point in time in the calendar, as `stat` shows it:
-/// `2026-11-20 10:30:00.123456789 +0100`. The alternate form (`{:#}`) is the short one
-/// of `ls -l`: `2026-11-20 10:30`.
+/// A point in time in the calendar, in the form of `stat`: `2026-11-20 10:30:00.123456789 +0100`.
+/// The alternate form (`{:#}`) is the short one of `ls -l`: `2026-11-20 10:30`.
 #[derive(Clone, Copy)]
 pub(crate) struct CivilTime(pub(crate) Timestamp);
 
@@ -18,9 +17,8 @@ pub(crate) fn zone() -> &'static TimeZone {
     ZONE.get_or_init(TimeZone::system)
 }
 
-/// How many seconds the clock of `zone` is ahead of UTC at that time. Times that no calendar has,
-/// which
-/// a damaged volume may hold, are in UTC.
+/// How many seconds the clock of `zone` is ahead of UTC at that time. A damaged volume may hold
+/// times that no calendar has; these are shown in UTC.
 fn seconds_ahead(zone: &TimeZone, time: Timestamp) -> i64 {
     let known = jiff::Timestamp::from_second(time.secs);
     known.map_or(0, |known| zone.to_offset(known).seconds().into())
@@ -48,8 +46,8 @@ fn write_time(f: &mut fmt::Formatter<'_>, time: Timestamp, ahead: i64) -> fmt::R
 
 /// The Gregorian date of a day counted from 1970-01-01.
 ///
-/// The calendar repeats every 400 years (146,097 days). Counting years from March puts
-/// the leap day at the end of its year, so the months before it have fixed lengths.
+/// The calendar repeats every 400 years (146,097 days). Counting years from March puts the leap day
+/// at the end of its year, so the months before it have fixed lengths.
 fn civil_date(days: i64) -> (i64, i64, i64) {
     // 719,468 days lie between 0000-03-01 and 1970-01-01. 64-bit seconds leave room.
     let days = days + 719_468;

@@ -1,5 +1,4 @@
-//! A file and, where that is asked for, everything below it: what `-R` means to verbs that change
-//! attributes.
+//! Visits a file and, with `-R`, everything below it, for verbs that change attributes.
 
 use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::path::{LastLink, at_path, resolve};
@@ -7,15 +6,15 @@ use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
 use crate::edit::{Report, joined};
 
-/// The deepest tree that is gone through: far beyond what any path names.
+/// The deepest tree that is walked: far deeper than any path.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// What is done to each file: it gets the attributes, the path and where errors go.
+/// The change of one file. It gets the attributes, the path, and the report for errors.
 type Change<'c> =
     &'c mut dyn FnMut(&Attr, &dyn Fn() -> Vec<u8>, &mut Report<'_, '_>) -> Result<(), Error>;
 
-/// Calls `change` for the file at `path` and, if `is_recursive`, for all below it. What cannot be
-/// changed is reported, and the others are changed.
+/// Calls `change` for the file at `path` and, if `is_recursive`, for everything below it. A file
+/// that cannot be changed is reported, and the walk goes on.
 pub(super) fn each(
     fs: &dyn FileSystem,
     path: &[u8],

@@ -1,4 +1,4 @@
-//! The verbs that are about what only btrfs has: its structures, subvolumes, copies and counters.
+//! The verbs for what only btrfs has: its structures, subvolumes, mirrors and counters.
 
 pub(super) mod bench;
 pub(super) mod dump;

@@ -1,6 +1,7 @@
-//! `offshoot cat`: the contents of files. One that cannot be read does not keep the others back.
+//! `offshoot cat`: writes the contents of files. A file that cannot be read is reported, and the
+//! others are written.
 //!
-//! What is no text goes to files and pipes, but not to a terminal, which would act upon it.
+//! Binary data goes to files and pipes, but not to a terminal, which would interpret it.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
             Ok(()) => {}
             Err(failure @ Failure::Output(_)) => return Err(failure),
             Err(failure) => {
-                // What was read comes before the reason why no more was.
+                // Write what was read before the error that ended it.
                 out.flush()?;
                 failures.opening(&failure);
             }

@@ -1,4 +1,4 @@
-//! `offshoot chmod`: change permissions, and tell about each file, where that is wanted.
+//! `offshoot chmod`: changes permissions, and with `-v` or `-c` reports each file.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -39,7 +39,8 @@ pub(super) fn run(
                 return Ok(());
             }
             let is_directory = attr.file_type == FileType::Directory;
-            // By another of its names it may have been changed since it was looked at.
+            // A file with several names may have been changed under another name since the walk
+            // read it.
             let old = if attr.nlink > 1 { fs.attr(attr.file)? } else { *attr }.permissions;
             let new = change.of(old, is_directory, caller.umask);
             let set = SetAttr { permissions: Some(new), ..SetAttr::default() };
@@ -59,7 +60,7 @@ pub(super) fn run(
                 Ok(()) | Err(_) => {}
             }
             result?;
-            // A caller who writes `-w` may not think of the umask, which keeps some bits.
+            // A caller who writes `-w` may not expect that the umask keeps some bits.
             let meant = change.of(old, is_directory, 0);
             if arguments.mode.starts_with('-') && new & !meant != 0 {
                 let [is, meant] = [new, meant].map(|mode| letters(attr.file_type, mode));
@@ -86,10 +87,10 @@ fn letters(file_type: FileType, mode: u32) -> String {
     ModeLetters(file_type, mode).to_string().split_off(1)
 }
 
-/// Where it is told what was changed.
+/// Prints what was changed.
 struct Told<'a> {
     out: &'a mut dyn Write,
-    /// Why standard output takes no more.
+    /// Why standard output cannot be written any more.
     failed: Option<io::Error>,
 }
 

@@ -27,18 +27,19 @@ pub(super) fn run(arguments: &ChownArguments, console: &Arc<Console>) -> Result 
     })
 }
 
-/// What a program gets from its owner goes with the owner, as the kernel has it.
+/// The permissions without set-id bits, because a program must not keep the rights of its old
+/// owner. The kernel does the same. `None` if there is nothing to clear.
 fn without_set_id(attr: &Attr) -> Option<u32> {
     if matches!(attr.file_type, FileType::Directory | FileType::Symlink) {
         return None;
     }
-    // A set-group-id bit without the right to execute is none.
+    // A set-group-id bit without the group's execute bit gives no rights, so it stays.
     let group = if attr.permissions & 0o010 != 0 { 0o2000 } else { 0 };
     let kept = attr.permissions & !(0o4000 | group);
     (kept != attr.permissions).then_some(kept)
 }
 
-/// User and group that `USER`, `USER:GROUP`, `USER:` or `:GROUP` name.
+/// Parses `USER`, `USER:GROUP`, `USER:` or `:GROUP` into user and group.
 fn owner(text: &[u8], owners: &Owners) -> Result<(Option<u32>, Option<u32>), Error> {
     let unknown = |what: &str, name: &[u8]| {
         let name = Escaped(name);

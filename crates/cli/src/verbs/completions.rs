@@ -1,4 +1,4 @@
-//! `offshoot completions`: what a shell has to know to complete command lines.
+//! `offshoot completions`: writes what a shell needs to complete command lines.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ pub(super) fn run(arguments: &CompletionsArguments, out: &mut dyn Write) -> Resu
     Ok(out.write_all(&script)?)
 }
 
-/// What help shows of `command`: shells would offer what is hidden, too.
+/// `command` without its hidden parts, because shells would offer those too.
 fn shown(command: &Command) -> Command {
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());

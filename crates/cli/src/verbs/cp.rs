@@ -37,7 +37,7 @@ use crate::session::{Access, OpenTree};
 use crate::stream::TextOnly;
 use told::Told;
 
-/// What is wrong with a copy from the host to the host.
+/// The error for a copy from the host to the host.
 const NEITHER_IN_VOLUME: &str = "neither side is in a volume: a place is VOLUME:/PATH";
 
 /// One side of a copy.
@@ -102,7 +102,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         counters: &counters,
         devices: &devices,
         reflink: match arguments.reflink {
-            // What is to be compressed is written anew.
+            // Data that is to be compressed must be written anew.
             Reflink::Auto if arguments.edit.storing.compress().is_some() => copy::Reflink::Never,
             reflink => reflink.into(),
         },
@@ -140,7 +140,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     failures.result()
 }
 
-/// How the options ask to go about what is met.
+/// How to treat existing files and attributes, by the options.
 fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<Told>>) -> Manner {
     let existing = match arguments {
         CpArguments { no_clobber: true, .. } => Existing::Kept,
@@ -170,8 +170,8 @@ fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<Told>>)
     }
 }
 
-/// What is to be copied, when that can be counted: not what comes in a stream, nor what is perhaps
-/// shared instead.
+/// The sources that can be counted before the copy: not a stream, and no data that may be shared
+/// instead.
 fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
     let count = |source: &'a Opened| match source {
         Opened::Volume(_, fs, path) if !may_share => {
@@ -184,7 +184,7 @@ fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
     sources.iter().map(count).collect::<Option<_>>().unwrap_or_default()
 }
 
-/// Refuses what standard output cannot take besides one file.
+/// Refuses everything but one file for standard output.
 fn require_one_for_stdout(arguments: &CpArguments) -> Result {
     let mistake = if arguments.paths.len() > 2 || arguments.target_directory.is_some() {
         "standard output (-) takes one source; `offshoot cat` writes several"
@@ -258,7 +258,7 @@ impl Opened {
         }
     }
 
-    /// How it is shown.
+    /// Its name for messages.
     fn shown(&self) -> Vec<u8> {
         match self {
             Self::Volume(volume, _, path) => place_in(volume, path),
@@ -267,17 +267,17 @@ impl Opened {
     }
 }
 
-/// Sources that were named.
+/// The sources that were named so far.
 #[derive(Default)]
 struct Seen {
-    /// Directory and name, on the host.
+    /// The directory and name of each source on the host.
     on_host: HashSet<(HostId, Vec<u8>)>,
-    /// The same in volumes, each by the address at which it is open.
+    /// The same for sources in volumes, each with the address of the open volume.
     in_volumes: HashSet<(usize, FileId, Vec<u8>)>,
 }
 
 impl Seen {
-    /// Whether a source is named for the first time. What has no name is no concern of it.
+    /// Whether a source is named for the first time. A source without a name is always new.
     fn is_new(&mut self, source: &Opened) -> bool {
         match source {
             Opened::Stream => true,
@@ -305,11 +305,12 @@ impl Seen {
 struct Found {
     file: FileId,
     is_directory: bool,
-    /// How it is shown.
+    /// Its name for messages.
     path: Vec<u8>,
 }
 
-/// The tables of hard links: these are kept inside of each filesystem, whose numbers are its own.
+/// The tables of hard links. Hard links are kept only inside one filesystem, because each has its
+/// own inode numbers.
 fn link_tables<'s>(sources: &'s [Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
     let new = || Arc::new(Mutex::new(LinkTable::default()));
     let host = new();
@@ -327,7 +328,7 @@ fn link_tables<'s>(sources: &'s [Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
     sources.iter().map(table).collect()
 }
 
-/// Opens the volumes of all sources. One that does not open keeps only its own back.
+/// Opens the volumes of all sources. If one does not open, only its own sources are left out.
 fn open_sources(
     sources: Vec<Side>,
     volumes: &mut Volumes<'_>,
@@ -352,7 +353,7 @@ fn open_sources(
     Ok(opened)
 }
 
-/// One command.
+/// One run of `cp`.
 struct Copying<'a> {
     arguments: &'a CpArguments,
     shared: Shared<'a>,
@@ -364,18 +365,18 @@ struct Copying<'a> {
 }
 
 impl Copying<'_> {
-    /// How many files are copied until now: it grows when a source becomes one.
+    /// How many files were copied so far. A source adds to it when its copy is a file.
     fn count_files(&self) -> u64 {
         self.shared.counters.files.load(Ordering::Relaxed)
     }
 
-    /// What a link at the end of a source means.
+    /// How to treat a link at the end of a source.
     fn last_link(&self) -> LastLink {
         let is_kept = self.arguments.recursive || self.arguments.no_dereference;
         if is_kept { LastLink::Keep } else { LastLink::Follow }
     }
 
-    /// How many sources there are, or more where the destination must be a directory.
+    /// The number of sources, but at least two if the destination must be a directory.
     fn count(&self) -> usize {
         if self.into_directory { self.count.max(2) } else { self.count }
     }
@@ -409,7 +410,7 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// Whether a source is not copied: its name is left out, or it was named before.
+    /// Whether a source is left out: an option excludes its name, or it was named before.
     fn is_left_out(&self, source: &Opened, seen: &mut Seen) -> bool {
         let Some(path) = source.path() else { return false };
         if self.shared.manner.leaves_out_source(path) {
@@ -472,7 +473,7 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// Whether a file with these attributes would take the place of another one on the host.
+    /// Whether a file with these attributes would replace another one on the host.
     fn replaces(&self, target: &Path, new: &Attr) -> bool {
         target.metadata().or_else(|_| target.symlink_metadata()).is_ok_and(|old| {
             let nanos = u32::try_from(old.mtime_nsec()).unwrap_or_default();
@@ -481,7 +482,7 @@ impl Copying<'_> {
         })
     }
 
-    /// The source at `path` of a volume.
+    /// The source at `path` in a volume.
     fn found(&self, volume: &Path, fs: &OpenTree, path: &[u8]) -> Result<Found> {
         let find = || {
             let file = resolve(&**fs, path, self.last_link())?;
@@ -520,7 +521,8 @@ impl Copying<'_> {
             limits: limits()?,
             refuse: &occupied::refusal,
         };
-        // Permissions are those of the volume; what they are before that is said with each call.
+        // The copy sets the permissions of the volume. Each call that makes a file passes the
+        // permissions until then.
         rustix::process::umask(Mode::empty());
         let mut seen = Seen::default();
         let mut made = HashSet::new();
@@ -579,7 +581,7 @@ impl Copying<'_> {
     }
 }
 
-/// What a source at `source` becomes.
+/// The new name of the source `source`.
 fn becomes(
     aim: &Aim,
     fs: &dyn FileSystem,
@@ -600,7 +602,7 @@ fn becomes(
     }
 }
 
-/// A place, as a caller writes it.
+/// A place in the form of the command line.
 fn place_in(volume: &Path, path: &[u8]) -> Vec<u8> {
     [volume.as_os_str().as_bytes(), b":", path].concat()
 }

@@ -1,8 +1,8 @@
-//! `offshoot dedupe`: files share the space of what is the same in them.
+//! `offshoot dedupe`: makes files share the space of their equal parts.
 //!
-//! Ranges of [`MOST_COMPARED`] are compared. One that is not the same is cut in two halves, and
-//! these are compared, down to [`LEAST_COMPARED`]: so files that are the same share large ranges,
-//! and those that differ share all but what is around the differences.
+//! The verb compares ranges of [`MOST_COMPARED`] bytes. If two ranges differ, it halves them and
+//! compares the halves, down to [`LEAST_COMPARED`] bytes. So equal files share large ranges, and
+//! files that differ share everything except what is around the differences.
 
 use std::io::Write;
 use std::ops::Range;
@@ -22,16 +22,17 @@ use crate::place::Place;
 /// The most that the filesystem compares in one call, in bytes.
 const MOST_COMPARED: u64 = 16 << 20;
 
-/// What is compared in one piece and not cut any more, in bytes. Each piece becomes an extent item.
+/// A differing range of this size in bytes is not halved any more. Each shared range becomes an
+/// extent item.
 const LEAST_COMPARED: u64 = 128 << 10;
 
-/// What came of one file.
+/// The result for one file.
 #[derive(Serialize)]
 struct Outcome {
     path: String,
     /// How many bytes were compared.
     compared: u64,
-    /// How many of them are the same, and share their space.
+    /// How many of them are equal and share their space.
     same: u64,
 }
 
@@ -54,9 +55,9 @@ pub(super) fn run(
         outcomes.push((path.to_vec(), compared, same));
         Ok(())
     });
-    // The outcomes say more.
+    // The outcomes below say more.
     console.take_done();
-    // What is told is durable.
+    // The outcomes are printed only after they are durable.
     if arguments.edit.json {
         let mut array = JsonArray::new(out)?;
         for (path, compared, same) in outcomes {
@@ -81,7 +82,7 @@ struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// The ranges that `arguments` name. When they name no length, it is that of the shorter rest.
+    /// The ranges in `arguments`. Without a length, the range ends where the shorter file does.
     fn new(
         fs: &'a dyn FileSystemMut,
         from: FileId,
@@ -101,12 +102,12 @@ impl<'a> Pair<'a> {
         Ok(Self { fs, from, to, len })
     }
 
-    /// Lets them share what is the same, and says how many bytes it compared, and how many of them
-    /// are.
+    /// Makes equal parts share their space. Returns how many bytes were compared, and how many of
+    /// them are equal.
     fn dedupe(&self) -> Result<(u64, u64), Error> {
         let (mut same, mut start) = (0, 0_u64);
         loop {
-            // Also of nothing it is asked whether it could be shared.
+            // An empty range is passed on too, to check whether the files could share at all.
             let end = self.len.min(start.saturating_add(MOST_COMPARED));
             same += self.share(start..end)?;
             if end == self.len || is_interrupted() {
@@ -116,7 +117,8 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// The same of a range, which is counted from where both begin, or of its halves.
+    /// The same for a range, counted from where both begin, or for its halves. Returns the equal
+    /// bytes.
     fn share(&self, range: Range<u64>) -> Result<u64, Error> {
         let at = |begin: Position| {
             let offset = begin.offset.checked_add(range.start);
@@ -136,7 +138,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Says what keeps two files from sharing.
+/// Explains why two files cannot share.
 fn explained(error: Error, path: &[u8]) -> Error {
     match error.errno() {
         Errno::INVAL => {

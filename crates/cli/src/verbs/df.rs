@@ -1,4 +1,4 @@
-//! `offshoot df`: how much of the volumes of places is used and free.
+//! `offshoot df`: shows how much of the volumes of places is used and free.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -82,7 +82,7 @@ pub(super) fn run(arguments: &DfArguments, out: &mut dyn Write, console: &Arc<Co
     failures.result()
 }
 
-/// How much of what can be used is used, rounded up as df does.
+/// The used part of the usable bytes as a percentage, rounded up like df.
 fn percent(used: u64, available: u64) -> String {
     let whole = u128::from(used) + u128::from(available);
     if whole == 0 {

@@ -1,4 +1,4 @@
-//! What `info` says of the disk that a volume is on: layers and partitions.
+//! What `info` shows of the disk that holds a volume: layers and partitions.
 
 use std::io::Write;
 
@@ -13,12 +13,12 @@ use crate::session::Access;
 /// A disk.
 #[derive(Default, Serialize)]
 pub(super) struct DiskInfo {
-    /// What the file is made of, the lowest layer first: `gpt:2`, `btrfs`.
+    /// The layers of the file, lowest first, such as `gpt:2` and `btrfs`.
     layers: Vec<String>,
     /// The internal snapshots of the image.
     image_snapshots: Vec<String>,
     partitions: Vec<PartitionInfo>,
-    /// Whether there is one volume that is meant.
+    /// Whether the name selects one volume.
     #[serde(skip)]
     pub(super) has_volume: bool,
 }
@@ -30,18 +30,18 @@ struct PartitionInfo {
     size: u64,
     label: String,
     uuid: String,
-    /// The signature that was found there.
+    /// The signature that was found in the partition.
     holds: Option<&'static str>,
     volume_label: String,
-    /// The disk ends before the partition does.
+    /// The disk ends inside the partition.
     cut_off: bool,
     #[serde(skip)]
     shown: String,
 }
 
 impl DiskInfo {
-    /// Looks at the disk that the arguments name. Without a table it has nothing to say, nor of a
-    /// volume that is mounted: who serves it may not open files any more.
+    /// Reads the disk that the arguments name. The result is empty without a partition table, and
+    /// for a mounted volume: the serving process may not open files any more.
     pub(super) fn read(arguments: &VolumeArguments) -> Result<Self> {
         if arguments.open.live.is_some() {
             return Ok(Self { has_volume: true, ..Self::default() });
@@ -73,13 +73,13 @@ impl DiskInfo {
         Ok(Self { layers, image_snapshots: whole.snapshots, partitions, has_volume })
     }
 
-    /// The same with the layers below a volume that was opened, and the format of the volume.
+    /// The same with the layers below the opened volume and with the format of the volume.
     pub(super) fn with_volume(self, layers: &[String], format: &str) -> Self {
         let layers = layers.iter().cloned().chain([format.to_owned()]).collect();
         Self { layers, ..self }
     }
 
-    /// Says it in lines, if there is anything between the file and the volume.
+    /// Prints it as lines, if there is anything between the file and the volume.
     pub(super) fn print(&self, out: &mut dyn Write) -> Result {
         if self.layers.len() > 1 || !self.has_volume {
             writeln!(out, "{:<18} {}", "layers", self.layers.join(" > "))?;

@@ -1,10 +1,10 @@
-//! `offshoot du`: the space that files take.
+//! `offshoot du`: shows the space that files take.
 //!
-//! One walk for each place. A directory is written when everything below it was seen; an inode with
-//! several names counts with the first one of them that is met, over all places, as for `du`. With
-//! `--shares` the three columns are those of `btrfs filesystem du`: what the data of files takes,
-//! what of it
-//! nothing else has, and for a place the rest, with each shared range once.
+//! One walk for each place. The line of a directory is written after everything below it was seen.
+//! An inode with several names counts under the first name that the walk meets, over all places, as
+//! in `du`. With `--shares`, the three columns are those of `btrfs filesystem du`: the space of the
+//! data, the exclusive part of it, and for a place the shared part, in which each shared range
+//! counts once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
@@ -25,14 +25,14 @@ use crate::output::{Console, Escaped, human_size, json_name, short_size, write_l
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
 
-/// The deepest tree that is gone through: far beyond what any path names.
+/// The deepest tree that is walked: far deeper than any path.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// What some files take.
+/// The space of some files.
 #[derive(Clone, Copy, Default)]
 struct Space {
     bytes: u64,
-    /// Of these, what nothing else has.
+    /// The part of it that no other file shares.
     exclusive: u64,
 }
 
@@ -91,10 +91,10 @@ struct Usage<'a> {
     arguments: &'a DuArguments,
     out: &'a mut dyn Write,
     failures: Failures<'a>,
-    /// Files that were counted, with the number of their volume: those with several names, and all
-    /// of them where places may overlap.
+    /// Files that were counted, each with the index of its volume: files with several names, or all
+    /// files if places may overlap.
     counted: HashSet<(usize, FileId)>,
-    /// The volumes by their numbers.
+    /// The volumes, by index.
     volumes: Vec<PathBuf>,
     counts_all: bool,
     cache: SharingCache,
@@ -125,7 +125,7 @@ impl Usage<'_> {
         Ok(space)
     }
 
-    /// What a file takes; `None` for one that was counted by another name.
+    /// The space of a file; `None` if it was counted under another name.
     fn space(
         &mut self,
         session: &PlaceSession,
@@ -145,7 +145,7 @@ impl Usage<'_> {
         }
         let arguments = self.arguments;
         if !arguments.shares {
-            // As du counts it, the size of a directory is none of its data.
+            // As in du, the size of a directory is not data.
             let is_apparent = arguments.apparent_size || arguments.bytes;
             let is_counted = matches!(attr.file_type, FileType::Regular | FileType::Symlink);
             let bytes = match is_apparent {
@@ -201,20 +201,21 @@ impl Usage<'_> {
         Ok(self.out.write_all(if arguments.null { b"\0" } else { b"\n" })?)
     }
 
-    /// Whether lines so deep below the place are written.
+    /// Whether lines at this depth below the place are written.
     fn is_shown(&self, depth: usize) -> bool {
         !self.arguments.summarize && self.arguments.max_depth.is_none_or(|max| depth <= max)
     }
 }
 
-/// Adds up what the walk shows.
+/// Adds up the space of what the walk visits.
 struct Sums<'u, 'a, 's> {
     usage: &'u mut Usage<'a>,
     session: &'s PlaceSession,
     shared: Ranges,
-    /// What the directories take that the walk is in, with what is below them and was left.
+    /// For each directory that the walk is in, its space and that of its subdirectories that were
+    /// left.
     levels: Vec<Space>,
-    /// Why nothing more can be written.
+    /// Why no more can be written.
     failed: Option<Failure>,
 }
 
@@ -231,7 +232,7 @@ impl Sums<'_, '_, '_> {
 }
 
 impl Visitor for Sums<'_, '_, '_> {
-    /// How many directories the walk was in before.
+    /// How many directories the walk was in before it entered this one.
     type Directory = usize;
 
     fn enter(&mut self, _: &usize, entry: &Entry<'_>) -> Option<usize> {
@@ -256,7 +257,7 @@ impl Visitor for Sums<'_, '_, '_> {
     }
 
     fn leave(&mut self, level: usize, path: &[u8]) {
-        // The place itself is written at the end.
+        // The line of the place itself is written at the end.
         if level == 0 {
             return;
         }
@@ -281,10 +282,10 @@ impl Visitor for Sums<'_, '_, '_> {
     }
 }
 
-/// Ranges that may overlap, each byte of which counts once.
+/// Ranges that may overlap. Each byte counts once.
 #[derive(Default)]
 struct Ranges {
-    /// Start and end; none touches another.
+    /// Start and end of each range; no two ranges touch.
     ranges: BTreeMap<u64, u64>,
 }
 

@@ -1,4 +1,4 @@
-//! `offshoot extract`: a tree into a directory or an archive.
+//! `offshoot extract`: writes a tree into a directory or an archive.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -83,7 +83,7 @@ pub(super) fn run(
     reported(outcome.worst)
 }
 
-/// What says that a directory is filled from `top` as it is now.
+/// The mark that says that a directory is being filled from `top` in its current state.
 fn mark(session: &PlaceSession, top: FileId) -> Mark {
     let Version { volume, state } = session.fs.volume().version();
     Mark {
@@ -92,14 +92,14 @@ fn mark(session: &PlaceSession, top: FileId) -> Mark {
     }
 }
 
-/// Since when the host runs. What was extracted before may have its size and time on the disk, and
-/// not its data.
+/// The id of this boot of the host. After a crash of the host, a file extracted before may have its
+/// size and time on the disk, and not its data.
 fn boot() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }
 
-/// Refuses to show an archive to a person.
+/// Refuses to write an archive to a terminal.
 fn refuse_terminal() -> Result {
     if io::stdout().is_terminal() {
         let what = "an archive is not written to a terminal: write it to a file (--tar FILE) or into a pipe";

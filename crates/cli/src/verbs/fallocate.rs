@@ -1,4 +1,4 @@
-//! `offshoot fallocate`: space of a file is allocated, freed, zeroed or moved.
+//! `offshoot fallocate`: allocates, frees, zeros or moves space of a file.
 
 use std::sync::Arc;
 

@@ -95,7 +95,7 @@ fn found(
     found.map_err(|error| at_path(error, &session.path))
 }
 
-/// The regular expression that `text` is; as for getfattr, `-` is everything.
+/// Parses a regular expression. As in getfattr, `-` matches everything.
 fn pattern(text: &OsStr) -> Result<Regex> {
     let text = if text == "-" { "" } else { text.to_str().unwrap_or("\u{fffd}") };
     Regex::new(text).map_err(|error| Failure::Usage(format!("-m {text}: {error}")))
@@ -122,9 +122,9 @@ fn dump(
     Ok(writeln!(out)?)
 }
 
-/// Text, unless one byte in eight is not printed.
+/// Text, unless more than one byte in eight is not printable.
 fn best_encoding(value: &[u8]) -> Encoding {
-    // A NUL at the end is that of a string in C.
+    // A NUL at the end terminates a C string, and does not count.
     let text = value.strip_suffix(b"\0").unwrap_or(value);
     let others = text.iter().filter(|byte| !matches!(byte, b' '..=b'~')).count();
     if value.len() >= others * 8 { Encoding::Text } else { Encoding::Base64 }

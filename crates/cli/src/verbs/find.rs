@@ -1,9 +1,7 @@
-//! `offshoot find`: look for files.
+//! `offshoot find`: looks for files.
 //!
-//! The walk shows each file to the expression, which is evaluated as find does it: the parts of an
-//! `and`
-//! until one is false, those of an `or` until one is true. Only `-delete` opens the volume for
-//! writing.
+//! The walk evaluates the expression for each file, as find does: the parts of an `and` until one
+//! is false, those of an `or` until one is true. Only `-delete` opens the volume for writing.
 
 mod expression;
 
@@ -32,7 +30,7 @@ use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree};
 use expression::{Count, Expression, Kind, Numbered, Search, Which, beginning, parse};
 
-/// The deepest tree that is gone through: far beyond what any path names.
+/// The deepest tree that is walked: far deeper than any path.
 const DEPTH_MAX: usize = 1 << 16;
 
 pub(super) fn run(
@@ -104,7 +102,7 @@ pub(super) fn run(
             break;
         }
     }
-    // Also when nobody takes the output any more.
+    // Changes are made durable even if standard output cannot be written any more.
     if access == Access::Write {
         let mut is_stored = true;
         for (volume, fs) in &opened {
@@ -123,29 +121,29 @@ struct Finding<'a, 'f> {
     fs: &'a dyn FileSystemMut,
     volume: &'a Path,
     owners: Owners,
-    /// The modification times of the places that are compared with.
+    /// The modification times of the files that `-newer` compares with.
     newer: Vec<(&'a OsString, Timestamp)>,
     out: &'a mut dyn Write,
     failures: &'a mut Failures<'f>,
     /// The path of the place.
     top: Vec<u8>,
-    /// Why nothing more can be written.
+    /// Why no more can be written.
     failed: Option<Failure>,
 }
 
-/// A file that is shown to the expression.
+/// A file for which the expression is evaluated.
 struct Candidate<'c> {
     /// Its path in the volume.
     path: &'c [u8],
     name: &'c [u8],
     attr: &'c Attr,
     depth: usize,
-    /// The directory and the name in it, if it can be removed.
+    /// The directory and the name in it, if the file can be removed.
     place: Option<(FileId, &'c [u8])>,
 }
 
 impl<'a> Finding<'a, '_> {
-    /// Looks up what files are compared with.
+    /// Looks up the times and owners that the expression compares with.
     fn prepare(&mut self) -> Result<(), Error> {
         let (mut places, mut owners) = (Vec::new(), Vec::new());
         self.search.expression.visit(&mut |test| match test {
@@ -162,7 +160,7 @@ impl<'a> Finding<'a, '_> {
             let file = resolve(self.fs, &place.path, LastLink::Keep)?;
             self.newer.push((text, self.fs.attr(file)?.mtime));
         }
-        // With a `!` in front it would be all files that are nobody's of that name.
+        // An unknown name must be an error: after a `!` it would match all files.
         if let Some((what, name, _)) = owners.iter().find(|(_, _, number)| number.is_none()) {
             let what = format!("no {what} is called {} in /etc of the volume", Escaped(name));
             return Err(Error::posix(Errno::INVAL, what));
@@ -178,7 +176,7 @@ impl<'a> Finding<'a, '_> {
         let bare = path.strip_suffix(b"/").unwrap_or(path);
         let name = bare.rsplit(|&byte| byte == b'/').next().unwrap_or(b"/");
         let name = if name.is_empty() { &b"/"[..] } else { name };
-        // What is named by a dot is not removed, only what is in it.
+        // A directory named by `.` or `..` is not removed, only its contents.
         let place = end.place.as_ref().filter(|_| require_name(bare).is_ok());
         let place = place.map(|(dir, name)| (*dir, &name[..]));
         let top = Candidate { path, name, attr: &attr, depth: 0, place };
@@ -196,7 +194,7 @@ impl<'a> Finding<'a, '_> {
         Ok(())
     }
 
-    /// Shows a file to the expression; whether what is below it is left out.
+    /// Evaluates the expression for a file. Returns whether the walk must not go below it.
     fn show(&mut self, candidate: &Candidate<'_>) -> bool {
         if candidate.depth < self.search.min_depth || candidate.depth > self.search.max_depth {
             return false;
@@ -282,7 +280,7 @@ impl<'a> Finding<'a, '_> {
         true
     }
 
-    /// Removes a file. The place itself stays, if it is the root.
+    /// Removes a file. If the place is the root of the volume, it stays.
     fn delete(&mut self, one: &Candidate<'_>) -> bool {
         let Some((dir, name)) = one.place else { return true };
         let place = offshoot_vfs::Place { dir, name };
@@ -304,12 +302,12 @@ impl<'a> Finding<'a, '_> {
         }
     }
 
-    /// Whether nothing more is looked for.
+    /// Whether the search must stop.
     fn is_over(&self) -> bool {
         self.failed.is_some() || is_interrupted()
     }
 
-    /// Prints an error that tells itself where it happened.
+    /// Prints an error whose message says where it happened.
     fn whole_error(&mut self, error: &Error) {
         self.failures.inside(self.volume, ExitStatus::of(error), error);
     }
@@ -329,7 +327,7 @@ fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: Count) -> b
     let nanos = |time: Timestamp| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
     let unit = i128::from(unit_secs) * 1_000_000_000;
     let age = nanos(now) - nanos(time);
-    // Minutes are compared as they are, days as whole ones, as find does.
+    // As in find, minutes are compared exactly and days as whole days.
     if unit_secs == 60 {
         return match count {
             Count::Just(wanted) => {
@@ -342,7 +340,7 @@ fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: Count) -> b
     }
     match u64::try_from(age.div_euclid(unit)) {
         Ok(units) => count.is(units),
-        // What is in the future is younger than anything.
+        // A time in the future is younger than any age.
         Err(_) => matches!(count, Count::Less(_)),
     }
 }
@@ -350,7 +348,7 @@ fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: Count) -> b
 /// The walk below a place.
 struct Walk<'w, 'a, 'f> {
     finding: &'w mut Finding<'a, 'f>,
-    /// The directories that the walk is in, where they are shown when they are left.
+    /// The directories that the walk is in, if they are shown after their contents.
     levels: Vec<(Attr, FileId)>,
 }
 
@@ -368,7 +366,7 @@ impl Walk<'_, '_, '_> {
 }
 
 impl Visitor for Walk<'_, '_, '_> {
-    /// The depth; 0 is the place.
+    /// The depth of a directory; 0 for the place.
     type Directory = usize;
 
     fn enter(&mut self, depth: &usize, entry: &Entry<'_>) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! `offshoot in-force`, which no help shows: how a volume is served, for other runs of the program.
+//! `offshoot in-force`, a hidden verb: reports to other runs of the program how a volume is served.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! `offshoot ln`: give a file one more name, or make a symbolic link.
+//! `offshoot ln`: gives a file one more name, or makes a symbolic link.
 
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -62,7 +62,7 @@ fn tell(out: &mut dyn Write, place: &[u8], arguments: &LnArguments) -> io::Resul
     writeln!(out, "'")
 }
 
-/// Makes the link, and gives its path.
+/// Makes the link. Returns its path.
 fn link(
     fs: &dyn FileSystemMut,
     arguments: &LnArguments,
@@ -121,7 +121,7 @@ fn linkable(fs: &dyn FileSystem, path: &[u8]) -> Result<FileId, Error> {
     Ok(file)
 }
 
-/// A file that has the name already is well, unless that is the name by which it was given.
+/// Accepts a file that has the name already, unless the target was given by that very name.
 fn require_other_name(
     fs: &dyn FileSystem,
     target: &[u8],

@@ -1,13 +1,12 @@
-//! `offshoot ls`: what is in directories.
+//! `offshoot ls`: lists directories.
 //!
 //! Names are sorted by their bytes, as `ls` does in the C locale, or by time or size. A directory
-//! is sorted in
-//! memory as long as no more than [`SORTED_MAX`] entries are held on all levels together; a
-//! larger one is shown in its own order, as it comes. With `-R` the directories below a
-//! directory follow it, where [`may_enter`] lets them, so cycles in a hostile image end.
+//! is sorted in memory as long as at most [`SORTED_MAX`] entries are held on all levels together. A
+//! larger one is listed in its stored order. With `-R`, the directories below a directory follow it
+//! if [`may_enter`] allows it, so cycles in a hostile image end.
 //!
-//! Several places are shown as ls shows them: files first, then the directories, each
-//! under its path. A place that is not there is reported, and the others are shown.
+//! Several places are listed as in ls: files first, then the directories, each under its path. A
+//! missing place is reported, and the others are listed.
 
 mod color;
 mod line;
@@ -35,7 +34,7 @@ const SORTED_MAX: usize = 1_000_000;
 /// How many entries are read from a directory at a time.
 const BATCH: usize = 1024;
 
-/// The longest path that `-R` goes down, in bytes.
+/// The longest path that `-R` enters, in bytes.
 const PATH_MAX: usize = 64 * 1024;
 
 /// How many errors are printed before they are only counted.
@@ -43,7 +42,7 @@ const ERRORS_PRINTED: u64 = 50;
 
 pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let style = Style::new(arguments);
-    // As in ls: with -l or -d a link is shown, without them what it leads to.
+    // As in ls: with -l or -d a link is listed itself, otherwise the file that it leads to.
     let is_kept = style.is_long || arguments.directory;
     let mut places = Places::new(&arguments.places, console);
     let names_volume = places.are_in_several_volumes();
@@ -55,7 +54,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
                 directories.push(top);
             }
             Ok(top) => files.push(top),
-            // As ls has it, the command line is wrong that names what is not there.
+            // As in ls, naming a missing file is an error in the command line.
             Err(Failure::Inside(volume, error @ Error::Posix { .. })) => {
                 failures.inside(&volume, ExitStatus::Usage, &error);
             }
@@ -101,7 +100,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
     listing.finish()
 }
 
-/// What a place leads to.
+/// A place and the file that it leads to.
 struct Top {
     session: PlaceSession,
     file: FileId,
@@ -113,7 +112,7 @@ fn find(session: PlaceSession, is_kept: bool) -> Result<Top> {
     if !is_kept {
         match session.file(LastLink::Follow) {
             Ok(end) if is_directory(&session, end)? => file = end,
-            // A link to what is no directory, or to nothing, is listed itself.
+            // A dangling link, or one that leads to no directory, is listed itself.
             Ok(_) | Err(Failure::Inside(_, Error::Posix { errno: Errno::NOENT, .. })) => {}
             Err(failure) => return Err(failure),
         }
@@ -132,7 +131,7 @@ enum Form<'o> {
     Json(JsonArray<&'o mut dyn Write>),
 }
 
-/// Which names with a dot in front are shown.
+/// Which names with a leading dot are listed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hidden {
     No,
@@ -159,7 +158,7 @@ impl Order {
         self.by_time || self.by_size
     }
 
-    /// What comes before the name when files are sorted. What cannot be read comes last.
+    /// The first sort key, before the name. Files that cannot be read come last.
     fn key(self, attr: Option<&Attr>) -> i128 {
         let size = |attr: &Attr| i128::from(attr.size);
         let time = |attr: &Attr| {
@@ -174,7 +173,7 @@ impl Order {
     }
 }
 
-/// All places of the command line.
+/// The listing of all places on the command line.
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
 struct Listing<'a, 'o> {
     form: Form<'o>,
@@ -183,29 +182,30 @@ struct Listing<'a, 'o> {
     hidden: Hidden,
     console: &'a Console,
     failures: Failures<'a>,
-    /// Whether paths alone do not tell the places apart.
+    /// Whether the places are in several volumes, so that a path alone is ambiguous.
     names_volume: bool,
     errors: u64,
-    /// How many symbolic links a metadata dump has no target of, and the path of the first one.
+    /// How many symbolic links have no target because the image is a metadata dump, and the path of
+    /// the first one.
     without_target: Option<(u64, Vec<u8>)>,
     is_recursive: bool,
-    /// Whether the path of a directory stands above what is in it.
+    /// Whether each directory is listed under a line with its path.
     has_headers: bool,
-    /// Whether nothing was written yet.
+    /// Whether no line was written yet.
     is_empty: bool,
 }
 
-/// One of them.
+/// The listing of one place.
 struct Tree<'l, 'a, 'o> {
     listing: &'l mut Listing<'a, 'o>,
     fs: &'l dyn FileSystem,
-    /// Where it begins.
+    /// The directory where the listing of the place begins.
     top: FileId,
     volume: &'l Path,
     /// The volume as a JSON name.
     json_volume: String,
     owners: Owners,
-    /// The columns of the directory that is being listed.
+    /// The widths of the columns of the current directory.
     widths: Widths,
 }
 
@@ -218,16 +218,16 @@ struct Named {
 /// A directory whose subdirectories are being listed.
 struct Level {
     directory: FileId,
-    /// The length of its path, with which the path of every level below begins.
+    /// The length of its path. The path of every level below begins with it.
     path_len: usize,
-    /// The subdirectories that are still to come.
+    /// The subdirectories that are left.
     todo: std::vec::IntoIter<Named>,
-    /// Where to read more of them, when the directory was not sorted.
+    /// The cookie after which to read more of them, if the directory was not sorted.
     after: Option<u64>,
 }
 
 impl<'a, 'o> Listing<'a, 'o> {
-    /// Lists places that are no directories, in columns that all places share, as for ls.
+    /// Lists the places that are not directories. As in ls, all of them share the columns.
     fn files(&mut self, tops: Vec<Top>, directories: &[Top]) -> Result {
         let mut widths = Widths::default();
         let owners: Vec<Owners> = tops.iter().map(|top| self.owners(&top.session)).collect();
@@ -249,14 +249,14 @@ impl<'a, 'o> Listing<'a, 'o> {
         Ok(())
     }
 
-    /// Lists a place that is one.
+    /// Lists a place that is a directory.
     fn directory(&mut self, top: &Top) -> Result {
         let owners = self.owners(&top.session);
         let mut tree = self.tree(&top.session, top.file, owners, Widths::default());
         tree.directory(top.session.path.clone())
     }
 
-    /// Who is who, where that is shown.
+    /// The names of users and groups, if they are shown.
     fn owners(&self, session: &PlaceSession) -> Owners {
         if self.style.is_long { Owners::of(&*session.fs) } else { Owners::default() }
     }
@@ -292,7 +292,7 @@ impl<'a, 'o> Listing<'a, 'o> {
 }
 
 impl Tree<'_, '_, '_> {
-    /// A path with the volume in front of it where that is needed to tell it from others.
+    /// The path, after the name of the volume if there are several volumes.
     fn full_path(&self, path: &[u8]) -> Vec<u8> {
         if self.listing.names_volume {
             [self.volume.as_os_str().as_bytes(), b":", path].concat()
@@ -312,7 +312,7 @@ impl Tree<'_, '_, '_> {
             path.truncate(level.path_len);
             let Some(next) = level.todo.next() else {
                 if let Some(after) = level.after {
-                    // What cannot be read was reported when the directory was listed.
+                    // An error was reported when the directory was listed.
                     let batch = self.batch(level.directory, after);
                     let (entries, is_last) = batch.unwrap_or((Vec::new(), true));
                     level.after = entries.last().map(|e| e.cookie).filter(|_| !is_last);
@@ -329,7 +329,7 @@ impl Tree<'_, '_, '_> {
                     self.begin(&path)?;
                     self.enter(&mut levels, &mut held, next.file, &path)?;
                 }
-                // There is nothing in it.
+                // It stands in for a subvolume that is elsewhere, so it is empty.
                 Ok(Entrance::StandIn) => self.begin(&path)?,
                 Err(error) => self.error(&path, &error),
             }
@@ -337,7 +337,7 @@ impl Tree<'_, '_, '_> {
         Ok(())
     }
 
-    /// Lists a directory, and keeps what is needed to go below it.
+    /// Lists a directory, and keeps what is needed to list those below it.
     fn enter(
         &mut self,
         levels: &mut Vec<Level>,
@@ -414,7 +414,7 @@ impl Tree<'_, '_, '_> {
         Ok((batch, is_last))
     }
 
-    /// Puts entries in the order that is asked for.
+    /// Sorts entries by the options.
     fn sort(&self, entries: &mut [Named]) {
         let order = self.listing.order;
         if order.needs_attr() {
@@ -433,7 +433,7 @@ impl Tree<'_, '_, '_> {
         self.listing.hidden != Hidden::No || !entry.name.starts_with(b".")
     }
 
-    /// `.` and `..`, where they are listed.
+    /// `.` and `..`, if they are listed.
     fn dots(&self, directory: FileId) -> Vec<Named> {
         if self.listing.hidden != Hidden::WithDots {
             return Vec::new();
@@ -444,8 +444,8 @@ impl Tree<'_, '_, '_> {
         vec![dot(b".", directory), dot(b"..", parent)]
     }
 
-    /// Makes the columns wide enough for entries, and says what all of them take. What is wrong
-    /// with one is said when it is listed.
+    /// Makes the columns wide enough for the entries, and writes the total of their space. An entry
+    /// that cannot be read is reported when it is listed.
     fn measure(&mut self, directory: FileId, entries: &[Named]) -> Result {
         self.widths = Widths::default();
         if !self.listing.style.has_columns() || matches!(self.listing.form, Form::Json(_)) {
@@ -470,12 +470,12 @@ impl Tree<'_, '_, '_> {
         Ok(())
     }
 
-    /// Lists entries of a directory, with `.` and `..` where they belong.
+    /// Lists entries of a directory, with `.` and `..` at their places.
     fn entries(&mut self, directory: FileId, path: &[u8], entries: &[Named]) -> Result {
         let mut dots = self.dots(directory);
         let is_reversed = self.listing.order.is_reversed;
         if self.listing.order.needs_attr() {
-            // They are sorted like everything else.
+            // The two are sorted like all other entries.
             let mut all = dots;
             let copy = |entry: &Named| Named { name: entry.name.clone(), ..*entry };
             all.extend(entries.iter().map(copy));
@@ -491,7 +491,7 @@ impl Tree<'_, '_, '_> {
         if is_reversed { dots.iter().try_for_each(|entry| self.entry(path, entry)) } else { Ok(()) }
     }
 
-    /// Those of the entries that `-R` goes down to. What is wrong with the others was said.
+    /// The entries that `-R` enters. Entries that cannot be read were reported before.
     fn directories(&self, entries: Vec<Named>) -> Vec<Named> {
         if !self.listing.is_recursive {
             return Vec::new();
@@ -536,7 +536,7 @@ impl Tree<'_, '_, '_> {
         if let Form::Lines(out) = &mut self.listing.form
             && is_plain
         {
-            // The name is there, whatever it leads to.
+            // A plain name is written without reading the file.
             write_name(out, &entry.name)?;
             self.listing.style.end(out)?;
         }
@@ -575,7 +575,7 @@ impl Tree<'_, '_, '_> {
         Ok(())
     }
 
-    /// Notes a symbolic link that a metadata dump has no target of.
+    /// Counts a symbolic link that has no target because the image is a metadata dump.
     fn without_target(&mut self, path: &[u8]) {
         let Listing { failures, without_target, .. } = &mut *self.listing;
         failures.note(ExitStatus::Failed);
@@ -609,7 +609,7 @@ mod tests {
     use super::*;
     use crate::args::{Arguments, Verb};
 
-    /// The start was listed, and then again below itself, without an end.
+    /// Otherwise the start would be listed below itself, without end.
     #[test]
     fn a_cycle_through_the_start_ends_at_the_start() {
         let mut fs = Memory::new();

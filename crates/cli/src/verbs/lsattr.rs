@@ -1,4 +1,4 @@
-//! `offshoot lsattr`: flags of files, in the columns of e2fsprogs.
+//! `offshoot lsattr`: shows flags of files, in the columns of e2fsprogs.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -76,7 +76,7 @@ impl Listing<'_> {
         Ok(())
     }
 
-    /// Shows a directory, and gives those in it that are to be shown after it.
+    /// Shows a directory. Returns the directories in it that are shown after it.
     fn directory(
         &mut self,
         session: &PlaceSession,
@@ -131,7 +131,7 @@ impl Listing<'_> {
         file_type: FileType,
         path: &[u8],
     ) -> Result {
-        // As for lsattr, which cannot open the others without doing something.
+        // As in lsattr, which cannot open files of other types without side effects.
         if !matches!(file_type, FileType::Regular | FileType::Directory) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! `offshoot man`: a page for each verb.
+//! `offshoot man`: writes a man page for each verb.
 
 use clap::CommandFactory;
 

@@ -1,4 +1,4 @@
-//! `offshoot mkdir`: make directories.
+//! `offshoot mkdir`: makes directories.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(super) fn run(
         }
         for end in prefixes(path) {
             let prefix = &path[..end];
-            // The caller may go on inside of what is made on the way, whatever the umask says.
+            // The caller must be able to go on inside the directories above, whatever the umask is.
             let caller = Caller { umask: caller.umask & !0o300, ..caller };
             let on_the_way = Mode { caller, ..plain };
             let mode = if end == path.len() { mode } else { on_the_way };
@@ -60,8 +60,8 @@ fn tell(out: &mut dyn Write, place: &[u8]) -> io::Result<()> {
 /// The permissions of a new directory.
 #[derive(Clone, Copy)]
 struct Mode<'a> {
-    /// The caller named them: the default access control list of the directory above takes none
-    /// away.
+    /// The permissions that the caller named. Then the default access control list of the directory
+    /// above does not reduce them.
     change: Option<&'a ModeChange>,
     caller: Caller,
 }
@@ -77,7 +77,7 @@ fn prefixes(path: &[u8]) -> Vec<usize> {
     ends
 }
 
-/// Whether a directory is at `path`; `EEXIST` when something else is.
+/// Whether there is a directory at `path`; `EEXIST` if there is another file.
 fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
     if resolve_end(fs, path, LastLink::Keep)?.file.is_none() {
         return Ok(false);
@@ -90,7 +90,7 @@ fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
 }
 
 fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode<'_>) -> Result<(), Error> {
-    // The name is that of the directory, however many slashes follow it.
+    // Trailing slashes do not belong to the name.
     let end = resolve_end(fs, bare(path), LastLink::Keep)?;
     let (None, Some((dir, name))) = (end.file, end.place) else {
         return Err(Error::posix(Errno::EXIST, Escaped(path).to_string()));

@@ -1,4 +1,4 @@
-//! `offshoot mknod`: make device nodes and FIFOs.
+//! `offshoot mknod`: makes device nodes and FIFOs.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `offshoot mv`: move or rename inside a volume.
+//! `offshoot mv`: moves or renames inside a volume.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
             Err(error) => failures.inside(&volume, ExitStatus::of(&error), &error),
         }
     }
-    // Also when nobody takes the output any more.
+    // Changes are made durable even if standard output cannot be written any more.
     volumes.sync(&mut failures);
     told?;
     failures.result()
@@ -80,7 +80,7 @@ fn tell(out: &mut dyn Write, from: &[u8], to: &[u8]) -> std::io::Result<()> {
     writeln!(out, "'")
 }
 
-/// Gives what is at `source` its new name, and says which; `None` where that is not to be replaced.
+/// Gives the file at `source` its new name. Returns the name, or `None` if it must not be replaced.
 fn rename(
     fs: &dyn FileSystemMut,
     source: &[u8],
@@ -91,7 +91,7 @@ fn rename(
 ) -> Result<Option<Vec<u8>>, Error> {
     let fail = |errno, what: String| Err(Error::posix(errno, what));
     let shown = Escaped(source);
-    // A link is moved itself, also when a slash follows its name.
+    // A link is moved itself, even if a slash follows its name.
     let bare = bare(source);
     let found = resolve_end(fs, bare, LastLink::Keep)?;
     let Some(file) = found.file else { return fail(Errno::NOENT, shown.to_string()) };
@@ -119,7 +119,7 @@ fn rename(
         let what = format!("{}: {}", Escaped(&shown_new), JUST_MADE);
         return fail(Errno::EXIST, what);
     }
-    // A link that takes the place of what it leads to is all that is left of it.
+    // If a link replaced the file that it leads to, the file would be lost.
     let is_of_link = |existing| {
         how == Rename::Replace
             && attr.file_type == FileType::Symlink

@@ -1,4 +1,4 @@
-//! `offshoot rm`: remove files and directories, and ask or tell about each, where that is wanted.
+//! `offshoot rm`: removes files and directories, and with `-i` or `-v` asks or reports.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;
 
-/// The deepest tree that is removed: far beyond what any path names.
+/// The deepest tree that is removed: far deeper than any path.
 const DEPTH_MAX: usize = 1 << 16;
 
 pub(super) fn run(arguments: &RmArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
@@ -34,21 +34,21 @@ pub(super) fn run(arguments: &RmArguments, out: &mut dyn Write, console: &Arc<Co
     talk.failed.map_or(result, |error| Err(error.into()))
 }
 
-/// What is asked and told on the way.
+/// Questions to the caller and reports on the way.
 struct Talk<'a> {
     arguments: &'a RmArguments,
     out: &'a mut dyn Write,
-    /// Why standard output takes no more.
+    /// Why standard output cannot be written any more.
     failed: Option<io::Error>,
 }
 
 impl Talk<'_> {
-    /// Whether the caller wants this removed.
+    /// Whether the caller wants this file removed.
     fn is_wanted(&mut self, what: &str, path: &[u8]) -> bool {
         if !self.arguments.interactive {
             return true;
         }
-        // Both are the caller's: one that is gone answers nothing.
+        // If these streams cannot be written, the caller sees no question and gives no answer.
         let _ = self.out.flush();
         let _ = write!(io::stderr(), "offshoot: {what} '{}'? ", Escaped(path));
         let answer = interrupt::line_of_stdin();
@@ -82,7 +82,7 @@ fn remove(
     at: Timestamp,
 ) -> Result<(), Error> {
     let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
-    // A link is removed itself, and a slash behind its name asks for a directory.
+    // A link is removed itself. A trailing slash asks for a directory.
     let bare = bare(path);
     let end = resolve_end(fs, bare, LastLink::Keep)?;
     let Some(file) = end.file else { return fail(Errno::NOENT) };
@@ -124,7 +124,7 @@ fn remove(
     Ok(())
 }
 
-/// Refuses to remove or move a directory by a `.` or `..` in it, as rm, rmdir and mv do.
+/// Refuses to remove or move a directory named by a `.` or `..` in it, as rm, rmdir and mv do.
 pub(super) fn require_name(path: &[u8]) -> Result<(), Error> {
     if matches!(path.rsplit(|&byte| byte == b'/').next(), Some(b"." | b"..")) {
         let what = "`.` and `..` are neither removed nor moved: name the directory itself";
@@ -133,13 +133,13 @@ pub(super) fn require_name(path: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses to remove or move the root.
+/// The error for removing or moving the root.
 pub(super) fn root() -> Error {
     Error::posix(Errno::BUSY, "/ is the root of the volume, which stays")
 }
 
-/// What a subvolume is told apart by: it goes as a whole, and is no directory that is emptied by
-/// mistake.
+/// The error for removing a subvolume, which only `subvolume delete` deletes, so that it is not
+/// emptied as a directory by mistake.
 pub(super) fn subvolume(path: &[u8]) -> Error {
     let what = format!("{} is a subvolume, which `subvolume delete` deletes", Escaped(path));
     Error::posix(Errno::ISDIR, what)
@@ -148,20 +148,21 @@ pub(super) fn subvolume(path: &[u8]) -> Error {
 /// A directory whose contents are being removed.
 struct Open {
     place: (FileId, Vec<u8>),
-    /// What was left before it.
+    /// How many files were left before this directory.
     left: u64,
 }
 
-/// Removes what the walk shows, each directory when it is left.
+/// Removes what the walk visits. A directory is removed after its contents.
 struct Removal<'a, 'r, 'f, 't> {
     fs: &'a dyn FileSystemMut,
     at: Timestamp,
     report: &'a mut Report<'r, 'f>,
     talk: &'a mut Talk<'t>,
-    /// The place as it was named, and without slashes at its end.
+    /// The place as it was named, and without trailing slashes.
     named: &'a [u8],
     top: &'a [u8],
-    /// What could not be removed, or was not wanted. It keeps every directory above it.
+    /// How many files could not be removed, or were kept by the caller. Each keeps all directories
+    /// above it.
     left: u64,
 }
 
@@ -171,7 +172,8 @@ impl Removal<'_, '_, '_, '_> {
         self.report.error(error);
     }
 
-    /// A path as it is shown; nothing where it is not, which saves most of the work in deep trees.
+    /// A path for messages; empty if no message needs it, which saves most of the work in deep
+    /// trees.
     fn shown(&self, path: &impl Fn() -> Vec<u8>) -> Vec<u8> {
         let RmArguments { interactive, verbose, .. } = self.talk.arguments;
         if *interactive || *verbose { self.report.place(&path()) } else { Vec::new() }
@@ -190,7 +192,7 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         }
         if self.talk.arguments.interactive {
             let shown = self.report.place(&path());
-            // What cannot be read is said by the walk.
+            // If it cannot be read, the walk reports the error.
             let is_full = !is_empty(self.fs, entry.attr.file).unwrap_or(true);
             if is_full && !self.talk.is_wanted("descend into directory", &shown) {
                 self.left += 1;

@@ -1,4 +1,4 @@
-//! `offshoot rmdir`: remove empty directories.
+//! `offshoot rmdir`: removes empty directories.
 
 use std::sync::Arc;
 

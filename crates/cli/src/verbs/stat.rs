@@ -1,4 +1,4 @@
-//! `offshoot stat`: everything that is known of files.
+//! `offshoot stat`: shows everything that is known of files.
 
 mod format;
 
@@ -20,7 +20,7 @@ use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
 use format::Subject;
 
-/// The longest value of an extended attribute that is shown to people.
+/// The longest value of an extended attribute that is shown as text, in bytes.
 const VALUE_SHOWN: usize = 256;
 
 pub(super) fn run(

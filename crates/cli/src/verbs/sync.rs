@@ -1,4 +1,4 @@
-//! `offshoot sync`: everything that was done on a mounted volume is made durable.
+//! `offshoot sync`: makes all changes on a mounted volume durable.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! `offshoot touch`: change times, and make empty files.
+//! `offshoot touch`: changes times, and makes empty files.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `offshoot tree`: directories as a tree.
+//! `offshoot tree`: shows directories as a tree.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -43,11 +43,11 @@ struct Tree<'a> {
 
 /// A directory that is being shown.
 struct Level {
-    /// The length of its own path.
+    /// The length of the path of the directory.
     path_len: usize,
-    /// What is still to come.
+    /// The entries that are left.
     entries: std::vec::IntoIter<Listed>,
-    /// Whether it is the last one in its own directory, so that no line leads on below it.
+    /// Whether it is the last entry of its own directory, so that no line continues below it.
     is_last: bool,
 }
 
@@ -136,7 +136,7 @@ impl Tree<'_> {
         }
         self.out.write_all(if is_last { "└── " } else { "├── " }.as_bytes())?;
         write_name(self.out, name)?;
-        // A target that cannot be read is nothing that tree is about.
+        // An unreadable target is left out: the tree shows names.
         if attr.file_type == FileType::Symlink
             && let Ok(target) = session.fs.read_link(attr.file)
         {

@@ -1,4 +1,4 @@
-//! `offshoot trim`: tells the devices of a volume which ranges of them hold nothing.
+//! `offshoot trim`: tells the devices of a volume which of their ranges are unused.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -14,9 +14,9 @@ use crate::session::{Access, Session};
 
 #[derive(Serialize)]
 struct Report {
-    /// What was discarded, on all devices together.
+    /// The discarded bytes of all devices together.
     bytes: u64,
-    /// The devices whose host cannot discard.
+    /// The devices that cannot discard.
     unable: BTreeSet<String>,
 }
 

@@ -1,4 +1,4 @@
-//! `offshoot truncate`: files become as long as they are to be.
+//! `offshoot truncate`: sets the length of files.
 
 use std::sync::Arc;
 

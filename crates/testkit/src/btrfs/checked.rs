@@ -1,4 +1,4 @@
-//! Volumes in memory that are judged when nobody has them any more.
+//! Volumes in memory that are judged when the last user drops them.
 //!
 //! ```text
 //! CheckedDevice ── MemoryDevice ── the volume, as the engine writes it
@@ -7,15 +7,16 @@
 //!        └──> the engine that the test gave, which reads everything
 //! ```
 //!
-//! A test opens its volume on such a device, and need not remember to have it checked. What is
-//! judged is what the devices hold then: the last commit, as if the power were cut. A test that
-//! damages its volume, or puts into it what is none of btrfs, says so with
-//! [`CheckedDevice::leave_unchecked`]. A test that panics has its verdict already.
+//! A test opens its volume on such a device and need not ask for the check. The judges see what the
+//! devices hold when they are dropped: the last commit, as if the power were cut. A test that
+//! damages its volume, or writes something other than btrfs, says so with
+//! [`CheckedDevice::leave_unchecked`]. A test that panics has failed already, so its volume is not
+//! judged.
 //!
-//! The kernel takes its turn on one volume of [`JUDGED_EVERY`], or of what the variable
-//! `OFFSHOOT_JUDGED_EVERY` says: it mounts the volume for writing, shows path by path what we show,
-//! and changes it. Then `btrfs check` finds nothing, we show what the kernel does, and we find what
-//! it changed.
+//! The kernel judges one volume in [`JUDGED_EVERY`], or in the number that the variable
+//! `OFFSHOOT_JUDGED_EVERY` holds. It mounts the volume for writing, must show path by path what we
+//! show, and changes the volume. Then `btrfs check` must find nothing, we must show what the kernel
+//! shows, and we must find what it changed.
 
 use std::io::{IoSlice, Result};
 use std::ops::Deref;
@@ -31,44 +32,44 @@ use crate::btrfs::outside::{change, require_change, require_same};
 use crate::compare::{Aspect, Compare};
 use crate::model::Model;
 
-/// The volumes of which the kernel takes its turn on one.
+/// The kernel judges one volume in this many.
 pub const JUDGED_EVERY: u64 = 8;
 
 /// What a volume shows.
 pub struct Shown {
-    /// Its files.
+    /// The files of the volume.
     pub files: Box<dyn FileSystem>,
-    /// Whether that is what a pending log makes of it.
+    /// Whether the engine replayed a pending log to show this.
     pub has_log: bool,
-    /// Whether files or subvolumes without a name are left.
+    /// Whether the volume holds orphans: files or subvolumes that have no name any more.
     pub has_orphans: bool,
 }
 
-/// Opens the volume on a device, and panics where it cannot.
+/// Opens the volume on a device. Panics if it cannot.
 pub type Show = fn(&Arc<dyn BlockDevice>) -> Shown;
 
-/// A device in memory, on which is a volume that `btrfs check` and the engine find in order when
-/// the device is dropped.
+/// A device in memory. When it is dropped, `btrfs check` and the engine must find the volume on it
+/// in order.
 #[derive(Debug)]
 pub struct CheckedDevice {
     memory: MemoryDevice,
-    /// What shows where nothing was written.
+    /// The device that is read where nothing was written.
     below: Option<Arc<CheckedDevice>>,
     show: Show,
     is_left_unchecked: AtomicBool,
-    /// The kernel takes its turn, drawn or not.
+    /// The kernel judges this volume even if it is not drawn.
     is_for_kernel: AtomicBool,
 }
 
 impl CheckedDevice {
-    /// An empty device of `size_bytes`, on which somebody makes a volume.
+    /// An empty device of `size_bytes`, on which the test makes a volume.
     #[must_use]
     pub fn sparse(size_bytes: u64, show: Show) -> Self {
         let memory = MemoryDevice::sparse(size_bytes);
         Self::with(memory, None, show)
     }
 
-    /// A device that shows `below`, and keeps what is written to it for itself.
+    /// A device that shows `below` and keeps all writes to itself.
     #[must_use]
     pub fn over(below: Arc<Self>) -> Self {
         let memory = MemoryDevice::over(below.clone());
@@ -81,17 +82,19 @@ impl CheckedDevice {
         Self { memory, below, show, is_left_unchecked, is_for_kernel }
     }
 
-    /// The kernel takes its turn on the volume, whether it is drawn or not.
+    /// Lets the kernel judge the volume even if it is not drawn.
     pub fn have_kernel_judge(&self) {
         self.is_for_kernel.store(true, Ordering::Relaxed);
     }
 
-    /// Nobody looks at the volume when the device is dropped, for this reason.
+    /// Leaves the volume unjudged when the device is dropped. `_reason` tells the reader of the
+    /// test why.
     pub fn leave_unchecked(&self, _reason: &str) {
         self.is_left_unchecked.store(true, Ordering::Relaxed);
     }
 
-    /// Calls `visit` with the place and the bytes of all that is not zeros, or not any more.
+    /// Calls `visit` with the offset and the bytes of everything that was written, in this device
+    /// and in those below it.
     fn visit_contents(&self, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         if let Some(below) = &self.below {
             below.visit_contents(visit)?;
@@ -122,17 +125,18 @@ impl CheckedDevice {
     }
 
     fn judge_by_kernel(&self, disks: &Disks, shown: &Shown) -> std::result::Result<(), String> {
-        /// All volumes of a test have one id, and the kernel mounts only one with it.
+        /// All volumes of a test have the same id, and the kernel mounts only one of them at a
+        /// time.
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let Shown { files, has_log, has_orphans } = shown;
         let mut compare = Compare::default();
         if *has_log {
-            // What lost a name in a replay has the time of that.
+            // A file that lost a name in a log replay has the time of the replay.
             compare = compare.without(Aspect::TimesOfNames);
         }
         let mut expected = vec![OLD_CACHE];
-        // It looks through that tree when it has replayed a log, or removed files without names.
+        // The kernel checks the UUID tree after it replayed a log or removed orphans.
         expected.extend((*has_log || *has_orphans).then_some(UUID_TREE));
         let mounted = disks.mount_watched("rw,noatime,subvolid=5", &expected);
         require_same(&compare, &**files, &mounted)?;
@@ -150,7 +154,7 @@ impl CheckedDevice {
     }
 }
 
-/// Whether the next volume is one on which the kernel takes its turn.
+/// Whether the kernel judges the next volume.
 fn is_drawn() -> bool {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let every = std::env::var("OFFSHOOT_JUDGED_EVERY").ok();

@@ -1,8 +1,7 @@
 //! Bad bytes at chosen places.
 //!
-//! [`Faulty`] puts a device with faults over every member, so that one set of images
-//! serves many kinds of damage. What has to be inside the image itself, because a
-//! checksum must fit it, is patched there.
+//! [`Faulty`] puts a device with faults over every member, so that one set of images serves many
+//! kinds of damage. Damage that a checksum must fit is patched into the image itself.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,10 +13,10 @@ use offshoot_device::{BlockDevice, Fault, FaultDevice};
 use crate::btrfs::disks::Disks;
 use crate::btrfs::progs::Place;
 
-/// Where the superblock and its copies are on a member.
+/// The offsets of the superblock and its copies on a member, in bytes.
 pub const SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
 
-/// How many bytes a superblock has.
+/// The size of a superblock, in bytes.
 pub const SUPERBLOCK_BYTES: u64 = 4096;
 
 /// The members of a volume with faults over them.
@@ -91,21 +90,21 @@ fn edit_leaves(image: &Path, mut edit: impl FnMut(&mut [u8])) {
     std::fs::write(image, bytes).expect("an image is written");
 }
 
-/// Has every directory entry called `name` lead to an inode that is not there, in all copies of the
-/// leaves of an image with nodes of 16 KiB and CRC-32C; the number of that inode.
+/// Makes every directory entry called `name` lead to a missing inode, in all mirrors of the leaves
+/// of an image with nodes of 16 KiB and CRC-32C. Returns the number of that inode.
 ///
 /// # Panics
 /// When no leaf has such an entry.
 #[must_use]
 pub fn lead_nowhere(image: &Path, name: &str) -> u64 {
     const MISSING: u64 = 30_583;
-    // An entry has its location, 17 bytes, its transaction, two lengths and a type before the name.
+    // Before its name, an entry has a location of 17 bytes, a transaction, two lengths and a type.
     const BEFORE_NAME: usize = 17 + 8 + 2 + 2 + 1;
     let mut found = 0;
     edit_leaves(image, |block| {
         for place in BEFORE_NAME..block.len() - name.len() {
             let name_len = u16::from_le_bytes([block[place - 3], block[place - 2]]);
-            // The key of an inode has the type 1 and no offset.
+            // The key of an inode has the type 1 and the offset 0.
             let key_end = &block[place - BEFORE_NAME + 8..place - BEFORE_NAME + 17];
             let is_entry = block[place..].starts_with(name.as_bytes())
                 && usize::from(name_len) == name.len()
@@ -120,8 +119,8 @@ pub fn lead_nowhere(image: &Path, name: &str) -> u64 {
     MISSING
 }
 
-/// Has the quota group of a subvolume say that nothing is used, in all copies of the leaves of an
-/// image with nodes of 16 KiB and CRC-32C.
+/// Sets the usage of a subvolume's quota group to zero, in all mirrors of the leaves of an image
+/// with nodes of 16 KiB and CRC-32C.
 ///
 /// # Panics
 /// When no leaf has such a group.
@@ -138,7 +137,7 @@ pub fn use_nothing(image: &Path, subvolume: u64) {
             if item + ITEM_BYTES <= block.len() && block[item..].starts_with(&key) {
                 let data = HEADER_BYTES + number(&block[item + 17..item + 21]);
                 let len = number(&block[item + 21..item + ITEM_BYTES]);
-                // The first number is that of the transaction.
+                // The first number is the transaction.
                 block[data + 8..data + len].fill(0);
                 found += 1;
             }
@@ -147,12 +146,12 @@ pub fn use_nothing(image: &Path, subvolume: u64) {
     assert!(found > 0, "no group is that of subvolume {subvolume}");
 }
 
-/// The kinds of features in a superblock, by the place of their bits.
+/// The kinds of feature bits in a superblock.
 #[derive(Clone, Copy, Debug)]
 pub enum Features {
-    /// Not knowing one forbids to write.
+    /// An implementation that does not know one of them must not write.
     ReadOnlyCompatible,
-    /// Not knowing one forbids to open.
+    /// An implementation that does not know one of them must not open the volume.
     Incompatible,
 }
 

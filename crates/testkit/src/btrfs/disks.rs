@@ -6,13 +6,13 @@
 //!     Loop  one image file on one loop device
 //! ```
 //!
-//! Everything is undone in the reverse order, a panic included: unmount, make the
-//! kernel forget the members, detach the loop devices, remove the files. What cannot
-//! be undone is said on standard error and fails the test, because a loop device that
-//! stays behind harms whoever runs next.
+//! Everything is undone in the reverse order, also after a panic: unmount, make the kernel forget
+//! the members, detach the loop devices, remove the files. A step that cannot be undone is reported
+//! on standard error and fails the test, because a loop device that stays behind harms the next
+//! program that uses it.
 //!
-//! Loop devices belong to the whole machine and other programs take them at the same
-//! time, so attaching is tried again when somebody else was faster.
+//! Loop devices belong to the whole machine, and other programs take them at the same time. So
+//! attaching is tried again if another program took the free device first.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -32,11 +32,11 @@ use crate::kernel_log::KernelLog;
 use crate::run::{command, run, try_run};
 use crate::scratch_dir;
 
-/// What the kernel says when it completes the UUID tree, on the first mount of what `mkfs.btrfs`
-/// made and nowhere else.
+/// The message with which the kernel completes the UUID tree: on the first mount of a volume that
+/// `mkfs.btrfs` made, and nowhere else.
 pub const UUID_TREE: &str = "checking UUID tree";
 
-/// What the kernel says of all volumes without a free-space tree.
+/// The message of the kernel about every volume without a free-space tree.
 pub const OLD_CACHE: &str = "space cache v1 is being deprecated";
 
 /// The image files of one volume.
@@ -55,15 +55,15 @@ impl Disks {
         disks
     }
 
-    /// One empty image of `size_bytes`, for who is judged for a moment and has no place in the
-    /// line.
+    /// One empty image of `size_bytes`, for a caller that is judged only for a moment and does not
+    /// wait in the queue of [`Judges`].
     pub(crate) fn beside(size_bytes: u64) -> Self {
         let mut disks = Self { images: Vec::new(), dir: scratch_dir() };
         disks.add_image(size_bytes);
         disks
     }
 
-    /// Copies of these images as they are now, which may be while they are mounted.
+    /// Copies these images as they are now. They may be mounted meanwhile.
     #[must_use]
     pub fn copy(&self, _judges: &Judges) -> Self {
         let dir = scratch_dir();
@@ -105,16 +105,15 @@ impl Disks {
         run("mkfs.btrfs", &args);
     }
 
-    /// Runs `mkfs.btrfs` and has the kernel mount the volume until it has completed the UUID tree:
-    /// `mkfs` leaves that to the first mount. A later mount that does it again shows that somebody
-    /// did not keep that tree.
+    /// Runs `mkfs.btrfs` and lets the kernel mount the volume until it has completed the UUID tree,
+    /// which `mkfs` leaves to the first mount. If a later mount completes it again, then a program
+    /// did not keep that tree up to date.
     pub fn mkfs_and_settle(&self, options: &[&str]) {
         self.mkfs(options);
         let mount = self.mount_watched("rw,noatime", &[UUID_TREE, OLD_CACHE]);
         let file = mount.path().join("settling");
         for _ in 0..200 {
-            // An unmount ends it half-way, and a commit that comes after its end says that it is
-            // complete.
+            // An unmount interrupts it. Only a commit after its end records that it is complete.
             std::fs::write(&file, []).expect("a new volume has room");
             std::fs::remove_file(&file).expect("it was made");
             mount.sync();
@@ -126,7 +125,7 @@ impl Disks {
         panic!("the kernel does not complete the UUID tree of {}", self.images[0].display());
     }
 
-    /// Copies to the images, which are empty, what these devices hold.
+    /// Copies the contents of these devices to the images, which must be empty.
     ///
     /// # Errors
     /// Those of the devices and of the images.
@@ -144,58 +143,58 @@ impl Disks {
         Ok(())
     }
 
-    /// Mounts all members with `options`, as `mount -o` has them.
+    /// Mounts all members with `options`, in the form of `mount -o`.
     #[must_use]
     pub fn mount(&self, options: &str) -> Mount {
         Mount::new(&self.images, options)
     }
 
-    /// As [`mount`](Self::mount); and when it is unmounted the kernel must have said nothing of the
-    /// members or of itself meanwhile that [`KernelLog::assert_only`] has as a complaint, but for
-    /// lines with one of `expected` in them.
+    /// Like [`mount`](Self::mount), but watched: when the volume is unmounted, the kernel must have
+    /// logged no complaint about the members or itself, as [`KernelLog::assert_only`] defines it.
+    /// Lines that contain one of `expected` are allowed.
     #[must_use]
     pub fn mount_watched(&self, options: &str, expected: &[&'static str]) -> Mount {
         let attached = Attached::new(&self.images);
-        // Whoever had the loop devices before may have been complained of.
+        // The kernel may have complained about the previous user of the loop devices.
         let log = KernelLog::start();
         let mut mount = attached.mount(options).unwrap_or_else(|reason| panic!("{reason}"));
         mount.watch = Some((log, expected.to_vec()));
         mount
     }
 
-    /// Mounts only the members of these indexes.
+    /// Mounts only the members with these indexes.
     #[must_use]
     pub fn mount_some(&self, members: &[usize], options: &str) -> Mount {
         let images: Vec<_> = members.iter().map(|&index| self.images[index].clone()).collect();
         Mount::new(&images, options)
     }
 
-    /// All members as devices that the engine reads.
+    /// All members as devices for reading.
     #[must_use]
     pub fn devices(&self) -> Vec<Arc<dyn BlockDevice>> {
         self.images.iter().map(|image| device(image)).collect()
     }
 
-    /// All members as devices that the engine writes.
+    /// All members as devices for writing.
     #[must_use]
     pub fn writable_devices(&self) -> Vec<Arc<dyn BlockDevice>> {
         let open = |image| FileDevice::open_writable(image).expect("nobody else uses the image");
         self.images.iter().map(|image| Arc::new(open(image)) as Arc<dyn BlockDevice>).collect()
     }
 
-    /// The members of these indexes as devices that the engine reads.
+    /// The members with these indexes as devices for reading.
     #[must_use]
     pub fn some_devices(&self, members: &[usize]) -> Vec<Arc<dyn BlockDevice>> {
         members.iter().map(|&index| device(&self.images[index])).collect()
     }
 
-    /// `btrfs check` finds nothing, metadata and data.
+    /// Checks that `btrfs check` finds nothing, in metadata and in data.
     #[track_caller]
     pub fn assert_checks(&self) {
         let attached = Attached::new(self.images());
         let check = || check(attached.devices()[0]);
-        // All members are there. The search takes the wrong device where one of them was on another
-        // a moment ago, and then misses it.
+        // All members are there. But if a member was on another loop device a moment ago, the
+        // search for members takes the wrong one and then misses it.
         let misses =
             |output: &Output| String::from_utf8_lossy(&output.stderr).contains(" is missing");
         let mut output = check();
@@ -205,8 +204,8 @@ impl Disks {
                 output = check();
             }
         }
-        // The search for members meets loop devices that somebody else is detaching, or has a copy
-        // of a member on.
+        // The search for members also meets loop devices that another program is detaching, or that
+        // hold a copy of a member.
         let foreign = |line: &str| {
             let words = line.split(|c: char| c.is_whitespace() || c == ':');
             !words.into_iter().any(|word| attached.devices().contains(&word))
@@ -219,7 +218,7 @@ impl Disks {
     }
 }
 
-/// Whether the superblock on a device says that the UUID tree is as current as the volume.
+/// Whether the superblock on a device records that the UUID tree is up to date.
 fn uuid_tree_is_complete(device: &str) -> bool {
     let shown = run("btrfs", &["inspect-internal", "dump-super", device]);
     let field = |name: &str| {
@@ -229,7 +228,7 @@ fn uuid_tree_is_complete(device: &str) -> bool {
     field("generation").is_some() && field("generation") == field("uuid_tree_generation")
 }
 
-/// `btrfs check` finds nothing in the volume that is in this image alone, metadata and data. It
+/// Checks that `btrfs check` finds nothing in a volume of one image, in metadata and in data. It
 /// needs no loop device.
 #[track_caller]
 pub fn assert_image_checks(image: &Path) {
@@ -244,12 +243,12 @@ fn check(place: impl AsRef<OsStr>) -> Output {
         .expect("btrfs check runs")
 }
 
-/// It was successful, and said nothing on standard error but what is harmless.
+/// Checks that it succeeded and printed only harmless lines on standard error.
 #[track_caller]
 fn assert_nothing_found(image: &Path, output: &Output, harmless: impl Fn(&str) -> bool) {
     let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // Progress goes there as `[3/8] checking extents`.
+    // Progress lines such as `[3/8] checking extents` go there too.
     let complaint = stderr.lines().any(|line| !line.starts_with('[') && !harmless(line));
     assert!(
         output.status.success() && !complaint && stdout.contains("no error found"),
@@ -272,7 +271,7 @@ struct Loop {
 
 impl Loop {
     fn attach(image: &Path, sector_bytes: u32) -> Self {
-        // Two threads of one process need not fight for the same free device.
+        // The lock keeps two threads of one process from racing for the same free device.
         static ATTACHING: Mutex<()> = Mutex::new(());
         let sector_size = format!("--sector-size={sector_bytes}");
         let args: [&OsStr; 4] =
@@ -294,24 +293,24 @@ impl Loop {
         panic!("no loop device for {}: {reason}", image.display());
     }
 
-    /// The file that the device is attached to now, if any.
+    /// The file that the device is attached to now, if it is attached.
     fn backing_file(&self) -> Option<String> {
         let name = self.device.strip_prefix("/dev/")?;
         let path = format!("/sys/block/{name}/loop/backing_file");
         let file = std::fs::read_to_string(path).ok()?;
-        // An image that was removed first still holds its loop device.
+        // A loop device still holds an image that was removed before it.
         Some(file.trim().trim_end_matches(" (deleted)").to_owned())
     }
 }
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // The kernel remembers the members of unmounted volumes. A later volume on
-        // the same loop device, or a degraded mount, must not find this one.
+        // The kernel remembers the members of unmounted volumes. A later volume on the same loop
+        // device, or a degraded mount, must not find this one.
         let _ = try_run("btrfs", &["device", "scan", "--forget", &self.device]);
         let mut reason = String::new();
         for attempt in 0..50 {
-            // Somebody may have taken the device already once ours was off it.
+            // Once our image is detached, another program may already have taken the device.
             if self.backing_file().is_none_or(|file| Path::new(&file) != self.image) {
                 return;
             }
@@ -327,11 +326,11 @@ impl Drop for Loop {
 /// Members of a volume, attached and mounted.
 #[derive(Debug)]
 pub struct Mount {
-    // Dropped in this order, after the unmount in `drop`.
+    // The fields are dropped in this order, after the unmount in `drop`.
     loops: Vec<Loop>,
     dir: TempDir,
-    /// Where the kernel's log was before it was mounted, and what it may say, for one that is
-    /// watched.
+    /// For a watched mount: the end of the kernel's log before the mount, and what the kernel may
+    /// log.
     watch: Option<(KernelLog, Vec<&'static str>)>,
 }
 
@@ -348,7 +347,7 @@ impl Mount {
         Attached::new(images).mount(options)
     }
 
-    /// Where the volume shows.
+    /// The mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.dir.path()
@@ -384,7 +383,7 @@ impl Mount {
             .unwrap_or_else(|error| panic!("remount with {options}: {error}"));
     }
 
-    /// Makes everything that was written a committed state on the images.
+    /// Commits everything that was written, so that it is on the images.
     pub fn sync(&self) {
         let root = File::open(self.path()).expect("the root of a mount opens");
         rustix::fs::syncfs(root).expect("sync of a mounted volume");
@@ -404,7 +403,7 @@ impl Drop for Mount {
         if let Err(error) = result {
             loudly(&format!("unmount {}: {error}", self.dir.path().display()));
         }
-        // Nobody else has the loop devices yet.
+        // The loop devices are still ours, so the lines are not about another user of them.
         let watch = self.watch.take().filter(|_| !std::thread::panicking());
         if let Some((log, expected)) = watch {
             log.assert_only(&self.devices(), &expected);
@@ -425,7 +424,7 @@ impl Attached {
         Self::with_sectors(images, 512)
     }
 
-    /// The same with sectors of this size.
+    /// The same with sectors of `sector_bytes`.
     #[must_use]
     pub fn with_sectors(images: &[PathBuf], sector_bytes: u32) -> Self {
         Self { loops: images.iter().map(|image| Loop::attach(image, sector_bytes)).collect() }
@@ -437,7 +436,7 @@ impl Attached {
         self.loops.iter().map(|member| member.device.as_str()).collect()
     }
 
-    /// Mounts them.
+    /// Mounts the loop devices as one volume.
     ///
     /// # Errors
     /// What the kernel said when it refused to mount them.
@@ -447,7 +446,7 @@ impl Attached {
             .tempdir()
             .map_err(|error| format!("a mount point: {error}"))?;
         let (flags, mut data) = split_options(options);
-        // The kernel finds the members that it was told of, and no other ones.
+        // With `device=` options the kernel uses these members, and no others.
         for member in &self.loops {
             let separator = if data.as_bytes().is_empty() { "" } else { "," };
             let mut bytes = data.into_bytes();
@@ -460,7 +459,7 @@ impl Attached {
     }
 }
 
-/// The flags among `options`, and the rest, which goes to the filesystem.
+/// Splits `options` into the flags of the mount and the options for the filesystem.
 fn split_options(options: &str) -> (MountFlags, CString) {
     let mut flags = MountFlags::empty();
     let mut rest = Vec::new();
@@ -475,7 +474,7 @@ fn split_options(options: &str) -> (MountFlags, CString) {
     (flags, CString::new(rest.join(",")).expect("no NUL in mount options"))
 }
 
-/// Says what could not be undone, and fails the test if nothing else has yet.
+/// Reports what could not be undone, and fails the test if it has not failed already.
 fn loudly(problem: &str) {
     assert!(std::thread::panicking(), "left behind: {problem}");
     eprintln!("left behind: {problem}");

@@ -1,7 +1,7 @@
 //! What the kernel writes into a volume before we read it.
 //!
-//! [`everything`] fills a mounted volume with all the shapes that a reader has to
-//! understand, a directory for each family of them:
+//! [`everything`] fills a mounted volume with all the shapes that a reader has to understand. Each
+//! family of shapes has a directory:
 //!
 //! | directory | holds |
 //! |---|---|
@@ -15,8 +15,8 @@
 //! | `deep` | a path longer than `PATH_MAX` |
 //! | `volumes` | subvolumes in subvolumes, snapshots, and what they leave behind |
 //!
-//! [`handful`] makes a little of everything, and [`crowd`] makes many entries, for trees that are
-//! high. Everything that is random comes from fixed seeds.
+//! [`handful`] makes a little of everything. [`crowd`] makes many entries, for high trees. All
+//! random data comes from fixed seeds.
 
 pub mod data;
 pub mod handful;
@@ -30,15 +30,15 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The ways to compress data.
+/// The compression methods.
 pub const METHODS: [&str; 3] = ["zlib", "lzo", "zstd"];
 
-/// Fills the volume that is mounted at `root` with one of everything.
+/// Fills the volume mounted at `root` with one of everything.
 pub fn everything(root: &Path) {
     everything_by(root, &METHODS);
 }
 
-/// The same, for a mount whose options forbid to compress.
+/// The same for a mount whose options forbid compression.
 pub fn everything_uncompressed(root: &Path) {
     everything_by(root, &[]);
 }
@@ -56,8 +56,8 @@ fn everything_by(root: &Path, methods: &[&str]) {
     sync(root);
 }
 
-/// The names that [`everything`] leaves behind at least, for a comparison that wants
-/// to know that it saw them.
+/// The least number of names that [`everything`] makes. A comparison uses it to prove that it saw
+/// them.
 pub const EVERYTHING_AT_LEAST: u64 = 1000;
 
 /// A directory of `entries` files with few bytes each.
@@ -73,7 +73,7 @@ pub fn crowd(root: &Path, entries: u32) {
     sync(root);
 }
 
-/// Files of 64 MiB that together have `mib` MiB: more than one chunk holds.
+/// Makes files of 64 MiB with `mib` MiB in total: more than one chunk holds.
 pub fn bulk(root: &Path, mib: u64) {
     let mut piece = crate::random::Random::new(0xb01c).bytes(1 << 20);
     let mut file = None;
@@ -82,14 +82,14 @@ pub fn bulk(root: &Path, mib: u64) {
             let path = root.join(format!("bulk-{number}"));
             file = Some(File::create(path).expect("a file"));
         }
-        // Every piece is different, so that one in the place of another shows.
+        // Every piece is different, so that a comparison notices exchanged pieces.
         piece[..8].copy_from_slice(&number.to_le_bytes());
         file.as_mut().expect("opened above").write_all(&piece).expect("room for it");
     }
     sync(root);
 }
 
-/// Subvolumes with several thousand files each, which take the kernel a while to drop.
+/// Makes subvolumes with several thousand files each, so that the kernel needs time to drop them.
 pub fn subvolumes_of_a_crowd(root: &Path) {
     for name in ["one", "two", "three", "kept"] {
         let path = root.join(name);
@@ -106,7 +106,7 @@ pub fn directory(parent: &Path, name: &str) -> PathBuf {
     dir
 }
 
-/// Writes a file at once.
+/// Writes a whole file.
 pub fn write(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }

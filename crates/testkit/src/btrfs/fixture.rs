@@ -1,10 +1,10 @@
-//! The volume that the repository carries.
+//! The volume in the repository.
 //!
-//! `fixtures/kernel.btrfs.zst` is a small volume that the Linux kernel made and filled:
-//! the system of an imaginary machine with its snapshots. `fixtures/kernel.manifest`
-//! is what the kernel's mount showed of it. Together they let every machine, without
-//! root and without btrfs in the kernel, read real input and be told whether it was read
-//! right. [`make`] makes both; [`unpack`] needs no tool of the host.
+//! `fixtures/kernel.btrfs.zst` is a small volume that the Linux kernel made and filled: the system
+//! of an imaginary machine with its snapshots. `fixtures/kernel.manifest` is what the kernel's
+//! mount showed of it. With the two, any machine can read real input and check what it read,
+//! without root and without btrfs in the kernel. [`make`] makes both files; [`unpack`] needs no
+//! tool of the host.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,7 +30,7 @@ const IMAGE_MIB: u64 = 128;
 /// The compressed volume, from the root of the repository.
 pub const VOLUME: &str = "fixtures/kernel.btrfs.zst";
 
-/// What the kernel shows of it, from the root of the repository.
+/// The manifest of what the kernel shows of it, from the root of the repository.
 pub const MANIFEST: &str = "fixtures/kernel.manifest";
 
 /// Unpacks the volume to `image`, leaving holes where it holds zeros.
@@ -44,7 +44,7 @@ pub fn unpack(image: &Path) -> io::Result<()> {
 /// Unpacks a file that [`pack_file`] made.
 ///
 /// # Errors
-/// As [`unpack`].
+/// Like [`unpack`].
 pub fn unpack_file(packed: &Path, image: &Path) -> io::Result<()> {
     let mut plain = zstd::stream::read::Decoder::new(File::open(packed)?)?;
     let out = File::create(image)?;
@@ -71,7 +71,7 @@ pub fn pack_file(image: &Path, packed: &Path) -> io::Result<()> {
     zstd::stream::copy_encode(File::open(image)?, File::create(packed)?, 19)
 }
 
-/// Fills `buf` as far as there is anything.
+/// Fills `buf` as far as `from` has data. Returns how many bytes that is.
 fn read_full(from: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
@@ -83,7 +83,7 @@ fn read_full(from: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
     Ok(done)
 }
 
-/// Makes the volume anew and writes it and its manifest into the repository.
+/// Makes the volume again and writes it and its manifest into the repository.
 ///
 /// # Errors
 /// When the files cannot be written.
@@ -110,7 +110,7 @@ pub fn make(judges: &Judges) -> io::Result<()> {
     pack_file(&disks.images()[0], &root.join(VOLUME))
 }
 
-/// The contents: a machine of which a snapshot was taken before it was changed.
+/// Fills the volume: a machine that was changed after a snapshot of it was taken.
 fn fill(top: &Path) {
     let root = top.join("root");
     create(&root);
@@ -169,7 +169,7 @@ fn people(home: &Path) {
     write(&alice.join("notes.txt"), "Zum Fl\u{fc}sterfuchs\n".as_bytes());
     set(&alice.join("notes.txt"), "user.mime_type", b"text/plain");
     write(&alice.join("r\u{e9}sum\u{e9}.txt"), b"A name that is not ASCII.\n");
-    // Text of the directory: user::rwx, user:1001:r-x, group::r-x, mask::r-x, other::---
+    // The access control list: user::rwx, user:1001:r-x, group::r-x, mask::r-x, other::---
     let entries =
         [(1, 7, u32::MAX), (2, 5, 1001), (4, 5, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
     let mut list = 2_u32.to_le_bytes().to_vec();

@@ -1,15 +1,13 @@
-//! Who judges here, and whether a test may go without.
+//! Which judges this machine has, and whether a test may run without them.
 //!
-//! This is the one place that decides it:
+//! This is the only module that decides it:
 //!
-//! - Root (with the right to mount) on a machine with loop devices: the judges must
-//!   be there. One that is missing **fails** the test with the line that installs it.
-//! - Anything less: the kernel cannot judge, and the test says `skipped: ...` and is counted
-//!   ([`skip`]).
+//! - Root (with the right to mount) on a machine with loop devices: the judges must be there. A
+//!   missing judge **fails** the test with the command that installs it.
+//! - Otherwise the kernel cannot judge. The test prints `skipped: ...` and is counted ([`skip`]).
 //!
-//! [`require`] returns a [`Judges`], without which no disk can be made; it also is
-//! the test's place in the line of those that use loop devices at the same time, so
-//! that a wide test run does not swamp a small machine.
+//! [`require`] returns a [`Judges`], without which no disk can be made. It is also the test's place
+//! in the queue for loop devices, so that a wide test run does not swamp a small machine.
 
 use std::io::Write;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,15 +17,15 @@ pub use offshoot_machine::{PROGS_AT_LEAST, SKIPPED_FILE, may_mount};
 
 use crate::run::try_run;
 
-/// The proof that the judges are there, and a place among the tests that use them.
+/// The proof that the judges are there, and a place in the queue for loop devices.
 #[derive(Debug)]
 pub struct Judges {
     _private: (),
 }
 
-/// The judges, or `None` (and a line on standard error) where there can be none.
+/// The judges, or `None` and a line on standard error if this machine cannot have them.
 ///
-/// Waits while as many tests as the machine bears are already at it.
+/// Waits while as many tests as the machine bears are running with judges.
 ///
 /// # Panics
 /// When a judge is missing on a machine that could have it.
@@ -36,8 +34,8 @@ pub fn require() -> Option<Judges> {
     are_present().then(Judges::queue)
 }
 
-/// Whether there are judges, for who needs `btrfs check` of an image and no loop device, and so no
-/// place in the line. Where there can be none it says so, as [`require`] does.
+/// Whether there are judges. For a test that needs `btrfs check` of an image and no loop device,
+/// and so no place in the queue. If the machine cannot have judges, prints so, like [`require`].
 ///
 /// # Panics
 /// When a judge is missing on a machine that could have it.
@@ -54,18 +52,18 @@ pub fn are_present() -> bool {
     }
 }
 
-/// Says that this test ends without having tested anything, and why.
+/// Prints that this test ends without having tested anything, and why.
 ///
 /// # Panics
-/// When it is to be counted and cannot be.
+/// When the skipped test must be counted and cannot be.
 pub fn skip(reason: &str) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test");
-    // Not `eprintln!`, which the test runner keeps for tests that fail.
+    // `eprintln!` is no use here: the test runner shows its output only for tests that fail.
     let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
     let Some(file) = std::env::var_os(SKIPPED_FILE) else { return };
     let program = std::env::current_exe().unwrap_or_default();
-    // In one write, so that lines of several programs stay apart.
+    // One write per line keeps the lines of several programs apart.
     let line = format!("{}\t{name}\n", program.display());
     std::fs::File::options()
         .create(true)
@@ -108,7 +106,7 @@ fn missing_judge() -> Option<String> {
         ));
     }
     if !kernel_knows_btrfs() {
-        // A module that is there is loaded on demand; the second look is the answer.
+        // The kernel may have the module unloaded; load it and look again.
         let _ = try_run("modprobe", &["btrfs"]);
         if !kernel_knows_btrfs() {
             return Some(
@@ -126,8 +124,8 @@ fn kernel_knows_btrfs() -> bool {
         .is_ok_and(|list| list.lines().any(|line| line.trim() == "btrfs"))
 }
 
-/// How many tests use loop devices now. A test waits for its turn here and nowhere
-/// else, so there is no order of locks to keep.
+/// How many tests use loop devices now. A test waits for its turn only here, so there is no lock
+/// order to keep.
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static DONE: Condvar = Condvar::new();
 
@@ -137,8 +135,7 @@ fn running() -> MutexGuard<'static, usize> {
 
 impl Judges {
     fn queue() -> Self {
-        // One more than there are cores: while one test waits for the disk, the
-        // others compute.
+        // One more than there are cores: while one test waits for the disk, the others compute.
         let at_most = std::thread::available_parallelism().map_or(1, usize::from) + 1;
         let mut count = running();
         while *count >= at_most {

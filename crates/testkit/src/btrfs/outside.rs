@@ -1,8 +1,8 @@
-//! The kernel's turn on a volume that we wrote: it mounts it, shows path by path what we show, and
-//! changes it.
+//! The kernel's turn on a volume that we wrote: it mounts the volume, must show path by path what
+//! we show, and changes the volume.
 //!
-//! [`change`] and [`require_change`] are the two ends of that: a file which the kernel makes, and
-//! which we find behind it.
+//! [`change`] and [`require_change`] are the two ends of that change: the kernel makes a file, and
+//! we must find it.
 
 use std::io::ErrorKind;
 
@@ -11,17 +11,17 @@ use offshoot_vfs::FileSystem;
 use crate::btrfs::disks::Mount;
 use crate::compare::Compare;
 
-/// What the kernel makes, and writes there.
+/// The name and the contents of the file that the kernel makes.
 const KERNELS: &str = "of-the-kernel";
 const KERNELS_DATA: [u8; 9000] = [1; 9000];
 
-/// With so much free there is room for that, in bytes.
+/// If this many bytes are free, the kernel must find room for that file.
 const ROOM_BYTES: u64 = 64 << 20;
 
-/// The kernel shows what we do.
+/// Checks that the kernel shows what we show.
 ///
 /// # Errors
-/// What it shows otherwise.
+/// The differences.
 pub fn require_same(compare: &Compare, ours: &dyn FileSystem, mount: &Mount) -> Result<(), String> {
     let outcome = compare.run(ours, mount.path());
     if outcome.differences.is_empty() {
@@ -31,11 +31,11 @@ pub fn require_same(compare: &Compare, ours: &dyn FileSystem, mount: &Mount) -> 
     }
 }
 
-/// Has the kernel make a file, and says whether there was room for it, as must be where we show
-/// [`ROOM_BYTES`].
+/// Lets the kernel make a file. Returns whether there was room for it. If we show at least
+/// [`ROOM_BYTES`] of free space, there must be room.
 ///
 /// # Errors
-/// Why it could not.
+/// Why the kernel could not make it.
 pub fn change(mount: &Mount, ours: &dyn FileSystem) -> Result<bool, String> {
     let sizes = ours.statfs().map_err(|error| format!("what is free: {error}"))?;
     let may_be_full = sizes.available_bytes < ROOM_BYTES;
@@ -47,10 +47,10 @@ pub fn change(mount: &Mount, ours: &dyn FileSystem) -> Result<bool, String> {
     Ok(is_changed)
 }
 
-/// We find the file that the kernel made.
+/// Checks that we find the file that the kernel made.
 ///
 /// # Errors
-/// What we find.
+/// What we find instead.
 pub fn require_change(ours: &dyn FileSystem) -> Result<(), String> {
     let mut found = vec![0; KERNELS_DATA.len() + 1];
     let file = ours.lookup(ours.root(), KERNELS.as_bytes());

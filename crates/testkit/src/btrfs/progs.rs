@@ -1,40 +1,40 @@
-//! What `btrfs-progs` knows of a volume.
+//! What `btrfs-progs` shows of a volume.
 //!
-//! A test that damages a block has to know where it is without asking the engine that
-//! it tests: `btrfs-map-logical` tells the places of a logical address and
-//! `btrfs inspect-internal dump-tree` tells the addresses. Both want block devices to
-//! find all members, so the images are attached (and not mounted) meanwhile.
+//! A test that damages a block has to know the physical address of the block without asking the
+//! engine under test. `btrfs-map-logical` maps a logical address to physical ones, and `btrfs
+//! inspect-internal dump-tree` prints logical addresses. Both need block devices to find all
+//! members, so the images are attached (and not mounted) meanwhile.
 
 use std::path::Path;
 
 use crate::btrfs::disks::{Attached, Disks};
 use crate::run::run;
 
-/// The tools over the members of one volume.
+/// The tools, with the members of one volume attached for them.
 #[derive(Debug)]
 pub struct Progs {
     attached: Attached,
 }
 
-/// One copy of a piece of a volume.
+/// One mirror of a range of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which copy: 1 is the one that is read first, with parity the data itself.
+    /// Which mirror: 1 is the one that is read first; with parity it is the data itself.
     pub mirror: u32,
     /// The logical address.
     pub logical: u64,
-    /// Which member, by its place among the images.
+    /// The index of the member among the images.
     pub member: usize,
-    /// The byte offset in it.
+    /// The byte offset in the member.
     pub physical: u64,
 }
 
-/// Where the data of one extent item of a file is.
+/// Where the data of one file extent item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// The logical address of the extent.
     pub logical: u64,
-    /// How many bytes it has on the device.
+    /// The length of the extent on the device, in bytes.
     pub disk_bytes: u64,
 }
 
@@ -45,7 +45,7 @@ impl Progs {
         Self { attached: Attached::new(disks.images()) }
     }
 
-    /// What `dump-tree` prints for a tree, which it calls by number or by name.
+    /// The output of `dump-tree` for a tree, given by number or by name.
     #[must_use]
     pub fn dump_tree(&self, tree: &str) -> String {
         let device = self.attached.devices()[0];
@@ -70,7 +70,7 @@ impl Progs {
         blocks
     }
 
-    /// The extents of a file that are not inline and no hole, in the order of the file.
+    /// The extents of a file, in file order, without inline extents and holes.
     #[must_use]
     pub fn extents(&self, tree: &str, ino: u64) -> Vec<Extent> {
         let dump = self.dump_tree(tree);
@@ -95,8 +95,8 @@ impl Progs {
         extents
     }
 
-    /// Every copy of `len` bytes at `logical`, a place for each stripe that they touch.
-    /// With parity the last mirrors are places of the parity.
+    /// All mirrors of the `len` bytes at `logical`: one place for each stripe that they touch. With
+    /// parity, the last mirrors are places of the parity.
     #[must_use]
     pub fn places(&self, logical: u64, len: u64) -> Vec<Place> {
         let (logical, len) = (logical.to_string(), len.to_string());
@@ -108,7 +108,7 @@ impl Progs {
     }
 }
 
-/// `mirror 1 logical 22020096 physical 22020096 device /dev/loop0`
+/// Parses `mirror 1 logical 22020096 physical 22020096 device /dev/loop0`.
 fn place(line: &str, devices: &[&str]) -> Option<Place> {
     let words: Vec<_> = line.split_whitespace().collect();
     let ["mirror", mirror, "logical", logical, "physical", physical, "device", device] = words[..]
@@ -126,9 +126,9 @@ fn place(line: &str, devices: &[&str]) -> Option<Place> {
 /// A subvolume as `btrfs subvolume list` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subvolume {
-    /// Its number.
+    /// The id of its tree.
     pub id: u64,
-    /// The number of the subvolume that it is nested in.
+    /// The id of the subvolume that contains it.
     pub parent: u64,
     /// The last transaction that changed it.
     pub generation: u64,
@@ -136,17 +136,17 @@ pub struct Subvolume {
     pub created: u64,
     /// Its UUID, as 32 digits with dashes.
     pub uuid: String,
-    /// The UUID of what it is a snapshot of; `-` for none.
+    /// The UUID of the subvolume of which it is a snapshot; `-` for none.
     pub parent_uuid: String,
-    /// The UUID of what it was received from; `-` for none.
+    /// The UUID of the subvolume from which it was received; `-` for none.
     pub received_uuid: String,
     /// Its path from the top of the volume.
     pub path: String,
-    /// Whether it refuses to be changed.
+    /// Whether it is read-only.
     pub read_only: bool,
 }
 
-/// The subvolumes of a mounted volume, ordered by number.
+/// The subvolumes of a mounted volume, ordered by id.
 #[must_use]
 pub fn subvolumes(mount: &Path) -> Vec<Subvolume> {
     let list = |options: &str| {
@@ -157,8 +157,8 @@ pub fn subvolumes(mount: &Path) -> Vec<Subvolume> {
     let mut found: Vec<_> = list("-pcguqR")
         .lines()
         .map(|line| {
-            // `ID 256 gen 9 cgen 9 parent 5 top level 5 parent_uuid - received_uuid -
-            // uuid ... path ...`; only the path may hold spaces.
+            // A line is `ID 256 gen 9 cgen 9 parent 5 top level 5 parent_uuid - received_uuid -
+            // uuid ... path ...`. Only the path may hold spaces.
             let (fields, path) = line.split_once(" path ").expect("a path in the list");
             let words: Vec<_> = fields.split_whitespace().collect();
             let field = |name: &str| {

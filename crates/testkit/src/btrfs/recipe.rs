@@ -17,7 +17,7 @@ use crate::btrfs::fill;
 use crate::btrfs::judges::Judges;
 use crate::run::run;
 
-/// How to make a volume. What is not said is as `mkfs.btrfs` and the kernel do it.
+/// How to make a volume. Everything that is not set is as `mkfs.btrfs` and the kernel do it.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     devices: usize,
@@ -55,41 +55,41 @@ impl Recipe {
         self
     }
 
-    /// Options of `mkfs.btrfs`, parted by spaces.
+    /// Options of `mkfs.btrfs`, separated by spaces.
     #[must_use]
     pub fn mkfs(mut self, options: &'static str) -> Self {
         self.mkfs = options;
         self
     }
 
-    /// Options with which it is mounted to be filled.
+    /// The mount options while the volume is filled.
     #[must_use]
     pub fn mount(mut self, options: &'static str) -> Self {
         self.mount = options;
         self
     }
 
-    /// What is written into it.
+    /// The function that fills the volume.
     #[must_use]
     pub fn fill(mut self, fill: fn(&Path)) -> Self {
         self.fill = fill;
         self
     }
 
-    /// A `btrfstune` that is run over its first member when it is filled: its options.
-    /// Several are run in turn.
+    /// Adds a run of `btrfstune` with these options over the first member, after the volume is
+    /// filled. Runs happen in the order in which they are added.
     #[must_use]
     pub fn tune(mut self, options: &'static str) -> Self {
         self.tune.push(options);
         self
     }
 
-    /// Makes the volume. It is not mounted when this returns.
+    /// Makes the volume, and unmounts it.
     #[must_use]
     pub fn make(&self, judges: &Judges) -> Disks {
         let disks = Disks::create(judges, self.devices, self.mib);
         disks.mkfs(&self.mkfs.split_whitespace().collect::<Vec<_>>());
-        // The fill is the point of the volume: `noatime` keeps reading it from adding.
+        // With `noatime`, reading the volume does not change it.
         let mount = disks.mount(&format!("rw,noatime,{}", self.mount));
         (self.fill)(mount.path());
         mount.sync();
@@ -97,7 +97,7 @@ impl Recipe {
         for options in &self.tune {
             let mut args: Vec<&std::ffi::OsStr> =
                 options.split_whitespace().map(AsRef::as_ref).collect();
-            // The tool finds the other members when all of them are block devices.
+            // The tool finds the other members if all of them are block devices.
             let attached = Attached::new(disks.images());
             args.push(attached.devices()[0].as_ref());
             run("btrfstune", &args);

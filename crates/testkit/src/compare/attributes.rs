@@ -1,4 +1,4 @@
-//! Attributes of one file: what `stat` and `listxattr` tell.
+//! Compares the attributes of one file: what `stat` and `listxattr` return.
 
 use std::ops::ControlFlow;
 
@@ -7,7 +7,7 @@ use offshoot_vfs::{Attr, FileFlags, FileId, FileSystem, FileType, Result};
 use super::{Aspect, Pair, Walk};
 
 impl Walk<'_> {
-    /// Compares what `stat` tells; returns the type if both sides have one.
+    /// Compares what `stat` returns. Returns the type if both sides have one.
     pub(super) fn attributes(&mut self, pair: &Pair, empty_subvolume: bool) -> Option<FileType> {
         let (ours, judge) = match (self.ours.attr(pair.ours), self.judge.attr(pair.judge)) {
             (Ok(ours), Ok(judge)) => (ours, judge),
@@ -35,7 +35,7 @@ impl Walk<'_> {
             }
             self.same(pair, "birth time", &ours.btime, &judge.btime);
         }
-        // System calls tell the flags of no other files.
+        // Only regular files and directories have flags that system calls return.
         let has_flags = matches!(judge.file_type, FileType::Regular | FileType::Directory);
         if has_flags && self.compare.with(Aspect::Flags) {
             let left_out = if self.compare.with(Aspect::CompressionFlags) {
@@ -64,7 +64,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Compares the extended attributes, listed and one by one.
+    /// Compares the extended attributes, as a list and one by one.
     pub(super) fn xattrs(&mut self, pair: &Pair) {
         let ours = sorted_xattrs(self.ours, pair.ours);
         let judge = sorted_xattrs(self.judge, pair.judge);
@@ -84,10 +84,11 @@ impl Walk<'_> {
     }
 }
 
-/// All extended attributes of a file, by name. The volume is one of ours: nothing bounds it.
+/// All extended attributes of a file, ordered by name. The volume comes from a test, so nothing
+/// limits the size of the list.
 ///
 /// # Errors
-/// That of the filesystem.
+/// The error of the filesystem.
 pub fn sorted_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut list = Vec::new();
     fs.xattrs(file, &mut |name, value| {

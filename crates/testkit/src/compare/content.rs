@@ -1,8 +1,8 @@
-//! Content of one regular file: holes, and the bytes by every way to read them.
+//! Compares the content of one regular file: holes, and the bytes through every way to read them.
 //!
-//! Small files are compared as a whole. Of a file that is larger than
-//! [`WINDOW_BYTES`], which in a test is mostly hole, the data ranges are compared with
-//! a margin around each, in pieces of that size.
+//! Small files are compared as a whole. A file larger than [`WINDOW_BYTES`] is mostly hole in a
+//! test. Of such a file, the data ranges and a margin around each are compared, in pieces of that
+//! size.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use offshoot_vfs::{Error, FileId, FileSystem, Result};
 
 use super::{Aspect, Pair, Walk};
 
-/// The most content that is in memory at once, for each side.
+/// The most content that is in memory at once, for each side, in bytes.
 const WINDOW_BYTES: u64 = 8 << 20;
 
-/// How much of a hole around data is read as well.
+/// How much of the hole next to data is read too, in bytes.
 const MARGIN_BYTES: u64 = 5000;
 
 impl Walk<'_> {
@@ -67,7 +67,7 @@ impl Walk<'_> {
         }
         for part in parts {
             let pieces = self.visited_data(pair, part, window, &expected)?;
-            // A hole that is shown as zeros would be written out by whoever copies it.
+            // A copier would write out a hole that is shown as zeros.
             let in_data = |piece: &Range<u64>| {
                 ranges.iter().any(|data| data.start <= piece.start && piece.end <= data.end)
             };
@@ -80,7 +80,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// `read` with sizes and offsets that fit no block.
+    /// Calls `read` with sizes and offsets that are not multiples of a block.
     fn read_in_steps(&mut self, pair: &Pair, window: &Range<u64>, expected: &[u8]) -> Result<()> {
         const STEPS: [usize; 7] = [1, 4095, 70_001, 4096, 131_072, 13, 1_000_003];
         let mut at = 0;
@@ -88,7 +88,7 @@ impl Walk<'_> {
             STEPS.iter().cycle().skip(usize::try_from(self.random.below(7)).unwrap_or(0));
         while at < expected.len() {
             let step = steps.next().copied().unwrap_or(1).min(expected.len() - at);
-            // The buffer is not clean, so that bytes that were never filled in show.
+            // The buffer is filled with a pattern, so that bytes that were never written show.
             let mut buf = vec![0xa5; step];
             let count = self.ours.read(pair.ours, window.start + at as u64, &mut buf)?;
             if count != step || buf != expected[at..at + step] {
@@ -107,8 +107,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// `read_data` of `range`, which lies in `window`, whose bytes are `expected`.
-    /// Returns the pieces that it showed.
+    /// Calls `read_data` of `range`, which lies in `window`, and compares with the bytes of the
+    /// window, `expected`. Returns the pieces that it showed.
     fn visited_data(
         &mut self,
         pair: &Pair,
@@ -149,13 +149,13 @@ impl Walk<'_> {
         Ok(pieces)
     }
 
-    /// The count is short at the end of the file, and 0 behind it.
+    /// Checks that a read at the end of the file is short, and that one behind it returns 0.
     fn end_of_file(&mut self, pair: &Pair, size: u64) {
         let mut buf = [0; 64];
         let back = size.min(10);
         let largest = i64::MAX.unsigned_abs();
         let counts = [size - back, size, largest.min(size + 5000)].map(|offset| {
-            // System calls refuse to read where no file can be.
+            // System calls refuse to read at offsets that no file can have.
             let len = usize::try_from(largest - offset).map_or(buf.len(), |len| len.min(buf.len()));
             self.ours.read(pair.ours, offset, &mut buf[..len]).map_err(|error| error.to_string())
         });
@@ -184,7 +184,7 @@ pub(crate) fn data_ranges(fs: &dyn FileSystem, file: FileId) -> Result<Vec<Range
     Ok(ranges)
 }
 
-/// The parts of a file to compare.
+/// The parts of a file that are compared.
 fn windows(size: u64, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut wide: Vec<Range<u64>> = Vec::new();
     if size <= WINDOW_BYTES {

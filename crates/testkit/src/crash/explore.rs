@@ -1,4 +1,4 @@
-//! Through all states of a workload, and through many workloads.
+//! Explores all states of a workload, and many workloads in parallel.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,34 +14,35 @@ use super::picture::{Id, Picture, ROOT};
 use super::record::{Progress, Recorded, Strike, as_devices};
 use super::{Engine, Opened, Workload};
 
-/// The owner of the file that is made in every state. No workload makes so many.
+/// The owner of the file that `change` makes in every state. No workload has that many operations,
+/// so none makes a file with this owner.
 const AFTERWARDS: u32 = u32::MAX;
 
-/// Somebody else who judges a state; what is wrong is an error.
+/// An outside judge of a state, such as `btrfs check`. It returns what is wrong as an error.
 pub type Judge<'a> = dyn Fn(&[Arc<MemoryDevice>]) -> std::result::Result<(), String> + Sync + 'a;
 
 /// How states are explored.
 pub struct Explorer<'a> {
-    /// Who opens them.
+    /// The engine that opens the states.
     pub engine: &'a dyn Engine,
-    /// An empty volume.
+    /// The members of an empty volume, on which every workload starts.
     pub image: Vec<Arc<dyn BlockDevice>>,
-    /// Which states of a log are built. No write is torn where data is written in place.
+    /// Which states of a log are built. If the workload writes data in place, no write is torn.
     pub plan: CrashPlan,
-    /// Who else judges, and every how many different states of a run.
+    /// The outside judge, and how often it is asked: with 10 it judges every tenth different state.
     pub judge: Option<(&'a Judge<'a>, usize)>,
 }
 
-/// What was explored.
+/// The counts of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Workloads.
+    /// Workloads that were run.
     pub workloads: usize,
-    /// States that were compared with what was promised.
+    /// States that were compared with the promises.
     pub states: usize,
-    /// States with different contents: opened, checked, changed.
+    /// States with different contents. Each was opened, checked and changed.
     pub different: usize,
-    /// States that somebody else judged.
+    /// States that the outside judge saw.
     pub judged: usize,
 }
 
@@ -66,12 +67,13 @@ impl std::fmt::Display for Tally {
 }
 
 impl Explorer<'_> {
-    /// Explores what `workloads` gives, on all processors.
+    /// Explores all of `workloads`, on all processors.
     ///
     /// # Panics
-    /// When a state is not what was promised: with the workloads, the states and what is wrong.
+    /// When a state breaks a promise. The message names the workloads, the states and what is
+    /// wrong.
     pub fn explore_all(&self, workloads: impl Iterator<Item = Workload> + Send) -> Tally {
-        /// After so many failures it is clear enough that something is wrong.
+        /// After this many failures, the explorer starts no further workload.
         const ENOUGH: usize = 5;
         let workloads = Mutex::new(workloads);
         let (tally, failures) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
@@ -100,17 +102,18 @@ impl Explorer<'_> {
     /// Explores all states of one workload.
     ///
     /// # Errors
-    /// The first state that is not what was promised.
+    /// The first state that breaks a promise.
     pub fn explore(&self, workload: &Workload) -> std::result::Result<Tally, String> {
         self.explore_counted(workload, &AtomicUsize::new(0))
     }
 
-    /// Explores all states of one workload during which a request to a member fails, for every so
-    /// many of the writes and for all flushes of each member. The engine has to survive each of
-    /// them.
+    /// Explores all states of one workload during which one request to a member fails. Each failure
+    /// is a run of its own: every `every`-th write and every flush of each member fails once. The
+    /// engine has to survive each of them.
     ///
     /// # Errors
-    /// The first failure that is not survived, or state that is not what was promised.
+    /// The first failure that the engine does not survive, or the first state that breaks a
+    /// promise.
     pub fn explore_failing(
         &self,
         workload: &Workload,
@@ -121,7 +124,8 @@ impl Explorer<'_> {
         for (member, counts) in sound.requests.iter().enumerate() {
             let kinds = [(Requests::Writes, every), (Requests::Flushes, 1)];
             for ((requests, every), count) in kinds.into_iter().zip(counts) {
-                // Not the same ones of each member.
+                // Start at another request on each member, so that the members differ in which ones
+                // fail.
                 for number in (member as u64 % every as u64..*count).step_by(every) {
                     let strike = Strike { member, requests, number };
                     let recorded = Recorded::new(self.engine, &self.image, workload, Some(strike));
@@ -161,8 +165,8 @@ impl Explorer<'_> {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => {
                     let number = entered.fetch_add(1, Ordering::Relaxed);
-                    // Of what is written in place a cut may leave two copies that differ, and
-                    // whoever reads may get either.
+                    // A cut may leave two mirrors of in-place data that differ. A reader may get
+                    // either one, so the judge and the engine may see different data.
                     let has_one_view = state.devices.len() == 1 || !workload.writes_in_place();
                     let judge = self
                         .judge
@@ -186,7 +190,8 @@ impl Explorer<'_> {
         Ok(tally)
     }
 
-    /// Enters a state, which `judge` sees from outside, if there is one. Gives what it showed.
+    /// Opens a state and changes it. `judge`, if given, looks at it first. Returns what the state
+    /// showed when it was opened.
     fn enter(
         &self,
         devices: Vec<MemoryDevice>,
@@ -204,8 +209,8 @@ impl Explorer<'_> {
     }
 }
 
-/// Opens a volume after something happened to it, changes it, and opens it again. Gives what it
-/// showed.
+/// Opens a volume after a cut or a fault, changes it, and opens it again. Returns what it showed
+/// when it was opened first.
 pub(super) fn enter(
     engine: &dyn Engine,
     devices: &[Arc<MemoryDevice>],
@@ -222,7 +227,7 @@ pub(super) fn enter(
     let afterwards = Id::from(AFTERWARDS);
     let is_there = again.files.remove(&afterwards).is_some_and(|file| file.size == 5000);
     again.names.retain(|_, to| *to != afterwards);
-    // The root has other times and another size now.
+    // The new file changed the size and the times of the root.
     again.files.insert(ROOT, found.files[&ROOT].clone());
     let mut expected = found.clone();
     for id in removed {
@@ -245,8 +250,8 @@ fn hash(devices: &[MemoryDevice]) -> u64 {
     hasher.finish()
 }
 
-/// Drops what deleted subvolumes hold, makes a file with data, and syncs. Where there is no room
-/// for it, files of the root are removed until there is; gives which.
+/// Drops what deleted subvolumes hold, makes a file with data, and syncs. If there is no room,
+/// removes files from the root until there is. Returns the removed files.
 fn change(fs: &Opened, found: &Picture) -> Result<Vec<Id>> {
     fs.subvolumes.drop_deleted()?;
     let at = Timestamp { secs: 1_700_000_000, nanos: 0 };

@@ -1,16 +1,16 @@
-//! Devices that fail while a workload is done: an error, a short write or silent corruption, at
+//! Devices that fail while a workload runs: with an error, a short write or silent corruption, at
 //! every request.
 //!
-//! The requests of a workload are counted once; then it is done again for each of them, with a
-//! fault there.
+//! The first run of a workload counts its requests. Then the workload runs again once for each
+//! request, with a fault at that request.
 //!
 //! | fault | what must hold |
 //! |---|---|
-//! | a write or flush that fails, or writes its beginning only | the step reports it, and after a failed `fsync` or `sync` everything is refused with `EROFS`; or the engine says that it survived it, and nothing is lost. Where each member can be done without, all of these are survived |
-//! | a read that fails | another copy does, or the step reports it |
-//! | a read or a write of which every byte is inverted | found by checksums: another copy does, or it is reported, of one file or of those that share the data; what is read is never wrong |
-//! | any of these but an error, in a workload that writes data in place | not inflicted: such data has no checksums |
-//! | any | the volume holds what was promised, is in order, and can be changed when it is opened again |
+//! | a write or flush that fails, or writes its beginning only | the step reports it, and after a failed `fsync` or `sync` the engine refuses everything with `EROFS`; or the engine says that it survived the failure, and nothing is lost. If the volume can do without any one member, the engine survives all of these |
+//! | a read that fails | the engine reads another mirror, or the step reports the error |
+//! | a read or a write of which every byte is inverted | checksums find it: the engine reads another mirror, or reports the file, or the files that share the data; a read never returns wrong data |
+//! | any of these except an error, in a workload that writes data in place | not inflicted: such data has no checksums |
+//! | any | the volume holds what was promised, passes the check, and can be changed when it is opened again |
 
 use std::ops::AddAssign;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::oracle::History;
 use super::record::{Ready, as_devices};
 use super::{Engine, Workload};
 
-/// What is done at each request of its kind.
+/// The faults, each with the kind of requests that it strikes. A run inflicts one of them once.
 const KINDS: [(Requests, Fault); 6] = [
     (Requests::Writes, Fault::Error),
     (Requests::Writes, Fault::Short),
@@ -34,34 +34,34 @@ const KINDS: [(Requests, Fault); 6] = [
     (Requests::Reads, Fault::Garbage),
 ];
 
-/// Whether a fault can be found and mended. Data that is written in place has no checksum and no
-/// copy of before: of it only errors can be told.
+/// Whether the engine can detect and mend this fault. In-place data has no checksum and no older
+/// version, so the engine can only notice errors.
 fn can_bear(workload: &Workload, fault: Fault) -> bool {
     fault == Fault::Error || !workload.writes_in_place()
 }
 
 /// How faults are inflicted.
 pub struct Inflicter<'a> {
-    /// Who has to bear them.
+    /// The engine that has to bear them.
     pub engine: &'a dyn Engine,
-    /// An empty volume.
+    /// The members of an empty volume, on which every run starts.
     pub image: Vec<Arc<dyn BlockDevice>>,
-    /// Whether there are several copies of data, as there must be of all else.
+    /// Whether data has several mirrors. Metadata must have several in any case.
     pub has_copies: bool,
     /// Whether the volume can do without any one of its members.
     pub spares_members: bool,
 }
 
-/// What was inflicted.
+/// The counts of a test with faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inflicted {
-    /// Faults.
+    /// Faults that were inflicted.
     pub faults: usize,
-    /// Those that a step, or opening the volume, reported.
+    /// Faults that a step, or opening the volume, reported.
     pub reported: usize,
-    /// Those that were survived, as the engine said.
+    /// Faults that the engine said it survived.
     pub survived: usize,
-    /// Those after which data was corrupt, and reading it said so.
+    /// Faults after which data was corrupt, and reading it returned an error.
     pub corrupt: usize,
 }
 
@@ -90,17 +90,18 @@ struct Attempt {
     devices: Vec<Arc<FaultDevice>>,
     kept: Vec<usize>,
     begun: usize,
-    /// How many failures were survived.
+    /// How many failures the engine said it survived.
     survived: usize,
-    /// The steps that were refused, and may be.
+    /// The indexes of the steps that were refused and are allowed to be, or the error that ended
+    /// the run.
     outcome: Result<Vec<usize>, Error>,
 }
 
 impl Inflicter<'_> {
-    /// Does the workload with each fault at each request to each member.
+    /// Runs the workload once for each fault at each request to each member.
     ///
     /// # Errors
-    /// The first fault after which something does not hold.
+    /// The first fault after which a rule of the table above does not hold.
     pub fn inflict(&self, workload: &Workload) -> Result<Inflicted, String> {
         let ready = Ready::new(self.engine, &self.image, workload)?;
         let sound = self.attempt(&ready, workload, None)?;
@@ -129,10 +130,10 @@ impl Inflicter<'_> {
         Ok(inflicted)
     }
 
-    /// Does the workload once.
+    /// Runs the workload once, with the fault `strike` if there is one.
     ///
     /// # Errors
-    /// When the volume takes changes after a commit that failed.
+    /// When the volume accepts changes after a commit that failed.
     fn attempt(
         &self,
         ready: &Ready,
@@ -203,7 +204,7 @@ impl Inflicter<'_> {
     }
 }
 
-/// A volume whose commit failed takes no changes and promises nothing any more.
+/// Checks that a volume whose commit failed refuses changes and `sync`.
 fn require_refusal(fs: &dyn FileSystemMut) -> Result<(), String> {
     let new = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: Timestamp::default() };
     let made = fs.create(Place { dir: fs.root(), name: b"refused" }, &new).map(drop);

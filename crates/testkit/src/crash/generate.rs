@@ -1,12 +1,14 @@
-//! The workloads of one and of two operations, all of them, by number.
+//! All workloads of one and of two operations, by number.
 //!
-//! In the manner of ACE (Mohan et al., CrashMonkey, OSDI 2018): a namespace of six files in three
-//! directories, every operation on it with every choice of arguments, each followed by every point
-//! of persistence that has to do with it: `fsync` and `fdatasync` of the file, of a directory in
-//! which a name changed, `sync`. In workloads of two operations the first one may have none.
+//! They follow ACE (Mohan et al., CrashMonkey, OSDI 2018). The namespace has six files in three
+//! directories. Each workload does one operation on it, with one choice of arguments, and then
+//! reaches one point of persistence that concerns the operation: `fsync` or `fdatasync` of the
+//! file, or of a directory in which a name changed, or `sync`. In a workload of two operations, the
+//! first one may have no point of persistence.
 //!
-//! What an operation needs is made before it: in the set-up as far as the first operation lets it
-//! be, otherwise as further steps. [`ops`] is the list of operations; [`Tree`] knows what is there.
+//! The generator adds what an operation needs before it: in the set-up if the first operation
+//! leaves it in place, otherwise as further steps. [`ops`] lists the operations; [`Tree`] tracks
+//! which files exist.
 
 pub mod long;
 mod ops;
@@ -20,9 +22,10 @@ use tree::Tree;
 #[derive(Debug)]
 pub struct Generator {
     candidates: Vec<Candidate>,
-    /// Candidate and point of persistence of each workload of one operation.
+    /// Candidate and point of persistence of each workload of one operation, as indexes.
     ones: Vec<(usize, usize)>,
-    /// Candidate and point of persistence of each beginning of one of two; `None` for no point.
+    /// Candidate and point of persistence of each possible first operation of two, as indexes;
+    /// `None` for no point.
     beginnings: Vec<(usize, Option<usize>)>,
 }
 
@@ -69,7 +72,7 @@ impl Generator {
         let (first, second) = (&self.candidates[first], &self.candidates[second]);
         let mut tree = Tree::default();
         let mut setup = tree.ensure(&second.needs);
-        // What the first one takes away again could not be opened.
+        // A file that the first operation removes could not be opened by a later step.
         setup.retain(|op| !matches!(op, Op::Open(_)));
         setup.extend(tree.ensure(&first.needs));
         let mut steps = vec![Step::Do(first.op.clone())];
@@ -94,8 +97,8 @@ impl Generator {
     }
 }
 
-/// A workload from its parts. What is open in the set-up is no longer so when it is done, so that
-/// is left to the steps.
+/// Builds a workload. The set-up ends before the steps begin, and with it every open file, so the
+/// steps open the files instead.
 fn workload(name: String, setup: Vec<Op>, steps: Vec<Step>) -> Workload {
     let (opens, setup) = setup.into_iter().partition::<Vec<_>, _>(|op| matches!(op, Op::Open(_)));
     let steps = opens.into_iter().map(Step::Do).chain(steps).collect();
@@ -114,7 +117,7 @@ mod tests {
     use crate::model::Model;
     use crate::random::Random;
 
-    /// Does a workload to the model alone.
+    /// Runs a workload on the model alone.
     fn run(workload: &Workload) {
         let model = Model::made_at(Timestamp::default());
         let mut runner = Runner::new(&model, 1).with_subvolumes(&model);
@@ -126,14 +129,14 @@ mod tests {
         }
     }
 
-    /// What the model shows behind the set-up, but for times.
+    /// What the model shows after the set-up, without times.
     fn shown(model: &Model) -> Picture {
         let mut picture = picture::take(model, model).expect("the model is in order");
         picture.forget_times();
         picture
     }
 
-    /// An operation that does nothing proves nothing.
+    /// An operation that changes nothing tests nothing.
     #[test]
     fn all_of_one_operation_do_something() {
         let generator = Generator::default();
@@ -145,13 +148,13 @@ mod tests {
             runner.run_steps(&setup).expect("it can be done");
             let before = shown(&model);
             runner.run_steps(&workload.steps).expect("it can be done");
-            // Who shares space with whom nobody is shown.
+            // The model does not show which files share space.
             let is_seen = !workload.has(|op| matches!(op, Op::Dedupe(_)));
             assert_eq!(shown(&model) != before, is_seen, "{workload}");
         }
     }
 
-    /// What an operation needs is there, whatever is done before it.
+    /// What an operation needs exists, whatever operation comes before it.
     #[test]
     fn all_can_be_done() {
         let generator = Generator::default();

@@ -1,39 +1,42 @@
-//! What may be found after a power cut.
+//! The rules that decide what a volume may show after a power cut.
 //!
-//! A [`History`] has a picture of the model after every operation, the *moments* from 0, and the
-//! promises: what an `fsync` or `sync` that returned said to be durable as of its moment. A state
-//! is judged by the promises that were made before the cut and the latest operation that had begun.
-//! Between the two lie the moments that a thing may show:
+//! A [`History`] has two parts. The *moments* are pictures of the model: moment 0 is the start, and
+//! moment N comes after operation N. The *promises* are the calls of `fsync` and `sync` that
+//! returned, each with the moment that it made durable. A state is judged by the promises that were
+//! made before the cut and by the latest operation that had begun. Between the two lie the moments
+//! that a file or a name may show:
 //!
 //! ```text
 //!   moment      0        1        2        3        4
 //!   operation      create    write    fsync   rename  | cut
-//!   of the file                  [2 ................ 4]      data, attributes, whether a name is one of its
+//!   of the file                  [2 ................ 4]      data, attributes, its names
 //!   of a name   [0 ................................. 4]      what it leads to
 //! ```
 //!
-//! 1. A file, what it holds, and whether a name is one of its, are each as of a moment between. No
-//!    file is lost that had a name all the time. Of times `fdatasync` says nothing.
-//! 2. What a name leads to is as of a moment between. `fsync` of a directory promises the names in
-//!    it. A file that moved has one of both names, and an exchange takes none away.
-//! 3. As many names lead to a file as it counts, and a directory is as large as the names in it
-//!    make it.
-//! 4. A sector of data is as of a moment between at which the file reached over it. The size is one
-//!    of a moment, or lies between those of two that follow each other, in whole sectors: long
-//!    writes and cuts are done in pieces, and what was written back first is there first.
-//! 5. Where no `fsync` can have begun since the last `sync` that returned, names and attributes are
-//!    altogether as of one moment: there were only commits. An `fsync` may write a log, which
-//!    brings one file further than others.
-//! 6. What is set of a subvolume is as of a moment since the last `sync`.
-//! 7. A file has at least the preallocated space that it had at one of the moments: what is written
-//!    to it may be in memory still.
-//! 8. A file that took the place of another holds, under that name, at least what it did when it
-//!    was moved there.
+//! 1. Each file, its contents, and whether a name is one of its names, are each as of one moment in
+//!    between. A file that had a name all the time is not lost. `fdatasync` promises nothing about
+//!    times.
+//! 2. What a name leads to is as of one moment in between. `fsync` of a directory promises the
+//!    names in it. A renamed file has at least one of its two names, and an exchange removes
+//!    neither name.
+//! 3. The link count of a file is the number of names that lead to it, and the size of a directory
+//!    follows from the names in it.
+//! 4. Each sector of data is as of a moment in between at which the file reached over it. The size
+//!    is that of a moment, or a whole number of sectors between the sizes of two successive
+//!    moments: the engine writes and truncates long ranges in pieces, and the part that it writes
+//!    back first is durable first.
+//! 5. If no `fsync` can have begun since the last `sync` that returned, then all names and
+//!    attributes together are as of one moment, because only commits happened. An `fsync` may write
+//!    a log, which shows one file at a later moment than others.
+//! 6. The settings of a subvolume are as of a moment since the last `sync`.
+//! 7. A file has at least the preallocated space that it had at one of the moments. Data written
+//!    into that space may still be in memory only.
+//! 8. A file that replaced another one by a rename holds, under that name, at least what it held
+//!    when it was renamed.
 //!
-//! A name is that of a directory that is known whatever its own path is, so nothing is said of
-//! where a directory above a synced file stands: another operation may have moved it, and that is
-//! another promise. Nor does an `fsync` of a subvolume promise its name: nothing in it says where
-//! it stands.
+//! A directory is identified independently of its path, so no rule says where a directory above a
+//! synced file is: another operation may have moved it, and its own promise covers that. Nor does
+//! an `fsync` of a subvolume promise its path, because the path is not stored inside the subvolume.
 
 #[cfg(test)]
 mod tests;
@@ -48,29 +51,29 @@ use super::picture::{File, Id, Name, Picture, SECTOR};
 /// Extended attributes by name.
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What was said to be durable.
+/// What a returned `fsync` or `sync` made durable.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Promise {
     pub(super) moment: usize,
-    /// The file, or everything.
+    /// The file that was synced; `None` for everything.
     pub(super) of: Option<Id>,
     /// The file is the root of a subvolume.
     pub(super) is_subvolume: bool,
-    /// Times are promised too.
+    /// The promise covers times too: `fsync` and `sync`, but not `fdatasync`.
     pub(super) has_times: bool,
 }
 
-/// Whose promises they are.
+/// The implementation that made the promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
     /// Ours: all rules hold.
     Ours,
-    /// The kernel's, which promises less about names. Where a file moved and only its new directory
-    /// is synced, it may have both names. Where it got one name and lost another, in two
+    /// The kernel, which promises less about names. If a file is renamed and only its new directory
+    /// is synced, it may have both names. If a file gains one name and loses another in two
     /// operations, an `fsync` of the directory that lost one may leave neither. An `fsync` of a
-    /// file may leave a name that it lost since an earlier `fsync`, which may have logged the
-    /// directory. And it writes zeroes into preallocated sectors where parts of them are punched,
-    /// or behind the end of a file that grows.
+    /// file may leave a name that it lost since an earlier `fsync`, because that one may have
+    /// logged the directory. The kernel also writes zeros into preallocated sectors if a hole is
+    /// punched in a part of them, or if they are behind the end of a file that grows.
     Kernels,
 }
 
@@ -85,18 +88,19 @@ pub(super) struct History {
 /// The part of a history that one state is judged by.
 pub(super) struct Judgement<'a> {
     history: &'a History,
-    /// The promises that were made.
+    /// The indexes of the promises that were made before the cut.
     kept: &'a [usize],
-    /// The last operation that had begun.
+    /// The moment after the last operation that had begun.
     latest: usize,
     problems: Vec<String>,
 }
 
 impl History {
-    /// What is wrong with what was found when the promises `kept` had been made and the operation
-    /// before the moment `latest` had begun.
+    /// Lists what is wrong in `found`, given that the promises `kept` were made and that the
+    /// operation before the moment `latest` had begun.
     pub(super) fn judge(&self, found: &Picture, kept: &[usize], latest: usize) -> Vec<String> {
-        // What a promise is about had begun, also where nothing had to be written for it.
+        // A kept promise implies that the operations before it had begun, even if nothing had to be
+        // written for them.
         let promised = kept.iter().map(|&kept| self.promises[kept].moment);
         let latest = promised.chain([latest]).max().unwrap_or(latest);
         let mut judgement = Judgement { history: self, kept, latest, problems: Vec::new() };
@@ -107,33 +111,33 @@ impl History {
         judgement.problems
     }
 
-    /// Forgets all times, for who does a workload by another clock.
+    /// Clears all times, to judge an implementation that uses another clock.
     pub(super) fn forget_times(&mut self) {
         self.pictures.iter_mut().for_each(Picture::forget_times);
     }
 }
 
 impl<'a> Judgement<'a> {
-    /// The moments that `of` may show.
+    /// The moments that the file `of` may show.
     fn moments(&self, of: Id) -> &'a [Picture] {
         self.moments_since(|promise| promise.of.is_none_or(|file| file == of))
     }
 
-    /// The moments that the names of `of` may show.
+    /// The moments that the names in the directory `of` may show.
     fn moments_of_names(&self, of: Id) -> &'a [Picture] {
         self.moments_since(|promise| {
             promise.of.is_none_or(|file| file == of && !promise.is_subvolume)
         })
     }
 
-    /// The moments since the last of these promises.
+    /// The moments since the last kept promise that `is_made` selects.
     fn moments_since(&self, is_made: impl Fn(&Promise) -> bool) -> &'a [Picture] {
         let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
         let since = promises.filter(|promise| is_made(promise)).map(|promise| promise.moment);
         &self.history.pictures[since.max().unwrap_or(0)..=self.latest]
     }
 
-    /// The moments that the times of `of` may show.
+    /// The moments that the times of the file `of` may show.
     fn moments_of_times(&self, of: Id) -> &'a [Picture] {
         self.moments_since(|promise| promise.has_times && promise.of.is_none_or(|file| file == of))
     }
@@ -165,18 +169,18 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// Whether a file may be lost that always had a name.
+    /// Whether a file may be lost although it always had a name.
     fn may_lose(&self, id: Id, moments: &[Picture]) -> bool {
         let counts: Vec<_> = moments.iter().map(|picture| picture.names_of(id).len()).collect();
         self.history.whose == Whose::Kernels && counts.windows(2).any(|pair| pair[1] < pair[0])
     }
 
-    /// The names of a file, by rule 1.
+    /// Checks the names of a file, by rule 1.
     fn names_of(&mut self, of: &str, found: &Picture, id: Id, moments: &[Picture]) {
         let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
         let is_of_moment = |name: &&Name, is: bool| sets.iter().any(|set| set.contains(name) == is);
         let found = found.names_of(id);
-        // What a log has of directories is as of when they were logged.
+        // A log shows the names of a directory as they were when an `fsync` logged them.
         let may_stay = |name: &Name| {
             let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
             let mut logged = promises.filter(|promise| promise.of.is_some());
@@ -230,7 +234,7 @@ impl<'a> Judgement<'a> {
         self.one_of(of, "ctime", &file.ctime, versions().map(|v| v.ctime));
     }
 
-    /// Rule 8.
+    /// Checks rule 8.
     fn replacements(&mut self, found: &Picture) {
         if self.history.whose == Whose::Kernels {
             return;
@@ -261,7 +265,7 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// The second half of rule 3.
+    /// Checks the second half of rule 3.
     fn size_of_directory(&mut self, found: &Picture, id: Id) {
         let file = found.files.get(&id).filter(|file| file.kind == FileType::Directory);
         let names = found.names.keys().filter(|(dir, _)| *dir == id);
@@ -272,7 +276,7 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// Rule 2.
+    /// Checks rule 2.
     fn names(&mut self, found: &Picture) {
         let known = self.history.pictures.iter().flat_map(|picture| picture.names.keys());
         let all: BTreeSet<&Name> = known.chain(found.names.keys()).collect();
@@ -293,8 +297,8 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    /// The moves of which a file has both names: it has the new one by the move, and the old one by
-    /// what was done since, or not at all.
+    /// The moves after which the found state has both names of the file. That is allowed only if
+    /// the move gave the new name and a later operation gave the old name back.
     fn moves(&self, found: &Picture) -> Vec<Move<'a>> {
         let mut moves = Vec::new();
         if self.history.whose == Whose::Kernels {
@@ -313,12 +317,13 @@ impl<'a> Judgement<'a> {
         moves
     }
 
-    /// Rule 5.
+    /// Checks rule 5.
     fn whole(&mut self, found: &Picture) {
         let is_sync = |kept: &&usize| self.history.promises[**kept].of.is_none();
         let behind_sync = self.kept.iter().filter(is_sync).max().map_or(0, |sync| sync + 1);
         let mut since_sync = self.history.promises[behind_sync..].iter();
-        // Where the last operation that had begun was done, what follows it may have begun as well.
+        // If the last operation that had begun is done, an `fsync` right after it may have begun
+        // too.
         if since_sync.any(|promise| promise.of.is_some() && promise.moment <= self.latest) {
             return;
         }
@@ -351,16 +356,17 @@ impl<'a> Judgement<'a> {
     }
 }
 
-/// A file that moved.
+/// A rename of a file.
 struct Move<'a> {
-    /// The moment behind it.
+    /// The moment after the rename.
     at: usize,
     old: &'a Name,
     new: &'a Name,
 }
 
-/// Whether there is a moment for each name, of those that it shows, such that the old name of a
-/// move is as of behind it when the new one is. Names in `chosen` have theirs.
+/// Whether each name can be assigned one of the moments that it shows, so that no move is half
+/// done: if the new name of a move shows a moment after the move, the old name must do so too.
+/// `chosen` holds the names that have their moment already.
 fn are_whole<'a>(
     moves: &[Move<'a>],
     shown: &BTreeMap<&'a Name, Vec<usize>>,
@@ -383,12 +389,12 @@ fn are_whole<'a>(
     })
 }
 
-/// What `fsync` makes durable of a file together.
+/// The attributes that an `fsync` of a file makes durable together.
 fn attributes(file: &File) -> (u32, FileFlags, (u32, u32), &Xattrs) {
     (file.permissions, file.flags, file.rdev, &file.xattrs)
 }
 
-/// Rule 4.
+/// Checks rule 4.
 fn data(found: &File, versions: &[&File]) -> Result<(), String> {
     if found.kind != FileType::Regular {
         return Ok(());
@@ -402,12 +408,12 @@ fn data(found: &File, versions: &[&File]) -> Result<(), String> {
         let sizes: Vec<_> = versions.iter().map(|version| version.size).collect();
         return Err(format!("size {}, which may be {sizes:?}", found.size));
     }
-    // What is corrupt is counted elsewhere: to say so is no lie about what was written.
+    // Corrupt data is counted elsewhere. To report it as corrupt does not break a promise.
     let Some(sectors) = &found.sectors else { return Ok(()) };
     for (number, sector) in sectors.iter().enumerate() {
         let start = number as u64 * SECTOR;
         let end = found.size.min(start + SECTOR);
-        // The last one may be that of a longer file, up to the end that it has now.
+        // The last sector may come from a longer file, up to the end that the file has now.
         let part = usize::try_from(start).ok().zip(usize::try_from(end).ok());
         let part = part.filter(|_| !end.is_multiple_of(SECTOR)).map(|(start, end)| start..end);
         let is_part = |version: &File| {

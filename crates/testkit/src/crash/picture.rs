@@ -1,8 +1,8 @@
-//! What a filesystem shows, in a form that says of each thing by itself what became of it.
+//! What a filesystem shows, in a form in which each file and each name can be judged by itself.
 //!
-//! A file is known by its owner, which the workload makes unique, and by the subvolume that it is
-//! in, because a snapshot has what its source has; the subvolume by when it was made. The root has
-//! 0 for both.
+//! A file is identified by its owner, which the workload makes unique, and by its subvolume,
+//! because a snapshot has the same files as its source. A subvolume is identified by its creation
+//! time. The root has 0 for both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
@@ -13,8 +13,8 @@ use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Times
 use crate::compare::data_ranges;
 use crate::model::subvolumes::{Settings, Subvolumes};
 
-/// Which file: the number of the operation that made it and, 32 bits above that, of the one that
-/// made the subvolume.
+/// The identity of a file. The low 32 bits are the number of the operation that made the file; the
+/// high 32 bits are the number of the operation that made its subvolume.
 pub(super) type Id = u64;
 
 /// The root directory.
@@ -23,10 +23,10 @@ pub(super) const ROOT: Id = 0;
 /// The unit in which data reaches a volume, in bytes.
 pub(super) const SECTOR: u64 = 4096;
 
-/// How long the head of a file is at the most, in bytes.
+/// The maximal length of [`File::head`], in bytes.
 const HEAD: u64 = 128 << 10;
 
-/// A name: the directory and what it is called there.
+/// A name: its directory, and the name in it.
 pub(super) type Name = (Id, Vec<u8>);
 
 /// Everything below the root.
@@ -45,28 +45,28 @@ pub(super) struct File {
     pub(super) size: u64,
     pub(super) mtime: Timestamp,
     pub(super) ctime: Timestamp,
-    /// All flags but NOCOMPRESS, which whoever compresses sets by itself where it was in vain.
+    /// All flags except NOCOMPRESS, which the engine sets itself when compression saved nothing.
     pub(super) flags: FileFlags,
-    /// The numbers of a device.
+    /// The major and minor number of a device.
     pub(super) rdev: (u32, u32),
     pub(super) xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     pub(super) target: Vec<u8>,
-    /// A hash of each sector of the data; the last one is filled up with zeros. `None` when it is
-    /// corrupt in every copy.
+    /// A hash of each sector of the data, the last one padded with zeros. `None` if the data is
+    /// corrupt in every mirror.
     pub(super) sectors: Option<Vec<u64>>,
-    /// The first bytes of the data themselves, which can be compared in part.
+    /// The first bytes of the data, of which parts can be compared.
     pub(super) head: Vec<u8>,
-    /// The space that the file has beside that of its data, in bytes.
+    /// The space that is allocated but holds no data, in bytes.
     pub(super) preallocated: u64,
-    /// What is set of the subvolume, where this is the root of one.
+    /// The settings of the subvolume, if this is the root of one.
     pub(super) settings: Option<Settings>,
 }
 
 /// Takes the picture of a filesystem.
 ///
 /// # Errors
-/// What cannot be read, and what does not fit together: a name that leads nowhere, a directory with
-/// two.
+/// Errors of `fs`, and structures that contradict each other: a name that leads nowhere, a
+/// directory with two names.
 pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes) -> Result<Picture> {
     let mut picture = Picture::default();
     let mut seen = BTreeMap::new();
@@ -109,7 +109,7 @@ fn misfit(problem: String) -> Error {
     Error::corrupt("directory", problem)
 }
 
-/// Which file it is.
+/// The identity of a file.
 pub(super) fn id_of(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes, file: FileId) -> Result<Id> {
     let subvolume = subvolumes.made(file)?.nanos;
     Ok(Id::from(subvolume) << 32 | Id::from(fs.attr(file)?.uid))
@@ -166,7 +166,7 @@ fn hash(sector: &[u8]) -> u64 {
 
 /// The hashes of all sectors, and the first bytes.
 fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> Result<Vec<u64>> {
-    /// How much is read at once.
+    /// How much is read at once, in bytes.
     const PIECE: u64 = 256 * SECTOR;
     let mut sectors = Vec::new();
     let mut buf = Vec::new();
@@ -187,14 +187,15 @@ fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> 
 }
 
 impl Picture {
-    /// Makes all times the same.
+    /// Sets all times to the same value.
     pub(super) fn forget_times(&mut self) {
         for file in self.files.values_mut() {
             (file.mtime, file.ctime) = Default::default();
         }
     }
 
-    /// The picture of what is in memory as well, where nobody knows yet what space it will take.
+    /// The picture without preallocated space, for data that is still in memory: its space is not
+    /// known yet.
     pub(super) fn without_space(&self) -> Self {
         let mut picture = self.clone();
         picture.files.values_mut().for_each(|file| file.preallocated = 0);
@@ -211,7 +212,7 @@ impl Picture {
         self.names.get(name) == Some(&id)
     }
 
-    /// Whether this name in the root is the only one of a file that is no directory.
+    /// Whether this is a name in the root and the only name of a file that is not a directory.
     pub(super) fn is_only_in_root(&self, name: &Name, id: Id) -> bool {
         let is_file = self.files[&id].kind != FileType::Directory;
         is_file && name.0 == ROOT && self.names_of(id).len() == 1

@@ -1,5 +1,5 @@
-//! What a workload promised, when somebody else did it: the kernel, or an engine that does several
-//! at once.
+//! What a workload promised when another party ran it: the kernel, or an engine that runs several
+//! operations at once.
 
 use offshoot_vfs::{Attr, FileSystem};
 
@@ -10,22 +10,23 @@ use super::workload::{Runner, Workload};
 use crate::model::Model;
 use crate::model::subvolumes::Subvolumes;
 
-/// The promises of a whole workload, to judge by what is there of it.
+/// The promises of a whole workload, by which a volume is judged afterwards.
 ///
-/// Whoever does the workload numbers its operations as a [`Runner`] does that begins with 1, has
-/// what an operation makes owned by its number, and makes the set-up durable before the steps.
+/// The party that runs the workload has three duties: it numbers the operations as a [`Runner`]
+/// that begins with 1 does, gives each new file its operation's number as the owner, and makes the
+/// set-up durable before the steps.
 #[derive(Debug)]
 pub struct Promised {
     history: History,
-    /// Whether the operations have the times of a [`Runner`].
+    /// Whether the times of the files are those that a [`Runner`] sets.
     has_times: bool,
 }
 
 impl Promised {
-    /// Those of `workload`, done below a directory like `root` that is empty.
+    /// The promises of `workload`, run below an empty directory like `root`.
     ///
     /// # Errors
-    /// What the model refuses of it.
+    /// The operation that the model refuses.
     pub fn by(workload: &Workload, root: &Attr) -> Result<Self, String> {
         let model = Model::new(root);
         let mut runner = Runner::new(&model, 1).with_subvolumes(&model);
@@ -37,8 +38,8 @@ impl Promised {
         Ok(Self { history, has_times: true })
     }
 
-    /// The same of the kernel, which has a clock of its own, and promises less where a file has a
-    /// name in a directory that is synced and another elsewhere.
+    /// The same promises for the kernel. It has a clock of its own, and it promises less about a
+    /// file that has one name in a synced directory and another one elsewhere.
     #[must_use]
     pub fn of_the_kernel(mut self) -> Self {
         self.history.forget_times();
@@ -46,10 +47,10 @@ impl Promised {
         Self { has_times: false, ..self }
     }
 
-    /// What is wrong with what `fs` shows when all steps were done.
+    /// Lists the broken promises in what `fs` shows after all steps.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// The first part of `fs` that cannot be read.
     pub fn judge(
         &self,
         fs: &dyn FileSystem,

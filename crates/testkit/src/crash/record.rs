@@ -1,4 +1,4 @@
-//! Doing a workload to an engine and to the model at the same time.
+//! Runs a workload on an engine and on the model in step.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use super::workload::{Runner, Step, Workload, find};
 use super::{Devices, Engine, Opened};
 use crate::model::Model;
 
-/// A volume on which the set-up of a workload was done.
+/// A volume on which the set-up of a workload has run.
 pub(super) struct Ready {
     pub(super) devices: Vec<Arc<MemoryDevice>>,
     pub(super) model: Model,
@@ -21,16 +21,16 @@ pub(super) struct Ready {
     next: u32,
 }
 
-/// A workload that was done.
+/// A workload that was run, with the log of its writes.
 pub(super) struct Recorded {
     pub(super) history: History,
     pub(super) log: CrashLog,
-    /// How many writes and flushes there were to each member.
+    /// How many writes and flushes each member received.
     pub(super) requests: Vec<[u64; 2]>,
 }
 
-/// A request to a member that fails with an error: the one before which there were so many of its
-/// kind.
+/// The request to a member that fails with an error: the one that comes after `number` requests of
+/// the same kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strike {
     pub(super) member: usize,
@@ -38,16 +38,16 @@ pub(super) struct Strike {
     pub(super) number: u64,
 }
 
-/// How far a cut may have been.
+/// How far the workload had come at the cut.
 pub(super) struct Progress {
-    /// The promises that were made.
+    /// The indexes of the promises that were made.
     pub(super) kept: Vec<usize>,
-    /// The moment behind the last operation that had begun.
+    /// The moment after the last operation that had begun.
     pub(super) latest: usize,
 }
 
 impl Ready {
-    /// Does the set-up on a copy of the volume `image`.
+    /// Runs the set-up on a copy of the volume `image`.
     pub(super) fn new(
         engine: &dyn Engine,
         image: &[Arc<dyn BlockDevice>],
@@ -75,18 +75,17 @@ impl Ready {
         self.devices.iter().map(|device| Arc::new(device.snapshot())).collect()
     }
 
-    /// Does the steps to the model but for those at the places `refused`, which gives the history
-    /// of them.
+    /// Runs the steps on the model, except those with the indexes `refused`. Returns their history.
     pub(super) fn history(self, workload: &Workload, refused: &[usize]) -> Result<History, String> {
         history(&self.model, self.next, &workload.steps, refused)
     }
 
-    /// Does the steps to `fs`. Calls `begin` with the moment behind an operation before it begins,
-    /// and `kept` with the number of each promise that was made. Gives the places of the steps that
-    /// were refused, and may be.
+    /// Runs the steps on `fs`. Before an operation begins, calls `begin` with the moment after it.
+    /// After a promise was made, calls `kept` with its index. Returns the indexes of the steps that
+    /// were refused and are allowed to be.
     ///
     /// # Errors
-    /// The first step that fails, by its place.
+    /// The first step that fails, by its index.
     pub(super) fn run(
         &self,
         fs: &Opened,
@@ -106,7 +105,7 @@ impl Ready {
                     kept(promise);
                     promise += 1;
                 }
-                // It is no moment: the next one has its number.
+                // A refused operation is no moment: the next operation gets its number.
                 Err(error) if step.may_be_refused(&error) => refused.push(place),
                 Err(error) => return Err((place, error)),
             }
@@ -115,8 +114,8 @@ impl Ready {
     }
 }
 
-/// Does `steps` to the model, but for those at the places `refused`. The number of the next
-/// operation is `next`.
+/// Runs `steps` on the model, except those with the indexes `refused`. `next` is the number of the
+/// next operation.
 pub(super) fn history(
     model: &Model,
     next: u32,
@@ -146,7 +145,7 @@ pub(super) fn history(
     Ok(History { pictures, promises, whose: Whose::Ours })
 }
 
-/// Which file is at a path, and whether it is the root of a subvolume in another one.
+/// The file at a path, and whether it is the root of a subvolume other than the top-level one.
 fn synced(model: &Model, path: &str) -> Result<(Option<Id>, bool), String> {
     let file = find(model, path)
         .and_then(|file| Ok((picture::id_of(model, model, file)?, model.is_subvolume(file))));
@@ -159,8 +158,8 @@ pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> Devices {
 }
 
 impl Recorded {
-    /// Does the whole workload on a copy of the volume `image`, while a request fails if one is to.
-    /// The engine has to survive that, and to say so.
+    /// Runs the whole workload on a copy of the volume `image`. If there is a `strike`, that
+    /// request fails; the engine has to survive the failure, and to report that it did.
     pub(super) fn new(
         engine: &dyn Engine,
         image: &[Arc<dyn BlockDevice>],
@@ -207,9 +206,10 @@ impl Recorded {
 }
 
 impl Progress {
-    /// How far the cuts were that could have left this state. The promises count that were made
-    /// before the latest one, because the state must do for it; the operations that had begun
-    /// before the earliest one, because what is there was written before it.
+    /// How far the workload had come, given all cuts that could have left this state. A promise
+    /// counts if it was made before the latest of these cuts, because the state must be right for
+    /// that cut too. An operation counts as begun if it began before the earliest cut, because all
+    /// data in the state was written before that.
     pub(super) fn of(state: &CrashState) -> Self {
         let numbers = |marks: &[Arc<str>], what: &str| -> Vec<usize> {
             let numbers = marks.iter().filter_map(|mark| mark.strip_prefix(what));

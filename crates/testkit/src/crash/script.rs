@@ -1,10 +1,10 @@
-//! Workloads from text, in the words in which they are shown: `create a; write a 0+100; fsync /a`.
+//! Parses workloads from the text that prints them, such as `create a; write a 0+100; fsync /a`.
 
 use offshoot_vfs::{Fallocate, FileFlags};
 
 use super::workload::{Op, Share, Step, Workload};
 
-/// What `fallocate` does, by the words of a script.
+/// The words of a script for each kind of `fallocate`.
 pub(super) const FALLOCATE: [(&str, Fallocate); 7] = [
     ("allocate", Fallocate::Allocate { keep_size: false }),
     ("allocate-behind", Fallocate::Allocate { keep_size: true }),
@@ -16,11 +16,11 @@ pub(super) const FALLOCATE: [(&str, Fallocate); 7] = [
 ];
 
 impl Workload {
-    /// A workload from the words in which one is shown, of its set-up and of its steps, which
-    /// semicolons part.
+    /// Parses the set-up and the steps of a workload, in the form in which workloads are printed.
+    /// Semicolons separate the operations.
     ///
     /// # Errors
-    /// What is no operation.
+    /// The first part that is not an operation.
     pub fn parse(name: &str, setup: &str, steps: &str) -> Result<Self, String> {
         fn each<T>(text: &str, parse: fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
             let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());

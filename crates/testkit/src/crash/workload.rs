@@ -1,9 +1,9 @@
-//! What is done to a volume whose power is cut: named operations and points of persistence.
+//! Workloads: named operations and points of persistence, run on a volume whose power is cut.
 //!
-//! A workload says the same to every filesystem. Its operations are numbered, those of the set-up
-//! first, and the number makes everything that it brings unique: the time, the bytes that are
-//! written, and the owner of what is made, by which a file is known again whatever it is called and
-//! wherever it is looked at.
+//! A workload means the same on every filesystem. Its operations are numbered, those of the set-up
+//! first. The number makes what an operation brings unique: the time, the bytes that it writes, and
+//! the owner of the file that it makes. So a test recognises a file by its owner, whatever its name
+//! and whatever filesystem shows it.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +18,7 @@ use super::picture::SECTOR;
 use super::script::FALLOCATE;
 use crate::model::subvolumes::Subvolumes;
 
-/// One change. Paths are below the root, without a slash in front.
+/// One change. Paths are relative to the root, without a leading slash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Makes an empty file.
@@ -29,9 +29,9 @@ pub enum Op {
     Symlink(String),
     /// Makes a pipe.
     Fifo(String),
-    /// Makes a character device, of which the minor number is that of the operation.
+    /// Makes a character device; its minor number is the number of the operation.
     Device(String),
-    /// Gives the first one a second name.
+    /// Gives the first file a second name.
     Link(String, String),
     /// Removes a name.
     Unlink(String),
@@ -39,13 +39,13 @@ pub enum Op {
     Rmdir(String),
     /// Moves the first to the second.
     Rename(String, String),
-    /// Moves the first to the second, where nothing may stand.
+    /// Moves the first to the second, which must not exist.
     RenameNoReplace(String, String),
-    /// Gives each of two the name of the other.
+    /// Exchanges the two names.
     Exchange(String, String),
     /// Makes an empty file without a name, and then gives it one.
     Unnamed(String),
-    /// Sets the flags of a file, all of them.
+    /// Sets all flags of a file to these.
     SetFlags(String, FileFlags),
     /// Keeps a file open until the end.
     Open(String),
@@ -55,59 +55,58 @@ pub enum Op {
         path: String,
         /// Where the bytes begin.
         offset: u64,
-        /// How many they are.
+        /// How many bytes there are.
         len: usize,
     },
-    /// Writes whole sectors, and leaves nothing of the file in memory.
+    /// Writes whole sectors directly, and leaves no data of the file in memory.
     WriteDirect {
         /// The file.
         path: String,
         /// Where the bytes begin.
         offset: u64,
-        /// How many they are.
+        /// How many bytes there are.
         len: usize,
     },
-    /// Writes to the beginning of the second what the first holds, and shares nothing.
+    /// Writes the contents of the first file to the beginning of the second, without sharing.
     WriteSame(String, String),
     /// Sets the length of a file.
     Truncate(String, u64),
-    /// Allocates, frees, zeros or moves `len` bytes at `offset`. What needs more of a file than
-    /// there is does nothing.
+    /// Allocates, frees, zeros or moves `len` bytes at `offset`. A move does nothing in a file that
+    /// ends with the range or before it.
     Fallocate {
         /// The file.
         path: String,
-        /// What is done.
+        /// Which of these the operation does.
         what: Fallocate,
         /// Where the bytes begin.
         offset: u64,
-        /// How many they are.
+        /// How many bytes there are.
         len: u64,
     },
-    /// Copies all of the first file to the beginning of the second, which shares what it can,
-    /// unless they are one.
+    /// Copies all of the first file to the beginning of the second, which shares as much as it can.
+    /// Does nothing if both are one file.
     Copy(String, String),
-    /// Lets a range of one file be that of another. What cannot be shared is left as it is.
+    /// Clones a range of one file into another. Does nothing if the range cannot be shared.
     Clone(Share),
-    /// Lets two ranges share their space if they are the same. What cannot be shared is left as it
-    /// is.
+    /// Makes two ranges share their space if they are equal. Does nothing if they cannot be shared.
     Dedupe(Share),
-    /// Sets the extended attribute of this name to a value of so many bytes.
+    /// Sets the extended attribute of this name to a value of this many bytes.
     SetXattr(String, String, usize),
     /// Removes the extended attribute of this name.
     RemoveXattr(String, String),
     /// Sets the permissions.
     Chmod(String, u32),
-    /// Sets the access control list of a file, or that for new files in a directory: these
-    /// permissions, and for one user more.
+    /// Sets the access control list of a file, or the default list for new files in a directory:
+    /// these permissions, and an entry for one more user.
     SetAcl {
         /// The file.
         path: String,
-        /// It is that for new files.
+        /// The list is the default list of a directory.
         is_default: bool,
-        /// What it allows.
+        /// The permissions that it grants, as mode bits.
         permissions: u32,
     },
-    /// Says how the data of a file is compressed.
+    /// Sets the compression property of a file.
     SetCompression(String, String),
     /// Makes an empty subvolume.
     Subvolume(String),
@@ -115,39 +114,40 @@ pub enum Op {
     Snapshot {
         /// The subvolume.
         source: String,
-        /// Where the snapshot is to be.
+        /// The path of the snapshot.
         to: String,
-        /// Whether it may not be changed.
+        /// Whether the snapshot is read-only.
         is_read_only: bool,
     },
     /// Deletes a subvolume with all that is in it.
     DeleteSubvolume(String),
-    /// Drops what deleted subvolumes hold, to the end.
+    /// Drops the contents of all deleted subvolumes, to the end.
     DropDeleted,
-    /// Lets a subvolume refuse to be changed, or not any more.
+    /// Makes a subvolume read-only, or writable again.
     SetReadOnly(String, bool),
-    /// Lets a mount without options show this subvolume.
+    /// Makes this subvolume the default one, which a mount without options shows.
     SetDefault(String),
 }
 
-/// A range of one file, and where it is to be in another, or further on in the same.
+/// A range of a file, and its destination in another file, or at another offset of the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Whose range it is.
+    /// The source file.
     pub from: String,
-    /// Where it begins.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// How many bytes it is.
+    /// How long the range is, in bytes.
     pub len: u64,
-    /// Where it is to be.
+    /// The destination file.
     pub to: String,
-    /// Where it is to begin there.
+    /// Where the range begins there, in bytes.
     pub to_offset: u64,
 }
 
 impl Share {
-    /// Whether files of these lengths in bytes, which may be one, can have this in common: whole
-    /// sectors, or the end of the first behind that of the second.
+    /// Whether files of these sizes in bytes can share the range. It must be inside the source, and
+    /// consist of whole sectors, or else reach the end of the source and not end before the end of
+    /// the destination. If `are_one` says that both are one file, the ranges must not overlap.
     #[must_use]
     pub fn can_be_cloned(&self, [from_size, to_size]: [u64; 2], are_one: bool) -> bool {
         let ends = [self.offset, self.to_offset].map(|offset| offset + self.len);
@@ -157,7 +157,7 @@ impl Share {
             && (self.len.is_multiple_of(SECTOR) || ends[0] == from_size && ends[1] >= to_size)
     }
 
-    /// The same of what both hold already: the ends are those of both.
+    /// The same for deduplication: both files must contain the whole range.
     #[must_use]
     pub fn can_be_deduped(&self, sizes: [u64; 2], are_one: bool) -> bool {
         self.to_offset + self.len <= sizes[1] && self.can_be_cloned(sizes, are_one)
@@ -176,26 +176,27 @@ impl fmt::Display for Share {
 pub enum Step {
     /// A change.
     Do(Op),
-    /// A change that may be refused for want of space, or because what it needs was. A write of at
-    /// most a MiB that begins at a multiple of it is done or not.
+    /// A change that may be refused because there is no space, or because an earlier change that it
+    /// needs was refused. A write of at most one MiB that begins at a multiple of one MiB is
+    /// done completely or not at all.
     Try(Op),
-    /// What was done to this file, or this directory and the names in it, becomes durable. The root
-    /// is "".
+    /// Makes this file and its changes durable, or this directory and the names in it. The root is
+    /// "".
     Fsync(String),
-    /// The same, but for times.
+    /// The same without times.
     Fdatasync(String),
-    /// Everything that was done becomes durable.
+    /// Makes everything durable that was done so far.
     Sync,
 }
 
 /// Operations after which the power may be cut anywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// How it is called: what to ask for to run it alone.
+    /// The name of the workload, with which a test can ask for it alone.
     pub name: String,
-    /// What is done and synced before the power may be cut.
+    /// The operations that are done and synced before the power may be cut.
     pub setup: Vec<Op>,
-    /// What is done then.
+    /// The operations after that.
     pub steps: Vec<Step>,
 }
 
@@ -253,8 +254,8 @@ impl fmt::Display for Op {
 }
 
 impl Workload {
-    /// Whether it ends with an `fsync` that has something to do: a file that was only copied from
-    /// is as it was.
+    /// Whether the workload ends with an `fsync` that has something to write: a file that was only
+    /// a source of copies is unchanged.
     #[must_use]
     pub fn ends_with_fsync(&self) -> bool {
         let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = self.steps.last() else {
@@ -268,7 +269,7 @@ impl Workload {
         !self.steps.iter().any(is_source)
     }
 
-    /// All its operations, those of the set-up first.
+    /// All operations of the workload, those of the set-up first.
     fn ops(&self) -> impl Iterator<Item = &Op> {
         let steps = self.steps.iter().filter_map(|step| match step {
             Step::Do(op) | Step::Try(op) => Some(op),
@@ -277,7 +278,7 @@ impl Workload {
         self.setup.iter().chain(steps)
     }
 
-    /// Whether data may be written in place, which a cut may tear.
+    /// Whether the workload may write data in place, which a cut may tear.
     #[must_use]
     pub fn writes_in_place(&self) -> bool {
         let is_flag =
@@ -285,8 +286,9 @@ impl Workload {
         self.ops().any(is_flag)
     }
 
-    /// How many files may come to share a piece of data: each time that it is shared one more, and
-    /// a snapshot has all that its source has.
+    /// The most files that may come to share one piece of data. Each share adds one, and each
+    /// snapshot doubles the number, because a snapshot shares all data of its source: two shares
+    /// and one snapshot give (1 + 2) * 2 = 6.
     #[must_use]
     pub fn most_sharers(&self) -> usize {
         let is_share = |op: &&Op| matches!(op, Op::Copy(..) | Op::Clone(_) | Op::Dedupe(_));
@@ -294,13 +296,13 @@ impl Workload {
         (1 + self.ops().filter(is_share).count()) << self.ops().filter(is_snapshot).count()
     }
 
-    /// Whether an operation is of this kind, in the set-up or later.
+    /// Whether `is_of_kind` holds for an operation, in the set-up or later.
     #[must_use]
     pub fn has(&self, is_of_kind: impl Fn(&Op) -> bool) -> bool {
         self.ops().any(is_of_kind)
     }
 
-    /// Whether it has to do with subvolumes.
+    /// Whether the workload makes or deletes subvolumes.
     #[must_use]
     pub fn has_subvolumes(&self) -> bool {
         let is_one =
@@ -308,7 +310,7 @@ impl Workload {
         self.ops().any(is_one)
     }
 
-    /// Whether a step does to a subvolume what `is_wanted` says of the step and the path of it.
+    /// Whether `is_wanted` holds for some step and the path of some subvolume.
     #[must_use]
     pub fn has_step_on_subvolume(&self, is_wanted: impl Fn(&Op, &str) -> bool) -> bool {
         let mut subvolumes = BTreeSet::new();
@@ -320,7 +322,7 @@ impl Workload {
                 Op::Subvolume(path) | Op::Snapshot { to: path, .. } => {
                     subvolumes.insert(path.clone());
                 }
-                // What stands there behind a move may be another file.
+                // After a move, the path may lead to another file.
                 Op::DeleteSubvolume(path)
                 | Op::Rename(path, _)
                 | Op::RenameNoReplace(path, _)
@@ -335,12 +337,12 @@ impl Workload {
 }
 
 impl Step {
-    /// Whether it changes something.
+    /// Whether the step is an operation, not a point of persistence.
     pub(super) fn is_change(&self) -> bool {
         matches!(self, Self::Do(_) | Self::Try(_))
     }
 
-    /// Whether this is a refusal that may be.
+    /// Whether this step may be refused with this error.
     pub(super) fn may_be_refused(&self, error: &Error) -> bool {
         matches!(self, Self::Try(_)) && matches!(error.errno(), Errno::NOSPC | Errno::NOENT)
     }
@@ -373,13 +375,13 @@ impl fmt::Display for Workload {
     }
 }
 
-/// The permissions of what is made.
+/// The permissions of new files and directories.
 pub const PERMISSIONS: u32 = 0o640;
 
-/// The major number of devices that are made.
+/// The major number of new devices.
 pub const DEVICE_MAJOR: u32 = 240;
 
-/// Does the operations of a workload to one filesystem.
+/// Runs the operations of a workload on one filesystem.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystemMut,
     subvolumes: Option<&'a dyn Subvolumes>,
@@ -404,8 +406,8 @@ pub fn bytes(number: u32, offset: u64, len: usize) -> Vec<u8> {
 /// number as much as the group.
 #[must_use]
 pub fn acl(number: u32, permissions: u32) -> Vec<u8> {
-    /// Tags of the owner, one user, the owning group, the mask and others, with what shows their
-    /// bits (`linux/posix_acl.h`).
+    /// For each entry (the owner, one user, the owning group, the mask and others): its tag, and
+    /// the shift that selects its bits in the permissions (`linux/posix_acl.h`).
     const ENTRIES: [(u16, u32); 5] = [(1, 6), (2, 3), (4, 3), (16, 3), (32, 0)];
     let mut value = vec![2, 0, 0, 0];
     for (tag, shift) in ENTRIES {
@@ -417,40 +419,40 @@ pub fn acl(number: u32, permissions: u32) -> Vec<u8> {
     value
 }
 
-/// The attribute in which an access control list is.
+/// The name of the extended attribute that stores an access control list.
 #[must_use]
 pub fn acl_name(is_default: bool) -> &'static [u8] {
     if is_default { DEFAULT } else { ACCESS }
 }
 
-/// The attribute that says how a file is compressed.
+/// The name of the extended attribute that stores the compression of a file.
 pub const COMPRESSION: &str = "btrfs.compression";
 
-/// Where the symbolic link leads to that the operation with this number makes.
+/// The target of the symbolic link that the operation with this number makes.
 #[must_use]
 pub fn target(number: u32, path: &str) -> String {
     format!("the target of {path}, which is number {number}")
 }
 
-/// The file at a path, of which the root is "".
+/// The file at a path; the root is "".
 pub(super) fn find(fs: &(impl FileSystem + ?Sized), path: &str) -> Result<FileId> {
     let mut names = path.split('/').filter(|name| !name.is_empty());
     names.try_fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()))
 }
 
-/// The directory of a path, "" for the root, and the name in it.
+/// The directory of a path, "" for the root, and the last name of the path.
 pub(super) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 
 impl<'a> Runner<'a> {
-    /// The number of the first operation is `first`, 1 in an empty volume.
+    /// A runner whose first operation has the number `first`: 1 on an empty volume.
     #[must_use]
     pub fn new(fs: &'a dyn FileSystemMut, first: u32) -> Self {
         Self { fs, subvolumes: None, next: first }
     }
 
-    /// The operations on subvolumes are done too, by `subvolumes`.
+    /// The runner does operations on subvolumes too, through `subvolumes`.
     #[must_use]
     pub fn with_subvolumes(self, subvolumes: &'a dyn Subvolumes) -> Self {
         Self { subvolumes: Some(subvolumes), ..self }
@@ -466,7 +468,7 @@ impl<'a> Runner<'a> {
         Ok(Place { dir: find(self.fs, dir)?, name: name.as_bytes() })
     }
 
-    /// Does these steps, up to the first that fails; how many were refused that may be.
+    /// Does these steps, up to the first that fails. Returns how many were refused that may be.
     pub fn run_steps(&mut self, steps: &[Step]) -> Result<usize> {
         let mut refused = 0;
         for step in steps {
@@ -478,7 +480,7 @@ impl<'a> Runner<'a> {
         Ok(refused)
     }
 
-    /// An operation that is not done has its number all the same.
+    /// Skips an operation. It uses up its number all the same.
     pub(super) fn skip(&mut self) {
         self.next += 1;
     }
@@ -587,8 +589,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Where a range is and is to be, and whether the files are long enough for it to be cloned,
-    /// and to be deduped.
+    /// The source and the destination of a range, and whether the files are long enough to clone
+    /// it, and to dedupe it.
     fn ends(&self, share: &Share) -> Result<([Position; 2], bool, bool)> {
         let from = Position { file: find(self.fs, &share.from)?, offset: share.offset };
         let to = Position { file: find(self.fs, &share.to)?, offset: share.to_offset };

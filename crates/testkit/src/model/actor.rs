@@ -1,10 +1,11 @@
 //! Random operations on a filesystem and on its model at the same time.
 //!
-//! An [`Actor`] does one thing after the other to both and compares what comes back. Several of
-//! them work at the same time, on threads of their own, in one directory and all below it: an actor
-//! makes and uses only names that begin with its own, so what each of its calls returns does not
-//! depend on the others, though they meet in the same directories, blocks and transactions. All use
-//! one moment, so that not even the times of shared directories depend on who came last.
+//! An [`Actor`] makes one call after the other on both sides and compares the results. Several
+//! actors work at the same time, on threads of their own, in one directory and all below it. An
+//! actor makes and uses only names that begin with its own prefix, so the results of its calls do
+//! not depend on the others, though they meet in the same directories, blocks and transactions. All
+//! actors use one fixed time, so that even the times of shared directories do not depend on which
+//! actor came last.
 
 mod attributes;
 mod data;
@@ -22,10 +23,10 @@ use super::subvolumes::Subvolumes;
 use crate::names;
 use crate::random::Random;
 
-/// How many different names an actor uses in a directory, half of them with one hash.
+/// How many different names an actor uses in a directory. Half of them have the same hash.
 const NAMES: usize = 24;
 
-/// What works on a full volume too.
+/// The calls that must work on a full volume too.
 const MUST_WORK: [&str; 5] = ["unlink", "rmdir", "release", "fsync", "sync"];
 
 /// A file in the filesystem under test and in the model.
@@ -35,7 +36,7 @@ struct Pair {
     model: FileId,
 }
 
-/// One source of random operations.
+/// A source of random operations.
 pub struct Actor<'a> {
     ours: &'a dyn FileSystemMut,
     model: &'a Model,
@@ -46,7 +47,7 @@ pub struct Actor<'a> {
     root: Pair,
     names: Vec<Vec<u8>>,
     opened: Vec<Pair>,
-    /// Immutable files, and those that can only be appended to.
+    /// Immutable and append-only files.
     fixed: Vec<Pair>,
     holes: bool,
     unsummed: Option<&'a HashSet<FileId>>,
@@ -69,7 +70,8 @@ pub fn names_of(number: u64) -> Vec<Vec<u8>> {
 }
 
 impl<'a> Actor<'a> {
-    /// The actor with this number, which begins its names. The same seed makes the same operations.
+    /// The actor with this number, from which its prefix follows. The same seed makes the same
+    /// operations.
     #[must_use]
     pub fn new(
         ours: &'a dyn FileSystemMut,
@@ -101,46 +103,46 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// The actor works in this directory of the root alone, which both sides have.
+    /// Lets the actor work only in this directory of the root, which must exist on both sides.
     ///
     /// # Panics
-    /// When one has it not.
+    /// When a side does not have it.
     #[must_use]
     pub fn within(mut self, dir: &[u8]) -> Self {
         self.root = self.find(self.root, dir).expect("the directory is there");
         self
     }
 
-    /// The actor does not ask where the holes are.
+    /// Lets the actor not ask where the holes are.
     #[must_use]
     pub fn without_holes(self) -> Self {
         Self { holes: false, ..self }
     }
 
-    /// These files of ours have no checksums, which no call tells. They share no data with those
-    /// that have some, so the actor does not ask for that.
+    /// Tells the actor which files of ours have no checksums, because no call returns that. Such
+    /// files cannot share data with files that have checksums, so the actor does not try that.
     #[must_use]
     pub fn where_some_have_no_checksums(self, unsummed: &'a HashSet<FileId>) -> Self {
         Self { unsummed: Some(unsummed), ..self }
     }
 
-    /// The filesystem may refuse, for want of space, what does not make room. The model does not do
-    /// that either then.
+    /// Lets the filesystem refuse, for lack of space, every call that does not free space. The
+    /// actor then does not make a refused call on the model either.
     #[must_use]
     pub fn where_space_is_short(self) -> Self {
         Self { may_be_full: true, ..self }
     }
 
-    /// The actor tells what it calls before it does.
+    /// Lets the actor call `tell` with the name of each call before it makes it.
     #[must_use]
     pub fn telling(self, tell: &'a (dyn Fn(&'static str) + Sync)) -> Self {
         Self { tell, ..self }
     }
 
-    /// Does `count` random things, and lets go of what it opened.
+    /// Does `count` random operations, and then releases the files that it opened.
     ///
     /// # Panics
-    /// When both sides did not return the same.
+    /// When the two sides return different results.
     pub fn act(&mut self, count: u64) {
         for _ in 0..count {
             self.step();
@@ -154,7 +156,7 @@ impl<'a> Actor<'a> {
         self.leave_default();
     }
 
-    /// Does the same to both, and compares what comes back.
+    /// Makes the same call on both sides and compares the results.
     fn both<T>(
         &self,
         what: &'static str,
@@ -166,7 +168,7 @@ impl<'a> Actor<'a> {
         })
     }
 
-    /// What both sides say: `ours`, and what the model does then.
+    /// Compares the result `ours` with what the model returns.
     fn agree<T>(
         &self,
         what: &'static str,
@@ -182,8 +184,8 @@ impl<'a> Actor<'a> {
         match (ours, model()) {
             (Ok(ours), Ok(model)) => Some((ours, model)),
             (Err(ours), Err(model)) if ours.errno() == model.errno() => None,
-            // Where a flag forbids it and something else does too, nobody says which of them is
-            // told.
+            // If a flag forbids the call and it is wrong for another reason too, either error may
+            // be returned.
             (Err(ours), Err(model)) if [ours.errno(), model.errno()].contains(&Errno::PERM) => None,
             (ours, model) => panic!(
                 "{what} by {}: we say {:?}, the model {:?}",
@@ -204,7 +206,7 @@ impl<'a> Actor<'a> {
         Some(Pair { ours: found.0, model: found.1 })
     }
 
-    /// The root, or a directory of this actor somewhere below it.
+    /// The root, or a directory of this actor at a random depth below it.
     fn dir(&mut self) -> Pair {
         let mut dir = self.root;
         for _ in 0..self.random.below(4) {
@@ -224,7 +226,7 @@ impl<'a> Actor<'a> {
         Some(model.file_type)
     }
 
-    /// A file of this actor, if the random name that was tried is one.
+    /// A file of this actor, if a random name leads to one.
     fn file(&mut self) -> Option<Pair> {
         let (dir, name) = (self.dir(), self.name());
         self.find(dir, &name)
@@ -305,7 +307,7 @@ impl<'a> Actor<'a> {
     fn remove(&mut self) {
         let (dir, name, at) = (self.dir(), self.name(), self.at);
         if self.random.below(3) == 0 {
-            // An empty subvolume goes as well, with what is open in it.
+            // `rmdir` removes an empty subvolume too, so close the files that are open in it first.
             self.close_subvolume(dir, &name);
             self.both("rmdir", |fs, of| fs.rmdir(Place { dir: of(dir), name: &name }, at));
         } else {
@@ -330,7 +332,7 @@ impl<'a> Actor<'a> {
         });
     }
 
-    /// A file without a name, which stays open, and may get one.
+    /// Makes a file without a name, which stays open and may get a name later.
     fn make_unnamed(&mut self) {
         let (dir, new, is_linkable) = (self.dir(), self.new_file(), self.random.below(4) > 0);
         let made =
@@ -366,7 +368,7 @@ impl<'a> Actor<'a> {
         self.both("set_attr", |fs, of| fs.set_attr(of(file), &set, at));
     }
 
-    /// Opens a file, or lets go of one, which may have lost its last name meanwhile.
+    /// Opens a file, or releases one, which may have lost its last name in between.
     fn open_or_release(&mut self) {
         if self.opened.len() > 5 || self.random.below(3) == 0 {
             if let Some(pair) = self.opened.pop() {

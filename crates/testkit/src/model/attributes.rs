@@ -1,7 +1,7 @@
 //! Flags, extended attributes and access control lists of the model.
 //!
-//! What a flag forbids is checked by the calls that it forbids, with [`State::refuse`]. The rules
-//! of lists are those of [`offshoot_vfs::acl`].
+//! Each call checks with [`State::refuse`] whether a flag forbids it. The rules of access control
+//! lists are those of [`offshoot_vfs::acl`].
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,19 @@ use offshoot_vfs::{Errno, FileFlags, FileId, FileType, NewFile, Result, Timestam
 
 use super::{Node, State, id, posix};
 
-/// How a file is compressed, in words.
+/// The attribute with the compression of a file, in words.
 const PROPERTY: &[u8] = b"btrfs.compression";
 
-/// What the flags say about compression, of which only one can hold.
+/// The flags about compression. A file has at most one of them.
 const COMPRESSION: FileFlags = FileFlags::COMPRESS.union(FileFlags::NOCOMPRESS);
 
-/// What nobody moves, removes or overwrites.
+/// A file with one of these flags cannot be moved, removed or overwritten.
 pub(super) const FIXED: FileFlags = FileFlags::IMMUTABLE.union(FileFlags::APPEND);
 
 /// The extended attributes of a file.
 type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What a new file has from its directory.
+/// What a new file inherits from its directory.
 pub(super) struct Inherited {
     pub(super) permissions: u32,
     pub(super) flags: FileFlags,
@@ -30,7 +30,8 @@ pub(super) struct Inherited {
 }
 
 impl Node {
-    /// It is new, and is compressed with this, and nothing else is said of how its data is stored.
+    /// Sets the compression of a new file and clears everything else that says how its data is
+    /// stored.
     pub(super) fn compress_with(&mut self, method: Option<&'static str>) {
         self.flags = method.map_or(FileFlags::empty(), |_| FileFlags::COMPRESS);
         self.xattrs.remove(PROPERTY);
@@ -41,13 +42,13 @@ impl Node {
 }
 
 impl State {
-    /// `EPERM` for a file that has one of these flags.
+    /// `EPERM` if the file has one of these flags.
     pub(super) fn refuse(&self, file: FileId, flags: FileFlags) -> Result<()> {
         if self.node(file)?.flags.intersects(flags) { posix(Errno::PERM, file) } else { Ok(()) }
     }
 
-    /// `EINVAL` when one file has checksums and the other has none: what is written in place has
-    /// none.
+    /// `EINVAL` if one file has checksums and the other has none: a file that is written in place
+    /// has none.
     pub(super) fn require_alike(&self, one: FileId, other: FileId) -> Result<()> {
         let in_place = [self.node(one)?, self.node(other)?]
             .map(|node| node.flags.contains(FileFlags::NODATACOW));
@@ -96,7 +97,7 @@ impl State {
         Ok(())
     }
 
-    /// What a file of this type has that is made in `dir`.
+    /// What a file of this type inherits when it is made in `dir`.
     pub(super) fn inherited(
         &self,
         dir: FileId,
@@ -131,14 +132,14 @@ impl State {
         Ok(Inherited { permissions, flags, xattrs })
     }
 
-    /// What the root of a new subvolume in the subvolume of `dir` is compressed with: what the root
-    /// of that one names. Nothing else of how data is stored is inherited.
+    /// The compression of a new subvolume whose name is in `dir`. It is inherited from the root of
+    /// the subvolume of `dir`; no other storage setting is inherited.
     pub(super) fn compression_of_subvolume(&self, dir: FileId) -> Result<Option<&'static str>> {
         let parent = self.node(id(self.node(dir)?.subvolume))?;
         Ok(parent.xattrs.get(PROPERTY).and_then(|value| method(value)))
     }
 
-    /// The permissions of `file` become these, and its list says so too.
+    /// Sets the permissions of `file`, in its access control list too.
     pub(super) fn set_permissions(&mut self, file: FileId, permissions: u32) -> Result<()> {
         let node = self.node_mut(file)?;
         if let Some(mut list) = list_of(node, ACCESS)? {
@@ -174,14 +175,14 @@ impl State {
             (XattrMode::Replace, false) => return posix(Errno::NODATA, file),
             _ => {}
         }
-        // A property that says nothing is none, and files of other types have none.
+        // An empty property is removed, and only regular files and directories have one.
         if name == PROPERTY && !is_plain(node) {
             return Ok(());
         }
         let is_stored = match name {
             PROPERTY => !value.is_empty(),
             DEFAULT => list.is_some(),
-            // A list that says no more than permissions can is not stored.
+            // A list that says no more than the permissions is not stored.
             ACCESS => list.as_ref().is_some_and(Acl::is_extended),
             _ => true,
         };
@@ -224,12 +225,12 @@ fn list_of(node: &Node, name: &[u8]) -> Result<Option<Acl>> {
     node.xattrs.get(name).map_or(Ok(None), |value| Acl::parse(value))
 }
 
-/// The method that a value of the property begins with: what new files inherit.
+/// The method that a value of the property begins with. New files inherit it.
 fn method(value: &[u8]) -> Option<&'static str> {
     ["zlib", "lzo", "zstd"].into_iter().find(|name| value.starts_with(name.as_bytes()))
 }
 
-/// The flags that a value of the property stands for; `None` for one that it cannot have.
+/// The flags that a value of the property stands for; `None` for an invalid value.
 fn property_flags(value: &[u8]) -> Option<FileFlags> {
     match value {
         b"" => Some(FileFlags::empty()),
@@ -238,7 +239,7 @@ fn property_flags(value: &[u8]) -> Option<FileFlags> {
     }
 }
 
-/// Refuses what files of this type do not have.
+/// Refuses attributes that files of this type cannot have.
 fn require_allowed(node: &Node, name: &[u8]) -> Result<()> {
     let errno = match node.attr.file_type {
         FileType::Symlink if matches!(name, ACCESS | DEFAULT) => Errno::OPNOTSUPP,

@@ -1,4 +1,4 @@
-//! What changes the model.
+//! The calls that change the model.
 
 use offshoot_vfs::{
     Attr, Dedupe, Errno, Fallocate, FileFlags, FileId, FileSystemMut, FileType, NewFile,
@@ -10,7 +10,7 @@ use super::contents::{Contents, MAX_SIZE, SECTOR};
 use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
 impl State {
-    /// `EEXIST` when the name is taken, and what else forbids a new name.
+    /// `EEXIST` if the name is taken, and other errors if a new name is forbidden.
     pub(super) fn require_free(&self, place: Place<'_>) -> Result<()> {
         self.directory(place.dir)?;
         if self.node(place.dir)?.attr.nlink == 0 {
@@ -61,7 +61,7 @@ impl State {
         Ok(file)
     }
 
-    /// A new file in `dir`, whose name is still to come.
+    /// Makes a new file in `dir`. The caller adds its name.
     fn insert(&mut self, dir: FileId, body: Body, kind: NodeKind, new: &NewFile) -> Result<FileId> {
         let Inherited { permissions, flags, xattrs } = self.inherited(dir, kind.file_type, new)?;
         let file = id(self.next_ino);
@@ -88,7 +88,7 @@ impl State {
         Ok(file)
     }
 
-    /// Takes a name away; the file goes with the last one unless it is open.
+    /// Removes a name. The file is removed with its last name unless it is open.
     fn take_away(&mut self, place: Place<'_>, directory: bool, at: Timestamp) -> Result<()> {
         self.require_writable(place.dir)?;
         let file = self.lookup(place.dir, place.name)?;
@@ -117,7 +117,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives each of two files the name of the other.
+    /// Exchanges the names of two files.
     fn exchange(
         &mut self,
         places: [Place<'_>; 2],
@@ -129,7 +129,7 @@ impl State {
             return Ok(());
         }
         let ways = [(moved, to.dir), (other, from.dir)];
-        // Linux looks at the way up of both before it asks the filesystem about either.
+        // Linux checks the ancestors of both before it asks the filesystem about either one.
         for (file, dir) in ways {
             if self.file_type(file)? == FileType::Directory && self.is_below(dir, file)? {
                 return posix(Errno::INVAL, file);
@@ -151,7 +151,8 @@ impl State {
         Ok(())
     }
 
-    /// Notes when a file got another place. In a subvolume is nothing that says where it stands.
+    /// Updates the ctime of a file that was moved. A subvolume does not store its own path, so its
+    /// ctime stays.
     fn moved(&mut self, file: FileId, at: Timestamp) -> Result<()> {
         if !self.is_subvolume(file) {
             self.node_mut(file)?.attr.ctime = at;
@@ -185,7 +186,7 @@ impl State {
         Ok(bytes)
     }
 
-    /// Puts whole sectors, or those up to an end, in the place of others.
+    /// Replaces sectors by a copy of others. The last one may be partial.
     fn clone_sectors(&mut self, from: Position, to: Position, len: u64) -> Result<()> {
         let contents = self.contents(from.file)?;
         let sectors = contents.moved(from.offset..from.offset + len, to.offset);
@@ -193,7 +194,7 @@ impl State {
         Ok(())
     }
 
-    /// A file was written up to `end`.
+    /// Updates the size and the times of a file that was written up to `end`.
     fn written(&mut self, file: FileId, end: u64, at: Timestamp) -> Result<()> {
         let attr = &mut self.node_mut(file)?.attr;
         (attr.size, attr.mtime, attr.ctime) = (attr.size.max(end), at, at);
@@ -201,8 +202,8 @@ impl State {
     }
 }
 
-/// `EINVAL` unless two ranges are whole sectors and do not overlap; the last one may be a part when
-/// that `may_be_cut`.
+/// `EINVAL` unless two ranges consist of whole sectors and do not overlap. With `may_be_cut` the
+/// last sector may be partial.
 fn require_sectors(from: Position, to: Position, len: u64, may_be_cut: bool) -> Result<()> {
     let is_whole = |at: u64| at.is_multiple_of(SECTOR);
     let are_whole = is_whole(from.offset) && is_whole(to.offset);
@@ -315,7 +316,7 @@ impl FileSystemMut for Model {
         state.refuse(to.dir, FileFlags::IMMUTABLE)?;
         state.refuse(moved, FIXED)?;
         if from.dir != to.dir {
-            // What is in a directory that moves changes, were it only `..`.
+            // Moving a directory changes an entry in it: `..`.
             state.require_writable(moved)?;
         }
         if state.node(to.dir)?.attr.nlink == 0 {
@@ -466,7 +467,7 @@ impl FileSystemMut for Model {
         if state.bytes(from, len)? != state.bytes(to, len)? {
             return Ok(Dedupe::Differs);
         }
-        // Zeros that are written and a hole are the same, and become what the other is.
+        // Written zeros and a hole are equal, and the destination becomes what the source is.
         state.clone_sectors(from, to, len)?;
         Ok(Dedupe::Same { len })
     }
@@ -487,7 +488,7 @@ impl FileSystemMut for Model {
             return Ok(0);
         }
         let bytes = state.bytes(from, len)?;
-        // Whole sectors keep their holes where they lie alike.
+        // Whole sectors keep their holes if both ranges are aligned alike.
         let head = from.offset.next_multiple_of(SECTOR) - from.offset;
         let is_whole = len == rest && end >= to_size;
         let tail = if is_whole { 0 } else { (from.offset + len) % SECTOR };

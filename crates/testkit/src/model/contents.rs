@@ -1,28 +1,27 @@
 //! The bytes of a file, sector by sector.
 //!
-//! A sector that was written is kept whole; one that is missing is a hole. So a byte far behind the
-//! end costs a sector, and where there is data is known to the sector, as filesystems count it. The
+//! A written sector is kept as a whole; a missing one is a hole. So a byte far behind the end costs
+//! one sector, and the model knows sector by sector where data is, as filesystems count it. The
 //! size of the file is kept with its attributes; bytes behind it in the last sector are zeros.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The unit in which data is kept.
+/// The unit in which data is kept, in bytes.
 pub(super) const SECTOR: u64 = 4096;
 
 /// The largest file, in bytes: the offsets of system calls are signed.
 pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
-/// The bytes of a file, by the number of their sector, and the sectors that have space and were not
-/// written.
+/// The written sectors of a file, by number, and the numbers of the preallocated sectors.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contents {
     sectors: BTreeMap<u64, Box<[u8]>>,
     preallocated: BTreeSet<u64>,
 }
 
-/// The parts of a range of bytes that lie in one sector each: the sector, where in it the part
-/// begins, and where the part lies in the range.
+/// Splits a range of bytes by sectors. Each part is a triple: the number of the sector, the offset
+/// of the part in the sector, and the part of the range.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -44,7 +43,7 @@ impl Contents {
         }
     }
 
-    /// Fills `buf` with what is from `offset` on, holes being zeros.
+    /// Fills `buf` with the bytes from `offset` on. Holes read as zeros.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) {
         for (sector, within, part) in parts(offset, buf.len()) {
             match self.sectors.get(&sector) {
@@ -57,14 +56,14 @@ impl Contents {
         }
     }
 
-    /// Gives the sectors of a range space, as far as they have none.
+    /// Preallocates the sectors of a range that have no space.
     pub(super) fn preallocate(&mut self, range: Range<u64>) {
         let sectors = range.start / SECTOR..range.end.div_ceil(SECTOR);
         let is_missing = |sector: &u64| !self.sectors.contains_key(sector);
         self.preallocated.extend(sectors.filter(is_missing));
     }
 
-    /// What the sectors take that were written or have space, in bytes.
+    /// The space of the written and preallocated sectors, in bytes.
     pub(super) fn allocated_bytes(&self) -> u64 {
         (self.sectors.len() + self.preallocated.len()) as u64 * SECTOR
     }
@@ -78,8 +77,8 @@ impl Contents {
         }
     }
 
-    /// Makes a range a hole: of sectors that it covers in part, what was written stays data, and is
-    /// zeros in the range.
+    /// Makes a range a hole. If a sector is only partly in the range and was written, it stays
+    /// data, and the part reads as zeros.
     pub(super) fn punch(&mut self, range: Range<u64>) {
         let len = usize::try_from(range.end - range.start).expect("ranges of the model are small");
         for (sector, within, part) in parts(range.start, len) {
@@ -92,8 +91,8 @@ impl Contents {
         }
     }
 
-    /// Moves what is at `from` and behind it to `to`, both whole sectors. What is between goes, or
-    /// is a hole.
+    /// Moves everything from `from` on to `to`; both are multiples of the sector size. If `to` is
+    /// smaller, the sectors in between are removed; if it is larger, they become a hole.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
         let new = |at: u64| at + to / SECTOR - from / SECTOR;
         let moved = self.sectors.split_off(&(from / SECTOR));
@@ -104,7 +103,8 @@ impl Contents {
         self.preallocated.extend(moved.into_iter().map(new));
     }
 
-    /// The sectors of a range, which begins with one, as those that begin at `to`.
+    /// Copies the sectors of a range, renumbered so that they begin at `to`. Both are aligned to
+    /// sectors.
     pub(super) fn moved(&self, range: Range<u64>, to: u64) -> Self {
         let sectors = self.sectors.range(range.start / SECTOR..range.end.div_ceil(SECTOR));
         let new = |at: u64| at - range.start / SECTOR + to / SECTOR;
@@ -112,7 +112,7 @@ impl Contents {
         Self { sectors, preallocated: BTreeSet::new() }
     }
 
-    /// Puts sectors in the place of those that are in a range, which begins with one.
+    /// Replaces the sectors of a range, which is aligned to sectors.
     pub(super) fn replace(&mut self, range: Range<u64>, by: Self) {
         let replaced = range.start / SECTOR..range.end.div_ceil(SECTOR);
         self.sectors.retain(|at, _| !replaced.contains(at));

@@ -1,4 +1,4 @@
-//! A model of what another filesystem shows.
+//! Makes a model of what another filesystem shows.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -9,7 +9,7 @@ use super::contents::Contents;
 use super::{Body, Directory, Model, Node, ROOT, id};
 use crate::compare::data_ranges;
 
-/// The most data that is copied at once.
+/// The most data that is copied at once, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 
 impl Model {
@@ -35,15 +35,15 @@ impl Model {
 struct Copy<'a> {
     fs: &'a dyn FileSystem,
     nodes: BTreeMap<u64, Node>,
-    /// The inode number here of each file there.
+    /// The inode number in the model of each file of `fs`.
     known: HashMap<FileId, u64>,
-    /// The inode number here of the root of each subvolume there.
+    /// The inode number in the model of the root of each subvolume of `fs`.
     subvolumes: HashMap<u64, u64>,
 }
 
 impl Copy<'_> {
-    /// Copies the entries of a directory that is known; the directories among them are `left` to
-    /// do.
+    /// Copies the entries of a directory whose node exists. Adds the directories among them to
+    /// `left`.
     fn entries(&mut self, dir: FileId, left: &mut Vec<FileId>) -> Result<()> {
         let mut entries = Vec::new();
         self.fs.read_dir(dir, 0, &mut |entry| {
@@ -70,7 +70,7 @@ impl Copy<'_> {
         Ok(())
     }
 
-    /// The number of the copy of `file`, which is made unless there is one.
+    /// The inode number of the copy of `file`. Makes the copy if there is none.
     fn node(&mut self, file: FileId) -> Result<u64> {
         if let Some(&ino) = self.known.get(&file) {
             return Ok(ino);
@@ -90,7 +90,7 @@ impl Copy<'_> {
         })?;
         self.known.insert(file, ino);
         let flags = self.fs.flags(file)?;
-        // The root of a subvolume is met before all that is in it.
+        // The walk meets the root of a subvolume before the files in it.
         let subvolume = *self.subvolumes.entry(file.dev).or_insert(ino);
         let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         self.nodes.insert(ino, node);

@@ -1,4 +1,4 @@
-//! What the model shows.
+//! The calls that read the model.
 
 use std::ops::{ControlFlow, Range};
 
@@ -6,7 +6,7 @@ use offshoot_vfs::{Attr, DirEntry, Errno, FileFlags, FileId, FileSystem, Parent,
 
 use super::{Body, Model, ROOT, id, posix};
 
-/// The most that `read_data` shows at once.
+/// The most that `read_data` shows at once, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 
 impl FileSystem for Model {

@@ -1,7 +1,7 @@
-//! Subvolumes, which not every filesystem has: the calls, and what the model makes of them.
+//! Subvolumes, which not every filesystem has: the calls, and their implementation in the model.
 //!
-//! A subvolume is named by its root directory. The model has no subvolumes within those that it
-//! makes snapshots of: what a snapshot shows in their place is left to other tests.
+//! A subvolume is named by its root directory. The model does not support a snapshot of a subvolume
+//! that contains another subvolume: other tests cover what a snapshot shows there.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use offshoot_vfs::{
 use super::attributes::FIXED;
 use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
-/// What is done to subvolumes. Errors are those of new and of removed directories where nothing
-/// else is said.
+/// The calls on subvolumes. Unless stated otherwise, they return the errors of making and removing
+/// directories.
 pub trait Subvolumes: Sync {
-    /// Makes an empty subvolume, and gives its root.
+    /// Makes an empty subvolume. Returns its root.
     fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId>;
 
-    /// Makes a snapshot of the subvolume with this root, and gives the root of the snapshot.
+    /// Makes a snapshot of the subvolume with the root `source`. Returns the root of the snapshot.
     fn snapshot(
         &self,
         source: FileId,
@@ -27,38 +27,38 @@ pub trait Subvolumes: Sync {
         at: Timestamp,
     ) -> Result<FileId>;
 
-    /// Deletes a subvolume with all that is in it. `EINVAL` for anything else, `EPERM` for the one
-    /// that a mount shows.
+    /// Deletes a subvolume with everything in it. `EINVAL` if it is not a subvolume, `EPERM` if it
+    /// is the default one.
     fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
 
-    /// Drops all that deleted subvolumes hold, to the end. Nothing that is shown changes.
+    /// Drops the contents of all deleted subvolumes, to the end. Nothing that is shown changes.
     fn drop_deleted(&self) -> Result<()>;
 
-    /// Lets the subvolume with this root refuse to be changed, or not any more.
+    /// Makes the subvolume with this root read-only, or writable again.
     fn set_read_only(&self, root: FileId, is_read_only: bool) -> Result<()>;
 
-    /// Lets a mount without options show the subvolume with this root, which cannot be deleted
-    /// then: `EPERM`.
+    /// Makes the subvolume with this root the default one, which a mount without options shows. It
+    /// cannot be deleted then: `EPERM`.
     fn set_default(&self, root: FileId) -> Result<()>;
 
-    /// What is set of the subvolume with this root; `None` for the first one, and for what is no
-    /// root.
+    /// The settings of the subvolume with this root; `None` for the top-level one, and for a file
+    /// that is not a root.
     fn settings(&self, file: FileId) -> Result<Option<Settings>>;
 
     /// The root of the subvolume that a mount without options shows.
     fn default(&self) -> Result<FileId>;
 
-    /// When the subvolume was made that `file` is in; 0 for the first one, which came with the
+    /// When the subvolume of `file` was made; 0 for the top-level one, which was made with the
     /// volume.
     fn made(&self, file: FileId) -> Result<Timestamp>;
 }
 
-/// What is set of a subvolume.
+/// The settings of a subvolume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// It refuses to be changed.
+    /// The subvolume is read-only.
     pub is_read_only: bool,
-    /// A mount without options shows it.
+    /// A mount without options shows this subvolume.
     pub is_default: bool,
 }
 
@@ -80,7 +80,7 @@ impl Subvolumes for Model {
     fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
         let mut state = self.state();
         let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
-        // The umask is taken off in any case, and what a list allows after that.
+        // The umask applies in any case, and after it what a default access control list allows.
         let permissions = new.permissions & !new.umask.unwrap_or(0);
         let new = NewFile { permissions, ..*new };
         let root = state.make(place, Body::Directory(Directory::default()), kind, &new)?;
@@ -129,7 +129,7 @@ impl Subvolumes for Model {
         Ok(())
     }
 
-    /// Nothing is left of what was deleted.
+    /// The model drops the contents of a subvolume when it is deleted.
     fn drop_deleted(&self) -> Result<()> {
         Ok(())
     }
@@ -171,8 +171,8 @@ impl Subvolumes for Model {
 }
 
 impl State {
-    /// Copies all that has a name in the subvolume with this root; gives the root of the copy,
-    /// which has no name yet.
+    /// Copies everything that has a name in the subvolume with this root. Returns the root of the
+    /// copy, which has no name yet.
     fn copy_subvolume(&mut self, source: FileId) -> Result<FileId> {
         let named = |node: &&Node| node.subvolume == source.ino && node.attr.nlink > 0;
         let inos: Vec<u64> =
@@ -193,7 +193,7 @@ impl State {
 }
 
 impl Directory {
-    /// Leads to the copies of what it led to.
+    /// Replaces each file that the directory leads to by its copy.
     fn follow(&mut self, copies: &BTreeMap<u64, u64>) {
         self.parent = self.parent.take().and_then(|Parent { dir, name }| {
             copies.get(&dir.ino).map(|&dir| Parent { dir: id(dir), name })

@@ -1,5 +1,5 @@
-//! The two ioctls, as the client makes them. The kernel reads and writes through the pointer that
-//! it is given as many bytes as the number of the ioctl says, which is what is unsafe here.
+//! The two ioctls, as the client makes them. They are unsafe because the kernel reads and writes
+//! through the given pointer as many bytes as the number of the ioctl says.
 
 #![expect(unsafe_code, reason = "two ioctls, as the essay says")]
 
@@ -10,23 +10,23 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use super::{NEXT_BYTES, START_BYTES};
 
-/// No ioctl of Linux has these.
+/// No ioctl of Linux has this group.
 const GROUP: u8 = 0xbf;
 
-/// Has a job started.
+/// Starts a job.
 pub(super) const START: Opcode = opcode::read_write::<[u8; START_BYTES]>(GROUP, 0x51);
 
-/// Asks what comes next of it.
+/// Asks for the next event of the job.
 pub(super) const NEXT: Opcode = opcode::read_write::<[u8; NEXT_BYTES]>(GROUP, 0x52);
 
-/// START on `directory`.
+/// Calls START on `directory`.
 pub(super) fn start(directory: impl AsFd, data: &mut [u8; START_BYTES]) -> Result<(), Errno> {
-    // SAFETY: the number says that the ioctl is about as many bytes as the array has, and the array
-    // is there as long as the call.
+    // SAFETY: the number of the ioctl encodes the size of the array, and the array outlives the
+    // call.
     unsafe { ioctl(directory, Updater::<START, _>::new(data)) }
 }
 
-/// NEXT on `directory`.
+/// Calls NEXT on `directory`.
 pub(super) fn next(directory: impl AsFd, data: &mut [u8; NEXT_BYTES]) -> Result<(), Errno> {
     // SAFETY: as for `start`.
     unsafe { ioctl(directory, Updater::<NEXT, _>::new(data)) }

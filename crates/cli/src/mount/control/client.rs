@@ -1,4 +1,4 @@
-//! The run of the program that has a verb done by the process that serves a mount.
+//! The client: it asks the process that serves a mount to run a verb.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -24,34 +24,34 @@ use crate::occupied;
 use crate::output::{Console, Escaped};
 use crate::place::Place;
 
-/// How long who finds all jobs taken waits before the next try.
+/// How long a client waits before it tries again, if all jobs are taken.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A verb that is about a mounted volume.
+/// A verb for a mounted volume.
 pub(crate) struct Client {
     /// A directory of the mount.
     directory: PathBuf,
-    /// Where in what is mounted the places are.
+    /// The places, as paths in the mounted tree.
     places: Vec<OsString>,
     changes: bool,
 }
 
-/// A place of the host that is in a mount of ours.
+/// A place of the host that is in a mount of this program.
 struct Spot {
     inside: Inside,
-    /// It, or what is there of the directories above it.
+    /// The place itself, or the lowest directory above it that exists.
     directory: PathBuf,
 }
 
-/// What is to be done elsewhere, when `verb` is about a volume that is mounted.
+/// The client for `verb`, if its places are in a mounted volume.
 pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     let Some(OnMount { places: texts, opening, changes, is_whole, takes_files, .. }) =
         verb.on_mount()
     else {
         return Ok(None);
     };
-    // An image that is kept in a mount, and misspelt, is not what is mounted. Whoever opens it says
-    // so.
+    // A misspelt image inside a mount does not mean the mounted volume. The code that opens the
+    // image reports the error.
     if is_whole && texts.iter().any(|text| !Path::new(&**text).exists()) {
         return Ok(None);
     }
@@ -63,7 +63,7 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     for (text, spot) in texts.iter().zip(spots) {
         let Some(spot) = spot.filter(|spot| spot.inside.tree() == tree) else {
             let (shown, other) = (directory.display(), Escaped(text.as_bytes()));
-            // Without the right to search its directory, this process cannot tell where it is.
+            // Without search permission on its directory, this process cannot tell where it is.
             match Path::new(&**text).symlink_metadata() {
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                     return Err(Failure::Host(other.to_string(), error));
@@ -83,9 +83,10 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     Ok(Some(Client { directory, places, changes }))
 }
 
-/// Where `text` is in a mount of ours. A file is a place for some verbs, unless it is an image that
-/// is kept there. A symbolic link at the end belongs to the volume, which
-/// knows whether it is followed, unless it leads into the mount from outside.
+/// Where `text` is in a mount of this program; `None` if it is in none. For some verbs a regular
+/// file is a place, unless it is an image stored in the mount. A symbolic link at the end belongs
+/// to the volume, which decides whether to follow it, unless the link leads into the mount from
+/// outside.
 fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
     let is_image = |path: &Path| {
         let held = look_at(CWD, path).ok().map(|file| occupied::held_by(&file));
@@ -95,7 +96,7 @@ fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
     let is_missing = match path.symlink_metadata() {
         Ok(_) => false,
         Err(error) if error.kind() == ErrorKind::NotFound => true,
-        // What is wrong is said by who opens it.
+        // The code that opens it reports the error.
         Err(_) => return Ok(None),
     };
     let is_there_as_file = is_file(path);
@@ -105,8 +106,8 @@ fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
         return Ok(None);
     }
     if is_missing || is_there_as_file || path.is_symlink() {
-        // Names above it may be missing too: of several places one may be in what is made for
-        // another.
+        // Directories above it may be missing too: the verb may make one place inside another that
+        // it makes first.
         let above = path.ancestors().skip(1).find_map(|above| {
             let is_here = above.as_os_str().is_empty();
             let there = if is_here { Path::new(".") } else { above }.canonicalize().ok()?;
@@ -121,19 +122,19 @@ fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
             return Ok(spot);
         }
     }
-    // A link that leads nowhere leads into no mount.
+    // A dangling link leads into no mount.
     let Ok(directory) = path.canonicalize() else { return Ok(None) };
     Ok(inside(&directory)?.map(|inside| Spot { inside, directory }))
 }
 
 impl Client {
-    /// Has the verb done that `words` say, and shows what it prints.
+    /// Has the serving process run the verb `words`, and shows what it prints.
     pub(crate) fn run(self, words: &[OsString], out: &mut dyn Write, console: &Console) -> Result {
         let shown = self.directory.display().to_string();
         let failed = |errno: Errno| Failure::Host(shown.clone(), errno.into());
         let directory = File::open(&self.directory);
         let directory = directory.map_err(|error| Failure::Host(shown.clone(), error))?;
-        // Of a mount that was made read-only later the process that serves it knows nothing.
+        // The serving process does not know that a mount was made read-only later.
         let flags = fstatvfs(&directory).map_err(failed)?.f_flag;
         if self.changes && flags.contains(StatVfsMountFlags::RDONLY) {
             return Err(failed(Errno::ROFS));
@@ -158,11 +159,12 @@ impl Client {
                 Err(errno) => return Err(failed(errno)),
             }
             match Next::decode(&data) {
-                // Who looks on sees what there is.
+                // While the job is silent, show the user what was printed so far.
                 Some(Next::Nothing) => out.flush()?,
                 Some(Next::Out(bytes)) => out.write_all(&bytes)?,
                 Some(Next::Err(bytes)) => {
-                    // Both streams stay in order on a terminal.
+                    // Flush standard output first, so that both streams stay in order on a
+                    // terminal.
                     out.flush()?;
                     console.relay(&bytes);
                 }
@@ -180,7 +182,7 @@ impl Client {
     }
 }
 
-/// Why the process that serves the mount does not do what it is asked for.
+/// Why the serving process refuses the request.
 fn refused(directory: &str, errno: Errno) -> Failure {
     let why = match errno {
         Errno::PERM => "only root, and the user who mounted it, may do that while it is mounted",

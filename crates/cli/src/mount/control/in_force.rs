@@ -1,4 +1,4 @@
-//! What the process that serves a mount says of it, for other runs of the program.
+//! What the process that serves a mount reports about it to other runs of the program.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -13,18 +13,19 @@ use crate::output::Console;
 /// How a volume is served.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Served {
-    /// The number of the subvolume that was asked for, or of the default one.
+    /// The id of the subvolume that was asked for, or of the default one.
     pub(crate) subvolume: u64,
-    /// The number of the subvolume that was mounted first.
+    /// The id of the subvolume that was mounted first.
     pub(crate) root: u64,
-    /// The options that the first mount of the volume was made with.
+    /// The options of the first mount of the volume.
     pub(crate) options: Vec<String>,
 }
 
-/// Asks who serves the mount over `dir` for its options, and the number of `subvolume`.
+/// Asks the process that serves the mount over `dir` for its options, and for the id of
+/// `subvolume`.
 ///
 /// # Errors
-/// When it cannot be asked, and when there is no such subvolume.
+/// When the process cannot be asked, and when there is no such subvolume.
 pub(in crate::mount) fn in_force(dir: &Path, subvolume: Option<&OsStr>) -> Result<Served> {
     let arguments = InForceArguments {
         directory: dir.to_path_buf(),

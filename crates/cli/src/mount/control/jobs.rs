@@ -1,13 +1,14 @@
-//! The verbs that the process which serves a mount does for others.
+//! The verbs that the process which serves a mount runs for clients.
 //!
-//! A job has a thread of its own, which is no thread of the mount, and [`MOST_BYTES`] of what it
-//! printed and nobody has fetched; then it waits. The thread takes the way of every run of the
-//! program, but for a volume that is open and streams that lead to the client.
+//! A job has a thread of its own, outside the threads of the mount. It keeps up to [`MOST_BYTES`]
+//! of output that the client has not fetched; then it waits. The thread does what every run of the
+//! program does, but with a volume that is open already and with streams that lead to the client.
 //!
-//! A job counts as long as its thread runs or its directory is open, so there are never more than
+//! A job counts while its thread runs or its directory is open, so there are never more than
 //! [`MOST_JOBS`].
 //!
-//! Locks: the table, then the state of a job; nothing under it.
+//! Lock order: the table of jobs, then the state of a job. No lock is taken under the state of a
+//! job.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
@@ -35,7 +36,7 @@ use crate::rights::Rights;
 use crate::session::OpenTree;
 use crate::verbs;
 
-/// What a job keeps of what it printed.
+/// How much output a job keeps, in bytes.
 const MOST_BYTES: usize = 64 << 10;
 
 /// The jobs of a mount.
@@ -43,23 +44,23 @@ pub(in crate::mount) struct Jobs {
     fs: OpenTree,
     volume: PathBuf,
     owner: Owner,
-    /// Those that it was mounted with.
+    /// The options that the volume was mounted with.
     options: Vec<String>,
-    /// Who has everything done, beside root.
+    /// The user who may start jobs, besides root.
     uid: u32,
     /// The groups of that user.
     groups: Vec<u32>,
-    /// Where threads run that are started by one of the mount, which is bound to a CPU.
+    /// The CPUs of new job threads. A thread of the mount starts them, and it is bound to one CPU.
     cpus: Option<CpuSet>,
-    /// It is there when the filesystem is mounted.
+    /// Set when the filesystem is mounted.
     caches: OnceLock<KernelCaches>,
-    /// By the open directory.
+    /// The jobs by their open directory.
     table: Mutex<HashMap<u64, Arc<Job>>>,
-    /// Each job has a share.
+    /// Each job holds a clone, so the number of clones is the number of jobs.
     slots: Arc<()>,
 }
 
-/// One that runs, or has ended and was not fetched.
+/// A job that runs, or that has ended and was not fetched.
 struct Job {
     state: Mutex<State>,
     changed: Condvar,
@@ -68,14 +69,14 @@ struct Job {
 
 #[derive(Default)]
 struct State {
-    /// What it printed, in order.
+    /// The output that was not fetched, in order.
     printed: VecDeque<(Stream, Vec<u8>)>,
     bytes: usize,
-    /// The code that it ended with.
+    /// The exit code, once it ended.
     ended: Option<u32>,
-    /// Nobody will ask for it any more.
+    /// The directory was closed, so no client will fetch the output.
     is_dropped: bool,
-    /// Somebody waits for what comes next.
+    /// A NEXT is waiting for output.
     is_asked: bool,
 }
 
@@ -89,14 +90,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The groups that this process is in besides its own. One that cannot tell is in none.
+/// The supplementary groups of this process; empty if they cannot be read.
 fn groups() -> Vec<u32> {
     let groups = rustix::process::getgroups().unwrap_or_default();
     groups.into_iter().map(rustix::process::Gid::as_raw).collect()
 }
 
 impl Jobs {
-    /// None yet, on a mount of `fs` that shows files with this owner.
+    /// An empty set of jobs, for a mount of `fs` that shows files with this owner.
     pub(in crate::mount) fn new(
         fs: OpenTree,
         volume: PathBuf,
@@ -117,9 +118,9 @@ impl Jobs {
         }
     }
 
-    /// It is mounted: from now on there can be jobs.
+    /// The filesystem is mounted: from now on there can be jobs.
     pub(in crate::mount) fn begin(&self, caches: KernelCaches) {
-        // It is mounted once.
+        // This is called once, so the cell is empty.
         let _ = self.caches.set(caches);
     }
 
@@ -164,11 +165,11 @@ impl Jobs {
         let cpus = self.cpus;
         let run = move || {
             if let Some(cpus) = &cpus {
-                // Where that is refused it runs where it runs.
+                // If the kernel refuses this, the thread stays on its CPU.
                 let _ = sched_setaffinity(None, cpus);
             }
             let work = || perform(words, places, live, &job);
-            // What a panic leaves behind nobody knows, as in the threads of the mount.
+            // A panic may leave the volume in an unknown state, as in the threads of the mount.
             let code =
                 catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| std::process::abort());
             lock(&job.state).ended = Some(code);
@@ -181,8 +182,8 @@ impl Jobs {
         })
     }
 
-    /// The tree of files that all `places` are in, which are paths in it then: what is mounted, or
-    /// another subvolume that is mounted elsewhere.
+    /// The tree of files that contains all `places`: the mounted one, or another subvolume that is
+    /// mounted elsewhere. Changes `places` to paths in that tree.
     fn tree_of(&self, places: &mut [OsString]) -> Result<OpenTree> {
         let ids: Vec<Option<u64>> = places
             .iter_mut()
@@ -201,8 +202,8 @@ impl Jobs {
         }
     }
 
-    /// What the caller may do. FUSE tells one group; the others are those of this process, whose
-    /// user it is.
+    /// The rights of the caller. FUSE passes only one group; the other groups are those of this
+    /// process, because it runs as the same user.
     fn rights_of(&self, ioctl: &Ioctl<'_>) -> Option<Rights> {
         let groups = || [&[ioctl.gid], &self.groups[..]].concat();
         (ioctl.uid != 0).then(|| Rights { uid: ioctl.uid, groups: groups(), shown: self.owner })
@@ -238,7 +239,7 @@ impl Ioctls for Jobs {
 }
 
 impl Job {
-    /// What comes next, for which is waited a while.
+    /// The next event of the job. Waits for at most [`PATIENCE`].
     fn next(&self) -> Result<Next> {
         let mut state = lock(&self.state);
         if state.is_asked {
@@ -260,7 +261,7 @@ impl Job {
         })
     }
 
-    /// Keeps what was printed, or some of it, when there is room.
+    /// Waits for room, and keeps the output or a part of it. Returns how much it kept, in bytes.
     fn print(&self, stream: Stream, bytes: &[u8]) -> io::Result<usize> {
         let is_full = |state: &mut State| state.bytes >= MOST_BYTES && !state.is_dropped;
         let waited = self.changed.wait_while(lock(&self.state), is_full);
@@ -281,7 +282,7 @@ impl Job {
     }
 }
 
-/// A stream of a job.
+/// An output stream of a job.
 struct Printer {
     job: Arc<Job>,
     stream: Stream,
@@ -297,7 +298,7 @@ impl Write for Printer {
     }
 }
 
-/// Does what `words` say, with these for its places, and gives the exit code.
+/// Runs the verb `words` with `places` in place of its own. Returns the exit code.
 fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Job>) -> u32 {
     let printer = |stream| Printer { job: job.clone(), stream };
     let console = Arc::new(Console::to(Box::new(printer(Stream::Err))));
@@ -305,7 +306,7 @@ fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Jo
     let caches = live.caches.clone();
     let result = parse(words, places, live).and_then(|(arguments, needs_mappings)| {
         if needs_mappings {
-            // The kernel alone has that until now.
+            // Only the kernel has this data so far.
             caches.store_mappings()?;
         }
         verbs::run_to(&arguments.verb, &mut out, &console)
@@ -313,8 +314,8 @@ fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Jo
     exit::report(result, &console) as u32
 }
 
-/// The command line, with what is mounted in the place of what it names, and whether what was
-/// stored through mappings belongs to it.
+/// Parses the command line, and replaces its places by the mounted volume. Also returns whether the
+/// verb needs data that programs stored through memory mappings.
 fn parse(
     words: Vec<OsString>,
     places: Vec<OsString>,

@@ -1,8 +1,8 @@
-//! `offshoot bench`: how fast the engine is.
+//! `offshoot bench`: measures how fast the engine is.
 //!
 //! A benchmark makes a new volume, runs a [`workload`](crate::workload) on it through the library,
-//! and tells what it did, what that took, and what the engine counted meanwhile. The volume stays,
-//! so that others can look at what is in it.
+//! and reports the work, the time, and the counters of the engine. The volume stays, so that other
+//! tools can read it.
 
 mod report;
 
@@ -44,7 +44,7 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
     let work = FsMark { threads, files, rounds, size, seed, began_secs };
     let too_many = || Failure::Usage("these files need more than 1 PiB".into());
     let image_bytes = match arguments.image_size {
-        // A block device has the size that it has, and so has an image that is there.
+        // A block device or an existing image keeps its size.
         None if arguments.volume.image.exists() => None,
         None => Some(work.image_bytes().ok_or_else(too_many)?),
         given => given,
@@ -123,7 +123,7 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
         None => Some((1 << 30) + files * FILE_ITEMS_BYTES),
         given => given,
     };
-    // What the log gets is what was not committed before.
+    // Without commits in between, all changes go to the log.
     let options =
         OpenOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
     let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
@@ -148,16 +148,17 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
     report.write(arguments.volume.json, out)
 }
 
-/// The most that the items of an empty file take, in trees and in a log, each twice and in leaves
-/// that are half full.
+/// The most bytes that the items of an empty file take: in trees and in a log, each twice, and in
+/// leaves that are half full.
 const FILE_ITEMS_BYTES: u64 = 4 << 10;
 
 /// A new volume.
 struct Engine(Filesystem);
 
 impl Engine {
-    /// Makes it, on an image of this size that need not be there, or on what is there, with tree
-    /// blocks of this size, and opens it with these options.
+    /// Makes the volume, and opens it with `options`. With `size_bytes` the image gets that size
+    /// and need not exist; otherwise the existing file or device is used. `node_size` is the size
+    /// of tree blocks in bytes.
     fn new(
         arguments: &BenchVolume,
         size_bytes: Option<u64>,
@@ -188,7 +189,7 @@ impl Engine {
     }
 }
 
-/// What a file of the benchmarks begins with, now.
+/// The attributes of a new file in a benchmark, made now.
 fn new_file(permissions: u32) -> NewFile {
     NewFile { permissions, uid: 0, gid: 0, umask: None, at: Timestamp::now() }
 }

@@ -1,7 +1,6 @@
 //! `offshoot dump`: structures of the format, decoded.
 //!
-//! What is shown is decoded once, into [`fields::Fields`], and written either as lines for
-//! people or as JSON.
+//! Each structure is decoded once, into [`fields::Fields`], and printed either as lines or as JSON.
 
 mod chunks;
 mod fields;

@@ -1,4 +1,4 @@
-//! `offshoot info`: what a volume is.
+//! `offshoot info`: shows what a volume is.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -34,12 +34,12 @@ struct Info {
     compat: u64,
     log_pending: bool,
     seed: bool,
-    /// The state of the quotas in words, empty when there are none; absent when it cannot be
+    /// The state of the quotas in words; empty if the volume has no quotas, absent if it cannot be
     /// read.
     quotas: Option<Vec<&'static str>>,
-    /// Absent when it cannot be read.
+    /// Absent if it cannot be read.
     default_subvolume: Option<u64>,
-    /// Absent when they cannot be counted.
+    /// Absent if they cannot be counted.
     subvolumes: Option<usize>,
     devices: Vec<Device>,
     profiles: Vec<Allocation>,
@@ -118,7 +118,7 @@ impl Info {
             subvolumes: volume.subvolume_count().map_err(|error| console.warning(&error)).ok(),
             devices: devices.collect(),
             profiles: allocations(volume, console),
-            // Last, because everything above may report something.
+            // Last, because everything above may add a report.
             reports: session.reports(),
             disk: disk.with_volume(&session.layers, "btrfs"),
         }
@@ -195,7 +195,7 @@ impl Info {
     }
 }
 
-/// What the status item of the quota tree says, in words.
+/// The flags in the status item of the quota tree, in words.
 fn quotas(volume: &Arc<Volume>) -> vfs::Result<Vec<&'static str>> {
     const FLAGS: [(u64, &str); 4] =
         [(1, "on"), (1 << 1, "rescan pending"), (1 << 2, "inconsistent"), (1 << 3, "simple")];

@@ -1,4 +1,4 @@
-//! `offshoot mkfs`: make a volume.
+//! `offshoot mkfs`: makes a volume.
 
 use std::io::Write;
 use std::path::{Path, PathBuf, absolute};
@@ -15,7 +15,7 @@ use crate::edit::{host_id, moment};
 use crate::exit::{Failure, Result};
 use crate::output::{human_size, write_line};
 
-/// What was made.
+/// The new volume.
 #[derive(Serialize)]
 struct Made {
     uuid: Uuid,
@@ -34,7 +34,7 @@ pub(in crate::verbs) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> R
     let mut images = NewImages::default();
     let mut disks = Vec::new();
     if layers.offset.is_some() && arguments.devices.len() > 1 {
-        // With --device a further member is looked for at its beginning.
+        // `--device` searches a further member at the beginning of its device, not at the offset.
         let message = "--offset takes one device".to_owned();
         return Err(Failure::Usage(message));
     }
@@ -64,7 +64,7 @@ pub(in crate::verbs) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> R
     Ok(())
 }
 
-/// Refuses a file that is named twice, before it is made or made longer.
+/// Refuses a file that is named twice, before it is made or extended.
 fn refuse_same(paths: &[PathBuf]) -> Result {
     let id = |path: &Path| host_id(path).ok_or_else(|| absolute(path).ok());
     for (at, second) in paths.iter().enumerate() {
@@ -90,7 +90,8 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
         data: arguments.data,
         features,
         force: arguments.force,
-        // So that a user can write in the volume that he made, when he mounts it.
+        // The root belongs to the caller, so that this user can write to the volume when it is
+        // mounted.
         root_owner: arguments.root_owner.unwrap_or_else(|| {
             (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
         }),
@@ -98,7 +99,7 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
     })
 }
 
-/// Options that contradict each other are wrong usage; all else is a failure.
+/// Contradictory options are wrong usage; every other error is a failure.
 pub(super) fn usage(error: Error) -> Failure {
     match error {
         Error::Posix { what, errno: Errno::INVAL } => Failure::Usage(what),
@@ -106,7 +107,7 @@ pub(super) fn usage(error: Error) -> Failure {
     }
 }
 
-/// The image files that did not exist before. They go when no volume was made on them.
+/// Image files that did not exist before. They are removed if no volume was made on them.
 #[derive(Default)]
 pub(super) struct NewImages<'a>(Vec<&'a Path>);
 
@@ -156,7 +157,8 @@ impl<'a> NewImages<'a> {
     }
 }
 
-/// What kind of image is at `path`. What cannot be looked at is left to the call that writes it.
+/// The kind of the image at `path`. If it cannot be read, the call that writes it reports the
+/// error.
 fn image_at(path: &Path) -> Option<ImageKind> {
     ImageKind::detect(&FileDevice::open(path).ok()?).ok()?
 }
@@ -164,7 +166,7 @@ fn image_at(path: &Path) -> Option<ImageKind> {
 impl Drop for NewImages<'_> {
     fn drop(&mut self) {
         for path in &self.0 {
-            // The failure that led here is what the user has to know of.
+            // The user needs to see the first failure, not this one.
             let _ = std::fs::remove_file(path);
         }
     }

@@ -1,5 +1,5 @@
-//! `offshoot property`: what can be set of volumes, subvolumes and files, by the names of
-//! `btrfs property`.
+//! `offshoot property`: settings of volumes, subvolumes and files, with the names of `btrfs
+//! property`.
 
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -36,7 +36,7 @@ pub(in crate::verbs) fn run(
     }
 }
 
-/// A file whose properties are asked for.
+/// The file whose properties a verb shows or changes.
 struct Object<'a> {
     fs: &'a Filesystem,
     path: &'a [u8],
@@ -52,7 +52,7 @@ impl<'a> Object<'a> {
         &**self.fs.volume()
     }
 
-    /// Whether it has the property, set or not.
+    /// Whether the file can have the property.
     fn knows(&self, property: Property) -> Result<bool, Error> {
         Ok(match property {
             Property::Ro => {
@@ -75,7 +75,7 @@ impl<'a> Object<'a> {
         Err(Error::posix(Errno::INVAL, what))
     }
 
-    /// Its value; `None` when it is not set.
+    /// The value of the property; `None` if it is not set.
     fn get(&self, property: Property) -> Result<Option<Vec<u8>>, Error> {
         match property {
             Property::Ro => {
@@ -155,7 +155,7 @@ fn set(arguments: &SetPropertyArguments, console: &Arc<Console>) -> Result {
                     let dir = resolve_end(fs, path, LastLink::Follow)?.place.map(|(dir, _)| dir);
                     rights.require_change(fs, dir, object.file)
                 }
-                // It is of the volume, which is that of the user who mounted it.
+                // The label belongs to the volume, and the user who mounted it may change it.
                 Property::Label => Ok(()),
             };
             permission.map_err(|error| at_path(error, path))?;
@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// It said that a subvolume which does not read has no property `ro`, and nothing else.
+    /// Otherwise an unreadable subvolume would only be reported as having no property `ro`.
     #[test]
     fn a_device_that_fails_is_told_from_what_is_no_subvolume() {
         let dir = tempfile::tempdir().unwrap();
@@ -197,7 +197,7 @@ mod tests {
         let nested = volume.subvolumes().map(Result::unwrap).find(|info| info.parent.is_some());
         let nested = nested.unwrap();
         let path = nested.path.unwrap();
-        // As if the name had just been found.
+        // The file is as a lookup of the name would return it.
         let file = FileId { dev: nested.id.0, ..top.root() };
         let object = Object { fs: &top, path: &path, file };
         device.add(0..1 << 40, Fault::Error);

@@ -1,4 +1,4 @@
-//! `offshoot rescue`: ways on with a volume that cannot be opened as it is.
+//! `offshoot rescue`: repairs a volume that cannot be opened as it is.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ struct Lost {
     inodes: u64,
 }
 
-/// What was thrown away.
+/// What was discarded with the log.
 #[derive(Serialize)]
 struct Report {
     pending: bool,

@@ -1,7 +1,8 @@
-//! `offshoot scrub`: reads and verifies every copy of everything, and repairs what is bad.
+//! `offshoot scrub`: reads and verifies every mirror of everything, and repairs bad ones.
 //!
-//! The engine scrubs with threads of its own; what they find is printed by this one. It also looks
-//! whether anybody still waits for it, which for a job of a mount may have ended long before.
+//! The engine scrubs with threads of its own, and this thread prints their findings. This thread
+//! also checks whether the client still waits for the scrub: a client of a mount may have ended
+//! long before.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -28,20 +29,20 @@ use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::{Access, Session};
 
-/// What is found and not printed yet.
+/// How many findings may wait to be printed.
 const MOST_TOLD: usize = 64;
 
-/// How often it is looked whether anybody waits.
+/// How often this thread checks whether the client still waits.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What is printed while it runs.
+/// A message that is printed during the scrub.
 enum Told {
     Found(Box<ScrubFinding>),
-    /// What could not be looked at, and why.
+    /// A range that could not be scrubbed, and why.
     Skipped(String),
 }
 
-/// The counters, under their names.
+/// The counters, by their names.
 struct Counters<'c>(&'c ScrubCounts);
 
 impl Serialize for Counters<'_> {
@@ -50,7 +51,7 @@ impl Serialize for Counters<'_> {
     }
 }
 
-/// How much is read; `None` where that is not a multiple of what is used, or not known.
+/// How many bytes will be read; `None` if that is not a multiple of the used bytes, or not known.
 fn bytes_of_all_copies(allocations: &[Allocation]) -> Option<u64> {
     let bytes = |allocation: &Allocation| {
         let copies = match &*allocation.profile {
@@ -70,7 +71,7 @@ pub(in crate::verbs) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    // In a mount the program that serves it has its own way to end.
+    // On a mount, the serving process handles signals.
     if arguments.volume.open.live.is_none() {
         interrupt::watch(console)?;
     }
@@ -89,7 +90,8 @@ pub(in crate::verbs) fn run(
         let (session, progress, is_over) = (&session, &progress, &is_over);
         let scrub = move || {
             let watch = |event: &ScrubEvent<'_>| {
-                // When nobody takes it any more, this ends soon.
+                // A send fails when the printing thread stopped receiving. The scrub then ends
+                // soon.
                 let _ = match event {
                     ScrubEvent::Progress(counts) => {
                         let bytes = counts.data_bytes_scrubbed + counts.tree_bytes_scrubbed;
@@ -136,7 +138,7 @@ pub(in crate::verbs) fn run(
     Ok(())
 }
 
-/// Prints what is found until there is no more.
+/// Prints the findings until the scrub is over.
 fn print_all(
     told: &Receiver<Told>,
     arguments: &ScrubArguments,

@@ -1,4 +1,4 @@
-//! What of a volume is used, by kind and profile.
+//! How much of a volume is used, by kind and profile.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -21,11 +21,11 @@ pub(super) struct Allocation {
     pub(super) profile: String,
     pub(super) block_groups: u64,
     pub(super) size: u64,
-    /// Absent when the block group items cannot be read.
+    /// Absent if the block group items cannot be read.
     pub(super) used: Option<u64>,
 }
 
-/// The block groups by kind and profile. What cannot be read is a warning.
+/// The block groups by kind and profile. Prints a warning for each one that cannot be read.
 pub(super) fn allocations(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
     let mut by_flags: BTreeMap<BlockGroupFlags, Allocation> = BTreeMap::new();
     for chunk in volume.chunks() {
@@ -49,7 +49,7 @@ pub(super) fn allocations(volume: &Arc<Volume>, console: &Console) -> Vec<Alloca
     by_flags.into_values().collect()
 }
 
-/// How much of a chunk is used: one search, not a walk through the extent tree.
+/// How many bytes of a chunk are used. This needs one search, and no walk through the extent tree.
 fn used_of(volume: &Arc<Volume>, chunk: &Chunk) -> vfs::Result<u64> {
     let id = if volume.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {
         TreeId::BLOCK_GROUP

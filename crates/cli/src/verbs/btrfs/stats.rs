@@ -19,7 +19,7 @@ struct Report {
     size: u64,
     used: u64,
     available: u64,
-    /// Of the devices, what belongs to no block group.
+    /// Bytes of the devices that belong to no block group.
     unallocated: u64,
     space: Vec<Kind>,
     statistics: Statistics,
@@ -30,7 +30,7 @@ struct Report {
 struct Kind {
     #[serde(flatten)]
     allocation: Allocation,
-    /// Absent when the block group items cannot be read.
+    /// Absent if the block group items cannot be read.
     free: Option<u64>,
 }
 

@@ -25,7 +25,7 @@ use crate::session::Session;
 struct Json {
     id: u64,
     parent: Option<u64>,
-    /// Absent when the way up cannot be read.
+    /// Absent if the directories above cannot be read.
     path: Option<String>,
     generation: u64,
     created_generation: u64,
@@ -91,7 +91,7 @@ fn list(arguments: &ListArguments, out: &mut dyn Write, console: &Arc<Console>) 
     let default = errors.note(session.volume.default_subvolume());
     let mut subvolumes = session.volume.subvolumes();
     let mut next = || loop {
-        // One that cannot be read does not keep the others back.
+        // A subvolume that cannot be read is reported, and the list goes on.
         match subvolumes.next()? {
             Ok(info) => {
                 if let Err(error) = &info.path {
@@ -132,8 +132,8 @@ fn flags(info: &SubvolumeInfo, is_default: bool) -> String {
     if flags.is_empty() { "-".to_owned() } else { flags.join(",") }
 }
 
-/// Which UUIDs are shown: its own, that of what it is a snapshot of, that of what it was received
-/// from.
+/// Which UUIDs are shown: that of the subvolume, of its snapshot source, and of the subvolume from
+/// which it was received.
 #[derive(Clone, Copy)]
 struct UuidColumns([bool; 3]);
 
@@ -177,7 +177,7 @@ fn write_line(
     Ok(())
 }
 
-/// What goes wrong on the way: it is reported, the worst decides the exit code.
+/// Collects and reports errors. The worst one decides the exit code.
 struct Errors<'a> {
     console: &'a Console,
     status: Option<ExitStatus>,

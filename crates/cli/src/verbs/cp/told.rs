@@ -1,4 +1,4 @@
-//! Where it is told what was copied (`-v`): standard output, by several threads.
+//! Prints what was copied (`-v`) to standard output, from several threads.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -19,7 +19,7 @@ struct Output {
 
 impl Told {
     pub(super) fn start() -> Result<Self> {
-        // A descriptor of its own: this thread has locked standard output for itself.
+        // Use a descriptor of its own, because this thread has locked standard output for itself.
         let out = rustix::io::dup(io::stdout()).map_err(|errno| Failure::Output(errno.into()))?;
         Ok(Self(Mutex::new(Output { out: BufWriter::new(out.into()), failed: None })))
     }
@@ -30,14 +30,14 @@ impl Told {
         if failed.is_some() {
             return;
         }
-        // Who looks at a terminal sees each file when it is copied.
+        // On a terminal, show each file as soon as it is copied.
         let flush = |out: &mut BufWriter<File>| {
             if out.get_ref().is_terminal() { out.flush() } else { Ok(()) }
         };
         *failed = line(out).and_then(|()| flush(out)).err();
     }
 
-    /// Writes what was told and is not written yet.
+    /// Writes the lines that are still buffered.
     pub(super) fn finish(&self) -> Result {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let flushed = told.out.flush();

@@ -1,11 +1,11 @@
-//! The expression of `find`: words to a tree.
+//! The expression of `find`: parses words into a tree.
 //!
 //! ```text
 //! list := or ; or := and ( -o and )* ; and := not ( [-a] not )* ; not := ! not | ( list ) | test |
 //! action
 //! ```
 //!
-//! `!` and parentheses may nest only so deep, which bounds the recursion.
+//! `!` and parentheses may nest at most [`DEPTH_MAX`] deep, which bounds the recursion.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -19,13 +19,13 @@ use crate::permissions::ModeChange;
 /// How deep `!` and parentheses may nest.
 const DEPTH_MAX: usize = 64;
 
-/// What is asked of a file, or done with it. Each is true or false.
+/// A test of a file, or an action on it. Each evaluates to true or false.
 pub(super) enum Expression {
     And(Vec<Expression>),
     Or(Vec<Expression>),
     Not(Box<Expression>),
     Name(Pattern),
-    /// The path in the volume.
+    /// A pattern for the path in the volume.
     Path(Pattern),
     Types(Vec<FileType>),
     Size {
@@ -33,15 +33,15 @@ pub(super) enum Expression {
         count: Count,
     },
     Empty,
-    /// How many days or minutes ago, each begun one not counted.
+    /// The age: in days, rounded down, or in minutes, compared exactly.
     Age {
         time: Which,
         unit_secs: i64,
         count: Count,
     },
-    /// After this.
+    /// Modified after this time.
     NewerThan(Timestamp),
-    /// After the modification of the file at this place.
+    /// Modified after the file at this place.
     Newer(OsString),
     Permissions {
         mode: u32,
@@ -62,7 +62,7 @@ pub(super) enum Expression {
 }
 
 impl Expression {
-    /// Gives all that it is made of to `call`, from the left to the right.
+    /// Calls `call` for the expression and all its parts, from left to right.
     pub(super) fn visit<'e>(&'e self, call: &mut impl FnMut(&'e Self)) {
         call(self);
         match self {
@@ -72,7 +72,7 @@ impl Expression {
         }
     }
 
-    /// Whether one of its parts is such.
+    /// Whether `is_such` holds for the expression or one of its parts.
     pub(super) fn has(&self, is_such: impl Fn(&Self) -> bool) -> bool {
         let mut has = false;
         self.visit(&mut |part| has |= is_such(part));
@@ -89,7 +89,7 @@ pub(super) enum Count {
 }
 
 impl Count {
-    /// Whether a number is meant.
+    /// Whether `number` satisfies the count.
     pub(super) fn is(self, number: u64) -> bool {
         match self {
             Self::Just(wanted) => number == wanted,
@@ -111,9 +111,9 @@ pub(super) enum Which {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Just,
-    /// `-MODE`: all of these.
+    /// `-MODE`: all of these bits.
     All,
-    /// `/MODE`: one of these.
+    /// `/MODE`: any of these bits.
     Any,
 }
 
@@ -126,18 +126,18 @@ pub(super) enum Numbered {
     Inode,
 }
 
-/// What is looked for, and how far.
+/// The parsed search: the expression and how far the walk goes.
 pub(super) struct Search {
     pub(super) expression: Expression,
     pub(super) min_depth: usize,
     pub(super) max_depth: usize,
-    /// What is in a directory comes before it.
+    /// The contents of a directory come before the directory.
     pub(super) is_depth_first: bool,
-    /// The subvolume of the place is not left.
+    /// The walk stays in the subvolume of the place.
     pub(super) is_one_filesystem: bool,
 }
 
-/// Where the expression begins among the words: what is before it are places.
+/// The index of the first word of the expression. The words before it are places.
 pub(super) fn beginning(words: &[OsString]) -> usize {
     let is_expression = |word: &OsString| {
         let word = word.as_bytes();
@@ -146,7 +146,7 @@ pub(super) fn beginning(words: &[OsString]) -> usize {
     words.iter().position(is_expression).unwrap_or(words.len())
 }
 
-/// What the words of an expression say.
+/// Parses the words of an expression.
 pub(super) fn parse(words: &[OsString], now: Timestamp) -> Result<Search, String> {
     let mut parser = Parser {
         words,
@@ -166,7 +166,8 @@ pub(super) fn parse(words: &[OsString], now: Timestamp) -> Result<Search, String
     let deletes = expression.has(|part| matches!(part, Expression::Delete));
     let prunes = expression.has(|part| matches!(part, Expression::Prune));
     if prunes && deletes && !parser.is_depth_first {
-        // As findutils do: what is pruned would be gone before it is asked for.
+        // As in findutils: `-delete` goes into directories first, so a pruned one would be emptied
+        // before it is pruned.
         return Err("-prune does nothing with -delete, which goes into directories first; \
              to go on nevertheless, say -depth"
             .to_owned());

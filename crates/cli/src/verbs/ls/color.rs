@@ -1,4 +1,4 @@
-//! Colours of names, as `LS_COLORS` and the built-in table of `ls` have them.
+//! Colours of names, from `LS_COLORS` and the built-in table of `ls`.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -10,20 +10,21 @@ use offshoot_vfs::{Attr, FileType};
 use crate::args::When;
 use crate::output::is_terminal;
 
-/// What `ls` colours when the environment says nothing.
+/// The colours of `ls` if the environment sets none.
 const DEFAULT: &[u8] = b"di=01;34:ln=01;36:pi=33:so=01;35:bd=01;33:cd=01;33:ex=01;32:su=37;41:\
                          sg=30;43:st=37;44:ow=34;42:tw=30;42";
 
 /// The colours of one listing.
 pub(super) struct Colors {
-    /// By the two letters of `LS_COLORS`, or by the end of a name, with the `*` in front.
+    /// The codes by the two letters of `LS_COLORS`, or by the suffix of a name, with the leading
+    /// `*`.
     codes: HashMap<Vec<u8>, Vec<u8>>,
-    /// A terminal that something left coloured is put right before the first name.
+    /// Whether a name was coloured. Before the first one, the terminal is reset.
     is_used: bool,
 }
 
 impl Colors {
-    /// Those that are asked for, if they are.
+    /// The colours, if names are coloured.
     pub(super) fn wanted(when: When) -> Option<Self> {
         let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let is_wanted = match when {
@@ -41,7 +42,7 @@ impl Colors {
             for one in table.split(|&byte| byte == b':') {
                 let Some(at) = one.iter().position(|&byte| byte == b'=') else { continue };
                 let (name, code) = (&one[..at], &one[at + 1..]);
-                // What is no code of a colour is nothing that a terminal should get.
+                // Only colour codes are accepted: other bytes must not reach the terminal.
                 if code.iter().all(|byte| byte.is_ascii_digit() || *byte == b';') {
                     codes.insert(name.to_vec(), code.to_vec());
                 }

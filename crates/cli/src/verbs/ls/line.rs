@@ -1,4 +1,4 @@
-//! One line of a listing, in columns that are as wide as the widest of their directory needs.
+//! One line of a listing. Each column is as wide as its widest value in the directory.
 
 use std::io::{self, Write};
 
@@ -8,14 +8,14 @@ use super::color::Colors;
 use crate::args::{LsArguments, When};
 use crate::output::{CivilTime, Escaped, ModeLetters, Owners, short_size, shown_inode, write_name};
 
-/// What is shown of a file, and how.
+/// Which columns are shown, and in which form.
 #[expect(clippy::struct_excessive_bools, reason = "they are the options of ls")]
 pub(super) struct Style {
     pub(super) is_long: bool,
     is_numeric: bool,
     is_human: bool,
     has_inode: bool,
-    /// Lines end with NUL, and names are as they are.
+    /// Lines end with NUL, and names are not escaped.
     is_zero: bool,
     colors: Option<Colors>,
 }
@@ -42,12 +42,12 @@ impl Style {
         self.is_long || self.has_inode || self.colors.is_some()
     }
 
-    /// Whether columns are measured before they are written.
+    /// Whether the widths of columns are measured before lines are written.
     pub(super) fn has_columns(&self) -> bool {
         self.is_long || self.has_inode
     }
 
-    /// The line with the space that everything in a directory takes.
+    /// The line with the total space of a directory.
     pub(super) fn total(&self, bytes: u64) -> String {
         let total =
             if self.is_human { short_size(bytes) } else { bytes.div_ceil(1024).to_string() };
@@ -70,7 +70,7 @@ pub(super) struct Row<'a> {
     pub(super) name: &'a [u8],
     pub(super) owners: &'a Owners,
     pub(super) has_acl: bool,
-    /// That of a symbolic link.
+    /// The target of a symbolic link.
     pub(super) target: Option<&'a [u8]>,
 }
 
@@ -86,12 +86,12 @@ pub(super) struct Widths {
     minor: usize,
     /// Whether a file has an access control list.
     has_acl: bool,
-    /// What the files take, in bytes.
+    /// The space of the files, in bytes.
     pub(super) total: u64,
 }
 
 impl Widths {
-    /// Makes room for a file.
+    /// Makes the columns wide enough for a file.
     pub(super) fn include(&mut self, row: &Row<'_>, style: &Style) {
         let attr = row.attr;
         let most = |width: &mut usize, text: String| *width = text.len().max(*width);
@@ -162,7 +162,7 @@ pub(super) fn write_row(
         for (name, number, width) in
             [(user(row, style), attr.uid, widths.user), (group(row, style), attr.gid, widths.group)]
         {
-            // Names begin, and numbers end, in one column.
+            // Names are aligned to the left, numbers to the right.
             match name {
                 Some(name) => write!(out, " {name:<width$}")?,
                 None => write!(out, " {number:>width$}")?,
@@ -192,7 +192,7 @@ pub(super) fn write_row(
     style.end(out)
 }
 
-/// Writes the path of a directory above what is in it.
+/// Writes the line with the path of a directory, above its contents.
 pub(super) fn write_header(out: &mut dyn Write, path: &[u8]) -> io::Result<()> {
     write_name(out, path)?;
     out.write_all(b":\n")

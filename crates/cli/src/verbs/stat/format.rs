@@ -6,21 +6,21 @@ use offshoot_vfs::{Attr, FileType, Timestamp};
 
 use crate::output::{CivilTime, ModeLetters, Owners, shown_inode, shown_name, type_words};
 
-/// A file that is described.
+/// The file that is described.
 pub(super) struct Subject<'a> {
     /// Its name, as the caller gave it.
     pub(super) name: &'a [u8],
     pub(super) attr: &'a Attr,
-    /// That of a symbolic link.
+    /// The target of a symbolic link.
     pub(super) target: Option<&'a [u8]>,
     pub(super) owners: &'a Owners,
     pub(super) sector_bytes: u32,
 }
 
-/// Writes `format` about a file, with backslash escapes if it has them.
+/// Writes `format` for a file. With `has_escapes`, backslash escapes are interpreted.
 ///
 /// # Errors
-/// Those of `out`; the letter of a directive that there is none of is written as `?`, as stat does.
+/// Those of `out`. An unknown directive is no error: like stat, it is written as `?`.
 pub(super) fn write(
     out: &mut dyn Write,
     format: &[u8],
@@ -39,7 +39,8 @@ pub(super) fn write(
     Ok(())
 }
 
-/// Writes the character behind a backslash; what is left of the format.
+/// Writes the character that an escape after a backslash stands for. Returns the rest of the
+/// format.
 fn escape<'f>(out: &mut dyn Write, format: &'f [u8]) -> io::Result<&'f [u8]> {
     let octal = format.iter().take(3).take_while(|byte| (b'0'..=b'7').contains(byte)).count();
     if octal > 0 {
@@ -67,13 +68,13 @@ fn escape<'f>(out: &mut dyn Write, format: &'f [u8]) -> io::Result<&'f [u8]> {
     Ok(rest)
 }
 
-/// Writes what the directive behind a `%` stands for; what is left of the format.
+/// Writes the value of the directive after a `%`. Returns the rest of the format.
 fn directive<'f>(
     out: &mut dyn Write,
     format: &'f [u8],
     subject: &Subject<'_>,
 ) -> io::Result<&'f [u8]> {
-    /// More columns than anybody reads.
+    /// More columns than any terminal has.
     const WIDTH_MAX: usize = 4096;
     let flags = format.iter().take_while(|byte| b"-0#+ ".contains(byte)).count();
     let digits = format[flags..].iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -111,7 +112,7 @@ fn directive<'f>(
     Ok(rest)
 }
 
-/// What a directive stands for, and whether that is a number.
+/// The value of a directive, and whether it is a number.
 fn value(letter: &[u8], subject: &Subject<'_>, is_alternate: bool) -> (Vec<u8>, bool) {
     let Subject { name, attr, target, owners, sector_bytes } = subject;
     let number = |number: u64| (number.to_string().into_bytes(), true);
@@ -124,7 +125,7 @@ fn value(letter: &[u8], subject: &Subject<'_>, is_alternate: bool) -> (Vec<u8>, 
     let time = |time: Timestamp| text(CivilTime(time).to_string().as_bytes());
     let seconds = |time: Timestamp| (time.secs.to_string().into_bytes(), true);
     let (major, minor) = (u64::from(attr.rdev.0), u64::from(attr.rdev.1));
-    // As glibc puts both into one number.
+    // glibc combines both into one number in this way.
     let device =
         (major & 0xfff) << 8 | (major & !0xfff) << 32 | minor & 0xff | (minor & !0xff) << 12;
     match letter {

@@ -1,7 +1,7 @@
-//! Contents: files of many sizes, compressed by each method and not at all.
+//! Contents: files of many sizes, compressed by each method and uncompressed.
 //!
-//! A directory stands for a way to store data. The method is a property of the
-//! directory, which files inherit; `NOCOW` files have neither checksums nor compression.
+//! Each directory has one way to store data. The compression method is a property of the directory,
+//! which files inherit. `NOCOW` files have neither checksums nor compression.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,22 +12,22 @@ use rustix::fs::{IFlags, XattrFlags};
 use super::{METHODS, directory, sync, write};
 use crate::random::Random;
 
-/// Sizes around everything that changes how data is stored: nothing, the limit for
-/// inline data, a sector, a compressed extent, several extents.
+/// Sizes in bytes around every limit that changes how data is stored: nothing, inline data, a
+/// sector, a compressed extent, several extents.
 const SIZES: [usize; 19] = [
     0, 1, 2, 100, 2047, 2048, 2049, 4000, 4095, 4096, 4097, 8191, 65_537, 131_071, 131_072,
     131_073, 262_149, 524_288, 1_048_577,
 ];
 
-/// Sizes at which it matters that data does not compress.
+/// Sizes in bytes at which incompressible data is stored in another way.
 const INCOMPRESSIBLE_SIZES: [usize; 6] = [1, 2048, 4097, 131_072, 131_073, 300_001];
 
-/// Files by every method in `root`, a directory for each.
+/// Makes files by every method in `root`, a directory for each.
 pub fn fill(root: &Path) {
     fill_by(root, &METHODS);
 }
 
-/// Files as they come, by these methods, and without checksums.
+/// Makes files with default settings, with each of these methods, and without checksums.
 pub fn fill_by(root: &Path, methods: &[&str]) {
     files(&directory(root, "data-plain"));
     for method in methods {
@@ -43,7 +43,7 @@ pub fn fill_by(root: &Path, methods: &[&str]) {
     }
 }
 
-/// The files of one method, in a directory of any filesystem.
+/// Makes the files of one method, in a directory of any filesystem.
 pub fn plain_files(dir: &Path) {
     files(dir);
 }
@@ -57,7 +57,7 @@ fn files(dir: &Path) {
         write(&dir.join(format!("random-{size}")), &random.bytes(size));
     }
     write(&dir.join("zeros"), &vec![0; 700_001]);
-    // Neighbouring extents of which some compress and some do not.
+    // Neighbouring extents, some of which compress.
     let mut mixed = Vec::new();
     for part in 0..6 {
         let len = 60_000 + part * 7000;
@@ -77,7 +77,7 @@ fn files(dir: &Path) {
     write(&dir.join("runs"), &runs);
 }
 
-/// One file whose extents are stored by different methods.
+/// Makes one file whose extents are stored by different methods.
 fn changing_method(dir: &Path, methods: &[&str]) {
     let path = dir.join("file");
     let file = File::create(&path).expect("a file");
@@ -89,14 +89,14 @@ fn changing_method(dir: &Path, methods: &[&str]) {
     }
 }
 
-/// Has everything that is written to `path` from now on compressed with `method`.
+/// Sets the compression method for everything that is written to `path` from now on.
 pub(crate) fn set_compression(path: &Path, method: &str) {
     rustix::fs::setxattr(path, "btrfs.compression", method.as_bytes(), XattrFlags::empty())
         .unwrap_or_else(|error| panic!("compression {method} of {}: {error}", path.display()));
 }
 
-/// Has files in the directory `path`, or the empty file `path`, written in place and
-/// without checksums.
+/// Sets `NOCOW` on the directory `path`, for new files in it, or on the empty file `path`: their
+/// data is written in place and without checksums.
 pub(crate) fn set_nocow(path: &Path) {
     let file = File::open(path).expect("it opens");
     let flags = rustix::fs::ioctl_getflags(&file).expect("flags of a file");

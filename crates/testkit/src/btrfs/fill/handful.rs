@@ -1,5 +1,5 @@
-//! A little of everything: about two hundred names, small enough to be damaged and judged thousands
-//! of times.
+//! A little of everything: about two hundred names, a volume so small that a test can damage and
+//! judge it thousands of times.
 
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -18,13 +18,13 @@ use crate::random::Random;
 
 const KIB: u64 = 1024;
 
-/// References of one file to one extent: more than its extent item has room for.
+/// How often one file refers to one extent: more often than the extent item has room for.
 const REFERENCES: u64 = 60;
 
-/// Names of one file: more than one item has room for, whatever the node size.
+/// How many names one file has: more than one item has room for, whatever the node size.
 const LINKS: u32 = 70;
 
-/// Fills the volume that is mounted at `root`.
+/// Fills the volume mounted at `root`.
 pub fn fill(root: &Path) {
     names(&directory(root, "names"));
     links(&directory(root, "links"));
@@ -69,7 +69,8 @@ fn links(dir: &Path) {
     for number in 0..LINKS {
         match std::fs::hard_link(&file, dir.join(format!("{number:0>255}"))) {
             Ok(()) => {}
-            // Without the feature for more of them one item is all there is.
+            // Without the feature `extref`, the names of a file in a directory must fit into one
+            // item.
             Err(e) if e.raw_os_error() == Some(Errno::MLINK.raw_os_error()) => break,
             Err(e) => panic!("a hard link: {e}"),
         }
@@ -109,7 +110,7 @@ fn clones(dir: &Path) {
     put(&File::options().write(true).open(dir.join("changed")).expect("it opens"), 8192, b"new");
     let many = new_file(dir, "many");
     for number in 0..REFERENCES {
-        // Each of them begins elsewhere in the extent, or the kernel would make one of neighbours.
+        // Each range begins elsewhere in the extent. Otherwise the kernel would merge neighbours.
         let mut from = number % 8 * 8 * KIB;
         let mut to = number * 16 * KIB;
         rustix::fs::copy_file_range(&original, Some(&mut from), &many, Some(&mut to), 8 << 10)
@@ -133,7 +134,7 @@ fn subvolumes(dir: &Path) {
     std::fs::remove_file(dir.join("snapshot/file-4")).expect("a file of a snapshot goes");
     write(&source.join("file-5"), b"changed in the source");
     std::fs::remove_file(source.join("file-6")).expect("a file of the source goes");
-    // These are deleted, and what they hold is still there when the volume is damaged.
+    // These are deleted, but the volume is damaged before their contents are dropped.
     snapshot(&source, &dir.join("to-delete"), false);
     write(&dir.join("to-delete/own"), &Random::new(0x51).bytes(20_000));
 }

@@ -30,7 +30,7 @@ pub fn fill(dir: &Path) {
     }
     write(&long.join("..."), b"three dots");
 
-    // Entries of several types behind one hash, and gaps where some were removed.
+    // Several types of entries with one hash, and gaps because some of them are removed.
     let collisions = directory(dir, "collisions");
     for (index, name) in colliding(b"c", 24, 12).iter().enumerate() {
         let path = collisions.join(OsStr::from_bytes(name));
@@ -48,8 +48,8 @@ pub fn fill(dir: &Path) {
     }
 }
 
-/// One file with more names than fit the reference item of a node of any size, so
-/// that the rest goes to extended references; some of these collide with each other.
+/// Makes one file with more names than the reference item of a node of any size can hold. The other
+/// names become extended references, and some of these collide.
 pub fn hard_links(dir: &Path) {
     let file = dir.join("file");
     write(&file, b"a file of many names");
@@ -66,7 +66,7 @@ pub fn hard_links(dir: &Path) {
     std::fs::hard_link(dir.join("symlink"), other.join("symlink")).expect("a link to a link");
 }
 
-/// Directories whose path is longer than the kernel takes at once.
+/// Makes directories whose path is longer than the kernel accepts in one call.
 pub fn deep(dir: &Path) {
     let name = "d".repeat(120);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -13,12 +13,12 @@ use crate::random::Random;
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
-/// The families of shapes, plain and compressed by every method.
+/// Makes all families of shapes, plain and compressed by every method.
 pub fn fill(dir: &Path) {
     fill_by(dir, &METHODS);
 }
 
-/// The families of shapes, plain and compressed by these methods.
+/// Makes all families of shapes, plain and compressed by these methods.
 pub fn fill_by(dir: &Path, methods: &[&str]) {
     for method in ["plain"].iter().chain(methods) {
         let dir = directory(dir, method);
@@ -75,7 +75,7 @@ fn holes(dir: &Path) {
     alloc(&file, punch, 100 * KIB + 10, 150 * KIB);
     alloc(&file, punch, 400 * KIB, 4 * KIB);
     alloc(&file, FallocateFlags::ZERO_RANGE, 500 * KIB, 20 * KIB);
-    // Inline data that was extended, and data that became small enough for it.
+    // Inline data that is extended, and a file that is truncated to a size that fits inline.
     let file = create(dir, "inline-extended");
     put(&file, 0, &random.text(500));
     sync(dir);
@@ -126,7 +126,7 @@ fn clones(dir: &Path) {
     let small = File::open(dir.join("small")).expect("it opens");
     rustix::fs::ioctl_ficlone(create(dir, "clone"), &original).expect("a clone");
     rustix::fs::ioctl_ficlone(create(dir, "clone-of-inline"), &small).expect("a clone");
-    // In one filesystem the kernel shares what is aligned when it copies a range.
+    // Inside one filesystem, the kernel shares the aligned part of a range that it copies.
     let file = create(dir, "ranges");
     file.set_len(2 * MIB).expect("a length");
     for (from, to, len) in [(64, 0, 64), (0, 256, 100), (332, 8, 4), (128, 1024, 400)] {
@@ -139,7 +139,7 @@ fn clones(dir: &Path) {
     rustix::fs::ioctl_ficlone(&file, &original).expect("a clone");
     sync(dir);
     put(&file, 200_000, &random.text(10_000));
-    // A range of itself, so that one extent is referenced twice by one file.
+    // A file that clones a range of itself, so that it refers to one extent twice.
     let file = create(dir, "of-itself");
     put(&file, 0, &random.text(256 << 10));
     sync(dir);
@@ -172,7 +172,7 @@ fn preallocated(dir: &Path) {
     alloc(&file, none, 0, 200_000);
 }
 
-/// Writes that go past the page cache, in blocks, which makes extents of their own.
+/// Makes direct writes in blocks, which get extents of their own.
 fn direct(dir: &Path) {
     let flags = i32::try_from(OFlags::DIRECT.bits()).expect("a flag");
     let file = File::options()

@@ -32,7 +32,8 @@ pub fn fill(dir: &Path) {
     owners_and_modes(&directory(dir, "owners"));
 }
 
-/// A target is stored in one leaf: with the smallest nodes 4095 bytes do not fit.
+/// Makes the longest symbolic link. Its target must fit into one leaf: with the smallest nodes,
+/// 4095 bytes do not.
 fn longest_symlink(dir: &Path) {
     for len in [4095, 3900] {
         let path = dir.join(format!("symlink-{len}"));
@@ -63,7 +64,7 @@ fn owners_and_modes(dir: &Path) {
     }
 }
 
-/// Times far from now, each on a file, a directory and a symbolic link.
+/// Makes files with times far from now, each on a file, a directory and a symbolic link.
 pub fn times(dir: &Path) {
     let seconds = [0, 1, -1, -62_135_596_800, 2_147_483_647, 2_147_483_648, 4_294_967_296];
     let far = [15_032_385_536, 253_402_300_800, i64::from(i32::MIN) * 4, 1 << 50];

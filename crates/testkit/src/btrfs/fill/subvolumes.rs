@@ -28,7 +28,7 @@ pub fn fill(dir: &Path) {
     write(&dir.join("snapshot/only in the snapshot"), &vec![b's'; 100_000]);
     snapshot(&dir.join("snapshot"), &dir.join("snapshot-of-snapshot"), true);
 
-    // One that is gone, and one that moved: its back reference names the new place.
+    // A deleted subvolume, and a moved one: its back reference names the new path.
     create(&dir.join("deleted"));
     write(&dir.join("deleted/file"), b"gone");
     sync(dir);

@@ -66,7 +66,7 @@ fn many_and_large(dir: &Path) {
     for name in colliding(b"user.", 30, 6) {
         must_set(&colliding_names, &name, &name);
     }
-    // The largest value is what a leaf holds beside the headers, whatever its size.
+    // The largest value fills a leaf except for the headers, whatever the node size.
     for node_bytes in [65_536, 32_768, 16_384, 8192, 4096] {
         let file = dir.join(OsStr::from_bytes(b"large"));
         write(&file, b"");
@@ -82,7 +82,7 @@ fn many_and_large(dir: &Path) {
     panic!("no large value fits");
 }
 
-/// `cap_net_bind_service,cap_net_raw=ep`, as the kernel stores it.
+/// Sets `cap_net_bind_service,cap_net_raw=ep`, as the kernel stores it.
 fn capability(dir: &Path) {
     let file = dir.join("capable");
     write(&file, b"#!/bin/true\n");
@@ -94,7 +94,7 @@ fn capability(dir: &Path) {
     must_set(&file, b"security.capability", &value);
 }
 
-/// An entry of an access control list: its tag, permissions and id.
+/// An entry of an access control list: tag, permissions and id.
 type AclEntry = (u16, u16, u32);
 
 /// Access control lists on files and directories, set and inherited.

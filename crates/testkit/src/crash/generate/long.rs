@@ -6,7 +6,7 @@ fn workload(name: &str, steps: Vec<Step>) -> Workload {
     Workload { name: name.to_owned(), setup: Vec::new(), steps }
 }
 
-/// Each round makes a file with data, writes over another one, moves a third, and syncs.
+/// Each round makes a file with data, overwrites another one, renames a third, and syncs.
 #[must_use]
 pub fn rounds(count: usize) -> Workload {
     let write = |path: String, len| Op::Write { path, offset: 0, len };
@@ -27,8 +27,8 @@ pub fn rounds(count: usize) -> Workload {
     workload("rounds", steps)
 }
 
-/// Writes `count` files of `len` bytes, each synced, and takes them away again two by two: space is
-/// allocated to them and given back.
+/// Writes `count` files of `len` bytes, each synced, and then removes them two by two, so that the
+/// engine allocates space and frees it again.
 #[must_use]
 pub fn tides(count: usize, len: usize) -> Workload {
     let path = |number| format!("file{number}");
@@ -44,15 +44,15 @@ pub fn tides(count: usize, len: usize) -> Workload {
             steps.push(Step::Sync);
         }
     }
-    // What became empty is given back by the commit after the one that emptied it.
+    // The commit after the one that emptied a block group removes it.
     steps.push(Step::Do(Op::Mkdir("last".into())));
     steps.push(Step::Sync);
     workload("tides", steps)
 }
 
-/// On a volume that has room for less than 56 files of `large` bytes: they are made until there is
-/// no more, whatever that comes to, and then for `count` rounds others go, come and move. Each
-/// round takes as much as the one before gave back, and more.
+/// For a volume that has room for less than 56 files of `large` bytes. The set-up makes files until
+/// the volume is full, however many that takes. Then, in each of `count` rounds, files are removed,
+/// made and renamed. Each round takes as much space as the one before freed, and more.
 #[must_use]
 pub fn brink(count: usize, large: usize) -> Workload {
     const FILES: usize = 56;
@@ -73,14 +73,14 @@ pub fn brink(count: usize, large: usize) -> Workload {
             steps.push(write(path.clone(), [0, 300, 5000, 30_000, 0][number]));
             steps.push(Step::Try(Op::Rename(path, moved)));
         }
-        // What the file that went had, and then some.
+        // This file takes the space of the removed one, and more.
         steps.push(make(&name(FILES + round)));
         steps.push(write(name(FILES + round), large));
         if round % 3 == 2 {
             steps.push(Step::Sync);
         }
     }
-    // Much goes, and with it a block group.
+    // Removing many files empties a block group, which the engine then removes.
     steps.extend((count..FILES).map(|number| Step::Do(Op::Unlink(name(number)))));
     steps.extend([Step::Sync, Step::Do(Op::Mkdir("last".into())), Step::Sync]);
     Workload { setup, ..workload("brink", steps) }

@@ -6,13 +6,14 @@ use super::tree::Need;
 use super::{Op, Step};
 use crate::crash::workload::{Share, acl_name, split};
 
-/// The files of the namespace.
+/// The paths of the regular files in the namespace.
 const FILES: [&str; 6] = ["foo", "bar", "A/foo", "A/bar", "B/foo", "B/bar"];
 
-/// Those whose data and attributes change.
+/// The files whose data and attributes change.
 const CHANGED: [&str; 2] = ["foo", "A/bar"];
 
-/// Lengths of the files that are there: inline for most filesystems, and of several sectors.
+/// Lengths of existing files, in bytes: one that most filesystems store inline, and one of several
+/// sectors.
 const LENGTHS: [usize; 2] = [100, 10_000];
 
 /// An operation that may be part of a workload.
@@ -23,7 +24,7 @@ pub(super) struct Candidate {
     pub(super) points: Vec<Step>,
 }
 
-/// All of them, in an order that stays.
+/// All candidates, in a fixed order, because workloads are known by number.
 pub(super) fn ops() -> Vec<Candidate> {
     let mut all = Vec::new();
     names(&mut all);
@@ -41,7 +42,7 @@ pub(super) fn ops() -> Vec<Candidate> {
     all
 }
 
-/// `fsync` and `fdatasync` of each of `paths`, once, and `sync`.
+/// `fsync` and `fdatasync` of each of `paths`, without repetition, and `sync`.
 fn points(paths: &[&str]) -> Vec<Step> {
     let mut points: Vec<Step> = Vec::new();
     for path in paths {
@@ -71,7 +72,7 @@ fn names(all: &mut Vec<Candidate>) {
         all.push(add(Op::Unlink(own.clone()), vec![file.clone()], points(&[dir])));
         let opened = vec![file.clone(), Need::Opened(path)];
         all.push(add(Op::Unlink(own.clone()), opened, points(&[dir])));
-        // A name of two: the file stays.
+        // The file has a second name, so it stays.
         let other = if path == "foo" { "A/foo" } else { "foo" };
         let linked = vec![together(path, other), file, Need::Linked(path, other)];
         all.push(add(Op::Unlink(own), linked, points(&[other, dir])));
@@ -97,7 +98,7 @@ fn pairs() -> impl Iterator<Item = (&'static str, &'static str)> {
     FILES.into_iter().flat_map(others)
 }
 
-/// The directories of both are in one subvolume, so a file can have a name in each.
+/// Needs the directories of both to be in one subvolume, so that a file can have a name in each.
 fn together(one: &'static str, other: &'static str) -> Need {
     Need::Together(split(one).0, split(other).0)
 }
@@ -133,7 +134,7 @@ fn renames(all: &mut Vec<Candidate>) {
         all.push(noreplace(from, to, Need::File(from, LENGTHS[1])));
     }
     all.push(noreplace("A", "B", Need::Dir("A")));
-    // What is replaced has another name, which is synced.
+    // The replaced file has another name, and that name is synced.
     for (from, to, other) in [
         ("foo", "bar", "A/foo"),
         ("foo", "A/bar", "bar"),
@@ -153,7 +154,7 @@ fn renames(all: &mut Vec<Candidate>) {
     let full = || vec![Need::Dir("A"), Need::File("A/foo", LENGTHS[0])];
     let with = |need| [full(), vec![need]].concat();
     all.push(rename("A", "B", with(Need::Absent("B"))));
-    // A subvolume stays even if it is empty.
+    // A subvolume stays a subvolume even if it is empty, so the target must be a plain directory.
     let plain = [vec![Need::Together("", "B")], with(Need::EmptyDir("B"))].concat();
     all.push(rename("A", "B", plain));
     all.push(rename("A", "B/C", with(Need::Absent("B/C"))));
@@ -181,8 +182,8 @@ fn data(all: &mut Vec<Candidate>) {
         };
         let end = length as u64;
         for (offset, len) in [
-            // Appended: little, and over several sectors. Over everything, in the middle, over the
-            // end, behind the end.
+            // Append a few bytes, append several sectors, overwrite everything, overwrite the
+            // middle, write across the end, write behind the end.
             (end, 50),
             (end, 20_000),
             (0, length),
@@ -193,7 +194,7 @@ fn data(all: &mut Vec<Candidate>) {
             add(Op::Write { path: path.to_owned(), offset, len });
         }
         for (what, offset, len) in [
-            // Within and behind the file, and over its end.
+            // Ranges inside the file, behind its end, and across its end.
             (Fallocate::Allocate { keep_size: false }, 0, 30_000),
             (Fallocate::Allocate { keep_size: true }, end, 20_000),
             (Fallocate::PunchHole, 0, 4096),
@@ -204,12 +205,12 @@ fn data(all: &mut Vec<Candidate>) {
             (Fallocate::Insert, 4096, 4096),
         ] {
             let moves = matches!(what, Fallocate::Collapse | Fallocate::Insert);
-            // In a file that ends before that there is nothing to move.
+            // There is nothing to move in a file that ends before the range does.
             if !moves || end > offset + len {
                 add(Op::Fallocate { path: path.to_owned(), what, offset, len });
             }
         }
-        // Over the beginning, behind that, and behind a hole.
+        // At the beginning, right behind that, and after a gap that becomes a hole.
         for (offset, len) in [(0, 4096), (4096, 16_384), (65_536, 4096)] {
             add(Op::WriteDirect { path: path.to_owned(), offset, len });
         }
@@ -251,7 +252,7 @@ fn copies(all: &mut Vec<Candidate>) {
     }
 }
 
-/// Parts of files that become shared.
+/// Operations that make two files share a range.
 fn shares(all: &mut Vec<Candidate>) {
     let [one, other] = CHANGED;
     let share = |from: &str, (offset, len), to: &str, to_offset| Share {
@@ -264,13 +265,14 @@ fn shares(all: &mut Vec<Candidate>) {
     let end = LENGTHS[1] as u64;
     for (from, to) in [(one, other), (other, one)] {
         let needs = vec![Need::File(from, LENGTHS[1]), Need::File(to, LENGTHS[1])];
-        // From the middle to the beginning, over the end, and the end behind the end.
+        // The middle to the beginning, a range across the end, and the end of one behind the end of
+        // the other.
         for (range, at) in [((4096, 4096), 0), ((0, 8192), 8192), ((8192, end - 8192), 12_288)] {
             let op = Op::Clone(share(from, range, to, at));
             all.push(Candidate { op, needs: needs.clone(), points: points(&[to, from]) });
         }
         let needs = [needs, vec![Need::Same(from, to)]].concat();
-        // In part, and all of it.
+        // A part, and the whole file.
         for range in [(0, 4096), (0, end)] {
             let op = Op::Dedupe(share(from, range, to, 0));
             all.push(Candidate { op, needs: needs.clone(), points: points(&[to, from]) });
@@ -297,8 +299,8 @@ fn attributes(all: &mut Vec<Candidate>) {
     }
 }
 
-/// What is set of a file and forbids nothing, and what forbids almost all; of a directory only the
-/// former.
+/// Sets file flags: ones that forbid nothing and ones that forbid almost all changes. A directory
+/// gets only flags that forbid nothing.
 fn flags(all: &mut Vec<Candidate>) {
     let mut add = |path: &str, flags, need| {
         let op = Op::SetFlags(path.to_owned(), flags);
@@ -315,7 +317,7 @@ fn flags(all: &mut Vec<Candidate>) {
     add("A", FileFlags::DIRSYNC, Need::Dir("A"));
 }
 
-/// Access control lists, and how data is compressed.
+/// Access control lists and compression settings.
 fn lists(all: &mut Vec<Candidate>) {
     let file = |path| Need::File(path, LENGTHS[1]);
     for (path, need) in [("foo", file("foo")), ("A/bar", file("A/bar")), ("A", Need::Dir("A"))] {
@@ -337,13 +339,14 @@ fn lists(all: &mut Vec<Candidate>) {
             add(acl(true), None);
         }
     }
-    // What is made in a directory that says how.
+    // A file that inherits the compression of its directory.
     let needs = vec![Need::Dir("A"), Need::Compression("A"), Need::Absent("A/foo")];
     let op = Op::Create("A/foo".to_owned());
     all.push(Candidate { op, needs, points: points(&["A/foo", "A"]) });
 }
 
-/// What is set of subvolumes. Nothing in them says so: only `sync` makes that durable.
+/// Settings of subvolumes. They are not stored inside the subvolume, so only `sync` makes them
+/// durable.
 fn settings(all: &mut Vec<Candidate>) {
     let a = [Need::Subvolume("A"), Need::File("A/foo", LENGTHS[1])];
     let snapshot = [&a[..], &[Need::NoneBelow("A"), Need::Snapshot("A", "B")]].concat();
@@ -361,8 +364,8 @@ fn settings(all: &mut Vec<Candidate>) {
     }
 }
 
-/// The directories of the namespace are subvolumes here, and all that is done in them elsewhere is
-/// done to these too.
+/// Subvolumes in place of the directories A and B: operations that make, snapshot, delete, rename
+/// and exchange them.
 fn subvolumes(all: &mut Vec<Candidate>) {
     let full = |path, [long, short]: [&'static str; 2]| {
         let files = [Need::File(long, LENGTHS[1]), Need::File(short, LENGTHS[0])];
@@ -392,13 +395,14 @@ fn subvolumes(all: &mut Vec<Candidate>) {
     {
         let needs = [needs, vec![Need::NoneBelow(path), Need::NotDefault(path)]].concat();
         let op = Op::DeleteSubvolume(path.to_owned());
-        // Nothing promises that what it holds is dropped, but the power may be cut in the middle of
-        // that.
+        // No promise covers when its contents are dropped, but a power cut may come in the middle
+        // of dropping them.
         let dropped = [Step::Do(Op::DropDeleted)];
         let points = [&points(&[split(path).0])[..], &dropped].concat();
         all.push(Candidate { op, needs, points });
     }
-    // Nothing in a subvolume says where it stands, so to sync it says nothing of that.
+    // The path of a subvolume is not stored inside it, so an `fsync` of the subvolume does not
+    // promise its path.
     let with = |need| [&a[..], &[need]].concat();
     let plain = [Need::Together("", "B"), Need::EmptyDir("B")];
     for (to, needs) in [

@@ -1,5 +1,5 @@
-//! What is there while a workload is put together, and what has to be done so that something else
-//! is.
+//! Tracks which files exist while a workload is put together, and finds the operations that make a
+//! needed state.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,20 @@ use offshoot_vfs::FileFlags;
 use super::Op;
 use crate::crash::workload::split;
 
-/// What an operation needs to be possible, and to be what its description says.
+/// What must be true before an operation, so that it is possible and does what its description
+/// says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// Nothing is there; the directory for it is.
+    /// The path is free, and its directory exists.
     Absent(&'static str),
-    /// A regular file with data, of which the length is given when it has to be made. It is copied
-    /// on write, and can be changed.
+    /// A regular file with data, copied on write and not protected by flags. If it has to be made,
+    /// it gets this length in bytes.
     File(&'static str, usize),
-    /// A regular file with data that is written in place.
+    /// A regular file whose data is written in place. If it has to be made, it gets this length.
     InPlace(&'static str, usize),
     /// A new file without data.
     Empty(&'static str),
-    /// The second file begins with what the first holds, in space of its own.
+    /// The second file begins with the data of the first, in space of its own.
     Same(&'static str, &'static str),
     /// A directory.
     Dir(&'static str),
@@ -32,27 +33,28 @@ pub(super) enum Need {
     Xattr(&'static str, &'static str),
     /// The file or directory has an access control list.
     Acl(&'static str),
-    /// The file or directory says how it is compressed.
+    /// The file or directory has a compression property.
     Compression(&'static str),
     /// The file is open.
     Opened(&'static str),
-    /// A subvolume that can be changed.
+    /// A subvolume that is not read-only.
     Subvolume(&'static str),
-    /// The second is a subvolume that was made as a snapshot of the first, or of what had its name.
+    /// The second is a subvolume that was made as a snapshot of the first, or of an earlier
+    /// subvolume with its name.
     Snapshot(&'static str, &'static str),
-    /// There is no subvolume below this directory.
+    /// There is no subvolume below the directory.
     NoneBelow(&'static str),
-    /// The subvolume refuses to be changed.
+    /// The subvolume is read-only.
     ReadOnly(&'static str),
-    /// A mount without options shows this subvolume.
+    /// The subvolume is the default one, which a mount without options shows.
     Default(&'static str),
-    /// It shows another one.
+    /// The subvolume is not the default one.
     NotDefault(&'static str),
-    /// What is at these paths, or will be, is in one subvolume.
+    /// The two paths, or the files that will be there, are in one subvolume.
     Together(&'static str, &'static str),
 }
 
-/// What stands at a path: directories, and files by a number that all names of one share.
+/// What a path leads to. A file has a number that all of its names share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Is {
     Dir,
@@ -80,7 +82,7 @@ fn is_below(path: &str, dir: &str) -> bool {
     dir.is_empty() || path.strip_prefix(dir).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// What is there.
+/// All paths, and what each leads to.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     paths: BTreeMap<String, Is>,
@@ -90,7 +92,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Does what is missing of `needs`, and tells what that was.
+    /// Adds what `needs` requires and is missing. Returns the operations that do so.
     pub(super) fn ensure(&mut self, needs: &[Need]) -> Vec<Op> {
         let mut ops = Vec::new();
         for need in needs {
@@ -99,7 +101,7 @@ impl Tree {
         ops
     }
 
-    /// Something was done.
+    /// Updates the tree as `op` changes it.
     pub(super) fn note(&mut self, op: &Op) {
         match op {
             Op::Create(path) | Op::Unnamed(path) => {
@@ -123,7 +125,7 @@ impl Tree {
             Op::Unlink(path) | Op::Rmdir(path) => drop(self.paths.remove(path)),
             Op::Rename(from, to) | Op::RenameNoReplace(from, to) => self.rename(from, to),
             Op::Exchange(one, other) => {
-                // A name that nothing else has.
+                // No other path has this name.
                 self.rename(one, "aside");
                 self.rename(other, one);
                 self.rename("aside", other);
@@ -170,14 +172,14 @@ impl Tree {
                 self.rename(&child, &child.replacen(from, to, 1));
             }
         } else if self.paths.get(to) == Some(&is) {
-            // Two names of one file: nothing happens.
+            // Both are names of one file, so a rename does nothing.
             return;
         }
         self.paths.remove(from);
         self.paths.insert(to.to_owned(), is);
     }
 
-    /// What is below the source is below the snapshot too, and its files are others.
+    /// Everything below the source is below the snapshot too, as new files.
     fn snapshot(&mut self, source: &str, to: &str, is_read_only: bool) {
         let below = self.paths.range(source.to_owned()..);
         let below: Vec<_> = below
@@ -202,7 +204,7 @@ impl Tree {
         self.paths.insert(to.to_owned(), is);
     }
 
-    /// Whether a path is in a subvolume that refuses to be changed, or is one.
+    /// Whether a path is in, or is, a read-only subvolume.
     fn is_read_only(&self, path: &str) -> bool {
         let subvolume = self.paths.get(self.subvolume_of(path));
         matches!(subvolume, Some(Is::Subvolume { is_read_only: true, .. }))
@@ -216,7 +218,7 @@ impl Tree {
         }
     }
 
-    /// The subvolume that a path is in: its path, "" for the first one.
+    /// The path of the subvolume that contains a path; "" for the top-level one.
     fn subvolume_of<'p>(&self, mut path: &'p str) -> &'p str {
         while !path.is_empty() && !matches!(self.paths.get(path), Some(Is::Subvolume { .. })) {
             path = split(path).0;
@@ -293,7 +295,8 @@ impl Tree {
                 }
             }
             Need::NoneBelow(dir) => {
-                // Those in others come behind them.
+                // Nested subvolumes sort behind the ones that contain them, so they are deleted
+                // first.
                 for path in self.subvolumes_below(dir).into_iter().rev() {
                     self.delete(path, ops);
                 }
@@ -303,7 +306,7 @@ impl Tree {
             Need::NotDefault(path) => self.let_go(path, ops),
             Need::Together(one, other) => {
                 for dir in [one, other] {
-                    // What the two have in common may be one.
+                    // Both paths may be in one subvolume above the two; then it stays.
                     while self.subvolume_of(one) != self.subvolume_of(other)
                         && let path = self.subvolume_of(dir).to_owned()
                         && !path.is_empty()
@@ -345,14 +348,14 @@ impl Tree {
         self.act(Op::Write { path: path.to_owned(), offset: 0, len }, ops);
     }
 
-    /// Makes a new file in the place of what is there.
+    /// Replaces the file at a path, if any, by a new empty one.
     fn new_file(&mut self, path: &str, ops: &mut Vec<Op>) {
         self.dir(split(path).0, ops);
         self.remove(path, ops);
         self.act(Op::Create(path.to_owned()), ops);
     }
 
-    /// Takes flags away that forbid to change the file.
+    /// Clears the flags of a file that forbid to change it.
     fn unlock(&mut self, path: &str, flags: FileFlags, ops: &mut Vec<Op>) {
         if flags.intersects(FileFlags::IMMUTABLE | FileFlags::APPEND) {
             self.act(Op::SetFlags(path.to_owned(), FileFlags::empty()), ops);
@@ -365,7 +368,7 @@ impl Tree {
         self.act(Op::DeleteSubvolume(path), ops);
     }
 
-    /// Lets a subvolume be the default one no more, which nobody may remove.
+    /// Makes another subvolume the default one: the default subvolume cannot be removed.
     fn let_go(&mut self, path: &str, ops: &mut Vec<Op>) {
         if self.paths.get(path).is_some_and(|is| is.is_default()) {
             self.act(Op::SetDefault(String::new()), ops);

@@ -1,4 +1,4 @@
-//! What must not be found is told from what may be.
+//! Tests that the oracle rejects what must not be found and accepts what may be.
 
 use offshoot_vfs::{Fallocate, FileFlags, FileType, Timestamp};
 
@@ -28,7 +28,7 @@ fn name(name: &str) -> Name {
     (ROOT, name.as_bytes().to_vec())
 }
 
-/// Makes directories as large as the names in them.
+/// Sets the size of every directory to what its names add up to.
 fn settle(picture: &mut Picture) {
     let Picture { names, files } = picture;
     for (id, file) in files {
@@ -45,7 +45,7 @@ fn allows(history: &History, found: &Picture, kept: usize, latest: usize) -> boo
     history.judge(found, &(0..kept).collect::<Vec<_>>(), latest).is_empty()
 }
 
-/// The moments that may be found whole after that.
+/// The moments that may be found whole after these promises and operations.
 fn allowed(history: &History, kept: usize, latest: usize) -> Vec<usize> {
     let pictures = 0..history.pictures.len();
     pictures.filter(|&at| allows(history, &history.pictures[at], kept, latest)).collect()
@@ -117,7 +117,7 @@ fn data_that_was_written_back_in_part() {
     file.size = 8192;
     file.sectors.as_mut().expect("data").truncate(2);
     assert!(allows(&history, &found, 1, 2));
-    // Not when all of it was promised, and not in parts of sectors.
+    // Not if all of it was promised, and not in parts of sectors.
     let promised = of(&[&steps[..], &[Step::Fsync("a".into())]].concat());
     assert!(!allows(&promised, &found, 2, 2));
     found.files.get_mut(&1).expect("the file").size = 8000;
@@ -137,7 +137,7 @@ fn old_data_where_new_data_was_promised() {
 fn an_fsync_promises_one_file_and_a_sync_all() {
     let chmod = Step::Do(Op::Chmod("a".into(), 0o600));
     let before = [create("a"), Step::Sync, chmod, create("b")];
-    // The change of `a` is missing.
+    // The found state lacks the change of `a`.
     let old = |history: &History| {
         let mut found = history.pictures[3].clone();
         found.files.insert(1, history.pictures[1].files[&1].clone());
@@ -156,7 +156,8 @@ fn an_fsync_promises_one_file_and_a_sync_all() {
     assert!(!allows(&one, &without, 2, 3));
 }
 
-/// What a log brought further stays so until a sync; behind that everything is of one moment again.
+/// A log may show a file at a later moment, until a sync; after that everything is of one moment
+/// again.
 #[test]
 fn a_sync_ends_what_a_log_may_show() {
     let change = |path: &str| Step::Do(Op::Chmod(path.into(), 0o600));
@@ -177,7 +178,7 @@ fn a_sync_ends_what_a_log_may_show() {
     assert!(!allows(&synced, &found(&synced, 6, 4), 3, 6), "b is newer than a");
 }
 
-/// Both names lead somewhere as of some moment, and yet it is half done.
+/// Each name leads to something that it led to at some moment, and yet the rename is half done.
 #[test]
 fn a_log_with_half_an_operation() {
     let moved = |path: &str| Step::Fsync(path.into());
@@ -202,8 +203,8 @@ fn a_log_with_half_an_operation() {
     assert!(!allows(&history, &other, 2, 3), "the names in the directory were promised");
 }
 
-/// What the kernel may leave of a move, and of a name that was given before another one was taken
-/// away.
+/// What the kernel may leave of a move, and of a name that a file gained before it lost another
+/// one.
 #[test]
 fn the_kernel_promises_less_of_names() {
     let dir = || Step::Do(Op::Mkdir("d".into()));
@@ -236,8 +237,8 @@ fn the_kernel_promises_less_of_names() {
     assert!(!allows(&history, &found(&history, &[]), 2, 4), "ours never loses a file");
 }
 
-/// Two names of a file are taken away one after the other, and another file that takes the second
-/// is synced: what was done to the first need not last.
+/// A file loses its two names one after the other, and another file that takes the second name is
+/// synced: the first removal need not be durable.
 #[test]
 fn operations_that_are_no_move_may_be_found_in_part() {
     let unlink = |path: &str| Step::Do(Op::Unlink(path.into()));
@@ -255,7 +256,8 @@ fn operations_that_are_no_move_may_be_found_in_part() {
     }
 }
 
-/// A file took the name of another one and left it again: who had the name before may have it back.
+/// A file took the name of another file and gave it up again: the earlier file may have the name
+/// back.
 #[test]
 fn a_name_that_was_taken_and_left() {
     let steps = [
@@ -280,7 +282,7 @@ fn a_name_that_was_taken_and_left() {
     assert!(!allows(&history, &found, 2, 6), "it moved on");
 }
 
-/// A move back leaves one name.
+/// A file that moved there and back has one name.
 #[test]
 fn a_file_that_moved_there_and_back() {
     let there = [create("a"), Step::Sync, rename("a", "b")];
@@ -296,7 +298,7 @@ fn a_file_that_moved_there_and_back() {
     assert!(both(&[Step::Do(Op::Link("b".into(), "a".into()))]));
 }
 
-/// Both names of an exchange lead to something that they led to at some moment.
+/// After a cut, each name of an exchange leads to something that it led to at some moment.
 #[test]
 fn an_exchange_in_part() {
     let exchange = Step::Do(Op::Exchange("a".into(), "b".into()));
@@ -311,8 +313,8 @@ fn an_exchange_in_part() {
     }
 }
 
-/// One name of two came with a log: the directory is as large as the names in it, although it never
-/// was.
+/// A log shows one of two names. The directory has the size of the names in it, although it never
+/// had that size.
 #[test]
 fn a_directory_is_as_large_as_its_names() {
     let steps = [create("a"), Step::Sync, create("second"), create("b"), Step::Fsync("b".into())];
@@ -333,8 +335,8 @@ fn an_fsync_of_a_directory_promises_the_names_in_it() {
     assert_eq!(allowed(&history, 2, 2), [2]);
 }
 
-/// A rename of one name of a file to another one does nothing, so nothing is written for the
-/// `sync`.
+/// A rename from one name of a file to another name of the same file does nothing, so the `sync`
+/// writes nothing for it.
 #[test]
 fn a_promise_for_which_nothing_was_written() {
     let link = Step::Do(Op::Link("a".into(), "b".into()));
@@ -359,7 +361,7 @@ fn a_new_size_with_the_old_data() {
     assert!(!allows(&history, &found, 1, 4));
 }
 
-/// Nobody reads the blocks behind the end, and yet they were promised.
+/// Preallocated blocks behind the end of a file are never read, and yet the `fsync` promised them.
 #[test]
 fn space_behind_the_end_that_is_lost() {
     let what = Fallocate::Allocate { keep_size: true };
@@ -383,8 +385,8 @@ fn flags_that_are_lost() {
     assert!(!allows(&history, &found, 2, 2));
 }
 
-/// Nothing in a subvolume says what is set of it: `sync` promises that, and `fsync` of its root
-/// does not.
+/// The settings of a subvolume are not stored inside it: `sync` promises them, and `fsync` of its
+/// root does not.
 #[test]
 fn what_is_set_of_a_subvolume() {
     let steps = |op, last| [Step::Do(Op::Subvolume("a".into())), Step::Sync, Step::Do(op), last];

@@ -1,14 +1,14 @@
-//! What an actor does with flags, extended attributes and access control lists.
+//! The operations of an actor on flags, extended attributes and access control lists.
 //!
-//! What it made immutable, or to be appended to only, it lets go of again: of the first one when
-//! there are several, and of all in the end.
+//! The actor also clears the flags that make a file immutable or append-only: those of the oldest
+//! such file when there are several, and those of all at the end.
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{FileFlags, XattrMode};
 
 use super::{Actor, Pair};
 
-/// The flags, and one in how many files has each of them.
+/// The flags, each with N if one in N files gets it.
 const FLAGS: [(FileFlags, u64); 9] = [
     (FileFlags::NODUMP, 2),
     (FileFlags::NOATIME, 2),
@@ -17,24 +17,24 @@ const FLAGS: [(FileFlags, u64); 9] = [
     (FileFlags::NODATACOW, 4),
     (FileFlags::IMMUTABLE, 6),
     (FileFlags::APPEND, 6),
-    // Everything that is done to it is a commit.
+    // Every change of such a file is a commit of its own.
     (FileFlags::SYNC, 16),
     (FileFlags::DIRSYNC, 16),
 ];
 
-/// What forbids changes.
+/// The flags that forbid changes.
 const FIXED: FileFlags = FileFlags::IMMUTABLE.union(FileFlags::APPEND);
 
-/// What says how data is stored. Where some files have no checksums they are not compressed either,
-/// and the model knows neither.
+/// The flags that say how data is stored. Files without checksums are not compressed either, and
+/// the model knows neither.
 const STORAGE: FileFlags =
     FileFlags::COMPRESS.union(FileFlags::NOCOMPRESS).union(FileFlags::NODATACOW);
 
-/// How many files are to be let go of at a time, at the most.
+/// How many files may be immutable or append-only at the same time.
 const MOST_FIXED: usize = 3;
 
 impl Actor<'_> {
-    /// Sets flags, also those that contradict each other.
+    /// Sets random flags, including ones that contradict each other.
     pub(super) fn set_flags(&mut self) {
         let Some(file) = self.file() else { return };
         let Some((ours, model)) = self.both("flags", |fs, of| fs.flags(of(file))) else { return };
@@ -43,7 +43,7 @@ impl Actor<'_> {
         let mut flags: FileFlags =
             FLAGS.iter().filter(|one| self.random.below(one.1) == 0).map(|one| one.0).collect();
         if self.may_be_full {
-            // There it could not be let go of.
+            // On a full volume the flags could not be cleared again.
             flags.remove(FIXED);
         }
         if self.unsummed.is_some() {
@@ -60,7 +60,7 @@ impl Actor<'_> {
         }
     }
 
-    /// Lets a file be changed again, which may be gone.
+    /// Clears the flags that forbid changes. The file may be gone by now.
     pub(super) fn let_go(&self, file: Pair) {
         let at = self.at;
         if let Some((_, flags)) = self.both("flags", |fs, of| fs.flags(of(file))) {
@@ -80,7 +80,7 @@ impl Actor<'_> {
                     4 => b"security.",
                     _ => b"user.",
                 };
-                // Names of xattrs are hashed as those of files are: some of these collide.
+                // Names of xattrs are hashed like names of files: some of these collide.
                 let name = [namespace, &self.name()[..]].concat();
                 let len = usize::try_from(self.random.below(200)).expect("small");
                 (name, self.random.bytes(len))
@@ -102,15 +102,16 @@ impl Actor<'_> {
         self.both("set_xattr", |fs, of| fs.set_xattr(of(file), &name, &value, mode, at));
     }
 
-    /// How a file is to be compressed, or what says nothing of that.
+    /// A random value of the compression property. The empty value removes the property, and some
+    /// values are invalid.
     fn property(&mut self) -> Vec<u8> {
         const VALUES: [&str; 8] = ["zlib", "lzo", "zstd", "zstd:5", "none", "no", "", "gzip"];
         let value = VALUES[usize::try_from(self.random.below(8)).expect("below 8")];
         value.into()
     }
 
-    /// A list of who may do what: of the three that always are in one, or of some others too;
-    /// rarely one that is none.
+    /// A random access control list: the three entries that every list has, or more; rarely one
+    /// that is invalid.
     fn list(&mut self) -> Vec<u8> {
         const NONE: u32 = u32::MAX;
         let random = &mut self.random;
@@ -125,7 +126,7 @@ impl Actor<'_> {
         if group % 2 == 0 {
             entries.push((0x08, group, 100));
         }
-        // Who is named needs a mask; now and then there is none.
+        // An entry for a named user or group requires a mask; now and then the list has none.
         if entries.len() > 2 && last > 0 {
             entries.push((0x10, mask, NONE));
         }

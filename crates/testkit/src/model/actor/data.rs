@@ -1,7 +1,8 @@
-//! What an actor does with the data of files.
+//! The operations of an actor on the data of files.
 //!
-//! Offsets and lengths are of every size from a byte to many sectors, mostly near the beginning,
-//! where the writes of one file meet; some are far behind the end, and some where no file reaches.
+//! Offsets and lengths range from a byte to many sectors. Most are near the beginning, where the
+//! writes to one file overlap; some are far behind the end, and some are beyond the largest file
+//! size.
 
 use offshoot_vfs::{
     Dedupe, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, Position, SetAttr,
@@ -9,11 +10,11 @@ use offshoot_vfs::{
 
 use super::{Actor, Pair};
 
-/// The offset from which on there is no file.
+/// The offset from which on no file can have data.
 const TOO_FAR: u64 = i64::MAX.cast_unsigned();
 
 impl Actor<'_> {
-    /// A file by its name, or one that is open and may have none.
+    /// A file found by its name, or one that is open and may have no name.
     pub(super) fn file_or_open(&mut self) -> Option<Pair> {
         if self.opened.is_empty() || self.random.below(3) > 0 {
             return self.file();
@@ -22,13 +23,13 @@ impl Actor<'_> {
         Some(self.opened[usize::try_from(index).expect("a small index")])
     }
 
-    /// A number below `2^bits`, as likely small as large.
+    /// A random number below `2^bits`: each number of bits is equally likely.
     fn any_size(&mut self, bits: u64) -> u64 {
         let bits = self.random.below(bits + 1);
         self.random.below(1 << bits)
     }
 
-    /// Somewhere in or behind a file; `is_far` when that may be very far behind.
+    /// A random offset in or behind a file. With `is_far` it may be very far behind.
     fn offset(&mut self, is_far: bool) -> u64 {
         match self.random.below(20) {
             0 if is_far => self.any_size(44),
@@ -49,7 +50,7 @@ impl Actor<'_> {
 
     pub(super) fn write(&mut self) {
         let Some(file) = self.file_or_open() else { return };
-        // A longer write may be refused when its beginning is written.
+        // The filesystem may refuse a longer write after its beginning is written.
         let (len, piece) =
             if self.may_be_full { (self.len().min(1 << 15), 1 << 15) } else { (self.len(), 1) };
         let offset = match self.random.below(100) {
@@ -70,7 +71,7 @@ impl Actor<'_> {
         });
     }
 
-    /// Cuts a file off, or lets it grow by a hole.
+    /// Truncates a file, or extends it by a hole.
     pub(super) fn resize(&mut self) {
         let Some(file) = self.file_or_open() else { return };
         let size = match self.random.below(50) {
@@ -81,7 +82,7 @@ impl Actor<'_> {
         self.both("truncate", |fs, of| fs.set_attr(of(file), &set, at));
     }
 
-    /// Allocates, frees, zeros or moves a range, which is mostly whole sectors.
+    /// Allocates, frees, zeros or moves a range. The range mostly consists of whole sectors.
     pub(super) fn fallocate(&mut self) {
         let Some(file) = self.file_or_open() else { return };
         let keep_size = self.random.below(2) == 0;
@@ -97,7 +98,7 @@ impl Actor<'_> {
             1..10 => (self.offset(false), self.any_size(16)),
             _ => (self.any_size(6) * 4096, (1 + self.any_size(5)) * 4096),
         };
-        // Sectors in part may be zeroed before the rest is refused.
+        // The filesystem may zero partial sectors before it refuses the rest.
         let what = match what {
             Fallocate::Zero { .. } if self.may_be_full => Fallocate::PunchHole,
             what => what,
@@ -108,7 +109,7 @@ impl Actor<'_> {
         self.both("fallocate", |fs, of| fs.fallocate(of(file), what, offset, len, at));
     }
 
-    /// Clones, dedupes or copies a range of one file to another place, mostly of another.
+    /// Clones, dedupes or copies a range of one file to another place, mostly in another file.
     pub(super) fn share(&mut self) {
         let (Some(from), Some(to)) = (self.file_or_open(), self.file_or_open()) else { return };
         let mut place = || match self.random.below(4) {
@@ -122,11 +123,11 @@ impl Actor<'_> {
         {
             len = rest.min(1 << 20);
         }
-        // A longer one may be refused when its beginning is done.
+        // The filesystem may refuse a longer range after its beginning is done.
         let len = if self.may_be_full { len.min(1 << 17) } else { len };
-        // How much of a copy was done that is refused nobody says.
+        // After a refused copy, no call returns how much of it was done.
         let kind = self.random.below(if self.may_be_full { 3 } else { 4 });
-        // The model knows checksums by the flag of files that are written in place alone.
+        // The model knows only one kind of file without checksums: those with the flag NODATACOW.
         let kind = match self.unsummed {
             Some(unsummed) => {
                 let looks = |file: Pair| {
@@ -137,8 +138,8 @@ impl Actor<'_> {
             }
             None => kind,
         };
-        // Inline data is not shared. Where it is zeros, a hole that is the same stays one; the
-        // model knows no inline data.
+        // Inline data cannot be shared. If inline data is zeros, a destination that is a hole is
+        // equal and stays a hole; but the model has no inline data.
         let mut first = [0; 4096];
         let is_read = offset == 0 && self.model.read(from.model, 0, &mut first).is_ok();
         let kind = if kind == 2 && is_read && first == [0; 4096] { 0 } else { kind };
@@ -161,10 +162,10 @@ impl Actor<'_> {
         }
     }
 
-    /// Reads in one of the ways there are.
+    /// Reads a file in one of several ways.
     pub(super) fn read(&mut self) {
         let Some(file) = self.file_or_open() else { return };
-        // No system call reads a symbolic link, so nothing says what it gives.
+        // No system call reads the data of a symbolic link, so there is nothing to compare with.
         if self.file_type(file) == Some(FileType::Symlink) {
             return;
         }

@@ -1,7 +1,8 @@
-//! What an actor does with subvolumes.
+//! The operations of an actor on subvolumes.
 //!
-//! Its subvolumes stand beside each other: none is in one that it made, so no snapshot shows the
-//! place of another one. Nobody else works in them, so a snapshot holds the same on both sides.
+//! An actor never makes a subvolume inside another one of its own, so no snapshot shows an empty
+//! directory in place of a nested subvolume. Only that actor works in its subvolumes, so a snapshot
+//! holds the same on both sides.
 
 use offshoot_vfs::{FileId, FileSystem, Place, Result};
 
@@ -9,14 +10,14 @@ use super::super::subvolumes::Subvolumes;
 use super::{Actor, Pair};
 
 impl<'a> Actor<'a> {
-    /// The actor makes subvolumes and snapshots too, deletes them, and sets whether they may be
-    /// changed; `ours` does that to the filesystem.
+    /// Lets the actor also make subvolumes and snapshots, delete them, and set whether they are
+    /// read-only. `ours` makes these calls on the filesystem under test.
     #[must_use]
     pub fn with_subvolumes(self, ours: &'a dyn Subvolumes) -> Self {
         Self { subvolumes: Some(ours), ..self }
     }
 
-    /// As [`both`](Self::both), for the calls of subvolumes.
+    /// Like [`both`](Self::both), for the calls on subvolumes.
     fn both_subvolumes<T>(
         &self,
         what: &'static str,
@@ -29,14 +30,14 @@ impl<'a> Actor<'a> {
         })
     }
 
-    /// A directory that is in the subvolume where the actor works.
+    /// A directory in the subvolume in which the actor started.
     fn outer_dir(&mut self) -> Pair {
         let dir = self.dir();
         let is_outer = self.model.are_in_one_subvolume(dir.model, self.root.model);
         if is_outer { dir } else { self.root }
     }
 
-    /// A subvolume of the actor, if it comes upon one.
+    /// A subvolume of the actor, if one of eight random names leads to one.
     fn subvolume(&mut self) -> Option<Pair> {
         for _ in 0..8 {
             let (dir, name) = (self.outer_dir(), self.name());
@@ -82,7 +83,8 @@ impl<'a> Actor<'a> {
             _ => {
                 let Some(root) = self.subvolume() else { return };
                 let is_read_only = self.random.below(3) == 0;
-                // Nor does what loses its last name here go as long as nobody may change it.
+                // An open file that loses its last name here could not be removed from a read-only
+                // subvolume.
                 self.close_all_in(root);
                 self.both_subvolumes("set_read_only", ours, |fs, of| {
                     fs.set_read_only(of(root), is_read_only)
@@ -91,14 +93,14 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// The subvolume that a mount shows is this one.
+    /// Checks that both sides have this default subvolume, which a mount shows.
     fn assert_default(&self, ours: &dyn Subvolumes, root: Pair) {
         let default = self.both_subvolumes("default", ours, |fs, _| fs.default());
         assert_eq!(default, Some((root.ours, root.model)), "the default subvolume");
     }
 
-    /// Has a mount show what it showed first. Only one actor changes that, because there is one of
-    /// it.
+    /// Restores the first default subvolume. Only actor 0 changes it, because a volume has only
+    /// one.
     pub(super) fn leave_default(&self) {
         if let Some(ours) = self.subvolumes.filter(|_| self.number == 0) {
             let root = Pair { ours: self.ours.root(), model: self.model.root() };
@@ -107,7 +109,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Lets go of what is open in the subvolume of this name, if there is one.
+    /// Releases the files that are open in the subvolume of this name, if there is one.
     pub(super) fn close_subvolume(&mut self, dir: Pair, name: &[u8]) {
         if let Some(root) = self.find(dir, name).filter(|root| self.model.is_subvolume(root.model))
         {
@@ -115,7 +117,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Lets go of what is open in a subvolume.
+    /// Releases the files that are open in a subvolume.
     fn close_all_in(&mut self, root: Pair) {
         let is_in = |file: &Pair| self.model.are_in_one_subvolume(file.model, root.model);
         let (closed, kept): (Vec<_>, Vec<_>) = self.opened.iter().partition(|file| is_in(file));
@@ -125,8 +127,8 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Whether a move is one of those that are tried: a subvolume goes only beside its like,
-    /// whichever of the two names it has.
+    /// Whether the actor may try this move: it moves a subvolume only from one directory outside
+    /// its subvolumes to another one. This holds for both names of an exchange.
     pub(super) fn may_move(&self, from: (Pair, &[u8]), to: (Pair, &[u8])) -> bool {
         let is_outer =
             |(dir, _): (Pair, &[u8])| self.model.are_in_one_subvolume(dir.model, self.root.model);

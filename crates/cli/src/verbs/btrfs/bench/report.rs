@@ -1,4 +1,4 @@
-//! What a benchmark tells.
+//! The report of a benchmark.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -35,11 +35,11 @@ fn cpu_time() -> Duration {
     Duration::new(secs, u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
-/// A stretch of a benchmark.
+/// A phase of a benchmark.
 pub(super) struct Phase {
-    /// Its name; rounds have numbers.
+    /// The name of the phase; `None` for a round, which has a number.
     pub(super) name: Option<&'static str>,
-    /// What it did.
+    /// Its work and time.
     pub(super) round: Round,
 }
 
@@ -58,20 +58,20 @@ impl Phase {
     }
 }
 
-/// All that is told of a run.
+/// Everything that is reported of a run.
 pub(super) struct Report {
     pub(super) title: String,
-    /// What was asked for, for programs.
+    /// The settings of the run, for JSON.
     pub(super) settings: Value,
     pub(super) phases: Vec<Phase>,
-    /// What the sync at the end took.
+    /// How long the sync at the end took.
     pub(super) sync: Duration,
     pub(super) stopwatch: Stopwatch,
     pub(super) statistics: Statistics,
 }
 
 impl Report {
-    /// Writes it.
+    /// Writes the report.
     pub(super) fn write(&self, json: bool, out: &mut dyn Write) -> Result {
         let (total, cpu) = self.stopwatch.read();
         if !json {
@@ -88,7 +88,7 @@ impl Report {
         Ok(write_line(out, &value)?)
     }
 
-    /// The files of all phases: one that was made and removed counts twice.
+    /// The files of all phases. A file that was made and removed counts twice.
     fn files(&self) -> u64 {
         self.phases.iter().map(|phase| phase.round.files).sum()
     }
@@ -129,7 +129,7 @@ fn as_f64(number: u64) -> f64 {
     number as f64
 }
 
-/// The largest resident set that this process has had, where the host tells it.
+/// The peak resident set of this process in bytes, if the host reports it.
 fn peak_memory_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

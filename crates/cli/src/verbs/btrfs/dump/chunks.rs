@@ -1,4 +1,4 @@
-//! `offshoot dump chunks`: which range of the logical space is where on which device.
+//! `offshoot dump chunks`: shows which range of logical addresses is where on which device.
 
 use std::io::Write;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Named values: what a structure was decoded into.
+//! Named values: the decoded form of a structure.
 
 use std::fmt;
 
@@ -16,15 +16,15 @@ const NANOS_PER_SEC: u32 = 1_000_000_000;
 pub(super) enum Value {
     /// A number.
     Number(u64),
-    /// The id of a tree: a number for programs, and for people the name, if it has one.
+    /// The id of a tree: a number in JSON, and otherwise the name of the tree if it has one.
     Tree(TreeId),
-    /// Text of ours.
+    /// Text of this program.
     Text(String),
     /// Bytes from the volume: a name, a label.
     Name(Vec<u8>),
     /// Several values.
     List(Vec<Value>),
-    /// A structure in a structure.
+    /// A nested structure.
     Fields(Fields),
 }
 
@@ -66,7 +66,7 @@ impl Fields {
             name,
             match nanos {
                 0..NANOS_PER_SEC => Timestamp { secs, nanos }.decimal(),
-                // No time at all: the numbers, for whoever looks for what is wrong.
+                // The nanoseconds are out of range, so show both numbers to help find the damage.
                 _ => format!("{secs} s and {nanos} ns"),
             },
         )
@@ -172,7 +172,7 @@ impl Serialize for Fields {
 mod tests {
     use super::*;
 
-    /// It was an overflow, and without the check for one a wrong time.
+    /// Such a time caused an overflow, or in builds without overflow checks a wrong time.
     #[test]
     fn nanoseconds_beyond_a_second_are_shown_as_they_are() {
         let shown = |secs: i64, nanos: u32| {

@@ -1,4 +1,4 @@
-//! Every item type that the format crate knows, decoded.
+//! Decodes every item type that the format crate knows.
 
 use std::fmt::{self, Write as _};
 
@@ -22,21 +22,21 @@ use zerocopy::FromBytes;
 use super::fields::Fields;
 use super::{chunks, superblock};
 
-/// How many bytes of data are shown where there is no structure to decode.
+/// How many bytes of data are shown if there is no structure to decode.
 const BYTES_SHOWN: usize = 32;
 
-/// Where an item comes from, as far as that decides what it means.
+/// The origin of an item, which decides how it is decoded.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
-    /// The tree.
+    /// The tree that contains the item.
     pub(super) tree: TreeId,
     /// The sector size of the volume.
     pub(super) sector_size: u32,
 }
 
-/// A key for people: where a part of it is the id of a tree, that is shown as one.
+/// A key in a form for users: a part that is the id of a tree is shown by the tree's name.
 pub(super) struct ShownKey {
-    /// The tree that the key is in.
+    /// The tree that contains the key.
     pub(super) tree: TreeId,
     /// The key.
     pub(super) key: Key,
@@ -45,7 +45,8 @@ pub(super) struct ShownKey {
 impl fmt::Display for ShownKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { objectid, item_type, offset } = self.key;
-        // Roots, and what leads from one to another. In a log tree the offset is the subvolume.
+        // Keys of roots and of references between them. In a log tree, the offset is the
+        // subvolume's id.
         let holds_roots = matches!(self.tree, TreeId::ROOT | TreeId::TREE_LOG);
         match item_type {
             ItemType::ROOT_ITEM if holds_roots && TreeId(objectid) == TreeId::TREE_RELOC => {

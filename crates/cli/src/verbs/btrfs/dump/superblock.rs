@@ -1,7 +1,7 @@
 //! `offshoot dump super`: every superblock of the given devices, field by field.
 //!
-//! Each is read by itself and shown with whether it verifies, whatever the volume is: this
-//! verb is for volumes that do not open. So it opens none.
+//! Each superblock is read by itself, and shown with whether it verifies. This verb is for volumes
+//! that cannot be opened, so it opens none.
 
 use std::io::Write;
 
@@ -23,12 +23,12 @@ use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, JsonArray};
 use crate::session::Access;
 
-/// A superblock where one has its place.
+/// The superblock, or other bytes, at one of the offsets where a superblock belongs.
 #[derive(Serialize)]
 struct Found {
     device: String,
     offset: u64,
-    /// Why it is none, or does not verify.
+    /// Why it is not a valid superblock.
     problem: Option<String>,
     superblock: Option<Fields>,
     #[serde(skip)]
@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &InfoArguments, out: &mut dyn Write, console: &Cons
         disk.warnings.iter().for_each(|what| console.warning(what));
         let device = disk.device;
         let offsets = SUPERBLOCK_OFFSETS.into_iter().enumerate().filter(|(at, offset)| {
-            // The primary must be there, a copy where the device is large enough for it.
+            // The primary must be there. A copy must be there if the device is large enough for it.
             *at == 0 || offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes()
         });
         found.extend(offsets.map(|(_, offset)| Found::read(&*device, offset)));
@@ -72,8 +72,8 @@ pub(super) fn run(arguments: &InfoArguments, out: &mut dyn Write, console: &Cons
     result(&found, console)
 }
 
-/// A device on which no superblock verifies is a failure. A single bad copy is what this verb
-/// is there to show.
+/// Fails if a device has no superblock that verifies. A single bad copy is not a failure: showing
+/// it is the purpose of this verb.
 fn result(found: &[Found], console: &Console) -> Result {
     let mut status = None;
     for group in found.chunk_by(|a, b| a.device == b.device) {
@@ -111,7 +111,7 @@ impl Found {
             Ok(_) => return absent("no btrfs magic".to_owned()),
             Err(malformed) => return absent(malformed.problem.into_owned()),
         };
-        // Whether the program supports what the volume needs plays no part in this.
+        // Unsupported features are no problem here.
         let problem = Superblock::parse(&bytes, offset).err();
         let problem = problem.map(|malformed| malformed.problem.into_owned());
         let kind = if problem.is_some() { Kind::Damaged } else { Kind::Verified };
@@ -139,7 +139,7 @@ impl Found {
     }
 }
 
-/// The fields as they are stored, whatever they say.
+/// The fields as they are stored, without checks.
 fn fields(item: &SuperblockItem) -> Fields {
     let (csum_type, csum_len) = match ChecksumType::from_disk(item.csum_type.get()) {
         Some(checksum) => (checksum.name().to_owned(), checksum.len()),

@@ -1,4 +1,4 @@
-//! `offshoot dump tree`: all items of a tree, as they come.
+//! `offshoot dump tree`: shows all items of a tree, in key order.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -32,7 +32,7 @@ const NAMES: [(&str, TreeId); 13] = [
 
 #[derive(Serialize)]
 struct Line<'a> {
-    /// The subvolume of a log.
+    /// The subvolume, if the item is in a log.
     #[serde(skip_serializing_if = "Option::is_none")]
     subvolume: Option<u64>,
     key: JsonKey,
@@ -76,8 +76,8 @@ pub(super) fn write_item(
     data: &[u8],
     is_json: bool,
 ) -> io::Result<()> {
-    // A block is checked before it is shown, so this is a kind of item that the check
-    // does not know as deeply as the dump.
+    // The block was checked when it was read, so an item that cannot be decoded is of a kind that
+    // the check examines less closely than this dump.
     let item = items::decode(source, key, data)
         .unwrap_or_else(|malformed| Fields::default().with("malformed", malformed.to_string()));
     if is_json {

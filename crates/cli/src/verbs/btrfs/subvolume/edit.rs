@@ -100,7 +100,7 @@ pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Co
     })
 }
 
-/// Says what keeps a subvolume from being deleted.
+/// Explains why a subvolume cannot be deleted.
 fn explained(error: Error, path: &[u8]) -> Error {
     let why = match error.errno() {
         Errno::NOTEMPTY => "holds other subvolumes",
@@ -132,8 +132,8 @@ pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) ->
     })
 }
 
-/// Makes the subvolume at `path` read-only, or not any more: one that was received only with
-/// `force`, and it does not count as that then.
+/// Makes the subvolume at `path` read-only or writable. A received subvolume becomes writable only
+/// with `force`, and then no longer counts as received.
 pub(in crate::verbs) fn set_read_only(
     fs: &Filesystem,
     path: &[u8],
@@ -151,7 +151,7 @@ pub(in crate::verbs) fn set_read_only(
     volume.set_read_only(id, is_read_only, at).map_err(|error| at_path(error, path))
 }
 
-/// Does something to the subvolume at a place.
+/// Calls `change` for the subvolume at a place.
 fn change(
     arguments: &EditSubvolumeArguments,
     console: &Arc<Console>,
@@ -166,13 +166,13 @@ fn parsed(arguments: &SubvolumesArguments) -> Vec<NamedPlace> {
     arguments.places.iter().map(|text| open.place(text)).collect()
 }
 
-/// The path without the slashes at its end.
+/// The path without trailing slashes.
 fn without_slashes(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
     &path[..end]
 }
 
-/// The directory and the name of what is at `path`, which may be damaged: nobody looks at it.
+/// The directory and the name of `path`. The file itself may be damaged, so it is not read.
 fn named_place<'p>(fs: &Filesystem, path: &'p [u8]) -> Result<(FileId, &'p [u8]), Error> {
     let path = without_slashes(path);
     let busy = || Error::posix(Errno::BUSY, Escaped(path).to_string());

@@ -80,7 +80,7 @@ pub(in crate::verbs) fn show(
     Ok(())
 }
 
-/// The paths of the snapshots of a subvolume that can be read.
+/// The paths of the snapshots of a subvolume. Snapshots whose path cannot be read are left out.
 fn snapshots_of(volume: &Engine, info: &SubvolumeInfo) -> Result<Vec<Vec<u8>>, Error> {
     let mut paths = Vec::new();
     for other in volume.subvolumes() {
