@@ -179,6 +179,9 @@ fn leaves_that_the_kernel_refuses_are_refused() {
     println!("OFFSHOOT_SEED={seed}");
     let rounds = from_env("OFFSHOOT_ROUNDS").unwrap_or(ROUNDS);
     let compared = |layout: &Layout| compare(layout.carried(&judges), seed, rounds);
-    let problems: Vec<_> = LAYOUTS.iter().flat_map(compared).collect();
+    // Another test has copies of the volume with several members at the same time, and tools tell
+    // members of two volumes with one id not apart.
+    let layouts = LAYOUTS.iter().filter(|layout| !layout.has_several_members());
+    let problems: Vec<_> = layouts.flat_map(compared).collect();
     assert!(problems.is_empty(), "OFFSHOOT_SEED={seed}\n{}", problems.join("\n"));
 }

@@ -56,6 +56,10 @@ pub(crate) struct Sound {
 const MIB: u64 = 256;
 
 impl Layout {
+    pub(crate) fn has_several_members(&self) -> bool {
+        self.members > 1
+    }
+
     pub(crate) fn make(&self, judges: &Judges) -> Sound {
         self.sound(self.disks(judges))
     }
