@@ -13,6 +13,12 @@ pub(crate) mod obstacle {
     pub(crate) const IMAGE_FILES: &str = "an image over other files: ";
 }
 
+/// How the engine ends the text about a device that holds no volume.
+const NO_VOLUME: &str = ": no btrfs superblock; not a btrfs volume";
+
+/// How it ends the text about a member that was not given.
+const INCOMPLETE: &str = ") of the volume is missing";
+
 /// How a text begins, and what else is in it.
 type Text = (&'static str, &'static str);
 
@@ -76,7 +82,7 @@ enum Texts {
     Obstacle(&'static [Text]),
     /// [`Error::Corrupt`], by its structures.
     Structure(&'static [&'static str]),
-    /// All others of a kind.
+    /// Others, which [`Code::of`] tells apart.
     Other(()),
 }
 
@@ -85,7 +91,7 @@ codes! {
     Call = 1, Other ();
     /// A device or the host failed.
     Device = 2, Other ();
-    /// No partition of the disk holds a volume.
+    /// Neither the disk nor a partition of it holds a volume.
     NoVolume = 101, Obstacle &[(obstacle::NONE, "")];
     /// The disk holds a filesystem of another format, such as XFS.
     OtherFormat = 102, Obstacle &[(obstacle::OTHER_FORMAT, "")];
@@ -108,6 +114,8 @@ codes! {
     ];
     /// The pending tree log may be sound, and something that its replay needs is missing.
     LogNotReplayed = 203, Obstacle &[("replaying a tree log", "")];
+    /// A member is missing, and the volume was not to be opened without it.
+    Incomplete = 204, Other ();
     /// Writing a zoned volume.
     ZonedWrite = 301, Obstacle &[("writing a zoned volume", ""), ("repairing a zoned volume", "")];
     /// Writing a volume with a feature that writers have to keep and we do not.
@@ -226,6 +234,8 @@ impl Code {
             (Error::Posix { .. } | Error::Unsupported(_), Some(LogFailure::NotReplayed)) => {
                 Self::LogNotReplayed
             }
+            (Error::Posix { what, .. }, None) if what.ends_with(NO_VOLUME) => Self::NoVolume,
+            (Error::Posix { what, .. }, None) if what.ends_with(INCOMPLETE) => Self::Incomplete,
             (Error::Posix { .. }, None) => Self::Call,
             (Error::Io { .. }, _) => Self::Device,
             (Error::Unsupported(text), None) => {

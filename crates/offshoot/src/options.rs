@@ -31,6 +31,7 @@ pub struct OpenOptions {
     pub(crate) subvolume: Option<PathBuf>,
     pub(crate) owner: (u32, u32),
     pub(crate) time: Option<Timestamp>,
+    pub(crate) read_limit: u64,
     engine: btrfs::OpenOptions,
     compression: Option<String>,
     pub(crate) warned: Option<Warned>,
@@ -46,6 +47,7 @@ impl Default for OpenOptions {
             subvolume: None,
             owner: (process::geteuid().as_raw(), process::getegid().as_raw()),
             time: None,
+            read_limit: 1 << 30,
             engine: btrfs::OpenOptions::default(),
             compression: None,
             warned: None,
@@ -133,6 +135,14 @@ impl OpenOptions {
     #[must_use]
     pub fn compress(mut self, method: impl Into<String>) -> Self {
         self.compression = Some(method.into());
+        self
+    }
+
+    /// The largest file that [`Volume::read`] reads into memory, in bytes: 1 GiB by default. A file
+    /// of holes may be of any size, in an image of a few kilobytes.
+    #[must_use]
+    pub fn read_limit(mut self, bytes: u64) -> Self {
+        self.read_limit = bytes;
         self
     }
 

@@ -40,6 +40,7 @@ pub struct Volume {
     files: btrfs::Filesystem,
     owner: (u32, u32),
     time: Option<Timestamp>,
+    read_limit: u64,
 }
 
 impl Volume {
@@ -70,7 +71,8 @@ impl Volume {
             Some(path) => subvolume_at(&volume.filesystem(TreeId::FS)?, bytes(path))?,
         };
         let files = volume.filesystem(root)?;
-        Ok(Self { files, owner: options.owner, time: options.time })
+        let OpenOptions { owner, time, read_limit, .. } = *options;
+        Ok(Self { files, owner, time, read_limit })
     }
 
     /// The files by number instead of by path: the trait that the mount uses, which can do more.

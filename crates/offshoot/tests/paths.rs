@@ -106,6 +106,16 @@ fn paths_are_bytes_and_directories_are_large() -> Result<()> {
 }
 
 #[test]
+fn a_file_of_holes_does_not_take_the_memory() -> Result<()> {
+    let (_, volume) = new_volume();
+    volume.write_at("/holes", 1 << 50, "end")?;
+    assert_eq!(errno(volume.read("/holes")), Errno::FBIG);
+    let mut end = [0; 4];
+    assert_eq!(volume.read_at("/holes", 1 << 50, &mut end)?, 3);
+    Ok(())
+}
+
+#[test]
 fn subvolumes_are_made_snapshot_and_kept_from_removal() -> Result<()> {
     let (device, volume) = new_volume();
     volume.create_subvolume("/home")?;

@@ -7,6 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use offshoot_transfer::extract::{self, Entry, Visitor};
+use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result};
 
@@ -22,13 +23,20 @@ impl Volume {
     /// The contents of the file at `path`, all in memory.
     ///
     /// # Errors
-    /// `ENOENT`, `EISDIR`, `EINVAL` for what has no contents, `ENOMEM` when the memory is not
+    /// `ENOENT`, `EISDIR`, `EINVAL` for what has no contents, `EFBIG` for more than
+    /// [`OpenOptions::read_limit`](crate::OpenOptions::read_limit), `ENOMEM` when the memory is not
     /// there.
     pub fn read(&self, path: impl AsRef<Path>) -> Result<Vec<u8>> {
         let path = bytes(path.as_ref());
         let named = |error| at_path(error, path);
         let file = self.file(path)?;
         let size = self.files.attr(file).map_err(named)?.size;
+        if size > self.read_limit {
+            let shown = Escaped(path);
+            let what =
+                format!("{shown} has {size} bytes, more than OpenOptions::read_limit; use read_at");
+            return Err(Error::posix(Errno::FBIG, what));
+        }
         let no_memory = || fail(Errno::NOMEM, path);
         let len = usize::try_from(size).map_err(|_| no_memory())?;
         let mut contents = Vec::new();
