@@ -6,6 +6,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use offshoot::device::MemoryDevice;
@@ -257,4 +258,42 @@ fn a_volume_that_cannot_be_made_leaves_no_file() {
     let none = Volume::open(dir.path().join("none.img")).err().expect("it fails");
     let is_not_found = |source: &io::Error| source.kind() == io::ErrorKind::NotFound;
     assert!(matches!(&none, Error::Io { source, .. } if is_not_found(source)), "{none}");
+}
+
+fn qemu_img(dir: &Path, words: &[&str]) {
+    let output = Command::new("qemu-img").args(words).current_dir(dir).output();
+    let output = output.expect("qemu-img runs; `cargo xtask setup` installs it");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "qemu-img {words:?}: {said}");
+}
+
+#[test]
+fn a_qcow2_is_written_in_place_and_opens_no_file_that_was_not_named() -> Result<()> {
+    let dir = tempfile::tempdir().expect("a directory is made");
+    let path = |name: &str| dir.path().join(name);
+    let raw = Volume::create(path("raw.img"), SIZE, &CreateOptions::new())?;
+    raw.write("/file", "raw")?;
+    raw.sync()?;
+    drop(raw);
+    qemu_img(dir.path(), &["convert", "-O", "qcow2", "raw.img", "new.qcow2"]);
+    let volume = OpenOptions::new().write(true).open(path("new.qcow2"))?;
+    volume.write("/file", "qcow2")?;
+    volume.sync()?;
+    drop(volume);
+    qemu_img(dir.path(), &["check", "new.qcow2"]);
+    qemu_img(dir.path(), &["convert", "-O", "raw", "new.qcow2", "judged.img"]);
+    assert_eq!(Volume::open(path("judged.img"))?.read("/file")?, b"qcow2");
+
+    let code = |options: OpenOptions, name: &str| {
+        Code::of(&options.open(path(name)).err().expect("it does not open"))
+    };
+    let over = ["create", "-f", "qcow2", "-b", "new.qcow2", "-F", "qcow2", "over.qcow2"];
+    qemu_img(dir.path(), &over);
+    assert_eq!(code(OpenOptions::new(), "over.qcow2"), Code::ImageOverFiles);
+    let flat = ["convert", "-O", "vmdk", "-o", "subformat=monolithicFlat", "raw.img", "flat.vmdk"];
+    qemu_img(dir.path(), &flat);
+    assert_eq!(code(OpenOptions::new(), "flat.vmdk"), Code::ImageOverFiles);
+    // As a plain disk it holds no volume.
+    assert_eq!(code(OpenOptions::new().raw(true), "new.qcow2"), Code::OtherFormat);
+    Ok(())
 }
