@@ -6,7 +6,7 @@ use crate::shell::{Result, cargo, run, target_dir};
 
 /// Runs the benchmark `what` with `options`.
 pub(crate) fn bench(what: &str, options: &[&str]) -> Result {
-    let packages = ["--package", "offshoot", "--package", "offshoot-bench"];
+    let packages = ["--package", "offshoot-cli", "--package", "offshoot-bench"];
     cargo(&[&["build", "--quiet", "--release"], &packages[..]].concat())?;
     let target = target_dir();
     let release = target.join("release");

@@ -47,7 +47,7 @@ const CAMPAIGNS: [Campaign; 9] = [
     },
     Campaign {
         what: "mount",
-        package: "offshoot",
+        package: "offshoot-cli",
         targets: &["--test", "mount"],
         test: Some("campaign::campaign"),
         options: &[("--seconds", "OFFSHOOT_SECONDS"), ("--seed", "OFFSHOOT_SEED")],

@@ -41,7 +41,7 @@ pub(crate) fn demo(options: &[&str]) -> Result {
 /// Builds the program.
 fn built() -> Result<PathBuf> {
     println!("Building the program first; that takes a minute or two when nothing is built yet.");
-    cargo_seen(&[], &["build", "--profile", "demo", "--package", "offshoot"], &mut |_| {})?;
+    cargo_seen(&[], &["build", "--profile", "demo", "--package", "offshoot-cli"], &mut |_| {})?;
     Ok(target_dir().join("demo/offshoot"))
 }
 

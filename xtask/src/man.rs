@@ -5,7 +5,7 @@ use crate::shell::{Result, cargo};
 
 /// Writes them into `directory`.
 pub(crate) fn man(directory: &str) -> Result {
-    cargo(&["run", "--quiet", "--package", "offshoot", "--", "man", directory])?;
+    cargo(&["run", "--quiet", "--package", "offshoot-cli", "--", "man", directory])?;
     println!("the pages are there: man -l {directory}/offshoot.1");
     Ok(())
 }

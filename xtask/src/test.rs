@@ -38,7 +38,7 @@ fn run(tests: &mut Tests) -> Result {
     tests.run(None, &["test", "--workspace", "--no-fail-fast", "--", "--quiet"])?;
     if over_ring.is_ok() {
         let over_ring = ("OFFSHOOT_TEST_TRANSPORT", "io_uring");
-        let mounts = ["test", "--no-fail-fast", "--package", "offshoot", "--test", "mount"];
+        let mounts = ["test", "--no-fail-fast", "--package", "offshoot-cli", "--test", "mount"];
         tests.run(Some(over_ring), &[&mounts[..], &["--", "--quiet"]].concat())?;
     }
     // The latches of trees under the model checker shuttle, which needs its own locks.

@@ -1,0 +1,180 @@
+//! A volume that is open, and calls by path.
+
+mod create;
+mod edit;
+mod look;
+mod subvolumes;
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs as btrfs;
+use offshoot_btrfs_format::TreeId;
+use offshoot_device::BlockDevice;
+use offshoot_vfs::escape::Escaped;
+use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
+use offshoot_vfs::{
+    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, Place, Result, Timestamp,
+};
+
+use crate::OpenOptions;
+use crate::find::find;
+
+pub use look::{DirEntry, ReadDir, WalkEntry};
+
+/// A volume that is open, and its files by path.
+///
+/// A path begins at the root of the volume, with or without a `/` in front. It may have any bytes,
+/// and crosses subvolumes. Symbolic links are followed inside of the volume only, an absolute one
+/// from its root.
+///
+/// All calls may be made from many threads at once. A clone is another handle on the same volume.
+/// No permissions are checked: whoever may open the image may change everything in it.
+///
+/// Changes are durable when [`sync`](Self::sync) or [`sync_file`](Self::sync_file) returned. After
+/// a crash, and after the last handle is dropped without them, the volume has what was durable.
+#[derive(Clone)]
+pub struct Volume {
+    files: btrfs::Filesystem,
+    owner: (u32, u32),
+    time: Option<Timestamp>,
+    read_limit: u64,
+}
+
+impl Volume {
+    /// Opens the volume in the image or on the block device at `path` for reading.
+    /// [`OpenOptions`] opens it in other ways.
+    ///
+    /// # Errors
+    /// [`Code`](crate::Code) lists the obstacles.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        OpenOptions::new().open(path)
+    }
+
+    pub(crate) fn open_at(path: &Path, options: &OpenOptions) -> Result<Self> {
+        let mut devices = vec![find(path, options.partition, options)?];
+        for further in &options.members {
+            devices.push(find(further, None, options)?);
+        }
+        Self::over(devices, options)
+    }
+
+    pub(crate) fn over(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
+        let engine = options.for_engine()?;
+        let open =
+            if options.is_writable { btrfs::Volume::open_writable } else { btrfs::Volume::open };
+        let volume = open(devices, &engine)?;
+        let root = match &options.subvolume {
+            None => volume.default_subvolume()?,
+            Some(path) => subvolume_at(&volume.filesystem(TreeId::FS)?, bytes(path))?,
+        };
+        let files = volume.filesystem(root)?;
+        let OpenOptions { owner, time, read_limit, .. } = *options;
+        Ok(Self { files, owner, time, read_limit })
+    }
+
+    /// The files by number instead of by path: the trait that the mount uses, which can do more.
+    #[must_use]
+    pub fn files(&self) -> &dyn FileSystemMut {
+        &self.files
+    }
+
+    /// What the volume has that is about no file: label, identity, trimming.
+    #[must_use]
+    pub fn file_system(&self) -> Arc<dyn vfs::Volume> {
+        self.files.volume().clone()
+    }
+
+    /// Makes everything durable that was done to the volume.
+    ///
+    /// # Errors
+    /// Those of the devices. Then it is unknown what of it is durable.
+    pub fn sync(&self) -> Result<()> {
+        self.files.sync()
+    }
+
+    /// Makes everything durable that was done to one file. It costs less than [`sync`](Self::sync).
+    ///
+    /// # Errors
+    /// As [`sync`](Self::sync).
+    pub fn sync_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        self.files.fsync(self.file(path)?).map_err(|error| at_path(error, path))
+    }
+
+    fn now(&self) -> Timestamp {
+        self.time.unwrap_or_else(Timestamp::now)
+    }
+
+    /// The file at `path`, links followed.
+    fn file(&self, path: &[u8]) -> Result<FileId> {
+        resolve(&self.files, path, LastLink::Follow)
+    }
+
+    /// The name of the file at `path`, and the file; a link is the file itself.
+    fn named(&self, path: &[u8]) -> Result<(Name, FileId)> {
+        let end = resolve_end(&self.files, path, LastLink::Keep)?;
+        let file = end.file.ok_or_else(|| fail(Errno::NOENT, path))?;
+        let (dir, name) = end.place.ok_or_else(|| fail(Errno::BUSY, path))?;
+        Ok((Name { dir, name }, file))
+    }
+
+    /// The free name that `path` is.
+    fn free(&self, path: &[u8]) -> Result<Name> {
+        let end = resolve_end(&self.files, path, LastLink::Keep)?;
+        match (end.place, end.file) {
+            (Some((dir, name)), None) => Ok(Name { dir, name }),
+            _ => Err(fail(Errno::EXIST, path)),
+        }
+    }
+}
+
+/// A directory and a name in it.
+struct Name {
+    dir: FileId,
+    name: Vec<u8>,
+}
+
+impl Name {
+    fn place(&self) -> Place<'_> {
+        Place { dir: self.dir, name: &self.name }
+    }
+}
+
+/// The subvolume whose root is at `path`.
+fn subvolume_at(files: &btrfs::Filesystem, path: &[u8]) -> Result<btrfs::SubvolumeId> {
+    let file = resolve(files, path, LastLink::Follow)?;
+    let id = TreeId(file.dev);
+    if files.volume().filesystem(id)?.root() != file {
+        let what = format!("{} is no subvolume", Escaped(path));
+        return Err(Error::posix(Errno::INVAL, what));
+    }
+    Ok(id)
+}
+
+/// A path as the volume has it.
+fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+fn fail(errno: Errno, path: &[u8]) -> Error {
+    Error::posix(errno, Escaped(path).to_string())
+}
+
+/// An error that a walk shows, to be kept. (One of the host cannot be cloned.)
+fn owned(error: &Error) -> Error {
+    match error {
+        Error::Posix { what, errno } => Error::posix(*errno, what),
+        Error::Io { file, what, source } => {
+            let source = match source.raw_os_error() {
+                Some(number) => io::Error::from_raw_os_error(number),
+                None => io::Error::new(source.kind(), source.to_string()),
+            };
+            Error::Io { file: file.clone(), what: what.clone(), source }
+        }
+        Error::Unsupported(what) => Error::Unsupported(what.clone()),
+        Error::Corrupt(corrupt) => Error::Corrupt(corrupt.clone()),
+    }
+}

@@ -1,0 +1,292 @@
+//! Calls that change files.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use offshoot_transfer::extract::{self, Entry, Visitor};
+use offshoot_vfs::path::{LastLink, at_path, prefix, resolve_end};
+use offshoot_vfs::{
+    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, SetAttr,
+    XattrMode,
+};
+
+use super::{Name, Volume, bytes, fail, owned};
+
+/// The deepest tree that is removed: far beyond what any path names.
+const DEPTH_MAX: usize = 1 << 16;
+
+impl Volume {
+    /// Gives the file at `path` these contents. It is made when nothing is there, with the
+    /// permissions 0644.
+    ///
+    /// A crash before the next [`sync`](Self::sync) may leave old and new contents mixed. To
+    /// replace a file in one step, write another one, [`sync_file`](Self::sync_file) it, and
+    /// [`rename`](Self::rename) it.
+    ///
+    /// # Errors
+    /// `EISDIR`, `ENOENT` for a directory that is not there, `ENOSPC`, `EROFS`.
+    pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> Result<()> {
+        let (path, contents) = (bytes(path.as_ref()), contents.as_ref());
+        let named = |error| at_path(error, path);
+        let file = self.file_or_new(path)?;
+        self.files.write(file, 0, contents, self.now()).map_err(named)?;
+        let size = contents.len() as u64;
+        if self.files.attr(file).map_err(named)?.size == size {
+            return Ok(());
+        }
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.files.set_attr(file, &set, self.now()).map_err(named)
+    }
+
+    /// Writes `data` at byte `offset` of the file at `path`, which is made when nothing is there,
+    /// and becomes longer where needed.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_at(
+        &self,
+        path: impl AsRef<Path>,
+        offset: u64,
+        data: impl AsRef<[u8]>,
+    ) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let file = self.file_or_new(path)?;
+        let written = self.files.write(file, offset, data.as_ref(), self.now());
+        written.map_err(|error| at_path(error, path))
+    }
+
+    fn file_or_new(&self, path: &[u8]) -> Result<FileId> {
+        let end = resolve_end(&self.files, path, LastLink::Follow)?;
+        match (end.file, end.place) {
+            (Some(file), _) => Ok(file),
+            (None, Some((dir, name))) if !end.must_be_directory => {
+                let new = self.new_file(dir, 0o644)?;
+                let made = self.files.create(Place { dir, name: &name }, &new);
+                made.map_err(|error| at_path(error, path))
+            }
+            _ => Err(fail(Errno::ISDIR, path)),
+        }
+    }
+
+    /// What a new file in `dir` begins with. It has the group of a directory with the set-group-id
+    /// bit, as on any mount.
+    pub(super) fn new_file(&self, dir: FileId, permissions: u32) -> Result<NewFile> {
+        let parent = self.files.attr(dir)?;
+        let (uid, gid) = self.owner;
+        let gid = if parent.permissions & 0o2000 == 0 { gid } else { parent.gid };
+        Ok(NewFile { permissions, uid, gid, umask: None, at: self.now() })
+    }
+
+    /// Makes a directory at `path`, with the permissions 0755.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT` for a directory above it.
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let name = self.free(path)?;
+        self.make_dir(&name).map_err(|error| at_path(error, path))
+    }
+
+    fn make_dir(&self, name: &Name) -> Result<()> {
+        let new = self.new_file(name.dir, 0o755)?;
+        // As on any mount, a directory passes its set-group-id bit on.
+        let set_gid = self.files.attr(name.dir)?.permissions & 0o2000;
+        let new = NewFile { permissions: new.permissions | set_gid, ..new };
+        self.files.mkdir(name.place(), &new).map(drop)
+    }
+
+    /// Makes the directory at `path` and all above it that are not there.
+    ///
+    /// # Errors
+    /// `ENOTDIR` when another file is in the way.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let named = |error| at_path(error, path);
+        let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        for end in ends.chain([path.len()]) {
+            let end = resolve_end(&self.files, &path[..end], LastLink::Follow)?;
+            let file = match (end.file, end.place) {
+                (Some(file), _) => file,
+                (None, Some((dir, name))) => match self.make_dir(&Name { dir, name: name.clone() })
+                {
+                    Ok(()) => continue,
+                    // Another thread was faster.
+                    Err(Error::Posix { errno: Errno::EXIST, .. }) => {
+                        self.files.lookup(dir, &name).map_err(named)?
+                    }
+                    Err(error) => return Err(named(error)),
+                },
+                (None, None) => return Err(fail(Errno::NOENT, path)),
+            };
+            if self.files.attr(file).map_err(named)?.file_type != FileType::Directory {
+                return Err(fail(Errno::NOTDIR, path));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a symbolic link at `path` that leads to `target`.
+    ///
+    /// # Errors
+    /// `EEXIST`.
+    pub fn symlink(&self, target: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
+        let (target, path) = (bytes(target.as_ref()), bytes(path.as_ref()));
+        let name = self.free(path)?;
+        let made = self
+            .new_file(name.dir, 0o777)
+            .and_then(|new| self.files.symlink(name.place(), target, &new));
+        made.map(drop).map_err(|error| at_path(error, path))
+    }
+
+    /// Gives the file at `existing` one more name, `path`.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EPERM` for a directory, `EXDEV` in another subvolume.
+    pub fn hard_link(&self, existing: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
+        let (existing, path) = (bytes(existing.as_ref()), bytes(path.as_ref()));
+        let (_, file) = self.named(existing)?;
+        let name = self.free(path)?;
+        let linked = self.files.link(file, name.place(), self.now());
+        linked.map_err(|error| at_path(error, path))
+    }
+
+    /// Moves the file at `from` to `to`, and replaces a file or an empty directory there, in one
+    /// step.
+    ///
+    /// # Errors
+    /// `EXDEV` for a move into another subvolume, where only subvolumes themselves go.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
+        let (from, to) = (bytes(from.as_ref()), bytes(to.as_ref()));
+        let (old, file) = self.named(from)?;
+        let end = resolve_end(&self.files, to, LastLink::Keep)?;
+        let (dir, name) = end.place.ok_or_else(|| fail(Errno::BUSY, to))?;
+        let attr = self.files.attr(file).map_err(|error| at_path(error, from))?;
+        if end.must_be_directory && attr.file_type != FileType::Directory {
+            return Err(fail(Errno::NOTDIR, to));
+        }
+        let moved = self.files.rename(old.place(), Place { dir, name: &name }, self.now());
+        moved.map_err(|error| at_path(error, to))
+    }
+
+    /// Removes the file at `path`, which is no directory.
+    ///
+    /// # Errors
+    /// `EISDIR`.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let (name, _) = self.named(path)?;
+        self.files.unlink(name.place(), self.now()).map_err(|error| at_path(error, path))
+    }
+
+    /// Removes the empty directory at `path`.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, `ENOTEMPTY`.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let (name, _) = self.named(path)?;
+        self.files.rmdir(name.place(), self.now()).map_err(|error| at_path(error, path))
+    }
+
+    /// Removes the directory at `path` with everything in it. It stops at a subvolume, which
+    /// [`delete_subvolume`](Self::delete_subvolume) removes.
+    ///
+    /// # Errors
+    /// `ENOTDIR`. `EXDEV` for a subvolume. Then, and after every other error, a part may be gone.
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let (name, top) = self.named(path)?;
+        let attr = self.files.attr(top).map_err(|error| at_path(error, path))?;
+        if attr.file_type != FileType::Directory {
+            return Err(fail(Errno::NOTDIR, path));
+        }
+        if top.dev != name.dir.dev {
+            return Err(fail(Errno::XDEV, path));
+        }
+        let mut removal = Removal { volume: self, top: path, failed: None };
+        extract::walk(&self.files, top, name, DEPTH_MAX, &mut removal);
+        removal.failed.map_or(Ok(()), Err)
+    }
+
+    /// Changes attributes of the file at `path`, links followed.
+    ///
+    /// # Errors
+    /// `EPERM` for an immutable file, `EROFS`.
+    pub fn set_attr(&self, path: impl AsRef<Path>, set: &SetAttr) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let file = self.file(path)?;
+        self.files.set_attr(file, set, self.now()).map_err(|error| at_path(error, path))
+    }
+
+    /// Sets an extended attribute of the file at `path`, links followed.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a name without a known prefix such as `user.`, `ENOSPC` for a value that is
+    /// too large.
+    pub fn set_xattr(
+        &self,
+        path: impl AsRef<Path>,
+        name: impl AsRef<OsStr>,
+        value: impl AsRef<[u8]>,
+    ) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let (file, name) = (self.file(path)?, name.as_ref().as_bytes());
+        let set = self.files.set_xattr(file, name, value.as_ref(), XattrMode::Set, self.now());
+        set.map_err(|error| at_path(error, path))
+    }
+}
+
+/// Removes what a walk shows, each directory when it is left.
+struct Removal<'a> {
+    volume: &'a Volume,
+    top: &'a [u8],
+    failed: Option<Error>,
+}
+
+impl Removal<'_> {
+    fn keep(&mut self, result: Result<()>, path: &[u8]) {
+        if let Err(error) = result
+            && self.failed.is_none()
+        {
+            let path = [prefix(self.top), b"/", path].concat();
+            self.failed = Some(at_path(error, &path));
+        }
+    }
+}
+
+impl Visitor for Removal<'_> {
+    type Directory = Name;
+
+    fn enter(&mut self, _: &Name, entry: &Entry<'_>) -> Option<Name> {
+        if entry.attr.file.dev != entry.parent.dev {
+            self.keep(Err(fail(Errno::XDEV, entry.path)), entry.path);
+            return None;
+        }
+        Some(Name { dir: entry.parent, name: entry.name.to_vec() })
+    }
+
+    fn visit(&mut self, _: &Name, entry: &Entry<'_>) {
+        let place = Place { dir: entry.parent, name: entry.name };
+        let removed = self.volume.files.unlink(place, self.volume.now());
+        self.keep(removed, entry.path);
+    }
+
+    fn leave(&mut self, directory: Name, path: &[u8]) {
+        if self.failed.is_none() {
+            let removed = self.volume.files.rmdir(directory.place(), self.volume.now());
+            self.keep(removed, path);
+        }
+    }
+
+    fn failed(&mut self, path: &[u8], error: &Error) {
+        if self.failed.is_none() {
+            let path = [prefix(self.top), b"/", path].concat();
+            self.failed = Some(at_path(owned(error), &path));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.failed.is_some()
+    }
+}

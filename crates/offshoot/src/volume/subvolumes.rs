@@ -1,0 +1,53 @@
+//! Calls about subvolumes.
+
+use std::path::Path;
+
+use offshoot_vfs::Result;
+use offshoot_vfs::path::at_path;
+
+use super::{Volume, bytes, subvolume_at};
+
+impl Volume {
+    /// Makes an empty subvolume at `path`, with the permissions 0755.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT` for a directory above it.
+    pub fn create_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let name = self.free(path)?;
+        let made = self
+            .new_file(name.dir, 0o755)
+            .and_then(|new| self.files.create_subvolume(name.place(), &new));
+        made.map(drop).map_err(|error| at_path(error, path))
+    }
+
+    /// Makes a snapshot of the subvolume at `source` at `path`. Its cost does not depend on how
+    /// much is in it.
+    ///
+    /// # Errors
+    /// `EINVAL` when no subvolume is at `source`, `EEXIST`.
+    pub fn snapshot(
+        &self,
+        source: impl AsRef<Path>,
+        path: impl AsRef<Path>,
+        is_read_only: bool,
+    ) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let source = subvolume_at(&self.files, bytes(source.as_ref()))?;
+        let name = self.free(path)?;
+        let taken = self.files.snapshot(source, name.place(), is_read_only, self.now());
+        taken.map(drop).map_err(|error| at_path(error, path))
+    }
+
+    /// Deletes the subvolume at `path` with everything in it. The space that it alone takes becomes
+    /// free after that, piece by piece.
+    ///
+    /// # Errors
+    /// `EINVAL` when no subvolume is there, `ENOTEMPTY` when it holds subvolumes.
+    pub fn delete_subvolume(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = bytes(path.as_ref());
+        let (name, _) = self.named(path)?;
+        let deleted = self.files.delete_subvolume(name.place(), self.now());
+        deleted.map_err(|error| at_path(error, path))
+    }
+}
