@@ -41,9 +41,8 @@ use offshoot_vfs::{
 };
 
 use crate::Progress;
-use crate::extract::{Counters, Limits, LinkTable, Problems};
-use crate::host::HostId;
-pub use host::limits;
+use crate::extract::{Counters, LinkTable, Problems};
+use crate::host::{HostId, Process};
 pub use manner::{Existing, Manner, Told};
 use original::{HostFile, Original, Stream, VolumeFile};
 pub use preserve::{Attribute, Preserve};
@@ -187,7 +186,7 @@ impl<'a> IntoVolume<'a> {
         goal: &Goal,
         recursive: bool,
         is_link_kept: bool,
-        limits: Limits,
+        process: Process,
     ) {
         let shown = path.as_os_str().as_bytes();
         let result =
@@ -198,7 +197,7 @@ impl<'a> IntoVolume<'a> {
                 }
                 require_recursive(recursive)?;
                 self.below(shown, goal, &attr, |source, id, is_new| {
-                    host::copy(source, file, id, is_new, limits)
+                    host::copy(source, file, id, is_new, process)
                 })
             });
         self.report_if(shown, result);

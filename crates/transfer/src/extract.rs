@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`walk`] | goes through a tree that is not trusted |
 //! | [`name`] | the only way from a name in the volume to one in the destination |
-//! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done, the limits of the process |
+//! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done, what one may keep open |
 //! | [`total`] | how much it will be |
 //! | [`tree`], [`mod@file`], [`large`], [`directory`] | making things in it, on all cores |
 //! | [`attributes`] | owner, mode, extended attributes, times |
@@ -45,15 +45,16 @@ use offshoot_vfs::{Errno, FileId, FileSystem, FileType, Timestamp};
 use serde::Serialize;
 
 use crate::copy::{Manner, Preserve};
+use crate::host::Process;
 use crate::{Failure, Result, Watcher, Worst};
 use context::Context;
 use destination::Destination;
+pub(crate) use destination::Limits;
 use directory::DirectoryRef;
 use onto::Overwrite;
 
 pub use self::tar::extract_tar;
 pub use context::Counters;
-pub use destination::Limits;
 pub use links::LinkTable;
 pub(crate) use links::{Known, Name};
 pub use marker::Mark;
@@ -111,10 +112,10 @@ pub fn extract(
     path: &Path,
     mark: &Mark,
     at: Timestamp,
+    process: Process,
     watcher: &dyn Watcher,
 ) -> Result<Outcome> {
-    let limits = Limits::raise(tree::batches_in_flight())
-        .map_err(|error| Failure::Host("the limit of open files".into(), error))?;
+    let limits = Limits::share(process.descriptors, tree::batches_in_flight());
     let attr = source.fs.attr(source.top)?;
     let is_directory = attr.file_type == FileType::Directory;
     let prefix = if is_directory { source.path } else { parent_path(source.path) };
@@ -131,10 +132,10 @@ pub fn extract(
     if has_mark {
         return Err(marker::refuse_source(prefix));
     }
-    let destination = Destination::open(path, mark)?;
+    let destination = Destination::open(path, mark, process)?;
     let fail = |error| Failure::Host(path.display().to_string(), error);
     let problems = Problems::new(watcher);
-    let (everything, manner) = (Preserve::all_but(&[], at), Manner::plain());
+    let (everything, manner) = (Preserve::all_but(&[], process.umask, at), Manner::plain());
     let progress = watcher.start_progress("extracted");
     let counted = Counted::InVolume(source.fs, source.top);
     let mut context = Context::new(source.fs, source.top, prefix, &problems, &*progress);

@@ -6,7 +6,7 @@
 //! | [`copy`] | in: from the host, from another filesystem, from elsewhere in the same one |
 //! | [`stream`] | the contents of one file where there are no holes |
 //! | [`xattrs`] | the extended attributes of one file, where they are needed all at once |
-//! | [`host`] | what a file of the host is, and what its process gives to new ones |
+//! | [`host`] | which file of the host is which, and what a transfer needs of its process |
 //!
 //! It knows no format, and no terminal: what goes wrong with single files, and how far the work is,
 //! it tells a [`Watcher`]; why it did not begin or could not go on is a [`Failure`].

@@ -12,18 +12,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use offshoot_transfer::copy::{
-    self, Becomes, Existing, Goal, IntoVolume, JUST_MADE, Manner, Preserve, Shared, limits,
+    self, Becomes, Existing, Goal, IntoVolume, JUST_MADE, Manner, Preserve, Shared,
 };
 use offshoot_transfer::extract::{
-    Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
+    Counted, Counters, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
 };
-use offshoot_transfer::host::{HostId, host_id_of_file};
+use offshoot_transfer::host::{HostId, Process, host_id_of_file, umask};
 use offshoot_transfer::stream::{StreamFailure, write_contents};
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
-use rustix::fs::Mode;
 
 use crate::args::{Attribute, CpArguments, Reflink};
 use crate::edit::{Aim, Volumes, joined, moment, require_one_source};
@@ -50,7 +49,7 @@ enum Side {
 
 pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let preserve = Preserve::all_but(&Attribute::each(&arguments.no_preserve), at);
+    let preserve = Preserve::all_but(&Attribute::each(&arguments.no_preserve), umask(), at);
     let (first, last) = match (&arguments.target_directory, &arguments.paths[..]) {
         (Some(directory), sources) => (sources, directory),
         (None, [first @ .., last]) => (first, last),
@@ -390,7 +389,7 @@ impl Copying<'_> {
         let is_name = self.arguments.no_target_directory;
         let inside = |error| Failure::Inside(volume.clone(), error);
         let aim = Aim::of(&**fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
-        let limits = limits()?;
+        let process = Process::prepare()?;
         let mut seen = Seen::default();
         let mut made = HashSet::new();
         for (source, links) in sources.iter().zip(&link_tables(sources)) {
@@ -402,7 +401,7 @@ impl Copying<'_> {
             }
             let into = IntoVolume::new(&**fs, self.at, self.shared, links);
             let to = (fs, &aim, volume.as_path(), &path[..]);
-            if let Err(failure) = self.one_to_volume(&into, source, to, &mut made, limits) {
+            if let Err(failure) = self.one_to_volume(&into, source, to, &mut made, process) {
                 failures.opening(&failure);
             }
         }
@@ -429,7 +428,7 @@ impl Copying<'_> {
         source: &Opened,
         (fs, aim, volume, path): (&OpenTree, &Aim, &Path, &[u8]),
         made: &mut HashSet<(FileId, Vec<u8>)>,
-        limits: Limits,
+        process: Process,
     ) -> Result {
         let recursive = self.arguments.recursive;
         let inside = |error| Failure::Inside(volume.to_path_buf(), error);
@@ -459,7 +458,7 @@ impl Copying<'_> {
                 let name = file.as_os_str().as_bytes();
                 let goal = goal(name, file.is_dir()).map_err(inside)?;
                 let is_link_kept = self.last_link() == LastLink::Keep;
-                into.host(file, &goal, recursive, is_link_kept, limits);
+                into.host(file, &goal, recursive, is_link_kept, process);
             }
             Opened::Volume(from, source, name) => {
                 let found = self.found(from, source, name)?;
@@ -517,11 +516,9 @@ impl Copying<'_> {
             problems: self.shared.problems,
             progress: self.shared.progress,
             counters: self.shared.counters,
-            limits: limits()?,
+            process: Process::prepare()?,
             refuse: &occupied::refusal,
         };
-        // Permissions are those of the volume; what they are before that is said with each call.
-        rustix::process::umask(Mode::empty());
         let mut seen = Seen::default();
         let mut made = HashSet::new();
         for source in sources {

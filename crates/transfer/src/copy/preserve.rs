@@ -7,8 +7,6 @@
 use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
 use rustix::process;
 
-use crate::host::umask;
-
 /// What a copy may keep of a file, beside its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribute {
@@ -39,11 +37,12 @@ pub struct Preserve {
 }
 
 impl Preserve {
-    /// All but `left_out`, in a copy that is made at the moment `at`.
+    /// All but `left_out`, in a copy that is made at the moment `at`. Permissions that are left out
+    /// are those that `umask` leaves.
     #[must_use]
-    pub fn all_but(left_out: &[Attribute], at: Timestamp) -> Self {
+    pub fn all_but(left_out: &[Attribute], umask: u32, at: Timestamp) -> Self {
         let owner = (process::geteuid().as_raw(), process::getegid().as_raw());
-        Self { left_out: left_out.to_vec(), umask: umask(), owner, at }
+        Self { left_out: left_out.to_vec(), umask, owner, at }
     }
 
     /// Whether an attribute is kept.

@@ -25,7 +25,7 @@ use super::problems::Problems;
 use super::walk::Entry;
 use super::{Source, parent_path, tree};
 use crate::copy::{Manner, Preserve};
-use crate::host::HostId;
+use crate::host::{HostId, Process};
 use crate::{Failure, Progress, Result};
 
 /// Says why the file or device at a path, which is open, is not written over; `None` when it may
@@ -65,8 +65,8 @@ pub struct Onto<'a> {
     pub progress: &'a dyn Progress,
     /// Totals.
     pub counters: &'a Counters,
-    /// The limits of the process.
-    pub limits: Limits,
+    /// The process, made ready.
+    pub process: Process,
     /// What is not written over.
     pub refuse: Refuse<'a>,
 }
@@ -106,6 +106,10 @@ impl Onto<'_> {
         Ok(())
     }
 
+    fn limits(&self) -> Limits {
+        Limits::share(self.process.descriptors, tree::batches_in_flight())
+    }
+
     fn directory(
         &self,
         context: &Context<'_>,
@@ -128,7 +132,7 @@ impl Onto<'_> {
         };
         context.set_destination(&directory)?;
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
-        tree::extract_below(context, self.limits, top, directory);
+        tree::extract_below(context, self.limits(), top, directory);
         Ok(())
     }
 
@@ -147,7 +151,7 @@ impl Onto<'_> {
         context.set_destination(&directory)?;
         let path = source.path.get(context.prefix.len() + 1..).unwrap_or_default();
         let entry = Entry { parent: source.top, name, path, attr };
-        tree::extract_one(context, self.limits, &directory, &entry);
+        tree::extract_one(context, self.limits(), &directory, &entry);
         Ok(())
     }
 }

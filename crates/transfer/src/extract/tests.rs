@@ -14,6 +14,7 @@ use offshoot_vfs::Timestamp;
 use tempfile::TempDir;
 
 use super::{Mark, Outcome, Source, extract};
+use crate::host::Process;
 use crate::{Progress, Watcher, Worst};
 
 /// Prints what is told, which the harness shows for a test that fails.
@@ -65,6 +66,10 @@ fn mark() -> Mark {
     Mark { place: "a place".into(), state: "a state".into() }
 }
 
+fn process() -> Process {
+    Process::prepare().expect("the host lets us")
+}
+
 /// A destination in a directory that must hold nothing else afterwards.
 struct Sandbox {
     temp: TempDir,
@@ -84,7 +89,7 @@ impl Sandbox {
     /// Extracts everything, and checks that nothing beside the destination changed.
     fn extract(&self, fs: &Memory) -> (Outcome, Option<Worst>) {
         let source = Source { fs, top: memory::id(memory::ROOT), path: b"" };
-        let outcome = extract(&source, &self.out(), &mark(), Timestamp::now(), &Printed)
+        let outcome = extract(&source, &self.out(), &mark(), Timestamp::now(), process(), &Printed)
             .expect("the extraction starts");
         let mut beside: Vec<_> = std::fs::read_dir(self.temp.path())
             .expect("the sandbox is there")
