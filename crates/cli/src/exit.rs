@@ -187,7 +187,9 @@ impl From<transfer::Failure> for Failure {
         match failure {
             transfer::Failure::Volume(error) => Self::Volume(error),
             transfer::Failure::Host(what, error) => Self::Host(what, error),
-            transfer::Failure::Refused(why) => Self::Refused(why),
+            has_mark @ transfer::Failure::HasMark(_) => Self::Refused(format!(
+                "{has_mark}; write an archive (--tar FILE), or copy it (offshoot cp -a)"
+            )),
             transfer::Failure::Archive(error) => {
                 Self::Host("writing the archive".to_owned(), error)
             }

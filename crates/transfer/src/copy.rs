@@ -30,6 +30,7 @@ mod target;
 mod tree;
 
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Mutex;
@@ -40,15 +41,12 @@ use offshoot_vfs::{
     Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
 };
 
-use crate::Progress;
 use crate::extract::{Counters, LinkTable, Problems};
 use crate::host::{HostId, Process};
+use crate::{Hint, Progress};
 pub use manner::{Existing, Manner, Told};
 use original::{HostFile, Original, Stream, VolumeFile};
 pub use preserve::{Attribute, Preserve};
-
-/// Why nothing is copied or moved to a place.
-pub const JUST_MADE: &str = "another source of this command has just gone there";
 
 /// How long a path may be that is made only to be shown, or to follow a link in its place.
 const SHOWN_PATH_MAX: usize = 64 << 10;
@@ -195,7 +193,7 @@ impl<'a> IntoVolume<'a> {
                 if attr.file_type != FileType::Directory {
                     return self.one(shown, goal, &file);
                 }
-                require_recursive(recursive)?;
+                self.require_recursive(recursive)?;
                 self.below(shown, goal, &attr, |source, id, is_new| {
                     host::copy(source, file, id, is_new, process)
                 })
@@ -218,7 +216,7 @@ impl<'a> IntoVolume<'a> {
             if attr.file_type != FileType::Directory {
                 return self.one(path, goal, &VolumeFile { fs, attr, is_same });
             }
-            require_recursive(recursive)?;
+            self.require_recursive(recursive)?;
             if is_same {
                 self.require_elsewhere(&attr, goal)?;
             }
@@ -230,9 +228,9 @@ impl<'a> IntoVolume<'a> {
         self.report_if(path, copy());
     }
 
-    /// Copies a stream into a file.
-    pub fn stream(&self, name: &OsStr, attr: Attr, goal: &Goal) {
-        let result = self.one(name.as_bytes(), goal, &Stream::new(attr));
+    /// Copies what `input` gives into a file with the attributes `attr`. Messages call it `name`.
+    pub fn stream(&self, input: impl Read, name: &OsStr, attr: Attr, goal: &Goal) {
+        let result = self.one(name.as_bytes(), goal, &Stream::new(input, attr));
         self.report_if(name.as_bytes(), result);
     }
 
@@ -276,6 +274,15 @@ impl<'a> IntoVolume<'a> {
         self.counters.directories.fetch_add(1, Ordering::Relaxed);
         let [path, shown] = [path, &goal.shown].map(prefix);
         fill(&Source { into: self, path, shown, top }, top, is_new)
+    }
+
+    /// Refuses to copy a directory when the caller asked only for files.
+    fn require_recursive(&self, recursive: bool) -> Result<(), Trouble> {
+        if recursive {
+            return Ok(());
+        }
+        let what = self.problems.words(Hint::NotRecursive);
+        Err(Trouble::Source(Error::posix(Errno::ISDIR, what)))
     }
 
     /// Refuses to copy a directory onto itself and into itself.
@@ -352,13 +359,6 @@ impl<'a> IntoVolume<'a> {
 /// Refuses to copy a file onto one of its own names.
 fn same_file() -> Trouble {
     Trouble::Source(Error::posix(Errno::INVAL, "it and the destination are the same file"))
-}
-
-fn require_recursive(recursive: bool) -> Result<(), Trouble> {
-    if recursive {
-        return Ok(());
-    }
-    Err(Trouble::Source(Error::posix(Errno::ISDIR, "not copied without -r")))
 }
 
 impl Source<'_> {

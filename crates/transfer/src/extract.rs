@@ -46,7 +46,7 @@ use serde::Serialize;
 
 use crate::copy::{Manner, Preserve};
 use crate::host::Process;
-use crate::{Failure, Result, Watcher, Worst};
+use crate::{Failure, Hint, Result, Watcher, Worst};
 use context::Context;
 use destination::Destination;
 pub(crate) use destination::Limits;
@@ -58,6 +58,7 @@ pub use context::Counters;
 pub use links::LinkTable;
 pub(crate) use links::{Known, Name};
 pub use marker::Mark;
+pub(crate) use marker::NAME as MARK_NAME;
 pub use name::SafeName;
 pub use onto::{Onto, Refuse};
 pub(crate) use problems::Unapplied;
@@ -130,7 +131,7 @@ pub fn extract(
         own_name == marker::NAME.as_bytes()
     };
     if has_mark {
-        return Err(marker::refuse_source(prefix));
+        return Err(Failure::HasMark(prefix.to_vec()));
     }
     let destination = Destination::open(path, mark, process)?;
     let fail = |error| Failure::Host(path.display().to_string(), error);
@@ -178,8 +179,8 @@ pub fn extract(
     watcher.stop_progress();
     if problems.is_stopped() && !watcher.is_interrupted() {
         let path = path.display();
-        watcher
-            .note(&format_args!("{path} is half done; the same command once more goes on there"));
+        let how = watcher.words(Hint::Resumable);
+        watcher.note(&format_args!("{path} is half done; {how}"));
     }
     let counters = std::mem::take(&mut context.counters);
     drop(context);

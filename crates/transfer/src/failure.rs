@@ -2,7 +2,10 @@
 
 use std::{fmt, io};
 
+use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::{self as vfs, OsReason};
+
+use crate::extract::MARK_NAME;
 
 /// Why a transfer did not begin, or could not go on.
 #[derive(Debug)]
@@ -11,8 +14,9 @@ pub enum Failure {
     Volume(vfs::Error),
     /// The host failed, while doing what the text says.
     Host(String, io::Error),
-    /// It is not done, for the reason that the text gives.
-    Refused(String),
+    /// The source, at this path, has a file at its top with the name of the file that marks a
+    /// destination as half done. An archive and a copy can hold it.
+    HasMark(Vec<u8>),
     /// What takes the archive refused it.
     Archive(io::Error),
 }
@@ -25,7 +29,12 @@ impl fmt::Display for Failure {
         match self {
             Self::Volume(error) => error.fmt(f),
             Self::Host(what, error) => write!(f, "{what}: {}", OsReason(error)),
-            Self::Refused(why) => f.write_str(why),
+            Self::HasMark(path) => write!(
+                f,
+                "{} has a file {MARK_NAME} of its own, the name of the file by which an \
+                 extraction is gone on with",
+                Escaped(path)
+            ),
             Self::Archive(error) => write!(f, "writing the archive: {}", OsReason(error)),
         }
     }

@@ -20,4 +20,4 @@ mod watch;
 pub mod xattrs;
 
 pub use failure::{Failure, Result, Worst};
-pub use watch::{Progress, Watcher};
+pub use watch::{Hint, Progress, Watcher};

@@ -2,10 +2,24 @@
 
 use std::fmt::Display;
 
-/// Whoever started a transfer: is told what becomes of it, and may end it. Called from all its
-/// threads. Texts may quote names, which are escaped.
+/// What only the program can say, because it is about how a user calls the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Why a directory is not copied: the caller asked only for files.
+    NotRecursive,
+    /// Why a file is not copied to a place: another source of the same command went there.
+    JustMade,
+    /// How to continue an extraction that stopped half done: the caller starts it again.
+    Resumable,
+}
+
+/// The program's side of a transfer. The transfer reports to it, and it can end the transfer. All
+/// threads of the transfer call it. Texts can quote names, which are escaped.
 pub trait Watcher: Sync {
-    /// One file, or all of it, is not as it should be.
+    /// The words of the program for `hint`: part of a sentence, without a full stop.
+    fn words(&self, hint: Hint) -> &'static str;
+
+    /// One file, or all of the transfer, is not as it should be.
     fn error(&self, text: &dyn Display);
 
     /// A line that belongs to the message before it.

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use offshoot_testkit::memory::{Memory, ROOT, id};
 use offshoot_transfer::extract::{Mark, Source, extract};
 use offshoot_transfer::host::{Process, umask};
-use offshoot_transfer::{Progress, Watcher};
+use offshoot_transfer::{Hint, Progress, Watcher};
 use offshoot_vfs::Timestamp;
 use rustix::fs::Mode;
 use rustix::process::{self, Resource, Rlimit};
@@ -14,6 +14,10 @@ use rustix::process::{self, Resource, Rlimit};
 struct Silent;
 
 impl Watcher for Silent {
+    fn words(&self, _: Hint) -> &'static str {
+        "what the program says"
+    }
+
     fn error(&self, text: &dyn Display) {
         panic!("{text}");
     }

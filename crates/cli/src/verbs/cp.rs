@@ -4,15 +4,16 @@ mod told;
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use offshoot_transfer::Hint;
 use offshoot_transfer::copy::{
-    self, Becomes, Existing, Goal, IntoVolume, JUST_MADE, Manner, Preserve, Shared,
+    self, Becomes, Existing, Goal, IntoVolume, Manner, Preserve, Shared,
 };
 use offshoot_transfer::extract::{
     Counted, Counters, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
@@ -29,7 +30,7 @@ use crate::edit::{Aim, Volumes, joined, moment, require_one_source};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::interrupt;
 use crate::occupied;
-use crate::output::{Console, Escaped, human_size, write_line};
+use crate::output::{Console, Escaped, human_size, words, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
 use crate::session::{Access, OpenTree};
@@ -452,7 +453,8 @@ impl Copying<'_> {
                     return Err(inside(Error::posix(Errno::ISDIR, Escaped(path).to_string())));
                 }
                 let goal = goal(b"", false).map_err(inside)?;
-                into.stream(OsStr::new("-"), self.shared.preserve.of_stream(), &goal);
+                let attr = self.shared.preserve.of_stream();
+                into.stream(io::stdin(), OsStr::new("-"), attr, &goal);
             }
             Opened::Host(file) => {
                 let name = file.as_os_str().as_bytes();
@@ -548,7 +550,7 @@ impl Copying<'_> {
     ) -> Result {
         let Found { file, is_directory, path: shown } = self.found(volume, fs, name)?;
         if is_directory && !self.arguments.recursive {
-            let what = format!("{}, not copied without -r", Escaped(name));
+            let what = format!("{}, {}", Escaped(name), words(Hint::NotRecursive));
             return Err(Failure::Inside(volume.to_path_buf(), Error::posix(Errno::ISDIR, what)));
         }
         let bytes = path.as_os_str().as_bytes();
@@ -564,7 +566,11 @@ impl Copying<'_> {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         let target = parent.join(OsStr::from_bytes(name.unwrap_or_default()));
         if made.contains(&target) && !is_directory && self.replaces(&target, &fs.attr(file)?) {
-            return Err(Failure::Refused(format!("{}: {JUST_MADE}", target.display())));
+            return Err(Failure::Refused(format!(
+                "{}: {}",
+                target.display(),
+                words(Hint::JustMade)
+            )));
         }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
         let before = self.count_files();

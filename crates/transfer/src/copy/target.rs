@@ -15,8 +15,9 @@ use offshoot_vfs::{
 };
 
 use super::original::Original;
-use super::{Attribute, JUST_MADE, Reflink};
+use super::{Attribute, Reflink};
 use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
+use crate::Hint;
 use crate::extract::{Known, Name, SafeName, Unapplied};
 use crate::xattrs::Xattr;
 
@@ -141,7 +142,8 @@ pub(super) fn require_not_just_made(
     if is_kept || attr.file_type == FileType::Directory {
         return Ok(());
     }
-    Err(Trouble::Source(Error::posix(Errno::EXIST, JUST_MADE)))
+    let what = into.problems.words(Hint::JustMade);
+    Err(Trouble::Source(Error::posix(Errno::EXIST, what)))
 }
 
 /// Refuses a copy to `place` where what is there is of a kind that stays.

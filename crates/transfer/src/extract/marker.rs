@@ -17,15 +17,12 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::{Attr, FileType as Kind};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::Failure;
-
 /// Its name.
-pub(super) const NAME: &str = ".offshoot-extract";
+pub(crate) const NAME: &str = ".offshoot-extract";
 
 /// The longest one.
 const LEN_MAX: u64 = 4096;
@@ -67,15 +64,6 @@ impl Mark {
         };
         io::Error::new(io::ErrorKind::DirectoryNotEmpty, what)
     }
-}
-
-/// The refusal of a source with a file at its top that has the name of the mark.
-pub(super) fn refuse_source(path: &[u8]) -> Failure {
-    let path = Escaped(path);
-    Failure::Refused(format!(
-        "{path} has a file {NAME} of its own, the name of the file by which an extraction is gone \
-         on with; write an archive (--tar FILE), or copy it (offshoot cp -a)"
-    ))
 }
 
 /// The mark in `directory`, if there is one. It is empty where the extraction was killed before it

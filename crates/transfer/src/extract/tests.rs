@@ -15,12 +15,16 @@ use tempfile::TempDir;
 
 use super::{Mark, Outcome, Source, extract};
 use crate::host::Process;
-use crate::{Progress, Watcher, Worst};
+use crate::{Hint, Progress, Watcher, Worst};
 
 /// Prints what is told, which the harness shows for a test that fails.
 struct Printed;
 
 impl Watcher for Printed {
+    fn words(&self, _: Hint) -> &'static str {
+        "what the program says"
+    }
+
     fn error(&self, text: &dyn Display) {
         println!("{text}");
     }
