@@ -74,9 +74,7 @@ pub use report::{Report, Reporter};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };
-pub use space::{
-    BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats, Trimmed,
-};
+pub use space::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};

@@ -63,7 +63,6 @@ pub(crate) use block_group::BlockGroup;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 pub(crate) use chunks::system_chunks_of;
 pub(crate) use discard::Freed;
-pub use discard::Trimmed;
 use free_space::Fit;
 use ledger::Ledger;
 pub(crate) use ledger::{Promise, Reservation};

@@ -191,7 +191,7 @@ impl From<transfer::Failure> for Failure {
                 "{has_mark}; write an archive (--tar FILE), or copy it (offshoot cp -a)"
             )),
             transfer::Failure::Archive(error) => {
-                Self::Host("writing the archive".to_owned(), error)
+                Self::Host(transfer::Failure::WRITING_ARCHIVE.to_owned(), error)
             }
         }
     }

@@ -152,7 +152,7 @@ pub fn extract(
             is_named: false,
             is_resumed: true,
             parent: path,
-            refuse: &|_, _| Ok(None),
+            refuse: None,
         });
     }
     if is_directory {

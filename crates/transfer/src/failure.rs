@@ -21,6 +21,11 @@ pub enum Failure {
     Archive(io::Error),
 }
 
+impl Failure {
+    /// What was being done when [`Self::Archive`] came.
+    pub const WRITING_ARCHIVE: &str = "writing the archive";
+}
+
 /// The result of a transfer.
 pub type Result<T = (), E = Failure> = std::result::Result<T, E>;
 
@@ -35,7 +40,9 @@ impl fmt::Display for Failure {
                  extraction is gone on with",
                 Escaped(path)
             ),
-            Self::Archive(error) => write!(f, "writing the archive: {}", OsReason(error)),
+            Self::Archive(error) => {
+                write!(f, "{}: {}", Self::WRITING_ARCHIVE, OsReason(error))
+            }
         }
     }
 }

@@ -33,8 +33,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::Chunk;
-pub use offshoot_vfs::Trimmed;
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Trimmed};
 use parking_lot::{Condvar, Mutex};
 
 use super::{BlockGroup, Purpose, Space};

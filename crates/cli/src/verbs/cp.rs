@@ -519,7 +519,7 @@ impl Copying<'_> {
             progress: self.shared.progress,
             counters: self.shared.counters,
             process: Process::prepare()?,
-            refuse: &occupied::refusal,
+            refuse: Some(&occupied::refusal),
         };
         let mut seen = Seen::default();
         let mut made = HashSet::new();

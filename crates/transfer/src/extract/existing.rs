@@ -25,9 +25,9 @@ use crate::host::{host_id, look_at};
 /// A file that is to be filled.
 pub(crate) struct Target {
     /// The file, open to be written.
-    pub file: File,
+    pub(crate) file: File,
     /// What it was.
-    pub kind: TargetKind,
+    pub(crate) kind: TargetKind,
 }
 
 /// What a file was before it is filled.
@@ -152,7 +152,7 @@ pub(crate) fn remove(
         return Ok(Err(Errno::BUSY));
     }
     // Of a device only its node goes, and of a symbolic link only itself.
-    if fs::FileType::from_raw_mode(stat.st_mode).is_file() && !overwrite.is_resumed {
+    if fs::FileType::from_raw_mode(stat.st_mode).is_file() {
         refuse_occupied(context, overwrite, directory, name)?;
     }
     Ok(fs::unlinkat(directory.fd(), &**name, AtFlags::empty()))
@@ -165,13 +165,14 @@ fn refuse_occupied(
     directory: &DirectoryRef<'_>,
     name: &SafeName,
 ) -> Result<(), Trouble> {
+    let Some(refuse) = overwrite.refuse else { return Ok(()) };
     let file = match look_at(directory.fd(), &**name) {
         Ok(file) => file,
         Err(Errno::ACCESS) => return Ok(()),
         Err(errno) => return Err(Trouble::Host("cannot look at what is there", errno)),
     };
     let path = context.host_path(directory.file(), name);
-    let found = (overwrite.refuse)(&path, &file);
+    let found = refuse(&path, &file);
     match found.map_err(|error| Trouble::from_io("cannot look at what is there", &error))? {
         Some(why) => Err(Trouble::Refused(why)),
         None => Ok(()),

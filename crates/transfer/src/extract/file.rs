@@ -26,13 +26,13 @@ use crate::stream::{StreamFailure, write_contents};
 /// A file to be made.
 pub(crate) struct FileJob<'a> {
     /// Where.
-    pub directory: DirectoryRef<'a>,
+    pub(crate) directory: DirectoryRef<'a>,
     /// Under which name.
-    pub name: SafeName,
+    pub(crate) name: SafeName,
     /// What it is to become.
-    pub attr: Attr,
+    pub(crate) attr: Attr,
     /// What of it is there already.
-    pub begun: Begun,
+    pub(crate) begun: Begun,
 }
 
 /// What of a file is there before it goes to a worker.

@@ -36,19 +36,19 @@ pub type Refuse<'a> = &'a (dyn Fn(&Path, &File) -> io::Result<Option<String>> + 
 #[derive(Clone, Copy)]
 pub(crate) struct Overwrite<'a> {
     /// Which attributes are kept.
-    pub preserve: &'a Preserve,
+    pub(crate) preserve: &'a Preserve,
     /// What is left out, replaced and told.
-    pub manner: &'a Manner,
+    pub(crate) manner: &'a Manner,
     /// The devices of the volumes, which are never replaced.
-    pub devices: &'a [HostId],
+    pub(crate) devices: &'a [HostId],
     /// The caller named the destination of this file; otherwise it is below a directory.
-    pub is_named: bool,
+    pub(crate) is_named: bool,
     /// What is there was made by an extraction that was left half done, in a directory of its own.
-    pub is_resumed: bool,
+    pub(crate) is_resumed: bool,
     /// The directory of the host that the copy goes into, as the caller named it.
-    pub parent: &'a Path,
-    /// What is not written over.
-    pub refuse: Refuse<'a>,
+    pub(crate) parent: &'a Path,
+    /// Says what is not written over.
+    pub(crate) refuse: Option<Refuse<'a>>,
 }
 
 /// A copy to the host.
@@ -67,8 +67,8 @@ pub struct Onto<'a> {
     pub counters: &'a Counters,
     /// The process, made ready.
     pub process: Process,
-    /// What is not written over.
-    pub refuse: Refuse<'a>,
+    /// Says what is not written over.
+    pub refuse: Option<Refuse<'a>>,
 }
 
 impl Onto<'_> {
