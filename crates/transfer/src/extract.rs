@@ -2,8 +2,6 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`walk`] | goes through a tree that is not trusted |
-//! | [`name`] | the only way from a name in the volume to one in the destination |
 //! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done, what one may keep open |
 //! | [`total`] | how much it will be |
 //! | [`tree`], [`mod@file`], [`large`], [`directory`] | making things in it, on all cores |
@@ -14,7 +12,7 @@
 //! | [`problems`] | errors as they come, one summary at the end |
 //!
 //! Three promises. Nothing is written outside of the destination: every call works on a
-//! descriptor of a directory that we made in it, with one checked name, and never follows a
+//! descriptor of a directory that we made in it, with one [`SafeName`], and never follows a
 //! symbolic link. What cannot be read is not there afterwards: no file is left with
 //! less than its data. And memory does not grow with the volume.
 
@@ -27,7 +25,6 @@ mod file;
 mod large;
 mod links;
 mod marker;
-mod name;
 mod onto;
 mod problems;
 mod tar;
@@ -35,13 +32,13 @@ mod tar;
 mod tests;
 mod total;
 mod tree;
-mod walk;
 
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{Errno, FileId, FileSystem, FileType, Timestamp};
+use offshoot_vfs::walk::Entry;
+use offshoot_vfs::{Errno, FileId, FileSystem, FileType, SafeName, Timestamp};
 use serde::Serialize;
 
 use crate::copy::{Manner, Preserve};
@@ -59,12 +56,10 @@ pub use links::LinkTable;
 pub(crate) use links::{Known, Name};
 pub use marker::Mark;
 pub(crate) use marker::NAME as MARK_NAME;
-pub use name::SafeName;
 pub use onto::{Onto, Refuse};
 pub(crate) use problems::Unapplied;
 pub use problems::{Problems, Refusal};
 pub use total::{Counted, while_counting};
-pub use walk::{Entry, Visitor, walk};
 
 /// The most files that go to a worker at once.
 const BATCH_FILES: usize = 64;

@@ -1,8 +1,8 @@
 //! A file and, where that is asked for, everything below it: what `-R` means to verbs that change
 //! attributes.
 
-use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::path::{LastLink, at_path, resolve};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
 use crate::edit::{Report, joined};

@@ -16,14 +16,14 @@ use offshoot_transfer::copy::{
     self, Becomes, Existing, Goal, IntoVolume, Manner, Preserve, Shared,
 };
 use offshoot_transfer::extract::{
-    Counted, Counters, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
+    Counted, Counters, LinkTable, Onto, Problems, Source, finish, while_counting,
 };
 use offshoot_transfer::host::{HostId, Process, host_id_of_file, umask};
 use offshoot_transfer::stream::{StreamFailure, write_contents};
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use offshoot_vfs::wildcard::Pattern;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, SafeName, Timestamp};
 
 use crate::args::{Attribute, CpArguments, Reflink};
 use crate::edit::{Aim, Volumes, joined, moment, require_one_source};

@@ -3,14 +3,14 @@
 //! Depth first, with the directories on the way open: nothing is reached by a path that could
 //! be changed, or become too long, meanwhile. Their number bounds the depth.
 
-use offshoot_vfs::{Error, FileId, FileType};
+use offshoot_vfs::{Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, Dir, DirEntry};
 
 use super::directory::DirectoryRef;
 use super::original::{HostFile, Original, doing};
 use super::tree::{Batches, Job, Seen, batches_in_flight, enter, with_workers};
 use super::{Source, Trouble, target};
-use crate::extract::{Limits, SafeName};
+use crate::extract::Limits;
 use crate::host::Process;
 
 /// A directory that the walk is in.

@@ -13,11 +13,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
 
 use super::target::PIECE_BYTES;
-use crate::extract::SafeName;
 use crate::xattrs::{Xattr, held_xattrs};
 
 /// A file to be copied.

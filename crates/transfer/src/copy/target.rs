@@ -10,15 +10,15 @@ use std::sync::PoisonError;
 
 use offshoot_vfs::path::{End, LastLink, climb, leads_to_itself, resolve_end};
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, SetTime,
-    XattrMode, make_over,
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SafeName, SetAttr,
+    SetTime, XattrMode, make_over,
 };
 
 use super::original::Original;
 use super::{Attribute, Reflink};
 use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
 use crate::Hint;
-use crate::extract::{Known, Name, SafeName, Unapplied};
+use crate::extract::{Known, Name, Unapplied};
 use crate::xattrs::Xattr;
 
 /// How much is read and written at once.

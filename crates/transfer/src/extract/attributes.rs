@@ -13,12 +13,11 @@
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io;
 
 use super::context::Context;
-use super::name::SafeName;
 use super::problems::Unapplied;
 
 /// Set-user-id and set-group-id.

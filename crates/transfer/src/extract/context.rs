@@ -10,12 +10,11 @@ use std::sync::{Mutex, OnceLock};
 
 use offshoot_vfs::escape::message;
 use offshoot_vfs::path::climb;
-use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason};
+use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason, SafeName};
 use rustix::fs::{self, Mode, OFlags};
 
 use super::directory::DirectoryRef;
 use super::links::LinkTable;
-use super::name::SafeName;
 use super::onto::Overwrite;
 use super::problems::{Problems, Unapplied};
 use crate::Progress;

@@ -11,13 +11,12 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use offshoot_vfs::{Attr, Errno, FileId};
+use offshoot_vfs::{Attr, Errno, FileId, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
 use super::attributes::{Handle, Made, with_own_path};
 use super::context::{Context, Trouble};
 use super::existing;
-use super::name::SafeName;
 
 /// A directory of the destination.
 struct Directory {

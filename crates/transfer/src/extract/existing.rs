@@ -11,14 +11,13 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use offshoot_vfs::{Attr, Errno, Timestamp};
+use offshoot_vfs::walk::Entry;
+use offshoot_vfs::{Attr, Errno, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
-use super::name::SafeName;
 use super::onto::Overwrite;
-use super::walk::Entry;
 use crate::copy::Attribute;
 use crate::host::{host_id, look_at};
 

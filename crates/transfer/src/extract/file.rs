@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::attributes::{Handle, Made};
@@ -19,7 +19,6 @@ use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
 use super::existing::{self, Target, TargetKind};
 use super::links::Name;
-use super::name::SafeName;
 use super::problems::Unapplied;
 use crate::stream::{StreamFailure, write_contents};
 

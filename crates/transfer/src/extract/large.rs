@@ -8,13 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_vfs::{Attr, Error};
+use offshoot_vfs::{Attr, Error, SafeName};
 
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
 use super::existing::{Target, TargetKind};
 use super::file;
-use super::name::SafeName;
 
 /// Files from this size on are handed out in parts.
 pub(crate) const LARGE_BYTES: u64 = 32 << 20;

@@ -14,15 +14,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{Attr, Error, FileId, FileType};
+use offshoot_vfs::walk::Entry;
+use offshoot_vfs::{Attr, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
 use super::context::{Context, Counters, Trouble};
 use super::destination::Limits;
 use super::directory::DirectoryRef;
-use super::name::SafeName;
 use super::problems::Problems;
-use super::walk::Entry;
 use super::{Source, parent_path, tree};
 use crate::copy::{Manner, Preserve};
 use crate::host::{HostId, Process};

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Error, FileId, FileSystem, FileType};
 
-use super::walk::{Entry, Visitor, walk};
 use crate::Progress;
 
 /// The depth to which a tree of a volume is counted.

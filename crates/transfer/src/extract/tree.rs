@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Errno, Error, FileId, FileType};
 use rustix::fs::{self, AtFlags};
 
@@ -33,7 +34,6 @@ use super::links::{Known, LinkTable, Name};
 use super::marker;
 use super::onto::Overwrite;
 use super::problems::Unapplied;
-use super::walk::{Entry, Visitor, walk};
 use super::{BATCH_BYTES, workers};
 
 /// What a worker is handed.

@@ -24,6 +24,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use offshoot_vfs::path::climb;
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType};
 
 use super::super::BATCH_FILES;
@@ -31,7 +32,6 @@ use super::super::context::{Context, Trouble};
 use super::super::large::Parts;
 use super::super::links::{Known, Name};
 use super::super::problems::Unapplied;
-use super::super::walk::{Entry, Visitor, walk};
 use super::render::{
     Regular, SparseMap, entry_path, map_line, out_of_order, pad_map, render, render_link,
 };
