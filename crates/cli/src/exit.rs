@@ -216,3 +216,16 @@ impl From<serde_json::Error> for Failure {
         Self::Output(error.into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A transfer takes the greatest [`Worst`], and the program the greatest [`ExitStatus`].
+    #[test]
+    fn what_is_worse_for_a_transfer_ends_the_program_with_more() {
+        let ascending = [Worst::Failed, Worst::Corrupt, Worst::Unsupported];
+        assert!(ascending.is_sorted_by(|one, next| one < next));
+        assert!(ascending.map(ExitStatus::from).is_sorted_by(|one, next| one < next));
+    }
+}

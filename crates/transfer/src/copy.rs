@@ -4,7 +4,7 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`preserve`] | which attributes a copy has |
-//! | [`manner`] | what is left out, what is replaced, what is told |
+//! | [`manner`] | what is left out, what is replaced, what is reported |
 //! | [`original`] | a file that is copied, wherever it is |
 //! | [`target`] | one file, made in the volume and filled |
 //! | [`directory`] | directories of the volume that are being filled |
@@ -44,7 +44,7 @@ use offshoot_vfs::{
 use crate::extract::{Counters, LinkTable, Problems};
 use crate::host::{HostId, Process};
 use crate::{Hint, Progress};
-pub use manner::{Existing, Manner, Told};
+pub use manner::{CopyReporter, Existing, Manner};
 use original::{HostFile, Original, Stream, VolumeFile};
 pub use preserve::{Attribute, Preserve};
 
@@ -90,7 +90,7 @@ pub struct IntoVolume<'a> {
     pub(crate) devices: &'a [HostId],
     /// Whether data is shared inside the volume.
     pub(crate) reflink: Reflink,
-    /// What is left out, replaced and told.
+    /// What is left out, replaced and reported.
     pub(crate) manner: &'a Manner,
     /// Names that inodes of the source were given that have several.
     links: &'a Mutex<LinkTable>,
@@ -111,7 +111,7 @@ pub struct Shared<'a> {
     pub devices: &'a [HostId],
     /// Whether data is shared inside the volume.
     pub reflink: Reflink,
-    /// What is left out, replaced and told.
+    /// What is left out, replaced and reported.
     pub manner: &'a Manner,
 }
 

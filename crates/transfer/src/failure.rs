@@ -17,12 +17,12 @@ pub enum Failure {
     /// The source, at this path, has a file at its top with the name of the file that marks a
     /// destination as half done. An archive and a copy can hold it.
     HasMark(Vec<u8>),
-    /// What takes the archive refused it.
+    /// Writing the archive failed.
     Archive(io::Error),
 }
 
 impl Failure {
-    /// What was being done when [`Self::Archive`] came.
+    /// What a transfer was doing when [`Self::Archive`] happened.
     pub const WRITING_ARCHIVE: &str = "writing the archive";
 }
 
@@ -55,19 +55,19 @@ impl From<vfs::Error> for Failure {
     }
 }
 
-/// The worst of what went wrong with single files.
+/// The worst of what went wrong with single files. Later variants are worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Worst {
     /// A call, a device or the host failed.
     Failed,
     /// The volume contradicts itself.
     Corrupt,
-    /// It needs what is not there.
+    /// It needs a feature that is missing here.
     Unsupported,
 }
 
 impl Worst {
-    /// Of this error.
+    /// The one that `error` counts as.
     #[must_use]
     pub fn of(error: &vfs::Error) -> Self {
         match error {

@@ -7,7 +7,7 @@ mod chunks;
 #[cfg(test)]
 mod tests;
 
-use crate::counter::{Stop, Told};
+use crate::counter::{OnStop, Stop};
 use offshoot_btrfs_format::check::Expected;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
@@ -62,7 +62,7 @@ impl Engine {
         }
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let stop = Stop::new(options.reporter.clone().map(|reporter| -> Told {
+        let stop = Stop::new(options.reporter.clone().map(|reporter| -> OnStop {
             Box::new(move |problem| {
                 reporter(&Report::ReadOnly { problem: problem.to_owned() });
             })

@@ -166,7 +166,7 @@ fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<Told>>)
             .into_iter()
             .map(|path| Pattern::new(path.strip_prefix(b"/").unwrap_or(path)))
             .collect(),
-        told: told.map(|told| told as Arc<dyn copy::Told>),
+        reporter: told.map(|told| told as Arc<dyn copy::CopyReporter>),
     }
 }
 

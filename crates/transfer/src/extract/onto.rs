@@ -36,7 +36,7 @@ pub type Refuse<'a> = &'a (dyn Fn(&Path, &File) -> io::Result<Option<String>> + 
 pub(crate) struct Overwrite<'a> {
     /// Which attributes are kept.
     pub(crate) preserve: &'a Preserve,
-    /// What is left out, replaced and told.
+    /// What is left out, replaced and reported.
     pub(crate) manner: &'a Manner,
     /// The devices of the volumes, which are never replaced.
     pub(crate) devices: &'a [HostId],
@@ -54,7 +54,7 @@ pub(crate) struct Overwrite<'a> {
 pub struct Onto<'a> {
     /// What is kept.
     pub preserve: &'a Preserve,
-    /// What is left out, replaced and told.
+    /// What is left out, replaced and reported.
     pub manner: &'a Manner,
     /// The devices of the volumes, which are never replaced or copied.
     pub devices: &'a [HostId],

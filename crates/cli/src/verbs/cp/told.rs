@@ -1,4 +1,4 @@
-//! Where it is told what was copied (`-v`): standard output, by several threads.
+//! Prints each file that was copied (`-v`). The threads of the copy share standard output.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -9,7 +9,7 @@ use offshoot_transfer::copy;
 use crate::exit::{Failure, Result};
 use crate::output::write_name;
 
-/// See the top of this file.
+/// Standard output, for the threads of the copy.
 pub(super) struct Told(Mutex<Output>);
 
 struct Output {
@@ -30,14 +30,14 @@ impl Told {
         if failed.is_some() {
             return;
         }
-        // Who looks at a terminal sees each file when it is copied.
+        // On a terminal the user sees each file as soon as it is copied.
         let flush = |out: &mut BufWriter<File>| {
             if out.get_ref().is_terminal() { out.flush() } else { Ok(()) }
         };
         *failed = line(out).and_then(|()| flush(out)).err();
     }
 
-    /// Writes what was told and is not written yet.
+    /// Writes what is buffered, and gives the first error of all lines.
     pub(super) fn finish(&self) -> Result {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let flushed = told.out.flush();
@@ -45,7 +45,7 @@ impl Told {
     }
 }
 
-impl copy::Told for Told {
+impl copy::CopyReporter for Told {
     fn copied(&self, from: &[u8], to: &[u8]) {
         self.say(|out| {
             out.write_all(b"'")?;
