@@ -256,9 +256,8 @@ impl Session {
     }
 }
 
-/// The subvolume that `name` (an id, or a path from the top level) names, or the default one. A
-/// path that is
-/// a number itself is told from an id by a `/` in front.
+/// The subvolume that `name` (an id, or a path from the top level) names, or the default one. A `/`
+/// in front tells a path that is a number from an id.
 pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result<SubvolumeId> {
     let Some(name) = name else { return Ok(volume.default_subvolume()?) };
     if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {

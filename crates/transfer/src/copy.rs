@@ -68,7 +68,7 @@ pub struct NewName {
     pub dir: FileId,
     /// The name in it.
     pub name: Vec<u8>,
-    /// What has the name now.
+    /// The file that has the name now.
     pub existing: Option<FileId>,
 }
 
@@ -78,15 +78,15 @@ pub struct IntoVolume<'a> {
     pub(crate) fs: &'a dyn FileSystemMut,
     /// When everything is made.
     pub(crate) at: Timestamp,
-    /// What is kept.
+    /// Which attributes are kept.
     pub(crate) preserve: &'a Preserve,
     /// Everything that goes wrong.
     pub(crate) problems: &'a Problems<'a>,
-    /// The line on the terminal.
+    /// How far it is.
     pub(crate) progress: &'a dyn Progress,
     /// Totals.
     pub(crate) counters: &'a Counters,
-    /// The devices of the volumes, which cannot be copied into themselves.
+    /// The devices of the volumes. They are neither replaced nor copied.
     pub(crate) devices: &'a [HostId],
     /// Whether data is shared inside the volume.
     pub(crate) reflink: Reflink,
@@ -96,10 +96,10 @@ pub struct IntoVolume<'a> {
     links: &'a Mutex<LinkTable>,
 }
 
-/// What all copies of one command share.
+/// What copies of several sources share, when their problems and totals are one.
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
-    /// What is kept.
+    /// Which attributes are kept.
     pub preserve: &'a Preserve,
     /// Everything that goes wrong.
     pub problems: &'a Problems<'a>,
@@ -107,7 +107,7 @@ pub struct Shared<'a> {
     pub progress: &'a dyn Progress,
     /// Totals.
     pub counters: &'a Counters,
-    /// The devices of the volumes, which are never replaced or copied.
+    /// The devices of the volumes. They are neither replaced nor copied.
     pub devices: &'a [HostId],
     /// Whether data is shared inside the volume.
     pub reflink: Reflink,
@@ -121,7 +121,7 @@ pub struct Goal {
     pub becomes: Becomes,
     /// The place, as the caller writes it.
     pub shown: Vec<u8>,
-    /// Another source of the command has become what is there.
+    /// Another source became the file that is there, since the caller began.
     pub is_just_made: bool,
 }
 
@@ -158,7 +158,7 @@ enum Trouble {
     Target(Error),
     /// Another name of the same inode could not be copied before.
     OtherName,
-    /// All must end, for a reason that was told.
+    /// The whole copy ends, for a reason that it has reported.
     Stopped,
     /// What has the name stays, as was asked for.
     Kept,
@@ -240,7 +240,7 @@ impl<'a> IntoVolume<'a> {
         }
     }
 
-    /// Copies what is no directory.
+    /// Copies a file that is no directory.
     fn one(&self, path: &[u8], goal: &Goal, original: &dyn Original) -> Result<(), Trouble> {
         let Becomes::Name(new) = &goal.becomes else {
             return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));

@@ -73,7 +73,7 @@ pub(crate) fn workers() -> usize {
     *WORKERS.get_or_init(|| std::thread::available_parallelism().map_or(2, usize::from).min(32))
 }
 
-/// What is extracted.
+/// The source of an extraction.
 pub struct Source<'a> {
     /// The volume.
     pub fs: &'a dyn FileSystem,
@@ -101,8 +101,8 @@ pub struct Outcome {
     pub worst: Option<Worst>,
 }
 
-/// Extracts into the directory `path`: what is in the source when it is a directory, which
-/// then also gives `path` its attributes, or else the one file.
+/// Extracts a source into the directory `path`. A source that is a directory becomes `path` itself,
+/// with its attributes. Any other file goes into `path`.
 pub fn extract(
     source: &Source<'_>,
     path: &Path,

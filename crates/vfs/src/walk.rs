@@ -1,7 +1,7 @@
 //! A walk through a tree that is not trusted.
 //!
-//! Depth first, every entry once, in the order of the directories. What a hostile image
-//! could do, and why it does not work:
+//! Depth first, every entry once, in the order of the directories. What a hostile image could do,
+//! and why it does not work:
 //!
 //! 1. *Cycles, and directories reached on many ways.* [`may_enter`] lets no directory be entered
 //!    twice.
@@ -11,7 +11,7 @@
 //! 3. *Endless directories.* The cookies must ascend, so a directory ends.
 //! 4. *Names.* They are checked, see [`SafeName`].
 //!
-//! What cannot be read is told to the visitor, and the walk goes on beside it.
+//! The walk gives the visitor the errors of files that it cannot read, and goes on beside them.
 
 use std::ops::ControlFlow;
 
@@ -36,7 +36,7 @@ pub struct Entry<'a> {
     pub attr: &'a Attr,
 }
 
-/// What the walk shows the tree to.
+/// What a walk calls for each file.
 pub trait Visitor {
     /// What the visitor keeps for a directory while the walk is in it.
     type Directory;

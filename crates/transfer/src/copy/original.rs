@@ -109,7 +109,7 @@ pub(super) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
 }
 
 impl<'a> HostFile<'a> {
-    /// The file at a path of the command line; a symbolic link at its end is followed or not.
+    /// The file at `path`. A symbolic link at its end is followed if `follow` says so.
     pub(super) fn named(path: &Path, follow: bool) -> Result<HostFile<'static>> {
         let at_flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = fs::statat(CWD, path, at_flags).map_err(doing("looking at it"))?;
@@ -117,7 +117,7 @@ impl<'a> HostFile<'a> {
         HostFile::open(CWD, path.to_path_buf(), file_type, follow)
     }
 
-    /// The file `name` in `directory`, whose type the directory told.
+    /// The file `name` in `directory`. The directory gave its type.
     pub(super) fn found(
         directory: BorrowedFd<'a>,
         name: &SafeName,

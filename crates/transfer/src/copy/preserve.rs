@@ -1,8 +1,9 @@
 //! Which attributes a copy has.
 //!
-//! Everything is kept but what the caller leaves out. Then a file begins as one that the caller
-//! makes: its own, with the permissions that the umask leaves, now. Set-id bits lend the rights of
-//! an owner, so they go with the owner.
+//! A copy keeps all attributes but those that the caller leaves out. For these it is like a file
+//! that the caller makes: its owner is the caller, the umask limits its permissions, and its times
+//! are the moment of the copy. Set-id bits lend the rights of the owner, so they go when the owner
+//! goes.
 
 use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
 use rustix::process;
@@ -28,7 +29,7 @@ impl Attribute {
         [Self::Mode, Self::Ownership, Self::Timestamps, Self::Links, Self::Xattr];
 }
 
-/// What is kept, and what stands in for the rest.
+/// Which attributes are kept, and the values that the others get.
 pub struct Preserve {
     left_out: Vec<Attribute>,
     umask: u32,

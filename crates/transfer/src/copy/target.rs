@@ -39,7 +39,7 @@ struct Begun {
     is_new: bool,
 }
 
-/// Copies what is no directory to `place`, with `buf` to read into.
+/// Copies a file that is no directory to `place`, with `buf` to read into.
 pub(super) fn put(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
@@ -88,7 +88,7 @@ pub(super) fn put(
     })
 }
 
-/// What is at `place`.
+/// The file at `place`.
 fn existing(
     into: &IntoVolume<'_>,
     place: Place<'_>,
@@ -146,7 +146,7 @@ pub(super) fn require_not_just_made(
     Err(Trouble::Source(Error::posix(Errno::EXIST, what)))
 }
 
-/// Refuses a copy to `place` where what is there is of a kind that stays.
+/// Refuses a copy to `place` where the file there is of a kind that stays.
 fn require_replaceable(
     into: &IntoVolume<'_>,
     place: Place<'_>,
@@ -170,7 +170,7 @@ fn require_replaceable(
     Ok(())
 }
 
-/// Makes place for a copy: gives the regular file that is written into, and removes what is not.
+/// Makes room for a copy: gives the regular file that the copy writes into, and removes any other.
 fn take(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
@@ -375,7 +375,8 @@ fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
     }
 }
 
-/// What a file that is there gets: what is not kept of the source stays as it is.
+/// The owner and mode that a file gets that was there before. What the copy does not keep of the
+/// source stays as it is.
 fn owner_and_mode(into: &IntoVolume<'_>, attr: &Attr) -> SetAttr {
     let is_owner_kept = into.preserve.keeps(Attribute::Ownership);
     SetAttr {

@@ -22,7 +22,7 @@ const BATCH_FILES: usize = 32;
 /// The deepest tree of a volume that is copied: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// Batches that can be held by somebody at once: in the channel, by workers, by the walk.
+/// The most batches that exist at once: in the channel, with workers, with the walk.
 pub(super) fn batches_in_flight() -> usize {
     workers() * 3 + 1
 }

@@ -1,10 +1,10 @@
 //! The directory that is extracted into, and how the descriptors of the process are shared out.
 //!
-//! The destination is made by us or is an empty directory that is ours. For as long as the
-//! extraction runs, nobody else can enter it (mode 0700), so what happens inside needs
-//! no defence against others: files can be made with their final permissions before their owner
-//! is right, and a name that was made stays what it is. It gets its own owner and mode last; a
-//! directory that gets none from the volume gets back what it had.
+//! The extraction makes the destination, or takes an empty directory of the caller. While it runs,
+//! no other user can enter the directory (mode 0700). So nothing inside needs a defence against
+//! other users: files can be made with their final permissions before their owner is right, and a
+//! name that was made stays what it is. The destination gets its own owner and mode last. When the
+//! volume gives it none, it gets back what it had.
 
 use std::fs::File;
 use std::io;
@@ -56,8 +56,8 @@ struct Before {
 impl Destination {
     /// Makes or takes over the directory `path`.
     ///
-    /// A directory that is refused was not changed, and one that somebody filled at the very moment
-    /// of its locking is changed back.
+    /// It changes no directory that it refuses. When another user filled the directory just before
+    /// it was locked, the change is taken back.
     ///
     /// One with this mark is taken although it is not empty: an extraction of the same was left
     /// half done there.
@@ -97,7 +97,7 @@ impl Destination {
         let fd = fd.into();
         let mut destination = Self { fd, owner_of_new: None, is_resumed, before: Some(before) };
         destination.lock().map_err(|error| Failure::Host(path.display().to_string(), error))?;
-        // Only now nobody else can put anything into it.
+        // Only from now on no other user can put anything into it.
         if !is_resumed {
             require_empty(&destination.fd, path)?;
             marker::write(&destination.fd, mark).map_err(failed)?;
@@ -106,7 +106,7 @@ impl Destination {
         Ok(destination)
     }
 
-    /// Keeps everybody else out, and takes off what would change the files that are made inside:
+    /// Keeps other users out, and takes off what would change the files that are made inside:
     /// a set-group-id bit, a default ACL.
     fn lock(&mut self) -> io::Result<()> {
         let Some(before) = &mut self.before else { return Ok(()) };

@@ -1,11 +1,10 @@
 //! The file in a destination that says that it is half done.
 //!
 //! It is made before anything else and removed when everything is there, so it is left where an
-//! extraction was interrupted, ran out of space or was killed.
-//! Until then the destination is for its owner alone, so what is in it is what that extraction
-//! made. One of the same place in the same state goes on there: a file whose size and time are
-//! right has its data, because its time is set last, and gets its attributes once more; any other
-//! one is made anew.
+//! extraction was interrupted, ran out of space or was killed. Until then the destination is for
+//! its owner alone, so all files in it are files that this extraction made. One of the same place
+//! in the same state goes on there: a file whose size and time are right has its data, because its
+//! time is set last, and gets its attributes once more; any other one is made anew.
 //!
 //! ```text
 //! 8f6f2c1e-... 5 256              volume, subvolume and inode
@@ -29,7 +28,7 @@ const LEN_MAX: u64 = 4096;
 
 /// What a mark says.
 pub struct Mark {
-    /// What is extracted.
+    /// The file or directory that is extracted.
     pub place: String,
     /// The state of the volume.
     pub state: String,

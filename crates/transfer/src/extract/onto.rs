@@ -1,11 +1,11 @@
 //! Copying out of a volume to where something may be already: `cp`.
 //!
 //! It is an extraction but for this. Directories that are there are gone into, if they are no
-//! symbolic links, and what else has a name is dealt with by [`super::existing`]: below a
-//! directory it is removed before its name is given again, so neither a link nor another name of
-//! a file leads anything outside of the destination. A directory that was there may be open to
-//! others, so what is made in it is made for its owner alone first, and without what the
-//! directory would give to it.
+//! symbolic links, and what else has a name is dealt with by [`super::existing`]: below a directory
+//! it is removed before its name is given again, so neither a link nor another name of a file leads
+//! anything outside of the destination. A directory that was there may be open to other users. So a
+//! file in it is made for its owner alone first, and without the ACL that the directory would give
+//! to it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -42,17 +42,17 @@ pub(crate) struct Overwrite<'a> {
     pub(crate) devices: &'a [HostId],
     /// The caller named the destination of this file; otherwise it is below a directory.
     pub(crate) is_named: bool,
-    /// What is there was made by an extraction that was left half done, in a directory of its own.
+    /// It resumes an extraction, which made all files that are there in a directory of its own.
     pub(crate) is_resumed: bool,
     /// The directory of the host that the copy goes into, as the caller named it.
     pub(crate) parent: &'a Path,
-    /// Says what is not written over.
+    /// Says which files and devices are not written over; `None` for a copy that asks about none.
     pub(crate) refuse: Option<Refuse<'a>>,
 }
 
 /// A copy to the host.
 pub struct Onto<'a> {
-    /// What is kept.
+    /// Which attributes are kept.
     pub preserve: &'a Preserve,
     /// What is left out, replaced and reported.
     pub manner: &'a Manner,
@@ -66,12 +66,13 @@ pub struct Onto<'a> {
     pub counters: &'a Counters,
     /// The process, made ready.
     pub process: Process,
-    /// Says what is not written over.
+    /// Says which files and devices are not written over; `None` for a copy that asks about none.
     pub refuse: Option<Refuse<'a>>,
 }
 
 impl Onto<'_> {
-    /// Copies `source` into the directory `parent`, as `name` or, without a name, what is in it.
+    /// Copies `source` into the directory `parent` as `name`. Without a name it copies the files in
+    /// `source`.
     pub fn copy(&self, source: &Source<'_>, parent: &Path, name: Option<&SafeName>) -> Result<()> {
         let fail = |error| Failure::Host(parent.display().to_string(), error);
         let attr = self.preserve.of(&source.fs.attr(source.top)?);

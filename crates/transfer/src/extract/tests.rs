@@ -17,7 +17,7 @@ use super::{Mark, Outcome, Source, extract};
 use crate::host::Process;
 use crate::{Hint, Progress, Watcher, Worst};
 
-/// Prints what is told, which the harness shows for a test that fails.
+/// Prints every report. The harness shows that for a test that fails.
 struct Printed;
 
 impl Watcher for Printed {

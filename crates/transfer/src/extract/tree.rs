@@ -1,8 +1,8 @@
 //! Extraction into a directory.
 //!
 //! One thread walks: it reads metadata ahead, makes the directories, and collects files into
-//! batches. The filesystem is told of a batch before it goes to the workers, one for every
-//! core, which make the files, fill them and finish them.
+//! batches. It announces each batch to the filesystem before it hands the batch to the workers.
+//! There is one worker for every core. Workers make the files, fill them and finish them.
 //!
 //! ```text
 //! walk --- batch: up to 64 files, 4 MiB ---> channel (bounded) ---> workers
@@ -42,7 +42,7 @@ enum Job<'a> {
     Part(LargeRef<'a>, Range<u64>),
 }
 
-/// Batches that can be held by somebody at once: in the channel, by workers, by the walk.
+/// The most batches that exist at once: in the channel, with workers, with the walk.
 pub(crate) fn batches_in_flight() -> usize {
     workers() * 3 + 1
 }
