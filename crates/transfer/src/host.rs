@@ -59,7 +59,8 @@ pub struct Process {
 
 impl Process {
     /// Sets the file mode creation mask of the process to 0, and raises its limit of open files as
-    /// far as it goes. Both stay so.
+    /// far as it goes. Both stay so. A program calls it once, because a second call finds a mask
+    /// of 0, and a transfer gives the mask to a directory that it makes and then gives back.
     ///
     /// # Errors
     /// When the limit cannot be raised.

@@ -280,7 +280,7 @@ pub trait FileSystemMut: FileSystem {
     fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
 
     /// Lets two ranges share their space if all their bytes are the same, and says whether they
-    /// are. Neither file changes to those who read it, so `to` may be one that can only be appended
+    /// are. No reader sees a change in either file, so `to` may be one that can only be appended
     /// to, or is in a read-only subvolume.
     ///
     /// All is compared before anything is shared. What is left of a sector at the end is neither
