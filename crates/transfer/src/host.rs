@@ -44,7 +44,7 @@ pub fn umask() -> u32 {
 /// A process that is ready for transfers from and to files of the host.
 ///
 /// These need two things that belong to the whole process, so the program prepares them and not the
-/// transfer. Nothing else in this crate changes the process.
+/// transfer. Nothing else in this crate changes the process, but for a moment [`umask`].
 ///
 /// - *No file mode creation mask.* The permissions of a file come from the volume. Those that it has
 ///   until then are given with each call, and a mask would take bits away from both.
@@ -59,8 +59,8 @@ pub struct Process {
 
 impl Process {
     /// Sets the file mode creation mask of the process to 0, and raises its limit of open files as
-    /// far as it goes. Both stay so. A program calls it once, because a second call finds a mask
-    /// of 0, and a transfer gives the mask to a directory that it makes and then gives back.
+    /// far as it goes. Both stay so. A program calls it once: a second call finds a mask of 0, and
+    /// an extraction of one file makes its directory with the permissions that the mask leaves.
     ///
     /// # Errors
     /// When the limit cannot be raised.
