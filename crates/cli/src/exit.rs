@@ -188,9 +188,11 @@ impl From<transfer::Failure> for Failure {
         match failure {
             transfer::Failure::Volume(error) => Self::Volume(error),
             transfer::Failure::Host(what, error) => Self::Host(what, error),
-            transfer::Failure::Refused(why) => Self::Refused(why),
+            has_mark @ transfer::Failure::HasMark(_) => Self::Refused(format!(
+                "{has_mark}; write an archive (--tar FILE), or copy it (offshoot cp -a)"
+            )),
             transfer::Failure::Archive(error) => {
-                Self::Host("writing the archive".to_owned(), error)
+                Self::Host(transfer::Failure::WRITING_ARCHIVE.to_owned(), error)
             }
         }
     }
@@ -213,5 +215,18 @@ impl From<io::Error> for Failure {
 impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Self {
         Self::Output(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A transfer takes the greatest [`Worst`], and the program the greatest [`ExitStatus`].
+    #[test]
+    fn what_is_worse_for_a_transfer_ends_the_program_with_more() {
+        let ascending = [Worst::Failed, Worst::Corrupt, Worst::Unsupported];
+        assert!(ascending.is_sorted_by(|one, next| one < next));
+        assert!(ascending.map(ExitStatus::from).is_sorted_by(|one, next| one < next));
     }
 }

@@ -12,7 +12,7 @@ mod record;
 mod statistics;
 mod time;
 
-pub(crate) use console::{Console, Done};
+pub(crate) use console::{Console, Done, words};
 pub(crate) use human::{human_size, short_size};
 pub(crate) use json::{JsonArray, write_line};
 pub(crate) use mode::{ModeLetters, type_words};

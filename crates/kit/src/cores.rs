@@ -1,9 +1,10 @@
-//! On which CPUs the threads of the engine run: those of whoever opened the first volume of the
-//! process.
+//! The CPUs that the threads of an engine run on: those of the thread that opened the first volume
+//! of the process.
 //!
-//! A thread inherits from the one that starts it where it may run, and counts no other CPUs as
-//! there. Threads that call the engine may be bound to one, as those of a mount are, beside the
-//! programs that they serve; what they start to be done on all cores would be done on that one.
+//! A thread inherits the set of its CPUs from the thread that starts it, and counts only these. A
+//! thread that calls the engine can be bound to one CPU. A mount does that with its threads, so
+//! that they run beside the programs that they serve. The threads that such a thread starts would
+//! all run on that one CPU.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -13,7 +14,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 struct Cores {
     count: usize,
-    /// `None` where the host does not say, and then nothing is changed.
+    /// `None` where the host does not give it. Then no thread changes its set.
     set: Option<CpuSet>,
 }
 
@@ -25,19 +26,19 @@ fn cores() -> &'static Cores {
     })
 }
 
-/// Takes those of this thread for good, unless they are known.
+/// Stores the CPUs of this thread for the whole process. Only the first call does something.
 pub fn learn() {
     cores();
 }
 
-/// How many there are.
+/// The number of these CPUs.
 #[must_use]
 pub fn count() -> usize {
     cores().count
 }
 
-/// Lets this thread, which the engine started, run on all of them. Where that is refused it runs
-/// where it runs.
+/// Lets this thread, which the engine started, run on all of these CPUs. Where the host refuses
+/// that, the thread keeps its set.
 pub fn use_all() {
     if let Some(set) = &cores().set {
         let _ = sched_setaffinity(None, set);
@@ -48,7 +49,7 @@ pub fn use_all() {
 mod tests {
     use super::*;
 
-    /// What a bound thread starts is not bound.
+    /// The threads that a bound thread starts are not bound.
     #[test]
     fn threads_of_bound_threads_run_everywhere() {
         learn();

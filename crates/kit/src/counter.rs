@@ -1,9 +1,9 @@
 //! Sums that must not fall below zero, and what ends writing when one would.
 //!
-//! What is reserved, free or used is added and taken away in many places, by many threads. A sum
-//! that falls below zero wraps to more than there can be, and from then on everything fits. So a
-//! [`Counter`] stays what it is when more is to be taken away than it has, and no more is written:
-//! accounts that are wrong once say nothing about what is free.
+//! Many threads add to the sums of reserved, free and used space, and subtract from them. A sum that
+//! falls below zero wraps to more than the volume has, and from then on everything fits. So a
+//! [`Counter`] keeps its value when a thread subtracts more than that, and ends all writing: after
+//! one wrong sum, the engine does not know what is free.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -11,21 +11,22 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_vfs::Error;
 
-/// Is told once, with the cause, when writing ends.
-pub type Told = Box<dyn Fn(&str) + Send + Sync>;
+/// What a [`Stop`] calls once, with the cause, when writing ends.
+pub type OnStop = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Whether a volume is still written. All that may find a reason to end that share one.
+/// Whether a volume is still written. All parts of an engine that can find a reason to stop writing
+/// share one.
 #[derive(Default)]
 pub struct Stop {
     cause: OnceLock<String>,
-    told: Option<Told>,
+    on_stop: Option<OnStop>,
 }
 
 impl Stop {
     /// A volume that is written.
     #[must_use]
-    pub fn new(told: Option<Told>) -> Arc<Self> {
-        Arc::new(Self { cause: OnceLock::new(), told })
+    pub fn new(on_stop: Option<OnStop>) -> Arc<Self> {
+        Arc::new(Self { cause: OnceLock::new(), on_stop })
     }
 
     /// Why nothing is written any more; `None` while the volume is written.
@@ -33,22 +34,22 @@ impl Stop {
         self.cause.get().map(String::as_str)
     }
 
-    /// Ends all writing and tells so. The first cause is the one that is told.
+    /// Ends all writing, and calls [`OnStop`] with the first cause.
     pub fn set(&self, problem: &str) {
         self.set_and(problem, || ());
     }
 
-    /// The same, with `between` called when writing has ended and before that is told: the
-    /// caller may panic.
+    /// The same, with `between` called when writing has ended and before [`OnStop`] is called, which
+    /// may panic.
     pub fn set_and(&self, problem: &str, between: impl FnOnce()) {
         let is_first = self.cause.set(problem.to_owned()).is_ok();
         between();
-        if let Some(told) = self.told.as_ref().filter(|_| is_first) {
-            told(problem);
+        if let Some(on_stop) = self.on_stop.as_ref().filter(|_| is_first) {
+            on_stop(problem);
         }
     }
 
-    /// Ends all writing after something that reports itself.
+    /// Ends all writing, and does not call [`OnStop`]: the caller reports the cause itself.
     pub fn set_quietly(&self, problem: &str) {
         self.cause.get_or_init(|| problem.to_owned());
     }
@@ -90,8 +91,7 @@ impl Counter {
         self.value.fetch_add(by, SeqCst);
     }
 
-    /// There are `by` less. When that is more than there are, it stays what it is, and all writing
-    /// ends.
+    /// There are `by` less. When that is more than the value, the value stays, and all writing ends.
     pub fn sub(&self, by: u64) {
         let less = self.value.fetch_update(SeqCst, SeqCst, |value| value.checked_sub(by));
         if let Err(value) = less {

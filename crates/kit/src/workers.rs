@@ -1,13 +1,12 @@
-//! Threads that compute: compress and decompress, for one.
+//! Worker threads for computations, such as compression.
 //!
-//! The process has one for each core, shared by all volumes. They are started when there is work
-//! for the first time, and what is local to them is there the next time: encoders and decoders.
-//! They know nothing but the work that they are given, which holds no lock and no volume, and waits
-//! for nobody.
+//! The process has one worker for each core, and all volumes share them. The first [`Task`] starts
+//! them. They keep their thread-local encoders and decoders from task to task. The work of a task
+//! holds no lock and no volume, and waits for no other thread.
 //!
-//! Who wants a result may find that nobody has begun with it, and then does the work itself: so
-//! nothing depends on these threads, and where none can be started it only takes longer. What
-//! nobody wants any more is not begun.
+//! A caller that needs a result before a worker has begun the task does the work itself. So no
+//! result depends on the workers: where the host lets the engine start none, the work only takes
+//! longer. A task that the caller drops before a worker begins it is never run.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -19,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::cores;
 
-/// Work that was handed over, and its result.
+/// Work that was handed to the workers, and its result.
 pub struct Task<T>(Arc<Job<T>>);
 
 struct Job<T> {
@@ -29,12 +28,12 @@ struct Job<T> {
 
 enum State<T> {
     Waiting(Box<dyn FnOnce() -> T + Send>),
-    /// Somebody does it, or nobody wants it.
+    /// A thread runs it, or the caller has dropped it or taken its result.
     Taken,
     Done(Result<T, Box<dyn Any + Send>>),
 }
 
-/// What a thread sees of a job.
+/// What a worker sees of a job.
 trait Work: Send + Sync {
     fn run(&self);
 }
@@ -49,7 +48,7 @@ impl<T: Send> Work for Job<T> {
 }
 
 impl<T> Job<T> {
-    /// The work, if nobody has begun with it.
+    /// The work, if no thread has begun it and the caller has not dropped it.
     fn take(&self) -> Option<Box<dyn FnOnce() -> T + Send>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Taken) {
@@ -63,7 +62,7 @@ impl<T> Job<T> {
 }
 
 impl<T: Send + 'static> Task<T> {
-    /// Hands `work` over.
+    /// Hands `work` to the workers.
     pub fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
         let state = Mutex::new(State::Waiting(Box::new(work) as Box<_>));
         let job = Arc::new(Job { state, is_done: Condvar::new() });
@@ -73,7 +72,7 @@ impl<T: Send + 'static> Task<T> {
         Self(job)
     }
 
-    /// Does `work` now: it is not worth to be handed over.
+    /// Runs `work` now. For work that takes less time than handing it over.
     pub fn now(work: impl FnOnce() -> T) -> Self {
         let state = Mutex::new(State::Done(Ok(work())));
         Self(Arc::new(Job { state, is_done: Condvar::new() }))
@@ -104,7 +103,7 @@ impl<T> Drop for Task<T> {
     }
 }
 
-/// The threads, and what they have not begun with.
+/// The worker threads, and the jobs that they have not begun.
 #[derive(Default)]
 struct Workers {
     queue: Mutex<VecDeque<Arc<dyn Work>>>,
@@ -112,7 +111,7 @@ struct Workers {
 }
 
 impl Workers {
-    /// Those of the process; `None` where no thread can be started.
+    /// The workers of the process; `None` where the host lets us start no thread.
     fn get() -> Option<&'static Self> {
         static WORKERS: OnceLock<Workers> = OnceLock::new();
         static THREADS: OnceLock<usize> = OnceLock::new();

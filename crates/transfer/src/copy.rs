@@ -4,7 +4,7 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`preserve`] | which attributes a copy has |
-//! | [`manner`] | what is left out, what is replaced, what is told |
+//! | [`manner`] | what is left out, what is replaced, what is reported |
 //! | [`original`] | a file that is copied, wherever it is |
 //! | [`target`] | one file, made in the volume and filled |
 //! | [`directory`] | directories of the volume that are being filled |
@@ -30,6 +30,7 @@ mod target;
 mod tree;
 
 use std::ffi::OsStr;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Mutex;
@@ -40,16 +41,12 @@ use offshoot_vfs::{
     Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
 };
 
-use crate::Progress;
-use crate::extract::{Counters, Limits, LinkTable, Problems};
-use crate::host::HostId;
-pub use host::limits;
-pub use manner::{Existing, Manner, Told};
+use crate::extract::{Counters, LinkTable, Problems};
+use crate::host::{HostId, Process};
+use crate::{Hint, Progress};
+pub use manner::{CopyReporter, Existing, Manner};
 use original::{HostFile, Original, Stream, VolumeFile};
 pub use preserve::{Attribute, Preserve};
-
-/// Why nothing is copied or moved to a place.
-pub const JUST_MADE: &str = "another source of this command has just gone there";
 
 /// How long a path may be that is made only to be shown, or to follow a link in its place.
 const SHOWN_PATH_MAX: usize = 64 << 10;
@@ -71,7 +68,7 @@ pub struct NewName {
     pub dir: FileId,
     /// The name in it.
     pub name: Vec<u8>,
-    /// What has the name now.
+    /// The file that has the name now.
     pub existing: Option<FileId>,
 }
 
@@ -81,28 +78,28 @@ pub struct IntoVolume<'a> {
     pub(crate) fs: &'a dyn FileSystemMut,
     /// When everything is made.
     pub(crate) at: Timestamp,
-    /// What is kept.
+    /// Which attributes are kept.
     pub(crate) preserve: &'a Preserve,
     /// Everything that goes wrong.
     pub(crate) problems: &'a Problems<'a>,
-    /// The line on the terminal.
+    /// How far it is.
     pub(crate) progress: &'a dyn Progress,
     /// Totals.
     pub(crate) counters: &'a Counters,
-    /// The devices of the volumes, which cannot be copied into themselves.
+    /// The devices of the volumes. They are neither replaced nor copied.
     pub(crate) devices: &'a [HostId],
     /// Whether data is shared inside the volume.
     pub(crate) reflink: Reflink,
-    /// What is left out, replaced and told.
+    /// What is left out, replaced and reported.
     pub(crate) manner: &'a Manner,
     /// Names that inodes of the source were given that have several.
     links: &'a Mutex<LinkTable>,
 }
 
-/// What all copies of one command share.
+/// What copies of several sources share, when their problems and totals are one.
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
-    /// What is kept.
+    /// Which attributes are kept.
     pub preserve: &'a Preserve,
     /// Everything that goes wrong.
     pub problems: &'a Problems<'a>,
@@ -110,11 +107,11 @@ pub struct Shared<'a> {
     pub progress: &'a dyn Progress,
     /// Totals.
     pub counters: &'a Counters,
-    /// The devices of the volumes, which are never replaced or copied.
+    /// The devices of the volumes. They are neither replaced nor copied.
     pub devices: &'a [HostId],
     /// Whether data is shared inside the volume.
     pub reflink: Reflink,
-    /// What is left out, replaced and told.
+    /// What is left out, replaced and reported.
     pub manner: &'a Manner,
 }
 
@@ -124,7 +121,7 @@ pub struct Goal {
     pub becomes: Becomes,
     /// The place, as the caller writes it.
     pub shown: Vec<u8>,
-    /// Another source of the command has become what is there.
+    /// Another source became the file that is there, since the caller began.
     pub is_just_made: bool,
 }
 
@@ -161,7 +158,7 @@ enum Trouble {
     Target(Error),
     /// Another name of the same inode could not be copied before.
     OtherName,
-    /// All must end, for a reason that was told.
+    /// The whole copy ends, for a reason that it has reported.
     Stopped,
     /// What has the name stays, as was asked for.
     Kept,
@@ -187,7 +184,7 @@ impl<'a> IntoVolume<'a> {
         goal: &Goal,
         recursive: bool,
         is_link_kept: bool,
-        limits: Limits,
+        process: Process,
     ) {
         let shown = path.as_os_str().as_bytes();
         let result =
@@ -196,9 +193,9 @@ impl<'a> IntoVolume<'a> {
                 if attr.file_type != FileType::Directory {
                     return self.one(shown, goal, &file);
                 }
-                require_recursive(recursive)?;
+                self.require_recursive(recursive)?;
                 self.below(shown, goal, &attr, |source, id, is_new| {
-                    host::copy(source, file, id, is_new, limits)
+                    host::copy(source, file, id, is_new, process)
                 })
             });
         self.report_if(shown, result);
@@ -219,7 +216,7 @@ impl<'a> IntoVolume<'a> {
             if attr.file_type != FileType::Directory {
                 return self.one(path, goal, &VolumeFile { fs, attr, is_same });
             }
-            require_recursive(recursive)?;
+            self.require_recursive(recursive)?;
             if is_same {
                 self.require_elsewhere(&attr, goal)?;
             }
@@ -231,9 +228,9 @@ impl<'a> IntoVolume<'a> {
         self.report_if(path, copy());
     }
 
-    /// Copies a stream into a file.
-    pub fn stream(&self, name: &OsStr, attr: Attr, goal: &Goal) {
-        let result = self.one(name.as_bytes(), goal, &Stream::new(attr));
+    /// Copies what `input` gives into a file with the attributes `attr`. Messages call it `name`.
+    pub fn stream(&self, input: impl Read, name: &OsStr, attr: Attr, goal: &Goal) {
+        let result = self.one(name.as_bytes(), goal, &Stream::new(input, attr));
         self.report_if(name.as_bytes(), result);
     }
 
@@ -243,7 +240,7 @@ impl<'a> IntoVolume<'a> {
         }
     }
 
-    /// Copies what is no directory.
+    /// Copies a file that is no directory.
     fn one(&self, path: &[u8], goal: &Goal, original: &dyn Original) -> Result<(), Trouble> {
         let Becomes::Name(new) = &goal.becomes else {
             return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
@@ -277,6 +274,15 @@ impl<'a> IntoVolume<'a> {
         self.counters.directories.fetch_add(1, Ordering::Relaxed);
         let [path, shown] = [path, &goal.shown].map(prefix);
         fill(&Source { into: self, path, shown, top }, top, is_new)
+    }
+
+    /// Refuses to copy a directory when the caller asked only for files.
+    fn require_recursive(&self, recursive: bool) -> Result<(), Trouble> {
+        if recursive {
+            return Ok(());
+        }
+        let what = self.problems.words(Hint::NotRecursive);
+        Err(Trouble::Source(Error::posix(Errno::ISDIR, what)))
     }
 
     /// Refuses to copy a directory onto itself and into itself.
@@ -353,13 +359,6 @@ impl<'a> IntoVolume<'a> {
 /// Refuses to copy a file onto one of its own names.
 fn same_file() -> Trouble {
     Trouble::Source(Error::posix(Errno::INVAL, "it and the destination are the same file"))
-}
-
-fn require_recursive(recursive: bool) -> Result<(), Trouble> {
-    if recursive {
-        return Ok(());
-    }
-    Err(Trouble::Source(Error::posix(Errno::ISDIR, "not copied without -r")))
 }
 
 impl Source<'_> {

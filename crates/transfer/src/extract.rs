@@ -2,9 +2,7 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`walk`] | goes through a tree that is not trusted |
-//! | [`name`] | the only way from a name in the volume to one in the destination |
-//! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done, the limits of the process |
+//! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done, what one may keep open |
 //! | [`total`] | how much it will be |
 //! | [`tree`], [`mod@file`], [`large`], [`directory`] | making things in it, on all cores |
 //! | [`attributes`] | owner, mode, extended attributes, times |
@@ -14,7 +12,7 @@
 //! | [`problems`] | errors as they come, one summary at the end |
 //!
 //! Three promises. Nothing is written outside of the destination: every call works on a
-//! descriptor of a directory that we made in it, with one checked name, and never follows a
+//! descriptor of a directory that we made in it, with one [`SafeName`], and never follows a
 //! symbolic link. What cannot be read is not there afterwards: no file is left with
 //! less than its data. And memory does not grow with the volume.
 
@@ -27,7 +25,6 @@ mod file;
 mod large;
 mod links;
 mod marker;
-mod name;
 mod onto;
 mod problems;
 mod tar;
@@ -35,34 +32,34 @@ mod tar;
 mod tests;
 mod total;
 mod tree;
-mod walk;
 
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{Errno, FileId, FileSystem, FileType, Timestamp};
+use offshoot_vfs::walk::Entry;
+use offshoot_vfs::{Errno, FileId, FileSystem, FileType, SafeName, Timestamp};
 use serde::Serialize;
 
 use crate::copy::{Manner, Preserve};
-use crate::{Failure, Result, Watcher, Worst};
+use crate::host::Process;
+use crate::{Failure, Hint, Result, Watcher, Worst};
 use context::Context;
 use destination::Destination;
+pub(crate) use destination::Limits;
 use directory::DirectoryRef;
 use onto::Overwrite;
 
 pub use self::tar::extract_tar;
 pub use context::Counters;
-pub use destination::Limits;
 pub use links::LinkTable;
 pub(crate) use links::{Known, Name};
 pub use marker::Mark;
-pub use name::SafeName;
+pub(crate) use marker::NAME as MARK_NAME;
 pub use onto::{Onto, Refuse};
 pub(crate) use problems::Unapplied;
 pub use problems::{Problems, Refusal};
 pub use total::{Counted, while_counting};
-pub use walk::{Entry, Visitor, walk};
 
 /// The most files that go to a worker at once.
 const BATCH_FILES: usize = 64;
@@ -76,7 +73,7 @@ pub(crate) fn workers() -> usize {
     *WORKERS.get_or_init(|| std::thread::available_parallelism().map_or(2, usize::from).min(32))
 }
 
-/// What is extracted.
+/// The source of an extraction.
 pub struct Source<'a> {
     /// The volume.
     pub fs: &'a dyn FileSystem,
@@ -104,17 +101,17 @@ pub struct Outcome {
     pub worst: Option<Worst>,
 }
 
-/// Extracts into the directory `path`: what is in the source when it is a directory, which
-/// then also gives `path` its attributes, or else the one file.
+/// Extracts a source into the directory `path`. A source that is a directory becomes `path` itself,
+/// with its attributes. Any other file goes into `path`.
 pub fn extract(
     source: &Source<'_>,
     path: &Path,
     mark: &Mark,
     at: Timestamp,
+    process: Process,
     watcher: &dyn Watcher,
 ) -> Result<Outcome> {
-    let limits = Limits::raise(tree::batches_in_flight())
-        .map_err(|error| Failure::Host("the limit of open files".into(), error))?;
+    let limits = Limits::share(process.descriptors, tree::batches_in_flight());
     let attr = source.fs.attr(source.top)?;
     let is_directory = attr.file_type == FileType::Directory;
     let prefix = if is_directory { source.path } else { parent_path(source.path) };
@@ -129,12 +126,12 @@ pub fn extract(
         own_name == marker::NAME.as_bytes()
     };
     if has_mark {
-        return Err(marker::refuse_source(prefix));
+        return Err(Failure::HasMark(prefix.to_vec()));
     }
-    let destination = Destination::open(path, mark)?;
+    let destination = Destination::open(path, mark, process)?;
     let fail = |error| Failure::Host(path.display().to_string(), error);
     let problems = Problems::new(watcher);
-    let (everything, manner) = (Preserve::all_but(&[], at), Manner::plain());
+    let (everything, manner) = (Preserve::all_but(&[], process.umask, at), Manner::plain());
     let progress = watcher.start_progress("extracted");
     let counted = Counted::InVolume(source.fs, source.top);
     let mut context = Context::new(source.fs, source.top, prefix, &problems, &*progress);
@@ -150,7 +147,7 @@ pub fn extract(
             is_named: false,
             is_resumed: true,
             parent: path,
-            refuse: &|_, _| Ok(None),
+            refuse: None,
         });
     }
     if is_directory {
@@ -177,8 +174,8 @@ pub fn extract(
     watcher.stop_progress();
     if problems.is_stopped() && !watcher.is_interrupted() {
         let path = path.display();
-        watcher
-            .note(&format_args!("{path} is half done; the same command once more goes on there"));
+        let how = watcher.words(Hint::Resumable);
+        watcher.note(&format_args!("{path} is half done; {how}"));
     }
     let counters = std::mem::take(&mut context.counters);
     drop(context);

@@ -2,7 +2,10 @@
 
 use std::{fmt, io};
 
+use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::{self as vfs, OsReason};
+
+use crate::extract::MARK_NAME;
 
 /// Why a transfer did not begin, or could not go on.
 #[derive(Debug)]
@@ -11,10 +14,16 @@ pub enum Failure {
     Volume(vfs::Error),
     /// The host failed, while doing what the text says.
     Host(String, io::Error),
-    /// It is not done, for the reason that the text gives.
-    Refused(String),
-    /// What takes the archive refused it.
+    /// The source, at this path, has a file at its top with the name of the file that marks a
+    /// destination as half done. An archive and a copy can hold it.
+    HasMark(Vec<u8>),
+    /// Writing the archive failed.
     Archive(io::Error),
+}
+
+impl Failure {
+    /// What a transfer was doing when [`Self::Archive`] happened.
+    pub const WRITING_ARCHIVE: &str = "writing the archive";
 }
 
 /// The result of a transfer.
@@ -25,8 +34,15 @@ impl fmt::Display for Failure {
         match self {
             Self::Volume(error) => error.fmt(f),
             Self::Host(what, error) => write!(f, "{what}: {}", OsReason(error)),
-            Self::Refused(why) => f.write_str(why),
-            Self::Archive(error) => write!(f, "writing the archive: {}", OsReason(error)),
+            Self::HasMark(path) => write!(
+                f,
+                "{} has a file {MARK_NAME} of its own, the name of the file by which an \
+                 extraction is gone on with",
+                Escaped(path)
+            ),
+            Self::Archive(error) => {
+                write!(f, "{}: {}", Self::WRITING_ARCHIVE, OsReason(error))
+            }
         }
     }
 }
@@ -39,19 +55,19 @@ impl From<vfs::Error> for Failure {
     }
 }
 
-/// The worst of what went wrong with single files.
+/// The worst of what went wrong with single files. Later variants are worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Worst {
     /// A call, a device or the host failed.
     Failed,
     /// The volume contradicts itself.
     Corrupt,
-    /// It needs what is not there.
+    /// It needs a feature that is missing here.
     Unsupported,
 }
 
 impl Worst {
-    /// Of this error.
+    /// The one that `error` counts as.
     #[must_use]
     pub fn of(error: &vfs::Error) -> Self {
         match error {

@@ -6,10 +6,16 @@
 //! | [`copy`] | in: from the host, from another filesystem, from elsewhere in the same one |
 //! | [`stream`] | the contents of one file where there are no holes |
 //! | [`xattrs`] | the extended attributes of one file, where they are needed all at once |
-//! | [`host`] | what a file of the host is, and what its process gives to new ones |
+//! | [`host`] | which file of the host is which, and what a transfer needs of its process |
 //!
-//! It knows no format, and no terminal: what goes wrong with single files, and how far the work is,
-//! it tells a [`Watcher`]; why it did not begin or could not go on is a [`Failure`].
+//! It knows no format, no terminal and no command line. A program that calls it prepares its
+//! [`Process`](host::Process) first.
+//!
+//! Four types say what went wrong. A [`Failure`] is why a transfer did not begin or could not
+//! continue. [`Problems`](extract::Problems) collects what went wrong with single files, reports it to
+//! the [`Watcher`] of the program, and counts it; [`Worst`] is the worst of that, from which the
+//! program makes its exit status. A `Trouble` is the problem of one file on its way to `Problems`;
+//! each direction has its own, and callers never see it.
 
 pub mod copy;
 pub mod extract;
@@ -20,4 +26,4 @@ mod watch;
 pub mod xattrs;
 
 pub use failure::{Failure, Result, Worst};
-pub use watch::{Progress, Watcher};
+pub use watch::{Hint, Progress, Watcher};

@@ -1,7 +1,7 @@
 //! The extended attributes of one file, where they are needed all at once.
 //!
-//! A volume may give a file as many as it has space for. Whoever needs them together, to sort them
-//! or to put their length in front of them, gets them from here, up to a bound.
+//! A volume may give a file as many as it has space for. A caller that sorts them, or writes their
+//! length in front of them, needs all of them in memory. It gets them from here, up to a bound.
 
 use std::ops::ControlFlow;
 
@@ -26,7 +26,7 @@ pub fn held_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<Xattr>> {
 }
 
 /// The same; `None` when they take more than `bytes_max`.
-pub fn held_xattrs_within(
+pub(crate) fn held_xattrs_within(
     fs: &dyn FileSystem,
     file: FileId,
     bytes_max: usize,

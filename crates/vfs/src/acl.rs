@@ -1,13 +1,14 @@
 //! POSIX access control lists, in the form in which system calls carry them.
 //!
-//! A list is the value of one of two extended attributes: [`ACCESS`] says who may do what with a
-//! file, and [`DEFAULT`], of directories alone, what the files begin with that are made in it. The
-//! value is a version, 2, and entries of eight bytes: tag, permissions and id, little-endian
-//! (`linux/posix_acl_xattr.h`). What lists mean is in POSIX 1003.1e, draft 17, and in `acl(5)`.
+//! A list is the value of one of two extended attributes: [`ACCESS`] says which users may do what
+//! with a file, and [`DEFAULT`], of directories alone, what the files begin with that are made in
+//! it. The value is a version, 2, and entries of eight bytes: tag, permissions and id,
+//! little-endian (`linux/posix_acl_xattr.h`). What lists mean is in POSIX 1003.1e, draft 17, and in
+//! `acl(5)`.
 //!
 //! A list and the permissions of its file are tied together: the group bits of a file that has
-//! entries for single users or groups are the mask of its list. Here are the three rules of that;
-//! who may change what is asked elsewhere.
+//! entries for single users or groups are the mask of its list. Here are the three rules of that.
+//! The caller checks who may change a list.
 
 use crate::{Errno, Error, Result};
 
@@ -32,7 +33,7 @@ struct Entry {
     id: u32,
 }
 
-/// A user who wants something of a file.
+/// The user of a call.
 pub struct Accessor<'a> {
     /// The user.
     pub uid: u32,

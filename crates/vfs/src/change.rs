@@ -1,8 +1,8 @@
 //! What a filesystem is to callers that change it.
 //!
-//! [`FileSystemMut`] adds to [`FileSystem`] what changes names and attributes. The rules
-//! of POSIX that need to know who asks stay with the caller, because an image builder, a
-//! mount and a test each answer them differently:
+//! [`FileSystemMut`] adds to [`FileSystem`] the calls that change names, attributes and data. The
+//! rules of POSIX that depend on the user stay with the caller, because an image builder, a mount
+//! and a test each answer them differently:
 //!
 //! - permission checks, and clearing set-id bits when the owner changes;
 //! - a group or set-group-id bit inherited from a directory;
@@ -10,8 +10,8 @@
 //!
 //! Access control lists and permissions are kept in step as [`crate::acl`] says.
 //!
-//! What the file itself forbids is the filesystem's: immutable and append-only files and
-//! read-only subvolumes refuse whoever asks.
+//! The filesystem itself enforces what a file forbids to all users: immutable and append-only
+//! files, and read-only subvolumes.
 //!
 //! A call is done altogether or not at all, also after a crash, but where it says that it is done
 //! piece by piece. It is durable when a later [`FileSystemMut::fsync`] or [`FileSystemMut::sync`]
@@ -31,8 +31,8 @@ pub struct NewFile {
     /// The group that owns it.
     pub gid: u32,
     /// How a system call makes files: with the default access control list of the directory, or
-    /// where that has none, without these permissions. `None` makes exactly what is said, whatever
-    /// the directory has.
+    /// where that has none, without these permissions. `None` makes a file with exactly the given
+    /// permissions, whatever the directory has.
     pub umask: Option<u32>,
     /// The moment at which it is made: all its times, and those of the directory.
     pub at: Timestamp,
@@ -67,7 +67,7 @@ impl SetTime {
     }
 }
 
-/// Attributes to be changed; what is `None` stays as it is.
+/// Attributes to be changed. An attribute that is `None` stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// Permission, set-id and sticky bits.
@@ -123,7 +123,7 @@ pub enum Rename {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallocate {
     /// Space is allocated where there is none, so that writing there does not fail for want of it.
-    /// What is read stays the same: space that was not written reads as zeros.
+    /// A reader sees no change: space that was not written reads as zeros.
     Allocate {
         /// The file does not become longer.
         keep_size: bool,
@@ -135,7 +135,7 @@ pub enum Fallocate {
         /// The file does not become longer.
         keep_size: bool,
     },
-    /// The range goes, and what is behind it moves down. It is whole sectors and ends before the
+    /// The range goes, and the data behind it moves down. It is whole sectors and ends before the
     /// file does: `EINVAL`.
     Collapse,
     /// A hole comes in, and what was there and behind moves up. It is whole sectors and begins in
@@ -280,7 +280,7 @@ pub trait FileSystemMut: FileSystem {
     fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
 
     /// Lets two ranges share their space if all their bytes are the same, and says whether they
-    /// are. Neither file changes to those who read it, so `to` may be one that can only be appended
+    /// are. No reader sees a change in either file, so `to` may be one that can only be appended
     /// to, or is in a read-only subvolume.
     ///
     /// All is compared before anything is shared. What is left of a sector at the end is neither

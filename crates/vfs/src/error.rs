@@ -76,9 +76,8 @@ impl fmt::Display for Nameless<'_> {
     }
 }
 
-/// What an error number adds to the words of what was asked for, with a colon in front. A call that
-/// makes no sense is
-/// told in words of its own already, to which "Invalid argument" adds nothing.
+/// What an error number adds to the words of a call, with a colon in front. A call that makes no
+/// sense has words of its own already, to which "Invalid argument" adds nothing.
 struct Words(Errno);
 
 impl fmt::Display for Words {

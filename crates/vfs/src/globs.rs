@@ -1,10 +1,9 @@
-//! Patterns in the paths of places: `disk.img:/var/log/*.gz`.
+//! Patterns in paths: `/var/log/*.gz`.
 //!
-//! The shell of the caller cannot see into a volume, so the program expands what it was given in
-//! quotes. A
-//! path that is there is that path, whatever its name looks like. A pattern that nothing matches
-//! stays as it is, and is then not found, as with a shell. As there, `*` and `?` match no
-//! dot in front, and what is found is sorted.
+//! A shell cannot see into a volume, so [`expand`] does there what a shell does on the host. When a
+//! file has the pattern itself as its path, the pattern stands for that file alone. A pattern that
+//! matches nothing stays as it is, and looking it up then fails. `*` and `?` match no dot at the
+//! beginning of a name. The paths are sorted.
 
 use std::ops::ControlFlow;
 

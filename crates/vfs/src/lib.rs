@@ -13,7 +13,7 @@
 //!
 //! A file is named by its [`FileId`]. It stays valid as long as the volume is open;
 //! asking for one that does not exist is an error, not undefined. [`path`] finds the file that a
-//! path leads to, and [`escape`] shows names as text.
+//! path leads to, [`walk`](mod@walk) goes through a tree, and [`escape`] shows names as text.
 
 pub mod acl;
 mod attr;
@@ -23,8 +23,10 @@ mod error;
 pub mod escape;
 mod flags;
 pub mod globs;
+mod name;
 pub mod path;
 mod volume;
+pub mod walk;
 pub mod wildcard;
 
 use std::ops::{ControlFlow, Range};
@@ -36,6 +38,7 @@ pub use change::{
 };
 pub use error::{Corrupt, Errno, Error, Nameless, OsReason, Result};
 pub use flags::FileFlags;
+pub use name::SafeName;
 pub use volume::{Trimmed, Version, Volume};
 
 /// The longest name of a directory entry, in bytes.

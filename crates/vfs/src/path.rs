@@ -192,7 +192,7 @@ pub fn leads_to_itself(
 /// The path of a file for messages, from the root and without a `/` at its end: that of a
 /// directory is found by climbing; a file keeps the one by which it was reached, and its name.
 pub fn climb_file(fs: &dyn FileSystem, file: FileId, given: &[u8]) -> Result<Vec<u8>> {
-    /// More than a path that anybody gives on a command line.
+    /// Longer than any path that a caller shows.
     const PATH_MAX: usize = 1 << 20;
     if fs.attr(file)?.file_type != FileType::Directory {
         let names: Vec<Vec<u8>> = components(given).collect();

@@ -6,7 +6,7 @@
 
 /// Whether a text has anything that a pattern acts upon.
 #[must_use]
-pub fn is_pattern(text: &[u8]) -> bool {
+pub(crate) fn is_pattern(text: &[u8]) -> bool {
     text.iter().any(|byte| matches!(byte, b'*' | b'?' | b'['))
 }
 

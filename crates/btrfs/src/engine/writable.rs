@@ -18,7 +18,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::{Engine, OpenOptions};
-use crate::counter::{Stop, Told};
+use crate::counter::{OnStop, Stop};
 use crate::data::Buffers;
 use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
@@ -65,7 +65,7 @@ impl Engine {
         }
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let stop = Stop::new(options.reporter.clone().map(|reporter| -> Told {
+        let stop = Stop::new(options.reporter.clone().map(|reporter| -> OnStop {
             Box::new(move |problem| {
                 reporter(&Report::ReadOnly { problem: problem.to_owned() });
             })

@@ -159,7 +159,7 @@ fn start(
         ioctls: Some(jobs.clone()),
         gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
     };
-    let server = Server::start(fs.volume().files(root.dev)?, helper.clone(), options)?;
+    let server = Server::start(Box::new(fs.btrfs().clone()), helper.clone(), options)?;
     jobs.begin(server.caches());
     Ok(server)
 }

@@ -10,7 +10,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use offshoot_transfer::{self as transfer, Watcher};
+use offshoot_transfer::{self as transfer, Hint, Watcher};
 use serde::Serialize;
 
 use super::{Progress, message, write_line};
@@ -172,7 +172,20 @@ impl Console {
     }
 }
 
+/// What this program says for a hint of a transfer.
+pub(crate) fn words(hint: Hint) -> &'static str {
+    match hint {
+        Hint::NotRecursive => "not copied without -r",
+        Hint::JustMade => "another source of this command has just gone there",
+        Hint::Resumable => "the same command once more goes on there",
+    }
+}
+
 impl Watcher for Console {
+    fn words(&self, hint: Hint) -> &'static str {
+        words(hint)
+    }
+
     fn error(&self, text: &dyn fmt::Display) {
         self.error(text);
     }

@@ -1,7 +1,7 @@
 //! Visits a file and, with `-R`, everything below it, for verbs that change attributes.
 
-use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::path::{LastLink, at_path, resolve};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
 use crate::edit::{Report, joined};

@@ -4,33 +4,33 @@ mod told;
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
+use offshoot_transfer::Hint;
 use offshoot_transfer::copy::{
-    self, Becomes, Existing, Goal, IntoVolume, JUST_MADE, Manner, Preserve, Shared, limits,
+    self, Becomes, Existing, Goal, IntoVolume, Manner, Preserve, Shared,
 };
 use offshoot_transfer::extract::{
-    Counted, Counters, Limits, LinkTable, Onto, Problems, SafeName, Source, finish, while_counting,
+    Counted, Counters, LinkTable, Onto, Problems, Source, finish, while_counting,
 };
-use offshoot_transfer::host::{HostId, host_id_of_file};
+use offshoot_transfer::host::{HostId, Process, host_id_of_file, umask};
 use offshoot_transfer::stream::{StreamFailure, write_contents};
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
 use offshoot_vfs::wildcard::Pattern;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Timestamp};
-use rustix::fs::Mode;
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, SafeName, Timestamp};
 
 use crate::args::{Attribute, CpArguments, Reflink};
 use crate::edit::{Aim, Volumes, joined, moment, require_one_source};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::interrupt;
 use crate::occupied;
-use crate::output::{Console, Escaped, human_size, write_line};
+use crate::output::{Console, Escaped, human_size, words, write_line};
 use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
 use crate::session::{Access, OpenTree};
@@ -50,7 +50,7 @@ enum Side {
 
 pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let preserve = Preserve::all_but(&Attribute::each(&arguments.no_preserve), at);
+    let preserve = Preserve::all_but(&Attribute::each(&arguments.no_preserve), umask(), at);
     let (first, last) = match (&arguments.target_directory, &arguments.paths[..]) {
         (Some(directory), sources) => (sources, directory),
         (None, [first @ .., last]) => (first, last),
@@ -166,7 +166,7 @@ fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<Told>>)
             .into_iter()
             .map(|path| Pattern::new(path.strip_prefix(b"/").unwrap_or(path)))
             .collect(),
-        told: told.map(|told| told as Arc<dyn copy::Told>),
+        reporter: told.map(|told| told as Arc<dyn copy::CopyReporter>),
     }
 }
 
@@ -391,7 +391,7 @@ impl Copying<'_> {
         let is_name = self.arguments.no_target_directory;
         let inside = |error| Failure::Inside(volume.clone(), error);
         let aim = Aim::of(&**fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
-        let limits = limits()?;
+        let process = Process::prepare()?;
         let mut seen = Seen::default();
         let mut made = HashSet::new();
         for (source, links) in sources.iter().zip(&link_tables(sources)) {
@@ -403,7 +403,7 @@ impl Copying<'_> {
             }
             let into = IntoVolume::new(&**fs, self.at, self.shared, links);
             let to = (fs, &aim, volume.as_path(), &path[..]);
-            if let Err(failure) = self.one_to_volume(&into, source, to, &mut made, limits) {
+            if let Err(failure) = self.one_to_volume(&into, source, to, &mut made, process) {
                 failures.opening(&failure);
             }
         }
@@ -430,7 +430,7 @@ impl Copying<'_> {
         source: &Opened,
         (fs, aim, volume, path): (&OpenTree, &Aim, &Path, &[u8]),
         made: &mut HashSet<(FileId, Vec<u8>)>,
-        limits: Limits,
+        process: Process,
     ) -> Result {
         let recursive = self.arguments.recursive;
         let inside = |error| Failure::Inside(volume.to_path_buf(), error);
@@ -454,13 +454,14 @@ impl Copying<'_> {
                     return Err(inside(Error::posix(Errno::ISDIR, Escaped(path).to_string())));
                 }
                 let goal = goal(b"", false).map_err(inside)?;
-                into.stream(OsStr::new("-"), self.shared.preserve.of_stream(), &goal);
+                let attr = self.shared.preserve.of_stream();
+                into.stream(io::stdin(), OsStr::new("-"), attr, &goal);
             }
             Opened::Host(file) => {
                 let name = file.as_os_str().as_bytes();
                 let goal = goal(name, file.is_dir()).map_err(inside)?;
                 let is_link_kept = self.last_link() == LastLink::Keep;
-                into.host(file, &goal, recursive, is_link_kept, limits);
+                into.host(file, &goal, recursive, is_link_kept, process);
             }
             Opened::Volume(from, source, name) => {
                 let found = self.found(from, source, name)?;
@@ -518,12 +519,9 @@ impl Copying<'_> {
             problems: self.shared.problems,
             progress: self.shared.progress,
             counters: self.shared.counters,
-            limits: limits()?,
-            refuse: &occupied::refusal,
+            process: Process::prepare()?,
+            refuse: Some(&occupied::refusal),
         };
-        // The copy sets the permissions of the volume. Each call that makes a file passes the
-        // permissions until then.
-        rustix::process::umask(Mode::empty());
         let mut seen = Seen::default();
         let mut made = HashSet::new();
         for source in sources {
@@ -553,7 +551,7 @@ impl Copying<'_> {
     ) -> Result {
         let Found { file, is_directory, path: shown } = self.found(volume, fs, name)?;
         if is_directory && !self.arguments.recursive {
-            let what = format!("{}, not copied without -r", Escaped(name));
+            let what = format!("{}, {}", Escaped(name), words(Hint::NotRecursive));
             return Err(Failure::Inside(volume.to_path_buf(), Error::posix(Errno::ISDIR, what)));
         }
         let bytes = path.as_os_str().as_bytes();
@@ -569,7 +567,11 @@ impl Copying<'_> {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         let target = parent.join(OsStr::from_bytes(name.unwrap_or_default()));
         if made.contains(&target) && !is_directory && self.replaces(&target, &fs.attr(file)?) {
-            return Err(Failure::Refused(format!("{}: {JUST_MADE}", target.display())));
+            return Err(Failure::Refused(format!(
+                "{}: {}",
+                target.display(),
+                words(Hint::JustMade)
+            )));
         }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
         let before = self.count_files();

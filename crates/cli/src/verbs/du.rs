@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
-use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::path::LastLink;
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 use serde::Serialize;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use offshoot_transfer as transfer;
 use offshoot_transfer::extract::{Mark, Outcome, Source, extract, extract_tar};
+use offshoot_transfer::host::Process;
 use offshoot_vfs::path::{LastLink, climb_file};
 use offshoot_vfs::{FileId, FileSystem, Version};
 
@@ -58,7 +59,8 @@ pub(super) fn run(
         }
         (None, Some(directory)) => {
             let mark = mark(&session, top);
-            let outcome = extract(&source, directory, &mark, moment()?, &**console)?;
+            let process = Process::prepare()?;
+            let outcome = extract(&source, directory, &mark, moment()?, process, &**console)?;
             if interrupt::is_interrupted() {
                 let Outcome { files, bytes, .. } = outcome;
                 let (bytes, directory) = (human_size(bytes), directory.display());

@@ -11,10 +11,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_transfer::extract::{Entry, Visitor, walk};
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, resolve, resolve_end};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Nameless, Timestamp};
 
 use super::rm::require_name;

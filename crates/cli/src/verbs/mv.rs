@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use offshoot_transfer::copy::JUST_MADE;
+use offshoot_transfer::Hint;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, at_path, bare, last_name, resolve, resolve_end};
 use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
@@ -13,7 +13,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename,
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, require_one_source, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
-use crate::output::{Console, Escaped, write_name};
+use crate::output::{Console, Escaped, words, write_name};
 use crate::place::Place as NamedPlace;
 use crate::places::Failures;
 use crate::session::Access;
@@ -116,7 +116,7 @@ fn rename(
     }
     let new_name = (new.dir, new.name.clone());
     if made.contains(&new_name) && new.existing.is_some() && !is_directory {
-        let what = format!("{}: {}", Escaped(&shown_new), JUST_MADE);
+        let what = format!("{}: {}", Escaped(&shown_new), words(Hint::JustMade));
         return fail(Errno::EXIST, what);
     }
     // If a link replaced the file that it leads to, the file would be lost.

@@ -63,6 +63,29 @@ fn messages_name_the_volume() {
     assert!(said.contains("MAJOR and MINOR"), "{said}");
 }
 
+/// A transfer says what happened, and the program says what that means on its command line.
+#[test]
+fn a_transfer_speaks_in_the_words_of_the_program() {
+    let dir = scratch_dir();
+    let dir = dir.path();
+    does(dir, "mkfs A.img --size 128M");
+    does(dir, "mkdir A.img:/d A.img:/e A.img:/to");
+    does(dir, "touch A.img:/d/f A.img:/e/f A.img:/.offshoot-extract");
+    std::fs::create_dir(dir.join("to")).expect("a directory");
+    let just_made = "f: another source of this command has just gone there";
+    for (line, message) in [
+        ("cp A.img:/d A.img:/to", "A.img:/d: not copied without -r: is a directory\n"),
+        ("cp to A.img:/to", "to: not copied without -r: is a directory\n"),
+        ("cp A.img:/d/f A.img:/e/f to", just_made),
+        ("cp A.img:/d/f A.img:/e/f A.img:/to", just_made),
+        ("mv A.img:/d/f A.img:/e/f A.img:/to", just_made),
+        ("extract A.img:/ out", "write an archive (--tar FILE), or copy it (offshoot cp -a)\n"),
+    ] {
+        let said = fails(dir, line, 1);
+        assert!(said.contains(message), "{line}: {said}");
+    }
+}
+
 #[test]
 fn patterns_stand_for_what_is_in_the_volume() {
     let dir = scratch_dir();

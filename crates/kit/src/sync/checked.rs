@@ -1,8 +1,9 @@
 //! Locks that the model checker hands out.
 //!
-//! Who has the permits of a lock finds the `parking_lot` lock behind them free, so that one never
-//! blocks. Writers are let in as `parking_lot` does it: one that waits for readers to leave keeps
-//! new ones out, so a thread that takes a lock shared twice can wait for ever, and is found out.
+//! A thread that has the permits of a lock finds the `parking_lot` lock behind them free, so that
+//! lock never blocks. Writers get in as with `parking_lot`: a writer that waits for readers to
+//! leave keeps new readers out. So a thread that takes one lock shared twice can wait for ever, and
+//! the checker finds that.
 
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -16,7 +17,7 @@ use shuttle::future::block_on;
 /// The permits of a lock; a reader takes one, a writer all.
 const PERMITS: usize = 1 << 16;
 
-const FREE: &str = "who has the permits finds the lock free";
+const FREE: &str = "a thread with the permits finds the lock free";
 
 /// A reader-writer lock.
 pub struct RwLock<T> {
@@ -26,7 +27,7 @@ pub struct RwLock<T> {
 
 /// A lock that is held.
 pub struct Guard<'a, G> {
-    // Dropped first: whoever gets the permits finds the lock free.
+    // Dropped first, so that the next thread with the permits finds the lock free.
     held: G,
     _permits: Permits,
     lock: PhantomData<&'a ()>,
@@ -143,7 +144,7 @@ impl<G: DerefMut> DerefMut for Guard<'_, G> {
     }
 }
 
-/// A lock that only one holds.
+/// A lock that one thread holds at a time.
 #[derive(Debug, Default)]
 pub struct Mutex<T>(RwLock<T>);
 

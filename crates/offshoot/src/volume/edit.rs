@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use offshoot_transfer::extract::{self, Entry, Visitor};
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve_end};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{
     Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, SetAttr,
     XattrMode,
@@ -205,7 +205,7 @@ impl Volume {
             return Err(fail(Errno::XDEV, path));
         }
         let mut removal = Removal { volume: self, top: path, failed: None };
-        extract::walk(&self.files, top, name, DEPTH_MAX, &mut removal);
+        walk(&self.files, top, name, DEPTH_MAX, &mut removal);
         removal.failed.map_or(Ok(()), Err)
     }
 

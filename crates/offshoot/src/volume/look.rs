@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use offshoot_transfer::extract::{self, Entry, Visitor};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve};
+use offshoot_vfs::walk::{Entry, Visitor, walk as walk_tree};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result};
 
 use super::{Volume, bytes, fail, owned};
@@ -159,7 +159,7 @@ impl Volume {
             return Err(fail(Errno::NOTDIR, path));
         }
         let mut walker = Walker { top: path, visit: &mut visit, is_stopped: false };
-        extract::walk(&self.files, top, (), DEPTH_MAX, &mut walker);
+        walk_tree(&self.files, top, (), DEPTH_MAX, &mut walker);
         Ok(())
     }
 }

@@ -3,15 +3,15 @@
 //! Depth first, with the directories on the way open: nothing is reached by a path that could
 //! be changed, or become too long, meanwhile. Their number bounds the depth.
 
-use offshoot_vfs::{Error, FileId, FileType};
+use offshoot_vfs::{Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, Dir, DirEntry};
 
 use super::directory::DirectoryRef;
 use super::original::{HostFile, Original, doing};
 use super::tree::{Batches, Job, Seen, batches_in_flight, enter, with_workers};
 use super::{Source, Trouble, target};
-use crate::extract::{Limits, SafeName};
-use crate::{Failure, Result as TransferResult};
+use crate::extract::Limits;
+use crate::host::Process;
 
 /// A directory that the walk is in.
 struct Level<'a> {
@@ -36,11 +36,10 @@ impl<'a> Level<'a> {
 }
 
 /// How far a walk may go with the descriptors that there are.
-pub fn limits() -> TransferResult<Limits> {
-    let limits = Limits::raise(batches_in_flight())
-        .map_err(|error| Failure::Host("the limit of open files".into(), error))?;
+fn limits(process: Process) -> Limits {
+    let limits = Limits::share(process.descriptors, batches_in_flight());
     // A level has two open: the directory, and its entries.
-    Ok(Limits { depth_max: (limits.depth_max / 2).max(1), ..limits })
+    Limits { depth_max: (limits.depth_max / 2).max(1), ..limits }
 }
 
 /// Copies what is below the directory `top`, which has become `file`.
@@ -49,8 +48,9 @@ pub(super) fn copy(
     top: HostFile<'_>,
     file: FileId,
     is_new: bool,
-    limits: Limits,
+    process: Process,
 ) -> Result<(), Trouble> {
+    let limits = limits(process);
     target::dress_directory(source.into, file, &top)?;
     let top = Level::open(source, top, file, is_new).map_err(Trouble::Source)?;
     with_workers(source.into, limits.batch_files, |batches| {

@@ -1,4 +1,4 @@
-//! How a copy goes about what it meets: what is left out, what is replaced, what is told.
+//! How a copy goes about what it meets: what is left out, what is replaced, what is reported.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ pub enum Existing {
     KeptIfNew,
 }
 
-/// See the top of this file.
+/// How a copy treats the files that it meets.
 pub struct Manner {
     /// What becomes of a file that has the name of a copy.
     pub existing: Existing,
-    /// A file of the destination that has other names is replaced and not written into, so that
-    /// what is copied has names of its own.
+    /// A file of the destination that has other names is replaced and not written into. So a copy
+    /// shares no file with names that are not copies.
     pub is_apart: bool,
     /// A link that leads to itself is replaced, too.
     pub is_forced: bool,
@@ -32,21 +32,21 @@ pub struct Manner {
     pub names: Vec<Pattern>,
     /// Paths below the source that are left out.
     pub paths: Vec<Pattern>,
-    /// Who is told of each file.
-    pub told: Option<Arc<dyn Told>>,
+    /// What the copy reports each file to.
+    pub reporter: Option<Arc<dyn CopyReporter>>,
 }
 
-/// Who is told of each file that was copied, by several threads.
-pub trait Told: Send + Sync {
+/// What a copy reports each file to. All threads of the copy call it.
+pub trait CopyReporter: Send + Sync {
     /// The file at `from` was copied to `to`.
     fn copied(&self, from: &[u8], to: &[u8]);
 
-    /// What had the name of the copy `to` was removed for it.
+    /// The copy removed the file that had its name `to` before.
     fn removed(&self, to: &[u8]);
 }
 
 impl Manner {
-    /// Everything is copied and replaced, and nothing is told.
+    /// Everything is copied and replaced, and nothing is reported.
     #[must_use]
     pub fn plain() -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Manner {
             is_one_filesystem: false,
             names: Vec::new(),
             paths: Vec::new(),
-            told: None,
+            reporter: None,
         }
     }
 
@@ -98,17 +98,17 @@ impl Manner {
         }
     }
 
-    /// Tells that something was copied, if that is asked for.
+    /// Reports that something was copied, if the caller asked for that.
     pub(crate) fn tell(&self, from: impl FnOnce() -> Vec<u8>, to: impl FnOnce() -> Vec<u8>) {
-        if let Some(told) = &self.told {
-            told.copied(&from(), &to());
+        if let Some(reporter) = &self.reporter {
+            reporter.copied(&from(), &to());
         }
     }
 
-    /// Tells that what had the name of a copy was removed for it, if that is asked for.
+    /// Reports that the file was removed that had the name of a copy, if the caller asked for that.
     pub(crate) fn tell_removed(&self, to: impl FnOnce() -> Vec<u8>) {
-        if let Some(told) = &self.told {
-            told.removed(&to());
+        if let Some(reporter) = &self.reporter {
+            reporter.removed(&to());
         }
     }
 }

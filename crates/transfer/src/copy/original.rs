@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{BufRead, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,11 +13,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
 
 use super::target::PIECE_BYTES;
-use crate::extract::SafeName;
 use crate::xattrs::{Xattr, held_xattrs};
 
 /// A file to be copied.
@@ -110,7 +109,7 @@ pub(super) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
 }
 
 impl<'a> HostFile<'a> {
-    /// The file at a path of the command line; a symbolic link at its end is followed or not.
+    /// The file at `path`. A symbolic link at its end is followed if `follow` says so.
     pub(super) fn named(path: &Path, follow: bool) -> Result<HostFile<'static>> {
         let at_flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = fs::statat(CWD, path, at_flags).map_err(doing("looking at it"))?;
@@ -118,7 +117,7 @@ impl<'a> HostFile<'a> {
         HostFile::open(CWD, path.to_path_buf(), file_type, follow)
     }
 
-    /// The file `name` in `directory`, whose type the directory told.
+    /// The file `name` in `directory`. The directory gave its type.
     pub(super) fn found(
         directory: BorrowedFd<'a>,
         name: &SafeName,
@@ -243,19 +242,19 @@ fn fill(
 }
 
 /// Bytes of unknown number, which come once.
-pub(super) struct Stream {
+pub(super) struct Stream<R> {
     attr: Attr,
-    input: Mutex<std::io::Stdin>,
+    input: Mutex<BufReader<R>>,
 }
 
-impl Stream {
-    /// Standard input, as a file with these attributes.
-    pub(super) fn new(attr: Attr) -> Self {
-        Self { attr, input: Mutex::new(std::io::stdin()) }
+impl<R: Read> Stream<R> {
+    /// What `input` gives, as a file with these attributes.
+    pub(super) fn new(input: R, attr: Attr) -> Self {
+        Self { attr, input: Mutex::new(BufReader::new(input)) }
     }
 }
 
-impl Original for Stream {
+impl<R: Read> Original for Stream<R> {
     fn attr(&self) -> &Attr {
         &self.attr
     }
@@ -265,18 +264,18 @@ impl Original for Stream {
     }
 
     fn read_link(&self) -> Result<Vec<u8>> {
-        Err(Error::posix(Errno::INVAL, "standard input"))
+        Err(Error::posix(Errno::INVAL, "a stream"))
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<Range<u64>>> {
         Ok(Some(offset..u64::MAX))
     }
 
-    /// What is read here stays in the buffer of standard input: it comes once.
+    /// What this reads stays in the buffer for `read`, because it comes only once.
     fn require_readable(&self, _: &mut Vec<u8>) -> Result<()> {
-        let input = self.input.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut input = self.input.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         loop {
-            match input.lock().fill_buf() {
+            match input.fill_buf() {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Error::io("reading it", error)),

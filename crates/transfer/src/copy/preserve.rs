@@ -1,13 +1,12 @@
 //! Which attributes a copy has.
 //!
-//! Everything is kept but what the caller leaves out. Then a file begins as one that the caller
-//! makes: its own, with the permissions that the umask leaves, now. Set-id bits lend the rights of
-//! an owner, so they go with the owner.
+//! A copy keeps all attributes but those that the caller leaves out. For these it is like a file
+//! that the caller makes: its owner is the caller, the umask limits its permissions, and its times
+//! are the moment of the copy. Set-id bits lend the rights of the owner, so they go when the owner
+//! goes.
 
 use offshoot_vfs::{Attr, FileId, FileType, Timestamp};
 use rustix::process;
-
-use crate::host::umask;
 
 /// What a copy may keep of a file, beside its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +29,7 @@ impl Attribute {
         [Self::Mode, Self::Ownership, Self::Timestamps, Self::Links, Self::Xattr];
 }
 
-/// What is kept, and what stands in for the rest.
+/// Which attributes are kept, and the values that the others get.
 pub struct Preserve {
     left_out: Vec<Attribute>,
     umask: u32,
@@ -39,11 +38,12 @@ pub struct Preserve {
 }
 
 impl Preserve {
-    /// All but `left_out`, in a copy that is made at the moment `at`.
+    /// All but `left_out`, in a copy that is made at the moment `at`. Permissions that are left out
+    /// are those that `umask` leaves.
     #[must_use]
-    pub fn all_but(left_out: &[Attribute], at: Timestamp) -> Self {
+    pub fn all_but(left_out: &[Attribute], umask: u32, at: Timestamp) -> Self {
         let owner = (process::geteuid().as_raw(), process::getegid().as_raw());
-        Self { left_out: left_out.to_vec(), umask: umask(), owner, at }
+        Self { left_out: left_out.to_vec(), umask, owner, at }
     }
 
     /// Whether an attribute is kept.

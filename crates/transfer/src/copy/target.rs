@@ -10,14 +10,15 @@ use std::sync::PoisonError;
 
 use offshoot_vfs::path::{End, LastLink, climb, leads_to_itself, resolve_end};
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SetAttr, SetTime,
-    XattrMode, make_over,
+    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SafeName, SetAttr,
+    SetTime, XattrMode, make_over,
 };
 
 use super::original::Original;
-use super::{Attribute, JUST_MADE, Reflink};
+use super::{Attribute, Reflink};
 use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
-use crate::extract::{Known, Name, SafeName, Unapplied};
+use crate::Hint;
+use crate::extract::{Known, Name, Unapplied};
 use crate::xattrs::Xattr;
 
 /// How much is read and written at once.
@@ -38,7 +39,7 @@ struct Begun {
     is_new: bool,
 }
 
-/// Copies what is no directory to `place`, with `buf` to read into.
+/// Copies a file that is no directory to `place`, with `buf` to read into.
 pub(super) fn put(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
@@ -87,7 +88,7 @@ pub(super) fn put(
     })
 }
 
-/// What is at `place`.
+/// The file at `place`.
 fn existing(
     into: &IntoVolume<'_>,
     place: Place<'_>,
@@ -141,10 +142,11 @@ pub(super) fn require_not_just_made(
     if is_kept || attr.file_type == FileType::Directory {
         return Ok(());
     }
-    Err(Trouble::Source(Error::posix(Errno::EXIST, JUST_MADE)))
+    let what = into.problems.words(Hint::JustMade);
+    Err(Trouble::Source(Error::posix(Errno::EXIST, what)))
 }
 
-/// Refuses a copy to `place` where what is there is of a kind that stays.
+/// Refuses a copy to `place` where the file there is of a kind that stays.
 fn require_replaceable(
     into: &IntoVolume<'_>,
     place: Place<'_>,
@@ -168,7 +170,7 @@ fn require_replaceable(
     Ok(())
 }
 
-/// Makes place for a copy: gives the regular file that is written into, and removes what is not.
+/// Makes room for a copy: gives the regular file that the copy writes into, and removes any other.
 fn take(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
@@ -373,7 +375,8 @@ fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
     }
 }
 
-/// What a file that is there gets: what is not kept of the source stays as it is.
+/// The owner and mode that a file gets that was there before. What the copy does not keep of the
+/// source stays as it is.
 fn owner_and_mode(into: &IntoVolume<'_>, attr: &Attr) -> SetAttr {
     let is_owner_kept = into.preserve.keeps(Attribute::Ownership);
     SetAttr {

@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
-use offshoot_vfs::{Error, FileId, FileType, Place};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::{Error, FileId, FileType, Place, SafeName};
 
 use super::directory::DirectoryRef;
 use super::original::{HostFile, Original, VolumeFile};
 use super::{IntoVolume, Names, Source, Trouble, target};
-use crate::extract::{Entry, SafeName, Visitor, walk, workers};
+use crate::extract::workers;
 
 /// The most files that go to a worker at once.
 const BATCH_FILES: usize = 32;
@@ -21,7 +22,7 @@ const BATCH_FILES: usize = 32;
 /// The deepest tree of a volume that is copied: far beyond what any path names.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// Batches that can be held by somebody at once: in the channel, by workers, by the walk.
+/// The most batches that exist at once: in the channel, with workers, with the walk.
 pub(super) fn batches_in_flight() -> usize {
     workers() * 3 + 1
 }

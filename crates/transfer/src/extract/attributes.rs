@@ -4,7 +4,7 @@
 //! first. Extended attributes of users need a file that may be written, so they come before
 //! the permissions, which touch no capabilities. Times come last, because all of these
 //! may touch them. Set-id bits are not given to a file whose owner could not be
-//! given: they would lend the rights of somebody else.
+//! given: they would lend the rights of another user.
 //!
 //! Regular files and directories are reached through their descriptor. Everything else cannot
 //! be opened without side effects and is reached through its directory and its name, never
@@ -13,12 +13,11 @@
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Timestamp};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io;
 
 use super::context::Context;
-use super::name::SafeName;
 use super::problems::Unapplied;
 
 /// Set-user-id and set-group-id.
@@ -92,7 +91,7 @@ impl Made<'_> {
         }
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
         self.change_owner(Some(uid), Some(gid)).inspect_err(|_| {
-            // A caller who may not give files away may still belong to the group.
+            // A user who cannot give files away can still belong to the group.
             let _ = self.change_owner(None, Some(gid));
         })
     }

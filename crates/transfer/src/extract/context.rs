@@ -10,12 +10,11 @@ use std::sync::{Mutex, OnceLock};
 
 use offshoot_vfs::escape::message;
 use offshoot_vfs::path::climb;
-use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason};
+use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason, SafeName};
 use rustix::fs::{self, Mode, OFlags};
 
 use super::directory::DirectoryRef;
 use super::links::LinkTable;
-use super::name::SafeName;
 use super::onto::Overwrite;
 use super::problems::{Problems, Unapplied};
 use crate::Progress;
@@ -80,7 +79,7 @@ impl Counters {
     }
 }
 
-/// The shared part; see the top of this file.
+/// What all threads of an extraction or a copy share.
 pub(crate) struct Context<'a> {
     /// The volume.
     pub(crate) fs: &'a dyn FileSystem,
@@ -98,7 +97,7 @@ pub(crate) struct Context<'a> {
     pub(crate) owner_of_new: Option<(u32, u32)>,
     /// Names of inodes that have several.
     pub(crate) links: Mutex<LinkTable>,
-    /// The line on the terminal.
+    /// How far it is.
     pub(crate) progress: &'a dyn Progress,
     /// Totals.
     pub(crate) counters: Counters,

@@ -1,10 +1,10 @@
-//! The directory that is extracted into, and the limits of the process.
+//! The directory that is extracted into, and how the descriptors of the process are shared out.
 //!
-//! The destination is made by us or is an empty directory that is ours. For as long as the
-//! extraction runs, nobody else can enter it (mode 0700), so what happens inside needs
-//! no defence against others: files can be made with their final permissions before their owner
-//! is right, and a name that was made stays what it is. It gets its own owner and mode last; a
-//! directory that gets none from the volume gets back what it had.
+//! The extraction makes the destination, or takes an empty directory of the caller. While it runs,
+//! no other user can enter the directory (mode 0700). So nothing inside needs a defence against
+//! other users: files can be made with their final permissions before their owner is right, and a
+//! name that was made stays what it is. The destination gets its own owner and mode last. When the
+//! volume gives it none, it gets back what it had.
 
 use std::fs::File;
 use std::io;
@@ -13,9 +13,10 @@ use std::path::Path;
 
 use rustix::fs::{self, CWD, Dir, FileType, Gid, Mode, OFlags, Uid, XattrFlags};
 use rustix::io::Errno;
-use rustix::process::{self, Resource, Rlimit};
+use rustix::process;
 
 use super::marker::{self, Mark};
+use crate::host::Process;
 use crate::{Failure, Result};
 
 /// Descriptors that are left to everything else: devices, standard streams, the link table.
@@ -53,16 +54,15 @@ struct Before {
 }
 
 impl Destination {
-    /// Makes or takes over the directory `path`, and clears the umask of the process.
+    /// Makes or takes over the directory `path`.
     ///
-    /// A directory that is refused was not changed, and one that somebody filled at the very moment
-    /// of its locking is changed back.
+    /// It changes no directory that it refuses. When another user filled the directory just before
+    /// it was locked, the change is taken back.
     ///
     /// One with this mark is taken although it is not empty: an extraction of the same was left
     /// half done there.
-    pub(crate) fn open(path: &Path, mark: &Mark) -> Result<Self> {
+    pub(crate) fn open(path: &Path, mark: &Mark, process: Process) -> Result<Self> {
         let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
-        let umask = process::umask(Mode::empty());
         let is_new = match fs::mkdirat(CWD, path, Mode::RWXU) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
@@ -92,12 +92,12 @@ impl Destination {
         }
         let mut before = Before::of(&fd).map_err(fail)?;
         if is_new {
-            before.mode = 0o777 & !umask.bits();
+            before.mode = 0o777 & !process.umask;
         }
         let fd = fd.into();
         let mut destination = Self { fd, owner_of_new: None, is_resumed, before: Some(before) };
         destination.lock().map_err(|error| Failure::Host(path.display().to_string(), error))?;
-        // Only now nobody else can put anything into it.
+        // Only from now on no other user can put anything into it.
         if !is_resumed {
             require_empty(&destination.fd, path)?;
             marker::write(&destination.fd, mark).map_err(failed)?;
@@ -106,7 +106,7 @@ impl Destination {
         Ok(destination)
     }
 
-    /// Keeps everybody else out, and takes off what would change the files that are made inside:
+    /// Keeps other users out, and takes off what would change the files that are made inside:
     /// a set-group-id bit, a default ACL.
     fn lock(&mut self) -> io::Result<()> {
         let Some(before) = &mut self.before else { return Ok(()) };
@@ -218,7 +218,7 @@ fn owner_of_new(directory: impl AsFd) -> Option<(u32, u32)> {
 
 /// How the descriptors of the process are shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// How many directories may lie in each other.
     pub(crate) depth_max: usize,
     /// How many files a batch for a worker may hold. Each can keep two descriptors open: its own,
@@ -227,17 +227,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Raises the limit of open files as far as it goes, and shares it out.
-    pub(crate) fn raise(batches_in_flight: usize) -> io::Result<Self> {
-        let limit = process::getrlimit(Resource::Nofile);
-        if limit.current != limit.maximum {
-            let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-            process::setrlimit(Resource::Nofile, raised)?;
-        }
-        Ok(Self::share(limit.maximum.unwrap_or(u64::MAX), batches_in_flight))
-    }
-
-    fn share(descriptors: u64, batches_in_flight: usize) -> Self {
+    /// Shares `descriptors` out.
+    pub(crate) fn share(descriptors: u64, batches_in_flight: usize) -> Self {
         let ours = descriptors.saturating_sub(DESCRIPTORS_KEPT);
         let per_batch = ours / 4 / (batches_in_flight.max(1) as u64);
         #[expect(clippy::cast_possible_truncation, reason = "both are cut to small bounds")]
@@ -256,6 +247,10 @@ mod tests {
         Mark { place: place.into(), state: state.into() }
     }
 
+    fn open(path: &Path, mark: &Mark) -> Result<Destination> {
+        Destination::open(path, mark, Process::prepare().expect("the host lets us"))
+    }
+
     #[test]
     fn limits_fit_the_descriptors() {
         assert_eq!(Limits::share(1 << 20, 8), Limits { depth_max: 8 * 1024, batch_files: 64 });
@@ -268,36 +263,32 @@ mod tests {
     fn only_an_empty_directory_is_taken() {
         let temp = tempfile::tempdir().unwrap();
         let new = temp.path().join("new");
-        Destination::open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
+        open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
         // It is half done until the mark goes.
-        assert!(Destination::open(&new, &mark("a volume", "now")).unwrap().is_resumed);
-        let Err(other) = Destination::open(&new, &mark("a vol", "now")) else { panic!("taken") };
+        assert!(open(&new, &mark("a volume", "now")).unwrap().is_resumed);
+        let Err(other) = open(&new, &mark("a vol", "now")) else { panic!("taken") };
         assert!(other.to_string().contains("another place was left half done"), "{other}");
-        let Err(later) = Destination::open(&new, &mark("a volume", "then")) else {
-            panic!("taken")
-        };
+        let Err(later) = open(&new, &mark("a volume", "then")) else { panic!("taken") };
         assert!(later.to_string().contains("the volume was changed, or"), "{later}");
         // Nothing was made yet when this was killed.
         std::fs::write(new.join(marker::NAME), "").unwrap();
-        assert!(!Destination::open(&new, &mark("a volume", "now")).unwrap().is_resumed);
-        Destination::open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
+        assert!(!open(&new, &mark("a volume", "now")).unwrap().is_resumed);
+        open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
         std::fs::remove_file(new.join(marker::NAME)).unwrap();
-        assert!(!Destination::open(&new, &mark("a volume", "now")).unwrap().is_resumed);
+        assert!(!open(&new, &mark("a volume", "now")).unwrap().is_resumed);
         // What others could get at in the meantime is not gone on with.
-        Destination::open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
+        open(&new, &mark("a volume", "now")).unwrap().give_away().unwrap();
         std::fs::set_permissions(&new, std::os::unix::fs::PermissionsExt::from_mode(0o755))
             .unwrap();
-        let Err(open) = Destination::open(&new, &mark("a volume", "now")) else { panic!("taken") };
-        assert!(open.to_string().contains("others can write there"), "{open}");
+        let Err(others) = open(&new, &mark("a volume", "now")) else { panic!("taken") };
+        assert!(others.to_string().contains("others can write there"), "{others}");
         std::fs::remove_file(new.join(marker::NAME)).unwrap();
         std::fs::write(new.join("file"), "").unwrap();
-        let Err(Failure::Host(_, error)) = Destination::open(&new, &mark("a volume", "now")) else {
+        let Err(Failure::Host(_, error)) = open(&new, &mark("a volume", "now")) else {
             panic!("taken")
         };
         assert_eq!(error.kind(), io::ErrorKind::DirectoryNotEmpty);
-        let Err(Failure::Host(_, error)) =
-            Destination::open(&new.join("file"), &mark("a volume", "now"))
-        else {
+        let Err(Failure::Host(_, error)) = open(&new.join("file"), &mark("a volume", "now")) else {
             panic!("taken")
         };
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
@@ -337,7 +328,7 @@ mod tests {
         std::fs::write(path.join("file"), "").unwrap();
         let changed = |path: &Path| path.metadata().map(|stat| (stat.ctime(), stat.ctime_nsec()));
         let changed_before = changed(&path).unwrap();
-        assert!(Destination::open(&path, &mark("a volume", "now")).is_err());
+        assert!(open(&path, &mark("a volume", "now")).is_err());
         assert_eq!(state(&path), before);
         assert_eq!(changed(&path).unwrap(), changed_before);
     }
@@ -348,7 +339,7 @@ mod tests {
         let path = temp.path().join("empty");
         let before = foreign_directory(&path);
         for is_dropped in [true, false] {
-            let destination = Destination::open(&path, &mark("a volume", "now")).unwrap();
+            let destination = open(&path, &mark("a volume", "now")).unwrap();
             assert_eq!((state(&path).2, state(&path).3), (0o40700, None));
             if is_dropped {
                 drop(destination);
@@ -363,9 +354,7 @@ mod tests {
     fn the_top_of_a_new_filesystem_is_refused_with_advice() {
         let temp = tempfile::tempdir().unwrap();
         std::fs::create_dir(temp.path().join("lost+found")).unwrap();
-        let Err(failure) = Destination::open(temp.path(), &mark("a volume", "now")) else {
-            panic!("taken")
-        };
+        let Err(failure) = open(temp.path(), &mark("a volume", "now")) else { panic!("taken") };
         assert!(failure.to_string().ends_with("name a new directory in it"), "{failure}");
     }
 }

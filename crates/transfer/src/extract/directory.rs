@@ -11,18 +11,17 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use offshoot_vfs::{Attr, Errno, FileId};
+use offshoot_vfs::{Attr, Errno, FileId, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
 use super::attributes::{Handle, Made, with_own_path};
 use super::context::{Context, Trouble};
 use super::existing;
-use super::name::SafeName;
 
 /// A directory of the destination.
 struct Directory {
     fd: File,
-    /// It was made here, and nobody else can enter it.
+    /// It was made here, and no other user can enter it.
     is_private: bool,
     file: FileId,
     /// What it is to become; `None` for a top that has nothing to become.
@@ -122,7 +121,7 @@ impl<'a> DirectoryRef<'a> {
         self.directory().fd.as_fd()
     }
 
-    /// Whether nobody else can enter it.
+    /// Whether no other user can enter it.
     pub(crate) fn is_private(&self) -> bool {
         self.directory().is_private
     }
@@ -176,7 +175,7 @@ impl Drop for DirectoryRef<'_> {
         // Of several threads that let go at once, exactly one gets it.
         let Some(directory) = self.directory.take().and_then(Arc::into_inner) else { return };
         let Some(attr) = &directory.attr else { return };
-        // What is half done stays closed to others. A later run goes on there.
+        // A half done directory stays closed to other users, so that a later run can go on there.
         if self.context.is_extraction() && self.context.problems.is_stopped() {
             return;
         }

@@ -1,33 +1,33 @@
 //! What a copy does with a name that is there already.
 //!
-//! A regular file whose destination the caller named is written into what is there, as `cp` does:
-//! its symbolic link is followed, its other names are kept, and a device or a FIFO takes the data
-//! and keeps its attributes. Everything else is removed, and then its name is given again: what
-//! is below a directory that is copied, and what is no regular file. With `-r` or `-d` a
-//! file with several names is removed too, because the copy has names of its own.
+//! When the caller named the destination of a regular file, the copy writes into the file there, as
+//! `cp` does: it follows a symbolic link, other names of the file stay, and a device or a FIFO
+//! takes the data and keeps its attributes. In all other cases the copy removes the file that is
+//! there and gives its name again: below a directory that is copied, and for all but regular files.
+//! A file with several names is removed too when
+//! [`Manner::is_apart`](crate::copy::Manner::is_apart) says so.
 //!
-//! What holds a filesystem is neither written into nor removed.
+//! A file or device that the caller refuses is neither written into nor removed.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use offshoot_vfs::{Attr, Errno, Timestamp};
+use offshoot_vfs::walk::Entry;
+use offshoot_vfs::{Attr, Errno, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
-use super::name::SafeName;
 use super::onto::Overwrite;
-use super::walk::Entry;
 use crate::copy::Attribute;
 use crate::host::{host_id, look_at};
 
 /// A file that is to be filled.
 pub(crate) struct Target {
     /// The file, open to be written.
-    pub file: File,
+    pub(crate) file: File,
     /// What it was.
-    pub kind: TargetKind,
+    pub(crate) kind: TargetKind,
 }
 
 /// What a file was before it is filled.
@@ -123,7 +123,7 @@ pub(crate) fn is_kept(
     let Some(overwrite) = context.overwrite.filter(|overwrite| overwrite.manner.may_keep()) else {
         return false;
     };
-    // What is written through a link is the file that it leads to.
+    // Through a link the copy writes to the file that it leads to.
     let follows = overwrite.is_named && entry.attr.file_type == offshoot_vfs::FileType::Regular;
     let flags = if follows { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
     let stat = fs::statat(directory.fd(), &**entry.name, flags);
@@ -152,26 +152,28 @@ pub(crate) fn remove(
         return Ok(Err(Errno::BUSY));
     }
     // Of a device only its node goes, and of a symbolic link only itself.
-    if fs::FileType::from_raw_mode(stat.st_mode).is_file() && !overwrite.is_resumed {
+    if fs::FileType::from_raw_mode(stat.st_mode).is_file() {
         refuse_occupied(context, overwrite, directory, name)?;
     }
     Ok(fs::unlinkat(directory.fd(), &**name, AtFlags::empty()))
 }
 
-/// Refuses what holds a filesystem. What may not be read is left to the call that opens it.
+/// Asks the caller whether the file may be written over. A file that cannot be read is left to the
+/// call that opens it.
 fn refuse_occupied(
     context: &Context<'_>,
     overwrite: &Overwrite<'_>,
     directory: &DirectoryRef<'_>,
     name: &SafeName,
 ) -> Result<(), Trouble> {
+    let Some(refuse) = overwrite.refuse else { return Ok(()) };
     let file = match look_at(directory.fd(), &**name) {
         Ok(file) => file,
         Err(Errno::ACCESS) => return Ok(()),
         Err(errno) => return Err(Trouble::Host("cannot look at what is there", errno)),
     };
     let path = context.host_path(directory.file(), name);
-    let found = (overwrite.refuse)(&path, &file);
+    let found = refuse(&path, &file);
     match found.map_err(|error| Trouble::from_io("cannot look at what is there", &error))? {
         Some(why) => Err(Trouble::Refused(why)),
         None => Ok(()),

@@ -1,9 +1,9 @@
 //! Making one file in a directory of the destination.
 //!
-//! Every name is made with a call that fails when the name exists (`O_EXCL`, `mknod`,
-//! `symlink`), so what is written to is new, but for what a copy finds
-//! ([`super::existing`]). A new file whose data cannot be read is removed again, with all names
-//! that it was given by then; one that was there keeps what was written.
+//! Every name is made with a call that fails when the name exists (`O_EXCL`, `mknod`, `symlink`).
+//! So a worker writes only to new files, and to those that a copy finds ([`super::existing`]). When
+//! its data cannot be read, a new file is removed again, with all names that it got by then. A file
+//! that was there keeps what was written.
 
 use std::fs::File;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::attributes::{Handle, Made};
@@ -19,20 +19,19 @@ use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
 use super::existing::{self, Target, TargetKind};
 use super::links::Name;
-use super::name::SafeName;
 use super::problems::Unapplied;
 use crate::stream::{StreamFailure, write_contents};
 
 /// A file to be made.
 pub(crate) struct FileJob<'a> {
     /// Where.
-    pub directory: DirectoryRef<'a>,
+    pub(crate) directory: DirectoryRef<'a>,
     /// Under which name.
-    pub name: SafeName,
+    pub(crate) name: SafeName,
     /// What it is to become.
-    pub attr: Attr,
+    pub(crate) attr: Attr,
     /// What of it is there already.
-    pub begun: Begun,
+    pub(crate) begun: Begun,
 }
 
 /// What of a file is there before it goes to a worker.
@@ -74,14 +73,15 @@ impl FileJob<'_> {
         }
     }
 
-    /// Gives its attributes once more to a file that has them, so that what is refused is told as
-    /// if all was done at once.
+    /// Gives its attributes once more to a file that has them. So the host refuses what it refused
+    /// the first time, and the summary of a resumed extraction is that of one that was not
+    /// interrupted.
     fn apply_again(&self, context: &Context<'_>) -> Result<(), Trouble> {
         let (directory, name, attr) = (&self.directory, &self.name, &self.attr);
         let handle = Handle::Named(directory.fd(), name);
         let made = Made { handle, attr, mode_now: None, parent: directory.file(), name };
-        // Its own permissions may keep its owner from giving it extended attributes. What cannot be
-        // changed is told for the permissions that it is to have.
+        // Its own permissions may keep its owner from giving it extended attributes. An error here
+        // comes again, and is reported, when it gets its last permissions.
         let _ = made.set_mode(first_mode(attr));
         Ok(made.apply(context)?)
     }
@@ -113,7 +113,7 @@ fn first_mode(attr: &Attr) -> u32 {
     attr.permissions & 0o777 | 0o600
 }
 
-/// Makes an empty regular file, or opens what is there to be filled.
+/// Makes an empty regular file, or opens the file that is there, to be filled.
 pub(crate) fn create(
     context: &Context<'_>,
     directory: &DirectoryRef<'_>,

@@ -1,20 +1,19 @@
 //! Large files, which several workers write at once.
 //!
-//! The walk makes the file and hands out the ranges that hold data, at most [`PART_BYTES`] each;
-//! whoever lets go of the file last gives it its size and its attributes, or removes it when any
-//! part failed and it was not there before.
+//! The walk makes the file and hands out the ranges that hold data, at most [`PART_BYTES`] each.
+//! The last thread to release the file gives it its size and its attributes. When a part failed,
+//! that thread removes the file, unless it was there before.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_vfs::{Attr, Error};
+use offshoot_vfs::{Attr, Error, SafeName};
 
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
 use super::existing::{Target, TargetKind};
 use super::file;
-use super::name::SafeName;
 
 /// Files from this size on are handed out in parts.
 pub(crate) const LARGE_BYTES: u64 = 32 << 20;

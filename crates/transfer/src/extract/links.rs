@@ -28,9 +28,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use offshoot_vfs::FileId;
-
-use super::name::SafeName;
+use offshoot_vfs::{FileId, SafeName};
 
 const SLOTS: u64 = 1 << 20;
 const HEADER: usize = 42;

@@ -1,11 +1,10 @@
 //! The file in a destination that says that it is half done.
 //!
 //! It is made before anything else and removed when everything is there, so it is left where an
-//! extraction was interrupted, ran out of space or was killed.
-//! Until then the destination is for its owner alone, so what is in it is what that extraction
-//! made. One of the same place in the same state goes on there: a file whose size and time are
-//! right has its data, because its time is set last, and gets its attributes once more; any other
-//! one is made anew.
+//! extraction was interrupted, ran out of space or was killed. Until then the destination is for
+//! its owner alone, so all files in it are files that this extraction made. One of the same place
+//! in the same state goes on there: a file whose size and time are right has its data, because its
+//! time is set last, and gets its attributes once more; any other one is made anew.
 //!
 //! ```text
 //! 8f6f2c1e-... 5 256              volume, subvolume and inode
@@ -17,22 +16,19 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::{Attr, FileType as Kind};
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use crate::Failure;
-
 /// Its name.
-pub(super) const NAME: &str = ".offshoot-extract";
+pub(crate) const NAME: &str = ".offshoot-extract";
 
 /// The longest one.
 const LEN_MAX: u64 = 4096;
 
 /// What a mark says.
 pub struct Mark {
-    /// What is extracted.
+    /// The file or directory that is extracted.
     pub place: String,
     /// The state of the volume.
     pub state: String,
@@ -67,15 +63,6 @@ impl Mark {
         };
         io::Error::new(io::ErrorKind::DirectoryNotEmpty, what)
     }
-}
-
-/// The refusal of a source with a file at its top that has the name of the mark.
-pub(super) fn refuse_source(path: &[u8]) -> Failure {
-    let path = Escaped(path);
-    Failure::Refused(format!(
-        "{path} has a file {NAME} of its own, the name of the file by which an extraction is gone \
-         on with; write an archive (--tar FILE), or copy it (offshoot cp -a)"
-    ))
 }
 
 /// The mark in `directory`, if there is one. It is empty where the extraction was killed before it

@@ -1,11 +1,11 @@
 //! Copying out of a volume to where something may be already: `cp`.
 //!
 //! It is an extraction but for this. Directories that are there are gone into, if they are no
-//! symbolic links, and what else has a name is dealt with by [`super::existing`]: below a
-//! directory it is removed before its name is given again, so neither a link nor another name of
-//! a file leads anything outside of the destination. A directory that was there may be open to
-//! others, so what is made in it is made for its owner alone first, and without what the
-//! directory would give to it.
+//! symbolic links, and what else has a name is dealt with by [`super::existing`]: below a directory
+//! it is removed before its name is given again, so neither a link nor another name of a file leads
+//! anything outside of the destination. A directory that was there may be open to other users. So a
+//! file in it is made for its owner alone first, and without the ACL that the directory would give
+//! to it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,18 +14,17 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{Attr, Error, FileId, FileType};
+use offshoot_vfs::walk::Entry;
+use offshoot_vfs::{Attr, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
 use super::context::{Context, Counters, Trouble};
 use super::destination::Limits;
 use super::directory::DirectoryRef;
-use super::name::SafeName;
 use super::problems::Problems;
-use super::walk::Entry;
 use super::{Source, parent_path, tree};
 use crate::copy::{Manner, Preserve};
-use crate::host::HostId;
+use crate::host::{HostId, Process};
 use crate::{Failure, Progress, Result};
 
 /// Says why the file or device at a path, which is open, is not written over; `None` when it may
@@ -36,26 +35,26 @@ pub type Refuse<'a> = &'a (dyn Fn(&Path, &File) -> io::Result<Option<String>> + 
 #[derive(Clone, Copy)]
 pub(crate) struct Overwrite<'a> {
     /// Which attributes are kept.
-    pub preserve: &'a Preserve,
-    /// What is left out, replaced and told.
-    pub manner: &'a Manner,
+    pub(crate) preserve: &'a Preserve,
+    /// What is left out, replaced and reported.
+    pub(crate) manner: &'a Manner,
     /// The devices of the volumes, which are never replaced.
-    pub devices: &'a [HostId],
+    pub(crate) devices: &'a [HostId],
     /// The caller named the destination of this file; otherwise it is below a directory.
-    pub is_named: bool,
-    /// What is there was made by an extraction that was left half done, in a directory of its own.
-    pub is_resumed: bool,
+    pub(crate) is_named: bool,
+    /// It resumes an extraction, which made all files that are there in a directory of its own.
+    pub(crate) is_resumed: bool,
     /// The directory of the host that the copy goes into, as the caller named it.
-    pub parent: &'a Path,
-    /// What is not written over.
-    pub refuse: Refuse<'a>,
+    pub(crate) parent: &'a Path,
+    /// Says which files and devices are not written over; `None` for a copy that asks about none.
+    pub(crate) refuse: Option<Refuse<'a>>,
 }
 
 /// A copy to the host.
 pub struct Onto<'a> {
-    /// What is kept.
+    /// Which attributes are kept.
     pub preserve: &'a Preserve,
-    /// What is left out, replaced and told.
+    /// What is left out, replaced and reported.
     pub manner: &'a Manner,
     /// The devices of the volumes, which are never replaced or copied.
     pub devices: &'a [HostId],
@@ -65,14 +64,15 @@ pub struct Onto<'a> {
     pub progress: &'a dyn Progress,
     /// Totals.
     pub counters: &'a Counters,
-    /// The limits of the process.
-    pub limits: Limits,
-    /// What is not written over.
-    pub refuse: Refuse<'a>,
+    /// The process, made ready.
+    pub process: Process,
+    /// Says which files and devices are not written over; `None` for a copy that asks about none.
+    pub refuse: Option<Refuse<'a>>,
 }
 
 impl Onto<'_> {
-    /// Copies `source` into the directory `parent`, as `name` or, without a name, what is in it.
+    /// Copies `source` into the directory `parent` as `name`. Without a name it copies the files in
+    /// `source`.
     pub fn copy(&self, source: &Source<'_>, parent: &Path, name: Option<&SafeName>) -> Result<()> {
         let fail = |error| Failure::Host(parent.display().to_string(), error);
         let attr = self.preserve.of(&source.fs.attr(source.top)?);
@@ -106,6 +106,10 @@ impl Onto<'_> {
         Ok(())
     }
 
+    fn limits(&self) -> Limits {
+        Limits::share(self.process.descriptors, tree::batches_in_flight())
+    }
+
     fn directory(
         &self,
         context: &Context<'_>,
@@ -128,7 +132,7 @@ impl Onto<'_> {
         };
         context.set_destination(&directory)?;
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
-        tree::extract_below(context, self.limits, top, directory);
+        tree::extract_below(context, self.limits(), top, directory);
         Ok(())
     }
 
@@ -147,7 +151,7 @@ impl Onto<'_> {
         context.set_destination(&directory)?;
         let path = source.path.get(context.prefix.len() + 1..).unwrap_or_default();
         let entry = Entry { parent: source.top, name, path, attr };
-        tree::extract_one(context, self.limits, &directory, &entry);
+        tree::extract_one(context, self.limits(), &directory, &entry);
         Ok(())
     }
 }

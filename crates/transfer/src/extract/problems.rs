@@ -14,7 +14,7 @@ use offshoot_vfs::escape::{Escaped, json_name, message};
 use offshoot_vfs::{self as vfs, Errno, Nameless, OsReason};
 use serde::Serialize;
 
-use crate::{Watcher, Worst};
+use crate::{Hint, Watcher, Worst};
 
 /// How many problems are printed before they are only counted.
 const PRINTED: u64 = 50;
@@ -131,6 +131,11 @@ impl<'a> Problems<'a> {
         if state.errors <= PRINTED {
             self.watcher.error(&format_args!("{}: {reason}", ShownPath(path)));
         }
+    }
+
+    /// The words of the program for `hint`.
+    pub(crate) fn words(&self, hint: Hint) -> &'static str {
+        self.watcher.words(hint)
     }
 
     /// Something about the file at `path` that is no error.

@@ -22,13 +22,12 @@ mod writer;
 
 use std::io::Write;
 
-use offshoot_vfs::FileType;
+use offshoot_vfs::walk::Entry;
+use offshoot_vfs::{FileType, SafeName};
 
 use super::context::Context;
-use super::name::SafeName;
 use super::problems::Problems;
 use super::total::{Counted, while_counting};
-use super::walk::Entry;
 use super::{Outcome, Source, finish, parent_path, workers};
 use crate::{Result, Watcher};
 

@@ -14,12 +14,17 @@ use offshoot_vfs::Timestamp;
 use tempfile::TempDir;
 
 use super::{Mark, Outcome, Source, extract};
-use crate::{Progress, Watcher, Worst};
+use crate::host::Process;
+use crate::{Hint, Progress, Watcher, Worst};
 
-/// Prints what is told, which the harness shows for a test that fails.
+/// Prints every report. The harness shows that for a test that fails.
 struct Printed;
 
 impl Watcher for Printed {
+    fn words(&self, _: Hint) -> &'static str {
+        "what the program says"
+    }
+
     fn error(&self, text: &dyn Display) {
         println!("{text}");
     }
@@ -65,6 +70,10 @@ fn mark() -> Mark {
     Mark { place: "a place".into(), state: "a state".into() }
 }
 
+fn process() -> Process {
+    Process::prepare().expect("the host lets us")
+}
+
 /// A destination in a directory that must hold nothing else afterwards.
 struct Sandbox {
     temp: TempDir,
@@ -84,7 +93,7 @@ impl Sandbox {
     /// Extracts everything, and checks that nothing beside the destination changed.
     fn extract(&self, fs: &Memory) -> (Outcome, Option<Worst>) {
         let source = Source { fs, top: memory::id(memory::ROOT), path: b"" };
-        let outcome = extract(&source, &self.out(), &mark(), Timestamp::now(), &Printed)
+        let outcome = extract(&source, &self.out(), &mark(), Timestamp::now(), process(), &Printed)
             .expect("the extraction starts");
         let mut beside: Vec<_> = std::fs::read_dir(self.temp.path())
             .expect("the sandbox is there")

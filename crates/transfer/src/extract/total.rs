@@ -1,16 +1,16 @@
-//! How much an extraction or a copy will be, for the line on the terminal.
+//! How many bytes an extraction or a copy will be, for its [`Progress`].
 //!
 //! A thread beside the work walks the sources. It is ahead of the work, because it reads no data.
-//! Where the line is not shown, no thread is started.
+//! A hidden progress gets no such thread.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Error, FileId, FileSystem, FileType};
 
-use super::walk::{Entry, Visitor, walk};
 use crate::Progress;
 
 /// The depth to which a tree of a volume is counted.
@@ -19,7 +19,7 @@ const DEPTH_MAX: usize = 1024;
 /// The most directories of the host that wait to be counted. With more there is no total.
 const WAITING_MAX: usize = 1 << 16;
 
-/// What is counted.
+/// A source that is counted.
 pub enum Counted<'a> {
     /// A file or directory of a volume.
     InVolume(&'a dyn FileSystem, FileId),

@@ -1,8 +1,8 @@
 //! Extraction into a directory.
 //!
 //! One thread walks: it reads metadata ahead, makes the directories, and collects files into
-//! batches. The filesystem is told of a batch before it goes to the workers, one for every
-//! core, which make the files, fill them and finish them.
+//! batches. It announces each batch to the filesystem before it hands the batch to the workers.
+//! There is one worker for every core. Workers make the files, fill them and finish them.
 //!
 //! ```text
 //! walk --- batch: up to 64 files, 4 MiB ---> channel (bounded) ---> workers
@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Errno, Error, FileId, FileType};
 use rustix::fs::{self, AtFlags};
 
@@ -33,7 +34,6 @@ use super::links::{Known, LinkTable, Name};
 use super::marker;
 use super::onto::Overwrite;
 use super::problems::Unapplied;
-use super::walk::{Entry, Visitor, walk};
 use super::{BATCH_BYTES, workers};
 
 /// What a worker is handed.
@@ -42,7 +42,7 @@ enum Job<'a> {
     Part(LargeRef<'a>, Range<u64>),
 }
 
-/// Batches that can be held by somebody at once: in the channel, by workers, by the walk.
+/// The most batches that exist at once: in the channel, with workers, with the walk.
 pub(crate) fn batches_in_flight() -> usize {
     workers() * 3 + 1
 }

@@ -9,7 +9,7 @@ use offshoot_transfer::copy;
 use crate::exit::{Failure, Result};
 use crate::output::write_name;
 
-/// See the top of this file.
+/// Standard output, for the threads of the copy.
 pub(super) struct Told(Mutex<Output>);
 
 struct Output {
@@ -37,7 +37,7 @@ impl Told {
         *failed = line(out).and_then(|()| flush(out)).err();
     }
 
-    /// Writes the lines that are still buffered.
+    /// Writes what is buffered, and gives the first error of all lines.
     pub(super) fn finish(&self) -> Result {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let flushed = told.out.flush();
@@ -45,7 +45,7 @@ impl Told {
     }
 }
 
-impl copy::Told for Told {
+impl copy::CopyReporter for Told {
     fn copied(&self, from: &[u8], to: &[u8]) {
         self.say(|out| {
             out.write_all(b"'")?;

@@ -22,7 +22,7 @@ use offshoot_vfs::FileType;
 /// The largest value of an extended attribute that the kernel takes.
 const VALUE_MAX: usize = 64 << 10;
 
-/// An id that stands for nobody.
+/// The id that names no user and no group.
 const NO_ID: u32 = u32::MAX;
 
 /// The record that carries the ACL in the extended attribute `name` as text: key and value.

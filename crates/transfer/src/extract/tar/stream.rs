@@ -5,11 +5,10 @@
 //!     \--- orders ---------------------------------------------> writer
 //! ```
 //!
-//! The walk sends each batch twice: as a job to the workers, and as an order, which says
-//! where in the archive its segments go, to the writer. A [`Window`] bounds the
-//! memory between the two ends: the walk takes out of it what the rendered entries will take,
-//! the writer gives it back. What they took beyond that is made good by whoever rendered
-//! them, so that the walk waits for longer.
+//! The walk sends each batch twice: as a job to the workers, and as an order, which says where in
+//! the archive its segments go, to the writer. A [`Window`] bounds the memory between the two ends.
+//! The walk takes the expected size of the rendered entries out of it, and the writer gives it
+//! back. A worker takes what its entries need beyond that, so the walk waits for longer.
 //!
 //! A file of up to [`WHOLE_BYTES`] is rendered whole, and left out whole when it cannot be read.
 //! A larger one goes out in parts. When a part of it cannot be read, what was written of
@@ -24,6 +23,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use offshoot_vfs::path::climb;
+use offshoot_vfs::walk::{Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType};
 
 use super::super::BATCH_FILES;
@@ -31,7 +31,6 @@ use super::super::context::{Context, Trouble};
 use super::super::large::Parts;
 use super::super::links::{Known, Name};
 use super::super::problems::Unapplied;
-use super::super::walk::{Entry, Visitor, walk};
 use super::render::{
     Regular, SparseMap, entry_path, map_line, out_of_order, pad_map, render, render_link,
 };
@@ -222,7 +221,7 @@ impl Pending {
     }
 }
 
-/// The bytes of a part; what is a hole in it is zeros.
+/// The bytes of a part. A hole in it is zeros.
 fn read_part(context: &Context<'_>, file: FileId, range: Range<u64>) -> Result<Vec<u8>, Error> {
     let len = usize::try_from(range.end - range.start).map_err(|_| out_of_order())?;
     let mut bytes = vec![0; len];
@@ -324,8 +323,8 @@ impl Stream<'_> {
         Ok(())
     }
 
-    /// Refuses a name that leads to another file as well: a symbolic link and anything else of
-    /// one name would lead whoever unpacks the archive to places outside.
+    /// Refuses a name that leads to another file as well. With a symbolic link and another file of
+    /// one name, a program that unpacks the archive would write to places outside.
     fn require_one(&self, entry: &Entry<'_>) -> Result<(), Error> {
         let found = self.context.fs.lookup(entry.parent, entry.name)?;
         if found == entry.attr.file {
@@ -390,7 +389,7 @@ impl Stream<'_> {
         self.window.take(bytes);
         let (reply, rendered) = bounded(1);
         let job = make(reply);
-        // Who no longer receives has failed, which stops the walk, too.
+        // A writer that no longer receives has failed, and that stops the walk, too.
         let _ = self.orders.send(Order { window_bytes: bytes, rendered });
         if let Some(job) = job {
             let _ = self.jobs.send(job);

@@ -129,7 +129,7 @@ fn what_is_held_does_not_grow_with_the_cores() {
     }
     let source = Source { fs: &fs, top: id(ROOT), path: b"" };
     let window = Window::default();
-    // Nobody takes anything for a while, so that everything fills up.
+    // The writer takes nothing for a while, so that all queues fill up.
     let mut slow = Slow { len: 0, window: &window, peak: 0 };
     let outcome = extract_tar_with(&source, &mut slow, &Printed, 32, &window).unwrap();
     assert!(outcome.worst.is_none() && outcome.files == 2610, "{outcome:?}");
@@ -253,7 +253,7 @@ fn a_link_and_a_directory_of_one_name_are_not_both_archived() {
     }
 }
 
-/// Whoever unpacks `a -> /etc/passwd` and then the file `a` may write through the link.
+/// A program that unpacks `a -> /etc/passwd` and then the file `a` may write through the link.
 #[test]
 fn a_link_and_a_file_of_one_name_are_not_both_archived() {
     for (first, second) in [

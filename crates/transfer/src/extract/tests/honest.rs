@@ -89,7 +89,8 @@ fn one_file_goes_into_the_directory() {
     std::fs::create_dir(sandbox.out()).unwrap();
     std::fs::set_permissions(sandbox.out(), PermissionsExt::from_mode(0o750)).unwrap();
     let source = Source { fs: &fs, top: id(300), path: b"/a/file" };
-    let outcome = extract(&source, &sandbox.out(), &mark(), Timestamp::now(), &Printed).unwrap();
+    let outcome =
+        extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed).unwrap();
     assert!(outcome.worst.is_none(), "{outcome:?}");
     assert_eq!(std::fs::read(sandbox.out().join("file")).unwrap(), b"hello");
     assert_eq!(sandbox.out().metadata().unwrap().mode(), 0o40750);
@@ -112,7 +113,8 @@ fn a_directory_that_takes_one_file_stays_what_it_is() {
     };
     let before = state();
     let source = Source { fs: &fs, top: id(300), path: b"/file" };
-    let outcome = extract(&source, &sandbox.out(), &mark(), Timestamp::now(), &Printed).unwrap();
+    let outcome =
+        extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed).unwrap();
     assert!(outcome.worst.is_none(), "{outcome:?}");
     assert_eq!(state(), before);
 }

@@ -79,9 +79,10 @@ fn a_file_with_the_name_of_the_mark_is_refused() {
     let sandbox = Sandbox::new();
     let refused = |top, path: &[u8]| {
         let source = Source { fs: &fs, top: id(top), path };
-        let result = extract(&source, &sandbox.out(), &mark(), Timestamp::now(), &Printed);
-        let Err(Failure::Refused(why)) = result else { panic!("{result:?}") };
-        assert!(why.contains(marker::NAME) && why.contains("--tar"), "{why}");
+        let result =
+            extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed);
+        let Err(failure @ Failure::HasMark(_)) = result else { panic!("{result:?}") };
+        assert!(failure.to_string().contains(marker::NAME), "{failure}");
         assert!(!sandbox.out().exists());
     };
     refused(ROOT, b"");

@@ -1,13 +1,12 @@
-//! Names that may be created in a destination.
+//! Names that a caller can hand to the host.
 //!
-//! The engine refuses names that are no names, and this border does not rely on it: a
-//! [`SafeName`] is the only thing that the extraction hands to a system call that creates
-//! something, and it is made here and nowhere else.
+//! An engine refuses an image with other names. A caller that makes files on the host does not rely
+//! on that: it hands only a [`SafeName`] to system calls, and only the check here makes one.
 
 use std::ops::Deref;
 
-use offshoot_vfs::escape::Escaped;
-use offshoot_vfs::{Error, NAME_MAX, Result};
+use crate::escape::Escaped;
+use crate::{Error, NAME_MAX, Result};
 
 /// A name of 1 to 255 bytes, without `/` and NUL, that is neither `.` nor `..`.
 #[derive(Clone, Debug, PartialEq, Eq)]

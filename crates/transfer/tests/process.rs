@@ -1,0 +1,74 @@
+//! What a transfer does to its process: nothing. Alone in this file, because it changes the process
+//! of its tests.
+
+use std::fmt::Display;
+
+use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_transfer::extract::{Mark, Source, extract};
+use offshoot_transfer::host::{Process, umask};
+use offshoot_transfer::{Hint, Progress, Watcher};
+use offshoot_vfs::Timestamp;
+use rustix::fs::Mode;
+use rustix::process::{self, Resource, Rlimit};
+
+struct Silent;
+
+impl Watcher for Silent {
+    fn words(&self, _: Hint) -> &'static str {
+        "what the program says"
+    }
+
+    fn error(&self, text: &dyn Display) {
+        panic!("{text}");
+    }
+
+    fn detail(&self, _: &dyn Display) {}
+
+    fn warning(&self, _: &dyn Display) {}
+
+    fn note(&self, _: &dyn Display) {}
+
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
+    fn start_progress(&self, _: &'static str) -> Box<dyn Progress> {
+        Box::new(Self)
+    }
+
+    fn stop_progress(&self) {}
+}
+
+impl Progress for Silent {
+    fn is_hidden(&self) -> bool {
+        true
+    }
+
+    fn expect(&self, _: u64) {}
+
+    fn add_bytes(&self, _: u64) {}
+
+    fn add_file(&self) {}
+}
+
+#[test]
+fn only_the_program_changes_the_process() {
+    let ready = Process::prepare().expect("the host lets us");
+    assert_eq!(umask(), 0);
+    let raised = process::getrlimit(Resource::Nofile);
+    assert_eq!(raised.current, raised.maximum);
+
+    let lower = Rlimit { current: Some(200), maximum: raised.maximum };
+    process::setrlimit(Resource::Nofile, lower).expect("a lower limit");
+    process::umask(Mode::from_raw_mode(0o027));
+    let mut fs = Memory::new();
+    fs.file(ROOT, b"file", 300, b"some data");
+    let source = Source { fs: &fs, top: id(ROOT), path: b"" };
+    let temp = tempfile::tempdir().expect("a temporary directory");
+    let mark = Mark { place: "a place".into(), state: "a state".into() };
+    let path = temp.path().join("out");
+    let outcome = extract(&source, &path, &mark, Timestamp::now(), ready, &Silent);
+    assert_eq!(outcome.expect("it is extracted").files, 1);
+    assert_eq!(umask(), 0o027);
+    assert_eq!(process::getrlimit(Resource::Nofile).current, Some(200));
+}

@@ -1,0 +1,83 @@
+//! Walks through trees in memory.
+
+use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::{Error, FileType};
+
+#[derive(Default)]
+struct Count {
+    directories: usize,
+    files: usize,
+    errors: usize,
+}
+
+impl Visitor for Count {
+    type Directory = ();
+
+    fn enter(&mut self, (): &(), _: &Entry<'_>) -> Option<()> {
+        self.directories += 1;
+        Some(())
+    }
+
+    fn visit(&mut self, (): &(), entry: &Entry<'_>) {
+        assert!(entry.path.ends_with(entry.name));
+        self.files += 1;
+    }
+
+    fn failed(&mut self, _: &[u8], _: &Error) {
+        self.errors += 1;
+    }
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+/// The first entry of every directory leads down, so all of the others wait on all levels.
+#[test]
+fn what_was_given_up_is_read_again() {
+    const LEVELS: u64 = 300;
+    const FILES: usize = 700;
+    let mut fs = Memory::new();
+    fs.add(ROOT, b"file", 100_000, FileType::Regular);
+    let mut directory = ROOT;
+    for level in 0..LEVELS {
+        let below = 300 + level;
+        fs.add(directory, b"below", below, FileType::Directory);
+        for n in 0..FILES {
+            fs.enter(directory, format!("{n}").as_bytes(), 100_000);
+        }
+        directory = below;
+    }
+    let mut count = Count::default();
+    walk(&fs, id(ROOT), (), 1000, &mut count);
+    let expected = (300, FILES * 300 + 1, 0);
+    assert_eq!((count.directories, count.files, count.errors), expected);
+}
+
+#[test]
+fn a_directory_without_a_parent_is_shown_when_it_is_empty() {
+    let mut fs = Memory::new();
+    fs.node(300, FileType::Directory);
+    fs.enter(ROOT, b"stand-in", 300);
+    fs.enter(ROOT, b"and again", 300);
+    fs.node(301, FileType::Directory);
+    fs.enter(301, b"self", 301);
+    fs.enter(ROOT, b"full", 301);
+    let mut count = Count::default();
+    walk(&fs, id(ROOT), (), 1000, &mut count);
+    assert_eq!((count.directories, count.files, count.errors), (2, 0, 1));
+}
+
+/// The top is entered without an entry, so nothing but its own number keeps the walk from
+/// entering it through the one that a cycle gives it.
+#[test]
+fn a_cycle_through_the_top_ends_at_the_top() {
+    let mut fs = Memory::new();
+    fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
+    fs.add(300, b"below", 301, FileType::Directory);
+    fs.enter(301, b"again", 300);
+    let mut count = Count::default();
+    walk(&fs, id(300), (), 1000, &mut count);
+    assert_eq!((count.directories, count.files, count.errors), (1, 0, 1));
+}
