@@ -1,9 +1,9 @@
 //! RAID5 and RAID6 arithmetic.
 //!
-//! P is the sum of the data stripes of a row, Q the sum of each one times 2 to the
-//! power of its index, in the field of 256 elements with the polynomial
-//! x^8 + x^4 + x^3 + x^2 + 1, where adding is XOR (H. P. Anvin, "The mathematics of
-//! RAID-6"). A lost stripe is solved for from the sums.
+//! P is the sum of the data stripes of a row. Q is the sum of each data stripe times 2 to the power
+//! of its index. Both sums are in the field of 256 elements with the polynomial x^8 + x^4 + x^3 +
+//! x^2 + 1, where adding is XOR (H. P. Anvin, "The mathematics of RAID-6"). A lost stripe is
+//! computed from the sums.
 
 /// The low byte of the polynomial.
 const POLYNOMIAL: u8 = 0x1d;
