@@ -143,7 +143,7 @@ impl TreeBlock {
         self.at_most_from(1, key)
     }
 
-    /// How many slots from `low` on have keys that are at most `key`, plus `low`.
+    /// How many slots from `low` on have keys that are at most `key`.
     fn at_most_from(&self, low: usize, key: Key) -> usize {
         if self.is_leaf() {
             self.items()[low..].partition_point(|item| is_at_most(&item.key, key))
