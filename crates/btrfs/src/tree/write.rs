@@ -11,12 +11,12 @@
 //! 2. As the first, but also with an exclusive latch on the block above the leaf.
 //! 3. Exclusive latches all the way.
 //!
-//! On the exclusive part of a way, the writer copies each block that the transaction does not own
-//! yet, which changes the pointer in the block above. It also splits full nodes and merges sparse
-//! ones, whatever is going to happen to the leaf. It releases the latches above a node when a
-//! change below the node cannot reach them. This is so when the node has room for two more
-//! pointers, has pointers left when one is removed, and the way does not lead through its first
-//! pointer.
+//! Where a way has exclusive latches, the writer copies each block that the transaction does not
+//! own yet, which changes the pointer in the block above. On the third way it also splits full
+//! nodes and merges sparse ones, whatever is going to happen to the leaf. There it releases the
+//! latches above a node when a change below the node cannot reach them: the node has room for two
+//! more pointers, has pointers left when one is removed, and the way does not lead through its
+//! first pointer.
 //!
 //! # The leaf, on insertion
 //!
