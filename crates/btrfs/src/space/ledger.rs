@@ -349,7 +349,7 @@ pub(crate) struct Reservation<'v> {
 }
 
 impl<'v> Reservation<'v> {
-    /// What was granted.
+    /// Wraps a claim that was granted.
     pub(super) fn granted(space: &'v Arc<Space>, purpose: Purpose, bytes: u64) -> Self {
         // The ledger counted it when it was granted, because the owner may wake much later.
         Self { space, purpose, bytes: Cell::new(bytes) }
@@ -384,7 +384,7 @@ pub(crate) struct Promise<'v> {
 }
 
 impl<'v> Promise<'v> {
-    /// What was granted.
+    /// Wraps a claim that was granted.
     pub(super) fn granted(space: &'v Arc<Space>, bytes: u64) -> Self {
         Self { space, bytes }
     }

@@ -158,7 +158,7 @@ impl Line {
         waiter
     }
 
-    /// Grants tickets from the front as long as `grant` can.
+    /// Grants tickets from the front until `grant` refuses one.
     pub(crate) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
         while let Some(class) = self.classes.iter().position(|class| !class.is_empty()) {
             let demand = self.classes[class][0].demand;
@@ -174,8 +174,8 @@ impl Line {
         }
     }
 
-    /// Refuses the ticket at the front, if it was there when the cycle began that helped nobody: so
-    /// many tickets had been granted then.
+    /// Refuses the ticket at the front, if it was there when the last cycle began, and the cycle
+    /// helped no ticket: `granted` is the number of granted tickets at its beginning.
     pub(crate) fn refuse_oldest(&mut self, granted: u64) {
         let cycles = self.cycles;
         let had_a_cycle = |class: &VecDeque<Ticket>| class[0].after < cycles;
@@ -188,7 +188,7 @@ impl Line {
         }
     }
 
-    /// Takes out a ticket whose owner waits no longer; whether it was still there.
+    /// Removes the ticket of a thread that leaves. Returns whether it was still there.
     pub(crate) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
         let before = self.len();
         for class in &mut self.classes {
