@@ -118,7 +118,7 @@ pub(crate) struct Space {
     tallest: AtomicU8,
     /// How many reasons there are to assume that a tree shares blocks with a snapshot.
     sharing: Counter,
-    /// What the commit of the running transaction has to do.
+    /// The work of the commit of the running transaction.
     pub(crate) pending: Arc<Pending>,
     /// A priority caller found no room, and a commit would make some.
     pub(crate) is_short: AtomicBool,
