@@ -162,7 +162,7 @@ pub(crate) struct Transaction {
     refs: DelayedRefs,
     /// Trees whose root moved since their root items were stored.
     moved_roots: Mutex<BTreeMap<TreeId, TreeRoot>>,
-    /// Data extents whose owners this transaction changes.
+    /// Data extents that had other owners before this transaction than after it.
     shared: Mutex<HashSet<u64>>,
     /// Ranges without references. They become free when this transaction is on disk.
     pinned: Mutex<Vec<Range<u64>>>,
@@ -333,8 +333,8 @@ impl Live {
         [phases.before.as_ref().map_or(0, count), count(&phases.running)]
     }
 
-    /// Whether the transaction that is being written, if any, changed the owners of the data at
-    /// `logical`.
+    /// Whether the transaction that is being written, if any, changed the set of owners of the data
+    /// at `logical`.
     fn was_shared(&self, logical: Logical) -> bool {
         let phases = self.phases.read();
         let before = phases.before.as_ref().filter(|_| !phases.is_complete);
@@ -406,7 +406,7 @@ impl Live {
         self.stop.set_and(&cause.to_string(), || self.tell_of_commit());
     }
 
-    /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
+    /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
     pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut begun = Begun { live: self, is_done: false };
         let outcome = work();
@@ -503,7 +503,7 @@ impl Base {
 }
 
 impl Live {
-    /// How many tree blocks the running transaction has made.
+    /// How many dirty tree blocks the running transaction has.
     pub(crate) fn dirty_blocks(&self) -> u64 {
         self.phases.read().running.dirty.len()
     }
@@ -618,7 +618,7 @@ impl<'v> Handle<'v> {
         self.whole(|| change(TreeWriter::new(&Changing { handle: self, tree: &tree })))
     }
 
-    /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
+    /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
     pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.live.whole(work)
     }

@@ -22,7 +22,7 @@ pub struct Base {
     /// The RAID stripe tree, which says where data is; `None` in a volume without it.
     pub(crate) stripe_tree: Option<TreeRoot>,
     pub(super) subvolume_roots: RootCache,
-    /// What can change, in a volume that was opened for writing.
+    /// The part that can change; `None` in a volume that was opened for reading.
     pub(crate) live: Option<Live>,
 }
 
@@ -107,7 +107,7 @@ impl Base {
         Cursor::seek(self, root, key)
     }
 
-    /// What can change, in a volume that was opened for writing.
+    /// The part that can change; `None` in a volume that was opened for reading.
     pub(crate) fn live_part(&self) -> Option<&Live> {
         self.live.as_ref()
     }

@@ -27,7 +27,7 @@ pub(crate) struct Tree {
     /// Whether it is a subvolume that was deleted, and has no name any more. Callers that have its
     /// files open can still use them.
     is_removed: AtomicBool,
-    /// Whether it is a subvolume that was deleted, and nobody has files of it open.
+    /// Whether it is a deleted subvolume of which no file is open.
     is_deleted: AtomicBool,
     /// How often its files are open. No other lock is taken under this one.
     opens: parking_lot::Mutex<u64>,

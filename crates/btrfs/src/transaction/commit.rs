@@ -73,7 +73,7 @@ impl Base {
     /// Calls `work` while no other thread has a handle. The caller must hold none.
     ///
     /// # Errors
-    /// `EROFS` when something failed before, and what `work` fails with.
+    /// `EROFS` when the volume has stopped writing; errors of `work`.
     pub(crate) fn alone<'v, T>(
         &'v self,
         reserved: Reserved<'v>,
@@ -103,7 +103,7 @@ impl Base {
     /// hold no handle.
     ///
     /// # Errors
-    /// `EROFS` when something failed before, and what `work` fails with.
+    /// `EROFS` when the volume has stopped writing; errors of `work`.
     pub(crate) fn with_superblocks_at_rest<T>(
         &self,
         work: impl FnOnce() -> Result<T>,
