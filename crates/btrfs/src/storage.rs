@@ -67,8 +67,8 @@ pub(crate) struct Storage {
 
 /// The questions that storage asks the trees above it.
 pub(crate) trait Trees {
-    /// The segment of at most `len` bytes of data from `logical` on, which `mapped` covers, as the
-    /// RAID stripe tree has it; `None` in a volume without that tree.
+    /// The segment of at most `len` bytes of data from `logical` on, as the RAID stripe tree
+    /// describes it; `None` in a volume without that tree. `mapped` covers `logical`.
     fn recorded_segment(
         &self,
         mapped: &MappedChunk,
@@ -81,7 +81,7 @@ pub(crate) trait Trees {
     fn has_newest_commit(&self, index: usize) -> Result<bool>;
 }
 
-/// The error for a stored structure that is not what the format allows.
+/// The error for a stored structure that violates the format.
 pub(crate) fn malformed(e: Malformed) -> Error {
     Error::corrupt(e.structure, e.problem)
 }

@@ -15,8 +15,8 @@ use crate::storage::Member;
 /// The most that one request discards, in bytes of the logical space or of a member.
 pub(crate) const PIECE_BYTES: u64 = 64 << 20;
 
-/// The most ranges that are gathered. A volume that frees more of them before a discard forgets the
-/// rest, until the next trim.
+/// The most ranges that are gathered. When a volume frees more of them before they are discarded,
+/// it forgets the rest, and only a trim discards these.
 const MOST_FREED: usize = 1 << 16;
 
 /// The block group of which a piece is out, and the threads that wait for it.

@@ -28,10 +28,10 @@
 //! `C` is the amount that the next commit needs. `K` is the reserve for operations that make room
 //! (`reserve`). When a claim is granted, both of these hold:
 //!
-//! 1. `reserved + C + K <= free`. `K` is left out for a removal, and for write-back when the next
-//!    chunk counts as 0.
-//! 2. `reserved + promised + C + K <= free + next chunk`. `K` is left out for a removal. Write-back
-//!    skips this test, because it was promised its growth.
+//! 1. `reserved + C + K <= free`. `K` is left out for a removal, except for its last part while a
+//!    snapshot exists, and for write-back when the next chunk counts as 0.
+//! 2. `reserved + promised + C + K <= free + next chunk`, with the same `K` for a removal.
+//!    Write-back skips this test, because it was promised its growth.
 //!
 //! A thread adds to `reserved` or `promised` only under the lock of the line (`tickets`), so its
 //! test is still true when it adds. Any thread may subtract without that lock, but only after the
@@ -275,7 +275,7 @@ impl Ledger {
         let (free, next_chunk) = (self.free().saturating_add(more), self.next_chunk());
         let kept = match kind {
             Kind::Work | Kind::Promise => kept,
-            // A chunk is allocated with what is kept.
+            // The allocation of the chunk uses the reserve.
             Kind::WritesBack if next_chunk > 0 => kept,
             Kind::MakesRoom => last,
             Kind::WritesBack | Kind::LastResort => 0,

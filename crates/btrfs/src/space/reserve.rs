@@ -236,8 +236,8 @@ impl Space {
     }
 
     /// The bytes of metadata that a commit must free to be worth making for a priority caller: as
-    /// many as a removal reserves, and half of the free bytes, so that a few commits make room for
-    /// all callers.
+    /// many as a removal reserves, and at least half of the free bytes, so that a few commits make
+    /// room for all callers.
     pub(crate) fn worth_a_commit(&self) -> u64 {
         let free = self.ledger(Purpose::Metadata).free();
         self.cost(REMOVAL_ITEMS).max(free / 2)

@@ -61,7 +61,7 @@ impl Member {
         newest: Generation,
     ) -> Self {
         let seed = Uuid::from_bytes(item.fsid) != fsid;
-        // A seed is never written again, so it is as old as it was when it was made one.
+        // A seed is never written again, so it keeps the generation in which it became a seed.
         let own = found.filter(|_| !seed).map_or(newest, |found| found.superblock.generation);
         Self {
             id: item.id(),
@@ -190,7 +190,7 @@ impl Found {
     /// Reads the superblock of `device`, by the rule at the top of this file.
     ///
     /// # Errors
-    /// When no superblock of it verifies: what is wrong with the primary.
+    /// When no superblock of it verifies: the error of the primary.
     pub(super) fn read(device: Arc<dyn BlockDevice>, report: &mut Vec<Report>) -> Result<Self> {
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         let fits = |offset: u64| offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes();

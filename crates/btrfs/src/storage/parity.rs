@@ -65,7 +65,8 @@ fn product_table(factor: u8) -> [u8; 256] {
     table
 }
 
-/// Turns `q`, the stored Q plus the Q sum of all data but stripe `index`, into that stripe.
+/// Replaces `q` by data stripe `index`. On entry, `q` is the stored Q plus the Q sum of all other
+/// data stripes.
 pub(super) fn solve_q(q: &mut [u8], index: usize) {
     let table = product_table(inverse(power(index)));
     for byte in q {
@@ -73,8 +74,8 @@ pub(super) fn solve_q(q: &mut [u8], index: usize) {
     }
 }
 
-/// Two data stripes, `x` and `y`, are lost. `p` and `q` are what is stored plus the sums
-/// of all others. Leaves stripe `x` in `p`.
+/// Replaces `p` by data stripe `x`, when stripe `y` is lost too. On entry, `p` and `q` are the
+/// stored P and Q plus the sums of all other data stripes.
 ///
 /// With P = X + Y and Q = 2^x X + 2^y Y: X = (Q + 2^y P) / (2^x + 2^y).
 pub(super) fn solve_pq(p: &mut [u8], q: &[u8], x: usize, y: usize) {

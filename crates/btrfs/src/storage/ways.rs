@@ -78,7 +78,7 @@ pub(crate) struct Segment {
     pub(crate) redundant: bool,
 }
 
-/// Which ways of a segment are worked out.
+/// Which ways of a segment to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
     /// All copies, and rebuilds only when no copy is on a member that is present and current. A
@@ -127,7 +127,7 @@ pub(super) fn copies(
     (run.len, run.copies.iter().map(place).collect())
 }
 
-/// Where in a chunk with parity an address is.
+/// The position of an address in a chunk with parity.
 struct RowPlace {
     row: u64,
     /// Its stripe, by the index among the data stripes of the row.

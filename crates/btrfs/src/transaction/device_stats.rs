@@ -14,8 +14,8 @@ use crate::space::Claim;
 use crate::storage::DeviceError;
 
 impl Base {
-    /// Notes the members that failed in the running transaction, unless they are noted already. The
-    /// caller holds the commit lock and no handle.
+    /// Makes the running transaction note the members that failed and are not noted yet. The caller
+    /// holds the commit lock and no handle.
     ///
     /// # Errors
     /// When there is no room, or the chunk tree cannot be changed. Then all writing ends.

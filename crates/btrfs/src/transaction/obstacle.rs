@@ -15,7 +15,7 @@ pub(crate) enum Obstacle {
     DirectoryMoved,
     /// Two files exchanged their names.
     Exchanged,
-    /// A directory was removed that the last commit or the log may know.
+    /// A directory was removed that the last commit or the log may have.
     DirectoryRemoved,
     /// New data was cloned. A log may have it as preallocated in one file and written, with
     /// checksums, in another.

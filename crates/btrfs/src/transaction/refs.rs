@@ -38,7 +38,7 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
-    /// The tree, unless it is a block that refers to the extent.
+    /// The tree that owns the extent; `None` when a block owns it.
     pub(crate) fn root(self) -> Option<TreeId> {
         match self {
             Self::Tree { root } | Self::File { root, .. } => Some(root),

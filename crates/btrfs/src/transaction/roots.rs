@@ -145,7 +145,7 @@ pub(crate) fn tree_root(volume: &Base, id: TreeId) -> Result<TreeRoot> {
     Ok(root)
 }
 
-/// The root of the chunk tree, which the superblock names itself.
+/// The root of the chunk tree, which the superblock names.
 pub(crate) fn chunk_tree_root(volume: &Base) -> TreeRoot {
     let superblock = volume.superblock();
     TreeRoot {

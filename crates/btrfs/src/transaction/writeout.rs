@@ -298,8 +298,8 @@ impl Base {
         Ok(())
     }
 
-    /// Writes a copy to a member. Returns false when it could not be written, and the volume can do
-    /// without the member or the copy.
+    /// Writes a copy to a member. Returns false when the member has failed, with this write or
+    /// before, and the volume can do without it.
     ///
     /// # Errors
     /// The error of the device, when the volume needs the member.

@@ -154,9 +154,9 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    /// Moves items to the left or the right sibling, if a sixteenth of a leaf stays free in one of
-    /// both. Fills the left sibling, or shares equally with the right one. Returns false, without a
-    /// change, when neither has room.
+    /// Moves items to the left or the right sibling, if at least a sixteenth of a leaf stays free
+    /// in the two leaves together. Fills the left sibling, or shares equally with the right one.
+    /// Returns false, without a change, when neither has room.
     fn share_with_sibling(
         &self,
         path: &mut Path<'a>,

@@ -1,4 +1,4 @@
-//! What leaves look like after batches, and what is counted.
+//! The leaves after batches, and the counters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
