@@ -87,7 +87,7 @@ pub(crate) fn root_item(volume: &Base, id: TreeId) -> Result<Option<RootItem>> {
 /// damaged root items do not wrap.
 const MOST_USED_BYTES: u64 = 1 << 56;
 
-/// The root of a tree as its root item describes it.
+/// The root of a tree as its root item, or the superblock, describes it.
 pub(crate) struct StoredRoot {
     pub(crate) root: TreeRoot,
     /// The transaction that took the last snapshot of it; 0 for none.
@@ -97,7 +97,7 @@ pub(crate) struct StoredRoot {
     pub(crate) is_read_only: bool,
 }
 
-/// The root of the tree `id` as its root item describes it.
+/// The root of the tree `id` as its root item, or the superblock, describes it.
 pub(crate) fn stored_root(volume: &Base, id: TreeId) -> Result<StoredRoot> {
     let named = match id {
         TreeId::ROOT => Some(volume.root_tree()),
