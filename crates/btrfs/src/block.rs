@@ -1,10 +1,9 @@
 //! Verified tree blocks, and the cache of them.
 //!
-//! A [`TreeBlock`] is the proof that its bytes were verified: nothing else makes one. Blocks are
-//! shared by [`Arc`], so a hit in the cache copies nothing. The cache holds at most its
-//! budget; it is sharded, a hit takes the shared side of one shard's lock and marks
-//! the block as used with an atomic store, and two threads that miss the same block
-//! read it once.
+//! A [`TreeBlock`] is the proof that its bytes were verified. Blocks are shared by [`Arc`], so a
+//! cache hit copies nothing. The cache holds at most its budget in bytes. It is sharded: a hit
+//! takes the shared side of one shard's lock and marks the block as used with an atomic store. Two
+//! threads that miss the same block read it once.
 
 mod dirty;
 #[cfg(debug_assertions)]
@@ -30,7 +29,7 @@ pub struct TreeBlock {
     bytes: Box<[u8]>,
 }
 
-/// Said where verified bytes are viewed again, which cannot fail.
+/// The message for views of verified bytes, which cannot fail.
 const VERIFIED: &str = "the block was verified";
 
 impl TreeBlock {
@@ -39,7 +38,7 @@ impl TreeBlock {
         Self { bytes }
     }
 
-    /// The whole block, to be changed by the transaction that owns it.
+    /// The whole block, mutable for the transaction that owns it.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
@@ -56,7 +55,7 @@ impl TreeBlock {
         Header::view(&self.bytes).expect(VERIFIED)
     }
 
-    /// Items of a leaf, pointers of a node.
+    /// The number of items of a leaf, or of pointers of a node.
     #[must_use]
     pub fn len(&self) -> usize {
         self.header().nritems.get() as usize
@@ -100,8 +99,8 @@ impl TreeBlock {
         &self.bytes[start..start + item.size.get() as usize]
     }
 
-    /// The slot of the item with this key among those from `low` on, and whether there is one; else
-    /// where it belongs.
+    /// Searches the items from slot `low` on. Returns the slot of `key` and true, or the slot where
+    /// the key belongs and false.
     pub(crate) fn search_from(&self, low: usize, key: Key) -> (usize, bool) {
         let items = &self.items()[low..];
         match items.binary_search_by(|item| item.key.get().cmp(&key)) {
@@ -110,7 +109,7 @@ impl TreeBlock {
         }
     }
 
-    /// The same, quick when the key is not far behind `low`.
+    /// As [`search_from`](Self::search_from), but faster when the key is close behind `low`.
     pub(crate) fn search_near(&self, low: usize, key: Key) -> (usize, bool) {
         let items = &self.items()[low..];
         // The key lies before `end`, or behind the last item.
@@ -133,18 +132,18 @@ impl TreeBlock {
         }
     }
 
-    /// The last slot whose key is not greater than `key`; `None` when all are.
+    /// The last slot whose key is at most `key`; `None` when all keys are greater.
     #[must_use]
     pub fn floor(&self, key: Key) -> Option<usize> {
         self.at_most_from(0, key).checked_sub(1)
     }
 
-    /// The same in a block whose first key is not greater.
+    /// As [`floor`](Self::floor), in a block whose first key is at most `key`.
     pub(crate) fn floor_behind_first(&self, key: Key) -> usize {
         self.at_most_from(1, key)
     }
 
-    /// How many slots from `low` on have keys that are not greater than `key`.
+    /// How many slots from `low` on have keys that are at most `key`.
     fn at_most_from(&self, low: usize, key: Key) -> usize {
         if self.is_leaf() {
             self.items()[low..].partition_point(|item| is_at_most(&item.key, key))
@@ -153,7 +152,7 @@ impl TreeBlock {
         }
     }
 
-    /// What the block that the pointer at `slot` leads to must be, in the tree `owner`.
+    /// What the header of the child at `slot` must say, in the tree `owner`.
     pub(crate) fn child_expected(&self, slot: usize, owner: TreeId) -> Expected {
         let pointer = &self.pointers()[slot];
         Expected {
@@ -166,7 +165,8 @@ impl TreeBlock {
     }
 }
 
-/// A block on the way of a reader: committed blocks never change, others are held by their latch.
+/// A block that a reader goes through. A committed block never changes; the latch protects any
+/// other block.
 pub(crate) enum Held {
     Committed(Arc<TreeBlock>),
     Latched(ReadLatch),
@@ -184,7 +184,7 @@ impl Deref for Held {
 }
 
 impl Held {
-    /// The block as it is now, to be kept without the latch.
+    /// The block as it is now, without the latch.
     pub(crate) fn share(&self) -> Arc<TreeBlock> {
         match self {
             Self::Committed(block) => block.clone(),
@@ -193,7 +193,7 @@ impl Held {
     }
 }
 
-/// Whether a stored key is not greater than `key`.
+/// Whether a stored key is at most `key`.
 #[expect(clippy::needless_bitwise_bool, reason = "in a search every branch is a guess")]
 fn is_at_most(stored: &DiskKey, key: Key) -> bool {
     let low = |item_type: u8, offset: u64| u128::from(item_type) << 64 | u128::from(offset);
@@ -224,7 +224,7 @@ impl BlockCache {
         Self { blocks: Cache::with_weighter(blocks, budget_bytes, ByBytes) }
     }
 
-    /// The committed block that `expected` describes, from here or else from the devices.
+    /// The committed block that `expected` describes, from the cache or else from the devices.
     pub(crate) fn committed(
         &self,
         storage: &Storage,
@@ -240,19 +240,19 @@ impl BlockCache {
         if loaded || check::expect(block.bytes(), expected).is_ok() {
             return Ok(block);
         }
-        // The block in the cache answered to what another pointer said of it. Either that one is
-        // wrong or this one, or the address was freed and used again in the meantime.
+        // The cached block matched another pointer. Either one of the two pointers is wrong, or the
+        // address was freed and used again meanwhile.
         let block = read()?;
         self.insert(block.clone());
         Ok(block)
     }
 
-    /// Whether it has the block at `logical`.
+    /// Whether the cache has the block at `logical`.
     pub(crate) fn contains(&self, logical: Logical) -> bool {
         self.blocks.contains_key(&logical.0)
     }
 
-    /// Takes over a block that was written to the devices.
+    /// Adds a block that is on the devices.
     pub(crate) fn insert(&self, block: Arc<TreeBlock>) {
         self.blocks.insert(block.header().bytenr.get(), block);
     }
@@ -273,7 +273,7 @@ mod tests {
     use crate::tree::Blocks as _;
     use crate::{Filesystem, OpenOptions, SubvolumeId, Volume};
 
-    /// A device that remembers what it is told will be read, and what is read.
+    /// A device that records prefetch hints and reads.
     #[derive(Debug)]
     struct Told {
         device: Arc<CheckedDevice>,
@@ -303,8 +303,8 @@ mod tests {
         }
     }
 
-    /// Reads all leaves below `node`, and says where those are that the running transaction has
-    /// made.
+    /// Reads all leaves below `node`. Returns where those of the running transaction are on the
+    /// device.
     fn read_leaves(volume: &Volume, node: &TreeBlock, running: Generation) -> Vec<u64> {
         let mut new = Vec::new();
         for (slot, pointer) in node.pointers().iter().enumerate() {
@@ -335,7 +335,7 @@ mod tests {
         at: Timestamp { secs: 0, nanos: 0 },
     };
 
-    /// Makes files with names of their numbers, and puts what is queued into the tree.
+    /// Makes files named by their numbers, and flushes the delayed items into the tree.
     fn make_files(fs: &Filesystem, dir: FileId, numbers: Range<u64>) {
         for number in numbers {
             let name = format!("file-{number}");
@@ -344,8 +344,8 @@ mod tests {
         fs.volume().delayed.flush(&fs.volume().base, u64::MAX).unwrap();
     }
 
-    /// Each leaf that names went to was read back from the device when it was changed for the first
-    /// time after a commit.
+    /// Before the mend, each leaf that received names was read from the device again at its first
+    /// change after a commit.
     #[test]
     fn what_was_just_written_is_not_read_again_to_be_changed() {
         let told = Told::new();
@@ -364,8 +364,8 @@ mod tests {
         assert!(copied > 30 && reads as u64 * 5 < copied, "{reads} reads for {copied} copies");
     }
 
-    /// What stays in memory of a transaction that was written is bounded by what the next ones
-    /// make, and is not what is full.
+    /// The blocks of a written transaction that stay in memory are bounded by what the next
+    /// transactions make. Full blocks do not stay.
     #[test]
     fn only_what_may_soon_be_changed_stays_in_memory() {
         let (volume, fs) = open_without_cache(Told::new());
@@ -382,8 +382,8 @@ mod tests {
         assert!((1..kept / 2).contains(&after), "{after} blocks, and {kept} before");
     }
 
-    /// Making files read everything ahead that the transaction had not written yet: what there was
-    /// before at those places.
+    /// Before the mend, making files sent read-ahead hints for blocks that were not written yet, so
+    /// the device read the old contents of those places.
     #[test]
     fn what_was_not_written_yet_is_not_read_ahead() {
         let told = Told::new();

@@ -1,8 +1,9 @@
-//! Space: block groups, what is free in them, and who gets it.
+//! Space: block groups, their free ranges, and how callers get space from them.
 //!
-//! A *block group* is a chunk seen from above: a range of the logical space that holds data or
-//! metadata. What is free in it is loaded, from the free-space tree or, without one, from the
-//! extent tree, when space is reserved and the block groups that are known have too little.
+//! A *block group* is the logical side of a chunk: a range of the logical space that holds data or
+//! metadata. Its free ranges are loaded from the free-space tree or, without one, from the extent
+//! tree. This happens when a caller reserves space and the block groups that are loaded have too
+//! little.
 //!
 //! ```text
 //!   allocate            delayed references run        commit done
@@ -12,18 +13,19 @@
 //!    +----------------- pinned <---------------+
 //! ```
 //!
-//! 1. A range is free, taken (or used), or pinned; never two of these.
-//! 2. A pinned range was freed by a transaction that is not on disk yet. What the last commit
-//!    points to stays untouched until the next one is complete: that is what a crash finds.
-//! 3. `used` of a block group is what its extent items add up to, so it changes when the delayed
+//! 1. A range is free, taken, used or pinned: always exactly one of these.
+//! 2. A pinned range was freed by a transaction that is not on disk yet. The blocks that the last
+//!    commit points to stay untouched until the next commit is complete, because a crash leads back
+//!    to the last commit.
+//! 3. `used` of a block group is the sum of its extent items. So it changes when the delayed
 //!    references run, not when space is taken.
-//!    A free range that is being discarded is taken when that is done (`discard`).
-//! 4. Metadata is taken only where the free ranges are known, and only by who reserved it: taking
-//!    happens inside changes of trees, where no tree can be read. Who replays a log is alone, and
-//!    reserves nothing.
-//! 5. Space is taken, and counted as free, where the profile is that of a new chunk (`profile`), a
-//!    tree block where it crosses no border of 64 KiB (`free_space`), and nothing below the lowest
-//!    64 KiB of the logical space (`Chunk::left_out_ranges`).
+//! 4. A free range that is being discarded cannot be taken until the discard is done (`discard`).
+//! 5. Metadata is taken only from loaded block groups, and only by a caller that has reserved it:
+//!    space is taken inside changes of trees, where no tree can be read. The replay of a log is the
+//!    exception. It has the volume for itself and reserves nothing.
+//! 6. Space is taken, and counted as free, only in block groups with the profile of a new chunk
+//!    (`profile`). A tree block crosses no border of 64 KiB (`free_space`). Nothing lies in the
+//!    lowest 64 KiB of the logical space (`Chunk::left_out_ranges`).
 
 mod allocated;
 mod block_group;
@@ -76,7 +78,7 @@ use crate::counter::{Counter, Stop};
 use crate::storage::Storage;
 use crate::tree::{Blocks, TreeRoot};
 
-/// A volume whose trees say what is free in it.
+/// A volume whose trees describe its free space.
 pub(crate) trait Roots: Blocks {
     /// Its members and chunks.
     fn storage(&self) -> &Storage;
@@ -96,55 +98,56 @@ pub(crate) trait Roots: Blocks {
 /// All block groups of a volume.
 pub(crate) struct Space {
     groups: RwLock<BTreeMap<u64, Arc<BlockGroup>>>,
-    /// What all extents take: the superblock's `bytes_used`.
+    /// The bytes of all extents: the superblock's `bytes_used`.
     bytes_used: Counter,
-    /// Where the next search for space begins: the block group that gave some last, for data
-    /// and for metadata. Keeping to one clusters what is written together.
+    /// Where the next search for data and for metadata begins: in the block group from which space
+    /// was taken last. So space that is taken together lies together.
     last: [Mutex<u64>; 2],
-    /// What is free and reserved of data, of metadata, and of system space. In a volume with mixed
-    /// block groups data counts as metadata, and only these are allocated from: such a volume may
-    /// have others too, which `mkfs.btrfs -O mixed-bg` makes and the kernel leaves alone.
+    /// The ledgers of data, of metadata, and of system space. In a volume with mixed block groups,
+    /// data counts as metadata, and only mixed block groups are allocated from. Such a volume may
+    /// have other block groups too, which `mkfs.btrfs -O mixed-bg` makes and the kernel leaves
+    /// alone.
     ledgers: [Ledger; 3],
     is_mixed: bool,
-    /// The flags of new chunks for data, metadata and the chunk tree, which do not change: the last
-    /// block group of a profile that is taken from stays. Space is taken from block groups that
-    /// have all of them.
+    /// The flags of new chunks for data, metadata and the chunk tree. Space is taken from block
+    /// groups that have all of these flags. The flags never change, because the last block group
+    /// with such flags is never removed.
     taken_from: [BlockGroupFlags; 3],
     node_size: u64,
     /// The highest level that the root of a tree has had.
     tallest: AtomicU8,
-    /// How many reasons there are why a tree may share blocks with a snapshot.
+    /// How many reasons there are to assume that a tree shares blocks with a snapshot.
     sharing: Counter,
-    /// What the commit of the running transaction has to do.
+    /// The work of the commit of the running transaction.
     pub(crate) pending: Arc<Pending>,
-    /// Somebody who goes before others found no room, which a commit makes.
+    /// A priority caller found no room, and a commit would make some.
     pub(crate) is_short: AtomicBool,
     pub(crate) allocated: Allocated,
-    /// Held by the one thread that makes or removes chunks, or discards what belongs to none. Taken
-    /// after the gate.
+    /// Held by the thread that allocates or removes chunks, or discards space that belongs to no
+    /// chunk. Taken after the gate.
     pub(crate) chunk_lock: Mutex<()>,
     outside: discard::Outside,
-    /// What is to be discarded; `None` for nothing.
+    /// The ranges to be discarded; `None` when the volume does not discard.
     freed: Mutex<Option<Freed>>,
     stats: stats::Counters,
-    /// Told when accounts turn out to be wrong.
+    /// Stops all writing when the accounts turn out to be wrong.
     stop: Arc<Stop>,
 }
 
-/// What the commit of the running transaction has to do. A commit has done all of it when the next
-/// transaction begins.
+/// The work of the commit of the running transaction. It is all done when the next transaction
+/// begins.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// What the trees take that references go to, in bytes.
+    /// The size of the trees that references are written to, in bytes.
     pub(crate) tree_bytes: AtomicU64,
-    /// What delayed references may add to these trees, in bytes of items.
+    /// The bytes of items that delayed references may add to these trees.
     pub(crate) reference_bytes: Counter,
-    /// Trees whose root moved since its item was stored.
+    /// The number of trees whose root moved since its item was stored.
     pub(crate) roots: Counter,
 }
 
 impl Pending {
-    /// Nothing is to be done yet.
+    /// No work yet.
     pub(crate) fn new(stop: &Arc<Stop>) -> Self {
         Self {
             tree_bytes: AtomicU64::new(0),
@@ -154,7 +157,7 @@ impl Pending {
     }
 }
 
-/// What space is for.
+/// The purpose of space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Data of files.
@@ -176,10 +179,10 @@ impl fmt::Display for Purpose {
 }
 
 impl Purpose {
-    /// All, in the order in which they own a block group that serves several.
+    /// All purposes, in the order in which they own a block group that serves several.
     const ALL: [Self; 3] = [Self::System, Self::Metadata, Self::Data];
 
-    /// Where in free space what is for this may lie, what is best first.
+    /// Where in free space an extent for this purpose may lie, the best place first.
     fn fits(self) -> &'static [Fit] {
         match self {
             Self::Data => &[Fit::Anywhere],
@@ -196,14 +199,14 @@ impl Purpose {
     }
 }
 
-/// A tree that is to share blocks with a snapshot. When that comes to nothing, as much is kept back
-/// as before.
+/// A tree that is about to share blocks with a snapshot. If it never does, dropping this lowers the
+/// reserve again.
 pub(crate) struct Sharing<'s> {
     reasons: &'s Counter,
 }
 
 impl Sharing<'_> {
-    /// The tree shares blocks now.
+    /// Notes that the tree shares blocks now, for good.
     pub(crate) fn begins(self) {
         std::mem::forget(self);
     }
@@ -216,11 +219,11 @@ impl Drop for Sharing<'_> {
 }
 
 impl Space {
-    /// The space of a volume with these block groups. `stop` is told when its accounts turn out to
-    /// be wrong; where it `discards`, what is freed is noted.
+    /// The space of a volume with these block groups. `stop` is set when the accounts turn out to
+    /// be wrong. With `discards`, freed ranges are noted.
     ///
     /// # Errors
-    /// When a block group has a profile that there is not.
+    /// When a block group has an unknown profile.
     pub(crate) fn new(
         groups: Vec<BlockGroup>,
         storage: &Storage,
@@ -262,29 +265,30 @@ impl Space {
         self.node_size
     }
 
-    /// The most metadata that was reserved at a time, in bytes.
+    /// The most metadata that was reserved at one time, in bytes.
     pub(crate) fn metadata_reserved_peak(&self) -> u64 {
         self.ledger(Purpose::Metadata).peak()
     }
 
-    /// Takes `len` bytes for `purpose`, in one piece, which the caller has reserved.
+    /// Takes `len` bytes for `purpose` in one piece. The caller has reserved them.
     ///
     /// # Errors
-    /// `ENOSPC` when no block group has as much in one piece.
+    /// `ENOSPC` when no block group has `len` free bytes in one piece.
     pub(crate) fn take(&self, volume: &dyn Roots, purpose: Purpose, len: u64) -> Result<Logical> {
         loop {
             let taken = self.take_known(purpose, len);
             if let Some(logical) = taken.or_else(|| self.take_or_wait(purpose, len)) {
                 return Ok(logical);
             }
-            // Data is taken outside of changes of trees, so the trees may be read here.
+            // Data is taken outside changes of trees, so the trees may be read here.
             if purpose != Purpose::Data || !self.load_one(volume, purpose)? {
                 return Err(Error::posix(Errno::NOSPC, format!("{len} bytes for {purpose}")));
             }
         }
     }
 
-    /// Takes exactly this range of a block group, if all of it is free; whether it is.
+    /// Takes exactly this range of a block group. Returns false, and takes nothing, unless all of
+    /// it is free.
     pub(crate) fn take_range(
         &self,
         volume: &dyn Roots,
@@ -335,8 +339,7 @@ impl Space {
             })
     }
 
-    /// Gives back a range that was taken and that nothing refers to, or that is not pinned any
-    /// more.
+    /// Frees a range that was taken and is not referred to, or that is no longer pinned.
     pub(crate) fn give_back(&self, logical: Logical, len: u64) -> Result<()> {
         let group = self.group_of(logical)?;
         self.counted(group.give_back(logical, len, |more| self.count_free(&group, more)))
@@ -347,19 +350,19 @@ impl Space {
         self.groups.read().values().cloned().collect()
     }
 
-    /// The block groups that have a part of `range`.
+    /// The block groups that overlap `range`.
     pub(crate) fn groups_in(&self, range: &Range<u64>) -> Vec<Arc<BlockGroup>> {
         let groups = self.groups.read();
         let below = groups.range(..range.end).rev().map(|(_, group)| group);
         below.take_while(|group| group.end() > range.start).cloned().collect()
     }
 
-    /// Block groups whose items no longer say how much of them is used.
+    /// Block groups whose items have an old value of `used`.
     pub(crate) fn changed_groups(&self) -> Vec<Arc<BlockGroup>> {
         self.groups.read().values().filter(|group| group.is_changed()).cloned().collect()
     }
 
-    /// Counts an extent that came to be, or ceased to.
+    /// Counts an extent that was added or removed.
     pub(crate) fn count_used(&self, logical: Logical, len: u64, is_new: bool) -> Result<()> {
         self.counted(self.group_of(logical)?.count_used(len, is_new))?;
         if is_new {
@@ -370,7 +373,7 @@ impl Space {
         Ok(())
     }
 
-    /// Ends all writing when a count failed.
+    /// Stops all writing when `outcome` is an error.
     pub(crate) fn counted<T>(&self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| self.stop.set(&error.to_string()))
     }
@@ -384,7 +387,7 @@ impl Space {
         }
     }
 
-    /// Whether what is kept of metadata is kept of this kind of space.
+    /// Whether the reserve that is kept of metadata is kept of this kind of space.
     pub(crate) fn counts_as_metadata(&self, purpose: Purpose) -> bool {
         match purpose {
             Purpose::Data => self.is_mixed,
@@ -393,7 +396,7 @@ impl Space {
         }
     }
 
-    /// The block groups of the type for `purpose`, whatever their profile.
+    /// The block groups of the type for `purpose`, of any profile.
     fn groups_for(&self, purpose: Purpose) -> Vec<Arc<BlockGroup>> {
         let types = profile::types_for(purpose, self.is_mixed);
         self.groups.read().values().filter(|group| group.serves(types)).cloned().collect()
@@ -414,31 +417,31 @@ impl Space {
         group.serves(self.flags_for(purpose).0)
     }
 
-    /// Whether only the profile of `group` is why nothing is taken from it.
+    /// Whether nothing is taken from `group` only because of its profile.
     fn is_of_other_profile(&self, group: &BlockGroup) -> bool {
         let has_type = |purpose| group.serves(profile::types_for(purpose, self.is_mixed));
         Purpose::ALL.into_iter().any(has_type) && self.ledger_of(group).is_none()
     }
 
-    /// The ledger that counts what is free in `group`: none, where nothing is allocated from it.
+    /// The ledger that counts the free space of `group`; `None` when nothing is allocated from it.
     fn ledger_of(&self, group: &BlockGroup) -> Option<&Ledger> {
         let purpose = Purpose::ALL.into_iter().find(|&purpose| self.may_take(purpose, group))?;
         Some(self.ledger(purpose))
     }
 
-    /// Finds out what is free in `group`, unless that is known.
+    /// Loads the free ranges of `group`, unless they are loaded.
     pub(crate) fn load(&self, volume: &dyn Roots, group: &BlockGroup) -> Result<()> {
         group.load(volume, |free| self.count_free(group, free)).map(drop)
     }
 
-    /// Counts so much more that can be taken of `group`.
+    /// Counts `bytes` more of `group` that can be taken.
     fn count_free(&self, group: &BlockGroup, bytes: u64) {
         if let Some(ledger) = self.ledger_of(group) {
             ledger.add_free(bytes);
         }
     }
 
-    /// Finds out what is free in one more block group for `purpose`; whether there was one.
+    /// Loads the free ranges of one more block group for `purpose`. Returns whether there was one.
     pub(crate) fn load_one(&self, volume: &dyn Roots, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
@@ -450,47 +453,48 @@ impl Space {
         unknown.map(|group| self.load(volume, &group)).transpose().map(|found| found.is_some())
     }
 
-    /// The bytes of all block groups that space for `purpose` is taken from, and what of them is
-    /// free.
+    /// The bytes of all block groups from which space for `purpose` is taken, and how many of them
+    /// are free.
     fn totals(&self, purpose: Purpose) -> (u64, u64) {
         let groups = self.groups.read();
         let groups = groups.values().filter(|group| self.may_take(purpose, group));
         groups.fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
     }
 
-    /// Whether there are no more block groups with the flags of `group`.
+    /// Whether `group` is the only block group with its flags.
     fn is_last_of_its_kind(&self, group: &BlockGroup) -> bool {
         let groups = self.groups.read();
         groups.values().filter(|other| other.flags == group.flags).take(2).count() < 2
     }
 
-    /// Adds a block group of a chunk that was allocated.
+    /// Adds the block group of a chunk that was allocated.
     pub(crate) fn add_group(&self, volume: &dyn Roots, group: BlockGroup) -> Result<()> {
         let group = Arc::new(group);
         self.groups.write().insert(group.start.0, group.clone());
         self.load(volume, &group)
     }
 
-    /// Forgets a block group that was retired.
+    /// Removes a retired block group.
     pub(crate) fn remove_group(&self, group: &BlockGroup) {
         self.groups.write().remove(&group.start.0);
     }
 
-    /// Block groups that hold nothing.
+    /// The empty block groups.
     pub(crate) fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
         let groups = self.groups.read();
         let mut empty: Vec<_> = groups.values().filter(|g| g.is_empty()).cloned().collect();
-        // The last ones first, so that the logical space stays dense.
+        // The last ones come first, so that the logical space stays dense.
         empty.reverse();
         empty
     }
 
-    /// Lets nobody allocate from `group` any more, when it is empty, not the last of its kind, and
-    /// `keep` bytes of the kind stay free without it; says whether that is so. One that nothing is
-    /// taken from because of its profile may be the last.
+    /// Retires `group`, so that nothing is allocated from it, when three conditions hold: it is
+    /// empty, it is not the last of its kind, and `keep` bytes of metadata remain free without it.
+    /// A group from which nothing is taken because of its profile may be the last one. Returns
+    /// whether the group is retired.
     pub(crate) fn retire(&self, group: &BlockGroup, keep: u64) -> bool {
         let is_last = self.is_last_of_its_kind(group) && !self.is_of_other_profile(group);
-        // What is for trees is needed at once; a data chunk is as easily allocated again.
+        // Trees need their space at once. A data chunk is easily allocated again.
         let keep = if group.flags.has_metadata() { keep } else { 0 };
         !is_last
             && match self.ledger_of(group) {
@@ -499,13 +503,13 @@ impl Space {
             }
     }
 
-    /// What of every member belongs to chunks, in bytes.
+    /// How many bytes of every member belong to chunks.
     pub(crate) fn allocated(&self) -> Vec<u64> {
         self.allocated.of_members()
     }
 
-    /// Whether a chunk of metadata is a cheap way to more room: there is place for one, and most of
-    /// the members belongs to none, and a GiB at least.
+    /// Whether allocating a chunk of metadata is a cheap way to more room: there is a place for
+    /// one, and more than half of all members, and at least 1 GiB, belongs to no chunk.
     pub(crate) fn is_roomy(&self) -> bool {
         self.ledger(Purpose::Metadata).next_chunk() > 0
     }
@@ -528,21 +532,21 @@ impl Space {
         self.expect_sharing().begins();
     }
 
-    /// Notes that a tree is to share blocks with a snapshot, until it does or that comes to
-    /// nothing: more is kept back from then on, which has to be there before the snapshot is.
+    /// Notes that a tree is about to share blocks with a snapshot, until it does or the value is
+    /// dropped. From now on a larger reserve is kept, which must exist before the snapshot does.
     pub(crate) fn expect_sharing(&self) -> Sharing<'_> {
         self.sharing.add(1);
         Sharing { reasons: &self.sharing }
     }
 
-    /// Notes the level that the root of a tree has.
+    /// Notes the level of the root of a tree.
     pub(crate) fn note_level(&self, level: u8) {
         if level > self.tallest() {
             self.tallest.fetch_max(level, Ordering::Relaxed);
         }
     }
 
-    /// What all extents take, in bytes.
+    /// The bytes of all extents.
     pub(crate) fn bytes_used(&self) -> u64 {
         self.bytes_used.get()
     }

@@ -1,4 +1,4 @@
-//! What is on the members, by logical address: no trees.
+//! Reading and writing the members of a volume by logical address. Storage knows no trees.
 //!
 //! ```text
 //! open:  superblocks of all members -> system chunks -> what the chunk tree says, from above
@@ -6,19 +6,19 @@
 //! write: logical address -> chunk -> every copy on a member that has not failed
 //! ```
 //!
-//! Words: a *member* is a device that belongs to the volume, present or not. A member is
-//! *stale* when its superblock is older than the newest: it missed commits, so
-//! what it holds may be outdated. A *way* is one manner of getting at the bytes of
-//! an address: a copy on a member, or a rebuild from the other members of a row.
+//! Words: a *member* is a device that belongs to the volume, present or not. A member is *stale*
+//! when its superblock is older than the newest: it missed commits, so what it holds may be
+//! outdated. A *way* is one method of reading an address: a copy on a member, or a rebuild from the
+//! other members of a row.
 //!
-//! Two questions only trees can answer, and [`Trees`] asks them: where the data is in a volume with
+//! Storage asks the trees above it two questions, through [`Trees`]: where data is in a volume with
 //! a RAID stripe tree, and whether a member has what the newest commit wrote.
 //!
 //! Invariants:
 //!
-//! 1. Nothing here changes after opening but the map of chunks, which is replaced as a whole, and
-//!    whether a member has failed, which stays so. A reader holds the lock of the map to share it,
-//!    and lets go of it before it asks a device.
+//! 1. After opening, storage replaces the map of chunks as a whole and never changes one in place.
+//!    A member that fails stays failed until the volume is opened again. A reader holds the lock of
+//!    the map only while it clones the [`Arc`], and releases it before it asks a device.
 //! 2. Storage returns only bytes that verified. When one way gives something else, it tries the
 //!    others and reports the bad one.
 //! 3. Without a checksum, storage reads a stale member only where no redundancy exists.
@@ -53,7 +53,7 @@ use members::Members;
 pub(crate) use members::superblock_at;
 pub(crate) use ways::{Place, Segment, Way};
 
-/// The members of a volume, and what leads from logical addresses to them.
+/// The members of a volume, and the map from logical addresses to them.
 pub(crate) struct Storage {
     superblock: Superblock,
     members: Members,
@@ -65,10 +65,10 @@ pub(crate) struct Storage {
     failing: Mutex<failing::Failing>,
 }
 
-/// What storage asks the trees above it.
+/// The questions that storage asks the trees above it.
 pub(crate) trait Trees {
-    /// The segment of at most `len` bytes of data from `logical` on, which `mapped` covers, as the
-    /// RAID stripe tree has it; `None` in a volume without that tree.
+    /// The segment of at most `len` bytes of data from `logical` on, as the RAID stripe tree
+    /// describes it; `None` in a volume without that tree. `mapped` covers `logical`.
     fn recorded_segment(
         &self,
         mapped: &MappedChunk,
@@ -81,7 +81,7 @@ pub(crate) trait Trees {
     fn has_newest_commit(&self, index: usize) -> Result<bool>;
 }
 
-/// The error for a stored structure that is not what the format allows.
+/// The error for a stored structure that violates the format.
 pub(crate) fn malformed(e: Malformed) -> Error {
     Error::corrupt(e.structure, e.problem)
 }
@@ -162,11 +162,13 @@ impl Storage {
         ranges.unwrap_or_default().into_iter().map(plain).collect()
     }
 
-    /// Where on which members `len` bytes at `logical` are to be written: every copy but those on
-    /// members that are missing or have failed, and which of the bytes go there.
+    /// Where `len` bytes at `logical` are to be written: for each copy the index of the member, the
+    /// offset on it, and which of the bytes it gets. Copies on members that are missing or have
+    /// failed are left out.
     ///
     /// # Errors
-    /// When no member is left that some of them go to.
+    /// When all members that some of the bytes go to are missing or have failed;
+    /// [`Error::Unsupported`] for a chunk with parity.
     pub(crate) fn write_places(
         &self,
         logical: Logical,
@@ -208,13 +210,13 @@ impl Storage {
         }
     }
 
-    /// From now on the check of blocks refuses all that the kernel refuses.
+    /// Makes the check of blocks refuse all that the kernel refuses, from now on.
     pub(crate) fn set_strict(&mut self) {
         self.geometry.is_strict = true;
     }
 
-    /// Storage of a volume that is written from now on. `chunk_tree_uuid` is what the headers of
-    /// its blocks carry for the chunk tree.
+    /// Notes that the volume is written from now on. The headers of its blocks carry
+    /// `chunk_tree_uuid` for the chunk tree.
     pub(crate) fn set_written(&mut self, chunk_tree_uuid: [u8; 16]) {
         self.chunk_tree_uuid = chunk_tree_uuid;
         self.geometry.is_written = true;

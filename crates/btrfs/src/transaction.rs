@@ -1,4 +1,4 @@
-//! Transactions: what is changed together, and how it gets to the devices.
+//! Transactions: changes that reach the devices together, and how they get there.
 //!
 //! ```text
 //!             handles join and leave         the gate is shut              the gate is open again
@@ -8,24 +8,24 @@
 //!                                                                     |    superblocks, flush
 //! ```
 //!
-//! A [`Handle`] is a share in the running transaction; while one is held the transaction
-//! does not end. A commit shuts the gate, waits for the handles, and finishes alone: it runs the
-//! delayed references, which changes the extent and free-space trees, which makes more
-//! references, until nothing is left, and stores the roots. Then the next transaction begins, and
-//! the blocks of this one, which nobody may change any more, are written.
+//! A [`Handle`] is a share in the running transaction, which cannot end while a thread holds one. A
+//! commit shuts the gate, waits for all handles to be dropped, and then works alone. It runs the
+//! delayed references. This changes the extent and free-space trees, which queues more references,
+//! so the commit repeats this until none are left. Then it stores the roots. Now the next
+//! transaction begins, and the blocks of the finished one are written: they never change again.
 //!
 //! Invariants:
 //!
-//! 1. A block belongs to the transaction in its header's generation. Only the running one's are
-//!    changed.
-//! 2. What the last commit points to is neither changed nor allocated again until the next commit
-//!    is complete (`space`, pinned ranges).
-//! 3. A superblock is written after a barrier behind everything that it points to, and followed by
-//!    a barrier of its own, behind which its copies are written.
-//! 4. A transaction during whose write-out a member failed may be postponed (`storage/failing`): it
-//!    becomes durable with the next one.
-//! 5. After anything failed, or panicked, that may have left a tree half changed, an operation half
-//!    applied, or a commit, nothing is written any more until the volume is opened again. The
+//! 1. A block belongs to the transaction whose number is in its header's generation. Only blocks of
+//!    the running transaction change.
+//! 2. The blocks that the last commit points to are neither changed nor allocated again until the
+//!    next commit is complete (`space`, pinned ranges).
+//! 3. A superblock is written after a barrier that covers everything it points to. A second barrier
+//!    follows it, and then its copies are written.
+//! 4. When a member fails while a transaction is written, the transaction may be postponed
+//!    (`storage/failing`): it becomes durable with the next one.
+//! 5. An error or a panic may leave a tree half changed, an operation half applied, or a commit
+//!    incomplete. After that, nothing is written any more until the volume is opened again. The
 //!    devices hold the last commit ([`Live::whole`]).
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
@@ -94,7 +94,7 @@ pub(crate) use roots::{
 };
 pub(crate) use signal::Signal;
 
-/// Locks for counts of references of shared blocks.
+/// The number of locks for the reference counts of shared blocks.
 const COUNTING: usize = 16;
 
 /// The part of a volume that can change.
@@ -106,69 +106,71 @@ pub(crate) struct Live {
     commit: Mutex<()>,
     trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
     pub(crate) space: Arc<Space>,
-    /// What failed, when it cannot be undone.
+    /// The error that ended all writing, if any.
     stop: Arc<Stop>,
-    /// Who waits for the end of a commit. Nothing is locked under it but the phases.
+    /// The lock of the threads that wait for the end of a commit. Under it a thread may lock only
+    /// the phases.
     commits: parking_lot::Mutex<()>,
     committed: parking_lot::Condvar,
-    /// How often space that a transaction freed became free: what a search found on its way may
-    /// not be there any more when this changed since it began.
+    /// A counter of how often freed space became free. A reader compares it before and after a
+    /// search: if it has changed, blocks that the search read may be gone.
     pub(crate) epoch: AtomicU64,
-    /// Held shared by a reader that looks up an extent and reads it, after commits put it off a few
-    /// times. A commit that has shut the gate takes it for a moment before it frees anything: a
-    /// reader that has it by then is done, and one that takes it later finds nothing that this
-    /// commit frees.
+    /// Held shared by a reader that looks up an extent and reads it, after commits made it repeat a
+    /// few times. A commit that has shut the gate takes it exclusively for a moment before it frees
+    /// anything. So a reader that held the lock before is done by then, and a later one finds
+    /// nothing that this commit frees.
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,
     pub(crate) stats: Counters,
-    /// How writers latch what is above a leaf.
+    /// How writers latch the blocks above a leaf.
     latching: Latching,
-    /// Held exclusively while checksums are removed, and shared while some are looked for or added.
+    /// Held exclusively while checksums are removed, and shared while a thread looks for some or
+    /// adds some.
     pub(crate) checksums: RwLock<()>,
-    /// Held while somebody decides by the count of references of a shared block and changes it;
-    /// each for some of the blocks.
+    /// Held while a thread reads the reference count of a shared block, decides by it, and changes
+    /// it. Each lock covers some of the blocks.
     counting: [Mutex<()>; COUNTING],
-    /// Which quotas are kept.
+    /// The quotas that this volume maintains.
     pub(crate) quotas: Quotas,
-    /// Told when there is much to bring to the devices.
+    /// Wakes the background thread when much is to be written.
     pub(crate) pressure: Arc<Signal>,
     /// Whether fsync writes logs.
     has_log: bool,
-    /// Features that the volume needs since it was opened, by their bits.
+    /// The bits of features that the volume needs since it was opened.
     new_features: AtomicU64,
-    /// The label since it was changed.
+    /// The new label, if it was changed.
     pub(crate) new_label: Mutex<Option<Box<[u8; 256]>>>,
 }
 
-/// Which transactions have blocks in memory.
+/// The transactions that have blocks in memory.
 struct Phases {
     running: Arc<Transaction>,
-    /// The one before that. When it is on the devices, what of it may soon be changed again stays
-    /// here.
+    /// The transaction before. When it is on the devices, its blocks that may soon be changed again
+    /// stay here.
     before: Option<Arc<Transaction>>,
-    /// The one before is on the devices.
+    /// The transaction before is on the devices.
     is_complete: bool,
-    /// The one before is to be committed with the running one, because a member failed.
+    /// The transaction before will be committed with the running one, because a member failed.
     is_postponed: bool,
 }
 
-/// What changes together.
+/// A transaction: changes that reach the devices together.
 pub(crate) struct Transaction {
     pub(crate) id: Generation,
     dirty: DirtyBlocks,
     refs: DelayedRefs,
     /// Trees whose root moved since their root items were stored.
     moved_roots: Mutex<BTreeMap<TreeId, TreeRoot>>,
-    /// Extents of data that had other owners before this transaction than they have after it.
+    /// Data extents that had other owners before this transaction than after it.
     shared: Mutex<HashSet<u64>>,
-    /// Extents without references, to be free when this transaction is on disk.
+    /// Ranges without references. They become free when this transaction is on disk.
     pinned: Mutex<Vec<Range<u64>>>,
-    /// What of every member belongs to chunks, when the transaction was finished.
+    /// How many bytes of every member belonged to chunks when the transaction was finished.
     allocated: OnceLock<Vec<u64>>,
-    /// What it did that quotas count.
+    /// Its changes that quotas count.
     usage: Usage,
-    /// What its log must know of it, and it of its log.
+    /// The knowledge that the transaction and its log share.
     log: LogState,
 }
 
@@ -197,12 +199,12 @@ pub(crate) struct Handle<'v> {
     _gate: Option<Share<'v>>,
     /// The space that the operation may need.
     reservation: Option<Reservation<'v>>,
-    /// What of this is for one item, in bytes.
+    /// The part of the reservation for one item, in bytes.
     item_cost: u64,
 }
 
-/// The gate, held by a thread that has no other handle: a commit that waits between two of one
-/// thread would wait for ever.
+/// The gate, held shared. The thread has no other handle: otherwise a commit that waits between its
+/// two handles would never end.
 struct Share<'v> {
     _gate: RwLockReadGuard<'v, ()>,
     #[cfg(debug_assertions)]
@@ -210,7 +212,7 @@ struct Share<'v> {
 }
 
 impl Live {
-    /// The state behind the last commit, which has this superblock.
+    /// The state after the last commit, which has this superblock.
     pub(crate) fn new(
         space: Arc<Space>,
         superblock: Box<SuperblockItem>,
@@ -251,8 +253,8 @@ impl Live {
         }
     }
 
-    /// The block at `logical` that the transaction `generation` has made, when that one is not
-    /// on the devices yet, or the block stayed in memory.
+    /// The block at `logical` that the transaction `generation` has made, if that transaction is
+    /// not on the devices yet, or the block stayed in memory.
     pub(crate) fn recent_block(
         &self,
         generation: Generation,
@@ -267,18 +269,18 @@ impl Live {
         before.dirty.get(logical)
     }
 
-    /// Whether a log that a crash would find may have an extent where it is no more.
+    /// Whether a log that a crash would find may have an extent at an address that the extent has
+    /// left.
     pub(crate) fn logs_moved_extents(&self) -> bool {
         let phases = self.phases.read();
         let pending = phases.before.as_ref().filter(|_| !phases.is_complete);
         pending.into_iter().chain([&phases.running]).any(|one| one.log.may_show_moved_extents())
     }
 
-    /// Until this is dropped nobody else decides by the count of references of the shared block at
-    /// `logical`: of two who find that there are two and give up one each, the second has to find
-    /// one.
+    /// Locks the reference count of the shared block at `logical`. When two threads each find a
+    /// count of two and each give up one reference, the second thread must find a count of one.
     fn counting(&self, logical: Logical) -> MutexGuard<'_, ()> {
-        // Blocks are at least 4 KiB, and mostly 16.
+        // Most blocks have 16 KiB.
         let index = (logical.0 >> 14) as usize % COUNTING;
         self.counting[index].lock()
     }
@@ -293,14 +295,15 @@ impl Live {
     /// ([`Base::enter_committed`]).
     ///
     /// # Errors
-    /// `EROFS` when something failed.
+    /// `EROFS` when the volume has stopped writing.
     pub(crate) fn wait_for_commit(&self) -> Result<()> {
         #[cfg(debug_assertions)]
         lock_order::require_no_handle();
         self.wait_until(|phases| phases.is_complete).map(drop)
     }
 
-    /// Waits until `is_so`; whether the transaction before the running one is on the devices then.
+    /// Waits until `is_so` is true. Returns whether the transaction before the running one is on
+    /// the devices then.
     fn wait_until(&self, is_so: impl Fn(&Phases) -> bool) -> Result<bool> {
         let mut waiting = self.commits.lock();
         loop {
@@ -315,14 +318,14 @@ impl Live {
         }
     }
 
-    /// Tells who waits for a commit that it is done, or will never be.
+    /// Wakes the threads that wait for a commit: it is done, or will never be.
     fn tell_of_commit(&self) {
         drop(self.commits.lock());
         self.committed.notify_all();
     }
 
-    /// How many blocks of the transaction before the running one are in memory, and how many of
-    /// that.
+    /// How many blocks of the transaction before the running one are in memory, and how many of the
+    /// running one.
     #[cfg(test)]
     pub(crate) fn blocks_in_memory(&self) -> [usize; 2] {
         let phases = self.phases.read();
@@ -330,8 +333,8 @@ impl Live {
         [phases.before.as_ref().map_or(0, count), count(&phases.running)]
     }
 
-    /// Whether the data at `logical` had other owners before the transaction that is being written,
-    /// if one is.
+    /// Whether the transaction that is being written, if any, changed the set of owners of the data
+    /// at `logical`.
     fn was_shared(&self, logical: Logical) -> bool {
         let phases = self.phases.read();
         let before = phases.before.as_ref().filter(|_| !phases.is_complete);
@@ -350,13 +353,13 @@ impl Live {
         committing.map_or(phases.running.id, |committing| committing.id)
     }
 
-    /// The tree `id`, whose root is looked up when it is used for the first time.
+    /// The tree `id`. Its root is looked up at the first use.
     pub(crate) fn tree(&self, volume: &Base, id: TreeId) -> Result<Arc<Tree>> {
         if let Some(tree) = self.trees.read().get(&id) {
             return Ok(tree.clone());
         }
-        // Two threads may look it up at once; the first to store it wins, and nothing was changed
-        // by then.
+        // Two threads may look up the root at once, and the first to store it wins. The tree has
+        // not changed until then.
         let stored = roots::stored_root(volume, id)?;
         require_one_root_item(volume, id)?;
         require_own_root(volume, &stored.root)?;
@@ -376,12 +379,12 @@ impl Live {
         Ok(tree.clone())
     }
 
-    /// Forgets the tree `id`, which is no more.
+    /// Removes the tree `id`, which was deleted.
     pub(crate) fn forget_tree(&self, id: TreeId) {
         self.trees.write().remove(&id);
     }
 
-    /// Looks up the trees that a commit changes, so that what it needs is known.
+    /// Looks up the trees that a commit changes, so that the cost of a commit is known.
     pub(crate) fn open_trees_of_commits(&self, volume: &Base) -> Result<()> {
         let has = |feature| volume.superblock().compat_ro.has(feature);
         let trees = [
@@ -398,12 +401,12 @@ impl Live {
         trees.into_iter().flatten().try_for_each(|id| self.tree(volume, id).map(drop))
     }
 
-    /// Allows no more writing, because of this.
+    /// Ends all writing because of `cause`.
     fn break_off(&self, cause: &Error) {
         self.stop.set_and(&cause.to_string(), || self.tell_of_commit());
     }
 
-    /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
+    /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
     pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut begun = Begun { live: self, is_done: false };
         let outcome = work();
@@ -411,7 +414,7 @@ impl Live {
         outcome.inspect_err(|e| self.break_off(e))
     }
 
-    /// `EROFS` after something failed that cannot be undone.
+    /// `EROFS` when the volume has stopped writing.
     pub(crate) fn require_whole(&self) -> Result<()> {
         match self.stop.cause() {
             None => Ok(()),
@@ -422,7 +425,7 @@ impl Live {
     }
 }
 
-/// Something that has to be done whole. When it panics, this is dropped before it is done.
+/// Work that must be done whole. If it panics, this is dropped while `is_done` is false.
 struct Begun<'l> {
     live: &'l Live,
     is_done: bool,
@@ -441,7 +444,7 @@ impl Base {
     /// Joins the running transaction, without space to change anything.
     ///
     /// # Errors
-    /// `EROFS` when the volume was opened for reading, or something failed before.
+    /// `EROFS` when the volume was opened for reading, or has stopped writing.
     pub(crate) fn enter(&self) -> Result<Handle<'_>> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
@@ -465,8 +468,8 @@ impl Base {
 }
 
 impl Base {
-    /// Joins the running transaction when the one before it is on the devices: until the handle is
-    /// dropped the last commit stays that one.
+    /// Joins the running transaction once the one before it is on the devices. Until the handle is
+    /// dropped, that one stays the last commit.
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
@@ -477,7 +480,7 @@ impl Base {
             if live.wait_until(|phases| phases.is_complete || phases.is_postponed)? {
                 return Ok(handle);
             }
-            // It is committed with the running one, which has to end for that.
+            // The postponed transaction is committed with the running one, which must end for that.
             drop(handle);
             live.wait_for_commit()?;
         }
@@ -485,8 +488,8 @@ impl Base {
 }
 
 impl Base {
-    /// Joins when space for `items` is there, and nobody waits for it. Who makes room, or writes
-    /// back, takes what is kept for that, whoever waits.
+    /// Joins if space for `items` is free and no ticket waits. A caller that makes room, or writes
+    /// back, takes the reserve for that even while tickets wait.
     pub(crate) fn try_join<'v>(
         &'v self,
         live: &'v Live,
@@ -500,7 +503,7 @@ impl Base {
 }
 
 impl Live {
-    /// How many tree blocks are not on the devices yet.
+    /// How many dirty tree blocks the running transaction has.
     pub(crate) fn dirty_blocks(&self) -> u64 {
         self.phases.read().running.dirty.len()
     }
@@ -510,12 +513,13 @@ impl Live {
         self.phases.read().running.id
     }
 
-    /// Until this is dropped nobody else commits.
+    /// Locks commits: no other thread commits until this is dropped.
     pub(crate) fn lock_commits(&self) -> MutexGuard<'_, ()> {
         self.commit.lock()
     }
 
-    /// The running transaction, and what of metadata its commit makes free, about, in bytes.
+    /// The number of the running transaction, and about how many bytes of metadata its commit makes
+    /// free.
     pub(crate) fn given_up(&self) -> (Generation, u64) {
         let phases = self.phases.read();
         (phases.running.id, phases.running.refs.given_up())
@@ -523,7 +527,7 @@ impl Live {
 }
 
 impl<'v> Handle<'v> {
-    /// The handle, with space for so many items that is kept for it until it is dropped.
+    /// The handle with a reservation for `items` items, until it is dropped.
     pub(crate) fn with_reservation(self, reservation: Reservation<'v>, items: u64) -> Self {
         let item_cost = self.space().share_of_an_item(reservation.bytes(), items);
         Self { reservation: Some(reservation), item_cost, ..self }
@@ -534,30 +538,31 @@ impl<'v> Handle<'v> {
         self.live.tree(self.volume, id)
     }
 
-    /// What of that which is reserved for the handle is for one item, in bytes.
+    /// The part of the reservation for one item, in bytes.
     pub(crate) fn item_cost(&self) -> u64 {
         self.item_cost
     }
 
-    /// What is reserved for the handle, in bytes.
+    /// The bytes that are reserved for the handle.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         self.reservation.as_ref().map_or(0, Reservation::bytes)
     }
 
-    /// Has a part of what is reserved kept: `wanted` bytes, or as much as there is. Gives how many
-    /// that were.
+    /// Moves `wanted` bytes of the reservation, or all that it has, to `to`. Returns how many these
+    /// were.
     pub(crate) fn hand_over(&self, to: &mut Kept, wanted: u64) -> u64 {
         self.reservation.as_ref().map_or(0, |reservation| to.take_over(reservation, wanted))
     }
 
-    /// Has the thread of the volume make room, if some is needed before somebody waits.
+    /// Asks the background thread of the volume for room, if a chunk is needed before a caller has
+    /// to wait.
     pub(crate) fn ask_for_room(&self) {
         if self.live.space.needs_chunk() {
             self.live.pressure.press();
         }
     }
 
-    /// What the blocks of a tree take, in bytes.
+    /// The bytes of the blocks of a tree.
     pub(crate) fn tree_bytes(&self, id: TreeId) -> Result<u64> {
         Ok(self.live.tree(self.volume, id)?.used.load(Ordering::Relaxed))
     }
@@ -587,12 +592,13 @@ impl<'v> Handle<'v> {
         }
     }
 
-    /// Until this is dropped, no reader looks for checksums and no writer adds some.
+    /// Locks checksums exclusively: no reader looks for checksums and no writer adds some, until
+    /// this is dropped.
     pub(crate) fn checksums_changing(&self) -> RwLockWriteGuard<'v, ()> {
         self.live.checksums.write()
     }
 
-    /// Until this is dropped, no checksums are removed.
+    /// Locks checksums shared: none are removed until this is dropped.
     pub(crate) fn checksums_unchanging(&self) -> RwLockReadGuard<'v, ()> {
         self.live.checksums.read()
     }
@@ -601,7 +607,7 @@ impl<'v> Handle<'v> {
         &self.live.stats
     }
 
-    /// Calls with a writer of the tree `id`. A failure inside may leave the tree half changed, so
+    /// Calls `change` with a writer of the tree `id`. A failure may leave the tree half changed, so
     /// it ends all writing.
     pub(crate) fn change<T>(
         &self,
@@ -612,34 +618,34 @@ impl<'v> Handle<'v> {
         self.whole(|| change(TreeWriter::new(&Changing { handle: self, tree: &tree })))
     }
 
-    /// Does what nobody can undo when half of it is done: if it fails, or panics, all writing ends.
+    /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
     pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.live.whole(work)
     }
 
-    /// What the transaction did that quotas count.
+    /// The changes of the transaction that quotas count.
     pub(crate) fn usage(&self) -> &Usage {
         &self.transaction.usage
     }
 
-    /// From here on each fsync makes a commit, until there is one: no log can tell of what the
+    /// From now on each fsync commits, until the next commit: no log can describe what the
     /// transaction does.
     pub(crate) fn obstruct(&self, obstacle: Obstacle) {
         self.log().obstruct(obstacle);
     }
 
-    /// What the log of the running transaction must know of it.
+    /// The knowledge that the running transaction and its log share.
     pub(crate) fn log(&self) -> &LogState {
         &self.transaction.log
     }
 
-    /// Whether the block that a pointer in `tree` leads to may be changed: the transaction made it,
-    /// and if it is a log's, it was not written since.
+    /// Whether the block that a pointer in `tree` leads to may be changed: the transaction has made
+    /// it, and, in a log tree, it was not written yet.
     pub(crate) fn owns(&self, tree: TreeId, generation: Generation, logical: Logical) -> bool {
         generation == self.generation() && (tree != TreeId::TREE_LOG || self.log().owns(logical))
     }
 
-    /// Calls with the blocks of `tree` that may be changed.
+    /// Calls `call` with the blocks of `tree` that may be changed.
     fn with_blocks<T>(&self, tree: TreeId, call: impl FnOnce(&DirtyBlocks) -> T) -> T {
         if tree == TreeId::TREE_LOG {
             call(&self.log().changing())
@@ -681,8 +687,8 @@ impl<'v> Handle<'v> {
         Ok(root_at(TreeId::TREE_LOG, &*self.empty_block(TreeId::TREE_LOG, 0)?))
     }
 
-    /// Makes the only block of the tree `id`, a leaf with these items. Nobody knows of the tree
-    /// before it has a root item.
+    /// Makes the only block of the tree `id`, a leaf with these items. No other thread can find the
+    /// tree before it has a root item.
     pub(crate) fn new_root(&self, id: TreeId, items: &[(Key, Vec<u8>)]) -> Result<TreeRoot> {
         let mut leaf = self.empty_block(id, 0)?;
         let items = items.iter().map(|(key, data)| (*key, &data[..]));
@@ -690,8 +696,8 @@ impl<'v> Handle<'v> {
         Ok(root_at(id, &leaf))
     }
 
-    /// Makes the root of the tree `id` as a copy of that of `tree`: from now on both share
-    /// everything below. Nobody knows of the new tree before it has a root item.
+    /// Makes the root of the tree `id` as a copy of the root of `tree`: from now on both share
+    /// everything below. No other thread can find the new tree before it has a root item.
     pub(crate) fn copy_root(&self, tree: &Tree, id: TreeId) -> Result<TreeRoot> {
         let root = *tree.root.read();
         let old = self.volume.block(&root.expected())?;
@@ -719,7 +725,7 @@ impl<'v> Handle<'v> {
     pub(crate) fn copy_block(&self, tree: &Tree, old: &TreeBlock) -> Result<WriteLatch> {
         let logical = self.take_block(tree.id, old.header().level)?;
         let new = self.copied(old, logical, tree.id);
-        // Nobody refers to blocks of a log: all of them are free after the commit.
+        // Blocks of a log have no references: all of them are free after the commit.
         if tree.id != TreeId::TREE_LOG {
             self.references_of_copy(tree, old, &new)?;
             tree.hold.copied(u64::from(self.volume.superblock().node_size));
@@ -728,7 +734,7 @@ impl<'v> Handle<'v> {
         Ok(self.with_blocks(tree.id, |blocks| blocks.add(new)))
     }
 
-    /// A committed block as the tree `owner` has it at a new address.
+    /// The copy of a committed block for the tree `owner`, at a new address.
     fn copied(&self, old: &TreeBlock, logical: Logical, owner: TreeId) -> TreeBlock {
         let mut new = old.clone();
         let header = header_mut(new.bytes_mut());
@@ -759,7 +765,7 @@ impl<'v> Handle<'v> {
         Ok(())
     }
 
-    /// Counts a block that a tree gained or lost. A copy takes the place of what it is a copy of.
+    /// Counts a block that a tree gained or lost. Copying a block changes no count.
     fn count_tree(&self, tree: TreeId, is_new: bool) -> Result<()> {
         if tree == TreeId::TREE_LOG {
             return Ok(());
@@ -771,7 +777,7 @@ impl<'v> Handle<'v> {
             if is_new {
                 count.fetch_add(node_size, Ordering::Relaxed);
             } else {
-                // What was stored may have been too little: the format does not depend on it.
+                // The stored size may have been too small: the format does not depend on it.
                 let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
                 let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
             }
@@ -793,7 +799,7 @@ impl<'v> Handle<'v> {
         Ok(logical)
     }
 
-    /// Queues a change of who refers to an extent.
+    /// Queues a change of the references of `owner` to an extent.
     pub(crate) fn refer(&self, at: Logical, len: u64, kind: ExtentKind, owner: Owner, delta: i64) {
         self.transaction.refs.add(at, len, kind, owner, delta);
     }
@@ -803,13 +809,13 @@ impl<'v> Handle<'v> {
         self.transaction.refs.add_new(at, len, kind, owner);
     }
 
-    /// Has a range that was taken, and that no extent is in, stay untouched until this transaction
-    /// is on the devices. Then it is free.
+    /// Pins a range that was taken and holds no extent: it stays untouched until this transaction
+    /// is on the devices, and is free then.
     pub(crate) fn pin(&self, logical: Logical, len: u64) {
         self.transaction.pinned.lock().push(logical.0..logical.0 + len);
     }
 
-    /// Whether this transaction changes who refers to an extent.
+    /// Whether this transaction changes references to an extent.
     pub(crate) fn is_referred(&self, at: Logical) -> bool {
         self.transaction.refs.get(at).is_some()
     }
@@ -827,7 +833,7 @@ impl<'v> Handle<'v> {
     }
 }
 
-/// The root of the tree `id`, which is this block.
+/// The root of the tree `id` in this block.
 fn root_at(id: TreeId, block: &TreeBlock) -> TreeRoot {
     let header = block.header();
     TreeRoot {
@@ -838,13 +844,13 @@ fn root_at(id: TreeId, block: &TreeBlock) -> TreeRoot {
     }
 }
 
-/// Whether the superblock says where the root of this tree is, and not the root tree.
+/// Whether the superblock, and not the root tree, names the root of this tree.
 fn is_named_by_superblock(id: TreeId) -> bool {
     matches!(id, TreeId::ROOT | TreeId::CHUNK)
 }
 
-/// Whether a commit changes this tree for what was changed in others: it runs their delayed
-/// references, and keeps their quotas.
+/// Whether a commit changes this tree because other trees changed: to run their delayed references,
+/// or to maintain quotas.
 fn is_of_commits(id: TreeId) -> bool {
     matches!(
         id,

@@ -1,14 +1,14 @@
 //! Trees: search and iteration.
 //!
-//! A [`Cursor`] stands on an item of a leaf and holds the blocks on the way from the
-//! root to it. It goes forward only, so walking a tree holds one block of each level.
+//! A [`Cursor`] stands on an item of a leaf and holds the blocks on the way from the root to it. It
+//! goes forward only, so a walk over a tree holds one block of each level.
 //!
-//! Invariants, which make every walk end, whatever an image says:
+//! These invariants make every walk end, even on a damaged image:
 //!
 //! 1. The level falls by one with every step down (`check::expect`), so a way down has at most
 //!    eight blocks.
-//! 2. All keys of a block lie below the next key in its parent. The ranges of
-//!    siblings are disjoint, so a block is met once on a walk, and keys only ascend.
+//! 2. All keys of a block lie below the next key in its parent. So the ranges of siblings are
+//!    disjoint: a walk meets each block once, and its keys only ascend.
 
 mod descent;
 mod write;
@@ -40,7 +40,7 @@ pub struct TreeRoot {
 }
 
 impl TreeRoot {
-    /// The root tree that a superblock tells of.
+    /// The root tree that a superblock points to.
     pub(crate) fn of_root_tree(superblock: &SuperblockItem) -> Self {
         Self {
             id: TreeId::ROOT,
@@ -50,7 +50,7 @@ impl TreeRoot {
         }
     }
 
-    /// What its root block must be.
+    /// What the header of its root block must say.
     pub(crate) fn expected(&self) -> Expected {
         Expected {
             logical: self.logical,
@@ -62,29 +62,28 @@ impl TreeRoot {
     }
 }
 
-/// Where a tree's blocks come from.
+/// The source of a tree's blocks.
 pub(crate) trait Blocks {
     /// Whether trees may change while they are read.
     fn is_changing(&self) -> bool;
 
-    /// How often space became free that a search on its way may have looked at: what it found may
-    /// be something else when this has changed since it began.
+    /// A counter of how often space became free. A reader compares it before and after a search: if
+    /// it has changed, a block that the search read may have been freed and its address used again.
     fn epoch(&self) -> u64;
 
     /// The block that `expected` describes, as it is now.
     fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>>;
 
-    /// The block that the pointer at `slot` of `node` leads to, in the tree `owner`. Leaves behind
-    /// it may be read ahead.
+    /// The child at `slot` of `node`, in the tree `owner`. May read the leaves behind it ahead.
     fn child(&self, node: &TreeBlock, slot: usize, owner: TreeId) -> Result<Arc<TreeBlock>>;
 
-    /// The root block of the tree `id`, which nobody changes or replaces while it is held.
+    /// The root block of the tree `id`. No thread changes or replaces it while it is held.
     ///
     /// # Errors
     /// `ENOENT` when the tree was deleted.
     fn hold_root(&self, id: TreeId) -> Result<Held>;
 
-    /// The block that `expected` describes, which nobody changes while it is held.
+    /// The block that `expected` describes. No thread changes it while it is held.
     fn hold(&self, expected: &Expected) -> Result<Held>;
 }
 
@@ -92,15 +91,15 @@ pub(crate) trait Blocks {
 struct Step {
     block: Arc<TreeBlock>,
     slot: usize,
-    /// The key that all keys in the block are below; `None` at the right edge.
+    /// The keys in the block are below this key; `None` at the right edge.
     upper: Option<Key>,
 }
 
-/// A place in a tree, on an item or behind the last one.
+/// A position in a tree: on an item, or behind the last one.
 pub struct Cursor<'v> {
     blocks: &'v dyn Blocks,
     id: TreeId,
-    /// Whether others may change the tree meanwhile.
+    /// Whether other threads may change the tree meanwhile.
     is_changing: bool,
     /// From the root to the leaf. Empty once the cursor has passed the last item.
     path: Vec<Step>,
@@ -118,8 +117,8 @@ impl<'v> Cursor<'v> {
 
     /// Stands on the last item whose key is `key` or less, or else on the first item.
     pub(crate) fn seek_floor(blocks: &'v dyn Blocks, root: TreeRoot, key: Key) -> Result<Self> {
-        // Nobody changes a log that is pending, or knows it by its id; one that is being written
-        // has a lock of its own.
+        // No thread changes a log that is pending. A log that is being written has a lock of its
+        // own, and readers do not find it by its id.
         let is_changing = blocks.is_changing() && root.id != TreeId::TREE_LOG;
         let mut cursor = Self { blocks, id: root.id, is_changing, path: Vec::with_capacity(4) };
         if is_changing {
@@ -130,8 +129,8 @@ impl<'v> Cursor<'v> {
         Ok(cursor)
     }
 
-    /// As [`seek`](Self::seek) in a tree as the last commit left it. The caller has a handle, and
-    /// that commit is on the devices: so nothing that it has is free.
+    /// As [`seek`](Self::seek), in a tree as the last commit left it. The caller has a handle, and
+    /// that commit is on the devices, so none of its blocks is free.
     pub(crate) fn seek_committed(blocks: &'v dyn Blocks, root: TreeRoot, key: Key) -> Result<Self> {
         let mut cursor = Self::seek_committed_floor(blocks, root, key)?;
         if cursor.item().is_some_and(|(found, _)| found < key) {
@@ -140,7 +139,7 @@ impl<'v> Cursor<'v> {
         Ok(cursor)
     }
 
-    /// As [`seek_floor`](Self::seek_floor), in the same.
+    /// As [`seek_floor`](Self::seek_floor), in a tree as the last commit left it.
     pub(crate) fn seek_committed_floor(
         blocks: &'v dyn Blocks,
         root: TreeRoot,
@@ -161,10 +160,11 @@ impl<'v> Cursor<'v> {
         Ok(())
     }
 
-    /// The same in a tree that others change meanwhile.
+    /// Searches a tree that other threads change meanwhile.
     ///
-    /// A way down that began before a commit may meet an address that the commit freed and that was
-    /// used again. What it finds there is not what the pointer says, and the search begins anew.
+    /// A search that began before a commit may follow a pointer to an address that the commit freed
+    /// and that holds another block now. That block does not match the pointer. Then the search
+    /// begins again.
     fn seek_changing(&mut self, key: Key) -> Result<()> {
         loop {
             let epoch = self.blocks.epoch();
@@ -175,7 +175,7 @@ impl<'v> Cursor<'v> {
         }
     }
 
-    /// Goes down with lock coupling, and keeps the leaf as it was when it was reached.
+    /// Goes down with lock coupling, and keeps the leaf as it was when the search reached it.
     fn try_seek_changing(&mut self, key: Key) -> Result<()> {
         self.path.clear();
         let mut held = self.blocks.hold_root(self.id)?;
@@ -217,14 +217,14 @@ impl<'v> Cursor<'v> {
         Some(Logical(self.path.last()?.block.header().bytenr.get()))
     }
 
-    /// The key before the item that the cursor stands on, if that is in the same leaf.
+    /// The key before the item that the cursor stands on, if it is in the same leaf.
     pub(crate) fn key_before(&self) -> Option<Key> {
         let Step { block, slot, .. } = self.path.last()?;
         Some(block.key(slot.checked_sub(1)?))
     }
 
-    /// The items from the one that the cursor stands on to `last`, as far as they are in its leaf.
-    /// It goes on behind them.
+    /// Takes the items from that at the cursor to `last`, as far as they are in the cursor's leaf.
+    /// The cursor then stands behind them.
     pub(crate) fn take_run(&mut self, last: Key) -> Result<Option<(Arc<TreeBlock>, Range<usize>)>> {
         let Some(step) = self.path.last_mut() else { return Ok(None) };
         let (from, len) = (step.slot, step.block.len());
@@ -254,8 +254,8 @@ impl<'v> Cursor<'v> {
         Ok(())
     }
 
-    /// Behind the last item of a leaf, the next leaf is searched for by its first key. When that
-    /// one is gone meanwhile, the search ends on an item before it, and goes on from there.
+    /// At the end of a leaf, the cursor searches the next leaf by its first key. If that leaf is
+    /// gone meanwhile, the search ends on an item before it, and the loop continues from there.
     fn advance_changing(&mut self) -> Result<()> {
         let Some(left) = self.item().map(|(key, _)| key) else { return Ok(()) };
         while let Some(step) = self.path.last_mut() {
@@ -275,7 +275,7 @@ impl<'v> Cursor<'v> {
         Ok(())
     }
 
-    /// Adds `block` to the path, and what is below it, down to the leaf.
+    /// Adds `block` to the path, and then the blocks below it down to the leaf.
     fn push(
         &mut self,
         block: Arc<TreeBlock>,

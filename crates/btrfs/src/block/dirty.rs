@@ -1,17 +1,19 @@
-//! The blocks that a transaction has made.
+//! The blocks that a transaction has made, called *dirty*.
 //!
-//! A committed block is never changed: the first change in a transaction copies it to a new
-//! address. What a transaction made carries its generation, so the generation in a pointer says
-//! where the block is: of the running transaction, or of the one that is being written out, in
-//! their dirty sets; of any other, in the cache or on the devices. When it is written, what a
-//! transaction has made stays here until the next one is to be written, but for leaves in which
-//! hardly anything will be changed: names go to leaves all over a directory, and each of these
-//! would be read again before it is changed the next time.
+//! A committed block never changes: the first change in a transaction copies it to a new address.
+//! The copy carries the generation of the transaction. So the generation in a pointer says where
+//! the block is. Blocks of the running transaction, and of the one that is being written, are in
+//! their dirty sets. All other blocks are in the cache or on the devices.
 //!
-//! A dirty block is behind a latch. Whoever holds the latch for writing owns the block; a reader
-//! takes the latch long enough to share the bytes, and reads them without it. A
-//! writer that finds its bytes shared copies them first ([`Arc::make_mut`]), so a reader keeps what
-//! it saw.
+//! After a transaction is written, most of its blocks stay in the dirty set until the next
+//! transaction is to be written. Only leaves that will hardly change move to the cache at once.
+//! Without this, making files in a large directory would read many leaves again: names are hashed,
+//! so each new name may go to any leaf of the directory.
+//!
+//! A latch protects each dirty block. A writer holds the latch exclusively while it changes the
+//! block. A reader holds the latch only while it clones the [`Arc`], and reads without it. A writer
+//! that finds the bytes shared with a reader copies them first ([`Arc::make_mut`]), so the reader
+//! keeps what it saw.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -32,7 +34,7 @@ pub(crate) type Latch = RwLock<Arc<TreeBlock>>;
 /// A dirty block that is being read.
 pub(crate) type ReadLatch = ArcReadGuard<Arc<TreeBlock>>;
 
-/// Takes the latch of a block that others can reach, to read the block.
+/// Takes the latch of a block that other threads can reach, to read the block.
 pub(crate) fn latch_shared(latch: &Arc<Latch>, stats: &Counters) -> ReadLatch {
     let held = stats.lock_shared(RwLock::try_read_arc(latch), || RwLock::read_arc(latch));
     #[cfg(debug_assertions)]
@@ -43,13 +45,13 @@ pub(crate) fn latch_shared(latch: &Arc<Latch>, stats: &Counters) -> ReadLatch {
 /// A dirty block that is being changed.
 pub(crate) struct WriteLatch {
     guard: ArcWriteGuard<Arc<TreeBlock>>,
-    /// Who holds what, to check the order of latches.
+    /// This thread's note of the latch, which checks the order of latches.
     #[cfg(debug_assertions)]
     _noted: super::lock_order::Noted,
 }
 
 impl WriteLatch {
-    /// Takes the latch of a block that others can reach.
+    /// Takes the latch of a block that other threads can reach.
     pub(crate) fn take(latch: &Arc<Latch>, stats: &Counters) -> Self {
         #[cfg(debug_assertions)]
         let noted = super::lock_order::Noted::in_order(&latch.read());
@@ -60,7 +62,7 @@ impl WriteLatch {
         }
     }
 
-    /// The block, to be changed. It is copied first when a reader still looks at it.
+    /// The block, mutable. It is copied first when a reader shares its bytes.
     pub(crate) fn block_mut(&mut self) -> &mut TreeBlock {
         Arc::make_mut(&mut self.guard)
     }
@@ -74,7 +76,7 @@ impl Deref for WriteLatch {
     }
 }
 
-/// Less room in a leaf than this is too little for more than one or two items, in bytes.
+/// A leaf with less free space than this takes one or two more items at most, in bytes.
 const LITTLE_BYTES: usize = 256;
 
 /// Shards of the map, a power of two.
@@ -82,8 +84,8 @@ const SHARDS: usize = 16;
 
 type Shard = RwLock<HashMap<u64, Arc<Latch>, RandomState>>;
 
-/// Whether hardly anything will be changed in `block`: it is a leaf that is full, and no name may
-/// come to it. New items of inodes and indexes come behind the last, hashes of names come anywhere.
+/// Whether `block` will hardly change: it is a full leaf without names. New inodes and directory
+/// indexes go behind the last item; hashes of names may go to any leaf of a directory.
 pub(crate) fn changes_little(block: &TreeBlock) -> bool {
     let is_full = || leaf_free(block.bytes()) < LITTLE_BYTES;
     let is_hash = |item: &Item| item.key.get().item_type == ItemType::DIR_ITEM;
@@ -99,7 +101,7 @@ pub(crate) struct DirtyBlocks {
 
 impl DirtyBlocks {
     fn shard(&self, logical: Logical) -> &Shard {
-        // Blocks are at least 4 KiB, so lower bits tell nothing.
+        // Blocks are at least 4 KiB, so the lowest 12 bits are zero.
         let spread = (logical.0 >> 12) ^ (logical.0 >> 16);
         #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
         &self.shards[spread as usize & (SHARDS - 1)]
@@ -110,7 +112,7 @@ impl DirtyBlocks {
         self.shard(logical).read().get(&logical.0).cloned()
     }
 
-    /// Adds a block and takes its latch, which nobody else can have yet.
+    /// Adds a block and takes its latch, which no other thread can hold yet.
     pub(crate) fn add(&self, block: TreeBlock) -> WriteLatch {
         let logical = Logical(block.header().bytenr.get());
         #[cfg(debug_assertions)]
@@ -127,14 +129,14 @@ impl DirtyBlocks {
         held
     }
 
-    /// Forgets a block that was freed before it was ever written.
+    /// Removes a block that was freed before it was written.
     pub(crate) fn remove(&self, logical: Logical) {
         if self.shard(logical).write().remove(&logical.0).is_some() {
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Moves the blocks that are `chosen` to the cache. All of them are on the devices.
+    /// Moves the blocks for which `chosen` is true to the cache. All blocks must be on the devices.
     pub(crate) fn move_to(&self, cache: &BlockCache, chosen: impl Fn(&TreeBlock) -> bool) {
         for shard in &self.shards {
             shard.write().retain(|_, latch| {
@@ -148,7 +150,7 @@ impl DirtyBlocks {
         }
     }
 
-    /// How many blocks there are, or were until some were moved to the cache.
+    /// How many blocks the transaction has, including those that moved to the cache.
     pub(crate) fn len(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }

@@ -1,20 +1,20 @@
 //! The order of latches, checked in debug builds.
 //!
-//! A thread notes which blocks it has latched for writing. A block that others can reach may
-//! be latched, also to look at it for a moment, when every block that the thread has
+//! A thread notes which blocks it has latched exclusively. It may latch a block that other threads
+//! can reach, even for a moment, if each block that it has latched
 //!
 //! 1. belongs to the same tree and is above it, or
 //! 2. is its sibling, and their parent is latched for writing too, or
 //! 3. belongs to a tree that comes earlier, or
-//! 4. is of a later transaction: then the block is changed no more, and nobody has it for longer
-//!    than a moment.
+//! 4. is of a later transaction. Then the new block does not change any more, and other threads
+//!    hold it only for a moment.
 //!
 //! The trees are ordered as `tree::write` says.
 //!
-//! A thread has one transaction handle at a time, and none when it commits: a commit waits for all
-//! handles, and lets nobody join while it waits.
+//! A thread has at most one transaction handle, and none when it commits: a commit waits for all
+//! handles, and blocks new ones meanwhile.
 //!
-//! No latch is taken under the lock of a shard of delayed items.
+//! No thread takes a latch while it holds the lock of a shard of delayed items.
 
 use std::cell::{Cell, RefCell};
 
@@ -38,11 +38,11 @@ struct Note {
     generation: Generation,
 }
 
-/// That the thread has a latch. Latches do not move between threads.
+/// Notes that the thread holds a latch. Latches do not move between threads.
 #[derive(Debug)]
 pub(super) struct Noted(Note);
 
-/// The place of a tree in the order of trees; those of subvolumes are one.
+/// The rank of a tree in the order of trees. All subvolumes have one rank.
 fn rank(tree: TreeId) -> u8 {
     match tree {
         TreeId::CSUM => 1,
@@ -68,7 +68,7 @@ impl Note {
     }
 }
 
-/// The thread latches `block`, which others can reach.
+/// Checks that the thread may latch `block`, which other threads can reach.
 ///
 /// # Panics
 /// When that is out of order.
@@ -90,7 +90,7 @@ pub(crate) fn require_order(block: &TreeBlock) {
 }
 
 impl Noted {
-    /// The thread is about to latch `block`, which others can reach.
+    /// Checks the order and notes that the thread latches `block`, which other threads can reach.
     ///
     /// # Panics
     /// When that is out of order.
@@ -99,7 +99,8 @@ impl Noted {
         Self::fresh(block)
     }
 
-    /// The thread has latched `block`, which it just made: nobody can wait for it.
+    /// Notes that the thread has latched `block`, which it just made. No other thread can wait for
+    /// it, so any order is allowed.
     pub(super) fn fresh(block: &TreeBlock) -> Self {
         let note = Note::of(block);
         HELD.with(|held| held.borrow_mut().push(note));
@@ -118,7 +119,7 @@ impl Drop for Noted {
     }
 }
 
-/// That the thread has a shard of delayed items locked.
+/// Notes that the thread has locked a shard of delayed items.
 #[derive(Debug)]
 pub(crate) struct Looking(());
 
@@ -136,7 +137,7 @@ impl Drop for Looking {
     }
 }
 
-/// That the thread has a transaction handle. Handles do not move between threads.
+/// Notes that the thread has a transaction handle. Handles do not move between threads.
 #[derive(Debug)]
 pub(crate) struct Joined(());
 
@@ -191,7 +192,7 @@ mod tests {
         TreeBlock::verified(new_block(16384, &identity))
     }
 
-    /// Latches blocks that others can reach one after the other, and holds them all.
+    /// Latches blocks that other threads can reach, one after the other, and holds them all.
     fn latch(blocks: &[(TreeId, u8)]) -> Vec<Noted> {
         (1..)
             .zip(blocks)
@@ -214,7 +215,7 @@ mod tests {
         let blocks: Vec<_> =
             order.into_iter().flat_map(|tree| [(tree, 3), (tree, 1), (tree, 0)]).collect();
         drop(latch(&blocks));
-        // What was let go does not count any more.
+        // Released latches do not count any more.
         drop(latch(&[(TreeId::FREE_SPACE, 0)]));
         drop(latch(&[(SUBVOLUME, 1)]));
     }
@@ -260,8 +261,8 @@ mod tests {
         drop(latch(&[(SUBVOLUME, 2), (SUBVOLUME, 1), (SUBVOLUME, 0), (SUBVOLUME, 0)]));
     }
 
-    /// Nobody can wait for a block that was just made. It is the parent of what is latched after
-    /// it.
+    /// No other thread can wait for a block that was just made. Here it becomes the parent of the
+    /// block that is latched after it.
     #[test]
     fn a_new_block_may_come_anywhere() {
         let _leaf = Noted::in_order(&block(SUBVOLUME, 0, 1));

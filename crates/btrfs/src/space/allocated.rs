@@ -1,4 +1,4 @@
-//! How much of the members belongs to chunks.
+//! How much of each member belongs to chunks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,23 +7,23 @@ use parking_lot::Mutex;
 
 use crate::storage::Member;
 
-/// Where less than this belongs to no chunk, one of metadata takes much of what data may need, in
-/// bytes.
+/// When less than this belongs to no chunk, in bytes, a chunk of metadata would take much of the
+/// space that data may need.
 const LEAST_ROOM_BYTES: u64 = 1 << 30;
 
-/// What of every member belongs to chunks, and what of all of them.
+/// How many bytes of each member, and of all members, belong to chunks.
 #[derive(Debug)]
 pub(crate) struct Allocated {
     members: Mutex<Vec<u64>>,
     count: u64,
-    /// The sum of `members`, to be looked at without the lock.
+    /// The sum of `members`, for reading without the lock.
     bytes: AtomicU64,
-    /// What all members have.
+    /// The sizes of all members together.
     usable_bytes: u64,
 }
 
 impl Allocated {
-    /// As the members of the volume say.
+    /// Starts with the values of the device items.
     pub(crate) fn new(members: &[Member]) -> Self {
         let sum = |all: u64, bytes| all.saturating_add(bytes);
         Self {
@@ -39,28 +39,28 @@ impl Allocated {
         self.count
     }
 
-    /// What of each member belongs to chunks, in bytes.
+    /// How many bytes of each member belong to chunks.
     pub(crate) fn of_members(&self) -> Vec<u64> {
         self.members.lock().clone()
     }
 
-    /// Whether most of the members belongs to no chunk, and a GiB at least, when so many bytes more
-    /// do.
+    /// Whether more than half of all members, and at least 1 GiB, belongs to no chunk after `more`
+    /// bytes are allocated.
     pub(crate) fn has_much_room(&self, more: i64) -> bool {
         let bytes = self.bytes.load(Ordering::Relaxed).saturating_add_signed(more);
         bytes < self.usable_bytes / 2 && self.usable_bytes - bytes >= LEAST_ROOM_BYTES
     }
 
-    /// What of all members belongs to no chunk, in bytes.
+    /// How many bytes of all members belong to no chunk.
     pub(crate) fn unallocated(&self) -> u64 {
         self.usable_bytes.saturating_sub(self.bytes.load(Ordering::Relaxed))
     }
 
-    /// Counts `bytes` of a member that a chunk takes or leaves, and says what of it is allocated
-    /// now.
+    /// Counts `bytes` of a member that a chunk takes or gives up. Returns how many bytes of the
+    /// member are allocated now.
     ///
     /// # Errors
-    /// When its device item counts less as allocated than its chunks take.
+    /// When the device item counts fewer bytes as allocated than the chunk has.
     pub(crate) fn change(&self, member: usize, bytes: u64, is_new: bool) -> Result<u64> {
         let mut members = self.members.lock();
         let count = &mut members[member];

@@ -24,27 +24,27 @@ pub(crate) struct BlockGroup {
 
 #[derive(Debug)]
 struct State {
-    /// What extents take.
+    /// The bytes of its extents.
     used: u64,
-    /// `used` as the block group item says it.
+    /// The value of `used` in the block group item.
     stored_used: u64,
-    /// Taken and not used yet, or pinned: neither free nor counted by `used`.
+    /// The bytes that are taken and not used yet, or pinned. They are not free, and `used` does not
+    /// count them.
     between: u64,
-    /// Free ranges, once they were loaded.
+    /// The free ranges, once they are loaded.
     free: Option<FreeSpace>,
-    /// The free range that is being discarded, which nobody may take until it is not; empty for
-    /// none.
+    /// The free range that is being discarded; empty for none. No thread may take it meanwhile.
     out: Range<u64>,
     /// It is being removed.
     is_retired: bool,
 }
 
-/// What is in use of a block group, in bytes.
+/// The use of a block group, in bytes.
 pub(super) struct Usage {
     pub(super) used: u64,
     /// Taken and not used yet, or pinned.
     pub(super) between: u64,
-    /// What is free is known.
+    /// The free ranges are loaded.
     pub(super) is_known: bool,
 }
 
@@ -68,8 +68,8 @@ impl BlockGroup {
         self.flags.0 & flags == flags
     }
 
-    /// Takes `len` bytes in one piece: where, and by how much less can be taken now. `None` when no
-    /// such piece is known.
+    /// Takes `len` bytes in one piece. Returns the address, and by how much the usable bytes
+    /// decreased. `None` when no known piece fits.
     pub(crate) fn take(&self, len: u64, fit: Fit) -> Option<(Logical, u64)> {
         let mut state = self.state.lock();
         if state.is_retired {
@@ -81,8 +81,8 @@ impl BlockGroup {
         Some((Logical(logical), before - state.known_usable()))
     }
 
-    /// Takes exactly this range, if it is known that all of it is free: by how much less can be
-    /// taken now.
+    /// Takes exactly this range, if all of it is known to be free. Returns by how much the usable
+    /// bytes decreased.
     pub(crate) fn take_range(&self, logical: Logical, len: u64) -> Option<u64> {
         let mut state = self.state.lock();
         let end = logical.0.checked_add(len)?;
@@ -94,8 +94,8 @@ impl BlockGroup {
         Some(before - state.known_usable())
     }
 
-    /// Takes out the first piece in `within` that is free, of at most so many bytes: nobody takes
-    /// it until it is back. There must be none out.
+    /// Takes out the first free piece in `within`, of at most `most` bytes. No thread can take it
+    /// until it is back. No other piece may be out.
     pub(super) fn take_out(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let mut state = self.state.lock();
         if state.is_retired {
@@ -106,7 +106,7 @@ impl BlockGroup {
         Some(piece)
     }
 
-    /// Brings back what was taken out.
+    /// Brings back the piece that was taken out.
     pub(super) fn bring_back(&self) {
         let mut state = self.state.lock();
         let out = std::mem::take(&mut state.out);
@@ -115,34 +115,35 @@ impl BlockGroup {
         }
     }
 
-    /// Whether `len` bytes in one piece will be free when the piece is back that is out.
+    /// Whether `len` bytes in one piece will be free when the piece that is out is back.
     pub(super) fn awaits(&self, len: u64, fit: Fit) -> bool {
         let state = self.state.lock();
         let with = |free: &FreeSpace| free.fits_with(&state.out, len, fit);
         !state.out.is_empty() && state.free.as_ref().is_some_and(with)
     }
 
-    /// Whether it is known what is free here.
+    /// Whether the free ranges are loaded.
     pub(crate) fn is_loaded(&self) -> bool {
         self.state.lock().free.is_some()
     }
 
-    /// Finds out what is free here, unless that is known or the group is being removed; whether it
-    /// did. `count` is told how much of it can be taken.
+    /// Loads the free ranges, unless they are loaded or the group is being removed. Returns whether
+    /// it did. `count` gets the usable bytes.
     ///
-    /// `count` is called under the lock: a group that is retired in between would take away what
-    /// was never counted.
+    /// `count` is called under the lock. Otherwise the group could be retired in between, and
+    /// subtract bytes that were never added.
     pub(crate) fn load(&self, volume: &dyn Roots, count: impl FnOnce(u64)) -> Result<bool> {
         if self.is_loaded() {
             return Ok(false);
         }
-        // The trees are read without the lock, which others take while they change them. Until free
-        // ranges are known nothing is taken here, so all who read find the same.
+        // The trees are read without the lock, because other threads take it while they change
+        // trees. Nothing is taken here before the free ranges are loaded, so all threads that read
+        // the trees find the same.
         let loaded = load_free_space(volume, self);
         let wrong = {
             let mut state = self.state.lock();
             if state.free.is_some() || state.is_retired {
-                // The items of a group that is being removed may be gone in part.
+                // Some items of a group that is being removed may be gone already.
                 return Ok(false);
             }
             let (free, wrong) = loaded?;
@@ -162,12 +163,13 @@ impl BlockGroup {
         self.state.lock().is_empty()
     }
 
-    /// Whether nobody may take space here any more.
+    /// Whether the group is retired: no thread may take space here.
     pub(crate) fn is_retired(&self) -> bool {
         self.state.lock().is_retired
     }
 
-    /// Lets nobody take space here any more, if it is empty; what of it could be taken until then.
+    /// Retires the group, if it is empty: no thread may take space here from now on. Returns the
+    /// bytes that were usable until then.
     pub(crate) fn retire(&self) -> Option<u64> {
         let mut state = self.state.lock();
         if !state.is_empty() || state.is_retired {
@@ -177,22 +179,22 @@ impl BlockGroup {
         Some(state.known_usable())
     }
 
-    /// What is known to be free here, in bytes.
+    /// The bytes that are known to be free.
     #[cfg(test)]
     pub(crate) fn known_free(&self) -> u64 {
         self.state.lock().known_free()
     }
 
-    /// What can be taken of what is known to be free here, in bytes.
+    /// The known free bytes that can be taken.
     pub(crate) fn known_usable(&self) -> u64 {
         self.state.lock().known_usable()
     }
 
-    /// Makes a range free that was taken, or pinned. Where it is known what is free here, `count`
-    /// is told under the lock how much more can be taken now.
+    /// Frees a range that was taken or pinned. When the free ranges are loaded, `count` gets the
+    /// increase of the usable bytes, under the lock.
     ///
     /// # Errors
-    /// When less is taken and pinned.
+    /// When fewer bytes are taken and pinned.
     pub(crate) fn give_back(
         &self,
         logical: Logical,
@@ -209,10 +211,11 @@ impl BlockGroup {
         Ok(())
     }
 
-    /// An extent of `len` bytes was taken and is used now, or was used and is pinned now.
+    /// Counts an extent of `len` bytes: a new one was taken and is used now, an old one was used
+    /// and is pinned now.
     ///
     /// # Errors
-    /// When the block group item said that less is used than its extents take, or less was taken.
+    /// When the block group item counts fewer bytes than the extents have, or fewer were taken.
     pub(crate) fn count_used(&self, len: u64, is_new: bool) -> Result<()> {
         let mut state = self.state.lock();
         if is_new {
@@ -228,26 +231,26 @@ impl BlockGroup {
         Ok(())
     }
 
-    /// Whether the item does not say what is used.
+    /// Whether the item has an old value of `used`.
     pub(crate) fn is_changed(&self) -> bool {
         let state = self.state.lock();
         state.used != state.stored_used
     }
 
-    /// What is used, to be stored in the item now.
+    /// The value of `used`, which the caller stores in the item now.
     pub(crate) fn used_to_store(&self) -> u64 {
         let mut state = self.state.lock();
         state.stored_used = state.used;
         state.used
     }
 
-    /// What is in use here, and what is known of the rest.
+    /// The used bytes, the taken or pinned ones, and whether the free ranges are loaded.
     pub(super) fn usage(&self) -> Usage {
         let state = self.state.lock();
         Usage { used: state.used, between: state.between, is_known: state.free.is_some() }
     }
 
-    /// What is neither used nor taken nor pinned, in bytes.
+    /// The bytes that are neither used nor taken nor pinned.
     pub(crate) fn free_bytes(&self) -> u64 {
         let state = self.state.lock();
         match &state.free {
@@ -258,7 +261,7 @@ impl BlockGroup {
 }
 
 impl State {
-    /// So many bytes are not between free and used any more.
+    /// Subtracts `len` bytes that became free or used.
     fn leave_between(&mut self, len: u64) -> Result<()> {
         const NAME: &str = "taken or pinned of a block group";
         let left = self.between.checked_sub(len);
@@ -275,7 +278,7 @@ impl State {
         self.free.as_ref().map_or(0, FreeSpace::total) + out
     }
 
-    /// What of that can be taken.
+    /// The free bytes that can be taken.
     fn known_usable(&self) -> u64 {
         self.free.as_ref().map_or(0, |free| free.usable_with(&self.out))
     }

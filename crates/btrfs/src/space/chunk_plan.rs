@@ -1,4 +1,4 @@
-//! Where a new chunk goes, and how long it is: the rules of thumb, without any I/O.
+//! Where a new chunk goes, and how long it is. These rules need no I/O.
 //!
 //! | kind | length of a chunk | of a stripe |
 //! |---|---|---|
@@ -7,9 +7,9 @@
 //! | system | at most 32 MiB | the same |
 //!
 //! No chunk is longer than a tenth of the volume. Every member offers its first hole that is long
-//! enough, or else its longest; those that offer most are taken, as many as the profile takes, and
-//! the one that offers least of them bounds the length. Nothing is placed in the first MiB of a
-//! device.
+//! enough, or else its longest. The members with the longest offers are chosen, as many as the
+//! profile uses, and the shortest offer among them bounds the length. Nothing is placed in the
+//! first MiB of a device.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -20,38 +20,38 @@ use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What is left free at the start of every device, for the superblock and for boot loaders; a new
-/// volume leaves as much of the logical space.
+/// The bytes that stay free at the start of every device, for the superblock and boot loaders. A
+/// new volume leaves as much of the logical space free.
 pub(crate) const RESERVED_BYTES: u64 = MIB;
 
-/// A chunk that is longer than it may be is cut to a multiple of this on each member.
+/// A chunk that would be too long is cut to a multiple of this on each member, in bytes.
 const STRIPE_STEP: u64 = 16 * MIB;
 
-/// Below this a stripe is not worth what describing it costs.
+/// A shorter stripe is not worth its items, in bytes.
 const LEAST_STRIPE: u64 = MIB;
 
-/// What is known of a member.
+/// The space of a member.
 #[derive(Debug)]
 pub(crate) struct MemberSpace {
     pub(crate) index: usize,
     pub(crate) total_bytes: u64,
-    /// What of it belongs to chunks.
+    /// The bytes that belong to chunks.
     pub(crate) allocated_bytes: u64,
     /// The ranges that belong to chunks, ascending.
     pub(crate) extents: Vec<Range<u64>>,
 }
 
-/// A chunk that can be: for each stripe the index of its member and its place there.
+/// A possible chunk: for each stripe the index of its member and the offset there.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) stripes: Vec<(usize, u64)>,
     pub(crate) stripe_bytes: u64,
-    /// What it holds.
+    /// The bytes that the chunk holds.
     pub(crate) bytes: u64,
 }
 
 impl Plan {
-    /// Takes the place of its stripes from what members have.
+    /// Marks the ranges of its stripes as allocated in `members`.
     pub(crate) fn take_from(&self, members: &mut [MemberSpace]) {
         for &(index, at) in &self.stripes {
             members[index].take(at..at + self.stripe_bytes);
@@ -60,15 +60,15 @@ impl Plan {
 }
 
 impl MemberSpace {
-    /// A chunk takes this range, too.
+    /// Marks this range as allocated to a chunk.
     pub(crate) fn take(&mut self, range: Range<u64>) {
         self.allocated_bytes = self.allocated_bytes.saturating_add(range.end - range.start);
         let at = self.extents.partition_point(|extent| extent.start < range.start);
         self.extents.insert(at, range);
     }
 
-    /// The first range in `within` that belongs to no chunk, to no superblock and not to what is
-    /// left free at the start, of at most so many bytes.
+    /// The first range in `within` that belongs to no chunk, to no superblock and not to the
+    /// reserved start, of at most `most` bytes.
     pub(crate) fn unused(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let superblocks = SUPERBLOCK_OFFSETS.map(|at| at..at + STRIPE_LEN);
         let end = within.end.min(self.total_bytes);
@@ -86,7 +86,8 @@ impl MemberSpace {
         None
     }
 
-    /// The first hole of `wanted` bytes, or else the longest one: its start and length.
+    /// The first hole of `wanted` bytes, or else the longest one: its start, and its length up to
+    /// `wanted`.
     fn hole(&self, wanted: u64) -> (u64, u64) {
         let mut best = (RESERVED_BYTES, 0);
         let mut at = RESERVED_BYTES;
@@ -105,8 +106,8 @@ impl MemberSpace {
     }
 }
 
-/// A chunk of this kind and profile, of at most `most_members` members; `None` when too few of them
-/// have room.
+/// Plans a chunk of this kind and profile, on at most `most_members` members; `None` when too few
+/// members have room.
 pub(crate) fn plan(
     members: &[MemberSpace],
     flags: BlockGroupFlags,
@@ -160,7 +161,7 @@ pub(crate) fn plan(
     Some(Plan { stripes, stripe_bytes, bytes: stripe_bytes * data_stripes })
 }
 
-/// The most that a chunk of this kind holds.
+/// The most bytes that a chunk of this kind holds.
 fn most_bytes(flags: BlockGroupFlags, volume_bytes: u64) -> u64 {
     let has = |kind| flags.0 & kind != 0;
     if has(BlockGroupFlags::SYSTEM) {

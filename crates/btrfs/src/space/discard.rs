@@ -1,4 +1,5 @@
-//! What is to be discarded (`upkeep/discard`), and the piece of free space that is.
+//! The ranges that are to be discarded (`upkeep/discard`), and the piece of free space that is
+//! being discarded.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,14 +12,14 @@ use parking_lot::{Condvar, Mutex};
 use super::{BlockGroup, Purpose, Space};
 use crate::storage::Member;
 
-/// The most that is discarded at once, in bytes of the logical space or of a member.
+/// The most that one request discards, in bytes of the logical space or of a member.
 pub(crate) const PIECE_BYTES: u64 = 64 << 20;
 
-/// How many ranges are remembered to be discarded. A volume that frees more of them before they are
-/// is trimmed one day.
+/// The most ranges that are gathered. When a volume frees more of them before they are discarded,
+/// it forgets the rest, and only a trim discards these.
 const MOST_FREED: usize = 1 << 16;
 
-/// The block group of which a piece is out, and who waits for it.
+/// The block group of which a piece is out, and the threads that wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Outside {
     group: Mutex<Option<Arc<BlockGroup>>>,
@@ -32,7 +33,7 @@ pub(crate) struct Out<'s> {
 }
 
 impl Space {
-    /// Takes out the first free piece of `group` in `within`. Waits while another one is out.
+    /// Takes out the first free piece of `group` in `within`. Waits while another piece is out.
     pub(crate) fn take_out(&self, group: &Arc<BlockGroup>, within: &Range<u64>) -> Option<Out<'_>> {
         let mut out = self.outside.group.lock();
         while out.is_some() {
@@ -43,10 +44,10 @@ impl Space {
         Some(Out { space: self, piece })
     }
 
-    /// Takes `len` bytes for `purpose` in one piece, of what is known to be free, and waits for the
-    /// piece that is out if it may be there alone.
+    /// Takes `len` bytes for `purpose` in one piece of known free space. Waits for the piece that
+    /// is out if only that one may have room.
     pub(super) fn take_or_wait(&self, purpose: Purpose, len: u64) -> Option<Logical> {
-        // Nothing goes out or comes back while this is held.
+        // No piece goes out or comes back while this lock is held.
         let mut out = self.outside.group.lock();
         loop {
             if let Some(logical) = self.take_known(purpose, len) {
@@ -74,17 +75,17 @@ impl Drop for Out<'_> {
     }
 }
 
-/// What was freed and is to be discarded, if it is still free.
+/// Ranges that were freed, and are discarded if they are still free.
 #[derive(Debug, Default)]
 pub(super) struct Freed {
     /// Ranges of the logical space that do not touch, by their start.
     ranges: BTreeMap<u64, u64>,
-    /// Of members, by their index.
+    /// Ranges of members, with the index of the member.
     on_members: Vec<(usize, Range<u64>)>,
 }
 
 impl Freed {
-    /// Adds a range, and joins it with those that it touches.
+    /// Adds a range, and joins it with ranges that it touches.
     fn add(&mut self, mut range: Range<u64>) {
         let touched = |all: &BTreeMap<u64, u64>, range: &Range<u64>| {
             let last = all.range(..=range.end).next_back().map(|(&start, &end)| start..end);
@@ -99,7 +100,7 @@ impl Freed {
         }
     }
 
-    /// The next piece, and of which member it is; `None` for the logical space.
+    /// The next piece, with its member, or `None` for the logical space.
     fn next(&mut self) -> Option<(Option<usize>, Range<u64>)> {
         if let Some((member, range)) = self.on_members.pop() {
             return Some((Some(member), range));
@@ -114,7 +115,7 @@ impl Freed {
 }
 
 impl Space {
-    /// Notes that a transaction has freed `ranges`, which may be written again now.
+    /// Notes that a transaction has freed `ranges`, which other threads may write again now.
     pub(crate) fn note_freed(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
         if let Some(freed) = &mut *self.freed.lock() {
             for range in ranges {
@@ -123,7 +124,7 @@ impl Space {
         }
     }
 
-    /// Notes that a chunk belongs to nobody any more.
+    /// Notes that a chunk was removed.
     pub(crate) fn note_removed(&self, chunk: &Chunk, members: &[Member]) {
         if let Some(freed) = &mut *self.freed.lock()
             && freed.on_members.len() < MOST_FREED
@@ -136,18 +137,18 @@ impl Space {
         }
     }
 
-    /// The next piece that is to be discarded if it is still free, and of which member it is; no
-    /// member for the logical space.
+    /// The next piece to discard if it is still free, with its member, or `None` for the logical
+    /// space.
     pub(crate) fn next_freed(&self) -> Option<(Option<usize>, Range<u64>)> {
         self.freed.lock().as_mut()?.next()
     }
 
-    /// Whether what is freed is noted.
+    /// Whether freed ranges are noted.
     pub(crate) fn notes_freed(&self) -> bool {
         self.freed.lock().is_some()
     }
 
-    /// Notes no more what is freed, and forgets what was.
+    /// Stops noting freed ranges, and forgets those that were noted.
     pub(crate) fn forget_freed(&self) {
         *self.freed.lock() = None;
     }
@@ -160,8 +161,8 @@ mod tests {
     use crate::test_volumes::in_memory_of;
     use crate::{OpenOptions, Volume};
 
-    /// The group could go, and its place become another's, while something in it was about to be
-    /// discarded.
+    /// Before the mend, a group could be removed, and its place become part of another, while a
+    /// piece of it was about to be discarded.
     #[test]
     fn a_block_group_stays_while_a_piece_is_out() {
         let device = in_memory_of(16384, 256 << 20);

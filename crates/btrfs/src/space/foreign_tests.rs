@@ -1,7 +1,7 @@
-//! Volumes with block groups that we do not make ourselves: of several profiles for one purpose, at
-//! logical address 0, and at addresses that are no multiple of the node size. We write them; where
-//! new extents lie is looked up in the extent tree, and `btrfs check` and the kernel judge the
-//! rest.
+//! Volumes with block groups that this engine never makes: of several profiles for one purpose, at
+//! logical address 0, and at addresses that are not multiples of the node size. The engine writes
+//! them. The tests look up new extents in the extent tree, and `btrfs check` and the kernel judge
+//! the rest.
 
 use std::sync::Arc;
 
@@ -22,19 +22,19 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, 
 const MIB: u64 = 1 << 20;
 const WINDOW: u64 = 64 << 10;
 
-/// The volume, which does nothing by itself.
+/// Opens the volume without background work.
 fn open(disks: &Disks) -> Arc<Volume> {
     let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     Volume::open_writable(disks.writable_devices(), &quiet).expect("the volume opens")
 }
 
-/// Adds a chunk of 8 stripes of a MiB at the most, or of the one MiB that is free there at address
-/// 0, and gives its empty block group.
+/// Adds a chunk of at most 8 stripes of 1 MiB, or of the one MiB that is free there at address 0,
+/// and returns its empty block group.
 fn add_group(volume: &Engine, start: u64, kind: u64, profile: Profile) -> Arc<BlockGroup> {
     let handle = volume.join_for(20, Claim::Work).expect("there is room");
     let live = volume.live().expect("it is writable");
     let _chunks = live.space.chunk_lock.lock();
-    // The allocator of chunks looks where the chunk tree has room.
+    // The allocator of chunks needs to know the free space of the chunk tree.
     while live.space.load_one(&volume.base, Purpose::System).expect("it reads") {}
     let flags = BlockGroupFlags(kind | profile.bits());
     let members = volume.member_spaces().expect("it reads");
@@ -59,12 +59,13 @@ fn end(volume: &Engine) -> u64 {
     volume.chunks().last().expect("every volume has chunks").end().0
 }
 
-/// Adds empty block groups of these kinds behind the others, and closes the volume with them.
+/// Adds empty block groups of these kinds behind the others, and closes the volume.
 fn leave_groups(disks: &Disks, kinds: &[u64], profile: Profile) {
     let volume = open(disks);
     for &kind in kinds {
         let group = add_group(&volume, end(&volume), kind, profile);
-        // One that is empty would go with the commit: so something is taken that is never used.
+        // A commit would remove an empty block group. So the test takes a piece of it, and never
+        // uses that.
         let space = &volume.live().expect("it is writable").space;
         assert!(space.take_range(&volume.base, &group, group.start, WINDOW).expect("it reads"));
     }
@@ -102,7 +103,7 @@ fn work(volume: &Arc<Volume>, round: usize) {
     fs.sync().expect("a commit");
 }
 
-/// An extent, and the generation in which it came to be.
+/// An extent, and the generation in which it was made.
 struct Extent {
     at: u64,
     len: u64,
@@ -156,8 +157,8 @@ fn judge(disks: &Disks) {
     disks.assert_checks();
 }
 
-/// Writes the volume, twice, and finds that all that is new lies in block groups of these profiles,
-/// for system, metadata and data.
+/// Writes the volume twice. All new extents must lie in block groups of these profiles, for system,
+/// metadata and data.
 fn assert_written_to(disks: &Disks, expected: [Profile; 3]) {
     let volume = open(disks);
     let before = volume.superblock().item.generation.get();
@@ -179,8 +180,7 @@ fn assert_written_to(disks: &Disks, expected: [Profile; 3]) {
     judge(disks);
 }
 
-/// What `mkfs.btrfs` left in 2014: beside each block group that it meant one that is empty and has
-/// one copy.
+/// What `mkfs.btrfs` left in 2014: an empty `single` block group beside each intended one.
 #[test]
 fn empty_groups_of_one_copy_are_not_filled() {
     let Some(judges) = judges::require() else { return };
@@ -195,7 +195,8 @@ fn empty_groups_of_one_copy_are_not_filled() {
         drop(volume);
         disks.assert_checks();
         assert_written_to(&disks, [profile; 3]);
-        // What nothing is taken from goes when it is empty, though it is the last of its kind.
+        // A group from which nothing is taken is removed when it is empty, even if it is the last
+        // of its kind.
         for kind in KINDS {
             assert_eq!(profiles(&open(&disks), kind), [profile], "of {kind}");
         }
@@ -220,7 +221,7 @@ fn old_groups_of_a_conversion_that_was_stopped_are_not_filled() {
     assert!(left > 0, "there was room in the old ones");
 }
 
-/// The same as the kernel leaves it.
+/// The same, left by the kernel.
 #[test]
 fn a_balance_of_the_kernel_with_a_limit_leaves_groups_that_are_not_filled() {
     let Some(judges) = judges::require() else { return };
@@ -239,12 +240,12 @@ fn a_balance_of_the_kernel_with_a_limit_leaves_groups_that_are_not_filled() {
     assert_written_to(&disks, [Profile::Raid1; 3]);
 }
 
-/// Without a free-space tree: `btrfs check` expects to find there what the kernel and we know to be
-/// left out.
+/// Without a free-space tree. With one, `btrfs check` expects the left-out ranges there, which the
+/// kernel and this engine leave out.
 const OLD_LAYOUT: [&str; 6] =
     ["-m", "single", "-d", "single", "-O", "^free-space-tree,^block-group-tree"];
 
-/// A block group at logical address 0, as old `mkfs.btrfs` and `btrfs-convert` make them: what lies
+/// A block group at logical address 0, as old `mkfs.btrfs` and `btrfs-convert` make them. The range
 /// below 64 KiB stays free.
 #[test]
 fn the_lowest_addresses_stay_free() {
@@ -287,8 +288,8 @@ fn the_lowest_addresses_stay_free() {
     }
 }
 
-/// A block group of tree blocks that begins anywhere, as `btrfs-convert` makes them: they lie side
-/// by side, from its start on, as the kernel puts them.
+/// A block group of tree blocks that begins at an odd address, as `btrfs-convert` makes them. The
+/// blocks lie side by side from its start on, as the kernel puts them.
 #[test]
 fn tree_blocks_cross_no_border_in_groups_that_begin_anywhere() {
     let Some(judges) = judges::require() else { return };
@@ -299,7 +300,7 @@ fn tree_blocks_cross_no_border_in_groups_that_begin_anywhere() {
         let first = end(&volume) + beyond;
         let group = add_group(&volume, first, BlockGroupFlags::METADATA, Profile::Single);
         let space = &volume.live().expect("it is writable").space;
-        // So that what was freed joins in other ways.
+        // This makes the freed ranges join in other ways.
         let odd = Logical(first + (128 << 10) + 4096);
         assert!(space.take_range(&volume.base, &group, odd, 8192).expect("it reads"));
         *space.last[0].lock() = first;
@@ -317,7 +318,8 @@ fn tree_blocks_cross_no_border_in_groups_that_begin_anywhere() {
         let last = volume.chunks().last().expect("it has chunks").start.0;
         assert!(last > first && last.is_multiple_of(WINDOW), "a new chunk begins at {last}");
         drop(volume);
-        // It warns of the chunk, and has a tree block that crosses a border for an error.
+        // `btrfs check` warns of the chunk, and reports a tree block that crosses a border as an
+        // error.
         let image = disks.images()[0].to_str().expect("it is plain");
         let said = run("btrfs", &["check", "--readonly", "--check-data-csum", image]);
         assert!(said.contains("no error found"), "{said}");

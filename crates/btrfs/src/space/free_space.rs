@@ -1,10 +1,10 @@
-//! Free ranges of one block group.
+//! The free ranges of one block group.
 //!
-//! A tree block lies within a *window* of 64 KiB. Windows are counted from the start of the block
-//! group, as stripes are: `btrfs check` complains of a tree block that crosses the border between
-//! two, and the kernel's scrub leaves it out. So free ranges hold fewer tree blocks than their
-//! length says, where they do not begin and end at multiples of the node size: other programs leave
-//! such ranges where they convert volumes, or put tree blocks anywhere.
+//! A tree block must lie within a *window* of 64 KiB. Windows are counted from the start of the
+//! block group, as stripes are. `btrfs check` complains about a tree block that crosses the border
+//! between two windows, and the scrub of the kernel skips it. So a free range may hold fewer tree
+//! blocks than its length suggests, if it does not begin and end at multiples of the node size.
+//! Other programs leave such ranges when they convert volumes, or put tree blocks anywhere.
 //!
 //! ```text
 //! window of 64 KiB    |       |       |       |       |   nodes of 16 KiB
@@ -12,28 +12,28 @@
 //! the aligned one             ########                     leaves room for none beside it
 //! ```
 //!
-//! Where a block group is for tree blocks alone, *usable* is what tree blocks can take. To take one
-//! makes it less by exactly that: who has reserved so many blocks can take them, one by one. An
-//! aligned place is taken where that is true of it, and one that is not aligned only where no other
-//! is.
+//! In a block group for tree blocks alone, the *usable* bytes are those that tree blocks can take.
+//! Taking one tree block makes them less by exactly the node size. So a caller that has reserved
+//! space for ten blocks can take all ten, one by one. An aligned place is taken if it costs no more
+//! than that. A place that is not aligned is taken only when no aligned one is left.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use offshoot_btrfs_format::chunk::STRIPE_LEN;
 
-/// What no tree block crosses a multiple of, counted from the start of the block group, in bytes.
+/// No tree block crosses a multiple of this, counted from the start of the block group, in bytes.
 const WINDOW: u64 = STRIPE_LEN;
 
-/// Where in free space something may lie.
+/// Where in free space an extent may lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     /// Anywhere: data.
     Anywhere,
-    /// At a multiple of its own length, from the start of the block group: a tree block where it
-    /// lies best.
+    /// At a multiple of its own length from the start of the block group: the best place for a tree
+    /// block.
     Aligned,
-    /// Anywhere within a window: a tree block where no aligned place is left.
+    /// Anywhere within a window: for a tree block when no aligned place is left.
     InWindow,
 }
 
@@ -42,28 +42,28 @@ pub(crate) enum Fit {
 pub(crate) struct FreeSpace {
     ranges: BTreeMap<u64, u64>,
     total: u64,
-    /// What of `total` can be taken.
+    /// The bytes of `total` that can be taken.
     usable: u64,
     /// The start of the block group.
     origin: u64,
-    /// The length of a tree block, where nothing else is taken.
+    /// The length of a tree block, if nothing else is taken here.
     block: Option<u64>,
-    /// What is never free, ascending and apart.
+    /// Ranges that are never free, ascending and apart.
     left_out: Vec<Range<u64>>,
-    /// Where the last range was taken: the next search begins here, so that what is taken one after
-    /// the other lies one behind the other.
+    /// The end of the last range that was taken. The next search begins here, so that successive
+    /// extents lie one behind the other.
     next: u64,
 }
 
 impl FreeSpace {
-    /// Nothing is free yet, of a block group at `origin` that holds data. `left_out` ascends, and
-    /// is never free.
+    /// An empty set for a block group at `origin` that holds data. The ranges of `left_out` ascend,
+    /// and are never free.
     pub(crate) fn of_bytes(origin: u64, left_out: Vec<Range<u64>>) -> Self {
         let ranges = BTreeMap::new();
         Self { ranges, total: 0, usable: 0, origin, block: None, left_out, next: 0 }
     }
 
-    /// The same of a block group that holds nothing but tree blocks of `node_size` bytes.
+    /// An empty set for a block group that holds only tree blocks of `node_size` bytes.
     pub(crate) fn of_blocks(origin: u64, node_size: u64, left_out: Vec<Range<u64>>) -> Self {
         Self { block: Some(node_size), ..Self::of_bytes(origin, left_out) }
     }
@@ -73,7 +73,7 @@ impl FreeSpace {
         self.total
     }
 
-    /// The bytes that would be usable if `out` were free too, which is not.
+    /// The bytes that would be usable if `out`, which is not free, were free too.
     pub(crate) fn usable_with(&self, out: &Range<u64>) -> u64 {
         if out.is_empty() {
             return self.usable;
@@ -83,7 +83,7 @@ impl FreeSpace {
         self.usable - apart + self.usable_in(start, end)
     }
 
-    /// What can be taken of a free range.
+    /// The usable bytes of a free range.
     fn usable_in(&self, start: u64, end: u64) -> u64 {
         let Some(block) = self.block else { return end - start };
         let (start, end) = (start - self.origin, end - self.origin);
@@ -95,7 +95,7 @@ impl FreeSpace {
             + whole_blocks(end - last_border)
     }
 
-    /// Adds `start..end`, which is not free yet, but for what of it is left out.
+    /// Adds `start..end`, which must not be free yet, without its left-out parts.
     pub(crate) fn add(&mut self, start: u64, end: u64) {
         let mut at = start;
         for i in 0..self.left_out.len() {
@@ -143,7 +143,7 @@ impl FreeSpace {
         self.ranges.remove(&start);
     }
 
-    /// Takes exactly `start..end`, if all of it is free; whether it is.
+    /// Takes exactly `start..end`, if all of it is free. Returns whether it is.
     pub(crate) fn take_range(&mut self, start: u64, end: u64) -> bool {
         let around = self.ranges.range(..=start).next_back().map(|(&from, &to)| (from, to));
         let Some((from, to)) = around.filter(|&(_, to)| start < end && end <= to) else {
@@ -156,7 +156,7 @@ impl FreeSpace {
         true
     }
 
-    /// Takes the first piece in `within` that is free, and `most` bytes of it at the most.
+    /// Takes the first free piece in `within`, at most `most` bytes of it.
     pub(crate) fn take_first(&mut self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let first = self.ranges.range(..=within.start).next_back();
         let (&from, &to) = first
@@ -167,7 +167,7 @@ impl FreeSpace {
         self.take_range(start, end).then_some(start..end)
     }
 
-    /// Whether `len` bytes in one piece would be free if `out` were, which is not.
+    /// Whether `len` bytes in one piece would be free if `out`, which is not free, were free too.
     pub(crate) fn fits_with(&self, out: &Range<u64>, len: u64, fit: Fit) -> bool {
         let (start, end) = self.with(out);
         self.place_in(start, end, len, fit).is_some()
@@ -180,8 +180,8 @@ impl FreeSpace {
         (start, self.ranges.get(&out.end).copied().unwrap_or(out.end))
     }
 
-    /// Takes `len` bytes in one piece, the first that fits from the last place on. A tree block has
-    /// the length that was given for all of them.
+    /// Takes `len` bytes in one piece: the first place that fits, from the last one on. In a group
+    /// for tree blocks, `len` is the node size.
     pub(crate) fn take(&mut self, len: u64, fit: Fit) -> Option<u64> {
         if len > self.usable {
             return None;
@@ -220,7 +220,7 @@ impl FreeSpace {
 mod tests {
     use super::*;
 
-    /// Whether so many bytes would be free in one piece with `out`, and not one more.
+    /// Whether `len` bytes would be free in one piece with `out`, and not one more.
     fn longest_with(free: &FreeSpace, out: Range<u64>, len: u64) -> bool {
         let fits = |len| free.fits_with(&out, len, Fit::Anywhere);
         fits(len) && !fits(len + 1)
@@ -273,8 +273,8 @@ mod tests {
         assert_eq!(taken, [20, 36, 52, 68, 84]);
     }
 
-    /// Whatever is free, as many tree blocks can be taken as are usable, and each lies in one
-    /// window.
+    /// Whatever ranges are free, as many tree blocks can be taken as are usable, and each lies in
+    /// one window.
     #[test]
     fn what_is_usable_can_be_taken() {
         for seed in 0..200 {

@@ -1,13 +1,13 @@
-//! The free-space tree: what is free in every block group, on disk.
+//! The free-space tree: the free ranges of every block group, on disk.
 //!
-//! A block group has a FREE_SPACE_INFO that counts its free ranges, and these either as
-//! FREE_SPACE_EXTENT items, one for each, or, when there are many, as FREE_SPACE_BITMAP items,
-//! which have a bit for every sector. Which form a block group has is said by its info.
+//! A block group has a FREE_SPACE_INFO item, which counts its free ranges and says in which form
+//! they are stored. With few ranges, each is a FREE_SPACE_EXTENT item. With many, they are bits of
+//! FREE_SPACE_BITMAP items, one bit for every sector.
 //!
-//! All that a run of delayed references does to a block group is recorded at once. Beyond a bound,
-//! which is low, a block group has bitmaps, so what is free in it is little to read whole: the
-//! items are made anew from the ranges, and those that differ go into the tree, of all block groups
-//! as one batch.
+//! All changes of a run of delayed references to a block group are recorded at once. The number of
+//! ranges that are stored as items has a low limit, so the stored free space of a group is small
+//! and cheap to read whole. The writer makes all items of the group anew from the ranges, and puts
+//! those that differ into the tree, for all block groups as one batch.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,7 +29,7 @@ const TREE: TreeId = TreeId::FREE_SPACE;
 /// The items of a block group, by their keys.
 type Items = BTreeMap<Key, Vec<u8>>;
 
-/// What becomes of items of the tree, or that they go.
+/// New data of items of the tree, or `None` to remove an item.
 pub(crate) type Edits = Vec<(Key, Option<Vec<u8>>)>;
 
 /// The key of the info of a block group.
@@ -37,7 +37,7 @@ fn info_key(group: &BlockGroup) -> Key {
     Key::new(group.start.0, ItemType::FREE_SPACE_INFO, group.len)
 }
 
-/// The info of a block group: how many free ranges, and in which form.
+/// The info of a block group: the number of free ranges, and their form.
 fn info(volume: &dyn Roots, group: &BlockGroup) -> Result<FreeSpaceInfo> {
     with_item(volume, volume.tree(TREE)?, info_key(group), |data| {
         FreeSpaceInfo::view(data).copied().map_err(malformed)
@@ -45,10 +45,10 @@ fn info(volume: &dyn Roots, group: &BlockGroup) -> Result<FreeSpaceInfo> {
     .ok_or_else(|| Error::corrupt_at("free space info", group.start.0, "the block group has none"))
 }
 
-/// Calls `visit` with every item of `group` that says what is free, in order.
+/// Calls `visit` with every item of free ranges of `group`, in order.
 ///
 /// # Errors
-/// When they overlap, leave the block group, are of another form than its info says, or are bitmaps
+/// When items overlap, leave the block group, have another form than the info says, or are bitmaps
 /// with gaps between them.
 fn for_each_item(
     volume: &dyn Roots,
@@ -90,7 +90,7 @@ fn no_bitmap(at: u64) -> Error {
     Error::corrupt_at("free space tree", at, what)
 }
 
-/// Calls `visit` with the free ranges that an item stands for, in order.
+/// Calls `visit` with the free ranges of an item, in order.
 fn ranges_of(key: Key, data: &[u8], sector: u64, mut visit: impl FnMut(Range<u64>)) {
     if key.item_type == ItemType::FREE_SPACE_EXTENT {
         return visit(key.objectid..key.objectid.saturating_add(key.offset));
@@ -139,7 +139,7 @@ impl Ranges {
     /// Adds a range that begins where the last one ends, or behind that.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the range begins before the end of the last one.
     fn push(&mut self, range: Range<u64>) -> Result<()> {
         match self.0.last_mut() {
             Some(last) if range.start < last.end => {
@@ -157,7 +157,7 @@ impl Ranges {
         }
     }
 
-    /// With `more`, which ascend and of which nothing is in these.
+    /// These ranges with `more` added. The new ones ascend and overlap none of these.
     fn with(&self, more: &[Range<u64>]) -> Result<Self> {
         let mut all = Self(Vec::with_capacity(self.0.len() + more.len()));
         let (mut own, mut more) = (self.0.iter().peekable(), more.iter().peekable());
@@ -171,7 +171,7 @@ impl Ranges {
         Ok(all)
     }
 
-    /// Without `less`, which ascend and are all in these.
+    /// These ranges without `less`, which ascend and must lie in these.
     fn without(&self, less: &[Range<u64>]) -> Result<Self> {
         let mut rest = Self(Vec::with_capacity(self.0.len()));
         let mut less = less.iter().peekable();
@@ -214,7 +214,7 @@ fn set_bits(bitmap: &mut [u8], range: Range<u64>) {
     }
 }
 
-/// What becomes free and what becomes used in one block group. Both ascend.
+/// The ranges that become free and those that become used in one block group. Both ascend.
 #[derive(Debug, Default)]
 struct Changed {
     free: Vec<Range<u64>>,
@@ -222,8 +222,8 @@ struct Changed {
 }
 
 impl Space {
-    /// The edits of the free-space tree that record that ranges are no extents any more, and that
-    /// others are extents now. Both ascend. None in a volume that has no such tree.
+    /// The edits of the free-space tree for ranges that become `free`, and ranges that become
+    /// `used`. Both ascend. In a volume without such a tree there are none.
     pub(crate) fn edits_of_free_space(
         &self,
         volume: &dyn Roots,
@@ -253,7 +253,7 @@ impl Space {
     }
 }
 
-/// Adds what has to be edited for `changed` in the items of one block group.
+/// Adds the edits of one block group for `changed`.
 fn edit_group(
     volume: &dyn Roots,
     group: &BlockGroup,
@@ -329,7 +329,7 @@ fn bitmaps(volume: &dyn Roots, group: &BlockGroup, ranges: &Ranges) -> Items {
     (group.start.0..group.end()).step_by(step).map(bitmap).collect()
 }
 
-/// The edits that make items the `new` ones.
+/// The edits that turn the old items into the new ones.
 fn difference(old: &Items, new: Items) -> Edits {
     let gone = old.keys().filter(|key| !new.contains_key(key)).map(|key| (*key, None));
     let mut edits: Vec<_> = gone.collect();
@@ -345,7 +345,7 @@ mod tests {
 
     use super::*;
 
-    /// Ranges under changes are what the runs of a bitmap are under the same ones.
+    /// Ranges under changes are the runs of a bitmap under the same changes.
     #[test]
     fn ranges_are_the_runs_of_a_bitmap() {
         const BITS: u64 = 200;

@@ -1,34 +1,41 @@
-//! The ledger: how much of a kind of space is free, and how much of that is spoken for.
+//! The ledger: how much space of one kind is free, and how much of that is claimed.
 //!
-//! A caller that is about to take space claims its worst case first. There are two ways:
+//! A caller that is about to take space first claims its worst case. There are two kinds of claims:
 //!
-//! | | what it is | what backs it |
+//! | | what it is for | what backs it |
 //! |---|---|---|
-//! | [`Reservation`] | a caller takes the space now, inside a change of a tree | free space of block groups |
-//! | [`Promise`] | trees will become larger by it when what is buffered is written back | the same, and the next chunk of metadata |
+//! | [`Reservation`] | the caller takes the space now, inside a change of a tree | free space of block groups |
+//! | [`Promise`] | trees will grow by this much when buffered data is written back | free space, and the next chunk of metadata |
 //!
-//! A claim that outlives the call, for what is buffered or queued, is a [`Kept`]: a reservation or a
-//! promise that its owner splits, takes over from others, and drops.
+//! A claim for buffered or queued data outlives the call. It becomes a [`Kept`]: a reservation or a
+//! promise that its owner can split, add to, and drop. Dropping any claim gives it back.
 //!
-//! Promises may go beyond what is free: where most of the members belongs to no chunk, the space of
-//! one that is not allocated yet counts for them (*overcommit*). It counts once, with the length
-//! that this chunk would have if it were allocated now, and no chunk of another kind is allocated
-//! that would make it shorter than what is promised. Elsewhere it counts for nothing, and the last
-//! chunks go to who needs one first.
+//! A claim is an amount, not an address. Space that was taken under a reservation counts twice, as
+//! taken and as reserved, until the reservation ends: during one step of write-back, or while an
+//! ordered extent is being written. So the ledger errs towards too little free space.
 //!
-//! Neither is a place. What was taken on a reservation is not free any more and needs none; while
-//! both count, the ledger errs towards less: for one step of write-back, or while an ordered extent
-//! is on its way. With what a commit needs (`C`) and what is kept for making room (`K`, see
-//! `reserve`), these hold whenever something is granted:
+//! # Overcommit
 //!
-//! 1. `reserved + C + K <= free`; without `K` for a removal, and for write-back where no chunk
-//!    counts.
-//! 2. `reserved + promised + C + K <= free + next chunk`; without `K` for a removal. Write-back was
-//!    promised what it adds.
+//! Promises may exceed the free space. While more than half of the members belongs to no chunk, the
+//! bytes of the next chunk of metadata count as well, once, with the length that it would have now.
+//! For example, with 10 MiB free and a next chunk of 256 MiB, callers may get promises of up to 266
+//! MiB, less the amounts below. A chunk of another kind is not allocated if that would make the next
+//! chunk too short for the promises. When less of the members is unallocated, the next chunk counts
+//! as 0, and the last chunks go to the callers that need one first.
 //!
-//! Only who holds the line (`tickets`) adds to what is spoken for, so what is granted was there.
-//! Anybody takes away from it without that lock, after what was taken has been counted: so
-//! `reserved` is read before `free`.
+//! # Invariants
+//!
+//! `C` is the amount that the next commit needs. `K` is the reserve for operations that make room
+//! (`reserve`). When a claim is granted, both of these hold:
+//!
+//! 1. `reserved + C + K <= free`. `K` is left out for a removal, except for its last part while a
+//!    snapshot exists, and for write-back when the next chunk counts as 0.
+//! 2. `reserved + promised + C + K <= free + next chunk`, with the same `K` for a removal.
+//!    Write-back skips this test, because it was promised its growth.
+//!
+//! A thread adds to `reserved` or `promised` only under the lock of the line (`tickets`), so its
+//! test is still true when it adds. Any thread may subtract without that lock, but only after the
+//! space that it took is subtracted from `free`. So a test reads `reserved` before `free`.
 
 use std::cell::Cell;
 use std::fmt;
@@ -43,49 +50,50 @@ use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Roots, Space};
 use crate::counter::{Counter, Stop, below_zero};
 
-/// What is free of one kind, in block groups whose free ranges are known, and who waits for it.
+/// The free and claimed space of one kind, in block groups whose free ranges are loaded, and the
+/// line of waiting callers.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     free: Counter,
     reserved: Counter,
     promised: Counter,
-    /// What the next chunk of this kind would hold, where that counts, in bytes.
+    /// The bytes that the next chunk of this kind would hold; 0 where it does not count.
     next_chunk: AtomicU64,
-    /// The most that was ever spoken for.
+    /// The most that was ever claimed.
     peak: AtomicU64,
-    /// The most of that which was reserved.
+    /// The most that was ever reserved.
     reserved_peak: AtomicU64,
     line: Mutex<Line>,
-    /// How many are in the line, to be looked at without its lock.
+    /// The length of the line, for reading without its lock.
     waiting: AtomicUsize,
     /// How many [`Reservation`]s have begun.
     begun: AtomicU64,
     /// How many of them have ended.
     ended: AtomicU64,
-    /// How many are to have ended when who makes room waits no longer for those that are left.
+    /// The leader stops waiting for reservations when `ended` reaches this value.
     patience: AtomicU64,
-    /// Told when who makes room can go on.
+    /// Wakes the leader, which makes room.
     wake: Condvar,
 }
 
-/// Who makes room waits for all who have something reserved. When so many more have ended than
-/// there were, others come again and again.
+/// The leader waits for all reservations that exist. When this many more have ended than existed,
+/// new ones arrive all the time, and the leader stops waiting.
 const MORE_ENDS: u64 = 64;
 
-/// What must be left beside everything that is spoken for, in bytes.
+/// The bytes that must remain free beside all claims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Floor {
-    /// What the commit of the running transaction needs.
+    /// The need of the commit of the running transaction.
     pub(crate) commit: u64,
-    /// What is kept for removals and for chunk allocation.
+    /// The reserve for removals and for chunk allocation.
     pub(crate) kept: u64,
-    /// What removals leave of that.
+    /// The part of that reserve that removals leave.
     pub(crate) last: u64,
 }
 
-/// The most room that there was for a kind of space since a ticket was granted last. Work that
-/// makes room without end sets no new mark, so a cycle that takes room and gives as much back does
-/// not count as one that helped.
+/// The most room that there was for a kind of space since the last ticket was granted. A cycle of
+/// making room helped only if it sets a new mark. So a cycle that takes room and gives the same
+/// amount back does not count, and making room always ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HighWater {
     free: u64,
@@ -93,12 +101,12 @@ pub(crate) struct HighWater {
 }
 
 impl HighWater {
-    /// What there is now.
+    /// The current values.
     pub(crate) fn of(ledger: &Ledger) -> Self {
         Self { free: ledger.free(), promised: ledger.promised() }
     }
 
-    /// Whether more is free now than ever, or less is promised, which makes it the new mark.
+    /// Whether more is free than ever, or less is promised. If so, this sets the new mark.
     pub(crate) fn rises(&mut self, ledger: &Ledger) -> bool {
         let now = Self::of(ledger);
         let rises = now.free > self.free || now.promised < self.promised;
@@ -109,7 +117,7 @@ impl HighWater {
 }
 
 impl Ledger {
-    /// The ledger of this kind of space, in which nothing is free yet.
+    /// An empty ledger of this kind of space.
     pub(crate) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
@@ -134,45 +142,45 @@ impl Ledger {
         }
     }
 
-    /// What is free, whether or not it is spoken for.
+    /// The free bytes, claimed or not.
     pub(crate) fn free(&self) -> u64 {
         self.free.get()
     }
 
-    /// What somebody takes now.
+    /// The reserved bytes.
     pub(crate) fn reserved(&self) -> u64 {
         self.reserved.get()
     }
 
-    /// What somebody will take.
+    /// The promised bytes.
     pub(crate) fn promised(&self) -> u64 {
         self.promised.get()
     }
 
-    /// What the next chunk would hold, where that counts.
+    /// The bytes that the next chunk would hold; 0 where it does not count.
     pub(crate) fn next_chunk(&self) -> u64 {
         self.next_chunk.load(SeqCst)
     }
 
-    /// The most that was spoken for at a time.
+    /// The most that was claimed at one time, in bytes.
     pub(crate) fn peak(&self) -> u64 {
         self.peak.load(SeqCst)
     }
 
-    /// The most that was reserved at a time.
+    /// The most that was reserved at one time, in bytes.
     pub(crate) fn reserved_peak(&self) -> u64 {
         self.reserved_peak.load(SeqCst)
     }
 
-    /// The line of who waits, locked.
+    /// The line of waiting callers, locked.
     pub(crate) fn line(&self) -> MutexGuard<'_, Line> {
         self.line.lock()
     }
 
-    /// Waits until all reservations have ended, and no longer than until as many have as there were
-    /// and [`MORE_ENDS`] more, or until more than `granted` tickets were granted or that of `own`
-    /// has come to its end; whether that was so. Nobody waits in a line who has a reservation, so
-    /// this ends.
+    /// Lets the leader wait until all reservations have ended, or [`MORE_ENDS`] more than exist
+    /// now. The wait also ends when more than `granted` tickets were granted, or the ticket of
+    /// `own` ended; then this returns true. The wait is finite, because a thread that has a
+    /// reservation never waits in a line.
     pub(crate) fn wait_for_those_under_way(&self, own: &Waiter, granted: u64) -> bool {
         let mut line = self.line();
         self.patience.store(self.begun.load(SeqCst) + MORE_ENDS, SeqCst);
@@ -187,19 +195,19 @@ impl Ledger {
         }
     }
 
-    /// Whether all reservations have ended, or as many as who makes room waits for.
+    /// Whether all reservations have ended, or as many as the leader waits for.
     fn have_ended(&self) -> bool {
         let ended = self.ended.load(SeqCst);
         ended >= self.patience.load(SeqCst) || ended >= self.begun.load(SeqCst)
     }
 
-    /// Notes how many wait in the line, whose lock is held.
+    /// Stores the length of the line, whose lock the caller holds.
     pub(crate) fn note_waiting(&self, line: &Line) {
         self.waiting.store(line.len(), SeqCst);
     }
 
-    /// Grants what fits to those who wait, and wakes who makes room when somebody was served, or
-    /// when those have ended who were under way.
+    /// Grants waiting tickets that fit. Wakes the leader when a ticket was granted, or when the
+    /// reservations ended that it waits for.
     pub(crate) fn serve(&self, floor: &impl Fn() -> Floor) {
         if self.is_awaited() {
             let mut line = self.line();
@@ -212,7 +220,7 @@ impl Ledger {
         }
     }
 
-    /// Whether somebody waits.
+    /// Whether a ticket waits.
     pub(crate) fn is_awaited(&self) -> bool {
         self.waiting.load(SeqCst) > 0
     }
@@ -247,7 +255,7 @@ impl Ledger {
         true
     }
 
-    /// Takes back what was granted.
+    /// Takes back a claim that was granted.
     pub(crate) fn take_back(&self, demand: Demand) {
         let Demand { kind, bytes } = demand;
         if kind == Kind::Promise {
@@ -267,7 +275,7 @@ impl Ledger {
         let (free, next_chunk) = (self.free().saturating_add(more), self.next_chunk());
         let kept = match kind {
             Kind::Work | Kind::Promise => kept,
-            // A chunk is allocated with what is kept.
+            // The allocation of the chunk uses the reserve.
             Kind::WritesBack if next_chunk > 0 => kept,
             Kind::MakesRoom => last,
             Kind::WritesBack | Kind::LastResort => 0,
@@ -275,14 +283,15 @@ impl Ledger {
         let now = if kind == Kind::Promise { 0 } else { bytes };
         let floor = reserved.saturating_add(commit).saturating_add(kept);
         let is_backed = floor.saturating_add(now) <= free;
-        // What this makes trees larger by was promised.
+        // Write-back was promised the growth of trees.
         let is_kept = kind == Kind::WritesBack
             || floor.saturating_add(promised).saturating_add(bytes)
                 <= free.saturating_add(next_chunk);
         is_backed && is_kept
     }
 
-    /// Whether more is promised than is left for others: time to redeem some.
+    /// Whether more is promised than remains for new claims, so that some promises should be
+    /// redeemed.
     pub(crate) fn is_tight(&self, floor: Floor) -> bool {
         let promised = self.promised();
         let spoken = self.reserved().saturating_add(promised);
@@ -291,14 +300,14 @@ impl Ledger {
         promised > room
     }
 
-    /// The next chunk would hold `bytes` now. Less than before it does only where nothing was taken
-    /// from it: while a chunk of this kind becomes free space.
+    /// Sets the bytes that the next chunk would hold. They may decrease only because a chunk of
+    /// this kind becomes free space.
     pub(crate) fn note_next_chunk(&self, bytes: u64) {
         self.next_chunk.store(bytes, SeqCst);
     }
 
-    /// The next chunk would hold `bytes` now; `false`, and nothing has changed, when that is less
-    /// than before and too little for what is promised.
+    /// Sets the bytes that the next chunk would hold. Returns false, without a change, when that is
+    /// less than before and too little for the promises.
     pub(crate) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
         let _line = self.line();
         let spoken = self.reserved().saturating_add(self.promised());
@@ -312,8 +321,9 @@ impl Ledger {
         fits
     }
 
-    /// Takes `known` bytes out of what is free, if `keep` more than what is spoken for are left and
-    /// `withdraw` agrees, which says how many they were.
+    /// Subtracts free space that is withdrawn. Of the free space, `known` bytes are to be
+    /// withdrawn, and all claims and `keep` bytes more must remain. If they do, `withdraw` decides,
+    /// and returns how many bytes it withdrew.
     pub(crate) fn withdraw(
         &self,
         known: u64,
@@ -331,7 +341,7 @@ impl Ledger {
     }
 }
 
-/// A claim to space that is there, for an operation that is under way, until it is dropped.
+/// A claim to free space, for an operation under way, until it is dropped.
 pub(crate) struct Reservation<'v> {
     space: &'v Arc<Space>,
     purpose: Purpose,
@@ -339,18 +349,18 @@ pub(crate) struct Reservation<'v> {
 }
 
 impl<'v> Reservation<'v> {
-    /// What was granted.
+    /// Wraps a claim that was granted.
     pub(super) fn granted(space: &'v Arc<Space>, purpose: Purpose, bytes: u64) -> Self {
-        // It was counted when it was granted: its owner may be asleep for long.
+        // The ledger counted it when it was granted, because the owner may wake much later.
         Self { space, purpose, bytes: Cell::new(bytes) }
     }
 
-    /// What is reserved, in bytes.
+    /// The reserved bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// Keeps all of it for later.
+    /// Moves all of it to a [`Kept`].
     pub(crate) fn keep(&self) -> Kept {
         let mut kept = Kept::none(self.space, KeptAs::Reserved(self.purpose));
         kept.take_over(self, u64::MAX);
@@ -367,19 +377,19 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// A claim to metadata that will be there, until it is dropped.
+/// A claim to metadata that will exist, until it is dropped.
 pub(crate) struct Promise<'v> {
     space: &'v Arc<Space>,
     bytes: u64,
 }
 
 impl<'v> Promise<'v> {
-    /// What was granted.
+    /// Wraps a claim that was granted.
     pub(super) fn granted(space: &'v Arc<Space>, bytes: u64) -> Self {
         Self { space, bytes }
     }
 
-    /// Keeps it for later.
+    /// Moves it to a [`Kept`].
     pub(crate) fn keep(self) -> Kept {
         let mut kept = Kept::none(self.space, KeptAs::Promised);
         kept.add(self);
@@ -393,17 +403,17 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// What a claim that is kept is to.
+/// The kind of a claim that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeptAs {
-    /// Space of this kind that is there.
+    /// Free space of this kind.
     Reserved(Purpose),
-    /// Metadata that will be there.
+    /// Metadata that will exist.
     Promised,
 }
 
-/// A claim that is kept for what is buffered or queued, until it is dropped. Its owner is not under
-/// way, so who makes room does not wait for it.
+/// A claim for buffered or queued data, until it is dropped. Its owner is not under way, so the
+/// leader does not wait for it.
 pub(crate) struct Kept {
     space: Arc<Space>,
     what: KeptAs,
@@ -411,17 +421,17 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// A claim to nothing yet.
+    /// An empty claim.
     pub(crate) fn none(space: &Arc<Space>, what: KeptAs) -> Self {
         Self { space: space.clone(), what, bytes: 0 }
     }
 
-    /// What is kept, in bytes.
+    /// The bytes of the claim.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes over a part of a reservation, `most` bytes of it or all, and gives how many that were.
+    /// Takes over at most `most` bytes of a reservation. Returns how many these were.
     pub(crate) fn take_over(&mut self, reservation: &Reservation<'_>, most: u64) -> u64 {
         debug_assert_eq!(self.what, KeptAs::Reserved(reservation.purpose));
         let part = most.min(reservation.bytes());
@@ -430,14 +440,14 @@ impl Kept {
         part
     }
 
-    /// Adds what was promised.
+    /// Takes over a promise.
     pub(crate) fn add(&mut self, mut promise: Promise<'_>) {
         debug_assert_eq!(self.what, KeptAs::Promised);
         self.bytes += std::mem::take(&mut promise.bytes);
     }
 
-    /// Splits off so many bytes. A caller that wants more than there is has counted wrong: it gets
-    /// what there is, and all writing ends.
+    /// Splits off `bytes`. If the claim has less, the caller has counted wrong: it gets the rest,
+    /// and all writing ends.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let part = bytes.min(self.bytes);
         if part < bytes {
@@ -461,7 +471,7 @@ impl Drop for Kept {
 }
 
 impl Space {
-    /// Counts so much less that is spoken for.
+    /// Subtracts `bytes` from the claims of this kind.
     fn give_up(&self, what: KeptAs, bytes: u64) {
         if bytes == 0 {
             return;
@@ -479,11 +489,11 @@ impl Space {
         self.serve(purpose);
     }
 
-    /// Takes space of data that the caller has reserved, and that stays reserved: `wanted` bytes, or
-    /// less when free space is in smaller pieces, in whole sectors.
+    /// Takes space for data that the caller has reserved: `wanted` bytes, or fewer when free space
+    /// is in smaller pieces, in whole sectors. The reservation stays.
     ///
     /// # Errors
-    /// `ENOSPC` when there is less than was reserved.
+    /// `ENOSPC` when less is free than was reserved.
     pub(crate) fn take_data(&self, volume: &dyn Roots, wanted: u64) -> Result<(Logical, u64)> {
         let sector = u64::from(volume.superblock().sector_size);
         let is_no_space =
@@ -504,8 +514,8 @@ impl Space {
 mod tests {
     use super::*;
 
-    /// A create was refused at the end of a cycle in which others had given up what was promised to
-    /// them.
+    /// Before the mend, a create was refused at the end of a cycle in which other callers had given
+    /// up promises.
     #[test]
     fn the_mark_rises_with_what_is_free_and_falls_with_what_is_promised() {
         let ledger = Ledger::new(Purpose::Metadata, &Arc::default());
@@ -515,7 +525,7 @@ mod tests {
         assert!(!most.rises(&ledger), "nothing changed");
         ledger.add_free(20);
         assert!(most.rises(&ledger) && !most.rises(&ledger));
-        // What is taken and given back is no progress.
+        // Taking and giving back the same amount is no progress.
         ledger.remove_free(60);
         assert!(!most.rises(&ledger));
         ledger.add_free(60);

@@ -1,4 +1,4 @@
-//! Who waits in line, while something happens in the middle of making room.
+//! Threads that wait in line, while another event happens in the middle of making room.
 
 use std::io;
 use std::sync::Arc;
@@ -22,13 +22,12 @@ use crate::{Filesystem, OpenOptions, Volume};
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// Longer than anything here takes that comes to an end.
+/// Longer than any step here takes that does not hang.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// A device on which something happens when it is flushed for the first time after that was asked
-/// for.
+/// A device that runs a hook at the first flush after the test has asked for it.
 struct Hooked {
     below: Arc<CheckedDevice>,
     hook: Mutex<Option<Hook>>,
@@ -54,7 +53,7 @@ impl offshoot_device::Delegate for Hooked {
     }
 }
 
-/// A volume with these bytes, which does nothing by itself, and its device.
+/// A volume of this size without background work, and its device.
 fn small(size_bytes: u64) -> (Arc<Hooked>, Arc<Filesystem>) {
     let below = in_memory_of(16384, size_bytes);
     let device = Arc::new(Hooked { below, hook: Mutex::new(None) });
@@ -83,14 +82,14 @@ fn fill(fs: &Filesystem, file: FileId) {
     fs.sync().expect("a commit");
 }
 
-/// Work in a thread of its own, which has the volume no longer than this is there: nobody checks a
-/// volume that a thread drops which nobody waits for.
+/// Work in a thread of its own, which has the volume only while this value exists: a volume that is
+/// dropped later by another thread is not checked.
 struct Beside<T> {
     outcome: Receiver<T>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Does `work` in a thread of its own. What comes of it can be received.
+/// Does `work` in a thread of its own. The test can receive the result.
 fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Beside<T> {
     let (send, outcome) = mpsc::channel();
     let thread = std::thread::spawn(move || drop(send.send(work())));
@@ -99,15 +98,15 @@ fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Besid
 
 impl<T> Drop for Beside<T> {
     fn drop(&mut self) {
-        // A test that failed may have left it waiting for ever.
+        // A failed test may have left the thread waiting for ever.
         if !std::thread::panicking() {
-            // Some panic on purpose, and what comes of that is asked for.
+            // Some threads panic on purpose, and the test checks their result.
             let _ = self.thread.take().map(JoinHandle::join);
         }
     }
 }
 
-/// What comes of something that must not take for ever.
+/// The result of work that must not hang.
 fn soon<T>(beside: &Beside<T>) -> T {
     soon_told(&beside.outcome)
 }
@@ -116,7 +115,7 @@ fn soon_told<T>(told: &Receiver<T>) -> T {
     told.recv_timeout(PATIENCE).expect("it comes to an end")
 }
 
-/// Takes all metadata that is there for this.
+/// Reserves all metadata that this kind may have.
 fn take_all_metadata(fs: &Filesystem, kind: Kind) -> Vec<Reservation<'_>> {
     let (mut taken, mut bytes) = (Vec::new(), 1 << 20);
     while bytes > 64 {
@@ -129,8 +128,8 @@ fn take_all_metadata(fs: &Filesystem, kind: Kind) -> Vec<Reservation<'_>> {
     taken
 }
 
-/// A file was removed while a cycle was at its commit. Nothing but the next commit gives its space
-/// back, and the cycle has none.
+/// A file was removed while a cycle was at its commit. Only the next commit frees its space, and
+/// the cycle had none.
 #[test]
 fn what_is_given_up_after_the_commit_of_a_cycle_is_waited_for() {
     let (device, fs) = small(128 << 20);
@@ -145,14 +144,14 @@ fn what_is_given_up_after_the_commit_of_a_cycle_is_waited_for() {
     fs.sync().expect("a commit");
 }
 
-/// How often who makes room looked around: once in a pass.
+/// How often the leader looked around: once in a pass.
 fn passes(fs: &Filesystem) -> u64 {
     let flushes = fs.volume().space_stats().flushes;
     flushes.iter().find(|one| one.state == FlushState::LookAround).expect("all are there").entered
 }
 
-/// Commits when another commit is done, lets who makes room for data go on in the middle of that,
-/// and goes on itself when so many passes have begun.
+/// Commits when another commit is done. In the middle of its commit, it lets the leader for data
+/// continue, and it continues itself when so many passes have begun.
 fn commit_slowly(fs: &Arc<Filesystem>, device: &Hooked, begun: u64) {
     while fs.volume().live().expect("it is writable").is_committing() {
         std::thread::yield_now();
@@ -168,7 +167,7 @@ fn commit_slowly(fs: &Arc<Filesystem>, device: &Hooked, begun: u64) {
     fs.volume().commit().expect("a commit");
 }
 
-/// The same, and another commit was giving the space back when the cycle came to its end.
+/// The same, but another commit was freeing the space when the cycle ended.
 #[test]
 fn what_another_commit_is_about_to_free_is_waited_for() {
     let (device, fs) = small(128 << 20);
@@ -181,7 +180,7 @@ fn what_another_commit_is_about_to_free_is_waited_for() {
         let remover = committer.clone();
         let remove = move || remover.unlink(Place { dir: remover.root(), name: b"old" }, AT);
         soon(&beside(remove)).expect("a removal");
-        // Who makes room waits for this before the last pass of the cycle.
+        // The leader waits for this reservation before the last pass of the cycle.
         let demand = Demand { kind: Kind::MakesRoom, bytes: 0 };
         assert!(space(&committer).try_grant_aside(Purpose::Data, demand), "it is nothing");
         let done = passes(&committer);
@@ -192,7 +191,8 @@ fn what_another_commit_is_about_to_free_is_waited_for() {
     assert!(device.hook.lock().is_none(), "there was another commit");
 }
 
-/// Who leaves the line with what was granted to it gives that back, and who made room slept on.
+/// A thread that leaves the line gives back what was granted to it. Before the mend, the leader
+/// slept on.
 #[test]
 fn what_is_given_back_in_line_wakes_who_makes_room() {
     let (_, fs) = small(128 << 20);
@@ -212,15 +212,15 @@ fn what_is_given_back_in_line_wakes_who_makes_room() {
     while ledger().line().len() == 0 {
         std::thread::yield_now();
     }
-    // It is about to sleep.
+    // Gives the leader time to go to sleep.
     std::thread::sleep(Duration::from_millis(50));
     drop(place);
     assert!(!soon(&waits), "nothing was granted");
     assert_eq!(ledger().reserved(), before);
 }
 
-/// Others had all metadata for a moment, and who needed a chunk for data was told that there is
-/// none.
+/// Other threads had all metadata for a moment. Before the mend, a thread that needed a chunk for
+/// data was told that there is no space.
 #[test]
 fn who_needs_a_chunk_for_data_waits_for_metadata() {
     let (_, fs) = small(128 << 20);
@@ -239,8 +239,8 @@ fn who_needs_a_chunk_for_data_waits_for_metadata() {
     soon(&waits).expect("there is room for a chunk");
 }
 
-/// What was promised counted on the next chunk of metadata, and the last chunk of data that leaves
-/// much room was refused for it.
+/// Promises counted on the next chunk of metadata. Before the mend, the last chunk of data that
+/// leaves much room was refused because of that.
 #[test]
 fn promises_do_not_keep_room_from_data() {
     const LEN: u64 = 3 << 30;
@@ -262,8 +262,8 @@ fn promises_do_not_keep_room_from_data() {
     assert!(data > LEN / 3 * 2, "{data} bytes for data");
 }
 
-/// A chunk could not be written down for a moment, and nobody counted on one any more until
-/// somebody waited.
+/// A chunk could not be recorded for a moment. Before the mend, no promise counted on a chunk any
+/// more until a thread waited.
 #[test]
 fn a_commit_that_frees_system_space_lets_a_chunk_count_again() {
     let (_, fs) = small(4 << 30);
@@ -273,7 +273,7 @@ fn a_commit_that_frees_system_space_lets_a_chunk_count_again() {
     let system = space.ledger(Purpose::System);
     let free = system.free();
     system.remove_free(free);
-    // The chunk of metadata that is allocated before that is the last one.
+    // The chunk of metadata that is allocated first is the last one.
     fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
     space.ledger(Purpose::Metadata).note_next_chunk(0);
     fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
@@ -284,7 +284,7 @@ fn a_commit_that_frees_system_space_lets_a_chunk_count_again() {
     assert!(space.is_roomy());
 }
 
-/// When who makes room was gone, the others waited for ever.
+/// Before the mend, all others waited for ever when the leader was gone.
 #[test]
 fn who_makes_room_and_panics_leaves_the_line_to_others() {
     let (device, fs) = small(128 << 20);
@@ -308,7 +308,8 @@ fn who_makes_room_and_panics_leaves_the_line_to_others() {
     assert_eq!(space(&fs).ledger(Purpose::Data).line().len(), 0);
 }
 
-/// Others came and went all the time, and who made room waited for the moment when there is none.
+/// Other threads reserved space all the time. Before the mend, the leader waited for a moment
+/// without reservations.
 #[test]
 fn who_makes_room_does_not_wait_for_those_who_come_later() {
     let (_, fs) = small(128 << 20);
@@ -334,7 +335,7 @@ fn who_makes_room_does_not_wait_for_those_who_come_later() {
     let end = std::time::Instant::now() + PATIENCE;
     let was_served = loop {
         grant();
-        // There is always one.
+        // There is always a reservation.
         drop(std::mem::replace(&mut last, take(&fs)));
         match waits.outcome.try_recv() {
             Ok(was_served) => break was_served,
@@ -345,12 +346,13 @@ fn who_makes_room_does_not_wait_for_those_who_come_later() {
     drop(last);
 }
 
-/// The buffer of a file had the last room, and one more run of sectors of the file was refused.
+/// The buffer of a file had the last room. Before the mend, one more run of sectors of the file was
+/// refused.
 #[test]
 fn a_file_makes_room_for_itself() {
     let (_, fs) = small(128 << 20);
     let file = create(&fs, "file");
-    // No chunk can come.
+    // No chunk can be allocated.
     let mut kept = Vec::new();
     while let Ok(one) = fs.volume().reserve_data(1 << 20) {
         kept.push(one.keep());
@@ -362,8 +364,8 @@ fn a_file_makes_room_for_itself() {
     fs.write(file, 1 << 16, &[2; 4096], AT).expect("the file is written back");
 }
 
-/// Who removes files had room for one at a time until all were gone, because nobody made what they
-/// gave up free.
+/// Before the mend, threads that removed files had room for one at a time until all files were
+/// gone, because no commit freed the space of removed files.
 #[test]
 fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     let (_, fs) = small(128 << 20);

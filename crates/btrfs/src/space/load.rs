@@ -1,4 +1,4 @@
-//! Finding out what is free in a block group.
+//! Loading the free ranges of a block group.
 
 use std::ops::Range;
 
@@ -11,10 +11,11 @@ use super::free_space_tree::for_each_free_range;
 use super::{BlockGroup, Roots};
 use crate::tree::Cursor;
 
-/// Loads the free ranges of `group`, and says what is wrong with what the volume tells of them.
+/// Loads the free ranges of `group`. Also returns what is wrong with the trees that they come from,
+/// if anything is.
 ///
-/// What the block group item counts as used says whether the tree that they come from can be
-/// believed. Where it cannot, the volume is damaged, and what may be in use is left alone.
+/// The `used` value of the block group item shows whether the tree can be believed. If not, the
+/// volume is damaged, and ranges that may be in use do not count as free.
 ///
 /// | from | how much of the group is used | what is free |
 /// |---|---|---|
@@ -58,8 +59,8 @@ pub(super) fn load_free_space(
     Ok((free, Some(what)))
 }
 
-/// The free space of `group` before any range is added. What is left out is no extent: both trees
-/// show it as free.
+/// The free space of `group`, with no free range yet. Both trees show the left-out ranges as free,
+/// although they can never be allocated.
 fn nothing_free(volume: &dyn Roots, group: &BlockGroup) -> FreeSpace {
     let left_out = volume.storage().left_out_ranges(group.start);
     if group.flags.has_data() {
@@ -70,7 +71,7 @@ fn nothing_free(volume: &dyn Roots, group: &BlockGroup) -> FreeSpace {
     }
 }
 
-/// All of these ranges in ascending order, where those that touch or overlap are one.
+/// These ranges in ascending order. Ranges that touch or overlap are joined.
 fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut all: Vec<Range<u64>> = Vec::new();
@@ -83,7 +84,7 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     all
 }
 
-/// Adds `ranges` but for what of them is in `without`. Both ascend.
+/// Adds the parts of `ranges` that are not in `without`. Both ascend.
 fn add_without(free: &mut FreeSpace, ranges: &[Range<u64>], without: &[Range<u64>]) {
     let mut holes = without;
     for range in ranges {
@@ -121,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// What is left of ranges is what a map of bytes has left.
+    /// The parts that remain are those that a map of bytes has left.
     #[test]
     fn what_is_left_of_ranges_is_what_is_in_no_hole() {
         const LEN: u64 = 300;

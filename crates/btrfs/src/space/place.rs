@@ -1,11 +1,12 @@
-//! A place in line: what is to be put right when somebody leaves it, whatever happens to him.
+//! A place in the line, and the clean-up when its thread leaves the line, also by a panic.
 
 use std::sync::Arc;
 
 use super::ledger::Ledger;
 use super::tickets::{Demand, Outcome, Waiter};
 
-/// A place in line, until this is dropped. What was granted and not taken is then given back.
+/// A place in the line, until it is dropped. Dropping it gives back space that was granted and not
+/// taken.
 pub(super) struct PlaceInLine<'l> {
     ledger: &'l Ledger,
     demand: Demand,
@@ -13,22 +14,22 @@ pub(super) struct PlaceInLine<'l> {
     has_taken: bool,
 }
 
-/// What there is to do for who waited.
+/// What a thread in the line does next.
 pub(super) enum Turn<'l> {
-    /// To take what was granted, or to go away.
+    /// Take the granted space, or leave.
     Ended(Outcome),
-    /// To make room for all.
+    /// Make room for all tickets.
     Leads(Leading<'l>),
 }
 
-/// To make room for all who wait, until this is dropped.
+/// The role of the leader, until it is dropped.
 pub(super) struct Leading<'l> {
     ledger: &'l Ledger,
     pub(super) waiter: Arc<Waiter>,
 }
 
 impl<'l> PlaceInLine<'l> {
-    /// Joins the line at the end.
+    /// Joins the line at the end of its class.
     pub(super) fn join(ledger: &'l Ledger, demand: Demand) -> Self {
         let mut line = ledger.line();
         let waiter = line.join(demand);
@@ -42,7 +43,7 @@ impl<'l> PlaceInLine<'l> {
         self.waiter.outcome() == Some(Outcome::Granted)
     }
 
-    /// Waits until the ticket has come to its end, or nobody leads.
+    /// Waits until the ticket has ended, or there is no leader.
     pub(super) fn wait(&mut self) -> Turn<'l> {
         let mut line = self.ledger.line();
         loop {

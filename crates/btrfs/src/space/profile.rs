@@ -1,9 +1,9 @@
-//! Which block groups space is taken from: those of the profile that a new chunk gets.
+//! From which block groups space is taken: those with the profile of a new chunk.
 //!
-//! Volumes have block groups of several profiles for one purpose: `mkfs.btrfs` of old left an empty
-//! `single` one beside each that it meant, and a conversion that was stopped leaves as many as it
-//! had not reached. What is free in the others is not used, as the kernel does not use it: a tree
-//! block in a `single` group of a volume with DUP would have one copy.
+//! A volume may have block groups of several profiles for one purpose. An old `mkfs.btrfs` left an
+//! empty `single` group beside each intended one, and a conversion that was stopped leaves the
+//! groups that it had not reached. Like the kernel, this engine takes no space from groups of other
+//! profiles: a tree block in a `single` group of a volume with DUP would have only one copy.
 //!
 //! ```text
 //! metadata of the volume      one member          two members
@@ -12,7 +12,7 @@
 //! RAID1                       single: any         RAID1
 //! ```
 //!
-//! So a block group of another profile shrinks when what it holds is changed, and goes when it is
+//! So a block group of another profile shrinks as its contents change, and is removed when it is
 //! empty.
 
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
@@ -21,7 +21,7 @@ use offshoot_vfs::Result;
 use super::Purpose;
 use crate::storage::malformed;
 
-/// The type flags of block groups for `purpose`, of a volume with mixed ones or without.
+/// The type flags of block groups for `purpose`, in a volume with mixed block groups or without.
 pub(crate) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
     match purpose {
         Purpose::Data | Purpose::Metadata if is_mixed => {
@@ -31,20 +31,20 @@ pub(crate) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
     }
 }
 
-/// Whether a volume with block groups of these kinds has mixed ones. Then it allocates from no
-/// others for data and metadata.
+/// Whether a volume with block groups of these kinds has mixed ones. Then only mixed ones are used
+/// for data and metadata.
 pub(crate) fn has_mixed(mut kinds: impl Iterator<Item = BlockGroupFlags>) -> bool {
     let mixed = types_for(Purpose::Data, true);
     kinds.any(|flags| flags.0 & mixed == mixed)
 }
 
-/// The flags of a new chunk for `purpose` on so many members, where the block groups are of these
-/// kinds: the safest profile of those that there are and that so many members can have. A block
-/// group with all of these flags is one to take space from; where none of the profiles is possible,
-/// that is any of the type.
+/// The flags of a new chunk for `purpose` on so many members: the safest profile among the block
+/// groups of these kinds that this many members allow. Space is taken from block groups with all of
+/// these flags. When none of the profiles is possible, the flags are those of `single`, which every
+/// group of the type has.
 ///
 /// # Errors
-/// When a block group has a profile that there is not.
+/// When a block group has an unknown profile.
 pub(crate) fn flags_of_new_chunk(
     purpose: Purpose,
     kinds: impl Iterator<Item = BlockGroupFlags> + Clone,
@@ -56,12 +56,12 @@ pub(crate) fn flags_of_new_chunk(
         .map(|flags| flags.profile().map_err(malformed))
         .collect::<Result<Vec<_>>>()?;
     let possible = profiles.into_iter().filter(|&profile| least_members(profile) <= members);
-    // A kind without block groups, as data may be, has no copies.
+    // A purpose without block groups, as data may be, gets one copy.
     let profile = safest(possible).unwrap_or(Profile::Single);
     Ok(BlockGroupFlags(types | profile.bits()))
 }
 
-/// How many members a chunk of this profile is on, at the least.
+/// The fewest members that a chunk of this profile needs.
 fn least_members(profile: Profile) -> usize {
     match profile {
         Profile::Dup => 1,

@@ -1,4 +1,4 @@
-//! What is counted about space.
+//! Statistics of space.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,11 +8,11 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use super::{Purpose, Space};
 
-/// How room is made, from cheap to dear.
+/// The ways to make room, from cheap to expensive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FlushState {
-    /// Looking into block groups that were not looked into before, and at what a chunk would hold.
+    /// Loading the free ranges of more block groups, and computing the size of the next chunk.
     LookAround,
     /// Flushing delayed items.
     DelayedItems,
@@ -25,7 +25,7 @@ pub enum FlushState {
 }
 
 impl FlushState {
-    /// All states, from cheap to dear.
+    /// All states, from cheap to expensive.
     pub(crate) const ALL: [Self; 5] =
         [Self::LookAround, Self::DelayedItems, Self::DirtyData, Self::AllocateChunk, Self::Commit];
 }
@@ -45,13 +45,13 @@ impl fmt::Display for FlushState {
 /// When room is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Before anybody waits, by the thread of the volume.
+    /// Before a caller waits, by the background thread of the volume.
     Ahead,
-    /// When somebody waits.
+    /// While a caller waits.
     Awaited,
 }
 
-/// How often a flush state was entered, and what that gave.
+/// How often a flush state was entered, and how much room it made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FlushCount {
@@ -59,34 +59,34 @@ pub struct FlushCount {
     pub state: FlushState,
     /// How often it was entered.
     pub entered: u64,
-    /// How often of these by the thread of the volume, before anybody waited.
+    /// How often the background thread entered it, before a caller waited.
     pub entered_ahead: u64,
-    /// How many of these have not come to their end.
+    /// How many of these have not ended yet.
     pub under_way: u64,
-    /// By how much there was more room after it, in bytes.
+    /// The room that it made, in bytes.
     pub reclaimed_bytes: u64,
 }
 
 /// How many buckets a [`Histogram`] has.
 pub const BUCKETS: usize = 32;
 
-/// Counts of what took so long: bucket `i` has what took less than 2^i microseconds, and not less
-/// than half of that.
+/// Counts of durations. Bucket `i` counts those from 2^(i-1) to less than 2^i microseconds: bucket
+/// 4 those from 8 to 15. Bucket 0 counts those below one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
-    /// The counts. The last has everything that took longer.
+    /// The counts. The last one also has all longer durations.
     pub buckets: [u64; BUCKETS],
 }
 
 impl Histogram {
-    /// How many there are.
+    /// The number of durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// A time that this share of all did not exceed, in microseconds: the end of a bucket. `share`
-    /// is from 0 to 1.
+    /// A duration that the given share of all did not exceed, in microseconds: the end of a bucket.
+    /// `share` is from 0 to 1; 0.5 gives the median.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> u64 {
         #[expect(clippy::cast_precision_loss, reason = "counts of events are far below 2^52")]
@@ -103,38 +103,38 @@ impl Histogram {
     }
 }
 
-/// What there is of one kind of space, in bytes.
+/// The space of one kind, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KindStats {
     /// The kind.
     pub kind: SpaceKind,
-    /// All block groups of it.
+    /// The sizes of all its block groups.
     pub total_bytes: u64,
-    /// What extents take.
+    /// The bytes of extents.
     pub used_bytes: u64,
-    /// What was taken and is not committed, or was given up and is still needed by the last commit
-    /// (*pinned*).
+    /// The bytes that were taken and are not committed, or that were given up and that the last
+    /// commit still needs (*pinned*).
     pub pinned_bytes: u64,
-    /// What is free in block groups that were looked into.
+    /// The free bytes of block groups that are loaded.
     pub free_bytes: u64,
-    /// What was not looked into, and is not in use.
+    /// The bytes that are not in use, of block groups that are not loaded.
     pub unknown_bytes: u64,
-    /// What is not in use of block groups whose profile is not that of new ones, so that nothing is
-    /// taken from it.
+    /// The bytes that are not in use, of block groups with another profile than new ones: nothing
+    /// is taken from them.
     pub other_profile_bytes: u64,
-    /// What operations under way may take.
+    /// The bytes that operations under way may take.
     pub reserved_bytes: u64,
-    /// What has been promised for later.
+    /// The bytes that are promised for later.
     pub promised_bytes: u64,
-    /// What the next chunk would hold, where promises may count on it: where most of the members
-    /// belongs to no chunk.
+    /// The bytes that the next chunk would hold, if promises may count on it; 0 when less than half
+    /// of the members is unallocated.
     pub next_chunk_bytes: u64,
-    /// What a commit may take now.
+    /// The bytes that a commit may take now.
     pub commit_bytes: u64,
-    /// What is kept for removals and for chunk allocation.
+    /// The reserve for removals and for chunk allocation, in bytes.
     pub kept_bytes: u64,
-    /// The most that was reserved and promised at a time.
+    /// The most bytes that were reserved and promised at one time.
     pub reserved_peak_bytes: u64,
 }
 
@@ -163,15 +163,15 @@ impl fmt::Display for SpaceKind {
     }
 }
 
-/// What happened to reservations since the volume was opened, and what there is now.
+/// What happened to reservations since the volume was opened, and the space that exists now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SpaceStats {
-    /// How long reservations took. Those that were granted at once are in the first bucket.
+    /// The durations of reservations. Those that were granted at once are in the first bucket.
     pub latency: Histogram,
     /// Reservations that were granted without waiting.
     pub granted_at_once: u64,
-    /// Reservations for which there was room a moment later, before they became tickets.
+    /// Reservations that were granted on a retry, before they became tickets.
     pub granted_soon: u64,
     /// Tickets that were granted.
     pub tickets_granted: u64,
@@ -179,13 +179,13 @@ pub struct SpaceStats {
     pub tickets_refused: u64,
     /// Tickets that ended because making room failed.
     pub tickets_failed: u64,
-    /// What making room did.
+    /// The work of making room, by state.
     pub flushes: Vec<FlushCount>,
-    /// What there is of each kind.
+    /// The space of each kind.
     pub kinds: Vec<KindStats>,
 }
 
-/// The counters behind [`SpaceStats`], of what is not common.
+/// The counters behind [`SpaceStats`], except the frequent ones.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     latency: [AtomicU64; BUCKETS],
@@ -200,20 +200,20 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// A reservation that was not granted at once took so long.
+    /// Counts the duration of a reservation that was not granted at once.
     fn took(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let bucket = (64 - us.leading_zeros() as usize).min(BUCKETS - 1);
         self.latency[bucket].fetch_add(1, Relaxed);
     }
 
-    /// A reservation was granted so long after it was not.
+    /// Counts a reservation that was granted on a retry, and its duration.
     pub(super) fn looked_again(&self, time: Duration) {
         self.took(time);
         self.granted_soon.fetch_add(1, Relaxed);
     }
 
-    /// A ticket came to this end after so long.
+    /// Counts a ticket that ended with `result`, and its duration.
     pub(super) fn waited(&self, time: Duration, result: &Result<()>) {
         self.took(time);
         let outcome = match result {
@@ -224,7 +224,7 @@ impl Counters {
         outcome.fetch_add(1, Relaxed);
     }
 
-    /// A flush state is entered, whether or not somebody waits.
+    /// Counts that a flush state is entered.
     fn entered(&self, state: FlushState, when: When) {
         self.entered[state as usize].fetch_add(1, Relaxed);
         self.entered_ahead[state as usize].fetch_add(u64::from(when == When::Ahead), Relaxed);
@@ -232,7 +232,7 @@ impl Counters {
 
     fn flushes(&self, state: FlushState) -> FlushCount {
         let count = |counts: &[AtomicU64]| counts[state as usize].load(Relaxed);
-        // Nothing has come to its end that was not entered.
+        // Reading `left` first keeps the difference from falling below zero.
         let left = count(&self.left);
         let entered = count(&self.entered);
         FlushCount {
@@ -244,7 +244,7 @@ impl Counters {
         }
     }
 
-    /// It came to its end, and gave so much.
+    /// Counts that a flush state ended, and how much room it made.
     fn left(&self, state: FlushState, bytes: u64) {
         self.left[state as usize].fetch_add(1, Relaxed);
         self.reclaimed[state as usize].fetch_add(bytes, Relaxed);
@@ -252,7 +252,7 @@ impl Counters {
 }
 
 impl Space {
-    /// Makes room in this way, and counts what that gave.
+    /// Makes room by `work`, and counts how much room it made.
     pub(crate) fn flush<T>(
         &self,
         purpose: Purpose,
@@ -267,7 +267,7 @@ impl Space {
         result
     }
 
-    /// What is left of a kind beside what is spoken for and kept, or missing (then it is 0).
+    /// The bytes of a kind that remain beside all claims and reserves; 0 when too few remain.
     fn room(&self, purpose: Purpose) -> u64 {
         let (ledger, floor) = (self.ledger(purpose), self.floor(purpose));
         let spoken = ledger.reserved() + ledger.promised();
@@ -312,8 +312,8 @@ impl Space {
         stats
     }
 
-    /// What happened to reservations since the volume was opened, and what there is of each kind of
-    /// space. So many were granted at once.
+    /// The statistics since the volume was opened. `granted_at_once` comes from the counters of the
+    /// volume.
     pub(crate) fn stats(&self, granted_at_once: u64) -> SpaceStats {
         let counters = &self.stats;
         let mut latency =

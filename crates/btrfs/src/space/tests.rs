@@ -1,5 +1,6 @@
-//! Space on volumes that `mkfs.btrfs` made: chunks that come when metadata is full, the end of all
-//! space, and chunks that go when it is empty again. `btrfs check` and the kernel judge.
+//! Space on volumes that `mkfs.btrfs` made: chunks that are allocated when metadata is full,
+//! volumes without any free space, and chunks that are removed when they are empty. `btrfs check`
+//! and the kernel judge the result.
 //!
 //! Volumes are filled with extended attributes of the root directory, whose names have different
 //! hashes: they differ in four bytes.
@@ -45,8 +46,8 @@ fn chunks(volume: &Volume) -> usize {
     volume.chunks().len()
 }
 
-/// How many there are after a few commits: the thread of the volume commits and allocates beside
-/// this.
+/// How many chunks there are after a few commits. The background thread of the volume commits and
+/// allocates meanwhile.
 fn chunks_when_empty(volume: &Volume, disks: &Disks) -> usize {
     let after_a_commit = || {
         volume.commit().unwrap();
@@ -84,8 +85,7 @@ fn fill_and_empty(count: usize, mib: u64, mkfs: &[&str], len: usize) {
 
     let volume = open(&disks);
     (0..number).for_each(|number| remove(&volume, number));
-    // What is left, a few blocks, may lie in all of them: then it is written elsewhere while some
-    // are filled once more.
+    // The few remaining blocks may lie in all chunks. Then filling some again moves these blocks.
     let mut left = chunks_when_empty(&volume, &disks);
     for _ in 0..5 {
         if left < most {
@@ -170,7 +170,8 @@ fn mixed() {
     fill_and_empty(1, 100, &["--mixed"], 1500);
 }
 
-/// Three rounds of both sides on one volume, on which chunks come and go.
+/// Three rounds in which the kernel and the engine write one volume, on which chunks are added and
+/// removed.
 #[test]
 fn ping_pong() {
     let Some(judges) = judges::require() else { return };
@@ -195,7 +196,7 @@ fn ping_pong() {
     }
 }
 
-/// Data is reserved until there is none, from chunks that are allocated for it.
+/// Reserves data until none is left, from chunks that are allocated for it.
 #[test]
 fn data_is_reserved_until_it_is_full() {
     let Some(judges) = judges::require() else { return };
@@ -223,8 +224,8 @@ fn data_is_reserved_until_it_is_full() {
     kernel_writes(&disks, 0);
 }
 
-/// Many threads at once run out of space, and nothing breaks: everything can be removed, by all
-/// together when the volume is full for all, or by each as soon as it is refused something.
+/// Many threads run out of space at once. All files can still be removed: by all threads together
+/// when the volume is full for all, or by each thread as soon as it is refused something.
 fn threads_run_out(mib: u64, mkfs: &[&str], threads: u32, len: usize, together: bool) {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, mib);
@@ -290,8 +291,8 @@ fn threads_run_out_of_mixed_space() {
     threads_run_out(64, &["--mixed"], 16, 1500, false);
 }
 
-/// Who found the same empty block group as another, a moment later, said that the volume was
-/// damaged.
+/// Before the mend, a thread that found the same empty block group a moment after another thread
+/// reported that the volume was damaged.
 #[test]
 fn empty_groups_are_removed_by_several_threads() {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -309,7 +310,7 @@ fn empty_groups_are_removed_by_several_threads() {
     volume.sync().expect("a commit");
 }
 
-/// An image in which space was free twice ended the program.
+/// Before the mend, an image with a range that is free twice ended the program.
 #[test]
 fn space_that_is_free_twice_is_damage() {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -325,8 +326,8 @@ fn space_that_is_free_twice_is_damage() {
     assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
 }
 
-/// `btrfs check` passes a bitmap that is a sector too short, and complained once its group was
-/// written anew.
+/// `btrfs check` accepts a bitmap that is a sector too short. Before the mend, it complained when
+/// the group was written anew.
 #[test]
 fn bitmaps_that_leave_space_out_are_damage() {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -363,8 +364,8 @@ fn bitmaps_that_leave_space_out_are_damage() {
     assert!(matches!(find(), Err(Error::Corrupt(_))), "{:?}", find());
 }
 
-/// What was never reserved is given back: it wrapped to more than there is, and nothing was refused
-/// any more.
+/// Space that was never reserved is given back. Before the mend, the counter wrapped to a huge
+/// value, and no demand was refused any more.
 #[test]
 fn a_release_of_what_was_not_reserved_ends_writing() {
     let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
@@ -385,8 +386,7 @@ fn a_release_of_what_was_not_reserved_ends_writing() {
     assert!(reports.len() == 1 && reports[0].contains("reserved data"), "{reports:?}");
 }
 
-/// A claim that is kept outlives the reservation that it was, and each part of it gives itself
-/// back.
+/// A claim that is kept outlives its reservation, and each part of it gives itself back.
 #[test]
 fn what_is_kept_is_given_back_when_it_is_dropped() {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -414,7 +414,7 @@ fn what_is_kept_is_given_back_when_it_is_dropped() {
     assert_eq!(promised(), 0);
 }
 
-/// An owner that gives up more than it has counted wrong, and nothing is written any more.
+/// An owner that gives up more than it has counted wrong: all writing ends.
 #[test]
 fn a_claim_gives_up_no_more_than_it_has() {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };

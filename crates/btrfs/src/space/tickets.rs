@@ -1,40 +1,41 @@
-//! Tickets: who waits for space, and in which order they get it.
+//! Tickets: the wait queue for space.
 //!
-//! What does not fit, or comes while others wait, and does so when it is tried a few times more
-//! (`reserve`), becomes a *ticket* in the line of its kind of space. The line has two classes, each
-//! first in, first out:
+//! A demand that does not fit, or that comes while others wait, is first retried a few times
+//! (`reserve`). If it still fails, it becomes a *ticket* in the line of its kind of space. The line
+//! has two classes, and each is first in, first out:
 //!
-//! | class | who |
+//! | class | callers |
 //! |---|---|
-//! | priority | what makes room or was accepted: removals, truncation, write-back |
+//! | priority | operations that make room, or that finish accepted work: removals, truncation, write-back |
 //! | normal | all other work |
 //!
-//! 1. Nobody gets space while a ticket of its class or of a higher one waits, however little it
-//!    wants.
-//! 2. Served is from the front, and only as far as everything fits.
-//! 3. When making room helped nobody, the oldest ticket of the highest class is refused, and those
-//!    behind it are served if they fit. A ticket that came meanwhile is not: something may be found
-//!    for it.
-//! 4. One of those who wait *leads*: it makes room for all (`upkeep/reclaim`). Who leaves a line without a
-//!    leader wakes the one at the front, which leads then, or has been served and does the same.
+//! 1. A demand gets no space while a ticket of its class or of a higher one waits, however small
+//!    the demand is.
+//! 2. Tickets are granted from the front, and only until the first one that does not fit.
+//! 3. When a cycle of making room helped no ticket, the oldest ticket of the highest class is
+//!    refused. The tickets behind it are granted if they fit. A ticket that came during the cycle
+//!    is not refused, because the next cycle may find something for it.
+//! 4. One of the waiting threads is the *leader*: it makes room for all (`upkeep/reclaim`). A
+//!    thread that leaves a line without a leader wakes the thread at the front. That thread becomes
+//!    the leader, or it has been granted its ticket, and wakes the next one when it leaves.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, MutexGuard};
 
-/// What a demand is for, which decides how far it may go into what is kept back.
+/// The purpose of a demand. It decides how much of the reserve the demand may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Work that may be refused.
     Work,
-    /// Work that makes room, but where a snapshot keeps what it copies.
+    /// Work that makes room, except where a snapshot keeps the blocks that it copies.
     MakesRoom,
     /// Work that makes room in any case.
     LastResort,
-    /// What will be needed later.
+    /// A promise for later.
     Promise,
-    /// Work that stores what was accepted.
+    /// Write-back of accepted data.
     WritesBack,
 }
 
@@ -43,7 +44,7 @@ impl Kind {
         usize::from(!self.is_first())
     }
 
-    /// Whether it goes before others.
+    /// Whether it is of the priority class.
     pub(crate) fn is_first(self) -> bool {
         match self {
             Self::MakesRoom | Self::LastResort | Self::WritesBack => true,
@@ -52,7 +53,7 @@ impl Kind {
     }
 }
 
-/// So many bytes, for this.
+/// A number of bytes for a purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
     pub(crate) kind: Kind,
@@ -68,7 +69,7 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// Who waits.
+/// A waiting thread.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
     outcome: OnceLock<Outcome>,
@@ -76,12 +77,12 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// How it ended, once it has.
+    /// How the ticket ended; `None` while it waits.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         self.outcome.get().copied()
     }
 
-    /// Waits to be woken; the line is free meanwhile.
+    /// Waits until it is woken. The line is unlocked meanwhile.
     pub(crate) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
         self.wake.wait(line);
     }
@@ -90,9 +91,9 @@ impl Waiter {
 #[derive(Debug)]
 struct Ticket {
     demand: Demand,
-    /// How many tickets came before it.
+    /// The number of tickets that came before it.
     number: u64,
-    /// How many cycles had begun when it came.
+    /// The number of cycles that had begun when it came.
     after: u64,
     waiter: Arc<Waiter>,
 }
@@ -104,37 +105,37 @@ impl Ticket {
     }
 }
 
-/// Who waits for one kind of space.
+/// The line for one kind of space.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
     classes: [VecDeque<Ticket>; 2],
-    /// Somebody makes room for all who wait.
+    /// A leader makes room for all tickets.
     pub(crate) is_led: bool,
-    /// How many tickets there have been.
+    /// The number of tickets that ever joined.
     joined: u64,
     granted: u64,
-    /// How many cycles of making room have begun.
+    /// The number of cycles of making room that have begun.
     cycles: u64,
 }
 
 impl Line {
-    /// A cycle of making room begins. Says how many tickets have been granted so far.
+    /// Begins a cycle of making room. Returns how many tickets were granted so far.
     pub(crate) fn begin_cycle(&mut self) -> u64 {
         self.cycles += 1;
         self.granted
     }
 
-    /// How many wait.
+    /// The number of waiting tickets.
     pub(crate) fn len(&self) -> usize {
         self.classes.iter().map(VecDeque::len).sum()
     }
 
-    /// Whether somebody waits who goes before this kind, or came before it.
+    /// Whether a ticket waits that comes before a new one of this kind.
     pub(crate) fn is_before(&self, kind: Kind) -> bool {
         self.classes[..=kind.class()].iter().any(|class| !class.is_empty())
     }
 
-    /// What the ticket at the front wants.
+    /// The demand of the ticket at the front.
     pub(crate) fn front(&self) -> Option<Demand> {
         self.classes.iter().find_map(VecDeque::front).map(|ticket| ticket.demand)
     }
@@ -144,7 +145,7 @@ impl Line {
         self.granted
     }
 
-    /// Joins the line at the end of a class.
+    /// Adds a ticket at the end of its class.
     pub(crate) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
         let waiter = Arc::<Waiter>::default();
         self.classes[demand.kind.class()].push_back(Ticket {
@@ -157,7 +158,7 @@ impl Line {
         waiter
     }
 
-    /// Grants tickets from the front as long as `grant` can.
+    /// Grants tickets from the front until `grant` refuses one.
     pub(crate) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
         while let Some(class) = self.classes.iter().position(|class| !class.is_empty()) {
             let demand = self.classes[class][0].demand;
@@ -173,8 +174,8 @@ impl Line {
         }
     }
 
-    /// Refuses the ticket at the front, if it was there when the cycle began that helped nobody: so
-    /// many tickets had been granted then.
+    /// Refuses the ticket at the front, if it was there when the last cycle began, and the cycle
+    /// helped no ticket: `granted` is the number of granted tickets at its beginning.
     pub(crate) fn refuse_oldest(&mut self, granted: u64) {
         let cycles = self.cycles;
         let had_a_cycle = |class: &VecDeque<Ticket>| class[0].after < cycles;
@@ -187,7 +188,7 @@ impl Line {
         }
     }
 
-    /// Takes out a ticket whose owner waits no longer; whether it was still there.
+    /// Removes the ticket of a thread that leaves. Returns whether it was still there.
     pub(crate) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
         let before = self.len();
         for class in &mut self.classes {
@@ -196,7 +197,7 @@ impl Line {
         self.len() < before
     }
 
-    /// Wakes the one at the front, when nobody leads.
+    /// Wakes the thread at the front, if there is no leader.
     pub(crate) fn wake_leader(&self) {
         if !self.is_led
             && let Some(ticket) = self.classes.iter().find_map(VecDeque::front)
@@ -218,7 +219,7 @@ mod tests {
         Demand { kind: Kind::MakesRoom, bytes }
     }
 
-    /// Serves from so many bytes, and says what is left.
+    /// Grants tickets from `room` bytes. Returns the rest.
     fn serve(line: &mut Line, mut room: u64) -> u64 {
         line.serve(|_, demand| {
             let fits = demand.bytes <= room;
@@ -232,13 +233,14 @@ mod tests {
         waiters.iter().map(|waiter| waiter.outcome()).collect()
     }
 
-    /// Refuses the oldest after a cycle that helped nobody.
+    /// Refuses the oldest ticket after a cycle that helped no ticket.
     fn refuse_oldest(line: &mut Line) {
         let granted = line.begin_cycle();
         line.refuse_oldest(granted);
     }
 
-    /// A removal came while a cycle of others was at its end, and was refused with it.
+    /// Before the mend, a removal that came at the end of a cycle for other tickets was refused
+    /// with them.
     #[test]
     fn who_came_during_a_cycle_is_not_refused_for_it() {
         let mut line = Line::default();

@@ -1,8 +1,7 @@
 //! The map from logical addresses to chunks.
 //!
-//! A map never changes. When a chunk comes or goes, the volume replaces its map by another one, and
-//! whoever looks up an address keeps the map that it began with: the lock around it is held only to
-//! share it.
+//! A map never changes. When a chunk is added or removed, the volume replaces the map by a new one.
+//! A reader clones the [`Arc`] under the lock and continues with the map that it got.
 
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use offshoot_vfs::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct MappedChunk {
     pub(crate) chunk: Chunk,
-    /// For every stripe, the index of its member in [`super::Members`]; `None` when it
-    /// is missing.
+    /// For every stripe, the index of its member in [`super::Members`]; `None` when that member is
+    /// missing.
     pub(crate) members: Vec<Option<usize>>,
 }
 
@@ -52,7 +51,7 @@ impl ChunkMap {
     /// The map with one more chunk.
     ///
     /// # Errors
-    /// When it overlaps another one.
+    /// When the new chunk overlaps another one.
     pub(super) fn with(&self, chunk: MappedChunk) -> Result<Self> {
         Self::of(self.chunks.iter().cloned().chain([Arc::new(chunk)]).collect())
     }

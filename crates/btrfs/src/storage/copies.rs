@@ -1,4 +1,4 @@
-//! Where the copies of a range are, one by one: what a scrub reads and repairs.
+//! Where each copy of a range is: what scrub reads and repairs.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use offshoot_vfs::{Error, Result};
 use super::ways::{Effort, Place, Segment, copies, place_in_row};
 use super::{Storage, parity};
 
-/// A part of one copy of a range that is contiguous on a member.
+/// The part of one copy of a range that is contiguous on a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CopyPart {
     /// Which copy, from 0 on.
     pub(crate) copy: usize,
     /// The index of the member, which is present.
     pub(crate) member: usize,
-    /// Where it is there.
+    /// The offset on it.
     pub(crate) physical: Physical,
-    /// Which addresses it holds.
+    /// The logical addresses that it holds.
     pub(crate) range: Range<u64>,
 }
 
@@ -29,19 +29,19 @@ pub(crate) struct Row {
     q: Option<Place>,
 }
 
-/// A stripe of parity that was computed, and where it belongs.
+/// A stripe of parity: the bytes that the data requires, and where they belong.
 pub(crate) struct Parity {
     /// The index of the member.
     pub(crate) member: usize,
-    /// Where it is there.
+    /// The offset on it.
     pub(crate) physical: Physical,
-    /// What it must be.
+    /// The bytes that it must have.
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Storage {
-    /// Where all copies of `range` are that are on members which are present. With parity that is
-    /// the data itself.
+    /// All copies of `range` on members that are present. In a chunk with parity the data itself is
+    /// the one copy.
     ///
     /// # Errors
     /// When no chunk covers some of it.
@@ -64,7 +64,7 @@ impl Storage {
         Ok(parts)
     }
 
-    /// How much of `range` can be read in no way, because too many members are missing, in bytes.
+    /// How many bytes of `range` cannot be read, because too many members are missing.
     pub(crate) fn lost_bytes(&self, range: &Range<u64>) -> Result<u64> {
         if self.members.all().iter().all(|member| member.device.is_some()) {
             return Ok(0);
@@ -75,8 +75,8 @@ impl Storage {
         Ok(segments.iter().filter(is_lost).map(|segment| segment.len).sum())
     }
 
-    /// How much of the logical space of `chunk` lies on some member, in bytes from its start: the
-    /// rest is past the ends of all that are present.
+    /// How many bytes of `chunk`, from its start, lie before the end of at least one member. The
+    /// rest is past the ends of all members that are present.
     pub(crate) fn reachable_bytes(&self, chunk: &Chunk) -> u64 {
         let own = chunk.stripes.iter().filter_map(|stripe| {
             let member = self.members.get(self.members.find_present(stripe.device_uuid)?);
@@ -87,7 +87,7 @@ impl Storage {
         longest.next_multiple_of(STRIPE_LEN).saturating_mul(chunk.data_stripes()).min(chunk.length)
     }
 
-    /// The row `row` of a chunk with parity; `None` when a member is missing that it is on.
+    /// The row `row` of a chunk with parity; `None` when a member of the row is missing.
     pub(crate) fn row(&self, chunk: &Chunk, row: u64) -> Option<Row> {
         let chunks = self.chunk_map();
         let mapped = chunks.find(chunk.start)?;
@@ -97,7 +97,7 @@ impl Storage {
         Some(Row { data: (0..width).map(place).collect::<Option<_>>()?, p: place(width)?, q })
     }
 
-    /// What the parity of `row` must be, from its data.
+    /// Computes the parity of `row` from its data.
     ///
     /// # Errors
     /// When some of the data cannot be read.
@@ -118,10 +118,11 @@ impl Storage {
         Ok([of(row.p, p)].into_iter().chain(q).collect())
     }
 
-    /// Reads from a member what is on its medium, as far as the host tells that.
+    /// Reads from the medium of a member, past the caches of the host as far as the host allows
+    /// that.
     ///
     /// # Errors
-    /// What the device fails with.
+    /// When the device reports an error.
     pub(crate) fn read_medium(&self, member: usize, at: Physical, buf: &mut [u8]) -> Result<()> {
         let member = self.members.get(member);
         let device = member.device.as_ref().expect("a part of a copy is on a member that is there");

@@ -1,9 +1,9 @@
-//! Members that fail: which errors of writing a volume survives, and what becomes of the member.
+//! Members that fail: which write errors a volume survives, and what happens to the member.
 //!
-//! # What is survived
+//! # Which errors the volume survives
 //!
-//! A write or a barrier that fails on one member does not end all writing as long as redundancy
-//! covers it:
+//! When a write or a barrier fails on one member, the volume continues to write as long as
+//! redundancy covers the loss:
 //!
 //! | what fails on a member | every chunk can do without the member | some chunk cannot |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //! | a superblock, primary or copy | the member has failed | all writing ends |
 //! | a barrier | the member has failed: nothing proves what it holds since the last barrier | all writing ends |
 //!
-//! A chunk can do without members as its profile says, and never without the last good one:
+//! The profile of a chunk says how many members it can do without. It always needs one good member:
 //!
 //! | profile | members that it can do without |
 //! |---|---|
@@ -21,36 +21,37 @@
 //! | RAID1, RAID1C3, RAID1C4 | all but one of those that it is on |
 //! | RAID10 | one of each pair |
 //!
-//! So on two members with RAID1 for everything either may fail, and then the other one may not.
-//! With RAID1 for metadata and single for data neither may: a tree block of which one copy was
-//! written is survived, and the barrier is not. The second copy of DUP is on the same member, so it
-//! is survived in the same way.
+//! For example, on two members with RAID1 for everything either member may fail; after that the
+//! other one may not. With RAID1 for metadata and single for data, no member may fail: the volume
+//! survives a tree block of which one copy was written, but not a barrier that fails. With DUP both
+//! copies are on one member, so the volume survives one bad copy there too.
 //!
-//! A copy that stays bad is found by its checksum. One thing would pass for it: a block that a
-//! crashed transaction of the same number left there. So what is there is looked at, and then all
-//! writing ends.
+//! A reader recognises a bad copy by its checksum, with one exception: a transaction that crashed
+//! may have left a block of the same generation in that place, which looks valid. So the writer
+//! looks at what is in the place, and if it finds such a block, all writing ends.
 //!
-//! # What becomes of a member that has failed
+//! # What happens to a member that has failed
 //!
-//! Nothing is written to it until the volume is opened again: no data, no block, no superblock, no
-//! new chunk. Reads try it last, and never for what has no checksum, as those of a member that
-//! missed commits. When the volume is opened again it is one that missed commits. Then it is left
-//! out from the beginning, and a scrub of the volume, while nothing else uses that, brings it up to
-//! date (`scrub/renew`).
+//! The volume writes nothing to it until it is opened again: no data, no block, no superblock, no
+//! new chunk. As with a member that missed commits, reads try it last, and never for data without a
+//! checksum. When the volume is opened again, the member is one that missed commits. Then the
+//! volume leaves it out from the beginning, until a scrub that has the volume for itself brings it
+//! up to date (`scrub/renew`).
 //!
-//! # Why a crash finds that it has failed
+//! # How the failure is found after a crash
 //!
-//! The superblock of the member stays as old as it is. One generation less does not say enough: a
-//! power cut between the superblocks of two members leaves that behind, too, on a member that has
-//! everything (`newest`). So the next commit notes it in the chunk tree: in the device item of the
-//! member, whose `generation` is the one that its superblock has to have at least. Nothing else
-//! uses that field, and the kernel leaves it alone. Then:
+//! The superblock of the member keeps its old generation. A generation that is one lower proves too
+//! little, because a power cut between the superblocks of two members leaves the same on a member
+//! that has everything (`newest`). So the next commit notes the failure in the chunk tree, in the
+//! device item of the member: its field `generation` becomes the lowest generation that the
+//! superblock of the member may have. Nothing else uses that field, and the kernel does not change
+//! it. Two rules follow:
 //!
-//! 1. From the failure of a member on no superblock is written whose transaction does not note it.
-//!    A transaction that was finished before is *postponed*: its blocks are written, and what it
-//!    did becomes durable with the next one.
-//! 2. As long as there is no such superblock, nothing is acknowledged as durable: an fsync makes a
-//!    commit, and a commit is followed by another one.
+//! 1. After a member has failed, a superblock is written only if its transaction notes the failure.
+//!    A transaction that was finished before the failure is *postponed*: its blocks are written,
+//!    and its changes become durable with the next transaction.
+//! 2. Until such a superblock is written, nothing is acknowledged as durable: an fsync commits, and
+//!    another commit follows that one.
 //!
 //! ```text
 //!                                superblock of the others   of the member   its device item
@@ -59,17 +60,17 @@
 //!   the commit returns                                  9               7                 9
 //! ```
 //!
-//! A power cut between the superblocks of the others finds some of them at 7, too, whose device
-//! items say 0. These have everything: 7 is the commit before 9, as the roots say that the
-//! superblock remembers of earlier ones.
+//! A power cut between the superblocks of the other members leaves some of those at 7, too. Their
+//! device items say 0, so they are complete. The superblock of 9 remembers the roots of earlier
+//! commits, and they show that 7 is the commit before 9.
 //!
-//! A member that fails between its barrier and its superblock has all of that commit, and may keep
-//! being taken for complete until there is the next one, which notes the failure.
+//! A member that fails between its barrier and its superblock has all of that commit. It may count
+//! as complete until the next commit notes the failure.
 //!
 //! # Counters
 //!
-//! Errors are counted for each member as the kernel does, in the item `DEV_STATS` of the device
-//! tree, which `btrfs device stats` shows. They are stored by the next commit
+//! Errors are counted for each member as the kernel counts them, in the item `DEV_STATS` of the
+//! device tree, which `btrfs device stats` shows. The next commit stores the counters
 //! (`transaction/device_stats`).
 
 use std::collections::BTreeMap;
@@ -84,8 +85,7 @@ use super::chunk_map::MappedChunk;
 use super::{Member, Storage, Trees};
 use crate::report::Report;
 
-/// The kinds of errors of a device that are counted, in the order of the item that has the
-/// counters.
+/// The kinds of errors of a device that are counted, in the order of the counters in `DEV_STATS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceError {
     /// A write failed.
@@ -94,13 +94,13 @@ pub(crate) enum DeviceError {
     Read,
     /// A barrier failed.
     Flush,
-    /// What was read is not what was written.
+    /// The bytes that were read are not those that were written.
     Corruption,
 }
 
 impl DeviceError {
-    /// How many counters there are. The last one is of generations that differ, which counts as
-    /// corruption here.
+    /// The number of counters. The last one is for wrong generations, which this engine counts as
+    /// corruption.
     pub(crate) const COUNTERS: usize = 5;
 
     fn index(self) -> usize {
@@ -108,20 +108,19 @@ impl DeviceError {
     }
 }
 
-/// What is known of a member beside what it was when the volume was opened.
+/// What happened to a member since the volume was opened.
 #[derive(Debug, Default)]
 pub(super) struct Condition {
     /// Nothing is written to it any more.
     has_failed: AtomicBool,
-    /// That it failed is noted in the chunk tree, or need not be: it was seen when the volume was
-    /// opened.
+    /// The chunk tree notes the failure, or need not: the volume saw it when it was opened.
     is_noted: AtomicBool,
-    /// A copy of something could not be written, and the member did not fail for it.
+    /// A copy could not be written, and the member did not fail because of that.
     has_bad_copies: AtomicBool,
-    /// Whether one that is a generation behind has what the newest commit wrote, once somebody
-    /// needs to know.
+    /// Whether a member that is one generation behind has what the newest commit wrote. Empty until
+    /// a reader asks.
     has_newest: OnceLock<bool>,
-    /// Errors that are not stored yet.
+    /// Errors that no commit has stored yet.
     errors: [AtomicU64; DeviceError::COUNTERS],
 }
 
@@ -135,41 +134,41 @@ impl Condition {
     }
 }
 
-/// How far the failures of members can be seen on the devices.
+/// How many failures of members the superblocks on the devices lead to.
 #[derive(Debug, Default)]
 pub(super) struct Failing {
     /// How many members failed since the volume was opened.
     failed: u64,
-    /// How many of these the running transaction or one before notes.
+    /// How many of these failures the running transaction or an earlier one notes.
     noted: u64,
-    /// How many of these the superblocks lead to.
+    /// How many of these failures the superblocks on the devices lead to.
     shown: u64,
 }
 
-/// Which failures of members the superblock that is written leads to.
+/// Which failures of members a superblock leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tells {
-    /// Those that its own transaction notes: it is the superblock of a commit.
+    /// The failures that its own transaction notes: it is the superblock of a commit.
     WhatIsNoted,
-    /// Those of the last commit, whose superblock it is once more, with a log.
+    /// The failures that the last commit notes: its superblock is written once more, with a log.
     WhatIsShown,
 }
 
-/// Where a copy of something goes, and whether it is there.
+/// A copy that was to be written to a member, and whether it was.
 #[derive(Clone, Debug)]
 pub(crate) struct WrittenCopy {
     /// The index of the member.
     pub(crate) member: usize,
-    /// What of the whole it is: the copies of one thing have the same.
+    /// Which part of the whole it is. All copies of a part have the same value.
     pub(crate) part: (usize, Range<u64>),
     /// Whether it was written.
     pub(crate) is_written: bool,
 }
 
 impl Storage {
-    /// How many commits a member is behind. A transaction that was postponed leaves out a
-    /// generation: then the roots of earlier commits that the superblock remembers tell that there
-    /// was no commit between.
+    /// How many commits a member is behind. A postponed transaction leaves out a generation. Then
+    /// the roots of earlier commits in the superblock show that there was no commit between: with 7
+    /// and 9, the member is one commit behind.
     fn commits_behind(&self, member: &Member) -> u64 {
         let (own, newest) = (member.generation().0, self.superblock.generation.0);
         let backups = self.superblock.item.super_roots.iter();
@@ -179,8 +178,8 @@ impl Storage {
         if is_last_but_one && own < newest { 1 } else { member.missed() }
     }
 
-    /// Whether the member `index` has all that the newest commit wrote: its superblock says so, or
-    /// a power cut left that a generation behind.
+    /// Whether the member `index` has all that the newest commit wrote: either its superblock says
+    /// so, or a power cut left only the superblock one commit behind.
     ///
     /// # Errors
     /// When a block of the newest commit cannot be read.
@@ -201,8 +200,8 @@ impl Storage {
         }
     }
 
-    /// Writes nothing to the member `index` from the beginning; whether the volume can do without
-    /// it.
+    /// Writes nothing to the member `index` from the opening of the volume on. Returns false, and
+    /// changes nothing, when the volume needs the member.
     pub(crate) fn leave_out(&self, index: usize) -> bool {
         let can = self.can_do_without(index);
         if can {
@@ -213,7 +212,7 @@ impl Storage {
         can
     }
 
-    /// Whether each chunk has all it holds on other members that are good.
+    /// Whether other good members have all the data of each chunk of the member `index`.
     fn can_do_without(&self, index: usize) -> bool {
         let is_good = |member: &Option<usize>| {
             member.is_some_and(|member| {
@@ -236,10 +235,10 @@ impl Storage {
         own.all(|mapped| survives(mapped))
     }
 
-    /// Takes note that a write to the member `index`, or its barrier, failed with `error`.
+    /// Notes that a write to the member `index`, or its barrier, failed with `error`.
     ///
     /// # Errors
-    /// `error`, when the volume cannot do without the member.
+    /// `error`, when the volume needs the member, or is not being written.
     pub(crate) fn bear(&self, index: usize, kind: DeviceError, error: Error) -> Result<()> {
         let member = &self.members()[index];
         self.count_error(index, kind);
@@ -267,8 +266,8 @@ impl Storage {
         errors[kind.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether a write or a barrier of a member failed that is not stored yet: a commit is made for
-    /// that if need be.
+    /// Whether a member had an error of a write or a barrier that no commit has stored yet. If so,
+    /// a sync commits even when nothing else changed.
     pub(crate) fn has_errors_of_writing(&self) -> bool {
         let kinds = [DeviceError::Write, DeviceError::Flush];
         let of_member = |member: &Member| {
@@ -279,20 +278,21 @@ impl Storage {
         self.members().iter().any(of_member)
     }
 
-    /// Takes the errors of the member `index` that are not stored yet.
+    /// Takes the errors of the member `index` that no commit has stored yet, and sets the counters
+    /// to zero.
     pub(crate) fn take_errors(&self, index: usize) -> [u64; DeviceError::COUNTERS] {
         let errors = &self.members()[index].condition.errors;
         std::array::from_fn(|kind| errors[kind].swap(0, Ordering::Relaxed))
     }
 
-    /// Whether a member has failed of which the superblocks do not tell yet: nothing may be
-    /// acknowledged as durable.
+    /// Whether a member has failed and the superblocks on the devices do not lead to that yet.
+    /// While this is so, nothing may be acknowledged as durable.
     pub(crate) fn hides_failures(&self) -> bool {
         let failing = self.failing.lock();
         failing.failed > failing.shown
     }
 
-    /// The members that failed and are not noted yet.
+    /// The indexes of the members that failed and that no transaction has noted yet.
     pub(crate) fn failures_to_note(&self) -> Vec<usize> {
         let is_due = |member: &Member| {
             member.has_failed() && !member.condition.is_noted.load(Ordering::Acquire)
@@ -301,14 +301,15 @@ impl Storage {
         members.filter(|(_, member)| is_due(member)).map(|(index, _)| index).collect()
     }
 
-    /// The running transaction notes that the member `index` failed.
+    /// Notes that the running transaction stores the failure of the member `index`.
     pub(crate) fn failure_is_noted(&self, index: usize) {
         self.members()[index].condition.is_noted.store(true, Ordering::Release);
         self.failing.lock().noted += 1;
     }
 
-    /// Begins to write superblocks, behind the barrier of all that they lead to: how many failures
-    /// they tell of. `None` when a member has failed that they do not tell of.
+    /// To be called before superblocks are written, after the barrier of all that they lead to.
+    /// Returns how many failures they lead to; `None` when a member has failed that they do not
+    /// lead to.
     pub(crate) fn begin_superblocks(&self, tells: Tells) -> Option<u64> {
         let failing = self.failing.lock();
         let told = match tells {
@@ -318,16 +319,16 @@ impl Storage {
         (failing.failed == told).then_some(told)
     }
 
-    /// Superblocks are on the devices that tell of the first `failed` failures.
+    /// Notes that superblocks are on the devices which lead to the first `failed` failures.
     pub(crate) fn end_superblocks(&self, failed: u64) {
         self.failing.lock().shown = failed;
     }
 
-    /// Requires that of each part one copy was written to a member that has not failed. What stays
-    /// bad on others that have not is reported.
+    /// Requires that each part was written to at least one member that has not failed. Reports bad
+    /// copies that remain on such members.
     ///
     /// # Errors
-    /// `error`, or another one, when nothing of a part was written.
+    /// When no copy of a part was written: `error`, or an I/O error without it.
     pub(crate) fn require_copies(
         &self,
         copies: &[WrittenCopy],

@@ -1,12 +1,12 @@
 //! Members: the devices of a volume, and their superblocks.
 //!
-//! The superblock of a device is its primary one, when that verifies. When it does not,
-//! it is the copy with the highest generation that does. The copies are never
-//! preferred to a good primary, whatever their generation: the primary is the one
-//! that the kernel reads, and a commit is complete when it is written.
+//! The superblock of a device is its primary one, if that verifies. Otherwise it is the copy with
+//! the highest generation among those that verify. A good primary wins over a copy of a higher
+//! generation: the primary is the one that the kernel reads, and a commit is complete when the
+//! primary is written.
 //!
-//! The volume is what the member with the newest superblock says. The others are
-//! found by the UUIDs that the chunk tree has for them.
+//! The member with the newest superblock describes the volume. The chunk tree has the UUIDs of all
+//! members, and the volume finds the others by these.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -32,27 +32,28 @@ pub struct Member {
     pub uuid: Uuid,
     /// The size that the volume uses, in bytes.
     pub total_bytes: u64,
-    /// What of it was allocated to chunks when the volume was opened, in bytes.
+    /// How many bytes of it belonged to chunks when the volume was opened.
     pub allocated_bytes: u64,
     /// Whether it belongs to a seed of the volume.
     pub is_seed: bool,
     /// The device; `None` when it is missing.
     pub device: Option<Arc<dyn BlockDevice>>,
-    /// The device item of its own superblock; of the chunk tree, when it is missing.
+    /// The device item of its own superblock; that of the chunk tree when the device is missing.
     pub(crate) item: DevItem,
     /// How many generations its superblock is behind.
     missed: u64,
-    /// The generation that its superblock has to have at least, as the chunk tree says: it failed
-    /// before that.
+    /// The lowest generation that its superblock may have, as the chunk tree says. An older
+    /// superblock means that the member failed before that generation.
     expected: Generation,
     /// The generation of its superblock.
     own: Generation,
-    /// What became of it since. Clones share it.
+    /// What happened to it since the volume was opened. Clones share it.
     pub(super) condition: Arc<Condition>,
 }
 
 impl Member {
-    /// A member that `device`, with its own `item`, is.
+    /// The member of the chunk tree's `item`, on the device `found`; without it the member is
+    /// missing.
     pub(super) fn present(
         item: &DevItem,
         found: Option<&Found>,
@@ -60,7 +61,7 @@ impl Member {
         newest: Generation,
     ) -> Self {
         let seed = Uuid::from_bytes(item.fsid) != fsid;
-        // A seed is never written again, so it is as old as it was when it was made one.
+        // A seed is never written again, so it keeps the generation in which it became a seed.
         let own = found.filter(|_| !seed).map_or(newest, |found| found.superblock.generation);
         Self {
             id: item.id(),
@@ -77,21 +78,21 @@ impl Member {
         }
     }
 
-    /// What of its size there is: all of it, unless its device is shorter than the volume says.
+    /// How many bytes of it exist: `total_bytes`, or less when the device is shorter than the
+    /// volume says.
     pub(crate) fn usable_bytes(&self) -> u64 {
         let size_bytes = self.device.as_ref().map_or(u64::MAX, |device| device.size_bytes());
         self.total_bytes.min(size_bytes)
     }
 
-    /// Whether it missed commits, or something that was to be written to it since the volume was
-    /// opened.
+    /// Whether it missed commits, or failed since the volume was opened.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.missed > 0 || self.has_failed()
     }
 
-    /// Whether nothing is written to it until the volume is opened again: it failed, or missed
-    /// commits.
+    /// Whether the volume has stopped writing to it, until the volume is opened again: because a
+    /// write failed, or because the member missed commits.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.condition.has_failed()
@@ -102,12 +103,12 @@ impl Member {
         self.own
     }
 
-    /// Whether the volume says that it failed, and did not get everything since.
+    /// Whether the chunk tree says that it failed, and its superblock is older than that.
     pub(super) fn is_noted_as_failed(&self) -> bool {
         self.own < self.expected
     }
 
-    /// Whether errors of it were counted that are not stored.
+    /// Whether it has counted errors that no commit has stored yet.
     pub(crate) fn has_errors(&self) -> bool {
         self.condition.has_errors()
     }
@@ -131,7 +132,7 @@ impl Member {
 #[derive(Debug)]
 pub(super) struct Members {
     all: Vec<Member>,
-    /// Where those that are present are in `all`.
+    /// The indexes in `all` of the members that are present, by UUID.
     present: HashMap<Uuid, usize>,
 }
 
@@ -147,7 +148,7 @@ impl Members {
     }
 
     /// # Errors
-    /// When two members have one number or one UUID, which the volume itself never says.
+    /// When two members have the same number or the same UUID.
     pub(super) fn require_distinct(&self) -> Result<()> {
         let mut seen = (HashSet::new(), HashSet::new());
         for Member { id, uuid, .. } in &self.all {
@@ -173,7 +174,7 @@ impl Members {
     }
 }
 
-/// A device that was given, with its superblock.
+/// A device that the caller gave, with its superblock.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(super) device: Arc<dyn BlockDevice>,
@@ -189,7 +190,7 @@ impl Found {
     /// Reads the superblock of `device`, by the rule at the top of this file.
     ///
     /// # Errors
-    /// When no superblock of it verifies: what is wrong with the primary.
+    /// When no superblock of it verifies: the error of the primary.
     pub(super) fn read(device: Arc<dyn BlockDevice>, report: &mut Vec<Report>) -> Result<Self> {
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         let fits = |offset: u64| offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes();
@@ -236,7 +237,7 @@ impl Found {
     }
 }
 
-/// Whether there is what looks like a superblock at `offset`, damaged or not.
+/// Whether the magic number of a superblock is at `offset`. The rest may be damaged.
 fn has_magic(device: &dyn BlockDevice, offset: u64) -> bool {
     let mut bytes = [0; SUPERBLOCK_SIZE];
     device.read_at(offset, &mut bytes).is_ok()

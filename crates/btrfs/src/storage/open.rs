@@ -1,9 +1,11 @@
 //! Opening storage: from devices to a map of chunks.
 //!
-//! 1. The superblock of every device: the primary when it verifies, else the newest copy that does.
-//! 2. The volume is that of the first device that is not a seed, as its newest superblock says.
-//! 3. The system chunks of the superblock, which is enough to read the chunk tree.
-//! 4. What the chunk tree says, which the caller reads: all members and all chunks.
+//! 1. Read the superblock of every device: the primary if it verifies, otherwise the newest copy
+//!    that does.
+//! 2. Choose the volume: that of the first device that is not a seed, as its newest superblock
+//!    describes it.
+//! 3. Map the system chunks of the superblock. They are enough to read the chunk tree.
+//! 4. The caller reads the chunk tree. [`Storage::learn`] takes all members and all chunks from it.
 
 use std::sync::Arc;
 
@@ -23,7 +25,7 @@ use super::members::{Found, Member, Members};
 use super::{Storage, ways};
 use crate::report::{Report, Reporter};
 
-/// Everything that the reading half of the engine knows.
+/// The incompatible features that this engine can read.
 const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::DEFAULT_SUBVOL)
     .union(Incompat::MIXED_GROUPS)
@@ -41,11 +43,12 @@ const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
     .union(Incompat::SIMPLE_QUOTA);
 
 impl Storage {
-    /// Storage that knows the system chunks and the devices that were given: enough to read the
-    /// chunk tree. What [`learn`](Self::learn) needs of the devices is given beside it.
+    /// Storage that knows the system chunks and the given devices: enough to read the chunk tree.
+    /// The second value is for [`learn`](Self::learn).
     ///
     /// # Errors
-    /// When the devices do not make up one volume, or it needs what is not there.
+    /// When the devices belong to several volumes, a device is given twice, a device of the chunk
+    /// tree is missing, or the volume has a feature that this engine does not know.
     pub(crate) fn open(
         devices: Vec<Arc<dyn BlockDevice>>,
         reporter: Option<Reporter>,
@@ -68,7 +71,7 @@ impl Storage {
         Ok((storage, found))
     }
 
-    /// The same storage, which tells `reporter` from now on.
+    /// Sets the reporter that is told from now on.
     pub(crate) fn set_reporter(&mut self, reporter: Option<Reporter>) {
         self.reporter = reporter;
     }
@@ -107,11 +110,11 @@ impl Storage {
         })
     }
 
-    /// Takes over the devices and chunks that the chunk tree has, from what was assumed so far.
+    /// Replaces the members and chunks that were assumed so far by those of the chunk tree.
     ///
     /// # Errors
-    /// When a member is missing and `degraded` does not allow that, or what the tree says of
-    /// devices or chunks cannot be.
+    /// When a member is missing and `degraded` is false, or the devices or chunks of the tree
+    /// contradict each other.
     pub(crate) fn learn(
         &mut self,
         devices: &[DevItem],
@@ -121,7 +124,8 @@ impl Storage {
     ) -> Result<()> {
         self.members = self.match_members(devices, found, degraded)?;
         self.members.require_distinct()?;
-        // What is neither the volume's nor of a seed that it has is not accepted in its blocks.
+        // A block may carry the UUID of the volume or of one of its seeds. A given device that is
+        // no seed of this volume does not count.
         let is_seed = |seed: &Uuid| devices.iter().any(|item| item.fsid == *seed.as_bytes());
         self.geometry.seeds.retain(is_seed);
         let chunks = Arc::new(map_chunks(chunks, &self.members)?);
@@ -176,8 +180,8 @@ impl Storage {
     }
 }
 
-/// Tells of a device that is shorter than its own superblock says: what is cut off is missed later,
-/// by whatever comes to need it.
+/// Reports a device that is shorter than its own superblock says. Reading what is cut off fails
+/// later.
 fn report_size(found: &Found, reporter: Option<&Reporter>) {
     let device = found.device.name().to_owned();
     let size_bytes = found.device.size_bytes();
@@ -200,10 +204,10 @@ fn require_chunk_tree(chunks: &ChunkMap) -> Result<()> {
     Ok(())
 }
 
-/// The superblock that says what the volume is: the newest of its members.
+/// The newest superblock of the volume, which describes it.
 ///
-/// The volume is the one that is not a seed; when all that was given is seeds, or
-/// there is no seed, it is that of the first device.
+/// The volume is that of the first device that is not a seed. When no device qualifies, it is that
+/// of the first device.
 fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Superblock> {
     let is_seed = |one: &Found| one.superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0;
     let main = found
@@ -240,8 +244,8 @@ fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Super
         .iter()
         .map(|one| &one.superblock)
         .filter(|superblock| superblock.fsid == fsid)
-        // A copy, which is there for a primary one that is damaged, may not know of the log that
-        // others tell of.
+        // One member may give a copy in place of a damaged primary. The copy may not name the log
+        // that the primaries of the other members name.
         .max_by_key(|superblock| (superblock.generation, superblock.log_is_pending()))
         .expect("`main` is one of them");
     if newest.is_metadata_only() {
@@ -250,8 +254,8 @@ fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Super
     Ok(newest)
 }
 
-/// Refuses what the engine does not know, by name. Features that only forbid writing
-/// do not matter to a reader.
+/// Refuses features that the engine does not know, by name. Features that forbid only writing do
+/// not matter to a reader.
 fn require_supported(superblock: &Superblock) -> Result<()> {
     let unknown = superblock.incompat.without(SUPPORTED).names();
     if !unknown.is_empty() {

@@ -1,9 +1,9 @@
 //! RAID5 and RAID6 arithmetic.
 //!
-//! P is the sum of the data stripes of a row, Q the sum of each one times 2 to the
-//! power of its index, in the field of 256 elements with the polynomial
-//! x^8 + x^4 + x^3 + x^2 + 1, where adding is XOR (H. P. Anvin, "The mathematics of
-//! RAID-6"). A lost stripe is solved for from the sums.
+//! P is the sum of the data stripes of a row. Q is the sum of each data stripe times 2 to the power
+//! of its index. Both sums are in the field of 256 elements with the polynomial x^8 + x^4 + x^3 +
+//! x^2 + 1, where adding is XOR (H. P. Anvin, "The mathematics of RAID-6"). A lost stripe is
+//! computed from the sums.
 
 /// The low byte of the polynomial.
 const POLYNOMIAL: u8 = 0x1d;
@@ -65,7 +65,8 @@ fn product_table(factor: u8) -> [u8; 256] {
     table
 }
 
-/// Turns `q`, the stored Q plus the Q sum of all data but stripe `index`, into that stripe.
+/// Replaces `q` by data stripe `index`. On entry, `q` is the stored Q plus the Q sum of all other
+/// data stripes.
 pub(super) fn solve_q(q: &mut [u8], index: usize) {
     let table = product_table(inverse(power(index)));
     for byte in q {
@@ -73,8 +74,8 @@ pub(super) fn solve_q(q: &mut [u8], index: usize) {
     }
 }
 
-/// Two data stripes, `x` and `y`, are lost. `p` and `q` are what is stored plus the sums
-/// of all others. Leaves stripe `x` in `p`.
+/// Replaces `p` by data stripe `x`, when stripe `y` is lost too. On entry, `p` and `q` are the
+/// stored P and Q plus the sums of all other data stripes.
 ///
 /// With P = X + Y and Q = 2^x X + 2^y Y: X = (Q + 2^y P) / (2^x + 2^y).
 pub(super) fn solve_pq(p: &mut [u8], q: &[u8], x: usize, y: usize) {

@@ -1,4 +1,4 @@
-//! Reading a logical address by whichever way gives bytes that verify.
+//! Reading a logical address: the first way whose bytes verify gives the result.
 
 use offshoot_btrfs_format::check::{self, Expected};
 use offshoot_btrfs_format::csum::Checksum;
@@ -10,20 +10,20 @@ use super::ways::{Effort, Place, Rebuild, Segment, Way, segment};
 use super::{DeviceError, Storage, Trees, parity};
 use crate::report::{Report, place};
 
-/// Ranges that are closer than this are fetched in one go, in bytes: skipping the gap
-/// would cost the device more than reading it.
+/// Prefetch joins ranges of a member that are at most this far apart, in bytes: to skip the gap
+/// would cost the device more than to read it.
 const PREFETCH_GAP: u64 = 64 << 10;
 
 /// One way that failed, and why.
 struct Failure {
     source: String,
-    /// The member that is to blame, if it is one alone.
+    /// The member that failed, if the way reads only one.
     member: Option<usize>,
     error: Error,
 }
 
 impl Failure {
-    /// What is wrong, without the structure and the address, which the report names itself.
+    /// The problem without the structure and the address, because the report names those itself.
     fn problem(&self) -> String {
         match &self.error {
             Error::Corrupt(corrupt) => corrupt.problem.clone(),
@@ -40,7 +40,7 @@ impl Storage {
     /// Reads the tree block that `expected` describes from the devices and verifies it.
     ///
     /// # Errors
-    /// When no way gives a block that verifies: what was wrong with the first.
+    /// When no way gives a block that verifies. The error is that of the first way.
     pub(crate) fn read_block(&self, expected: &Expected) -> Result<Box<[u8]>> {
         let logical = expected.logical;
         let verify = |bytes: &[u8]| {
@@ -65,8 +65,7 @@ impl Storage {
         Ok(self.search_block(logical, verify)?.0)
     }
 
-    /// The block that the first way gives that passes `verify`, and what was wrong with those
-    /// before.
+    /// The first block that passes `verify`, and the failures of the ways that were tried before.
     fn search_block(
         &self,
         logical: Logical,
@@ -78,7 +77,7 @@ impl Storage {
         for effort in [Effort::First, Effort::All] {
             let segments = self.chunk_segments("tree block", logical, len, effort)?;
             let attempts = attempts(&segments);
-            // What the first effort tried is tried by the second one too, in its order.
+            // The second effort tries all ways of the first one again, in the same order.
             failures.clear();
             for attempt in 0..attempts {
                 let (source, member) =
@@ -95,7 +94,7 @@ impl Storage {
         Err(self.first_error("tree block", logical, failures))
     }
 
-    /// Reads all segments of a block, each in the way that `attempt` stands for.
+    /// Reads all segments of a block, each in the way that belongs to the number `attempt`.
     fn read_segments(&self, segments: &[Segment], attempt: usize, bytes: &mut [u8]) -> Result<()> {
         let mut rest = bytes;
         for (segment, way) in segments.iter().zip(chosen(segments, attempt)) {
@@ -106,11 +105,11 @@ impl Storage {
         Ok(())
     }
 
-    /// Fills `buf`, whole sectors, with the data at `logical`. `checksums` are those of
-    /// its sectors; without them, what a device returns is taken as it is.
+    /// Fills `buf`, which is whole sectors, with the data at `logical`. `checksums` are those of
+    /// its sectors. Without them, nothing verifies the bytes.
     ///
     /// # Errors
-    /// When a sector verifies in no way: the address of that sector, and what was wrong.
+    /// When no way gives a sector that verifies: the address of that sector, and what was wrong.
     pub(crate) fn read_data(
         &self,
         trees: &impl Trees,
@@ -164,9 +163,9 @@ impl Storage {
         Ok(())
     }
 
-    /// Without checksums a member that missed commits is not believed where others have the same. A
-    /// power cut between superblocks may leave all of these a generation behind: then those are
-    /// believed that have what the newest commit wrote.
+    /// Without checksums, a redundant segment is not read from a stale member while a current one
+    /// has it. A power cut between superblocks may leave all members of a segment one generation
+    /// behind. Then this keeps the members that have what the newest commit wrote.
     fn leave_out_stale(&self, trees: &impl Trees, segment: &mut Segment, checksums: Option<&[u8]>) {
         if checksums.is_some() || !segment.redundant {
             return;
@@ -176,15 +175,15 @@ impl Storage {
             return;
         }
         let is_whole = |place: Place| {
-            // What cannot be found out is not believed.
+            // A member counts as outdated when a read error leaves the question open.
             let is_current = || self.is_current(trees, place.member).unwrap_or(false);
             !self.members.get(place.member).has_failed() && is_current()
         };
         segment.ways.retain(|way| way.places().all(is_whole));
     }
 
-    /// Reads the sector `offset` bytes into the segment at `segment_start` by the first
-    /// way that gives one that verifies.
+    /// Reads the sector `offset` bytes into the segment at `segment_start` by the first way whose
+    /// bytes verify.
     fn read_sector(
         &self,
         segment_start: Logical,
@@ -199,7 +198,8 @@ impl Storage {
         Ok(())
     }
 
-    /// The same without a report: what was wrong with the ways before.
+    /// As [`read_sector`](Self::read_sector) without a report. Returns the failures of the ways
+    /// that were tried before.
     fn search_sector(
         &self,
         logical: Logical,
@@ -220,7 +220,7 @@ impl Storage {
         Err(self.first_error("data", logical, failures))
     }
 
-    /// Fills `buf` with the sector of data at `logical` by the first of all ways that verifies, and
+    /// Fills `buf` with the sector of data at `logical` by the first way whose bytes verify, and
     /// reports nothing.
     ///
     /// # Errors
@@ -253,7 +253,7 @@ impl Storage {
         Err(Malformed::new("data", format!("checksum {stored} expected, {computed} found")))
     }
 
-    /// The segments that `len` bytes from `logical` on consist of, as far as the chunks alone tell.
+    /// The segments of `len` bytes from `logical` on, as the chunks alone describe them.
     pub(super) fn chunk_segments(
         &self,
         what: &str,
@@ -266,7 +266,8 @@ impl Storage {
         })
     }
 
-    /// The segments that `len` bytes of data from `logical` on consist of.
+    /// The segments of `len` bytes of data from `logical` on. The RAID stripe tree describes them
+    /// if the volume has one.
     fn data_segments(
         &self,
         trees: &impl Trees,
@@ -283,8 +284,8 @@ impl Storage {
         })
     }
 
-    /// The segments that `len` bytes from `logical` on consist of, each of which `find` knows by
-    /// where it begins and how long it may be.
+    /// The segments of `len` bytes from `logical` on. `find` gets the start and the greatest length
+    /// of each.
     fn segments(
         &self,
         what: &str,
@@ -324,8 +325,8 @@ impl Storage {
         })
     }
 
-    /// Solves for the lost stripe of a row. `buf` becomes the P sum, or the Q sum when P is not
-    /// used.
+    /// Computes the lost stripe of a row. `buf` first becomes the P sum. With Q alone, the result
+    /// of the Q sum replaces it.
     fn rebuild(&self, rebuild: &Rebuild, offset: u64, buf: &mut [u8]) -> Result<()> {
         let mut stripe = vec![0; buf.len()];
         let mut q_sum = rebuild.q.map(|_| vec![0; buf.len()]);
@@ -363,7 +364,7 @@ impl Storage {
     ) {
         let mut places = Vec::new();
         for (logical, len) in ranges {
-            // What is not mapped fails when it is read.
+            // An address that no chunk covers fails when it is read.
             let Ok(segments) = self.data_segments(trees, logical, len, Effort::First) else {
                 continue;
             };
@@ -415,9 +416,9 @@ impl Storage {
         }
     }
 
-    /// Counts what failed for the members that are to blame. `has_good` says that another way was
-    /// good. Without one, and while the volume is written, the reader may have come too late: what
-    /// is there now is something else, and no error of the device.
+    /// Counts failures for the members that caused them. `has_good` says that another way was good.
+    /// While the volume is written and no way is good, other bytes may have been written to a freed
+    /// address before the reader came: this is no error of the device.
     fn count_failures(&self, failures: &[Failure], has_good: bool) {
         for failure in failures {
             let kind = match &failure.error {
@@ -425,7 +426,7 @@ impl Storage {
                 _ if !has_good && self.geometry.is_written => continue,
                 _ => DeviceError::Corruption,
             };
-            // What a member holds that missed commits is no error of the device.
+            // Outdated bytes of a stale member are no error of the device.
             let of = failure.member.filter(|&member| !self.members.get(member).is_stale());
             if let Some(member) = of {
                 self.count_error(member, kind);
@@ -445,7 +446,8 @@ impl Storage {
         }
     }
 
-    /// The error of a read that failed in every way: the first, which tells most.
+    /// The error of a read that failed in every way: that of the first way, with a note about the
+    /// others.
     fn first_error(&self, what: &str, logical: Logical, failures: Vec<Failure>) -> Error {
         self.count_failures(&failures, false);
         let ways = failures.len();
@@ -483,11 +485,12 @@ impl Storage {
     }
 }
 
-/// The most combinations of ways in which a block is tried.
+/// The most combinations of ways that are tried for a block.
 const MAX_ATTEMPTS: usize = 1024;
 
-/// In how many ways a block can be read. One that lies across two stripes can be read in every
-/// combination of theirs, because one of them may be bad here and another one there.
+/// In how many combinations of ways a block can be read. A block across two stripes has two ways
+/// for each on RAID1-like profiles, so four combinations: the first stripe may be bad on one
+/// member, and the second stripe on the other.
 fn attempts(segments: &[Segment]) -> usize {
     segments
         .iter()
@@ -495,14 +498,14 @@ fn attempts(segments: &[Segment]) -> usize {
         .min(MAX_ATTEMPTS)
 }
 
-/// The member that all of these ways read, if it is one.
+/// The member that all of these ways read; `None` when they read several.
 fn only_member<'w>(ways: impl Iterator<Item = &'w Way>) -> Option<usize> {
     let mut places = ways.flat_map(Way::places).map(|place| place.member);
     let first = places.next()?;
     places.all(|member| member == first).then_some(first)
 }
 
-/// The way that `attempt` stands for, in each segment.
+/// For each segment, the way that belongs to the number `attempt`.
 fn chosen(segments: &[Segment], mut attempt: usize) -> impl Iterator<Item = &Way> {
     segments.iter().map(move |segment| {
         let way = &segment.ways[attempt % segment.ways.len()];

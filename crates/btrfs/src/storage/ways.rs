@@ -1,4 +1,4 @@
-//! The ways to get at the bytes of a logical address.
+//! The ways to read the bytes of a logical address.
 //!
 //! ```text
 //! single, DUP, RAID1*   every stripe is a whole copy of the chunk
@@ -19,7 +19,7 @@ use offshoot_btrfs_format::{Logical, Physical};
 use super::chunk_map::MappedChunk;
 use super::members::Members;
 
-/// A place on a member that is present: its index, and the offset on it.
+/// An offset on a member that is present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) member: usize,
@@ -29,17 +29,17 @@ pub(crate) struct Place {
 /// One way to read a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Read it from here.
+    /// Read the copy at this place.
     Direct(Place),
-    /// Solve for it from the other stripes of its row.
+    /// Compute it from the other stripes of its row.
     Rebuild(Rebuild),
 }
 
-/// How to solve for a lost data stripe: from P alone, from Q alone, or from both when
-/// another data stripe is lost too.
+/// How to compute a lost data stripe: from P alone, from Q alone, or from both when another data
+/// stripe is lost too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rebuild {
-    /// The index of the stripe to solve for among the data stripes of the row.
+    /// The index of the stripe to compute, among the data stripes of the row.
     pub(crate) target: usize,
     /// The data stripes to read, with their indexes.
     pub(crate) data: Vec<(usize, Place)>,
@@ -61,7 +61,7 @@ impl Way {
         }))
     }
 
-    /// Whether it depends on a member that missed commits.
+    /// Whether it reads a stale member.
     pub(super) fn is_stale(&self, members: &Members) -> bool {
         self.places().any(|place| members.get(place.member).is_stale())
     }
@@ -78,11 +78,11 @@ pub(crate) struct Segment {
     pub(crate) redundant: bool,
 }
 
-/// Which ways of a segment are worked out.
+/// Which ways of a segment to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// A rebuild only when there is no copy on a member that is present and current: all that a
-    /// read of a sound volume needs.
+    /// All copies, and rebuilds only when no copy is on a member that is present and current. A
+    /// read of a sound volume needs no more.
     First,
     /// Every way there is.
     All,
@@ -110,8 +110,8 @@ pub(super) fn segment(
 }
 
 /// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on:
-/// its length, and where each copy of it is. `None` for a copy on a member that is missing. With
-/// parity there is one copy, the data itself.
+/// its length, and the place of each copy; `None` for a copy on a missing member. In a chunk with
+/// parity the data itself is the one copy.
 pub(super) fn copies(
     mapped: &MappedChunk,
     logical: Logical,
@@ -127,12 +127,12 @@ pub(super) fn copies(
     (run.len, run.copies.iter().map(place).collect())
 }
 
-/// Where in a chunk with parity an address is.
+/// The position of an address in a chunk with parity.
 struct RowPlace {
     row: u64,
     /// Its stripe, by the index among the data stripes of the row.
     target: u64,
-    /// How far it is into its unit, in bytes.
+    /// The offset in its unit of 64 KiB, in bytes.
     within: u64,
 }
 
@@ -142,8 +142,8 @@ fn row_place(mapped: &MappedChunk, logical: Logical) -> RowPlace {
     RowPlace { row: unit / data, target: unit % data, within: offset % STRIPE_LEN }
 }
 
-/// Where in a row of a chunk with parity the stripe `index` is: the data stripes come first, then
-/// P, then Q.
+/// The place of stripe `index` in a row of a chunk with parity, `within` bytes into it. The data
+/// stripes come first, then P, then Q. `None` when the member is missing.
 pub(super) fn place_in_row(
     mapped: &MappedChunk,
     row: u64,
@@ -179,8 +179,8 @@ fn parity_ways(
     (len, row_ways(&row_places, place(data), q, target))
 }
 
-/// The ways to read data stripe `target` of a row with parity. `data` has a place for
-/// every data stripe whose member is present.
+/// The ways to read data stripe `target` of a row with parity. `data` has a place for every data
+/// stripe whose member is present.
 fn row_ways(data: &[Option<Place>], p: Option<Place>, q: Option<Place>, target: usize) -> Vec<Way> {
     let mut ways: Vec<Way> = data[target].map(Way::Direct).into_iter().collect();
     // The stripes other than `target` and `lost`; `None` when one of them is missing.
@@ -209,7 +209,7 @@ fn row_ways(data: &[Option<Place>], p: Option<Place>, q: Option<Place>, target: 
     ways
 }
 
-/// Whether some address of the chunk can be read in no way at all.
+/// Whether too many members are missing to read all of the chunk.
 pub(super) fn is_lost(mapped: &MappedChunk) -> bool {
     let missing = mapped.members.iter().filter(|member| member.is_none()).count();
     let shape = mapped.chunk.profile.shape();

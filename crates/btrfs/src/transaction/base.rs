@@ -1,4 +1,4 @@
-//! What all rooms above build on: the devices, the blocks, and the trees of a volume.
+//! The base of all rooms above: the devices, the blocks, and the trees of a volume.
 
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::superblock::Superblock;
@@ -12,22 +12,22 @@ use crate::space::Roots;
 use crate::storage::{MappedChunk, Member, Segment, Storage, Trees};
 use crate::tree::{Cursor, TreeRoot};
 
-/// What all rooms above build on: the devices, the blocks and the trees of a volume, as the last
+/// The base of all rooms above: the devices, the blocks and the trees of a volume, as the last
 /// commit and the transactions since left them.
 pub struct Base {
     pub(crate) storage: Storage,
     pub(crate) cache: BlockCache,
     root_tree: TreeRoot,
     pub(crate) csum_tree: Option<TreeRoot>,
-    /// Where data is, in a volume that does not leave that to its chunks.
+    /// The RAID stripe tree, which says where data is; `None` in a volume without it.
     pub(crate) stripe_tree: Option<TreeRoot>,
     pub(super) subvolume_roots: RootCache,
-    /// What can change, in a volume that was opened for writing.
+    /// The part that can change; `None` in a volume that was opened for reading.
     pub(crate) live: Option<Live>,
 }
 
 impl Base {
-    /// The base over `storage`, that knows no tree but the root tree yet.
+    /// The base over `storage`. It knows only the root tree yet.
     pub(crate) fn new(storage: Storage, cache_bytes: u64) -> Self {
         Self {
             cache: BlockCache::new(cache_bytes, storage.superblock().node_size),
@@ -40,7 +40,8 @@ impl Base {
         }
     }
 
-    /// From now on blocks are refused that the kernel refuses, those in the cache included.
+    /// From now on refuses all blocks that the kernel refuses. The cache is emptied, because it may
+    /// hold some.
     pub(crate) fn set_strict(&mut self, cache_bytes: u64) {
         self.storage.set_strict();
         self.cache = BlockCache::new(cache_bytes, self.superblock().node_size);
@@ -84,7 +85,7 @@ impl Base {
     }
 
     /// Calls `visit` with every item of the tree `root` from `from` on, until it breaks. In a
-    /// volume that is written, what waits to be put into the tree is not among them.
+    /// volume that is written, delayed items are not included.
     pub fn for_each_item(
         &self,
         root: TreeRoot,
@@ -106,12 +107,12 @@ impl Base {
         Cursor::seek(self, root, key)
     }
 
-    /// What can change, in a volume that was opened for writing.
+    /// The part that can change; `None` in a volume that was opened for reading.
     pub(crate) fn live_part(&self) -> Option<&Live> {
         self.live.as_ref()
     }
 
-    /// What can change.
+    /// The part of the volume that can change.
     ///
     /// # Errors
     /// `EROFS` when the volume was opened for reading.

@@ -1,4 +1,4 @@
-//! The blocks of an open volume: what transactions have made lately, and else what is committed.
+//! The blocks of an open volume: recent blocks of transactions, and committed blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,8 +15,8 @@ use crate::block::{Held, Latch, TreeBlock, latch_shared};
 use crate::transaction::Live;
 use crate::tree::Blocks;
 
-/// How many blocks after the wanted one are read ahead, when the wanted one is not
-/// in the cache: walking a tree in order finds the next leaves under way.
+/// How many blocks after the wanted one are read ahead when the wanted one is not in the cache: a
+/// walk over the tree will need these leaves next.
 const READ_AHEAD_BLOCKS: usize = 32;
 
 impl Blocks for Base {
@@ -65,13 +65,14 @@ impl Base {
         self.cache.committed(&self.storage, expected)
     }
 
-    /// The latch of the block that `expected` describes, if it was made lately.
+    /// The latch of the block that `expected` describes, if a recent transaction made it and it is
+    /// in memory.
     fn recent_latch(&self, expected: &Expected) -> Option<(&Live, Arc<Latch>)> {
         let live = self.live.as_ref()?;
         Some((live, live.recent_block(expected.generation, expected.logical)?))
     }
 
-    /// The block that `expected` describes, if it was made lately.
+    /// The block that `expected` describes, if a recent transaction made it and it is in memory.
     fn recent_block(&self, expected: &Expected) -> Option<Arc<TreeBlock>> {
         let (live, latch) = self.recent_latch(expected)?;
         let block = live.stats.lock_shared(latch.try_read(), || latch.read());
@@ -80,7 +81,8 @@ impl Base {
         Some(block.clone())
     }
 
-    /// Hints that the leaves behind `slot` of `node` will be read, when the one there has to be.
+    /// Hints that the leaves behind `slot` of `node` will be read, if the leaf at `slot` must be
+    /// read from the device.
     fn read_ahead(&self, node: &TreeBlock, slot: usize) {
         let is_held = |pointer: &KeyPtr| {
             let (generation, at) = (Generation(pointer.generation.get()), pointer.logical());
@@ -88,13 +90,13 @@ impl Base {
             self.cache.contains(at) || self.live_part().is_some_and(recent)
         };
         let is_known = |slot: usize| is_held(&node.pointers()[slot]);
-        // Who walks has read the block before, and what is ahead was hinted at a few blocks ago.
+        // A walk has read the leaf before, and has hinted at the following ones a few leaves ago.
         let is_due = || slot.is_multiple_of(READ_AHEAD_BLOCKS / 2) || !is_known(slot - 1);
         if is_known(slot) || !is_due() {
             return;
         }
         let node_size = u64::from(self.superblock().node_size);
-        // Blocks of transactions that are not complete are not there yet.
+        // Blocks of transactions that are not complete may not be on the device yet.
         let end = self.live_part().map_or(Generation(u64::MAX), Live::first_incomplete);
         let ahead = &node.pointers()[slot + 1..];
         let ahead = ahead[..ahead.len().min(READ_AHEAD_BLOCKS)]

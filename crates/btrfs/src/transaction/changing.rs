@@ -1,4 +1,4 @@
-//! A tree that can change, and who may change it: a handle of the running transaction.
+//! A tree that can change, and the handle of the running transaction that changes it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,29 +15,31 @@ use crate::stats::Counters;
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tree::{Blocks, Latching, Owns, TreeRoot};
 
-/// A tree that can change: the place of its root, behind the lock above all latches.
+/// A tree that can change. Its root is behind the lock that comes before all latches.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) id: TreeId,
-    /// The transaction that took the last snapshot of it: only blocks up to this one may be shared.
+    /// The transaction that took the last snapshot of it. Only blocks of this transaction and older
+    /// ones may be shared.
     last_snapshot: AtomicU64,
-    /// Whether it is a subvolume that may not be changed.
+    /// Whether it is a read-only subvolume.
     is_read_only: AtomicBool,
-    /// Whether it is a subvolume without a name. Who has files of it open can go on with them.
+    /// Whether it is a subvolume that was deleted, and has no name any more. Callers that have its
+    /// files open can still use them.
     is_removed: AtomicBool,
-    /// Whether it is a subvolume that was deleted, and nobody has files of it open.
+    /// Whether it is a deleted subvolume of which no file is open.
     is_deleted: AtomicBool,
-    /// How often its files are open. Nothing is locked under it.
+    /// How often its files are open. No other lock is taken under this one.
     opens: parking_lot::Mutex<u64>,
     pub(crate) root: RwLock<TreeRoot>,
-    /// What its blocks take, in bytes.
+    /// The bytes of its blocks.
     pub(crate) used: AtomicU64,
-    /// What is reserved for items that are queued for it.
+    /// The reservation for items that are queued for it.
     pub(crate) hold: Hold,
 }
 
 impl Tree {
-    /// The tree as it is stored.
+    /// The tree as its root item describes it.
     pub(crate) fn new(stored: &StoredRoot, space: &Arc<Space>) -> Self {
         Self {
             id: stored.root.id,
@@ -52,7 +54,7 @@ impl Tree {
         }
     }
 
-    /// Its root, which nobody replaces meanwhile.
+    /// Its root, under a shared lock: no thread replaces it meanwhile.
     pub(crate) fn share_root(&self, stats: &Counters) -> RwLockReadGuard<'_, TreeRoot> {
         stats.lock_shared(self.root.try_read(), || self.root.read())
     }
@@ -62,17 +64,17 @@ impl Tree {
         Generation(self.last_snapshot.load(Ordering::Relaxed))
     }
 
-    /// A snapshot is taken of it, by whoever shut the gate.
+    /// Notes that a snapshot is taken of it. The caller has shut the gate.
     pub(crate) fn set_last_snapshot(&self, generation: Generation) {
         self.last_snapshot.store(generation.0, Ordering::Relaxed);
     }
 
-    /// It may be changed from now on, or not any more. The caller shut the gate.
+    /// Makes it read-only or writable. The caller has shut the gate.
     pub(crate) fn set_read_only(&self, is_read_only: bool) {
         self.is_read_only.store(is_read_only, Ordering::Release);
     }
 
-    /// It has no name any more, by whoever shut the gate.
+    /// Notes that it has no name any more. The caller has shut the gate.
     pub(crate) fn set_removed(&self) {
         self.is_removed.store(true, Ordering::Release);
     }
@@ -82,7 +84,7 @@ impl Tree {
         self.is_removed.load(Ordering::Acquire)
     }
 
-    /// A file of it is opened once more.
+    /// Counts that a file of it is opened.
     ///
     /// # Errors
     /// `ENOENT` when it was deleted.
@@ -93,22 +95,23 @@ impl Tree {
         Ok(())
     }
 
-    /// A file of it is open once less. Whether that was the last of a subvolume without a name,
-    /// which ends then.
+    /// Counts that a file of it is closed. Returns whether this was the last open file of a
+    /// subvolume without a name, which ends then.
     pub(crate) fn close_file(&self) -> bool {
         let mut opens = self.opens.lock();
         *opens = opens.saturating_sub(1);
         *opens == 0 && self.is_removed()
     }
 
-    /// If it has no name and none of its files is open, it is deleted, by whoever shut the gate:
-    /// nobody but who drops its blocks looks at it any more. Whether that is so since now.
+    /// Marks it as deleted, if it has no name and none of its files is open. From then on only the
+    /// thread that drops its blocks reads it. Returns whether this call did it. The caller has shut
+    /// the gate.
     pub(crate) fn end(&self) -> bool {
         let opens = self.opens.lock();
         *opens == 0 && self.is_removed() && !self.is_deleted.swap(true, Ordering::AcqRel)
     }
 
-    /// Whether it was deleted.
+    /// Whether it was marked as deleted.
     pub(crate) fn is_deleted(&self) -> bool {
         self.is_deleted.load(Ordering::Acquire)
     }
@@ -129,8 +132,8 @@ impl Tree {
         Ok(())
     }
 
-    /// `EROFS` when it is a subvolume that may not be changed, `ENOENT` when it was deleted. What
-    /// is found under a handle holds until that is dropped.
+    /// `EROFS` when it is a read-only subvolume, `ENOENT` when it was deleted. The answer holds
+    /// until the caller drops its handle.
     pub(crate) fn require_writable(&self) -> Result<()> {
         self.require_alive()?;
         if self.is_read_only.load(Ordering::Acquire) {
@@ -140,7 +143,7 @@ impl Tree {
     }
 }
 
-/// A tree with the handle on whose behalf it is changed.
+/// A tree, and the handle that changes it.
 pub(crate) struct Changing<'a> {
     pub(crate) handle: &'a Handle<'a>,
     pub(crate) tree: &'a Tree,

@@ -1,4 +1,4 @@
-//! The checksums of what is no extent any more, or was none.
+//! Removing the checksums of ranges that hold no extent.
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
@@ -7,15 +7,16 @@ use offshoot_vfs::Result;
 use super::{Base, Handle};
 use crate::tree::Cursor;
 
-/// Removes the checksums of `len` bytes from `logical` on, which are no extent any more. The
-/// committer calls it while no handle is open, so no writer changes the checksum tree beside it.
+/// Removes the checksums of `len` bytes from `logical` on, which hold no extent any more. The
+/// committer calls it while no handle is open, so no writer changes the checksum tree at the same
+/// time.
 pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) -> Result<()> {
     let without = Without::new(handle.volume(), logical, len)?;
     let _changing = handle.checksums_changing();
     without.apply(handle)
 }
 
-/// The same while other writers change the checksum tree.
+/// As [`remove_checksums`], while other writers change the checksum tree.
 pub(crate) fn remove_checksums_beside_writers(
     handle: &Handle<'_>,
     logical: Logical,
@@ -26,10 +27,10 @@ pub(crate) fn remove_checksums_beside_writers(
     Without::new(handle.volume(), logical, len)?.apply(handle)
 }
 
-/// What the checksum tree changes to lose the checksums of a range.
+/// The changes of the checksum tree that remove the checksums of a range.
 struct Without {
     removed: Vec<Key>,
-    /// What the removed items have of other sectors.
+    /// The parts of removed items that belong to other sectors.
     kept: Vec<(Key, Vec<u8>)>,
 }
 
@@ -63,8 +64,8 @@ impl Without {
         Ok(without)
     }
 
-    /// Makes the changes. An item may hold the checksums of its neighbours, too, and is away for a
-    /// moment.
+    /// Makes the changes. A removed item may hold the checksums of neighbouring sectors too, which
+    /// are absent for a moment.
     fn apply(&self, handle: &Handle<'_>) -> Result<()> {
         handle.change(TreeId::CSUM, |tree| {
             for found in &self.removed {

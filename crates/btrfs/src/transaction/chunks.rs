@@ -1,22 +1,22 @@
-//! Chunks that come and go.
+//! Adding and removing chunks.
 //!
-//! A chunk is written down in many places, and all of them change in one transaction:
+//! A chunk is recorded in many places, and all of them change in one transaction:
 //!
 //! | where | what |
 //! |---|---|
-//! | chunk tree | the chunk; of every member that it is on, how much is allocated |
+//! | chunk tree | the chunk; for every member that it is on, how many bytes are allocated |
 //! | device tree | an extent for every stripe |
 //! | extent tree or block-group tree | the block group |
 //! | free-space tree, if there is one | that all of it is free |
-//! | superblock | system chunks, and what of the device itself is allocated; when the commit makes it |
+//! | superblock | system chunks, and the allocated bytes of the device itself; written by the commit |
 //! | memory | the map of chunks, the block groups, the ledger |
 //!
-//! This takes metadata and system space itself, so it happens when room is made, never inside a
-//! change of a tree. One thread at a time does it, under the chunk lock, which is taken with a
-//! handle held.
+//! This takes metadata and system space itself. So it happens when room is made, never inside a
+//! change of a tree. One thread at a time does it, under the chunk lock, which it takes while it
+//! holds a handle.
 //!
-//! A block group is removed when nothing in it is used, taken or pinned: then no commit that a
-//! crash could go back to refers to it, and its place on the devices may be written again.
+//! A block group is removed when nothing in it is used, taken or pinned. Then no commit that a
+//! crash could lead back to refers to it, so its place on the devices may be written again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ use crate::tree::Cursor;
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
 impl Base {
-    /// What every member has free.
+    /// The allocated and free space of every member.
     pub(crate) fn member_spaces(&self) -> Result<Vec<MemberSpace>> {
         let allocated = self.live()?.space.allocated();
         let root = self.tree(TreeId::DEV)?;
@@ -59,8 +59,8 @@ impl Base {
                 extents.push(key.offset..key.offset.saturating_add(len));
                 cursor.advance()?;
             }
-            // A device that is shorter than the volume says gets no chunk behind its end, and one
-            // that has failed none at all.
+            // A device that is shorter than the volume says gets no chunk past its end. A device
+            // that has failed gets none at all.
             let usable_bytes = if member.has_failed() { 0 } else { member.usable_bytes() };
             let (total_bytes, allocated_bytes) = (usable_bytes, allocated[index]);
             all.push(MemberSpace { index, total_bytes, allocated_bytes, extents });
@@ -88,8 +88,8 @@ impl Handle<'_> {
         }
     }
 
-    /// Notes in the device item of the member `index` that only a superblock of this transaction,
-    /// or of a later one, has everything; whether there is room for that.
+    /// Notes in the device item of the member `index` that its superblock is complete only from
+    /// this transaction on. Returns false when there is no room for that.
     pub(crate) fn note_failed(&self, index: usize) -> Result<bool> {
         let _chunks = self.space().chunk_lock.lock();
         if !self.has_system_space()? {
@@ -107,8 +107,8 @@ impl Handle<'_> {
         Ok(true)
     }
 
-    /// Whether the chunk tree can be changed once; for the sake of other chunks, a system chunk is
-    /// allocated when it can be changed only twice, if there is room for one.
+    /// Whether the chunk tree can be changed at least once. When it can be changed only once, this
+    /// first allocates a system chunk if possible, so that later chunks stay possible.
     pub(crate) fn has_system_space(&self) -> Result<bool> {
         let changes = self.changes_of_chunks()?;
         if changes == 1 {
@@ -117,7 +117,7 @@ impl Handle<'_> {
         Ok(changes > 0)
     }
 
-    /// How often the chunk tree can be changed; as far as twice, more is not looked for.
+    /// How often the chunk tree can be changed. The result may stop at two.
     fn changes_of_chunks(&self) -> Result<u64> {
         let (volume, space) = (self.volume(), self.space());
         let levels = u64::from(volume.tree(TreeId::CHUNK)?.level) + 1;
@@ -131,7 +131,7 @@ impl Handle<'_> {
         Ok(space.ledger(Purpose::System).free() / once)
     }
 
-    /// Allocates a chunk, if there is room that is not promised.
+    /// Allocates a chunk, if there is room that is not promised. Returns whether it did.
     pub(crate) fn allocate_chunk(&self, purpose: Purpose) -> Result<bool> {
         let mut members = self.volume().member_spaces()?;
         let Some((chunk, plan)) = self.next_chunk(purpose, &members)? else { return Ok(false) };
@@ -145,15 +145,15 @@ impl Handle<'_> {
                 return Ok(false);
             }
         }
-        // Before anybody has space of it: the last commit, which a log goes with, does not know the
-        // chunk.
+        // This comes before any thread gets space of the chunk: a log belongs to the last commit,
+        // which does not know the chunk.
         self.obstruct(Obstacle::NewChunk);
         self.add_chunk(chunk, &plan)?;
         Ok(true)
     }
 
-    /// Notes what the next chunk of metadata would hold: nothing, where the chunk tree cannot be
-    /// changed. The caller holds the chunk lock.
+    /// Computes how many bytes the next chunk of metadata would hold: 0 when the chunk tree cannot
+    /// be changed. The caller holds the chunk lock.
     pub(crate) fn note_next_chunk(&self) -> Result<()> {
         let space = self.space();
         let bytes = match self.changes_of_chunks()? {
@@ -165,8 +165,8 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// What the next chunk of metadata would hold with so much on the members, of which `more` was
-    /// not allocated yet: nothing, where a chunk is not a cheap way to more room.
+    /// How many bytes the next chunk of metadata would hold with these allocations, `more` bytes of
+    /// which are not counted yet: 0 when a chunk is not a cheap way to more room.
     fn next_chunk_bytes(&self, more: i64, members: &[MemberSpace]) -> Result<u64> {
         if !self.space().allocated.has_much_room(more) {
             return Ok(0);
@@ -175,7 +175,8 @@ impl Handle<'_> {
         Ok(next.map_or(0, |(chunk, _)| chunk.length))
     }
 
-    /// The chunk that would be allocated with so much on the members, and where it would be.
+    /// The chunk that would be allocated next with these allocations, and its places on the
+    /// members.
     pub(crate) fn next_chunk(
         &self,
         purpose: Purpose,
@@ -183,7 +184,7 @@ impl Handle<'_> {
     ) -> Result<Option<(Chunk, Plan)>> {
         let volume = self.volume();
         let Some(plan) = self.chunk_plan(purpose, members)? else { return Ok(None) };
-        // Converted volumes have chunks that end anywhere.
+        // Converted volumes have chunks that end at any address.
         let end = volume.storage.end_of_chunks();
         let Some(start) = end.checked_next_multiple_of(STRIPE_LEN) else { return Ok(None) };
         let start = Logical(start);
@@ -200,7 +201,7 @@ impl Handle<'_> {
         Ok(fits.then_some((chunk, plan)))
     }
 
-    /// Where the next chunk would be with so much on the members, if there is place for one.
+    /// The places of the next chunk with these allocations, if there is room for one.
     pub(crate) fn chunk_plan(
         &self,
         purpose: Purpose,
@@ -211,7 +212,7 @@ impl Handle<'_> {
         Ok(chunk_plan::plan(members, flags, profile, self.most_members(flags)))
     }
 
-    /// How many members a chunk of this kind can have, as its item must fit.
+    /// The most members that a chunk of this kind can have, because its item must fit.
     fn most_members(&self, flags: BlockGroupFlags) -> usize {
         let room = if flags.0 & BlockGroupFlags::SYSTEM != 0 {
             SYSTEM_CHUNK_ARRAY_SIZE / 2
@@ -229,7 +230,7 @@ impl Handle<'_> {
         bytes.len() <= SYSTEM_CHUNK_ARRAY_SIZE
     }
 
-    /// Names the system chunks in the superblock, if they are not those that it names.
+    /// Writes the system chunks into the superblock, if it names others.
     pub(crate) fn store_system_chunks(&self, item: &mut SuperblockItem) -> Result<()> {
         let sector_size = self.volume().superblock().sector_size;
         let chunks = self.volume().storage.system_chunks();
@@ -248,7 +249,7 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Writes a new chunk down everywhere, with the stripes that were planned.
+    /// Records a new chunk in all places, with the planned stripes.
     pub(crate) fn add_chunk(&self, chunk: Chunk, plan: &Plan) -> Result<()> {
         let volume = self.volume();
         let item = chunk_item(&chunk, volume.superblock().sector_size);
@@ -283,15 +284,15 @@ impl Handle<'_> {
         }
         volume.storage.map_chunk(chunk)?;
         if flags.has_metadata() {
-            // What the next one holds is found out when this one is counted: for a moment there is
-            // less than there is.
+            // The size of the following chunk is computed after this chunk is counted. Until then
+            // the ledger shows too little.
             self.space().ledger(Purpose::Metadata).note_next_chunk(0);
         }
         self.space().add_group(volume, BlockGroup::new(start, len, flags, 0))?;
         self.note_next_chunk()
     }
 
-    /// Takes a block group that nobody allocates from any more, and its chunk, out of all trees.
+    /// Removes a retired block group, and its chunk, from all trees.
     pub(crate) fn remove_group(&self, group: &Arc<BlockGroup>) -> Result<()> {
         let volume = self.volume();
         let chunk = volume.storage.chunk_at(group.start)?;
@@ -314,7 +315,7 @@ impl Handle<'_> {
         self.note_next_chunk()
     }
 
-    /// Removes an item that must be there.
+    /// Removes an item that must exist.
     fn remove_one(&self, tree: TreeId, key: Key) -> Result<()> {
         self.change(tree, |tree| {
             if tree.remove(key)? {
@@ -324,7 +325,7 @@ impl Handle<'_> {
         })
     }
 
-    /// Counts the stripes of a chunk that comes or goes for the members that they are on.
+    /// Counts the stripes of a chunk that is added or removed, for their members.
     fn change_allocated(&self, chunk: &Chunk, is_new: bool) -> Result<()> {
         let mut stripes: BTreeMap<DeviceId, u64> = BTreeMap::new();
         for stripe in &chunk.stripes {

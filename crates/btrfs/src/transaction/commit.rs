@@ -1,4 +1,4 @@
-//! Committing: from a transaction in memory to the superblock that makes it the volume's state.
+//! Committing: makes a transaction in memory the state of the volume, by writing its superblock.
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
@@ -21,19 +21,19 @@ use crate::tree::TreeRoot;
 /// Why a commit is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// Somebody asked for it.
+    /// A caller asked for it.
     Asked,
-    /// It was time.
+    /// The commit interval has passed.
     Time,
     /// There were many dirty tree blocks.
     DirtyBlocks,
-    /// Somebody needs room.
+    /// A caller needs room.
     Space,
-    /// A snapshot is taken of what was changed.
+    /// A snapshot is taken of a changed subvolume.
     Snapshot,
     /// An fsync could not be logged.
     Fsync,
-    /// A member failed, or could not be written, in the commit before.
+    /// In the commit before, a member failed or a write to it failed.
     Member,
 }
 
@@ -52,28 +52,28 @@ impl Cause {
     }
 }
 
-/// What rooms above have of the running transaction.
+/// What the rooms above keep for the running transaction.
 pub(crate) trait Above {
-    /// What is known of a transaction.
+    /// The data that a room above keeps for a transaction.
     type Known;
 
-    /// Puts all that is queued into the trees, on several threads when it is worth that. Each gets
-    /// its handles from `join`.
+    /// Flushes all queued items into the trees, on several threads if that is worth it. Each thread
+    /// gets its handles from `join`.
     fn flush_all<'v>(&'v self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()>;
 
-    /// An error where something is queued still.
+    /// An error when an item is still queued.
     fn require_flushed(&self) -> Result<()>;
 
-    /// The transaction is finished, and nobody has a handle of it. Gives what was known of it, which
-    /// is dropped when others go on.
+    /// Notes that the transaction is finished and no thread has a handle of it. Returns the data
+    /// that was kept for it, which the committer drops after the gate is open again.
     fn end(&self) -> Self::Known;
 }
 
 impl Base {
-    /// Calls `work` while nobody else has a handle. The caller must hold none.
+    /// Calls `work` while no other thread has a handle. The caller must hold none.
     ///
     /// # Errors
-    /// `EROFS` when something failed before, and what `work` fails with.
+    /// `EROFS` when the volume has stopped writing; errors of `work`.
     pub(crate) fn alone<'v, T>(
         &'v self,
         reserved: Reserved<'v>,
@@ -89,8 +89,8 @@ impl Base {
         work(handle.with_reservation(reserved.0, reserved.1))
     }
 
-    /// Calls `work` while nobody has a handle, with the running transaction, of which it changes
-    /// nothing. The caller must hold none.
+    /// Calls `work` with the number of the running transaction, while no thread has a handle.
+    /// `work` must not change the transaction. The caller must hold no handle.
     pub(crate) fn between_handles<T>(&self, work: impl FnOnce(Generation) -> T) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
@@ -99,11 +99,11 @@ impl Base {
         Ok(work(live.phases.read().running.id))
     }
 
-    /// Calls `work` while nobody writes superblocks, neither for a commit nor for a log. The caller
-    /// must hold no handle.
+    /// Calls `work` while no thread writes superblocks, for a commit or for a log. The caller must
+    /// hold no handle.
     ///
     /// # Errors
-    /// `EROFS` when something failed before, and what `work` fails with.
+    /// `EROFS` when the volume has stopped writing; errors of `work`.
     pub(crate) fn with_superblocks_at_rest<T>(
         &self,
         work: impl FnOnce() -> Result<T>,
@@ -117,16 +117,17 @@ impl Base {
         work()
     }
 
-    /// A handle of the running transaction, for who shut the gate.
+    /// A handle of the running transaction, for the thread that has shut the gate.
     fn only_handle<'v>(&'v self, live: &'v Live) -> Handle<'v> {
         let transaction = live.phases.read().running.clone();
         Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
     }
 
-    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a
-    /// handle of the transaction that runs afterwards. The caller holds the commit lock. Gives what
-    /// `begin` did, and whether a transaction is on the devices: one may be postponed, and is a part
-    /// of the next then.
+    /// Flushes queued items, and commits if `is_needed` is true after that. Then calls `begin`
+    /// while no other thread has a handle, with a handle of the transaction that runs from then on.
+    /// The caller holds the commit lock. Returns the result of `begin`, and whether the committed
+    /// transaction is on the devices. It is not when it was postponed: then it becomes a part of
+    /// the next one.
     pub(crate) fn commit_running<'v, T>(
         &'v self,
         live: &'v Live,
@@ -136,7 +137,7 @@ impl Base {
     ) -> Result<(Result<T>, bool)> {
         self.note_failures(live)?;
         self.store_device_errors(live)?;
-        // What is queued until the gate is shut is little.
+        // Flush most items now, so that few are left to flush while writers are blocked.
         above.flush_all(|| self.enter())?;
         let gate = live.gate.write();
         live.require_whole()?;
@@ -147,21 +148,23 @@ impl Base {
             if !is_needed() {
                 return Ok(None);
             }
-            // Checksums of data that files gave up go now, and what came and went is free again.
+            // Running the references removes checksums of freed data, and frees extents that were
+            // made in this transaction. Readers must notice that.
             drop(live.freeing.write());
             live.epoch.fetch_add(1, Ordering::AcqRel);
             let superblock = self.only_handle(live).finish()?;
-            // Accounts may have turned out to be wrong.
+            // Wrong accounts may have ended all writing meanwhile.
             live.require_whole()?;
             let before = live.begin_next(transaction.clone());
             Ok(Some((superblock, before, above.end())))
         })?;
-        // Who waits for this transaction waits until it is on the devices, or will never be.
+        // The threads that wait for this transaction wait until it is on the devices, or will never
+        // be.
         let mut unfinished = Begun { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
         let Some((superblock, before, known)) = finished else { return Ok((outcome, false)) };
-        // Nobody has a handle of it, so nobody looks into its log any more.
+        // No thread has a handle of it, so no thread reads its log any more.
         transaction.log.forget();
         drop(known);
         if let Some(before) = before {
@@ -182,13 +185,14 @@ impl Base {
 }
 
 impl Live {
-    /// Says in the next superblock that the volume has a default subvolume of its own.
+    /// Notes for the next superblock that the volume has a default subvolume other than the top
+    /// level.
     pub(crate) fn note_default_subvolume(&self) {
         self.new_features.fetch_or(Incompat::DEFAULT_SUBVOL.0, Ordering::Relaxed);
     }
 
-    /// Lets the next transaction run while `finished` is written. Gives the one before that, whose
-    /// blocks are many: who lets go of them keeps nobody waiting.
+    /// Begins the next transaction, while `finished` is written. Returns the transaction before
+    /// `finished`. It has many blocks, so the caller drops it when no thread waits for that.
     fn begin_next(&self, finished: Arc<Transaction>) -> Option<Arc<Transaction>> {
         for tree in self.trees.read().values() {
             tree.hold.begin(tree.used.load(Ordering::Relaxed));
@@ -204,15 +208,15 @@ impl Live {
         phases.before.replace(finished)
     }
 
-    /// The blocks of `finished` are on the devices, and no superblock leads to them: what it did
-    /// becomes durable with the running transaction, and what the last commit refers to stays until
-    /// then.
+    /// Postpones `finished`: its blocks are on the devices, but no superblock leads to them. Its
+    /// changes become durable with the running transaction. Blocks that the last commit refers to
+    /// stay pinned until then.
     fn postpone(&self, finished: &Transaction) {
         let mut phases = self.phases.write();
         let running = &phases.running;
         running.pinned.lock().append(&mut finished.pinned.lock());
         running.shared.lock().extend(finished.shared.lock().iter());
-        // The log of it is what a crash finds.
+        // A crash finds the log of `finished`.
         running.log.go_on_from(&finished.log);
         phases.is_postponed = true;
         drop(phases);
@@ -220,14 +224,14 @@ impl Live {
         self.tell_of_commit();
     }
 
-    /// `transaction` is on the devices: its blocks are like all others now, and what it freed is
-    /// free.
+    /// Completes `transaction`, which is on the devices: its blocks are now like all committed
+    /// ones, and the ranges that it freed become free.
     fn complete(&self, volume: &Base, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, changes_little);
         self.phases.write().is_complete = true;
         self.tell_of_commit();
-        // Before anything is free again: whoever still follows old pointers then knows to begin
-        // anew.
+        // This comes before any range becomes free, so a reader that still follows old pointers
+        // knows that it must begin again.
         self.epoch.fetch_add(1, Ordering::AcqRel);
         let freed = std::mem::take(&mut *transaction.pinned.lock());
         for range in &freed {
@@ -240,7 +244,8 @@ impl Live {
 }
 
 impl Handle<'_> {
-    /// Brings the trees to where they say all that is in them, and makes the superblock.
+    /// Runs references and stores all changed items until the trees are consistent, and makes the
+    /// superblock.
     fn finish(&self) -> Result<Box<SuperblockItem>> {
         loop {
             self.run_references()?;
@@ -252,8 +257,8 @@ impl Handle<'_> {
         self.superblock()
     }
 
-    /// Has the root tree change in this transaction, if nothing else did: its generation has to be
-    /// that of the superblock. Whether that was so.
+    /// Changes the root tree in this transaction, if nothing else did: its generation must be that
+    /// of the superblock. Returns whether it had to.
     fn touch_root_tree(&self) -> Result<bool> {
         let is_due = self.volume.tree(TreeId::ROOT)?.generation != self.generation();
         if is_due {
@@ -264,7 +269,7 @@ impl Handle<'_> {
         Ok(is_due)
     }
 
-    /// Stores how much of each block group is used, where that changed.
+    /// Stores the used bytes of each block group where they changed.
     fn store_block_groups(&self) -> Result<usize> {
         let tree = self.block_group_tree();
         let changed = self.live.space.changed_groups();
@@ -282,7 +287,7 @@ impl Handle<'_> {
         Ok(changed.len())
     }
 
-    /// Stores the roots of all trees that moved, but for the two that the superblock names.
+    /// Stores the roots of all trees that moved, except the two that the superblock names.
     fn store_roots(&self) -> Result<usize> {
         let mut moved: Vec<TreeRoot> = Vec::new();
         self.transaction.moved_roots.lock().retain(|id, root| {
@@ -317,20 +322,20 @@ impl Handle<'_> {
         Ok(moved.len())
     }
 
-    /// The superblock of this transaction, without what differs from device to device.
+    /// The superblock of this transaction, without the fields that differ from device to device.
     fn superblock(&self) -> Result<Box<SuperblockItem>> {
         let mut item = self.live.superblock.lock().clone();
         let generation: U64 = self.generation().0.into();
         let root = self.volume.tree(TreeId::ROOT)?;
         let chunk = self.volume.tree(TreeId::CHUNK)?;
-        // The UUID tree is kept with the subvolumes, so it stays as current as it was. A version 1
-        // free space cache is not kept: its generation stays behind, which tells the kernel to
-        // discard it.
+        // Writers of subvolumes maintain the UUID tree, so it stays as current as it was. The free
+        // space cache of version 1 is not maintained: its generation stays behind, which tells the
+        // kernel to discard it.
         if item.uuid_tree_generation == item.generation {
             item.uuid_tree_generation = generation;
         }
         item.generation = generation;
-        // Whatever a log had is in the trees now.
+        // The trees now have everything that a log had.
         item.log_root = 0.into();
         item.log_root_transid = 0.into();
         item.log_root_level = 0;
@@ -351,7 +356,7 @@ impl Handle<'_> {
         Ok(item)
     }
 
-    /// Puts the roots of this commit in the place of the oldest that the superblock remembers.
+    /// Replaces the oldest backup roots of the superblock by the roots of this commit.
     fn store_backup(&self, item: &mut SuperblockItem) -> Result<()> {
         let newest = (0..item.super_roots.len())
             .max_by_key(|&i| item.super_roots[i].tree_root_gen.get())

@@ -1,6 +1,6 @@
-//! What the trees say of devices: errors, counted where the kernel counts them, in an item for each
-//! member in the device tree, which is there since the first error; and that a member has failed
-//! (`storage/failing`).
+//! What the trees record about devices. The device tree has an item with error counters, in the
+//! same form as the kernel's, for each member that had an error. The chunk tree notes that a member
+//! has failed (`storage/failing`).
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::DevStatsItem;
@@ -14,11 +14,11 @@ use crate::space::Claim;
 use crate::storage::DeviceError;
 
 impl Base {
-    /// Has the running transaction note the members that failed lately. The caller holds the commit
-    /// lock and no handle.
+    /// Makes the running transaction note the members that failed and are not noted yet. The caller
+    /// holds the commit lock and no handle.
     ///
     /// # Errors
-    /// When there is no room for that, or the chunk tree cannot be changed: all writing ends.
+    /// When there is no room, or the chunk tree cannot be changed. Then all writing ends.
     pub(super) fn note_failures(&self, live: &Live) -> Result<()> {
         for index in self.storage.failures_to_note() {
             let handle = self.try_join(live, live.space.chunk_items(), Claim::LastResort)?;
@@ -37,8 +37,8 @@ impl Base {
         Ok(())
     }
 
-    /// Adds the errors that were counted lately to what is stored. Where there is no room for that,
-    /// the next commit does it. The caller holds no handle.
+    /// Adds new errors to the stored counters. If there is no room, the next commit does it. The
+    /// caller holds no handle.
     ///
     /// # Errors
     /// When the device tree cannot be read or changed.
@@ -63,7 +63,7 @@ impl Handle<'_> {
         };
         self.change(TreeId::DEV, |tree| {
             tree.modify(key, size_of::<DevStatsItem>(), |stored| {
-                // A later kernel may count more.
+                // A later kernel may have more counters.
                 let mut bytes = stored.map(<[u8]>::to_vec).unwrap_or_default();
                 bytes.resize(bytes.len().max(size_of::<DevStatsItem>()), 0);
                 let mut item = DevStatsItem::new_zeroed();

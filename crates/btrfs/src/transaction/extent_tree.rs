@@ -1,11 +1,11 @@
-//! The extent tree: counts of references, and who holds them.
+//! The extent tree: reference counts of extents, and the owners of the references.
 //!
-//! An item counts all references to an extent and holds as many of them as fit inline; the
+//! The item of an extent counts all references to it, and holds as many of them as fit inline. The
 //! others are items of their own behind it ("keyed"). A reference is an [`Owner`] and a count.
 //!
-//! A tree block that several subvolumes share is counted once for each. What it refers to is
-//! counted for the tree that it belongs to, until that tree copies it: from then on the old block
-//! itself is the owner of what is below it (a *full back reference*).
+//! A tree block that several subvolumes share counts one reference for each of them. The blocks and
+//! data below it count for the tree that the block belongs to, until that tree copies the block.
+//! From then on, the old block itself owns what is below it (a *full back reference*).
 
 mod verify;
 
@@ -37,7 +37,7 @@ use crate::transaction::Tree;
 use crate::tree::{Cursor, ItemEdit};
 use verify::{keyed_owner, names, wrong};
 
-/// An item of the extent tree, taken apart.
+/// A parsed item of the extent tree.
 struct Record {
     key: Key,
     refs: u64,
@@ -49,25 +49,27 @@ struct Record {
     inline: Vec<(Owner, u32)>,
 }
 
-/// What references that run together do.
+/// The effects of references that run together.
 #[derive(Default)]
 struct Run {
-    /// What becomes of the items of extents, which ascend.
+    /// The edits of extent items, in ascending order.
     edits: Vec<(Key, Option<Vec<u8>>)>,
-    /// What applying them has to come to.
+    /// The counts that applying the edits must return.
     expected: Counts,
-    /// Ranges that are extents now, ascending.
+    /// Ranges that become extents, ascending.
     used: Vec<Range<u64>>,
-    /// Ranges that are no extents any more, ascending.
+    /// Ranges that stop being extents, ascending.
     freed: Vec<Range<u64>>,
 }
 
-/// What a search for the reference of a file does at a gap between references whose hashes collide.
+/// What a search for the reference of a file does at a gap between keyed references whose hashes
+/// collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gaps {
-    /// It ends there: a new reference belongs into the gap.
+    /// It ends there: a new reference goes into the gap.
     Stop,
-    /// It goes on behind it, through all references of the kind: one that is given up is somewhere.
+    /// It continues through all references of the kind: a reference that is given up must be
+    /// somewhere.
     Cross,
 }
 
@@ -88,7 +90,7 @@ impl Owner {
         }
     }
 
-    /// What orders references of one type, and the offset of the key of one that has an item.
+    /// The order of references of one type, which is also the key offset of a keyed one.
     fn sequence(self) -> u64 {
         match self {
             Self::Tree { root } => root.0,
@@ -105,8 +107,8 @@ impl Owner {
         }
     }
 
-    /// The data of this reference, inline behind its type or in an item of its own. `inline` ones
-    /// name what is the key's offset otherwise.
+    /// The data of this reference, inline behind its type or in an item of its own. An inline
+    /// reference includes the value that is the key offset of a keyed one.
     fn encode(self, count: u32, inline: bool, to: &mut Vec<u8>) {
         match self {
             Self::File { root, ino, offset } => to.extend_from_slice(
@@ -163,8 +165,8 @@ impl Record {
         })
     }
 
-    /// Whether the block refers to what is below it by its own address, delayed references
-    /// included.
+    /// Whether the block refers to its children by its own address, with delayed references
+    /// counted.
     fn is_full(&self, pending: Option<&Pending>) -> bool {
         self.flags & EXTENT_FLAG_FULL_BACKREF != 0
             || pending.is_some_and(|pending| pending.full_backref)
@@ -178,7 +180,7 @@ impl Record {
     }
 
     fn encode(&mut self) -> Vec<u8> {
-        // By type, and within a type descending.
+        // The format orders by type, and within a type in descending order.
         self.inline
             .sort_by_key(|(owner, _)| (owner.item_type(), std::cmp::Reverse(owner.sequence())));
         let mut data = Vec::with_capacity(self.len());
@@ -217,7 +219,7 @@ fn underflow(logical: Logical, owner: Owner) -> Error {
 }
 
 impl Handle<'_> {
-    /// Queues the changes of references that the copy `new` of the block `old` brings.
+    /// Queues the changes of references that result from copying the block `old` to `new`.
     pub(super) fn references_of_copy(
         &self,
         tree: &Tree,
@@ -250,8 +252,9 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Gives up the reference of `owner` to the block at `logical`, if others refer to it too;
-    /// otherwise says whether it refers to what is below it by its own address.
+    /// Gives up the reference of `owner` to the block at `logical`, and returns `None`, if others
+    /// refer to it too. Otherwise returns whether the block refers to its children by its own
+    /// address.
     pub(crate) fn leave_if_shared(
         &self,
         logical: Logical,
@@ -267,8 +270,8 @@ impl Handle<'_> {
         Ok(Some(is_full))
     }
 
-    /// Has the block refer to what is below it by its own address, and no more for the tree `tree`
-    /// that it belongs to, which is going to be no more; whether it did not do that before.
+    /// Makes the block refer to its children by its own address, and no longer for `tree`, which it
+    /// belongs to and which is being deleted. Returns false when it was so before.
     pub(crate) fn detach(&self, block: &TreeBlock, tree: TreeId) -> Result<bool> {
         let logical = Logical(block.header().bytenr.get());
         let _counting = self.live.counting(logical);
@@ -290,14 +293,14 @@ impl Handle<'_> {
         self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
     }
 
-    /// Whether all references to the data at `logical` are those of `owner`, as a crash would find
-    /// them too: what others gave up is theirs until a commit without it is on the devices.
+    /// Whether all references to the data at `logical` are those of `owner`, also after a crash: a
+    /// reference that another owner gave up counts until a commit without it is on the devices.
     ///
     /// # Errors
     /// When the extent tree has no such data, `len` bytes long, or contradicts itself about it.
     pub(crate) fn is_only_of(&self, logical: Logical, len: u64, owner: Owner) -> Result<bool> {
         if self.live.logs_moved_extents() {
-            // Who gave it up may still have it in the log, or had it in another place.
+            // The log may still have the extent for a previous owner, or at another place.
             return Ok(false);
         }
         let pending = self.transaction.refs.get(logical);
@@ -307,15 +310,14 @@ impl Handle<'_> {
         if pending.is_some_and(|pending| pending.is_new) {
             return Ok(true);
         }
-        // An owner that has an item of its own had others beside it: that counts as if it still
-        // had.
+        // A keyed reference exists only beside other references. It counts as if these still
+        // existed.
         let Record { refs, inline, .. } = self.extent(logical, len, ExtentKind::Data)?.record;
         let count = inline.iter().find(|(one, _)| *one == owner).map_or(0, |(_, count)| *count);
         Ok(u64::from(count) == refs && !self.live.was_shared(logical))
     }
 
-    /// Whether a snapshot may share what came to be in the transaction `generation` in the tree
-    /// `id`.
+    /// Whether a snapshot of the tree `id` may share what the transaction `generation` made in it.
     pub(crate) fn is_as_old_as_a_snapshot(
         &self,
         id: TreeId,
@@ -324,8 +326,8 @@ impl Handle<'_> {
         Ok(generation <= self.live.tree(self.volume, id)?.last_snapshot())
     }
 
-    /// Changes the count of everything that `block` refers to, for the tree `root`, or else for the
-    /// block itself.
+    /// Changes the count of everything that `block` refers to by `delta`, for the tree `root`, or
+    /// without it for the block itself.
     pub(crate) fn refer_to_children(
         &self,
         block: &TreeBlock,
@@ -362,11 +364,11 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Runs the delayed references until none are left. What this changes in the trees queues more
-    /// of them, but a block is copied once in a transaction, so it ends.
+    /// Runs the delayed references until none are left. The changes of trees queue more of them.
+    /// This ends, because a block is copied once in a transaction.
     ///
-    /// All that are pending run together: what becomes of the items is found out first, and then
-    /// applied as one batch, to the extent tree and after that to the free-space tree.
+    /// All pending references run together: first the edits of all items are planned, and then they
+    /// are applied as one batch, to the extent tree and after that to the free-space tree.
     pub(super) fn run_references(&self) -> Result<()> {
         loop {
             let pending = self.transaction.refs.take();
@@ -384,7 +386,7 @@ impl Handle<'_> {
         }
     }
 
-    /// Finds out what becomes of an extent.
+    /// Plans the changes of one extent.
     fn plan(&self, logical: Logical, pending: &Pending, run: &mut Run) -> Result<()> {
         if let Some((len, kind)) = pending.contradiction {
             let (first, first_len) = (pending.kind, pending.len);
@@ -410,8 +412,9 @@ impl Handle<'_> {
             return self.remove_extent(logical, pending, &known.record, in_items > 0, run);
         }
         if pending.must_go {
-            // The tree says that no snapshot is as young as the block, so it was copied without
-            // a look at its count. What is below it would now be counted once too little.
+            // By its root item, the last snapshot of the tree is older than the block. So the block
+            // was copied without a look at its count. Continuing would count everything below it
+            // once too little.
             let found = names(&known.record.inline);
             let problem = format!(
                 "the block is younger than the last snapshot of its tree, so only the tree may \
@@ -438,7 +441,7 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Applies what was found out.
+    /// Applies the planned changes.
     fn apply(&self, run: Run) -> Result<()> {
         let edits: Vec<ItemEdit<'_>> =
             run.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
@@ -467,7 +470,7 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Changes the count of one owner, inline where it is or fits, else in its item.
+    /// Changes the count of one owner: inline if it is there or fits, else in a keyed item.
     fn change_owner(
         &self,
         record: &mut Record,
@@ -478,7 +481,7 @@ impl Handle<'_> {
     ) -> Result<()> {
         let is_block = matches!(owner, Owner::Tree { .. } | Owner::Block { .. });
         let changed = |count: u32| match i64::from(count).saturating_add(delta) {
-            // A tree has a block once, and so has another block.
+            // A tree, or a block, refers to a block at most once.
             more @ 2.. if is_block => {
                 Err(wrong(logical, &format!("{owner} would refer to the block {more} times")))
             }
@@ -516,8 +519,8 @@ impl Handle<'_> {
         self.change(TreeId::EXTENT, |tree| tree.insert(key, &data))
     }
 
-    /// The item of `owner`, with its count. References of files whose hashes collide stand behind
-    /// each other. One of them that went leaves a gap.
+    /// The keyed item of `owner`, with its count. References of files with equal hashes have
+    /// successive keys. A removed one leaves a gap.
     fn find_keyed(&self, logical: Logical, owner: Owner, gaps: Gaps) -> Result<Option<(Key, u32)>> {
         let root = self.volume.tree(TreeId::EXTENT)?;
         let first = Key::new(logical.0, owner.item_type(), owner.sequence());
@@ -539,7 +542,7 @@ impl Handle<'_> {
         Ok(None)
     }
 
-    /// The first key that is free for the item of `owner`.
+    /// The first free key for a keyed item of `owner`.
     fn free_key(&self, logical: Logical, owner: Owner) -> Result<Key> {
         let root = self.volume.tree(TreeId::EXTENT)?;
         let mut key = Key::new(logical.0, owner.item_type(), owner.sequence());
@@ -555,12 +558,12 @@ impl Handle<'_> {
         let refs = u64::try_from(pending.net())
             .map_err(|_| Error::corrupt_at("extent tree", logical.0, "a new extent is not held"))?;
         if refs == 0 {
-            // It came and went; its checksums were stored when it came.
+            // The extent was made and freed in this transaction. Its checksums were stored when it
+            // was made.
             if pending.kind == ExtentKind::Data {
                 remove_checksums(self, logical, pending.len)?;
                 if self.log().is_used() {
-                    // A log that is pending until this transaction is on the devices may refer to
-                    // it.
+                    // Until this transaction is on the devices, a log may refer to the extent.
                     self.pin(logical, pending.len);
                     return Ok(());
                 }
@@ -615,7 +618,7 @@ impl Handle<'_> {
         has_items: bool,
         run: &mut Run,
     ) -> Result<()> {
-        // What is free is read from the trees once; after this they say that the range is.
+        // The free ranges are loaded from the trees before the trees show this range as free.
         self.live.space.load(self.volume, &*self.live.space.group_of(logical)?)?;
         if has_items {
             let first = Key::new(logical.0, ItemType::TREE_BLOCK_REF, 0);

@@ -1,4 +1,4 @@
-//! What a tree keeps for items that are to go into it.
+//! The space that a tree holds for its queued items.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,26 +7,26 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::space::{Kept, KeptAs, Purpose, Space};
 
-/// What is reserved for the queued items of a tree.
+/// The reservation for the queued items of a tree.
 #[derive(Debug)]
 pub(crate) struct Hold {
     account: Mutex<Account>,
-    /// What the blocks take that the running transaction has not copied, in bytes.
+    /// The bytes of the blocks that the running transaction has not copied.
     pub(crate) uncopied: AtomicU64,
 }
 
-/// What items that are queued for a tree have kept.
+/// The account of the queued items of a tree.
 #[derive(Debug)]
 pub(crate) struct Account {
-    /// While an operation or a flush is counting, it may be off, below zero even.
+    /// While an operation or a flush counts, the value may be wrong, and even negative.
     pub(crate) units: i64,
     pub(crate) blocks: i64,
     pub(crate) growth: i64,
-    /// What is reserved, of metadata.
+    /// The reserved metadata.
     pub(crate) held: Kept,
-    /// What of this is counted in the sum of the volume.
+    /// The part that is counted in the sum of the volume.
     pub(crate) dirties: i64,
-    /// Memory that is not counted in that of the volume yet, in bytes.
+    /// Bytes of memory that are not counted in the sum of the volume yet.
     pub(crate) uncounted: i64,
 }
 
@@ -38,19 +38,19 @@ impl Hold {
         Self { account: Mutex::new(account), uncopied: AtomicU64::new(used) }
     }
 
-    /// What the items have kept.
+    /// The account of the items.
     pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
         self.account.lock()
     }
 
-    /// The running transaction has copied a block.
+    /// Notes that the running transaction has copied a block.
     pub(crate) fn copied(&self, node_size: u64) {
-        // What was stored may have been too little: the format does not depend on it.
+        // The stored size may have been too small: the format does not depend on it.
         let less = |bytes: u64| Some(bytes.saturating_sub(node_size));
         let _ = self.uncopied.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// A transaction begins, to which no block of the tree belongs. Nothing is queued.
+    /// Begins a transaction, which owns no block of the tree yet. No item is queued.
     pub(crate) fn begin(&self, used: u64) {
         if cfg!(debug_assertions) {
             let Account { units, blocks, growth, held, dirties, uncounted } = &*self.account.lock();
@@ -60,13 +60,13 @@ impl Hold {
         self.uncopied.store(used, Ordering::Relaxed);
     }
 
-    /// What is reserved, in bytes of metadata.
+    /// The reserved bytes of metadata.
     #[cfg(test)]
     pub(crate) fn held(&self) -> u64 {
         self.account.lock().held.bytes()
     }
 
-    /// How many units the items have kept.
+    /// How many units the items hold.
     #[cfg(test)]
     pub(crate) fn units(&self) -> i64 {
         self.account.lock().units

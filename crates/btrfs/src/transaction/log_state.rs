@@ -1,7 +1,8 @@
-//! What a transaction and its log must know of each other.
+//! The knowledge that a transaction and its log share.
 //!
-//! What is in the log the room above knows. The transaction has its blocks, which are in memory
-//! until they are written; the notes of what changed; and why nothing may be logged any more.
+//! The contents of the log are known to the room above (`log`). The transaction has the blocks of
+//! the log, which stay in memory until they are written; the notes of what changed; and the reason
+//! why nothing more may be logged, if there is one.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,17 +16,17 @@ use super::notes::Notes;
 use crate::block::{DirtyBlocks, Latch};
 use crate::sync::{RwLock, RwLockReadGuard};
 
-/// What a transaction and its log must know of each other.
+/// The knowledge that a transaction and its log share.
 #[derive(Default)]
 pub(crate) struct LogState {
     obstacle: OnceLock<Obstacle>,
-    /// Something was logged.
+    /// A thread has logged something, or is about to.
     is_used: AtomicBool,
-    /// An extent had an owner, or a place in a file, that it may not have any more.
+    /// An extent may have lost an owner, or its place in a file, in this transaction.
     has_moved_extents: AtomicBool,
-    /// Blocks that were taken for it.
+    /// The number of blocks that were allocated for the log.
     taken: AtomicU64,
-    /// Blocks that may be changed.
+    /// Blocks that may still change.
     changing: RwLock<DirtyBlocks>,
     /// Blocks that are being written.
     writing: RwLock<Arc<DirtyBlocks>>,
@@ -33,7 +34,7 @@ pub(crate) struct LogState {
 }
 
 impl LogState {
-    /// An empty log, or one that nothing gets into.
+    /// An empty log. With `is_on` false it takes nothing.
     pub(crate) fn new(is_on: bool) -> Self {
         let log = Self::default();
         if !is_on {
@@ -42,18 +43,18 @@ impl LogState {
         log
     }
 
-    /// Has all fsyncs make a commit, until there is one.
+    /// Makes every fsync commit until a commit ends the transaction.
     pub(crate) fn obstruct(&self, obstacle: Obstacle) {
         let _ = self.obstacle.set(obstacle);
     }
 
-    /// Why nothing may be logged any more, if that is so.
+    /// Why nothing more may be logged, if there is a reason.
     pub(crate) fn obstacle(&self) -> Option<Obstacle> {
         self.obstacle.get().copied()
     }
 
-    /// Whether something was logged, or is about to be: a crash may find what the transaction had
-    /// before it changed again.
+    /// Whether the log is in use. Then a crash may bring back data of this transaction that it has
+    /// changed again since.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Acquire)
     }
@@ -62,18 +63,18 @@ impl LogState {
         self.is_used.store(true, Ordering::Release);
     }
 
-    /// Notes that an extent has got another owner in this transaction, or another place in its
-    /// file.
+    /// Notes that an extent got another owner, or another place in its file, in this transaction.
     pub(crate) fn note_moved_extents(&self) {
         self.has_moved_extents.store(true, Ordering::Release);
     }
 
-    /// Whether a log may have an extent where it is no more.
+    /// Whether the log may have an extent at a place that it has left.
     pub(crate) fn may_show_moved_extents(&self) -> bool {
         self.is_used() && self.has_moved_extents.load(Ordering::Acquire)
     }
 
-    /// The transaction of `before` is committed with this one: a crash finds its log until then.
+    /// Takes over from the transaction of `before`, which is committed together with this one.
+    /// Until then a crash finds the log of `before`.
     pub(crate) fn go_on_from(&self, before: &Self) {
         if before.is_used() {
             self.use_it();
@@ -91,7 +92,7 @@ impl LogState {
         }
     }
 
-    /// Notes that `dir` loses the entry with this index, which led to this inode, or to a
+    /// Notes that `dir` loses the entry with this index, which led to the inode `ino`; `None` for a
     /// subvolume.
     pub(crate) fn note_removal(&self, dir: FileId, index: u64, ino: Option<u64>) {
         if self.obstacle().is_none() && !self.notes.entry_removed(dir, index, ino) {
@@ -99,7 +100,7 @@ impl LogState {
         }
     }
 
-    /// The first index that is behind those of all entries that `dir` lost.
+    /// One more than the highest index of an entry that `dir` lost.
     pub(crate) fn index_after_removed(&self, dir: FileId) -> u64 {
         if self.obstacle().is_some() {
             return 0;
@@ -111,40 +112,40 @@ impl LogState {
         &self.notes
     }
 
-    /// Counts a block that is taken for the log.
+    /// Counts a block that is allocated for the log.
     pub(crate) fn count_block(&self) {
         self.taken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many blocks were taken for the log.
+    /// How many blocks were allocated for the log.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Forgets everything: the transaction is finished, and nobody has a handle of it.
+    /// Forgets everything. The transaction has ended, and no thread holds a handle of it.
     pub(crate) fn forget(&self) {
         *self.changing.write() = DirtyBlocks::default();
         *self.writing.write() = Arc::default();
         self.notes.forget();
     }
 
-    /// The blocks that may be changed.
+    /// The blocks that may still change.
     pub(crate) fn changing(&self) -> RwLockReadGuard<'_, DirtyBlocks> {
         self.changing.read()
     }
 
-    /// Whether the block at `logical` may be changed.
+    /// Whether the block at `logical` may still change.
     pub(crate) fn owns(&self, logical: Logical) -> bool {
         self.changing().get(logical).is_some()
     }
 
-    /// The block of the log at `logical`, unless it is on the devices.
+    /// The block of the log at `logical`, if it is not yet on the devices.
     pub(crate) fn block(&self, logical: Logical) -> Option<Arc<Latch>> {
         let changing = self.changing().get(logical);
         changing.or_else(|| self.writing.read().get(logical))
     }
 
-    /// Takes off the blocks that were changed, to be written: nobody changes them any more.
+    /// Takes off the changed blocks for writing. They do not change any more.
     pub(crate) fn take_off(&self) -> Arc<DirtyBlocks> {
         let mut writing = self.writing.write();
         *writing = Arc::new(std::mem::take(&mut *self.changing.write()));

@@ -1,15 +1,15 @@
 //! Whether a member that is one generation behind has what the newest commit wrote.
 //!
-//! All of a commit is on every member before the first superblock says so, so a cut between the
-//! superblocks leaves some of them a generation behind on members that miss nothing. A member that
-//! was away for one whole commit looks just the same, and holds old data: what was overwritten in
-//! place and has no checksums shows by nothing that it is old. The blocks of the newest commit tell
-//! the two apart: the first has its copies of them, and the second has there whatever was there
-//! before.
+//! All blocks of a commit are on every member before the first superblock is written. So a power
+//! cut between the superblocks leaves some superblocks one generation behind, on members that have
+//! everything. A member that was away for one whole commit looks the same, but holds old data:
+//! nothing shows that data without checksums, which was overwritten in place, is old. The blocks of
+//! the newest commit tell the two apart. The first member has its copies of these blocks. The
+//! second one has the bytes that were there before.
 //!
-//! A small commit on several members may put none of its blocks on one of them. Nothing can tell
-//! then, and the member is taken for what a cut left, which every power failure can: to refuse it
-//! would be to lose a sound volume for writing.
+//! A small commit on several members may put none of its blocks on one of them. Then nothing can
+//! tell, and the member counts as complete: every power failure can cause this, and refusing the
+//! member would make a sound volume read-only.
 
 use std::collections::VecDeque;
 
@@ -24,14 +24,14 @@ use crate::storage::{Place, malformed};
 use crate::transaction::chunk_tree_root;
 use crate::tree::{Blocks, TreeRoot};
 
-/// How many blocks of the newest commit are looked at, when one of them is on the member.
+/// How many blocks of the newest commit are read, once one of them was found on the member.
 const ENOUGH: usize = 64;
 
-/// How many are looked at to find one that is on the member.
+/// How many blocks are read to find one that is on the member.
 const MOST: usize = 1024;
 
 /// Whether the member at `index` has what the newest commit wrote: of the blocks of that commit
-/// that are looked at, all that lie on the member are there.
+/// that are read, all copies on the member are right.
 pub(super) fn has_newest_commit(engine: &Base, index: usize) -> Result<bool> {
     let roots = [engine.root_tree(), chunk_tree_root(engine)];
     let roots = roots.iter().map(TreeRoot::expected);
@@ -66,7 +66,7 @@ fn is_newest(engine: &Base, block: &Expected) -> bool {
     block.generation == engine.superblock().generation
 }
 
-/// Where on the member whole copies of a block belong.
+/// The places on the member that should hold whole copies of a block.
 fn own_places(engine: &Base, index: usize, block: &Expected) -> Result<Vec<Place>> {
     let len = u64::from(engine.superblock().node_size);
     let all = engine.storage.write_places(block.logical, len)?;
@@ -74,7 +74,7 @@ fn own_places(engine: &Base, index: usize, block: &Expected) -> Result<Vec<Place
     Ok(own.map(|(member, physical, _)| Place { member, physical }).collect())
 }
 
-/// The blocks that a block of the tree `owner` leads to: from a leaf of the root tree, the roots of
+/// The blocks that a block of the tree `owner` points to. Leaves of the root tree point to roots of
 /// trees.
 fn blocks_below(block: &TreeBlock, owner: TreeId) -> Result<Vec<Expected>> {
     if !block.is_leaf() {
@@ -84,7 +84,7 @@ fn blocks_below(block: &TreeBlock, owner: TreeId) -> Result<Vec<Expected>> {
     for slot in (0..block.len()).filter(|_| owner == TreeId::ROOT) {
         let key = block.key(slot);
         let id = TreeId(key.objectid);
-        // What is relocated or removed may lead to blocks that are gone.
+        // The roots of relocated or dropped trees may lead to blocks that are gone.
         if key.item_type != ItemType::ROOT_ITEM || id == TreeId::TREE_RELOC {
             continue;
         }

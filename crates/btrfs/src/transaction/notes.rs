@@ -1,12 +1,13 @@
-//! Notes for fsync about the changes of a transaction. Each change is noted as it happens, because
-//! comparing whole files and directories with the last commit would take longer than a commit.
+//! Notes for fsync about the changes of a transaction. Writers note each change as it happens: for
+//! fsync, comparing a whole file or directory with the last commit would take longer than a commit.
 //!
 //! | note | reader |
 //! |---|---|
 //! | ranges of files whose extents changed | fsync of the file, which takes them; later changes are noted again |
 //! | indexes of entries that were removed | fsync of the directory, which takes them; and the search for the next index, because no index is used twice in a transaction |
 //!
-//! There are at most [`MOST`] of each. Beyond that, nothing more is logged in the transaction.
+//! There are at most [`MOST`] files with noted ranges, and at most [`MOST`] noted entries. Beyond
+//! that, nothing more is logged in the transaction.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -21,14 +22,14 @@ use super::ranges::Ranges;
 /// The most files, and the most removed entries, that are noted in a transaction.
 pub(crate) const MOST: usize = 65_536;
 
-/// The most ranges of a file. If there are more, the two with the smallest gap become one, gap
-/// included.
+/// The most ranges of a file. If there are more, the two ranges with the smallest gap are joined,
+/// with the gap: of `0..5`, `10..15` and `90..95`, the first two become `0..15`.
 const MOST_RANGES: usize = 64;
 
-/// Entries that a directory lost.
+/// Entries that were removed from a directory.
 #[derive(Debug, Default)]
 struct Removed {
-    /// The entries that no fsync has taken.
+    /// The entries that no fsync has taken, by index, with the inode that each led to.
     indexes: BTreeMap<u64, Option<u64>>,
     last: u64,
 }

@@ -1,53 +1,53 @@
-//! What of a transaction no log can tell.
+//! Changes that a log cannot describe, and other reasons why an fsync commits.
 
 use crate::stats::Counters;
 
-/// Why an fsync makes a commit.
+/// Why an fsync commits instead of writing a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// The volume was opened to be without logs.
+    /// The volume was opened with logs off.
     Off,
-    /// A chunk was allocated, which the last commit does not know.
+    /// A chunk was allocated. The last commit, which the log belongs to, does not know it.
     NewChunk,
-    /// Subvolumes came, went or moved.
+    /// Subvolumes were created, deleted or moved.
     Subvolumes,
     /// A directory was moved.
     DirectoryMoved,
     /// Two files exchanged their names.
     Exchanged,
-    /// A directory was removed that the last commit or the log may know.
+    /// A directory was removed that the last commit or the log may have.
     DirectoryRemoved,
     /// New data was cloned. A log may have it as preallocated in one file and written, with
     /// checksums, in another.
     Clones,
-    /// A name went to an inode that is not in the log.
+    /// A name was given to an inode that is not in the log.
     NameTaken,
-    /// An inode has so many names, or a directory so many of one hash, that who replays a log may
+    /// An inode has so many names, or a directory so many of one hash, that the replay of a log may
     /// count them wrong, or find no room for them.
     ManyNames,
-    /// The volume needs a feature that the superblock does not tell of yet.
+    /// The volume needs a feature that is not in the superblock yet.
     NewFeature,
-    /// Another file that has to be logged, too, is being changed.
+    /// Another file that must be logged too is being changed.
     Contended,
     /// No room is left for blocks of logs.
     NoRoom,
-    /// More changed than is noted.
+    /// There are more changes than can be noted.
     TooMuch,
     /// The log became large.
     LargeLog,
-    /// So many entries came to a directory that a commit is cheaper.
+    /// So many entries were added to a directory that a commit is cheaper.
     Cheaper,
-    /// Something could not be read, or an item is too large for a log.
+    /// A block could not be read, or an item is too large for a log.
     Failed,
-    /// A member has failed, and a crash would find it as new as the others.
+    /// A member has failed, and after a crash it would look as new as the others.
     MemberFailed,
 }
 
 impl Obstacle {
-    /// Counts an fsync that makes a commit.
+    /// Counts an fsync that commits.
     pub(crate) fn count(self, stats: &Counters) {
         match self {
-            // Who writes no logs does not ask for one.
+            // With logs off, no caller expects one.
             Self::Off => {}
             Self::NewChunk => stats.committed_new_chunk(),
             Self::Subvolumes => stats.committed_subvolumes(),

@@ -22,7 +22,7 @@ impl Ranges {
         self.0.insert(range.start, range.end);
     }
 
-    /// The parts of `range` that are in none of them.
+    /// The parts of `range` that are in none of the ranges.
     pub(crate) fn missing(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.0.range(..=range.start).next_back();
         let mut at = before.map_or(range.start, |(_, &end)| end.max(range.start));

@@ -1,7 +1,7 @@
-//! Delayed references: changes to who refers to which extent, gathered until they are run.
+//! Delayed references: changes of the references to extents, gathered until the commit runs them.
 //!
-//! An extent that comes and goes in one transaction cancels out here and never reaches the extent
-//! tree; several changes to one extent become one change of its item.
+//! An extent that is made and freed in one transaction cancels out here and never reaches the
+//! extent tree. Several changes to one extent become one change of its item.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::space;
 
-/// What an extent is.
+/// The kind of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtentKind {
     /// A tree block of this level.
@@ -22,22 +22,23 @@ pub(crate) enum ExtentKind {
     Data,
 }
 
-/// Who refers to an extent. The order is that of the item types in the format, which is
-/// also the order of inline references.
+/// The owner of a reference to an extent. The order is that of the item types in the format, which
+/// is also the order of inline references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
-    /// A tree holds the block.
+    /// A tree owns the block.
     Tree { root: TreeId },
-    /// A file of a subvolume holds the data; `offset` is where in the file the extent would begin.
+    /// A file of a subvolume owns the data. `offset` is the position in the file where the extent
+    /// would begin.
     File { root: TreeId, ino: u64, offset: u64 },
-    /// The block at this address holds the block.
+    /// The block at this address points to the block.
     Block { parent: Logical },
-    /// The leaf at this address holds the data.
+    /// The leaf at this address points to the data.
     Leaf { parent: Logical },
 }
 
 impl Owner {
-    /// The tree, unless it is a block that refers to the extent.
+    /// The tree that owns the extent; `None` when a block owns it.
     pub(crate) fn root(self) -> Option<TreeId> {
         match self {
             Self::Tree { root } | Self::File { root, .. } => Some(root),
@@ -46,43 +47,44 @@ impl Owner {
     }
 }
 
-/// All that is pending for one extent.
+/// All pending changes of one extent.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub(crate) len: u64,
     pub(crate) kind: ExtentKind,
     /// The extent was allocated in this transaction and has no item yet.
     pub(crate) is_new: bool,
-    /// The tree that it was allocated for, if it was in this transaction.
+    /// The tree that it was allocated for, if that was in this transaction.
     pub(crate) made_for: Option<TreeId>,
-    /// The tree block refers to what is below by its own address from now on.
+    /// From now on the tree block refers to its children by its own address.
     pub(crate) full_backref: bool,
-    /// By how much the count of each owner changes; never 0.
+    /// The change of the count of each owner; never 0.
     pub(crate) changes: BTreeMap<Owner, i64>,
-    /// Another length and kind that the extent was given by what refers to it.
+    /// Another length and kind, which contradict the first ones, from a later reference.
     pub(crate) contradiction: Option<(u64, ExtentKind)>,
-    /// The writer took the owner that gives it up for the only one.
+    /// The writer assumed that the owner that gives it up is the only one.
     pub(crate) must_go: bool,
-    /// What this may add to the trees of a commit, in bytes of items.
+    /// The bytes of items that this may add to the trees of a commit.
     growth: u64,
 }
 
-/// What an extent item adds to the extent tree, with the owner that simple quotas count it for, and
-/// the end of a free range to the free-space tree, in bytes.
+/// The bytes that a new extent adds: its item with the owner for simple quotas, and the end of a
+/// free range in the free-space tree.
 const NEW_BYTES: u64 = 53 + 9 + 25 + 25;
 
-/// What a reference that goes adds to the free-space tree, and to the checksum tree, in bytes.
+/// The bytes that a removed reference may add to the free-space tree and to the checksum tree.
 const GONE_BYTES: u64 = 25 + 25;
 
-/// What one more owner adds to the item of an extent, or beside it, in bytes: a block, and data.
+/// The bytes that one more owner adds to the item of an extent, or beside it: for a block, and for
+/// data.
 const OWNER_BYTES: [u64; 2] = [9, 28 + 25];
 
 /// The delayed references of a transaction, by the address of the extent.
 pub(crate) struct DelayedRefs {
     pending: Mutex<BTreeMap<u64, Pending>>,
-    /// Where what they may add to trees is counted.
+    /// Counts the bytes that they may add to trees.
     counted: Arc<space::Pending>,
-    /// Blocks that lost an owner, most of them the only one, in bytes.
+    /// The bytes of blocks that lost an owner. Most of them had only one.
     given_up: AtomicU64,
 }
 
@@ -91,7 +93,7 @@ impl DelayedRefs {
         Self { pending: Mutex::default(), counted, given_up: AtomicU64::new(0) }
     }
 
-    /// Changes what is pending for an extent, and counts what that may add to trees.
+    /// Changes the pending entry of an extent, and counts the bytes that it may add to trees.
     fn with(&self, at: Logical, len: u64, kind: ExtentKind, change: impl FnOnce(&mut Pending)) {
         let mut pending = self.pending.lock();
         let entry = pending.entry(at.0).or_insert_with(|| Pending::new(len, kind));
@@ -103,12 +105,12 @@ impl DelayedRefs {
         self.counted.reference_bytes.add(entry.growth - before);
     }
 
-    /// Counts no more what was pending: it was taken back, or has come to the trees.
+    /// Stops counting a pending entry: it was cancelled, or is in the trees now.
     pub(crate) fn uncount(&self, pending: &Pending) {
         self.counted.reference_bytes.sub(pending.growth);
     }
 
-    /// An extent was allocated, for its first owner.
+    /// Adds an extent that was allocated for its first owner.
     pub(crate) fn add_new(&self, logical: Logical, len: u64, kind: ExtentKind, owner: Owner) {
         self.with(logical, len, kind, |entry| {
             debug_assert!(!entry.is_new && entry.changes.is_empty(), "an extent is allocated once");
@@ -119,7 +121,7 @@ impl DelayedRefs {
         });
     }
 
-    /// The count of `owner` changes by `delta`.
+    /// Changes the count of `owner` by `delta`.
     pub(crate) fn add(
         &self,
         logical: Logical,
@@ -134,8 +136,8 @@ impl DelayedRefs {
         self.with(logical, len, kind, |entry| entry.change(owner, delta));
     }
 
-    /// The writer copied a block without a look at its count, as one that `owner` alone refers to,
-    /// and `owner` gives it up. When the extent tree counts others, the transaction does not
+    /// Gives up a block that the writer copied without reading its reference count, because `owner`
+    /// should be its only owner. If the extent tree counts other owners, the transaction does not
     /// commit.
     pub(crate) fn give_up_unshared(&self, logical: Logical, len: u64, level: u8, owner: Owner) {
         self.given_up.fetch_add(len, Relaxed);
@@ -145,19 +147,19 @@ impl DelayedRefs {
         });
     }
 
-    /// The block refers to what is below it by its own address from now on.
+    /// Makes the block refer to its children by its own address from now on.
     pub(crate) fn set_full_backref(&self, logical: Logical, len: u64, level: u8) {
         let kind = ExtentKind::Block { level };
         self.with(logical, len, kind, |entry| entry.full_backref = true);
     }
 
-    /// What of metadata is free when the transaction is committed, in bytes; less beside snapshots,
-    /// which own some of it.
+    /// The bytes of metadata that become free when the transaction is committed. With snapshots it
+    /// is less, because they own some of it.
     pub(crate) fn given_up(&self) -> u64 {
         self.given_up.load(Relaxed)
     }
 
-    /// Forgets an extent that has no item yet; whether it was one.
+    /// Cancels an extent that has no item yet. Returns whether there was one.
     pub(crate) fn cancel_new(&self, logical: Logical) -> bool {
         let mut pending = self.pending.lock();
         let is_new = pending.get(&logical.0).is_some_and(|entry| entry.is_new);
@@ -167,13 +169,13 @@ impl DelayedRefs {
         is_new
     }
 
-    /// What is pending for one extent.
+    /// The pending entry of one extent.
     pub(crate) fn get(&self, logical: Logical) -> Option<Pending> {
         self.pending.lock().get(&logical.0).cloned()
     }
 
-    /// Takes out all that is pending, by address. It stays counted until it has come to the trees:
-    /// meanwhile others reserve space.
+    /// Takes all pending entries, by address. They count until they are in the trees, because other
+    /// threads reserve space meanwhile.
     pub(crate) fn take(&self) -> BTreeMap<u64, Pending> {
         std::mem::take(&mut self.pending.lock())
     }
@@ -211,12 +213,12 @@ impl Pending {
         }
     }
 
-    /// Whether a subvolume may have it. Other trees share no blocks.
+    /// Whether a subvolume may own it. Other trees share no blocks.
     pub(crate) fn may_be_of_a_subvolume(&self) -> bool {
         self.changes.keys().any(|owner| owner.root().is_none_or(TreeId::is_subvolume))
     }
 
-    /// By how much the number of all references changes.
+    /// The change of the number of all references.
     pub(crate) fn net(&self) -> i64 {
         self.changes.values().sum()
     }
@@ -226,8 +228,8 @@ impl Pending {
 mod tests {
     use super::*;
 
-    /// While references were run they counted for nothing, and others could reserve what they were
-    /// about to take.
+    /// Before the mend, references counted for nothing while they were run, and other threads could
+    /// reserve the space that the references were about to take.
     #[test]
     fn what_is_run_counts_until_it_is_done() {
         let counted = Arc::new(space::Pending::new(&Arc::default()));

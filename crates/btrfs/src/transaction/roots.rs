@@ -1,4 +1,4 @@
-//! Where the roots of trees are.
+//! Finding the roots of trees.
 
 use std::collections::HashMap;
 
@@ -11,8 +11,8 @@ use super::Base;
 use crate::storage::malformed;
 use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
-/// Subvolume roots that were looked up, so that following a path does not search the
-/// root tree at every step. A volume is only read, so they stay true.
+/// Subvolume roots that were looked up, so that following a path does not search the root tree at
+/// every step. It is used in volumes that are only read, so the roots stay true.
 #[derive(Default)]
 pub(crate) struct RootCache {
     roots: RwLock<HashMap<TreeId, TreeRoot>>,
@@ -30,9 +30,9 @@ pub(crate) fn root_item_key(volume: &Base, id: TreeId) -> Result<Key> {
     found.ok_or_else(|| no_such_tree(id))
 }
 
-/// Refuses to change a tree that has several root items, which the format rules out: only one of
-/// them would know what became of the blocks, and the other would lead to what is used for
-/// something else then.
+/// Refuses to change a tree that has several root items, which the format rules out. A change would
+/// update only one of them. The other one would then lead to blocks that are used for something
+/// else.
 pub(crate) fn require_one_root_item(volume: &Base, id: TreeId) -> Result<()> {
     if matches!(id, TreeId::ROOT | TreeId::CHUNK) {
         return Ok(());
@@ -50,10 +50,9 @@ pub(crate) fn require_one_root_item(volume: &Base, id: TreeId) -> Result<()> {
     }
 }
 
-/// Refuses to change a subvolume whose root is a block of another one: what one of them gives up,
-/// the
-/// other one loses. A snapshot has a root of its own. A root that does not read passes: the caller
-/// that reads it next reports it.
+/// Refuses to change a subvolume whose root is a block of another subvolume: when one of them frees
+/// a block, the other loses it. A snapshot has a root of its own. A root that cannot be read
+/// passes: the caller that reads it next reports the error.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for such a subvolume.
@@ -84,22 +83,21 @@ pub(crate) fn root_item(volume: &Base, id: TreeId) -> Result<Option<RootItem>> {
         .transpose()
 }
 
-/// The most that the blocks of a tree are believed to take, in bytes: no volume is so large, and
-/// sums
-/// of what damaged root items say do not wrap.
+/// The largest believed size of a tree, in bytes. No volume is so large, and sums of the sizes in
+/// damaged root items do not wrap.
 const MOST_USED_BYTES: u64 = 1 << 56;
 
-/// The root of a tree as it is stored.
+/// The root of a tree as its root item, or the superblock, describes it.
 pub(crate) struct StoredRoot {
     pub(crate) root: TreeRoot,
     /// The transaction that took the last snapshot of it; 0 for none.
     pub(crate) last_snapshot: Generation,
-    /// What its blocks take, which nothing counts for the two trees that the superblock names.
+    /// The bytes of its blocks. Nothing counts them for the two trees that the superblock names.
     pub(crate) used_bytes: u64,
     pub(crate) is_read_only: bool,
 }
 
-/// The root of the tree `id` as it is stored.
+/// The root of the tree `id` as its root item, or the superblock, describes it.
 pub(crate) fn stored_root(volume: &Base, id: TreeId) -> Result<StoredRoot> {
     let named = match id {
         TreeId::ROOT => Some(volume.root_tree()),
@@ -147,7 +145,7 @@ pub(crate) fn tree_root(volume: &Base, id: TreeId) -> Result<TreeRoot> {
     Ok(root)
 }
 
-/// The root of the chunk tree, which the superblock names itself.
+/// The root of the chunk tree, which the superblock names.
 pub(crate) fn chunk_tree_root(volume: &Base) -> TreeRoot {
     let superblock = volume.superblock();
     TreeRoot {
@@ -158,7 +156,7 @@ pub(crate) fn chunk_tree_root(volume: &Base) -> TreeRoot {
     }
 }
 
-/// Whether the entry `name` of the directory `dir` is where the subvolume `child` stands.
+/// Whether the entry `name` of the directory `dir` leads to the subvolume `child`.
 pub(crate) fn stands_at(volume: &Base, child: TreeId, dir: FileId, name: &[u8]) -> Result<bool> {
     let key = Key::new(dir.dev, ItemType::ROOT_REF, child.0);
     let found = with_item(volume, volume.root_tree(), key, |data| {

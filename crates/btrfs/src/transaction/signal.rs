@@ -1,21 +1,22 @@
-//! How the thread of a volume is told that there is something to do.
+//! The signal that tells the background thread of a volume that there is work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-/// How the thread of a volume is told something.
+/// A signal to the background thread of a volume.
 #[derive(Default)]
 pub(crate) struct Signal {
-    /// Much was changed. It is set without the lock, and looked at when the thread wakes.
+    /// Much was changed. Threads set it without the lock, and the background thread reads it when
+    /// it wakes.
     is_pressed: AtomicBool,
     is_stopped: Mutex<bool>,
     wake: Condvar,
 }
 
 impl Signal {
-    /// Tells that much was changed.
+    /// Signals that much was changed.
     pub(crate) fn press(&self) {
         if !self.is_pressed.swap(true, Ordering::Relaxed) {
             let _stopped = self.is_stopped.lock();
@@ -23,13 +24,14 @@ impl Signal {
         }
     }
 
-    /// Has the thread end.
+    /// Ends the thread.
     pub(crate) fn stop(&self) {
         *self.is_stopped.lock() = true;
         self.wake.notify_one();
     }
 
-    /// Waits until `due`, or until much was changed, and says whether it was; `None` at the end.
+    /// Waits until `due`, or until much was changed. Returns whether much was changed; `None` when
+    /// the thread must end.
     pub(crate) fn wait(&self, due: Option<Instant>) -> Option<bool> {
         let mut is_stopped = self.is_stopped.lock();
         let mut is_due = false;

@@ -1,15 +1,15 @@
-//! The RAID stripe tree: where data is, in a volume that does not leave that to its chunks.
+//! The RAID stripe tree: where data is, in a volume whose chunks alone do not say it.
 //!
-//! With this feature a chunk of data with several stripes says only on which devices its bytes are.
-//! Where they were written there is an item for each run of them:
+//! With this feature, a data chunk with several stripes says only on which devices its bytes are.
+//! An item for each run of bytes says where they were written:
 //!
 //! ```text
 //! key    (logical address, RAID_STRIPE, length)
 //! item   a copy: device, byte      16 bytes each, one for every copy that the profile keeps
 //! ```
 //!
-//! Tree blocks, and data in chunks of one stripe or with parity, are where the chunk says, always:
-//! so the stripe tree is read without itself.
+//! Tree blocks, and data in chunks of one stripe or with parity, are always where the chunk says.
+//! So reading the stripe tree does not need the stripe tree.
 
 #[cfg(test)]
 mod tests;
@@ -22,11 +22,11 @@ use super::Base;
 use crate::storage::{MappedChunk, Place, Segment, Way, malformed};
 use crate::tree::{Cursor, TreeRoot};
 
-/// The segment of at most `len` bytes of data that begins at `logical`, which `mapped` covers, as
-/// the stripe tree has it.
+/// The segment of at most `len` bytes of data that begins at `logical`, as the stripe tree
+/// describes it. `mapped` covers `logical`.
 ///
 /// # Errors
-/// When it does not say where that is, or says that it is on a device that the chunk is not on.
+/// When the tree has no item for the address, or names a device that the chunk is not on.
 pub(super) fn recorded_segment(
     engine: &Base,
     stripe_tree: TreeRoot,

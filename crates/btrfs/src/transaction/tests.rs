@@ -1,7 +1,7 @@
 //! The write engine on volumes that `mkfs.btrfs` made, judged by `btrfs check` and by the kernel.
 //!
-//! What is changed are extended attributes of the root directory: items of one file at keys
-//! that look random, which any volume may have in any number.
+//! The test changes extended attributes of the root directory: items of one file with keys that
+//! look random. A volume may have any number of them.
 
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};

@@ -1,19 +1,20 @@
 //! Writing a finished transaction to the devices.
 //!
-//! Checksums are computed, and every block checked once more, on all cores, a few blocks ahead of
-//! the one thread that writes. They go out in the order in which they lie on the devices, one
-//! device after the other from its beginning to its end, whatever their addresses are: all first
-//! copies that DUP keeps in a chunk come before the second ones. Those side by side are one
-//! request. Then a barrier, the superblocks, a barrier, and their copies.
+//! All cores compute checksums and check every block once more, a few blocks ahead of the one
+//! thread that writes. Blocks are written in physical order: one device after the other, each from
+//! its beginning to its end, whatever the logical addresses are. For example, the first copies of
+//! all blocks of a DUP chunk come before the second copies. Neighbouring blocks go out in one
+//! request. Then follow a barrier, the superblocks, a barrier, and the copies of the superblocks.
 //!
-//! A superblock is several sectors, so a power cut may tear it. Its copies are not written before
-//! it is on the medium, and the first barrier of the next commit is behind them: one of them is
-//! always whole, that of the last commit or that of the one before. A log is written in the same
-//! way, with the superblock of the last commit, which names the log: whatever tears the next
-//! primary, of a log or of a commit, the copies name what was acknowledged.
+//! A power cut may tear a superblock, because it is several sectors. Its copies are written only
+//! after the primary is on the medium, and the first barrier of the next commit covers them. So at
+//! any time the primary or its copies are whole, with the last commit or the one before. A log is
+//! written in the same way, with the superblock of the last commit, which then names the log. So if
+//! writing the next primary tears it, for a log or for a commit, the copies lead to everything that
+//! was acknowledged.
 //!
-//! What a member does not take is survived where others have it (`storage/failing`): the member is
-//! left out then, or its copy stays bad.
+//! When a write to one member fails and other members have the copy, the volume survives
+//! (`storage/failing`): it leaves the member out, or the copy stays bad.
 
 #[cfg(test)]
 mod tests;
@@ -36,7 +37,7 @@ use crate::storage::{DeviceError, Tells, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
 
-/// The most that goes out in one request, in bytes.
+/// The most bytes of one request.
 const REQUEST_BYTES: usize = 1 << 20;
 
 /// How many requests each thread seals ahead of the one that is written.
@@ -45,14 +46,14 @@ const PARTS_AHEAD: usize = 2;
 /// A block that is to be written, with its address.
 type Addressed = (Logical, Arc<Latch>);
 
-/// What of a block goes to one place of a member.
+/// The part of a block that goes to one place of a member.
 struct Piece {
     member: usize,
-    /// Where on the member, in bytes.
+    /// The offset on the member, in bytes.
     physical: u64,
     /// The number of the block.
     block: usize,
-    /// Which of its bytes.
+    /// The range of its bytes.
     part: Range<usize>,
 }
 
@@ -64,8 +65,8 @@ impl Piece {
 }
 
 impl Base {
-    /// Writes a finished transaction, and the superblocks that lead to it; whether these were
-    /// written too. If not, a member has failed, and the transaction is postponed.
+    /// Writes a finished transaction, and the superblocks that lead to it. Returns false when a
+    /// member has failed and the superblocks were not written: then the transaction is postponed.
     pub(super) fn write_out(
         &self,
         transaction: &Transaction,
@@ -75,9 +76,10 @@ impl Base {
         self.write_state(&transaction.dirty.all(), superblock, allocated, Tells::WhatIsNoted)
     }
 
-    /// Writes what was written of a log lately, and the superblock of the last commit, which names
-    /// the log now. The caller has a handle, and the commit before is on the devices. Gives whether
-    /// the log can be relied on: not when a member has failed of which no superblock tells.
+    /// Writes the blocks of a log that were taken off, and the superblock of the last commit, which
+    /// names the log now. The caller has a handle, and the commit before is on the devices. Returns
+    /// whether a crash would find the log: not when a member has failed and no superblock leads to
+    /// that.
     pub(crate) fn write_log(
         &self,
         live: &Live,
@@ -94,8 +96,8 @@ impl Base {
         Ok(is_written && !self.storage.hides_failures())
     }
 
-    /// Writes blocks, and then the superblock that names them, unless a member has failed that
-    /// nothing tells of: whether it was written.
+    /// Writes blocks, and then the superblock that names them. Returns false, without writing the
+    /// superblock, when a member has failed and the superblock would not lead to that.
     fn write_state(
         &self,
         blocks: &[Addressed],
@@ -114,16 +116,17 @@ impl Base {
         Ok(true)
     }
 
-    /// Has the copies of all superblocks say what the volume was opened with. The kernel tells of a
-    /// log in the primary ones alone; a commit that tears one of these must find it in a copy.
+    /// Writes the superblock, as it was when the volume was opened, to the copies on all members.
+    /// The kernel names a log in the primary ones alone. A commit that tears a primary must find
+    /// the log in a copy.
     pub(crate) fn refresh_superblock_copies(&self) -> Result<()> {
         let [_, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.write_superblocks(&self.superblock().item, None, &copies)?;
         self.flush_members()
     }
 
-    /// Seals blocks, in the order in which they come on the devices, and writes them to all their
-    /// places in that order. The requests are the same however many threads seal.
+    /// Seals blocks and writes them to all their places, in physical order. The requests are the
+    /// same however many threads seal.
     fn write_blocks(&self, blocks: &[Addressed]) -> Result<()> {
         let most = (REQUEST_BYTES / self.superblock().node_size as usize).max(1);
         let (order, pieces) = self.in_physical_order(blocks)?;
@@ -142,7 +145,7 @@ impl Base {
                     scope.spawn(move || {
                         cores::use_all();
                         let mut own = parts.iter().skip(first).step_by(threads);
-                        // Nobody listens any more when a write failed.
+                        // The receiver is gone when a write failed.
                         while own.next().is_some_and(|part| sender.send(self.seal(part)).is_ok()) {}
                     });
                     sealed
@@ -156,8 +159,8 @@ impl Base {
         })
     }
 
-    /// All pieces of blocks in the order of the devices, and the blocks in the order in which they
-    /// come among these for the first time.
+    /// All pieces of blocks in physical order, and the blocks in the order in which they first
+    /// occur there.
     fn in_physical_order<'b>(
         &self,
         blocks: &'b [Addressed],
@@ -183,9 +186,9 @@ impl Base {
         Ok((order, pieces))
     }
 
-    /// Writes pieces, those side by side in one request of at most so many. `seal` gives the next
-    /// of the blocks, sealed; they stay, because another copy of each may come much later. That
-    /// takes no memory: they are what the transaction has.
+    /// Writes pieces, and joins neighbours into requests of at most `most` pieces. `seal` returns
+    /// the next sealed blocks. They stay in memory until the end, because another copy of each may
+    /// come much later. This takes no extra memory: they belong to the transaction.
     fn write_pieces(
         &self,
         pieces: &[Piece],
@@ -193,7 +196,7 @@ impl Base {
         mut seal: impl FnMut() -> Result<Vec<Arc<TreeBlock>>>,
     ) -> Result<()> {
         let mut sealed = Vec::new();
-        // The requests that were not written, and why not.
+        // The requests that were not written, and the first error.
         let (mut unwritten, mut cause) = (Vec::new(), None);
         let mut begin = 0;
         for request in pieces.chunk_by(Piece::is_next_to).flat_map(|run| run.chunks(most)) {
@@ -233,8 +236,8 @@ impl Base {
         self.storage.require_copies(&copies, cause)
     }
 
-    /// Requires that what is where `piece` was not written cannot be taken for a block that was to
-    /// be there.
+    /// Requires that the old bytes at the place of `piece`, which was not written, do not pass for
+    /// the block that should be there.
     fn require_other(&self, piece: &Piece, block: &TreeBlock) -> Result<()> {
         let mut found = vec![0; piece.part.len()];
         if self.storage.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
@@ -255,7 +258,7 @@ impl Base {
         Ok(())
     }
 
-    /// Gives blocks their checksums and checks them once more.
+    /// Computes the checksums of blocks, and checks the blocks once more.
     fn seal(&self, blocks: &[&Addressed]) -> Result<Vec<Arc<TreeBlock>>> {
         blocks.iter().map(|(at, latch)| self.seal_one(*at, latch)).collect()
     }
@@ -295,11 +298,11 @@ impl Base {
         Ok(())
     }
 
-    /// Writes a copy of something to a member; whether it is there. If not, the member has failed,
-    /// and the volume can do without it.
+    /// Writes a copy to a member. Returns false when the member has failed, with this write or
+    /// before, and the volume can do without it.
     ///
     /// # Errors
-    /// What the device fails with, when the volume cannot do without the member.
+    /// The error of the device, when the volume needs the member.
     pub(crate) fn write_copy(
         &self,
         member: usize,
@@ -331,8 +334,8 @@ impl Base {
             .map_err(|e| Error::io(format!("{}: writing at {offset}", device.name()), e))
     }
 
-    /// The barrier, on all members that have not failed. One on which it fails has failed, if the
-    /// volume can do without it.
+    /// Sends a barrier to all members that have not failed. A member whose barrier fails has
+    /// failed, if the volume can do without it.
     pub(crate) fn flush_members(&self) -> Result<()> {
         for (index, member) in self.members().iter().enumerate() {
             let Some(device) = member.device.as_ref().filter(|_| !member.has_failed()) else {

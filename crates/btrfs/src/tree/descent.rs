@@ -1,7 +1,7 @@
 //! The search for one key, block by block down a tree.
 //!
-//! A pointer has the first key of the block that it leads to. So how the key stands to that of the
-//! pointer is how it stands to the first key of the next block, which need not be compared again:
+//! A pointer has the first key of the block that it leads to. So comparing the key with that of the
+//! pointer also compares it with the first key of the next block:
 //!
 //! | the key is | in the next block |
 //! |---|---|
@@ -15,23 +15,23 @@ use offshoot_btrfs_format::Key;
 
 use crate::block::TreeBlock;
 
-/// A way down that has come to some block.
+/// A search on its way down the tree.
 pub(crate) struct Descent {
     key: Key,
-    /// How the key stands to the first one of the block that comes next; `None` for a root, of
-    /// which nothing says it.
+    /// How the key compares with the first one of the next block; `None` at the root, which no
+    /// pointer of a tree leads to.
     to_first: Option<Ordering>,
 }
 
 impl Descent {
-    /// The way to `key`, before the first block of it.
+    /// Begins a search for `key`, above the root.
     pub(crate) fn to(key: Key) -> Self {
         Self { key, to_first: None }
     }
 
-    /// The last slot of `block`, the next one on the way, whose key is not greater than the one
-    /// that is looked for; `None` when all are. The way goes on through that slot, or the first
-    /// one.
+    /// The last slot of `block` whose key is at most the searched one; `None` when all keys are
+    /// greater. `block` is the next one on the way. The search then continues through that slot, or
+    /// through slot 0.
     pub(crate) fn floor(&mut self, block: &TreeBlock) -> Option<usize> {
         if block.is_empty() {
             return None;
@@ -65,7 +65,7 @@ mod tests {
         Key::new(OBJECT, ItemType::STRING_ITEM, number)
     }
 
-    /// Keys with room for others between them, three to a leaf, in three levels.
+    /// Keys with gaps between them, three to a leaf, in three levels.
     fn volume() -> std::sync::Arc<Volume> {
         let volume = Volume::open_writable(vec![bare(4096)], &OpenOptions::default());
         let volume = volume.expect("it opens");
@@ -77,9 +77,9 @@ mod tests {
         volume
     }
 
-    /// What the search finds is what looking at every slot of every block finds, and it knows as
-    /// much of the next block as comparing with its first key would tell. Then no exact match and
-    /// no key below all others is searched for further down.
+    /// The search finds what a comparison with every slot of every block finds. It knows how the
+    /// key compares with the first one of the next block, so an exact match, or a key below all
+    /// others, needs no search further down.
     #[test]
     fn a_descent_finds_what_looking_at_every_slot_finds() {
         let volume = volume();
@@ -106,7 +106,7 @@ mod tests {
                 block = volume.child(&block, slot, TreeId::FS).expect("it verifies");
             }
         }
-        // One key of each leaf and one of each node but the first is in a pointer above it.
+        // One key of each leaf, and one of each node but the first, is in a pointer above it.
         assert!(exact_above > ITEMS / 3, "{exact_above}");
         assert_eq!(below_all, 2, "both levels below the root");
     }

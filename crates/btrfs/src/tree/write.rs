@@ -2,43 +2,53 @@
 //!
 //! # The way down
 //!
-//! A writer takes the lock of the tree's root, then latches downwards, each block while it holds
-//! the one above (lock coupling). What the search found in one block tells where that in the next
-//! begins (`descent`). It goes down with shared latches first, and latches the leaf alone
-//! exclusively: that is enough for nearly every change (`shared`). Otherwise it goes down once
-//! more, and latches the block above the leaf exclusively too; and where that is not enough either,
-//! all the way. A block that the transaction does not own yet is copied on that way, which changes
-//! its pointer in the block above. Full nodes are split on the way and sparse ones merged, whatever
-//! is going to happen to the leaf. What is above a node is let go when it keeps room for two more
-//! pointers and has some left when one goes, and the way does not lead through its first.
+//! A writer takes the lock of the tree's root and then latches downwards, each block while it holds
+//! the one above (lock coupling). The search in one block says where the search in the next begins
+//! (`descent`). There are three ways down, each tried when the one before is not enough:
+//!
+//! 1. Shared latches, and an exclusive one on the leaf alone. This is enough for nearly every
+//!    change (`shared`).
+//! 2. As the first, but also with an exclusive latch on the block above the leaf.
+//! 3. Exclusive latches all the way.
+//!
+//! Where a way has exclusive latches, the writer copies each block that the transaction does not
+//! own yet, which changes the pointer in the block above. On the third way it also splits full
+//! nodes and merges sparse ones, whatever is going to happen to the leaf. There it releases the
+//! latches above a node when a change below the node cannot reach them: the node has room for two
+//! more pointers, has pointers left when one is removed, and the way does not lead through its
+//! first pointer.
 //!
 //! # The leaf, on insertion
 //!
-//! Its free space and its first key are read before it is searched. With room, and a key above the
-//! first, nothing above it can change: the parents are let go, and the search begins at slot 1. A
-//! key that equals the first one is at slot 0 without a search. A key below it goes to slot 0
-//! without a search too, and the parents are kept, because their separators become this key.
-//! Without room, items go to the siblings first, and the leaf is split only when they have none
-//! either. A leaf at the right edge that is appended to is not halved: it stays full, and the new
-//! item begins the next one.
+//! The writer reads the free space and the first key of the leaf before it searches the leaf.
+//!
+//! | the new item | what the writer does |
+//! |---|---|
+//! | fits, and its key is above the first | releases the parents, because nothing above can change; searches from slot 1 |
+//! | its key equals the first | takes slot 0 without a search |
+//! | its key is below the first | takes slot 0 without a search; keeps the parents, because their separators become this key |
+//! | does not fit | moves items to a sibling; splits the leaf only when the siblings have no room either |
+//!
+//! A leaf at the right edge of the tree to which items are appended is not halved: it stays full,
+//! and the new item begins the next leaf.
 //!
 //! # Batches
 //!
-//! Edits that come sorted are applied a leaf at a time (`batch`): the way down says which keys the
-//! leaf may have, and all edits of these keys are merged with its items (`merge`), which are then
-//! written once, or cut into as many leaves as it takes (`room`). Items that stand in a leaf of
-//! another tree already go there as runs, with one copy for all of one place (`edits`).
+//! Sorted edits are applied a leaf at a time (`batch`). The way down says which keys the leaf may
+//! have. All edits of these keys are merged with its items (`merge`), and the result is written
+//! once, into one leaf or into as many as it needs (`room`). Items that come from a leaf of another
+//! tree are copied as runs: one copy for all that go to one place (`edits`).
 //!
 //! # Lock order
 //!
 //! 1. The root lock of a tree, then its blocks from the root to the leaf.
-//! 2. On one level, only under the exclusive latch of their parent. This holds for a look at a
-//!    sibling too, which takes its latch for a moment.
-//! 3. A thread that holds a leaf and not its parent takes no further latch of the tree, so those
-//!    that wait for it under the parent wait for its work on the leaf alone.
+//! 2. Two blocks of one level only under the exclusive latch of their parent. A look at a sibling
+//!    takes its latch for a moment, so this holds for it too.
+//! 3. A thread that holds a leaf and not its parent takes no further latch of the tree. So a thread
+//!    that holds the parent and waits for the leaf waits only for work on the leaf.
 //! 4. Trees: subvolumes, then the checksum tree, the root tree, the extent tree, the block-group
-//!    tree, the free-space tree. Work on one may read or queue for a later one, never the
-//!    other way round.
+//!    tree, the free-space tree. Work on one tree may read a later one or queue changes for it, but
+//!    never for an earlier one.
 
 mod batch;
 mod edits;
@@ -65,35 +75,35 @@ pub(crate) use edits::ItemEdit;
 use merge::Merged;
 use path::{Found, bytes};
 
-/// How writers of a tree latch what is above a leaf.
+/// How writers of a tree latch the blocks above a leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latching {
-    /// All writers take exclusive latches all the way down. Else those do whose change reaches
-    /// further than the block above the leaf.
+    /// If true, all writers take exclusive latches all the way down. If false, only those do whose
+    /// change reaches further up than the block above the leaf.
     pub exclusive: bool,
-    /// When an insertion lets go of what is above.
+    /// When an insertion releases the latches above its leaf.
     pub unlock: Unlock,
 }
 
-/// When an insertion lets go of what is above its leaf, so that others get past. Only a leaf with
-/// room whose first key stays what it is lets go of anything.
+/// When an insertion releases the latches above its leaf, so that other threads get past. It
+/// releases them early only if the item fits and the first key of the leaf stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unlock {
-    /// Before the leaf is searched: its first key and its free space say enough.
+    /// Before the search in the leaf, after a look at its first key and its free space.
     #[default]
     BeforeSearch,
-    /// When the search has told where the item goes.
+    /// After the search in the leaf.
     AfterSearch,
-    /// When the item is in its place.
+    /// After the item is in its place.
     AfterChange,
 }
 
-/// The tree that a [`TreeWriter`] changes, and the blocks of it that may be changed.
+/// A tree that a [`TreeWriter`] changes, and the blocks of it that the transaction owns.
 pub(crate) trait Owns {
-    /// The place of its root, behind the lock above all latches.
+    /// Its root, behind the lock that comes before all latches.
     fn root(&self) -> &RwLock<TreeRoot>;
 
-    /// Where its blocks are found that may not be changed yet.
+    /// The source of the blocks that the transaction does not own yet.
     fn blocks(&self) -> &dyn Blocks;
 
     /// Which tree it is.
@@ -105,10 +115,10 @@ pub(crate) trait Owns {
     /// The transaction that new blocks belong to.
     fn generation(&self) -> Generation;
 
-    /// How writers latch what is above a leaf.
+    /// How writers latch the blocks above a leaf.
     fn latching(&self) -> Latching;
 
-    /// What is counted.
+    /// The counters of the volume.
     fn stats(&self) -> &Counters;
 
     /// Whether the block that a pointer leads to may be changed.
@@ -151,13 +161,13 @@ impl<'a> TreeWriter<'a> {
         self.owner.node_size()
     }
 
-    /// The root, which nobody replaces meanwhile.
+    /// The root, under a shared lock: no thread replaces it meanwhile.
     fn share_root(&self) -> RwLockReadGuard<'a, TreeRoot> {
         let root = self.owner.root();
         self.owner.stats().lock_shared(root.try_read(), || root.read())
     }
 
-    /// The root, to be replaced.
+    /// The root, under an exclusive lock.
     fn take_root(&self) -> RwLockWriteGuard<'a, TreeRoot> {
         let root = self.owner.root();
         self.owner.stats().lock(root.try_write(), || root.write())
@@ -166,8 +176,8 @@ impl<'a> TreeWriter<'a> {
     /// Inserts an item.
     ///
     /// # Errors
-    /// When there is one with this key already: whoever inserts knows that there is none, so
-    /// this is damage.
+    /// When the tree has an item with this key already. The caller knows that there should be none,
+    /// so this is damage.
     pub(crate) fn insert(&self, key: Key, data: &[u8]) -> Result<()> {
         let found = self.locate(key, data.len() + ITEM_SIZE)?;
         if found.exists {
@@ -195,8 +205,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Lets `edit` see the data of the item with this key, if there is one, and say what it
-    /// becomes: at most `room` bytes more than before.
+    /// Passes the data of the item with this key to `edit`, or `None`, and stores what `edit`
+    /// returns: at most `room` bytes more than before.
     pub(crate) fn modify(
         &self,
         key: Key,
@@ -212,7 +222,7 @@ impl<'a> TreeWriter<'a> {
         self.put(found, key, &data)
     }
 
-    /// Makes the item at the place that was found this.
+    /// Stores `data` as the item with `key`, at the place that was found.
     fn put(&self, mut found: Found<'a>, key: Key, data: &[u8]) -> Result<()> {
         let free = leaf_free(found.leaf.bytes());
         if !found.exists {
@@ -236,8 +246,8 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    /// Goes down to where `key` is or belongs, for a change that adds at most `need` bytes
-    /// to the leaf.
+    /// Finds the leaf and slot where `key` is or belongs, for a change that adds at most `need`
+    /// bytes to the leaf.
     fn locate(&self, key: Key, need: usize) -> Result<Found<'a>> {
         let is_safe = |leaf: &TreeBlock| {
             leaf_free(leaf.bytes()) >= need && !leaf.is_empty() && leaf.key(0) <= key

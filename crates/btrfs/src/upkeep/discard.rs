@@ -1,28 +1,32 @@
-//! Discarding: telling the devices which ranges hold nothing.
+//! Discarding: telling the devices which ranges hold no data.
 //!
-//! | who | what | when |
+//! | call | what it discards | when |
 //! |---|---|---|
-//! | [`Engine::trim`] | free ranges of block groups, and what belongs to no chunk | when it is asked for |
-//! | [`Engine::discard_step`] | of what commits have freed, and of removed chunks, what is still free | with [`OpenOptions::discard`], soon after the commit |
+//! | [`Engine::trim`] | free ranges of block groups, and all space that belongs to no chunk | when the user asks for it |
+//! | [`Engine::discard_step`] | ranges that commits have freed and chunks that were removed, as far as they are still free | with [`OpenOptions::discard`], soon after the commit |
 //!
-//! What is free (`space`) is not needed by the last commit, by its log or by the running
-//! transaction: anybody may write over it, and so it may be discarded. Nobody does both at a time:
+//! The last commit, its log and the running transaction do not need a free range (`space`). So any
+//! thread may write over it, and any thread may discard it. These rules keep both from happening at
+//! the same time:
 //!
-//! 1. A piece of free space is *out* while it is being discarded. It counts as free, so whatever
-//!    was promised of it is kept, but nobody takes it: who finds no other place waits for it, with
-//!    whatever he has locked. Who discards needs no lock meanwhile, so that wait ends.
-//! 2. One piece is out at a time, of [`PIECE_BYTES`] at the most. So somebody waits for one request
-//!    to each device, or for a few.
-//! 3. A block group of which a piece is out is not removed.
-//! 4. While something that belongs to no chunk is discarded the chunk lock is held, so no chunk is
-//!    made of it. That is no longer than a piece either, and without a handle: a commit waits for
-//!    one piece at the most, when it notes what the next chunk would hold.
+//! 1. A piece of free space is *out* while it is being discarded. It still counts as free, so all
+//!    claims stay backed, but no thread takes it. A thread that finds no other place waits for the
+//!    piece, with all locks that it holds. The discarding thread needs no lock meanwhile, so that
+//!    wait ends.
+//! 2. One piece is out at a time, of at most [`PIECE_BYTES`]. So a thread waits for one request to
+//!    each device, or for a few.
+//! 3. A block group is not removed while a piece of it is out.
+//! 4. While a thread discards space that belongs to no chunk, it holds the chunk lock, so that
+//!    space cannot become a chunk. It discards at most one piece at a time, and holds no handle. So
+//!    a commit that needs the lock, to compute the size of the next chunk, waits for one piece at
+//!    most.
 //!
-//! What commits have freed is gathered (`space/discard`) and given away before it is discarded: most of
-//! what trees have given up is soon written again, and needs no discard then. The thread of the
-//! volume goes through it; in a volume without one whoever commits does, when that is done. What
-//! goes wrong then is reported once, and nothing is discarded any more: nobody depends on it.
-//! Closing a volume discards what is left, no more ranges than are remembered.
+//! Ranges that commits have freed are gathered (`space/discard`), and most of them are soon written
+//! again: trees give up blocks and take new ones all the time. So the allocator may use a range
+//! before it is discarded, and such a range needs no discard. The background thread of the volume
+//! goes through the gathered ranges. In a volume without that thread, the committing thread does,
+//! after its commit. After the first error, the engine reports it once and stops discarding,
+//! because nothing depends on discards. Closing a volume discards the ranges that are left.
 //!
 //! [`OpenOptions::discard`]: crate::OpenOptions::discard
 
@@ -38,25 +42,26 @@ use crate::report::Report;
 use crate::space::{BlockGroup, PIECE_BYTES};
 use crate::transaction::Live;
 
-/// How many of them one step discards.
+/// How many gathered ranges one step discards.
 const STEP_RANGES: usize = 16;
 
 impl Engine {
-    /// Tells all devices which ranges of them hold nothing: what is free in block groups, and what
-    /// belongs to none. Others may change the volume meanwhile. What deleted subvolumes hold, and
-    /// what was freed and is in no commit yet, is not free.
+    /// Tells all devices which ranges hold no data: free ranges of block groups, and space that
+    /// belongs to no chunk. Other threads may change the volume meanwhile. Space of deleted
+    /// subvolumes that are not dropped yet, and space that was freed and is in no commit yet, is
+    /// not free.
     ///
     /// # Errors
-    /// `EROFS` when the volume was opened for reading or nothing is written any more;
-    /// [`Error::Unsupported`] when no device can be told; what the devices fail with, and what
-    /// reading the trees does.
+    /// `EROFS` when the volume was opened for reading, or has stopped writing;
+    /// [`Error::Unsupported`] when no device can discard; errors of the devices and of reading the
+    /// trees.
     pub fn trim(&self) -> Result<Trimmed> {
         let space = &self.live()?.space;
         let mut trimmed = Trimmed::default();
         for group in space.groups() {
             {
-                // The trees are read under a handle, and those of a group that is removed meanwhile
-                // have nothing of it.
+                // The handle keeps the trees readable. The trees have no items of a group that is
+                // being removed, so it is skipped.
                 let _handle = self.enter()?;
                 let _chunks = space.chunk_lock.lock();
                 if group.is_retired() {
@@ -72,7 +77,8 @@ impl Engine {
         require_some(trimmed)
     }
 
-    /// Discards some of what was freed and is still free; whether there is more.
+    /// Discards some gathered ranges, as far as they are still free. Returns whether there are
+    /// more.
     pub(crate) fn discard_step(&self) -> bool {
         let Some(live) = self.live_part().filter(|live| live.require_whole().is_ok()) else {
             return false;
@@ -88,14 +94,15 @@ impl Engine {
         true
     }
 
-    /// Discards what is still free of a range of a member, or of the logical space.
+    /// Discards the parts of a range that are still free, on a member or in the logical space.
     fn discard_freed(&self, live: &Live, member: Option<usize>, range: &Range<u64>) -> Result<()> {
         let mut trimmed = Trimmed::default();
         if let Some(member) = member {
             self.discard_unallocated(member, range, &mut trimmed)?;
         } else {
-            // Without the map: who makes a chunk waits for it, and behind him who looks for the
-            // piece that is out.
+            // The map of block groups must not be locked here. Otherwise a thread that allocates a
+            // chunk would wait for the map, and behind it a thread that waits for the piece that is
+            // out.
             for group in live.space.groups_in(range) {
                 let within = range.start.max(group.start.0)..range.end.min(group.end());
                 self.discard_in_group(&group, &within, &mut trimmed)?;
@@ -104,7 +111,7 @@ impl Engine {
         require_some(trimmed).map(drop)
     }
 
-    /// Discards what is free of `group` in `within`, if that is known.
+    /// Discards the free parts of `group` in `within`, if the free ranges are loaded.
     fn discard_in_group(
         &self,
         group: &Arc<BlockGroup>,
@@ -122,7 +129,7 @@ impl Engine {
             let len = |part: Range<u64>| part.end - part.start;
             let mut places: Vec<_> =
                 places.into_iter().map(|(member, at, part)| (member, at.0, len(part))).collect();
-            // Units of a striped profile that are neighbours on a member are one request.
+            // Striped units that are neighbours on a member become one request.
             places.sort_unstable();
             let mut places = places.into_iter().peekable();
             while let Some((member, start, mut len)) = places.next() {
@@ -137,7 +144,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Discards what of a member is in `within` and belongs to no chunk.
+    /// Discards the parts of a member in `within` that belong to no chunk.
     fn discard_unallocated(
         &self,
         member: usize,
@@ -180,7 +187,7 @@ impl Engine {
     }
 }
 
-/// Refuses what no device could be told.
+/// Returns [`Error::Unsupported`] when no device could discard.
 fn require_some(trimmed: Trimmed) -> Result<Trimmed> {
     if trimmed.bytes == 0 && !trimmed.unable.is_empty() {
         let names: Vec<_> = trimmed.unable.into_iter().collect();

@@ -1,8 +1,9 @@
-//! Extents that the extent tree counts wrong: writing ends before anything that is in use is freed.
+//! Extents with wrong counts in the extent tree: writing must end before space that is in use is
+//! freed.
 //!
-//! The kernel makes each volume, an item of its extent tree is replaced, with checksums made right,
-//! and ours changes what refers to the extent. Then the devices are what they were, and what the
-//! kernel shows of them is what we show.
+//! The kernel makes each volume. The test replaces an item of its extent tree, with right
+//! checksums, and this engine changes references to the extent. After that the devices must be
+//! unchanged, and the engine must show the same files as the kernel.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, 
 const SNAPSHOT: TreeId = TreeId(256);
 /// Files at the top level that a snapshot has too.
 const FILES: usize = 600;
-/// The least that a comparison must have seen.
+/// The fewest files that a comparison must have seen.
 const AT_LEAST: u64 = 3;
 const SECTOR: u64 = 4096;
 
@@ -42,8 +43,8 @@ fn shared(root: &Path) {
     fill::sync(root);
 }
 
-/// A file of 256 KiB and its clone; files that may be written in place, with a clone and without;
-/// and one that has its extent for itself.
+/// A file of 256 KiB and its clone; files that may be written in-place, with a clone and without;
+/// and one file whose extent is not shared.
 fn cloned(root: &Path) {
     let made = |name: &str, in_place: bool, byte: u8| {
         let path = root.join(name);
@@ -83,7 +84,7 @@ fn top<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
     Place { dir: fs.root(), name: name.as_bytes() }
 }
 
-/// All extents for which `has` holds.
+/// All extents for which `has` is true.
 fn extents(volume: &Volume, has: impl Fn(&Record) -> bool) -> Vec<Record> {
     let mut found = Vec::new();
     let first = Key::new(0, ItemType::EXTENT_ITEM, 0);
@@ -98,7 +99,7 @@ fn extents(volume: &Volume, has: impl Fn(&Record) -> bool) -> Vec<Record> {
     found
 }
 
-/// Makes another item of that of an extent.
+/// Changes the item of an extent.
 fn damage(disks: &Disks, mut record: Record, change: impl FnOnce(&mut Record)) {
     let key = record.key;
     change(&mut record);
@@ -109,14 +110,14 @@ fn damage(disks: &Disks, mut record: Record, change: impl FnOnce(&mut Record)) {
     edit(disks, TreeId::EXTENT, &edits);
 }
 
-/// Has an item of the extent tree count so many references, whatever it names.
+/// Sets the count of an item of the extent tree, whatever it names.
 fn count_otherwise(disks: &Disks, key: Key, refs: u64) {
     patch_leaf(disks, TreeId::EXTENT, key, |leaf, slot| {
         data_mut(leaf, slot)[..8].copy_from_slice(&refs.to_le_bytes());
     });
 }
 
-/// What `btrfs check` complains of.
+/// The complaints of `btrfs check`.
 fn complaints(disks: &Disks) -> Vec<String> {
     let attached = Attached::new(disks.images());
     let output = command("btrfs")
@@ -127,8 +128,8 @@ fn complaints(disks: &Disks) -> Vec<String> {
     said.lines().filter(|line| !line.starts_with('[')).map(ToOwned::to_owned).collect()
 }
 
-/// `btrfs check` has no more complaints than `before`. It does not look at the last checksums,
-/// which are no more the last ones when others come.
+/// `btrfs check` has no more complaints than `before`. It does not check the last checksums. These
+/// change when others are added.
 #[track_caller]
 fn no_more_than(before: &[String], disks: &Disks) {
     let mut now = complaints(disks);
@@ -158,7 +159,7 @@ fn stops(
     }
 }
 
-/// What we show of the volume is what the kernel shows.
+/// The engine shows the same files as the kernel.
 #[track_caller]
 fn is_still_there(disks: &Disks, at_least: u64) {
     let mount = disks.mount("ro,noatime");
@@ -167,7 +168,7 @@ fn is_still_there(disks: &Disks, at_least: u64) {
     compare(&fs, mount.path()).assert_same(at_least);
 }
 
-/// The leaves of the top level that the snapshot has too, by address.
+/// The leaves of the top level that the snapshot shares, by address.
 fn leaves_in_both(volume: &Volume) -> Vec<Record> {
     let both = [TreeId::FS, SNAPSHOT].map(|root| (Owner::Tree { root }, 1));
     let is_it = |one: &Record| {
@@ -177,9 +178,9 @@ fn leaves_in_both(volume: &Volume) -> Vec<Record> {
     extents(volume, is_it)
 }
 
-/// A leaf with files of the top level that the snapshot has too.
+/// A leaf with files of the top level that the snapshot shares.
 fn shared_leaf(volume: &Volume) -> Record {
-    // The first has the root directory, which changes with everything.
+    // The first leaf has the root directory, which changes with every file.
     leaves_in_both(volume).pop().expect("leaves are shared")
 }
 
@@ -187,8 +188,8 @@ fn remove_files(fs: &Filesystem) -> Result<()> {
     (0..FILES).try_for_each(|number| fs.unlink(top(fs, &format!("file-{number}")), AT))
 }
 
-/// Removing all files of the top level ends when the item of a leaf that the snapshot shares says
-/// what `change` makes of it.
+/// Removing all files of the top level must end after `change` was made to the item of a leaf that
+/// the snapshot shares.
 #[track_caller]
 fn a_shared_leaf(judges: &Judges, mkfs: &'static str, change: fn(&mut Record)) {
     let disks = Recipe::new().mkfs(mkfs).fill(shared).make(judges);
@@ -222,7 +223,8 @@ fn forget(record: &mut Record, root: TreeId) {
 }
 
 shared_leaves! {
-    /// The last reference went, and with it the leaf, which the snapshot had too.
+    /// Before the mend, the last reference was removed, and with it the leaf, which the snapshot
+    /// needed too.
     a_shared_leaf_that_counts_the_snapshot_alone: "", |leaf| forget(leaf, TreeId::FS);
     a_shared_leaf_without_skinny_items: "-O ^skinny-metadata", |leaf| forget(leaf, TreeId::FS);
     a_shared_leaf_that_counts_three_and_names_two: "", |leaf| leaf.refs = 3;
@@ -242,8 +244,8 @@ shared_leaves! {
     };
 }
 
-/// The root item says that no snapshot was ever made: shared leaves counted as the tree's own, and
-/// what they refer to was counted once too little.
+/// The root item says that there never was a snapshot. Before the mend, shared leaves counted as
+/// the tree's own, and their children were counted once too little.
 #[test]
 fn a_root_that_forgot_its_last_snapshot() {
     /// Where `last_snapshot` stands in a root item.
@@ -263,7 +265,7 @@ fn a_root_that_forgot_its_last_snapshot() {
     is_still_there(&disks, 2 * FILES as u64);
 }
 
-/// Ours does not write a volume of which an item contradicts itself, and the error names the
+/// The engine does not write a volume with an item that contradicts itself, and the error names the
 /// extent.
 #[track_caller]
 fn is_refused(judges: &Judges, disks: &Disks, at: Logical, work: fn(&Filesystem) -> Result<()>) {
@@ -306,7 +308,7 @@ fn a_shared_leaf_that_has_no_item() {
     is_still_there(&disks, 2 * FILES as u64);
 }
 
-/// The walk through a deleted snapshot comes to a leaf that counts the top level alone.
+/// The walk through a deleted snapshot reaches a leaf that counts only the top level.
 #[test]
 fn a_leaf_of_a_deleted_snapshot_that_counts_the_top_level_alone() {
     let Some(judges) = judges::require() else { return };
@@ -332,7 +334,7 @@ fn extent_of(fs: &Filesystem, name: &str) -> Record {
     extents(fs.volume(), |one| one.inline.iter().any(is_its)).pop().expect("it has an extent")
 }
 
-/// `work` ends when the item of the extent of the file `name` says what `change` makes of it.
+/// `work` must end after `change` was made to the item of the extent of the file `name`.
 #[track_caller]
 fn a_data_extent(
     judges: &Judges,
@@ -352,7 +354,7 @@ fn a_data_extent(
     is_still_there(&disks, AT_LEAST);
 }
 
-/// Leaves the reference of the first of two inodes, the one that was made first.
+/// Keeps only the reference of the first of two inodes, the one that was made first.
 fn forget_the_clone(extent: &mut Record) {
     let ino = |owner: &Owner| match owner {
         Owner::File { ino, .. } => *ino,
@@ -367,7 +369,7 @@ fn unlink(fs: &Filesystem, name: &str) -> Result<()> {
     fs.unlink(top(fs, name), AT)
 }
 
-/// The last reference went, and with it the data of the other file.
+/// Before the mend, the last reference was removed, and with it the data of the other file.
 #[test]
 fn a_clone_that_is_not_counted() {
     let Some(judges) = judges::require() else { return };
@@ -388,7 +390,7 @@ fn an_extent_that_counts_one_more_than_it_names() {
     a_data_extent(&judges, "alone", |one| one.refs = 2, |fs| unlink(fs, "alone"));
 }
 
-/// Half of it would have been free, and the other half nobody's.
+/// Before the mend, half of the extent became free, and the other half belonged to no file.
 #[test]
 fn an_extent_of_another_length() {
     let Some(judges) = judges::require() else { return };
@@ -417,8 +419,8 @@ fn an_extent_that_names_another_file() {
     a_data_extent(&judges, "alone", change, |fs| unlink(fs, "alone"));
 }
 
-/// The extent was freed with the first of two files; and what counts as exclusive is written in
-/// place, where the clone would change with it.
+/// Before the mend, the extent was freed with the first of two files. And an extent that counts as
+/// exclusive is written in-place, which would change the clone too.
 #[test]
 fn a_cloned_extent_that_counts_one_and_names_two() {
     let Some(judges) = judges::require() else { return };
@@ -435,7 +437,7 @@ fn a_cloned_extent_that_counts_one_and_names_two() {
     }
 }
 
-/// A reference with an item of its own, behind an item that does not count it.
+/// A keyed reference behind an item that does not count it.
 #[test]
 fn a_reference_in_an_item_of_its_own_that_is_not_counted() {
     let Some(judges) = judges::require() else { return };
@@ -463,7 +465,7 @@ fn a_reference_in_an_item_of_its_own_that_is_not_counted() {
     }
 }
 
-/// An extent that reaches into the next one: freeing one takes what the other has.
+/// An extent that overlaps the next one: freeing one would free a part of the other.
 #[test]
 fn extents_that_overlap() {
     let Some(judges) = judges::require() else { return };
@@ -480,8 +482,8 @@ fn extents_that_overlap() {
     is_refused(&judges, &disks, Logical(second.objectid), |fs| unlink(fs, "alone"));
 }
 
-/// An extent that no tree but the extent tree knows lies where free space is shown: a new extent
-/// does not get into it.
+/// An extent that only the extent tree knows lies in a free range: a new extent must not overlap
+/// it.
 #[test]
 fn a_new_extent_where_one_is() {
     let Some(judges) = judges::require() else { return };
@@ -489,7 +491,7 @@ fn a_new_extent_where_one_is() {
     let fs = open(&disks);
     let mut extent = extent_of(&fs, "alone");
     drop(fs);
-    // The first file that is written goes behind what was written last.
+    // The first new file goes behind the last written one.
     extent.key.objectid += extent.key.offset;
     let at = extent.key.objectid;
     extent.key.offset = 400 << 20;
@@ -514,7 +516,7 @@ fn write_new(fs: &Filesystem, len: usize) -> Result<()> {
     fs.sync()
 }
 
-/// What was reported of free space.
+/// A volume, and the reports about free space.
 fn open_watched(disks: &Disks) -> (Filesystem, Arc<parking_lot::Mutex<Vec<String>>>) {
     let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let telling = told.clone();
@@ -526,7 +528,7 @@ fn open_watched(disks: &Disks) -> (Filesystem, Arc<parking_lot::Mutex<Vec<String
     (open_with(disks, OpenOptions { reporter: Some(reporter), ..OpenOptions::default() }), told)
 }
 
-/// The free-space tree shows the place of a file as free: it was given to the next one.
+/// The free-space tree shows the place of a file as free. Before the mend, the next file got it.
 #[test]
 fn space_that_is_shown_as_free_and_is_not() {
     let Some(judges) = judges::require() else { return };
@@ -552,7 +554,8 @@ fn space_that_is_shown_as_free_and_is_not() {
     assert_eq!(std::fs::read(mount.path().join("alone")).unwrap(), vec![3; 256 << 10]);
 }
 
-/// Without a free-space tree what is in no extent is free: the item of one is missing.
+/// Without a free-space tree, all space outside extents counts as free. Here the item of an extent
+/// is missing.
 #[test]
 fn space_of_an_extent_without_an_item() {
     let Some(judges) = judges::require() else { return };

@@ -1,20 +1,21 @@
-//! What must be so of an extent before its references change.
+//! Checks of an extent before its references change.
 //!
-//! An extent whose last reference goes is free for others. So a count that is too small frees what
-//! is in use, and a count of 1 that belongs to another owner has a block changed that is shared.
-//! The extent tree is believed only where it agrees with itself, with the trees that refer to the
-//! extent, and with the extents beside it:
+//! When the last reference to an extent is removed, other threads may use the space. So a count
+//! that is too small frees space that is in use. A count of 1 that belongs to another owner makes a
+//! writer change a shared block. The extent tree is believed only if it agrees with itself, with
+//! the trees that refer to the extent, and with the neighbouring extents:
 //!
-//! | when | what must be so |
+//! | when | what must be true |
 //! |---|---|
-//! | its item is looked at | it is the kind, the level and the length that is referred to; it counts what it names inline, and more only if references with items of their own follow; no extent beside it in the leaf overlaps it |
-//! | a block counts as not shared | the one reference is that of the tree or block on the way to it |
+//! | its item is read | it has the kind, the level and the length of the reference; it counts what it names inline, and more only if keyed references follow; it overlaps no neighbour in the leaf |
+//! | a block counts as not shared | the one reference is that of the tree or block through which the caller reached it |
 //! | a tree gives up a block younger than its last snapshot | no reference to the block remains |
-//! | a reference goes | the item names its owner, often enough |
-//! | the last one goes | all that is named, inline and in items, is what goes; no extent begins or ends in it |
-//! | an extent is new | nothing of its range is in an extent |
+//! | a reference is removed | the item names its owner, often enough |
+//! | the last one is removed | the references that are removed are all that are named, inline and keyed; no other extent overlaps it |
+//! | an extent is new | its range overlaps no extent |
 //!
-//! What is not so ends all writing before a commit is on the devices: they hold the last one.
+//! If one of these is false, all writing ends before the commit is on the devices. They hold the
+//! last commit.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,22 +30,22 @@ use crate::transaction::Base;
 use crate::transaction::refs::{ExtentKind, Owner, Pending};
 use crate::tree::Cursor;
 
-/// What the user can do about it.
+/// What the user can do.
 const ADVICE: &str =
     "nothing is written any more: copy what you need, then see what btrfs check finds";
 
-/// The item of an extent that agrees with itself and with what refers to the extent.
+/// The item of an extent, which agrees with itself and with the references to the extent.
 pub(super) struct Known {
     pub(super) record: Record,
-    /// How many references have items of their own.
+    /// How many references are keyed.
     pub(super) in_items: u64,
-    /// The key before that of the item, if that is in its leaf.
+    /// The key before that of the item, if it is in the same leaf.
     before: Option<Key>,
-    /// The first key behind the item that is not one of its references, if that is known.
+    /// The first key behind the item that is not a reference to the extent, if it is known.
     behind: Option<Key>,
 }
 
-/// The error that the extent tree, or what refers to the extent, is wrong.
+/// The error for a wrong extent tree, or a wrong reference to an extent.
 pub(super) fn wrong(logical: Logical, problem: &str) -> Error {
     Error::corrupt_at("extent tree", logical.0, format!("{problem}; {ADVICE}"))
 }
@@ -66,7 +67,7 @@ fn range_of(key: Key, node_size: u64) -> Range<u64> {
     key.objectid..key.objectid.saturating_add(len)
 }
 
-/// The owner that a reference with an item of its own names, and its count.
+/// The owner that a keyed reference names, and its count.
 pub(super) fn keyed_owner(key: Key, data: &[u8]) -> Result<Option<(Owner, u32)>> {
     let cut = || wrong(Logical(key.objectid), &format!("{key}: the reference is cut"));
     Ok(Some(match key.item_type {
@@ -96,7 +97,7 @@ fn last_extent_before(volume: &Base, end: u64) -> Result<Option<Range<u64>>> {
         if is_extent(key) {
             return Ok(Some(range_of(key, node_size)));
         }
-        // A reference or a block group stands behind the item of the extent at its address.
+        // A reference or a block group comes behind the extent item of the same address.
         last = if key.item_type > ItemType::METADATA_ITEM {
             Key::new(key.objectid, ItemType::METADATA_ITEM, u64::MAX)
         } else {
@@ -105,7 +106,7 @@ fn last_extent_before(volume: &Base, end: u64) -> Result<Option<Range<u64>>> {
     }
 }
 
-/// What an item names inline, for messages.
+/// The owners that an item names inline, for messages.
 pub(super) fn names(inline: &[(Owner, u32)]) -> String {
     const MOST: usize = 4;
     let mut all: Vec<_> = inline.iter().take(MOST).map(|(owner, _)| owner.to_string()).collect();
@@ -116,7 +117,7 @@ pub(super) fn names(inline: &[(Owner, u32)]) -> String {
 }
 
 impl Record {
-    /// Why this is not the item of such an extent.
+    /// Why this is not the item of an extent of this length and kind, if it is not.
     fn misfit(&self, len: u64, kind: ExtentKind, node_size: u64) -> Option<String> {
         let (flag, name) = match kind {
             ExtentKind::Data => (EXTENT_FLAG_DATA, "data"),
@@ -142,7 +143,7 @@ impl Record {
         }
     }
 
-    /// How many of its references have items of their own, if what it counts can be so.
+    /// How many of its references are keyed; an error when its counts contradict each other.
     fn in_items(&self, has_items: bool) -> std::result::Result<u64, String> {
         let inline: u64 = self.inline.iter().map(|(_, count)| u64::from(*count)).sum();
         let refs = self.refs;
@@ -159,18 +160,19 @@ impl Record {
 }
 
 impl Handle<'_> {
-    /// Ends all writing because an extent is not what it must be, and gives the error that says so.
+    /// Ends all writing because an extent is wrong, and returns the error.
     pub(super) fn contradicted(&self, logical: Logical, problem: &str) -> Error {
         let error = wrong(logical, problem);
         self.live.break_off(&error);
         error
     }
 
-    /// The item of the extent at `logical`, as the tree has it now, which must be `len` bytes of
-    /// this kind.
+    /// The item of the extent at `logical`, as the tree has it now. The extent must have `len`
+    /// bytes and this kind.
     ///
     /// # Errors
-    /// When the item is not there, is another one, or contradicts itself or the extents beside it.
+    /// When there is no such item, it describes another extent, or it contradicts itself or the
+    /// neighbouring extents.
     pub(super) fn extent(&self, logical: Logical, len: u64, kind: ExtentKind) -> Result<Known> {
         let node_size = u64::from(self.volume.superblock().node_size);
         let wrong = |problem: &str| self.contradicted(logical, problem);
@@ -215,7 +217,7 @@ impl Handle<'_> {
         Err(self.contradicted(logical, &problem))
     }
 
-    /// How often `owner` refers to an extent when what is pending has been done.
+    /// How often `owner` refers to an extent, with the pending changes counted.
     fn count_for(
         &self,
         known: &Known,
@@ -235,13 +237,13 @@ impl Handle<'_> {
         Ok(i64::from(stored).saturating_add(*change))
     }
 
-    /// How many references the block at `logical` has, and whether it refers to what is below it by
-    /// its own address, delayed references included. `owner` is the tree or the block through which
-    /// the caller came to it.
+    /// How many references the block at `logical` has, and whether it refers to its children by its
+    /// own address, with delayed references counted. `owner` is the tree or the block through which
+    /// the caller reached it.
     ///
     /// # Errors
-    /// When the extent tree is wrong about the block; when it counts one reference, and that is not
-    /// the one of `owner`.
+    /// When the extent tree is wrong about the block, or counts one reference that is not that of
+    /// `owner`.
     pub(crate) fn count_of(
         &self,
         logical: Logical,
@@ -264,8 +266,8 @@ impl Handle<'_> {
         Ok((count, known.record.is_full(pending.as_ref())))
     }
 
-    /// Whether the block at `logical` refers to what is below it by its own address, delayed
-    /// references included.
+    /// Whether the block at `logical` refers to its children by its own address, with delayed
+    /// references counted.
     ///
     /// # Errors
     /// When the extent tree is wrong about the block.
@@ -281,16 +283,16 @@ impl Handle<'_> {
     }
 
     /// # Errors
-    /// Unless the references that the item of an extent names are those that `pending` gives up,
-    /// and it is apart from all other extents.
+    /// When the references that the extent item names are not exactly those that `pending` gives
+    /// up, or another extent overlaps it.
     pub(super) fn require_all_given_up(
         &self,
         known: &Known,
         logical: Logical,
         pending: &Pending,
     ) -> Result<()> {
-        // An owner may be named twice: where a reference with a colliding hash went, a new one of
-        // the same owner may have been put before the old one.
+        // An owner may be named twice: a new reference may have filled the gap of a removed
+        // reference with the same hash, before an older one of the same owner.
         let mut named: BTreeMap<Owner, i64> = BTreeMap::new();
         let mut name = |owner: Owner, count: u32| {
             *named.entry(owner).or_default() += i64::from(count);
@@ -328,7 +330,7 @@ impl Handle<'_> {
         if let Some(key) = behind.filter(|key| is_extent(*key)) {
             self.require_apart(logical, pending.len, &range_of(key, node_size))?;
         }
-        // An extent before it in the leaf was compared when the item was looked at.
+        // The check of the item compared it with an extent before it in the same leaf.
         if known.before.is_none_or(|key| !is_extent(key))
             && let Some(before) = last_extent_before(self.volume, logical.0)?
         {
@@ -338,9 +340,9 @@ impl Handle<'_> {
     }
 
     /// # Errors
-    /// When something of these ranges, which ascend and are to be extents, is in an extent.
+    /// When one of these ranges, which ascend and will become extents, overlaps an extent.
     pub(super) fn require_unused(&self, ranges: &[Range<u64>]) -> Result<()> {
-        // Space is mostly taken one piece behind the other: what lies together is looked at as one.
+        // Most space is taken in sequence, so adjacent ranges are checked as one.
         for run in ranges.chunk_by(|one, next| one.end == next.start) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
             if let Some(before) = last_extent_before(self.volume, last.end)? {

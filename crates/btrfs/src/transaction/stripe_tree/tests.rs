@@ -1,8 +1,8 @@
-//! No tool here makes a volume with a stripe tree, so the test makes it of one that the kernel
-//! filled: what that shows must be shown still.
+//! No tool here makes a volume with a stripe tree. So the test converts a volume that the kernel
+//! filled, and must then read the same files.
 //!
-//! All data moves to places that no chunk says, from the end of the devices downwards, and where it
-//! was is overwritten. The stripe tree is one leaf.
+//! All data moves to places that no chunk describes, from the end of the devices downwards, and its
+//! old places are overwritten. The stripe tree is one leaf.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,10 +32,10 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::*;
 use crate::{OpenOptions, Report, Volume};
 
-/// The most bytes that one item is about, so that extents have several.
+/// The most bytes that one item covers, so that extents have several items.
 const MOST: u64 = 192 << 10;
 
-/// How much one device has, in MiB.
+/// The size of a device, in MiB.
 const MIB: u64 = 512;
 
 fn open(disks: &Disks, members: &[usize], options: &OpenOptions) -> Arc<Volume> {
@@ -63,7 +63,7 @@ fn data_extents(volume: &Volume) -> Vec<(Logical, u64)> {
     extents
 }
 
-/// Moves all data that belongs into the stripe tree, and gives its items.
+/// Moves all data that belongs in the stripe tree, and returns the items of the tree.
 fn move_data(disks: &Disks) -> Vec<(Key, Vec<u8>)> {
     let volume = open(disks, &all(disks), &OpenOptions::default());
     let devices: HashMap<_, _> = volume
@@ -111,14 +111,14 @@ fn move_data(disks: &Disks) -> Vec<(Key, Vec<u8>)> {
     items
 }
 
-/// Makes a volume with a stripe tree of `disks`, without the items that `keep` refuses.
+/// Converts `disks` to a volume with a stripe tree, without the items that `keep` refuses.
 fn convert(disks: &Disks, mut items: Vec<(Key, Vec<u8>)>, keep: impl Fn(usize) -> bool) {
     let mut index = 0..;
     items.retain(|_| keep(index.next().expect("there is no end")));
     let volume = crate::test_volumes::open(disks);
     let superblock = volume.superblock();
     let node_size = superblock.node_size;
-    // The last block of a chunk of metadata: what is free is taken from the other end.
+    // The last block of a metadata chunk is free: the allocator begins at the other end.
     let chunk = volume.chunks().find(|chunk| chunk.flags.kind() == "metadata").expect("a chunk");
     let logical = Logical(chunk.end().0 - u64::from(node_size));
     let identity = BlockIdentity {
@@ -159,8 +159,8 @@ fn top(volume: &Arc<Volume>) -> crate::Filesystem {
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
-/// What the kernel showed of the volume before it had a stripe tree is shown, also without each of
-/// the sets of members in `lost`.
+/// The engine reads what the kernel read before the conversion, also without each of the sets of
+/// members in `lost`.
 #[track_caller]
 fn shows_the_same(devices: usize, mkfs: &'static str, lost: &[&[usize]]) {
     let Some(judges) = judges::require() else { return };
@@ -208,8 +208,7 @@ fn raid10() {
     shows_the_same(4, "-d raid10 -m raid1c4 -n 64k", &[&[0], &[3]]);
 }
 
-/// A volume of two mirrors with one file of this much, of which the stripe tree has no item at
-/// `gap`.
+/// A volume with two mirrors and one file. The stripe tree lacks the item at `gap`.
 fn mirrored(judges: &Judges, fill: fn(&Path), gap: Option<usize>) -> (Disks, Vec<(Key, Vec<u8>)>) {
     let recipe = Recipe::new().devices(2).mib(MIB).mkfs("-d raid1 -m raid1 -n 64k");
     let disks = recipe.fill(fill).make(judges);
@@ -224,8 +223,8 @@ fn read(volume: &Arc<Volume>, buf: &mut [u8]) -> Result<usize> {
     fs.read(file, 0, buf)
 }
 
-/// Data that the stripe tree does not tell of is an error, and never what happens to be where the
-/// chunk would have it. No checksum would tell.
+/// Data that the stripe tree does not describe must be an error. The engine must not return the
+/// bytes at the place in the chunk: no checksum would show that they are wrong.
 #[test]
 fn what_it_does_not_say_is_an_error() {
     let Some(judges) = judges::require() else { return };
@@ -271,8 +270,8 @@ fn a_bad_copy_is_read_around() {
     assert_eq!(*bad.lock(), items.len());
 }
 
-/// A volume that has the feature and no such tree is damaged: its data would be looked for in the
-/// wrong places.
+/// A volume with the feature but without the tree is damaged: the engine would look for its data in
+/// the wrong places.
 #[test]
 fn the_feature_without_the_tree_is_refused() {
     let Some(judges) = judges::require() else { return };

@@ -19,7 +19,7 @@ use crate::{MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 
 const NODE_SIZE: u32 = 16384;
 const AT: Timestamp = Timestamp { secs: 0, nanos: 0 };
-/// The inode number that the items pretend to be about: no file of the new volume has it.
+/// The inode number of the test items. No file of the new volume has it.
 const OBJECT: u64 = 1 << 20;
 
 /// One request.
@@ -29,7 +29,7 @@ enum Seen {
     Flush,
 }
 
-/// A member that notes what it is asked to write, in a list that all members share.
+/// A member that records its writes in a list that all members share.
 #[derive(Debug)]
 struct Noting {
     member: usize,
@@ -58,7 +58,7 @@ impl offshoot_device::Delegate for Noting {
     }
 }
 
-/// A volume on devices that note what is written.
+/// A volume on devices that record writes.
 struct Noted {
     devices: Vec<Arc<MemoryDevice>>,
     seen: Arc<Mutex<Vec<Seen>>>,
@@ -104,7 +104,7 @@ impl Noted {
         blocks.collect()
     }
 
-    /// Every block below `block`, itself included, is in all its places.
+    /// Requires that every block below `block`, itself included, is in all its places.
     fn require_everywhere(&self, block: &TreeBlock) {
         let node_size = u64::from(NODE_SIZE);
         let at = Logical(block.header().bytenr.get());
@@ -125,8 +125,8 @@ impl Noted {
     }
 }
 
-/// On each member what is written lies behind what was written before, and two requests lie side by
-/// side only where the first is as large as one may be.
+/// On each member, each write lies behind the one before. Two requests are neighbours only if the
+/// first one has the greatest size.
 fn require_order(writes: &[(usize, u64, u64)], members: usize) {
     for member in 0..members {
         let own: Vec<_> = writes.iter().filter(|write| write.0 == member).collect();
@@ -143,7 +143,7 @@ fn require_order(writes: &[(usize, u64, u64)], members: usize) {
     assert!(mean >= REQUEST_BYTES as u64 / 2, "{mean} bytes a request, {} requests", writes.len());
 }
 
-/// DUP went back and forth between its copies with every MiB.
+/// Before the mend, writes to DUP chunks went back and forth between the copies with every MiB.
 #[test]
 fn each_member_is_written_from_its_beginning_to_its_end() {
     for (members, profile) in [(1, Profile::Dup), (2, Profile::Raid1), (4, Profile::Raid10)] {
@@ -182,7 +182,7 @@ fn add_metadata_chunk(volume: &Volume) {
     assert!(grown, "there is no place for a chunk");
 }
 
-/// A chunk is put where another one was, before one with a lower address.
+/// A new chunk takes the place of a removed one, and lies before a chunk with a lower address.
 #[test]
 fn chunks_are_written_in_the_order_of_the_device_and_not_of_their_addresses() {
     let noted = Noted::open(vec![bare_of(NODE_SIZE, 256 << 20)]);
@@ -201,7 +201,7 @@ fn chunks_are_written_in_the_order_of_the_device_and_not_of_their_addresses() {
     }
     add_metadata_chunk(volume);
     let leaves = |chunk: &Chunk| chunk.length / u64::from(NODE_SIZE);
-    // Some are in the new chunk: it stays when the data goes.
+    // Some leaves are in the new chunk, so it stays when the data is removed.
     let first = leaves(&metadata_chunks(volume)[0]) + 64;
     noted.fill_leaves(0..first);
     fs.unlink(place, AT).expect("it is there");

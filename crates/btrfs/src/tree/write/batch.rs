@@ -1,11 +1,11 @@
 //! Many edits with one way down for each leaf that they go into.
 //!
-//! Where the way ends, the separators passed say which keys the leaf may have: all edits below that
-//! bound belong to it. They are merged with its items and the leaf is written once, however many
-//! there are. Mostly what comes out fits the leaf and leaves its first key alone; then the way down
-//! had shared latches, and what is above was let go before the edits were looked at when their
-//! sizes alone say so. Otherwise the leaf is reached once more with what may change above it
-//! latched exclusively, and `room` or `remove` puts in order what is above it.
+//! The separators on the way down say which keys the leaf may have. All edits with these keys
+//! belong to it. They are merged with its items, and the leaf is written once, however many edits
+//! there are. Usually the result fits the leaf and keeps its first key. Then shared latches on the
+//! way down are enough. If the sizes of the edits alone prove this, the writer releases the latches
+//! above before it looks at the edits. Otherwise the writer goes down once more, with exclusive
+//! latches on the blocks that may change, and `room` or `remove` mends the blocks above the leaf.
 
 #[cfg(test)]
 mod tests;
@@ -24,23 +24,23 @@ use super::remove::is_sparse;
 use crate::block::{TreeBlock, WriteLatch};
 use crate::tree::Unlock;
 
-/// What came of edits.
+/// What edits did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
     /// Items that were not there before.
     pub(crate) inserted: usize,
-    /// Items that were there, and hold something else now.
+    /// Items that were there and have new data.
     pub(crate) replaced: usize,
-    /// Items that are gone. What was not there before is not counted.
+    /// Items that were there and were removed.
     pub(crate) removed: usize,
-    /// Ways down that were gone, each to a leaf.
+    /// The number of ways down, each to one leaf.
     pub(crate) leaves: usize,
-    /// Items that were to be removed and were not there.
+    /// Removals of items that were not there.
     pub(super) absent: usize,
 }
 
 impl Applied {
-    /// The count of edits of one kind.
+    /// The counter for edits that put or remove an item, which existed before or did not.
     pub(super) fn count(&mut self, puts: bool, exists: bool) -> &mut usize {
         match (puts, exists) {
             (true, false) => &mut self.inserted,
@@ -66,8 +66,8 @@ impl std::ops::AddAssign for Applied {
     }
 }
 
-/// Whether `leaf`, which has items, fits and has its first key and its place in the tree after it
-/// was merged.
+/// Whether `leaf`, which has items, still fits after the merge, and keeps its first key and its
+/// place in the tree.
 fn stays(leaf: &TreeBlock, edits: Edits<'_>, merged: &Merged) -> bool {
     let keeps_first = match edits.key(0).cmp(&leaf.key(0)) {
         Ordering::Less => false,
@@ -79,23 +79,23 @@ fn stays(leaf: &TreeBlock, edits: Edits<'_>, merged: &Merged) -> bool {
     keeps_first && !runs_low && used <= capacity(leaf)
 }
 
-/// What the items of a leaf may take with their headers.
+/// How many bytes the items of a leaf may take with their headers.
 pub(super) fn capacity(leaf: &TreeBlock) -> usize {
     leaf_capacity(u32::try_from(leaf.bytes().len()).expect("a block is small"))
 }
 
 impl<'a> TreeWriter<'a> {
-    /// Applies edits with ascending keys, all that belong into a leaf at a time.
+    /// Applies edits with ascending keys, a leaf at a time.
     ///
     /// # Errors
-    /// When a block does not read; what was edited until then stays.
+    /// When a block cannot be read. Edits that were applied before remain.
     pub(crate) fn apply_batch(&self, edits: &[ItemEdit<'_>]) -> Result<Applied> {
         debug_assert!(edits.is_sorted_by(|one, other| one.0 < other.0), "keys ascend");
         self.apply(Edits::Each(edits))
     }
 
-    /// Puts the items that are in `slots` of a leaf of another tree, with one copy for all that go
-    /// to one place.
+    /// Puts the items in `slots` of a leaf of another tree, with one copy for all that go to one
+    /// place.
     ///
     /// # Errors
     /// As [`apply_batch`](Self::apply_batch).
@@ -125,7 +125,7 @@ impl<'a> TreeWriter<'a> {
         stats.removed_in_batch(applied.removed);
     }
 
-    /// Edits a leaf when nothing above it has to change for that.
+    /// Edits a leaf; `None`, without a change, when something above the leaf would have to change.
     fn apply_shared(&self, edits: Edits<'_>) -> Result<Option<Applied>> {
         let Some((mut path, mut leaf)) = self.locate_shared(edits.key(0))? else { return Ok(None) };
         if leaf.is_empty() || edits.key(0) < leaf.key(0) {
@@ -133,7 +133,8 @@ impl<'a> TreeWriter<'a> {
         }
         let unlock = self.owner.latching().unlock;
         let edits = edits.below(path.upper);
-        // Their sizes say that they fit, and leave its first key and its place in the tree alone.
+        // The sizes prove that the edits fit, and that the leaf keeps its first key and its place
+        // in the tree.
         let is_sure = edits.surely_fit(leaf_free(leaf.bytes()));
         if is_sure && unlock == Unlock::BeforeSearch {
             path.release();
@@ -150,7 +151,7 @@ impl<'a> TreeWriter<'a> {
         Ok(Some(merged.applied))
     }
 
-    /// Edits a leaf, and what is above it as far as it takes that.
+    /// Edits a leaf, and the blocks above it as far as necessary.
     fn apply_exclusive(&self, edits: Edits<'_>) -> Result<Applied> {
         let (path, leaf) = self.locate_to_change(edits.key(0))?;
         let edits = edits.below(path.upper);
@@ -162,8 +163,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Writes a leaf with the edits that were merged with it, which fit, and puts in order what is
-    /// above it.
+    /// Writes a leaf with the edits that were merged with it, which fit, and mends the blocks above
+    /// it.
     pub(super) fn settle(
         &self,
         mut path: Path<'a>,
@@ -178,7 +179,8 @@ impl<'a> TreeWriter<'a> {
             path.set_first_key(first);
         }
         if !runs_low {
-            // Nothing else of the leaf is known above it: others get past while it is written.
+            // The blocks above know nothing else of the leaf, so other threads may get past while
+            // it is written.
             path.release();
         }
         merged.write(&mut leaf, edits);

@@ -1,9 +1,8 @@
-//! What is put into a tree in one go: edits one by one, or items of a leaf of another tree as they
-//! stand there.
+//! What goes into a tree in one batch: single edits, or a run of items of a leaf of another tree.
 //!
 //! The items of a leaf lie side by side in the order of their keys, and so do their headers and
-//! data. Where no item of the tree comes between them they go into it as one run: headers and data
-//! with one copy each, however many there are.
+//! data. When no item of the target tree comes between them, they are copied as one run: one copy
+//! for all headers and one for all data.
 
 use std::ops::Range;
 
@@ -14,14 +13,14 @@ use offshoot_btrfs_format::edit::{
 
 use crate::block::TreeBlock;
 
-/// What becomes of the item with a key: it holds this data, or there is none.
+/// An edit of the item with a key: its new data, or `None` to remove it.
 pub(crate) type ItemEdit<'e> = (Key, Option<&'e [u8]>);
 
 /// Edits with ascending keys.
 #[derive(Clone, Copy)]
 pub(super) enum Edits<'e> {
     Each(&'e [ItemEdit<'e>]),
-    /// The items of this leaf from one slot to another are put.
+    /// Puts the items of this leaf from the first slot up to, not including, the second.
     Run(&'e TreeBlock, usize, usize),
 }
 
@@ -56,7 +55,7 @@ impl Edits<'_> {
         }
     }
 
-    /// What the items in `range` take with their headers.
+    /// The bytes that the items in `range` take with their headers.
     pub(super) fn bytes(self, range: Range<usize>) -> usize {
         match self {
             Self::Each(edits) => edits[range]
@@ -77,12 +76,12 @@ impl Edits<'_> {
         }
     }
 
-    /// Those from `at` on.
+    /// The edits from `at` on.
     pub(super) fn rest(self, at: usize) -> Self {
         self.part(at..self.len())
     }
 
-    /// Those with keys below `upper`.
+    /// The edits with keys below `upper`.
     pub(super) fn below(self, upper: Option<Key>) -> Self {
         let Some(upper) = upper else { return self };
         let count = match self {
@@ -92,7 +91,7 @@ impl Edits<'_> {
         self.part(0..count)
     }
 
-    /// Where those end that begin with `at`, have keys below `upper`, and go as one.
+    /// The end of the edits that begin with `at`, have keys below `upper`, and are copied as one.
     pub(super) fn end_of_run(self, at: usize, upper: Option<Key>) -> usize {
         match (self, upper) {
             (Self::Each(_), _) => at + 1,
@@ -103,7 +102,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Whether all of them surely fit into so many bytes.
+    /// Whether the sizes prove that all edits fit into `room` bytes.
     pub(super) fn surely_fit(self, mut room: usize) -> bool {
         match self {
             Self::Each(edits) => edits.iter().all(|(_, data)| {
@@ -115,7 +114,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Adds those in `range`, which put something, to a leaf that is being filled.
+    /// Adds the edits in `range`, none of which removes, to a leaf that is being filled.
     pub(super) fn fill(self, filler: &mut LeafFiller<'_>, range: Range<usize>) {
         match self {
             Self::Each(edits) => {
@@ -127,7 +126,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Inserts those in `range`, which put something, at `slot` of a leaf.
+    /// Inserts the edits in `range`, none of which removes, at `slot` of a leaf.
     pub(super) fn insert(self, leaf: &mut [u8], slot: usize, range: Range<usize>) {
         match self {
             Self::Each(edits) => insert_items(leaf, slot, edits[range].iter().map(put)),
@@ -137,7 +136,7 @@ impl Edits<'_> {
         }
     }
 
-    /// Makes the data at `slot` what the edit at `at` puts, which is as long.
+    /// Overwrites the data at `slot` with that of the edit at `at`, which has the same length.
     pub(super) fn overwrite(self, leaf: &mut [u8], slot: usize, at: usize) {
         let data = match self {
             Self::Each(edits) => put(&edits[at]).1,

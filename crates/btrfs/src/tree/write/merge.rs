@@ -1,8 +1,8 @@
 //! A leaf and the edits that go into it, as one sequence of items in the order of their keys.
 //!
-//! Nothing is moved here: a sequence is a list of runs, each of neighbouring items of a leaf or of
-//! neighbouring edits that put something (`edits`). It is written where it goes run by run, headers
-//! and data with one copy each, or cut into parts that fit a leaf.
+//! Merging moves no bytes. A sequence is a list of runs: neighbouring items of a leaf, or
+//! neighbouring edits that put something (`edits`). Writing it copies run by run, one copy for
+//! headers and one for data. It can be cut into parts that each fit a leaf.
 
 use std::cell::Cell;
 use std::ops::{Deref, Range};
@@ -23,8 +23,8 @@ enum Place {
     Edits,
 }
 
-/// A copy of a leaf, to be read while the leaf is written anew. A thread keeps the memory for the
-/// next one.
+/// A copy of a leaf, which is read while the leaf is written anew. Each thread keeps the memory for
+/// its next copy.
 pub(super) struct Copied(Option<TreeBlock>);
 
 thread_local! {
@@ -63,7 +63,7 @@ struct Run {
     at: Range<usize>,
 }
 
-/// What the places of runs are.
+/// What the places of runs refer to.
 #[derive(Clone, Copy)]
 pub(super) struct Sources<'s> {
     pub(super) leaf: &'s TreeBlock,
@@ -87,7 +87,7 @@ impl<'s> Sources<'s> {
         }
     }
 
-    /// What the item at `at` takes with its header.
+    /// The bytes of the item at `at` with its header.
     fn size(&self, place: Place, at: usize) -> usize {
         match self.block(place) {
             Some(block) => ITEM_SIZE + block.items()[at].size.get() as usize,
@@ -100,7 +100,7 @@ impl<'s> Sources<'s> {
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
     runs: Vec<Run>,
-    /// What the items take with their headers.
+    /// The bytes of the items with their headers.
     pub(super) bytes: usize,
 }
 
@@ -125,12 +125,12 @@ impl Sequence {
         Some(sources.edits.key(last.at.end - 1))
     }
 
-    /// Whether this is just what is in the leaf.
+    /// Whether the sequence is exactly the items of the leaf.
     fn is_leaf(&self, sources: Sources<'_>) -> bool {
         matches!(&self.runs[..], [Run { place: Place::Leaf, at }] if *at == (0..sources.leaf.len()))
     }
 
-    /// With all items of a sibling, which is the left or the right one.
+    /// The sequence with all items of a sibling added, on the left or on the right.
     pub(super) fn with_sibling(&self, sibling: &TreeBlock, is_left: bool) -> Self {
         let whole = Run { place: Place::Sibling, at: 0..sibling.len() };
         let mut runs = self.runs.clone();
@@ -138,8 +138,9 @@ impl Sequence {
         Self { runs, bytes: self.bytes + items_bytes(sibling.bytes(), 0, sibling.len()) }
     }
 
-    /// Cuts into parts of at most `capacity` bytes: as large as they can be, but for the last, or
-    /// as few as are needed and about equal.
+    /// Cuts the sequence into parts of at most `capacity` bytes. With `full`, all parts but the
+    /// last are as large as possible. Otherwise there are as few parts as possible, about equal in
+    /// size.
     pub(super) fn cut(self, sources: Sources<'_>, capacity: usize, full: bool) -> Vec<Self> {
         let (mut left, mut leaves) = (self.bytes, self.bytes.div_ceil(capacity).max(1));
         let mut parts = Vec::with_capacity(leaves + 1);
@@ -147,7 +148,7 @@ impl Sequence {
         for Run { place, at } in self.runs {
             for at in at {
                 let size = sources.size(place, at);
-                // Whether the part comes nearer to its share without the item.
+                // The part is nearer to its share without the item.
                 let has_share = !full && leaves > 1 && 2 * part.bytes + size > 2 * (left / leaves);
                 if part.bytes > 0 && (has_share || part.bytes + size > capacity) {
                     left -= part.bytes;
@@ -173,7 +174,7 @@ impl Sequence {
         filler.finish();
     }
 
-    /// Makes these items what is in `leaf`, of which the sources have a copy.
+    /// Replaces the items of `leaf` by these. `sources` has a copy of the old ones.
     pub(super) fn replace(&self, leaf: &mut WriteLatch, sources: Sources<'_>) {
         if !self.is_leaf(sources) {
             self.fill(bytes(leaf), sources);
@@ -181,19 +182,19 @@ impl Sequence {
     }
 }
 
-/// A leaf with edits in it.
+/// A leaf merged with edits.
 pub(super) struct Merged {
     pub(super) sequence: Sequence,
-    /// How many of the edits are in it.
+    /// How many edits were merged.
     pub(super) edits: usize,
     pub(super) applied: Applied,
-    /// No item comes, goes or changes its size.
+    /// No item is added or removed, or changes its size.
     keeps_shape: bool,
 }
 
 impl Merged {
-    /// Merges the items of `leaf` and `edits`, which belong there, until what these put takes more
-    /// than `most` bytes; one edit at least.
+    /// Merges the items of `leaf` with edits that belong there, at least one, until the new data
+    /// would take more than `most` bytes.
     pub(super) fn new(leaf: &TreeBlock, edits: Edits<'_>, most: usize) -> Self {
         let items = |range: Range<usize>| items_bytes(leaf.bytes(), range.start, range.end);
         let mut new = Self {
@@ -230,7 +231,7 @@ impl Merged {
         new
     }
 
-    /// Makes `leaf`, which was merged, what came of it, with as little movement as it takes.
+    /// Writes the result to `leaf`, the one that was merged, and moves as few bytes as possible.
     pub(super) fn write(&self, leaf: &mut WriteLatch, edits: Edits<'_>) {
         if self.keeps_shape {
             return self.overwrite(bytes(leaf), edits);
@@ -247,8 +248,8 @@ impl Merged {
         }
     }
 
-    /// The slots of a leaf with `len` items that go, and the edits that take their place, when both
-    /// lie side by side.
+    /// The slots that leave a leaf of `len` items, and the edits that replace them, if each of the
+    /// two is one range.
     fn one_gap(&self, len: usize) -> Option<(Range<usize>, Range<usize>)> {
         let (mut runs, mut gap, mut puts) = (&self.sequence.runs[..], 0..len, 0..0);
         if let [Run { place: Place::Leaf, at }, rest @ ..] = runs
@@ -267,7 +268,7 @@ impl Merged {
         runs.is_empty().then_some((gap, puts))
     }
 
-    /// Puts data of the same sizes in the place of what was there.
+    /// Overwrites data with new data of the same sizes.
     fn overwrite(&self, leaf: &mut [u8], edits: Edits<'_>) {
         let mut slot = 0;
         for Run { place, at } in &self.sequence.runs {

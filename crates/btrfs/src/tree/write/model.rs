@@ -1,14 +1,14 @@
 //! The latches of a tree under the model checker: `cargo test --features shuttle --lib model`.
 //!
-//! Three writers and a reader work on keys that lie side by side, in nodes of 4 KiB with items so
-//! large that a leaf has three: leaves and nodes split, push, merge and run empty, the root grows
-//! and gives way. The checker decides before every lock who runs next, so what takes luck on real
-//! cores comes up here. A schedule that hangs is a deadlock; debug builds check the order of
-//! latches on the way.
+//! Three writers and a reader work on neighbouring keys, in nodes of 4 KiB with items so large that
+//! a leaf has three. So leaves and nodes split, share with siblings, merge and run empty, and the
+//! tree gains and loses levels. Before every lock, the checker decides which thread runs next, so
+//! rare orders on real cores are common here. A schedule that hangs is a deadlock. Debug builds
+//! also check the order of latches.
 //!
-//! Each writer has keys of its own, and knows at any time what they hold. In the end the tree
-//! is what the writers know together, in memory and, after a commit, on the device, where every
-//! block and every pointer to one is verified; and its blocks are as many as were counted.
+//! Each writer has its own keys and always knows their data. In the end the tree must hold what all
+//! writers know, in memory and, after a commit, on the device. There every block and every pointer
+//! is verified, and the number of blocks must be the counted one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::tree::Blocks as _;
 use crate::{Latching, OpenOptions, Stats, Volume};
 
 const NODE_SIZE: u32 = 4096;
-/// The inode number that the items pretend to be about: no file of the new volume has it.
+/// The inode number of the test items. No file of the new volume has it.
 const OBJECT: u64 = 1 << 20;
 const WRITERS: u64 = 3;
 /// Changes that a writer makes in one schedule.
@@ -43,20 +43,20 @@ fn key(number: u64) -> Key {
     Key::new(OBJECT, ItemType::STRING_ITEM, number)
 }
 
-/// A tree to begin with: a committed volume and what it holds.
+/// The tree that a schedule begins with: a committed volume and its items.
 struct Start {
     device: MemoryDevice,
     holds: Model,
-    /// Where every other schedule goes: the key around which something is about to happen.
+    /// Every other schedule works around this key, where a split or a merge is due.
     focus: u64,
 }
 
-/// Keys leave room for seven others between two.
+/// The distance between the first keys: seven others fit between two.
 const GAP: u64 = 8;
 
 impl Start {
-    /// A tree of this many levels with `count` items, of which those from `keep` on that are not
-    /// the first of eight leaves were removed again.
+    /// A tree of this many levels with `count` items. Of those from `keep` on, all are removed
+    /// again that are not in the first of eight leaves.
     fn new(levels: u8, count: u64, keep: u64, focus: u64) -> Self {
         let device = bare(NODE_SIZE);
         let stays = move |&number: &u64| number < keep || number % 24 == 0;
@@ -102,14 +102,14 @@ fn once(run: impl Fn() + Send + Sync + 'static) {
     Runner::new(RandomScheduler::new_from_seed(0, 1), config()).run(run);
 }
 
-/// Changes of one writer, whose numbers leave its own remainder, at keys from `low` on.
+/// Makes the changes of one writer at keys from `low` on. Its numbers have its own remainder.
 fn write(volume: &Volume, random: &mut Random, writer: u64, low: u64, model: &mut Model) {
     let own = |random: &mut Random| (low + random.below(6 * GAP)) / WRITERS * WRITERS + writer;
     for _ in 0..STEPS {
         let handle = volume.join().expect("it is writable");
         let mut number = own(random);
         let change = handle.change(TreeId::FS, |tree| match random.below(10) {
-            // Some items come, some change, some go.
+            // Some items are added, some change, some are removed.
             8.. => {
                 let batch: Vec<_> = (0..=random.below(4))
                     .map(|i| (number + i * WRITERS, (random.below(3) > 0).then(|| item(random))))
@@ -145,7 +145,7 @@ fn write(volume: &Volume, random: &mut Random, writer: u64, low: u64, model: &mu
                 })
             }
             _ => {
-                // What is there, as long as there is something.
+                // An existing item, if there is any.
                 number = model.range(number..).next().map_or(number, |(number, _)| *number);
                 let was = model.remove(&number).is_some();
                 assert_eq!(tree.remove(key(number))?, was, "item {number}");
@@ -174,7 +174,7 @@ fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
     assert_eq!(found.map(|(_, data)| data), expected.map(|data| &data[..]), "item {number}");
 }
 
-/// Reads all items: keys only ascend, and what no writer touches is there.
+/// Reads all items. Keys must ascend, and the items that no writer changes must be there.
 fn read(volume: &Volume, untouched: &[u64]) {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let mut cursor = volume.cursor(root, key(0)).expect("a search");
@@ -199,7 +199,8 @@ fn compare(volume: &Volume, model: &Model) {
     assert!(cursor.item_of(OBJECT, ItemType::STRING_ITEM).is_none(), "an item too many");
 }
 
-/// The blocks below `block`, itself included; reading them verifies them and the pointers.
+/// The number of blocks below `block`, itself included. Reading them verifies them and the
+/// pointers.
 fn blocks(volume: &Volume, block: &TreeBlock) -> u64 {
     if block.is_leaf() {
         return 1;
@@ -226,7 +227,7 @@ enum How {
 fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
     let device = Arc::new(start.device.snapshot());
     let volume = open(device.clone(), how == How::Exclusive);
-    // What is free is found out once, before there is anybody else.
+    // The free space is loaded once, before other threads begin.
     drop(volume.join().expect("it is writable"));
     let mut random = Random::new(seed);
     let somewhere = start.holds.keys().nth(number_below(&mut random, start.holds.len()));
@@ -332,20 +333,21 @@ fn two_levels() {
     explore(Start::new(2, 12, 12, 12), How::Plain);
 }
 
-/// A root that is full: the next leaf splits it, and another root goes on top.
+/// A full root: the next leaf splits it, and the tree gains a level.
 #[test]
 fn a_full_root() {
     explore(Start::new(2, 357, 357, 352), How::Plain);
 }
 
-/// Two nodes that have just as many pointers as one may have, under a root that then gives way.
+/// Two nodes that together have just as many pointers as one may have, under a root that is then
+/// replaced by its child.
 #[test]
 fn nodes_about_to_be_merged() {
     explore(Start::new(3, 500, 258, 357), How::Plain);
 }
 
-/// The pointers of each node under the root of a tree of three levels, and the keys of a leaf from
-/// which items can go without a change further up.
+/// The number of pointers of each node under the root of a tree of three levels, and the keys of a
+/// leaf whose items can be removed without a change further up.
 fn nodes(volume: &Volume) -> Vec<(usize, Vec<Key>)> {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let top = volume.block(&root.expected()).expect("it verifies");
@@ -363,15 +365,15 @@ fn remove(volume: &Volume, key: Key) {
     assert!(removed.expect("the change goes through"), "{key}");
 }
 
-/// Removes items below a node until it has so many pointers.
+/// Removes items below a node until it has `pointers` pointers.
 fn shrink(volume: &Volume, node: usize, pointers: usize) {
     while nodes(volume)[node].0 > pointers {
         remove(volume, nodes(volume)[node].1[0]);
     }
 }
 
-/// Two nodes are sparse, and small enough to be one. Each of two threads had one of them and wanted
-/// to see how large the other is.
+/// Two nodes are sparse, and small enough to be merged. Two threads, each with the latch of one
+/// node, wanted to see how large the other node is: a deadlock.
 #[test]
 fn sparse_siblings() {
     let device = bare(NODE_SIZE);
@@ -391,7 +393,7 @@ fn sparse_siblings() {
     let seed = seed_of_run();
     Runner::new(RandomScheduler::new_from_seed(seed, 100), config()).run(move || {
         let volume = open(Arc::new(device.snapshot()), false);
-        // A node that becomes sparse is merged when somebody comes there the next time.
+        // A sparse node is merged when the next way leads through it.
         (0..2).for_each(|node| shrink(&volume, node, sparse - 1));
         let before = nodes(&volume);
         assert_eq!(before.iter().map(|node| node.0).collect::<Vec<_>>(), [sparse - 1; 2]);
@@ -414,7 +416,7 @@ fn exclusive_latches() {
     explore(Start::new(2, 12, 12, 12), How::Exclusive);
 }
 
-/// The same while a transaction ends and the next one begins.
+/// As above, while a transaction ends and the next one begins.
 #[test]
 fn commits_between() {
     explore(Start::new(2, 12, 12, 12), How::Commits);

@@ -10,7 +10,7 @@ use crate::sync::RwLockWriteGuard;
 use crate::tree::descent::Descent;
 use crate::tree::{TreeRoot, Unlock};
 
-/// A block on the way that something below may still change.
+/// A block on the way that a change below may still reach.
 pub(super) struct Step {
     pub(super) node: WriteLatch,
     /// The slot through which the way leads.
@@ -19,28 +19,29 @@ pub(super) struct Step {
     pub(super) upper: Option<Key>,
 }
 
-/// What is held on the way to a leaf.
+/// The latches that are held on the way to a leaf.
 #[derive(Default)]
 pub(super) struct Path<'t> {
     /// The root lock, while the root block may still be replaced.
     pub(super) top: Option<RwLockWriteGuard<'t, TreeRoot>>,
-    /// From the root, the first block that was not safe, or the block above the leaf, downwards.
+    /// Downwards, the blocks whose latches are still held exclusively.
     pub(super) above: Vec<Step>,
     /// The block above the leaf, on a way down with shared latches.
     pub(super) parent: Option<ReadLatch>,
-    /// The key that all keys of the block at hand stay below; `None` at the right edge.
+    /// The keys of the current block stay below this key; `None` at the right edge.
     pub(super) upper: Option<Key>,
 }
 
 impl Path<'_> {
-    /// Lets everything above the block at hand go.
+    /// Releases everything above the current block.
     pub(super) fn release(&mut self) {
         self.top = None;
         self.above.clear();
         self.parent = None;
     }
 
-    /// The key of the block at hand, which was the first of all down to here, became `key`.
+    /// Notes that the first key of the current block became `key`: changes the pointers to it, as
+    /// far up as they have the old key.
     pub(super) fn set_first_key(&mut self, key: Key) {
         for step in self.above.iter_mut().rev() {
             pointer_mut(bytes(&mut step.node), step.slot).key = key.into();
@@ -51,13 +52,13 @@ impl Path<'_> {
     }
 }
 
-/// How many pointers two nodes that become one may have together: room is left for what may be
-/// inserted soon.
+/// How many pointers two nodes may have together to be merged. A quarter stays free for insertions
+/// that follow soon.
 pub(super) fn merged_capacity(capacity: usize) -> usize {
     capacity * 3 / 4
 }
 
-/// The bytes of a latched block, to be changed.
+/// The bytes of a latched block, mutable.
 pub(super) fn bytes(latch: &mut WriteLatch) -> &mut [u8] {
     latch.block_mut().bytes_mut()
 }
@@ -77,7 +78,8 @@ pub(super) struct Found<'t> {
 }
 
 impl<'a> TreeWriter<'a> {
-    /// Takes the root lock and the root block, which the transaction owns afterwards.
+    /// Takes the root lock and the latch of the root block. Copies the block if the transaction
+    /// does not own it.
     pub(super) fn lock_root(&self) -> Result<(RwLockWriteGuard<'a, TreeRoot>, WriteLatch)> {
         let mut top = self.take_root();
         if self.owner.owns(top.generation, top.logical) {
@@ -92,7 +94,7 @@ impl<'a> TreeWriter<'a> {
         Ok((top, block))
     }
 
-    /// Goes down to where `key` is or belongs, for any change of one leaf.
+    /// Finds the leaf where `key` is or belongs, for any change of one leaf.
     pub(super) fn locate_to_change(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
         match self.locate_with_parent(key)? {
             Some(found) => Ok(found),
@@ -100,8 +102,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// The same with exclusive latches all the way. Full nodes on it are split and sparse ones
-    /// merged.
+    /// As [`locate_to_change`](Self::locate_to_change), with exclusive latches all the way. Splits
+    /// full nodes on it and merges sparse ones.
     fn locate_exclusive(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
         let capacity = node_capacity(self.node_size());
         let (top, mut block) = self.lock_root()?;
@@ -112,7 +114,8 @@ impl<'a> TreeWriter<'a> {
                 block = self.replace_root(&mut path, block)?;
                 continue;
             }
-            // The block may begin with another key afterwards.
+            // After a merge or a split, the block may begin with another key, so the search
+            // compares anew.
             if block.len() < capacity / 4 {
                 block = self.merge_node(&mut path, block)?;
                 descent = Descent::to(key);
@@ -121,9 +124,9 @@ impl<'a> TreeWriter<'a> {
                 descent = Descent::to(key);
             }
             let slot = descent.floor(&block).unwrap_or(0);
-            // Below, one pointer may come. Or two children become one and the way leads through the
-            // left one; then one pointer may go. After that there are pointers left and the first
-            // is the same.
+            // A change below may add one pointer here, or remove one: when two children are merged
+            // and the way leads through the left one. Even then the block has pointers left, and
+            // the first one is the same.
             if slot >= 2 && block.len() >= 4 {
                 path.release();
             }
@@ -132,8 +135,8 @@ impl<'a> TreeWriter<'a> {
         Ok((path, block))
     }
 
-    /// Looks at the child at `slot` of `node` without making it the transaction's: what would be
-    /// decided against it needs no copy of it. It may change until it is latched.
+    /// Looks at the child at `slot` of `node` without copying it for the transaction, because the
+    /// look may decide against a change. The child may change until it is latched.
     pub(super) fn peek<T>(
         &self,
         node: &TreeBlock,
@@ -144,8 +147,8 @@ impl<'a> TreeWriter<'a> {
         Ok(look(&child))
     }
 
-    /// Latches the child at `slot` of `node`, which the transaction owns afterwards, and adds
-    /// `node` to the path.
+    /// Latches the child at `slot` of `node`, and adds `node` to the path. Copies the child if the
+    /// transaction does not own it.
     pub(super) fn go_down(
         &self,
         path: &mut Path<'a>,
@@ -161,7 +164,7 @@ impl<'a> TreeWriter<'a> {
         Ok(child)
     }
 
-    /// Latches the child at `slot` of `node`, which the transaction owns afterwards.
+    /// Latches the child at `slot` of `node`. Copies the child if the transaction does not own it.
     pub(super) fn lock_child(&self, node: &mut WriteLatch, slot: usize) -> Result<WriteLatch> {
         let pointer = node.pointers()[slot];
         let generation = Generation(pointer.generation.get());
@@ -176,7 +179,7 @@ impl<'a> TreeWriter<'a> {
         Ok(block)
     }
 
-    /// Finds the place of `key` in the leaf, and lets go of what is above it as early as possible.
+    /// Finds the slot of `key` in the leaf, and releases the latches above it as early as possible.
     pub(super) fn find_in_leaf(
         &self,
         mut path: Path<'a>,

@@ -1,9 +1,9 @@
-//! Removing items, and what becomes of blocks that run empty.
+//! Removing items, and merging or freeing blocks that become sparse or empty.
 //!
-//! A run of adjacent items leaves with one shift. A leaf that is less than a third full afterwards
-//! is merged with a sibling when both fit into one block, a node that is less than a quarter full
-//! when the way leads through it. An empty block is freed and its pointer removed; a root with a
-//! single pointer gives way to its child.
+//! A run of adjacent items is removed with one shift. A leaf that is less than a third full after
+//! that is merged with a sibling, if both fit into one block. A node that is less than a quarter
+//! full is merged when a way leads through it. An empty block is freed and its pointer removed.
+//! When the root has a single pointer, its child becomes the root.
 
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::HEADER_SIZE;
@@ -22,18 +22,18 @@ fn slots(leaf: &TreeBlock, from: Key, to: Key) -> (usize, usize) {
     (leaf.first_at_least(from), end)
 }
 
-/// Whether a leaf is less than a third full when its items take `used` bytes.
+/// Whether a leaf whose items take `used` bytes is less than a third full.
 pub(super) fn is_sparse(leaf: &TreeBlock, used: usize) -> bool {
     used < (leaf.bytes().len() - HEADER_SIZE) / 3
 }
 
-/// What the items of a leaf take, with their headers.
+/// The bytes of the items of a leaf with their headers.
 fn used(leaf: &TreeBlock) -> usize {
     items_bytes(leaf.bytes(), 0, leaf.len())
 }
 
 /// Whether a leaf keeps its first key and its place in the tree when the items from `from` to `to`
-/// go.
+/// are removed.
 fn stays_as_it_is(leaf: &TreeBlock, from: Key, to: Key) -> bool {
     let (begin, end) = slots(leaf, from, to);
     let left = used(leaf) - items_bytes(leaf.bytes(), begin, end);
@@ -41,12 +41,12 @@ fn stays_as_it_is(leaf: &TreeBlock, from: Key, to: Key) -> bool {
 }
 
 impl<'a> TreeWriter<'a> {
-    /// Removes the item with this key, and says whether there was one.
+    /// Removes the item with this key. Returns whether there was one.
     pub(crate) fn remove(&self, key: Key) -> Result<bool> {
         Ok(self.remove_range(key, key)? == 1)
     }
 
-    /// Removes all items from `from` to `to`, both included, and says how many there were.
+    /// Removes all items from `from` to `to`, both included. Returns how many there were.
     pub(crate) fn remove_range(&self, mut from: Key, to: Key) -> Result<u64> {
         let mut removed = 0;
         loop {
@@ -61,8 +61,7 @@ impl<'a> TreeWriter<'a> {
                 None => self.locate_to_change(from)?,
             };
             let (begin, end) = slots(&leaf, from, to);
-            // The next leaf may go on where this one ends, unless its keys are all behind the
-            // range.
+            // The next leaf may have more items of the range, unless its first key is above `to`.
             let next = path.upper.filter(|&upper| end == leaf.len() && upper <= to);
             if begin < end {
                 removed += (end - begin) as u64;
@@ -79,7 +78,7 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Makes the only child of the root the root.
+    /// Makes the only child of the root the new root.
     pub(super) fn replace_root(
         &self,
         path: &mut Path<'a>,
@@ -134,7 +133,8 @@ impl<'a> TreeWriter<'a> {
         Ok(node)
     }
 
-    /// Puts the tree in order above a leaf from which items were removed, but for its first key.
+    /// Frees the leaf if it is empty, or merges it with a sibling if it is sparse. The caller has
+    /// updated its first key.
     pub(super) fn after_removal(&self, path: &mut Path<'a>, leaf: WriteLatch) -> Result<()> {
         if leaf.is_empty() {
             if path.above.is_empty() {
@@ -181,7 +181,7 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    /// Removes the pointer that the way leads through last, and every block that runs empty by it.
+    /// Removes the last pointer on the way, and every block that is empty after that.
     fn remove_pointer(&self, path: &mut Path<'a>) -> Result<()> {
         while let Some(Step { mut node, slot, .. }) = path.above.pop() {
             remove_pointers(bytes(&mut node), slot, slot + 1);

@@ -1,23 +1,25 @@
 //! Making room: sharing with siblings, and splitting.
 //!
-//! What does not fit a leaf is a *sequence*: its items with those that come between them. It is cut
-//! so that every part fits:
+//! The items of a leaf together with the new ones are a *sequence*, which does not fit one leaf. It
+//! is cut so that every part fits:
 //!
-//! 1. together with all of a sibling, and in two, when the sibling has room enough to spare: no
-//!    block is added. The left sibling is tried first, and filled: items that come in the order of
-//!    their keys between others leave full leaves behind them, as the data of files behind inodes
-//!    that are in the tree already. The right sibling gets about the half;
-//! 2. otherwise among as few leaves as can hold it, about equally; or, when items are appended as
-//!    a series, into leaves that stay full and a last one with what is left;
-//! 3. a single new item makes three leaves at the most, when it is so large that it stands alone;
-//! 4. a *dense* batch, which puts many items into one leaf, first fills the left sibling and then
-//!    each leaf but the last. That last one is the left sibling of the leaf that the batch, or the
-//!    next one, comes to. So the data of small files and their inodes fill leaves, whichever of
-//!    both comes to the other.
+//! 1. A sibling with enough free space takes some: the sequence and all items of the sibling are
+//!    cut in two, and no block is added. The writer tries the left sibling first and fills it. So
+//!    items that arrive in the order of their keys, between others, leave full leaves behind, as
+//!    the data of files does when the inodes are in the tree already. The right sibling gets about
+//!    half.
+//! 2. Otherwise the sequence goes into as few leaves as can hold it, about equally full. When items
+//!    are appended as a series, all leaves are filled but the last.
+//! 3. A single new item makes at most three leaves, when it is so large that it needs a leaf for
+//!    itself.
+//! 4. A *dense* batch puts many items into one leaf. It first fills the left sibling, and then each
+//!    leaf but the last. That last leaf is the left sibling of the leaf where the batch continues,
+//!    or the next batch begins. So the data of small files and their inodes fill leaves, whichever
+//!    arrive second.
 //!
-//! The parent is held and has room for two pointers at least, which the way down saw to. A batch
-//! that would need more leaves than the parent has room for is cut short; what is left of it comes
-//! down once more.
+//! The writer holds the parent, in which the way down made room for at least two pointers. A batch
+//! that would need more leaves than the parent has room for is cut short, and the rest goes down
+//! once more.
 
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::block::KeyPtr;
@@ -34,17 +36,17 @@ use super::merge::{Copied, Merged, Sequence, Sources};
 use super::path::{Path, Step, address, bytes};
 use crate::block::{TreeBlock, WriteLatch};
 
-/// The most leaves that one way down adds: whoever waits for what is latched above them waits so
-/// long.
+/// The most leaves that one way down adds. It bounds how long other threads wait for the latches
+/// above them.
 const MOST_LEAVES: usize = 32;
 
-/// A batch is dense where it puts so many items into one leaf.
+/// A batch that puts at least this many items into one leaf is dense.
 const DENSE_EDITS: usize = 8;
 
 const HAS_PARENT: &str = "a leaf that is full has a parent, or got one";
 
-/// Whether the edits go on behind the last item of a leaf as one series: at the right edge of the
-/// tree, or after an item that is about the same thing. More are likely to follow there.
+/// Whether the edits continue a series behind the last item of a leaf: at the right edge of the
+/// tree, or after an item of the same object and type. More such items are likely to follow.
 fn is_appended(path: &Path<'_>, sequence: &Sequence, sources: Sources<'_>) -> bool {
     let Some(key) = sequence.last_edit(sources) else { return false };
     let Some(before) = sources.leaf.len().checked_sub(1) else { return true };
@@ -54,15 +56,15 @@ fn is_appended(path: &Path<'_>, sequence: &Sequence, sources: Sources<'_>) -> bo
 }
 
 impl<'a> TreeWriter<'a> {
-    /// How many bytes of new items go below the parent that the path ends with, at the most.
+    /// The most bytes of new items that may go below the last node of the path in one way down.
     pub(super) fn most_at_once(&self, path: &Path<'a>) -> usize {
         let capacity = node_capacity(self.node_size());
         let room = path.above.last().map_or(capacity, |step| capacity - step.node.len());
         room.min(MOST_LEAVES) / 2 * leaf_capacity(self.node_size())
     }
 
-    /// Puts a leaf with the edits that were merged with it, which is more than a leaf holds, into
-    /// several, and says what came of the edits that were among them.
+    /// Writes a leaf with the edits that were merged with it, which is more than a leaf holds, into
+    /// several leaves. Returns what the merged edits did.
     pub(super) fn spread(
         &self,
         mut path: Path<'a>,
@@ -117,7 +119,7 @@ impl<'a> TreeWriter<'a> {
         Ok(merged.applied)
     }
 
-    /// The left sibling below the same parent, held, if a sixteenth of it is free.
+    /// Latches the left sibling below the same parent, if at least a sixteenth of it is free.
     fn lock_left(&self, path: &mut Path<'a>) -> Result<Option<WriteLatch>> {
         let Step { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
         let Some(at) = slot.checked_sub(1) else { return Ok(None) };
@@ -152,9 +154,9 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    /// Cuts the sequence in two together with what is in the left or the right sibling, if that
-    /// leaves a sixteenth of a leaf free in one of them. Fills the left one, and evens out with
-    /// the right one.
+    /// Moves items to the left or the right sibling, if at least a sixteenth of a leaf stays free
+    /// in the two leaves together. Fills the left sibling, or shares equally with the right one.
+    /// Returns false, without a change, when neither has room.
     fn share_with_sibling(
         &self,
         path: &mut Path<'a>,
@@ -194,7 +196,7 @@ impl<'a> TreeWriter<'a> {
         Ok(false)
     }
 
-    /// Puts a new root above `block`, the root so far, below which `first` is the first key.
+    /// Adds a new root above `block`, the old root, whose first key is `first`.
     fn add_level(&self, path: &mut Path<'a>, block: &WriteLatch, first: Key) -> Result<()> {
         let mut root = self.owner.new_block(block.header().level + 1)?;
         insert_pointers(bytes(&mut root), 0, &[self.pointer_to(block, first)]);
@@ -214,8 +216,8 @@ impl<'a> TreeWriter<'a> {
         }
     }
 
-    /// Splits a node that has no room for two more pointers, and goes on with the half that
-    /// `key` belongs to.
+    /// Splits a node that has no room for two more pointers. Returns the half that `key` belongs
+    /// to.
     pub(super) fn split_node(
         &self,
         path: &mut Path<'a>,

@@ -1,20 +1,20 @@
-//! The way down for changes that stay inside a leaf, which are nearly all: blocks above the leaf
-//! are latched shared, so any number of threads are on their way at once.
+//! The ways down with shared latches.
 //!
-//! It ends at a leaf that the transaction owns, like everything above it. Whoever came down sees
-//! whether the leaf is safe: nothing above has to change for it. Otherwise the way is gone again,
-//! as below.
+//! Nearly all changes stay inside a leaf. For these, the blocks above the leaf are latched shared,
+//! so many threads go down at once. The transaction must own the leaf and all blocks above it. The
+//! writer then checks whether the leaf is *safe*: the change leaves the blocks above as they are.
+//! If not, the writer goes down a second way.
 //!
-//! A thread that waits for a leaf has what is above it shared, so it is in nobody's way who goes to
-//! another leaf. With exclusive latches all the way, threads that outnumber the cores line up: each
-//! waits for a latch while it holds the one above, and no step is done without waking the next in
-//! the line.
+//! A thread that waits for a leaf holds the block above with a shared latch, so threads that go to
+//! other leaves pass. With exclusive latches all the way, threads queue when there are more than
+//! cores: each one waits for a latch while it holds the one above, so each step of one thread waits
+//! until the next thread is woken.
 //!
-//! So the second way, too, is shared as far as the block above the leaf, and takes that and the
-//! leaf exclusively: a leaf that is copied, gets another first key, is split, or merged with a
-//! sibling changes nothing further up, but where that block is about to be split or merged itself,
-//! or the way leads through its first pointers. Who removes a directory's files one after the other
-//! takes the first item of a leaf every time.
+//! The second way is shared, too, down to the block above the leaf. It latches that block and the
+//! leaf exclusively. When a leaf is copied, gets another first key, is split, or is merged with a
+//! sibling, usually nothing changes above that block. The exceptions are a block that is about to
+//! be split or merged itself, and a way through its first pointers. The second way matters when a
+//! caller removes the files of a directory in order: each removal takes the first item of a leaf.
 
 use offshoot_btrfs_format::edit::node_capacity;
 use offshoot_btrfs_format::{Generation, Key, Logical};
@@ -25,18 +25,18 @@ use super::path::{Path, merged_capacity};
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::tree::descent::Descent;
 
-/// The end of a way down with shared latches.
+/// Where a way down with shared latches ended.
 struct Above {
-    /// The block above the one that is looked for.
+    /// The block above the searched one.
     node: ReadLatch,
     slot: usize,
-    /// The key that all keys below the slot stay below.
+    /// The keys below the slot stay below this key.
     upper: Option<Key>,
 }
 
 impl<'a> TreeWriter<'a> {
-    /// Latches the leaf where `key` is or belongs; `None` when something on the way is not the
-    /// transaction's yet.
+    /// Latches the leaf where `key` is or belongs; `None` when the transaction does not own all
+    /// blocks on the way.
     pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
         let Some(Above { node, slot, upper }) = self.go_down_shared(&mut Descent::to(key), 0)?
         else {
@@ -46,9 +46,9 @@ impl<'a> TreeWriter<'a> {
         Ok(Some((Path { upper, parent: Some(node), ..Path::default() }, leaf)))
     }
 
-    /// Latches the leaf where `key` is or belongs, which the transaction owns afterwards, and the
-    /// block above it, for any change of the leaf. `None` when that may change what is further up,
-    /// or something there is not the transaction's yet.
+    /// Latches the leaf where `key` is or belongs, and the block above it, for any change of the
+    /// leaf. Copies the leaf if the transaction does not own it. `None` when the change may reach
+    /// further up, or the transaction does not own the blocks above.
     pub(super) fn locate_with_parent(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
         if self.owner.latching().exclusive {
             return Ok(None);
@@ -67,7 +67,7 @@ impl<'a> TreeWriter<'a> {
                 let pointer = above.node.pointers()[above.slot];
                 let mut parent = self.owner.latch(pointer.logical())?;
                 if parent.len() < capacity / 4 {
-                    // Another thread may have a sibling, and look at this one.
+                    // Another thread may hold a sibling and look at this block.
                     let len = parent.len();
                     drop(parent);
                     if self.fits_a_sibling(&above, len)? {
@@ -78,7 +78,8 @@ impl<'a> TreeWriter<'a> {
                 (parent, above.upper)
             }
         };
-        // What the exclusive way would let go of what is above for, and room as it would make.
+        // Under the same condition the exclusive way releases the blocks above, and it makes the
+        // same room.
         let has_room = parent.len() >= 4 && parent.len() + 2 <= capacity;
         let Some(slot) = descent.floor(&parent).filter(|&slot| slot >= 2 && has_room) else {
             return Ok(None);
@@ -88,9 +89,9 @@ impl<'a> TreeWriter<'a> {
         Ok(Some((path, leaf)))
     }
 
-    /// Goes down with shared latches to above the block of this level on the way, and holds only
-    /// the last; `None` when that block or one above it is not the transaction's yet, or the tree
-    /// is not so high.
+    /// Goes down with shared latches to the parent of the block of `level` on the way, and keeps
+    /// only the latch of that parent. `None` when the transaction does not own that block or one
+    /// above it, or the tree has fewer levels.
     fn go_down_shared(&self, descent: &mut Descent, level: u8) -> Result<Option<Above>> {
         let top = self.share_root();
         let is_own = self.owns(top.generation, top.logical);
@@ -112,7 +113,7 @@ impl<'a> TreeWriter<'a> {
             if node.header().level == level + 1 {
                 return Ok(Some(Above { node, slot, upper }));
             }
-            // The child is latched before its parent is let go.
+            // The child is latched before its parent is released.
             node = self.owner.latch_shared(pointer.logical())?;
         }
     }
@@ -121,9 +122,9 @@ impl<'a> TreeWriter<'a> {
         self.owner.owns(generation, logical)
     }
 
-    /// Whether the exclusive way would merge the sparse node with so many pointers to which the way
-    /// `above` leads, and a sibling. Neither may be latched by the thread; they may change until
-    /// they are.
+    /// Whether the exclusive way would merge a sparse node of `len` pointers, to which `above`
+    /// leads, with a sibling. The thread must hold the latch of neither. Both may change until they
+    /// are latched.
     fn fits_a_sibling(&self, above: &Above, len: usize) -> Result<bool> {
         let Above { node, slot, .. } = above;
         let most = merged_capacity(node_capacity(self.node_size()));

@@ -1,8 +1,8 @@
-//! A tree under random changes is what a map becomes under the same ones.
+//! A tree under random changes holds what a map under the same changes holds.
 //!
-//! Several threads change one tree, each its own keys, which lie between those of the others, so
-//! that they meet in the same leaves. Commits run meanwhile. In the end, and after the volume was
-//! opened again, the tree holds what the maps hold, and every block of it verifies.
+//! Several threads change one tree. Each has its own keys, which lie between those of the others,
+//! so the threads meet in the same leaves. Commits run meanwhile. In the end, and after the volume
+//! was opened again, the tree holds what the maps hold, and every block verifies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::test_volumes::bare;
 use crate::tree::{Blocks, TreeRoot, TreeWriter};
 use crate::{OpenOptions, Stats, Volume};
 
-/// The inode number that the items pretend to be about: no file of the new volume has it.
+/// The inode number of the test items. No file of the new volume has it.
 const OBJECT: u64 = 1 << 20;
 const THREADS: u64 = 4;
 
@@ -33,7 +33,7 @@ fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
     Volume::open_writable(vec![device.clone()], &OpenOptions::default()).expect("it opens")
 }
 
-/// The numbers of a thread are those that leave its own remainder.
+/// A random number of this thread: its remainder by the number of threads is `thread`.
 fn own(random: &mut Random, thread: u64) -> u64 {
     random.below(20_000) * THREADS + thread
 }
@@ -46,7 +46,7 @@ fn step(volume: &Volume, random: &mut Random, thread: u64, model: &mut Model, mo
             match random.below(10) {
                 8 => edit_batch(&tree, random, thread, model, most)?,
                 9 => {
-                    // A stretch of this thread's items goes at once.
+                    // A range of this thread's items is removed at once.
                     let last = first + random.below(2000) * THREADS;
                     let gone: Vec<_> =
                         model.range(first..=last).map(|(number, _)| (key(*number), None)).collect();
@@ -88,7 +88,8 @@ fn step(volume: &Volume, random: &mut Random, thread: u64, model: &mut Model, mo
                     assert_eq!(tree.remove(key(at))?, model.remove(&at).is_some(), "item {at}");
                 }
                 _ => {
-                    // Only this thread's items may go, so a range is removed one by one.
+                    // Other threads have items in the range, so this one removes its own items one
+                    // by one.
                     let last = first + random.below(400) * THREADS;
                     let gone: Vec<_> =
                         model.range(first..=last).map(|(number, _)| *number).collect();
@@ -220,7 +221,7 @@ fn small_items_in_the_largest_nodes() {
     run(65536, 800, 200);
 }
 
-/// A new volume that nobody commits but the test.
+/// A new volume on which only the test commits.
 fn quiet(node_size: u32) -> Arc<Volume> {
     let options =
         OpenOptions { commit_interval: None, dirty_bytes: u64::MAX, ..OpenOptions::default() };
@@ -267,8 +268,8 @@ fn all_blocks(volume: &Volume) -> (BTreeSet<u64>, u64) {
     (all, trees.iter().map(|tree| tree.generation.0).max().expect("there are some"))
 }
 
-/// A committed block goes only by being copied, so as many go as are copied, when none is copied
-/// twice. The commit with its extents, free space and roots is counted too.
+/// A committed block is freed only because it was copied. So when no block is copied twice, as many
+/// are freed as were copied. This counts the commit with its extents, free space and roots.
 #[test]
 fn a_block_is_copied_once_in_a_transaction() {
     let seed = seed_of_run();
@@ -299,8 +300,8 @@ fn a_block_is_copied_once_in_a_transaction() {
     assert!(copies[1..].iter().all(|&copies| copies > 100), "{copies:?}");
 }
 
-/// What is appended item by item leaves full blocks behind, and splits no more than there are
-/// blocks.
+/// Items that are appended one by one leave full leaves behind, and cause no more splits than there
+/// are blocks.
 #[test]
 fn ascending_insertions_leave_full_blocks() {
     for (node_size, items) in [(16384, 20_000), (4096, 40_000)] {
@@ -329,8 +330,8 @@ fn ascending_insertions_leave_full_blocks() {
     }
 }
 
-/// The data of small files comes, in batches or one by one, to the items of their inodes, or these
-/// come to the data.
+/// The data of small files is added after the items of their inodes, or before; in batches or one
+/// by one.
 #[test]
 fn items_between_others_leave_full_blocks() {
     for (node_size, bytes) in [(16384, 1021), (16384, 300), (4096, 300)] {
@@ -346,8 +347,8 @@ fn items_between_others_leave_full_blocks() {
     }
 }
 
-/// How full leaves are, in percent, when all inodes were put there and then all data, or the other
-/// way round, `at_once` items with each way down.
+/// How full leaves are, in percent, after all inodes were put and then all data, or the other way
+/// round, `at_once` items with each way down.
 fn leaves_of_files(node_size: u32, bytes: usize, inodes_first: bool, at_once: usize) -> Vec<usize> {
     const FILES: usize = 3000;
     let volume = quiet(node_size);
@@ -374,7 +375,7 @@ fn leaves_of_files(node_size: u32, bytes: usize, inodes_first: bool, at_once: us
     leaves
 }
 
-/// Has another thread do what waits for what is held, and lets that go when a wait is counted.
+/// Lets another thread wait for a held lock, and releases the lock when a wait is counted.
 fn require_wait<G>(
     volume: &Volume,
     held: G,

@@ -1,4 +1,4 @@
-//! What leaves look like after batches, and what is counted.
+//! The leaves after batches, and the counters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::tree::Blocks;
 use crate::{OpenOptions, Volume};
 
 const NODE_SIZE: u32 = 16384;
-/// The inode number that the items pretend to be about: no file of the new volume has it.
+/// The inode number of the test items. No file of the new volume has it.
 const OBJECT: u64 = 1 << 20;
 const DATA: [u8; 75] = [7; 75];
-/// Items of this size that a leaf holds.
+/// How many items of this size a leaf holds.
 const LEAF_ITEMS: usize = leaf_capacity(NODE_SIZE) / (DATA.len() + ITEM_SIZE);
 
 fn key(number: u64) -> Key {
@@ -87,7 +87,7 @@ impl Tree {
     }
 }
 
-/// A run behind everything else fills leaf after leaf, and goes down once for many of them.
+/// A run behind all other items fills leaf after leaf, and goes down once for many leaves.
 #[test]
 fn a_run_at_the_right_edge_leaves_full_leaves() {
     let tree = Tree::new();
@@ -101,9 +101,9 @@ fn a_run_at_the_right_edge_leaves_full_leaves() {
     assert!(whole + 2 >= leaves.len() && leaves.len() <= 202, "{leaves:?}");
 }
 
-/// Runs of a tree's leaves that are put into another one leave the same there as their items one by
-/// one, wherever they come between what is there and whatever of it they replace. Of a whole leaf
-/// that goes behind everything, headers and data are copied once.
+/// Putting runs of another tree's leaves has the same result as putting their items one by one,
+/// wherever they come between existing items, and whichever of these they replace. When a whole
+/// leaf goes behind all items, its headers and data are copied once.
 #[test]
 fn runs_of_a_leaf_are_its_items() {
     let seed = seed_of_run();
@@ -155,7 +155,7 @@ fn runs_of_a_leaf_are_its_items() {
     }
 }
 
-/// A batch between the items of a leaf makes leaves that are full, but for the one behind it.
+/// A batch between the items of a leaf makes full leaves, except the one behind it.
 #[test]
 fn a_run_between_others_leaves_full_leaves() {
     let tree = Tree::new();
@@ -166,12 +166,12 @@ fn a_run_between_others_leaves_full_leaves() {
     tree.put((between + 1..).take(5 * LEAF_ITEMS / 2));
     let leaves = tree.leaves();
     assert!((before + 2..=before + 4).contains(&leaves.len()), "{leaves:?}");
-    // The last one has what was left of the first run at the right edge.
+    // The last leaf has the rest of the first run, at the right edge.
     let is_full = |used: &&usize| **used > leaf_capacity(NODE_SIZE) * 3 / 4;
     assert!(leaves.iter().filter(is_full).count() + 2 >= leaves.len(), "{leaves:?}");
 }
 
-/// One visit to a leaf is enough for all that belongs there, whatever becomes of it.
+/// One visit to a leaf applies all edits that belong there.
 #[test]
 fn a_leaf_is_visited_once() {
     let tree = Tree::new();
@@ -192,7 +192,7 @@ fn a_leaf_is_visited_once() {
     assert!(stats.batches - before.batches <= 2 * leaves as u64);
 }
 
-/// Leaves that a batch empties are freed, and what is removed twice is not counted twice.
+/// Leaves that a batch empties are freed. An item that is removed twice counts once.
 #[test]
 fn a_batch_removes_everything() {
     let tree = Tree::new();
@@ -207,7 +207,7 @@ fn a_batch_removes_everything() {
     tree.volume.commit().expect("a commit");
 }
 
-/// What grows in one batch with what goes: a leaf of which nothing is left takes the new items.
+/// One batch removes all items of a leaf and adds new ones: the leaf takes the new items.
 #[test]
 fn what_goes_makes_room_for_what_comes() {
     let tree = Tree::new();
@@ -225,8 +225,8 @@ fn what_goes_makes_room_for_what_comes() {
     assert_eq!(tree.volume.stats().splits, splits);
 }
 
-/// A new item as large as an item can be, in the middle of a leaf of two that are nearly as large
-/// together.
+/// A new item of the greatest size goes between the two items of a leaf, which together are nearly
+/// as large.
 #[test]
 fn the_largest_item_stands_alone() {
     let tree = Tree::new();
@@ -241,8 +241,8 @@ fn the_largest_item_stands_alone() {
     assert!(tree.leaves().len() >= 5);
 }
 
-/// Who removed the items of a directory one after the other, the first of a leaf every time, took
-/// the root of the tree for itself.
+/// Before the mend, a thread that removed the items of a directory in order, the first of a leaf
+/// every time, took the root of the tree exclusively.
 #[test]
 fn the_first_item_of_a_leaf_goes_while_others_hold_the_root() {
     // A leaf below the root, and one below a node.
