@@ -1,7 +1,7 @@
-//! What access control lists do to permissions, and permissions to them.
+//! How access control lists and permissions change each other.
 //!
-//! The rules are in [`offshoot_vfs::acl`]. A list is an extended attribute like others and is
-//! changed with the inode in one operation.
+//! The rules are in [`offshoot_vfs::acl`]. A list is stored as an extended attribute. It changes
+//! together with the inode, in one operation.
 
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};
@@ -33,7 +33,7 @@ impl Inherited {
     }
 }
 
-/// What a file of this type gets that is made in `dir`, whose lock the caller holds.
+/// What a new file of this type gets from `dir`, whose lock the caller holds.
 pub(crate) fn inherited(
     volume: &Engine,
     dir: FileId,
@@ -84,7 +84,7 @@ pub(super) fn access_of(volume: &Engine, file: FileId) -> Result<Option<Acl>> {
     list_of(volume, file, ACCESS)
 }
 
-/// The permissions of `file` become these: its access list, which is `list`, says so too.
+/// Changes the access list of `file` to `list` with the new `permissions`.
 pub(super) fn follow(
     changes: &mut Changes<'_, '_>,
     file: FileId,
