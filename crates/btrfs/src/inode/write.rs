@@ -445,7 +445,8 @@ pub(super) fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Re
     }
 }
 
-/// The offsets of the last extent items, from the end down to `start`; at most `most`.
+/// The offsets of extent items, from the last one down to the one that begins at or before `start`;
+/// at most `most`.
 fn offsets_from_end(volume: &Engine, file: FileId, start: u64, most: usize) -> Result<Vec<u64>> {
     let root = volume.tree(TreeId(file.dev))?;
     let mut found = Vec::new();
