@@ -192,9 +192,9 @@ fn most_per_item(node_size: u32, sum_len: usize) -> usize {
 /// An item of the checksum tree.
 struct SumsItem {
     key: Key,
-    /// How many bytes of checksums it has.
+    /// The bytes of checksums in the item.
     size: usize,
-    /// Where the last sector that it has a checksum of ends.
+    /// The end of the last sector with a checksum in the item.
     end: u64,
 }
 
@@ -207,7 +207,7 @@ fn last_item(volume: &Base, logical: Logical, len: u64) -> Result<Option<SumsIte
     let cursor = Cursor::seek_floor(volume, root, last)?;
     Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).and_then(|(key, data)| {
         let end = key.offset.saturating_add((data.len() / sum_len) as u64 * sector);
-        // Where no item begins before `last`, the cursor is on the first behind it.
+        // If no item begins before `last`, the cursor is on the first item behind it.
         (key <= last).then_some(SumsItem { key, size: data.len(), end })
     }))
 }
