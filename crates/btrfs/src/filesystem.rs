@@ -1,4 +1,4 @@
-//! A subvolume as a mount shows it.
+//! A subvolume as a mount shows it: the `vfs` trait for reading.
 
 mod change;
 pub(crate) mod sharing;

@@ -85,7 +85,7 @@ pub(crate) fn attr(volume: &Engine, file: FileId) -> Result<Attr> {
         gid: item.gid.get(),
         rdev: if is_device { item.device_number() } else { (0, 0) },
         size: item.size.get(),
-        // The kernel shows whole sectors, also for data that is inline.
+        // The kernel counts whole sectors, even for inline data.
         allocated_bytes: item.nbytes.get().checked_next_multiple_of(unit).unwrap_or(u64::MAX),
         atime: timestamp(&item.atime),
         mtime: timestamp(&item.mtime),

@@ -33,7 +33,7 @@ pub enum Report {
         device: String,
         /// The offset of the copy from the start of the device, in bytes.
         offset: u64,
-        /// What is wrong with the primary.
+        /// The damage of the primary.
         problem: String,
     },
     /// A copy of the superblock is damaged while the primary is good.
@@ -171,7 +171,8 @@ pub enum Report {
         /// Its contents and its profile.
         kind: String,
     },
-    /// The device belonged to an earlier state of the volume, or is a seed that the volume does not have.
+    /// The device belonged to an earlier state of the volume, or is a seed that the volume does not
+    /// have.
     NotAMember {
         /// The device.
         device: String,

@@ -212,7 +212,7 @@ counters! {
         fsyncs_with_clones, committed_clones();
         /// Fsyncs of files without a name, which are gone after a crash.
         fsyncs_of_nameless, fsynced_nameless();
-        /// Fsyncs that made a commit because a name was given to an inode outside the fsync.
+        /// Fsyncs that made a commit because a name went to an inode that is not in the log.
         fsyncs_with_name_taken, committed_name_taken();
         /// Fsyncs that made a commit because an inode, or one hash, had more names than a log
         /// handles.

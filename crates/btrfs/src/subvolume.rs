@@ -80,7 +80,7 @@ pub struct SubvolumeInfo {
     pub received: Option<(Generation, Timestamp)>,
 }
 
-/// A transaction and its time, if there was one.
+/// A transaction and its time; `None` for transaction 0.
 fn moment(generation: u64, time: &Timespec) -> Option<(Generation, Timestamp)> {
     (generation > 0).then(|| (Generation(generation), timestamp(time)))
 }

@@ -247,7 +247,7 @@ pub(crate) fn store_inline(
     Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
-/// The first data that a file gets.
+/// The first data of a file.
 #[derive(Clone, Copy)]
 pub(crate) struct FirstData<'d> {
     pub(crate) file: FileId,

@@ -73,7 +73,7 @@ impl Sub for Load {
     }
 }
 
-/// Who pays for an item of the sorted ones.
+/// What the unit of a sorted item is counted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     /// The leaf of new items to which it was counted.
@@ -340,7 +340,7 @@ impl Items {
         let mut all: Vec<_> = Vec::with_capacity(self.len());
         all.extend(self.hashed.iter().map(by_hash));
         all.sort_unstable_by_key(|(key, _)| key.offset);
-        // A directory has its hashed items before all others, and only directories have any.
+        // Only a node of hashes has hashed items, and they come before all other kinds.
         all.extend(self.sorted.iter().map(|(key, pending)| (*key, pending)));
         all
     }
@@ -356,7 +356,7 @@ fn all_of_inode(ino: u64) -> RangeInclusive<Key> {
     Key::new(ino, ItemType::INODE_ITEM, 0)..=Key::new(ino, ItemType::INODE_REF, u64::MAX)
 }
 
-/// Who pays for an item of the sorted ones.
+/// What the unit of a sorted item is counted to.
 fn unit(key: Key, pending: &Pending) -> Unit {
     match (key.item_type, &pending.data) {
         _ if !pending.in_tree => Unit::Leaf,
@@ -433,7 +433,7 @@ impl Node {
         self.active.is_empty() && self.flushing.is_none()
     }
 
-    /// The newest that is queued for `key`.
+    /// The newest queued item for `key`.
     pub(super) fn get(&self, key: Key) -> Option<&Pending> {
         self.active.get(key).or_else(|| self.flushing.as_ref()?.get(key))
     }

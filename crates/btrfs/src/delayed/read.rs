@@ -32,7 +32,8 @@ pub(crate) fn with_item<T>(
     }
 }
 
-/// Calls `visit` with the items of `range`, all of one inode, in the order of keys until it breaks.
+/// Calls `visit` with the items of `range` in the order of keys, until it breaks. `range` is within
+/// one inode.
 ///
 /// An item that exists when this begins is visited once, unless it is removed meanwhile.
 pub(crate) fn for_each_item(

@@ -26,7 +26,7 @@ pub struct OpenOptions {
     /// Whether the volume opens although members are missing.
     pub degraded: bool,
     /// Whether a pending tree log is ignored. The volume is then read as of the last commit,
-    /// without what was fsynced since, and cannot be written.
+    /// without data that was fsynced after it, and cannot be written.
     pub ignore_log: bool,
     /// The memory that replaying a pending log may take, in bytes. It holds the tree blocks that
     /// replay changes. A volume opened for reading may take as much again, because it keeps the

@@ -54,8 +54,8 @@ impl Engine {
     }
 }
 
-/// What is free in the block groups that data goes to, and their profile, which is that of new
-/// ones.
+/// The free bytes of the block groups that data goes to, and their profile, which is also that of
+/// new chunks.
 fn of_data<'g>(
     groups: impl Iterator<Item = &'g BlockGroup> + Clone,
     members: usize,

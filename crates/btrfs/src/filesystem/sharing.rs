@@ -51,7 +51,7 @@ impl Filesystem {
     /// none.
     ///
     /// # Errors
-    /// Those of reading the trees.
+    /// When a tree cannot be read.
     pub fn extents(
         &self,
         file: FileId,

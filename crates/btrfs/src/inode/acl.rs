@@ -19,7 +19,7 @@ pub(crate) struct Inherited {
 }
 
 impl Inherited {
-    /// The items that it adds.
+    /// The number of items that the lists add.
     pub(super) fn items(&self) -> u64 {
         self.lists.len() as u64
     }
@@ -79,7 +79,7 @@ fn list_of(volume: &Engine, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
     }
 }
 
-/// The access list of `file`, if it has one that says more than its permissions.
+/// The access list of `file`, if it has one beyond its permissions.
 pub(super) fn access_of(volume: &Engine, file: FileId) -> Result<Option<Acl>> {
     list_of(volume, file, ACCESS)
 }

@@ -23,7 +23,7 @@ use crate::storage::malformed;
 /// The longest preallocated extent, in bytes; the kernel has the same limit.
 const MOST_PREALLOCATED: u64 = 256 << 20;
 
-/// Extent items that are punched in one step, at the most.
+/// The most extent items that are punched in one step.
 const MOST_PUNCHED: usize = 16;
 
 /// The most extent items that one operation moves, because it moves all in one transaction.

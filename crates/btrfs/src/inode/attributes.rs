@@ -65,7 +65,7 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     volume.commit_if(is_durable)
 }
 
-/// Counts one more opening of `file`.
+/// Opens `file` once more.
 pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return super::attr(volume, file).map(drop);

@@ -55,7 +55,7 @@ enum Phase {
 pub(crate) struct Changes<'h, 'v> {
     handle: &'h Handle<'v>,
     tree: Arc<Tree>,
-    /// Few, so they are searched one by one.
+    /// There are few, so a linear search is enough.
     items: Vec<Item>,
     inodes: Vec<Inode>,
     /// Items of one inode to remove, and the inode itself when these are all its items.
@@ -99,7 +99,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// No changes yet, to the subvolume of `file`.
     ///
     /// # Errors
-    /// When there is no such subvolume, or it may not be changed any more.
+    /// When there is no such subvolume, or when it is read-only.
     pub(crate) fn new(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
         let changes = Self::accepted(handle, file)?;
         changes.tree.require_writable()?;
@@ -149,7 +149,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(self.items.last_mut().expect("one was added"))
     }
 
-    /// The item with this key, as the operation has made it so far.
+    /// The item with this key, with the changes of the operation so far.
     pub(super) fn get(&mut self, key: Key) -> Result<Option<&[u8]>> {
         Ok(self.item(key)?.new.as_deref())
     }
@@ -227,7 +227,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// The inode item of the directory `dir`, to which entries can be added.
     ///
     /// # Errors
-    /// `ENOTDIR`, `ENOENT` when it was removed, `EPERM` when it is immutable.
+    /// `ENOTDIR`; `ENOENT` when it was removed; `EPERM` when it is immutable.
     pub(crate) fn directory(&mut self, dir: FileId) -> Result<InodeItem> {
         let item = self.inode(dir)?;
         if type_of(&item)? != FileType::Directory {
@@ -276,7 +276,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         self.inodes.iter().any(|inode| inode.is_changed && inode.item.flags.get() & wants != 0)
     }
 
-    /// Applies everything.
+    /// Applies all changes.
     ///
     /// # Errors
     /// When the reservation is too small; then nothing has changed. Any other error ends all
@@ -287,8 +287,8 @@ impl<'h, 'v> Changes<'h, 'v> {
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
         self.items.sort_by_key(Item::phase);
         self.note_removals();
-        // The queue holds nothing else of what is removed. Queued names of the inode wait in its
-        // own node, and an empty directory can have only removals of its entries queued.
+        // No other item that is removed is queued. Queued names of the inode wait in its own node,
+        // and an empty directory can have only removals of its entries queued.
         let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
         let keys = self.items.iter().map(|item| item.key).chain(inodes);
         let (volume, file) = (self.volume(), self.removed.as_ref().map(Batch::file));
@@ -337,7 +337,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         })
     }
 
-    /// Queues what is delayed, and puts the rest into the tree.
+    /// Queues the items of delayed kinds, and puts the rest into the tree.
     fn queue_all(self) -> Result<()> {
         let Self { handle, tree, mut items, inodes, removed, .. } = self;
         let delayed = &handle.volume().delayed;

@@ -25,10 +25,10 @@ use crate::engine::Engine;
 use crate::space::Claim;
 use crate::storage::malformed;
 
-/// Extent items that are shared in one step, at the most.
+/// The most extent items that are shared in one step.
 const MOST_SHARED: usize = 64;
 
-/// The most that is compared or copied in one step, in bytes.
+/// The most bytes that are compared or copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Clones `len` bytes of `from` to `to`; 0 means up to the end of the file.
@@ -50,7 +50,7 @@ pub(crate) fn clone_range(
     let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
     let end = end.ok_or_else(|| Error::posix(Errno::FBIG, to.file.to_string()))?;
     pair.require_alike()?;
-    // What is left of a sector may only be shared with it where nothing is behind that.
+    // The last sector may be a part only if neither file has data behind the range.
     pair.require_sectors(len, len == rest && end >= pair.to_size)?;
     if len == 0 {
         return Ok(());
@@ -80,7 +80,7 @@ pub(crate) fn dedupe_range(
     if rests.iter().any(|rest| rest.is_none_or(|rest| rest < len)) {
         return Err(pair.wrong("which the files do not have"));
     }
-    // What is left of a sector may only be shared with it where nothing is behind that.
+    // The last sector may be a part only if neither file has data behind the range.
     let sector = pair.work.sector;
     let len = if rests == [Some(len); 2] { len } else { len / sector * sector };
     pair.require_sectors(len, true)?;

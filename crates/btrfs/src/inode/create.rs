@@ -23,7 +23,7 @@ use crate::space::Claim;
 /// compression property. A file without a name changes fewer.
 const NEW_ITEMS: u64 = 6;
 
-/// What is made.
+/// The kind of a new file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind<'a> {
     /// A regular file or a special one.

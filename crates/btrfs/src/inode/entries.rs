@@ -17,7 +17,7 @@ use crate::delayed;
 use crate::engine::Engine;
 use crate::storage::malformed;
 
-/// The index of the first entry of a directory: the two before are for `.` and `..`.
+/// The index of the first entry of a directory. The indexes 0 and 1 are for `.` and `..`.
 pub(super) const FIRST_INDEX: u64 = 2;
 
 /// What an entry leads to.
@@ -46,7 +46,7 @@ impl Target {
     }
 }
 
-/// `EINVAL` or `ENAMETOOLONG` for what cannot be the name of an entry.
+/// `ENOENT`, `EINVAL` or `ENAMETOOLONG` for an invalid name of an entry.
 pub(crate) fn require_name(name: &[u8]) -> Result<()> {
     let bad = |errno| Err(Error::posix(errno, format!("the name `{}`", name.escape_ascii())));
     match name {
@@ -58,7 +58,7 @@ pub(crate) fn require_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// The value that an entry has for a type.
+/// The value of a file type in an entry.
 fn entry_type(file_type: FileType) -> u8 {
     match file_type {
         FileType::Regular => file_type::REG_FILE,

@@ -48,7 +48,7 @@ const SHARD_INODES: usize = 512;
 /// The state of an inode in use.
 #[derive(Debug, Default)]
 struct State {
-    /// How often it is open.
+    /// The number of times that it is open.
     opens: u64,
     /// Whether the inode was made without a name, and may get one.
     is_linkable: bool,
@@ -137,7 +137,7 @@ impl Inodes {
         &self.shards[shard_of(file)]
     }
 
-    /// Locks `files`, which may name one several times.
+    /// Locks `files`, which may contain a file several times.
     pub(crate) fn lock(&self, files: &[FileId]) -> Locks {
         debug_assert!(!HOLDS.replace(true), "a thread locks inodes once at a time");
         let mut ordered: SmallVec<[FileId; 4]> = SmallVec::from_slice(files);

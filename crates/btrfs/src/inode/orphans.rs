@@ -45,7 +45,7 @@ pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
     }
 }
 
-/// The orphan items of a subvolume, one after the other.
+/// The orphans of a subvolume, removed one after the other.
 struct Orphans {
     tree: TreeId,
     /// Where the search for the next one starts; `None` behind the last.

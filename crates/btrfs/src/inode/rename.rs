@@ -80,7 +80,7 @@ fn is_directory(volume: &Engine, file: FileId) -> Result<bool> {
 
 /// `EINVAL` when `dir` is `moved` or below it.
 fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> {
-    /// More than any path that a kernel can make, and a bound for a damaged volume.
+    /// More than any path that a kernel can make. It bounds the loop in a damaged volume.
     const MAX_STEPS: usize = 1 << 16;
     let mut at = dir;
     for _ in 0..MAX_STEPS {

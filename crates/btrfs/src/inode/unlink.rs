@@ -115,7 +115,7 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
     volume.commit_if(is_durable)
 }
 
-/// Removes a name of a file that is no directory.
+/// Removes a name of a file, which must be no directory.
 pub(crate) fn unlink(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
     match remove(volume, place, at, false)? {
         None => Ok(()),

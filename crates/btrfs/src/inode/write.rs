@@ -29,13 +29,13 @@ use crate::space::{Promise, Reservation};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
-/// The most that is buffered in one step, in bytes.
+/// The most bytes that are buffered in one step.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// The most extents that one handle takes out of a file.
 const MAX_DROPPED: usize = 64;
 
-/// The largest file, in bytes: the offsets of system calls are signed.
+/// The largest file, in bytes, because offsets of system calls are signed.
 pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
 /// Writes `data` at `offset` of `file`.

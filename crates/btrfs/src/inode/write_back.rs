@@ -91,8 +91,8 @@ pub(crate) enum Patience {
 }
 
 /// Promises the growth of trees by storing `gaps`, which are about to be buffered for `file`.
-/// `buffer` is what is buffered already. Its promise counts towards the sum, since adjacent runs
-/// may have become one and now need less.
+/// `buffer` holds the data that is buffered already. Its promise counts towards the sum, since
+/// adjacent runs may have become one and now need less.
 pub(super) fn promise<'v>(
     volume: &'v Engine,
     file: FileId,
@@ -110,7 +110,7 @@ pub(super) fn promise<'v>(
     volume.promise(growth(volume, file, amount)?.saturating_sub(promised))
 }
 
-/// The size of what is written back of a file.
+/// The amount of data that is written back of a file.
 #[derive(Clone, Copy, Default)]
 struct Amount {
     /// Runs of sectors.
@@ -229,7 +229,7 @@ fn relieve(volume: &Engine) -> Result<()> {
     volume.live()?.require_whole()
 }
 
-/// Writes back what is buffered of `file`.
+/// Writes back the buffered data of `file`.
 pub(crate) fn sync_file(volume: &Engine, file: FileId) -> Result<()> {
     let _locks = volume.inodes.lock(&[file]);
     write_back(volume, file, Patience::Waits)
@@ -273,8 +273,8 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
 
-/// Writes back what is buffered now, because it is much. Files can be written meanwhile where
-/// write-back ahead is possible, and new data then stays buffered.
+/// Writes back the data that is buffered now, because it is much. Files can be written meanwhile
+/// where write-back ahead is possible, and new data then stays buffered.
 ///
 /// # Errors
 /// As [`sync_all`].
@@ -295,7 +295,7 @@ pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
     volume.live()?.require_whole()
 }
 
-/// Writes back what is buffered of the files of the subvolume `id`.
+/// Writes back the buffered data of the files of the subvolume `id`.
 ///
 /// # Errors
 /// The first error.
@@ -325,7 +325,7 @@ pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result
     volume.live()?.require_whole()
 }
 
-/// Writes back what is buffered of `file`, whose lock is held.
+/// Writes back the buffered data of `file`, whose lock is held.
 pub(crate) fn write_back(volume: &Engine, file: FileId, patience: Patience) -> Result<()> {
     let Some(buffer) = volume.buffers.get(file) else { return Ok(()) };
     if is_deleted(volume, file)? {

@@ -88,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// Does one step, if one can be done now.
+    /// Does one step, if one is possible now.
     ///
     /// # Errors
     /// When a block cannot be read. The rest of the subvolume is kept until the volume is opened
@@ -169,7 +169,7 @@ struct Node {
     block: Arc<TreeBlock>,
     /// The upper bound of its keys.
     upper: Option<Key>,
-    /// The pointer that comes next.
+    /// The slot of the next pointer.
     slot: usize,
     /// Whether it refers to what is below it by its own address (full back references).
     is_full: bool,

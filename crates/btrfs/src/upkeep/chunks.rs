@@ -123,7 +123,7 @@ impl Engine {
     pub(crate) fn look_around(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<()> {
         self.note_next_chunk()?;
         let space = &self.live()?.space;
-        // The trees are read under a handle: a commit must not change them meanwhile.
+        // The handle keeps a commit from changing the trees meanwhile.
         let _handle = self.enter()?;
         while is_wanted() && space.load_one(&self.base, purpose)? {
             space.serve(purpose);

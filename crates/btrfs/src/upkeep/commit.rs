@@ -23,7 +23,7 @@ impl Engine {
     pub(crate) fn sync_because(&self, cause: Cause) -> Result<()> {
         // Buffered data stays buffered once writing has ended.
         self.live()?.require_whole()?;
-        // The first error is the cause: after it the commit is only refused.
+        // The first error is the cause. After it the commit only returns `EROFS`.
         write_back::sync_all(self).and(self.commit_over(0, cause))
     }
 
@@ -35,7 +35,7 @@ impl Engine {
         self.commit_over(0, Cause::Asked)
     }
 
-    /// Commits if what an operation changed is to be durable when it returns.
+    /// Commits if the changes of an operation must be durable when it returns.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -156,7 +156,7 @@ impl Engine {
         outcome
     }
 
-    /// One commit, without the commits that may follow it.
+    /// As [`commit_and`](Self::commit_and), without the commits that may follow.
     fn commit_once<'v, T>(
         &'v self,
         live: &'v Live,

@@ -199,7 +199,7 @@ impl Engine {
     /// Makes room for metadata before any thread waits. The thread of the volume calls this.
     ///
     /// # Errors
-    /// When a tree does not read or cannot be changed.
+    /// When a tree cannot be read or changed.
     pub(crate) fn make_room_ahead(&self) -> Result<()> {
         let live = self.live()?;
         let space = &live.space;

@@ -30,7 +30,7 @@ use crate::tree::{Cursor, TreeRoot};
 /// The flags that a chunk and its block group must have in common.
 const KIND: u64 = BlockGroupFlags::TYPES | BlockGroupFlags::PROFILES;
 
-/// A part of a device, as a device extent or a stripe has it.
+/// The start of a device extent or of a stripe.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct DevicePlace {
     device: DeviceId,

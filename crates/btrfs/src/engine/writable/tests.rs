@@ -30,7 +30,7 @@ const AT_LEAST: u64 = 40;
 /// A volume that must be refused for writing.
 struct Refused {
     disks: Disks,
-    /// Which of its members are given.
+    /// The indexes of the members that are opened.
     present: Vec<usize>,
     options: OpenOptions,
     /// The volume that the kernel mounts for comparison, with its members and mount options. It is
@@ -39,7 +39,7 @@ struct Refused {
     shown: Option<Disks>,
     mounted: Vec<usize>,
     mount: &'static str,
-    /// Its trees contradict each other.
+    /// Whether its trees contradict each other, so that the error is [`Error::Corrupt`].
     is_corrupt: bool,
 }
 
@@ -137,7 +137,7 @@ fn set_field(disks: &Disks, at: usize, change: impl Fn(u64) -> u64) {
     }
 }
 
-/// Where a superblock has its `compat_ro_flags`.
+/// The offset of `compat_ro_flags` in a superblock.
 const COMPAT_RO_AT: usize = 0xb4;
 
 macro_rules! refused {
@@ -181,7 +181,7 @@ refused! {
     data_in_raid6, "RAID6": |judges| made(judges, 4, "-d raid6 -m raid1c4");
     metadata_in_raid6, "RAID6": |judges| made(judges, 4, "-d single -m raid6");
     zoned, "a zoned volume": |judges| {
-        // Zones of a device that has none are 256 MiB.
+        // The kernel emulates zones of 256 MiB on a device without zones.
         Refused::whole(Recipe::new().mib(4096).mkfs("-O zoned").fill(little).make(judges))
     };
     seed, "a seed": |judges| {
@@ -401,11 +401,11 @@ contradictions! {
             data_mut(leaf, slot)[24..32].copy_from_slice(&longer.to_le_bytes());
         });
     };
-    /// The second copy of metadata lies where data is.
+    /// The second copy of metadata overlaps data.
     chunks_that_overlap, "-m dup", "overlaps one of the chunk at": |disks| {
         move_copy(disks, chunk_of(disks, BlockGroupFlags::DATA).stripes[0].physical.0);
     };
-    /// No two stripes begin at the same place, but one reaches into the other.
+    /// The stripes begin at different places, but one reaches into the other.
     chunk_that_reaches_into_another, "-m dup", "are no stripe of any chunk": |disks| {
         move_copy(disks, chunk_of(disks, BlockGroupFlags::DATA).stripes[0].physical.0 + 65536);
     };

@@ -85,7 +85,7 @@ impl Small {
 /// blocks before; a commit that first writes files back comes here too.
 ///
 /// # Errors
-/// When a tree does not read, or a device fails, which ends all writing.
+/// When a tree cannot be read, or when a device fails. This ends all writing.
 pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     volume.delayed.limit(&volume.base)?;
     let delayed = &volume.delayed;

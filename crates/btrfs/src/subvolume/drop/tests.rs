@@ -246,7 +246,7 @@ fn a_subvolume_of_which_nobody_knows_whether_it_is_empty_is_not_removed() {
     assert!(fs.attr(kept).is_ok());
 }
 
-/// The block with the root directory is damaged: the error says so, and the name stays.
+/// If the block with the root directory is damaged, the error says so, and the name stays.
 #[test]
 fn a_subvolume_whose_root_directory_does_not_read_stays() {
     let memory = in_memory(4096);
