@@ -220,7 +220,7 @@ fn add_inode(
 /// flag whatever this option says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewFiles {
-    /// Overwriting copies data to a new place, and all data has checksums.
+    /// An overwrite goes to a new place (copy on write), and all data has checksums.
     #[default]
     Copied,
     /// As `Copied`, but without checksums, and without compression, which needs checksums.

@@ -88,8 +88,9 @@ impl Engine {
         live.space.promise(bytes, &Maker { volume: self, live })
     }
 
-    /// Joins if space for `items` is there at once, and returns `None` if it is not. Work that
-    /// makes room or writes back may use its reserve even while other threads wait in line.
+    /// Joins if space for `items` is free and no other thread waits for it; otherwise returns
+    /// `None`. Work that makes room or writes back may use its reserve even while other threads
+    /// wait in line.
     pub(crate) fn try_join<'v>(
         &'v self,
         live: &'v Live,

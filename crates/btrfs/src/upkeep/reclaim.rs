@@ -1,4 +1,5 @@
-//! Reclaim: making room for the tickets that wait in line.
+//! Reclaim: making room for the tickets that wait in line. Each kind of space has one line, its
+//! wait queue.
 //!
 //! One waiting thread, the *leader* of the line, makes room for all of them. It goes through the
 //! flush states from cheap to expensive. After each state it grants tickets from the front of the
@@ -18,7 +19,8 @@
 //! reservation needs nothing from a thread in line.
 //!
 //! A *cycle* is two passes over the states. The commit is part of the first pass only, or of both,
-//! as [`OpenOptions::commits_per_cycle`] says. The place of the chunk in the order depends:
+//! as [`OpenOptions::commits_per_cycle`] says. When the leader allocates a chunk depends on the
+//! volume and on the pass:
 //!
 //! - On a roomy volume, where most of the members belongs to no chunk, a chunk is cheaper than any
 //!   early flush. It comes right after looking around.
