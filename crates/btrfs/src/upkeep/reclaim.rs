@@ -22,8 +22,9 @@
 //! as [`OpenOptions::commits_per_cycle`] says. When the leader allocates a chunk depends on the
 //! volume and on the pass:
 //!
-//! - On a roomy volume, where most of the members belongs to no chunk, a chunk is cheaper than any
-//!   early flush. It comes right after looking around.
+//! - On a roomy volume a chunk is cheaper than any early flush. It comes right after looking
+//!   around. A volume is *roomy* while chunks take less than half of the space of its members and
+//!   leave at least 1 GiB.
 //! - Elsewhere it comes fourth, as in the table. While metadata is mostly free and only worst cases
 //!   fill it, the first pass allocates none.
 //! - In the second pass it always comes right after looking around. Allocating a chunk and
@@ -53,15 +54,15 @@
 //! The thread of the volume makes room before any thread waits:
 //!
 //! - It allocates a chunk when half of the metadata that is left is reserved and the volume is
-//!   roomy: most of the members, and at least 1 GiB, belongs to no chunk. So on a roomy volume no
-//!   thread waits. An empty chunk stays while the peak of reservations would need it again. On a
-//!   volume that is not roomy, operations put items into trees at once instead of queueing them
-//!   (`delayed`).
+//!   roomy, so on a roomy volume no thread waits. An empty chunk stays while the peak of
+//!   reservations would need it again. On a volume that is not roomy, operations put items into
+//!   trees at once instead of queueing them (`delayed`).
 //! - It writes files back when more is promised than is left for others.
 //! - It commits when a removal, or other work that may use the reserve, found no room, and a commit
-//!   would free enough: room for a removal, and half as much as is free now. The reserve of a full
-//!   volume is enough for one removal at a time, and each removal releases it long before it needs
-//!   it again. So the line is empty again and again, and no leader would come to its commit.
+//!   would free enough: room for a removal, and half as much as is free now. No leader would do
+//!   that. The reserve of a full volume is enough for one removal at a time, and each removal
+//!   releases it long before it needs it again, so each leader is granted before it reaches its own
+//!   commit.
 //!
 //! # Why the leader makes progress
 //!
