@@ -23,8 +23,8 @@
 //! volume and on the pass:
 //!
 //! - On a roomy volume a chunk is cheaper than any early flush. It comes right after looking
-//!   around. A volume is *roomy* while chunks take less than half of the space of its members and
-//!   leave at least 1 GiB.
+//!   around. A volume is *roomy* while one more chunk of metadata has a place, chunks take less
+//!   than half of the space of the members, and at least 1 GiB is left.
 //! - Elsewhere it comes fourth, as in the table. While metadata is mostly free and only worst cases
 //!   fill it, the first pass allocates none.
 //! - In the second pass it always comes right after looking around. Allocating a chunk and
@@ -59,10 +59,10 @@
 //!   trees at once instead of queueing them (`delayed`).
 //! - It writes files back when more is promised than is left for others.
 //! - It commits when a removal, or other work that may use the reserve, found no room, and a commit
-//!   would free enough: room for a removal, and half as much as is free now. No leader would do
-//!   that. The reserve of a full volume is enough for one removal at a time, and each removal
-//!   releases it long before it needs it again, so each leader is granted before it reaches its own
-//!   commit.
+//!   would free enough: at least the space of a removal, and at least half of what is free now. No
+//!   leader would do that. The reserve of a full volume is enough for one removal at a time, and
+//!   each removal releases it long before it needs it again, so each leader is granted before it
+//!   reaches its own commit.
 //!
 //! # Why the leader makes progress
 //!
