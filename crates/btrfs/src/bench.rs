@@ -1,4 +1,4 @@
-//! One tree for benchmarks: insertions that no operation on files stands behind.
+//! One tree for benchmarks: insertions without an operation on files.
 
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::Result;
@@ -6,11 +6,11 @@ use offshoot_vfs::Result;
 use crate::engine::Handle;
 use crate::handle::Volume;
 
-/// The inode number that the items pretend to be about: far above those of a new volume.
+/// The inode number in the keys of the items, far above those of a new volume.
 const OBJECT: u64 = 1 << 40;
 
-/// A share in the running transaction, to insert items into the tree of files. Such items mean
-/// nothing, so the volume is of no use for anything else.
+/// A share in the running transaction, to insert items into the tree of files. The items have no
+/// meaning, so the volume cannot be used for anything else.
 pub struct Inserts<'v>(Handle<'v>);
 
 impl<'v> Inserts<'v> {
@@ -22,7 +22,7 @@ impl<'v> Inserts<'v> {
         volume.join().map(Self)
     }
 
-    /// Inserts an item, which must not be there.
+    /// Inserts an item, whose key must not exist.
     pub fn insert(&self, number: u64, data: &[u8]) -> Result<()> {
         let key = Key::new(OBJECT, ItemType::STRING_ITEM, number);
         self.0.change(TreeId::FS, |tree| tree.insert(key, data))

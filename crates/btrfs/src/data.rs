@@ -1,9 +1,9 @@
 //! Data of files: extents, checksums, decompression.
 //!
-//! What is buffered of a file hides what is stored. What is stored is read in `pieces`, which are
-//! gathered in batches from the extent items, so that the devices learn of a batch while the one
-//! before it is read, verified and decoded. Bytes reach the caller only after their checksums
-//! matched, unless the inode has NODATASUM, which means that there are none.
+//! Buffered data of a file hides stored data. Stored data is read in `pieces`, which are gathered
+//! in batches from the extent items. The devices are told of the next batch while the current one
+//! is read, verified and decoded. Bytes reach the caller only after their checksums matched. Files
+//! with the flag NODATASUM have no checksums, and are not verified.
 
 mod ahead;
 mod buffer;
@@ -63,25 +63,26 @@ pub(crate) use store::{
     store_inline, store_packed, store_preallocated, write_data,
 };
 
-/// A first batch that is smaller than this is read at once: telling the devices of it
-/// first would not be ahead of anything.
+/// A first batch of fewer bytes is read at once, because a hint just before the read would gain
+/// nothing.
 const WORTH_A_HINT: u64 = 256 << 10;
 
-/// How often a piece is looked up anew because of commits before they are kept from freeing it.
+/// How often a commit may make a read look a piece up again. After that the read keeps commits from
+/// freeing extents.
 const MOST_PUT_OFF: u32 = 2;
 
-/// Compressed pieces that are read ahead of the one that is wanted next, to be decoded at once.
+/// The number of compressed pieces that are decoded at the same time.
 const MOST_DECODED: usize = 16;
 
 /// A volume with files.
 pub(crate) trait Files: Queues {
-    /// What it is built on.
+    /// The base of the volume.
     fn base(&self) -> &Base;
 
-    /// Data that was written and is in no extent yet.
+    /// Data that was written and waits for write-back.
     fn buffers(&self) -> &Buffers;
 
-    /// The last reads.
+    /// The positions of the last reads.
     fn read_ahead(&self) -> &ReadAhead;
 }
 
@@ -95,12 +96,13 @@ pub(crate) struct FileData {
 impl FileData {
     /// The file whose data is to be read: a regular one or a symbolic link.
     pub(crate) fn open(volume: &impl Files, file: FileId) -> Result<Self> {
-        // What is written back meanwhile leaves the buffer after it came into the tree.
+        // Write-back empties the buffer only after the extents are in the tree, so the buffer comes
+        // first.
         let buffer = volume.buffers().get(file);
         Ok(Self { buffer, ..Self::stored(volume, file)? })
     }
 
-    /// The file as it is stored, without what is buffered.
+    /// The file as it is stored, without buffered data.
     pub(crate) fn stored(volume: &impl Files, file: FileId) -> Result<Self> {
         if let Some(dir) = placeholder_in(file) {
             return Err(Error::posix(Errno::ISDIR, dir.to_string()));
@@ -123,10 +125,10 @@ impl FileData {
         self.buffer.as_ref().map_or(self.inode.size.get(), |buffer| buffer.read().size)
     }
 
-    /// The pieces of `range`, cut at the end of what is stored. Whoever looks into the buffer has
-    /// done so.
+    /// The pieces of `range`, cut at the end of the stored data. A caller that needs buffered data
+    /// has looked into the buffer before.
     fn pieces<'v, V: Files>(&self, volume: &'v V, range: Range<u64>) -> Result<Pieces<'v, V>> {
-        // What was buffered when the file was opened may be stored meanwhile.
+        // Data that was buffered when the file was opened may be stored meanwhile.
         let size = match self.buffer {
             Some(_) => inode_item(volume, tree_of(volume.base(), self.file)?, self.file)?.size,
             None => self.inode.size,
@@ -147,7 +149,7 @@ pub(crate) fn read_data(
     read_to(volume, data, range, &mut Visitor(visit))
 }
 
-/// Gives the data in `range`, which ends with the file, to `sink`.
+/// Gives the data in `range` to `sink`. `range` must not reach behind the end of the file.
 fn read_to(
     volume: &impl Files,
     data: &FileData,
@@ -168,7 +170,7 @@ fn read_to(
     read_stored(volume, data, at..range.end, sink)
 }
 
-/// Fills `buf` with what the file has from `offset` on, and gives how many bytes that were.
+/// Fills `buf` with the file from `offset` on, and returns the number of bytes.
 pub(crate) fn read_at(
     volume: &impl Files,
     data: &FileData,
@@ -187,12 +189,12 @@ pub(crate) fn read_at(
     Ok(len)
 }
 
-/// As [`read_to`], of what is in extents.
+/// As [`read_to`], for stored data.
 ///
-/// While a piece is read a commit may let its extent, which the file has no more, be used again.
-/// Then the piece is looked up anew, and what was read is not looked at. Commits that follow each
-/// other fast could do that without end, so a piece that was put off a few times is read while none
-/// of them begins to free anything.
+/// While a piece is read, the file may drop its extent, and a commit may free it for other data.
+/// Then the piece is looked up again, and the bytes are discarded. Commits in quick succession
+/// could repeat that without end. So after [`MOST_PUT_OFF`] times the piece is read while commits
+/// are kept from freeing space.
 fn read_stored(
     volume: &impl Files,
     data: &FileData,
@@ -214,11 +216,11 @@ fn read_stored(
     Ok(())
 }
 
-/// Reads the first piece in `range` while no commit begins to free anything, and gives it to `sink`
-/// behind that. Gives where it ends; `None` when there is no piece.
+/// Reads the first piece in `range` while commits are kept from freeing space, and gives it to
+/// `sink` after that. Returns where the piece ends; `None` when there is none.
 ///
-/// Commits wait meanwhile with all handles gone, so this waits neither for space nor for one of
-/// them, and `sink`, which may, is not called under the lock.
+/// A commit that waits here blocks all new handles. So under this lock the read waits neither for
+/// space nor for a handle. `sink` may wait for them, so it is called after the lock is released.
 fn read_held(
     volume: &impl Files,
     live: &Live,
@@ -259,7 +261,7 @@ fn read_held(
     })
 }
 
-/// Gives where it stopped, if `still` did not hold any more.
+/// Reads all pieces of `range` in batches. Returns where it stopped, if `still` no longer held.
 fn read_batches(
     volume: &impl Files,
     data: &FileData,
@@ -290,11 +292,11 @@ fn read_batches(
     Ok(None)
 }
 
-/// Tells the devices of what lies in `range`.
+/// Tells the devices of the extents in `range`.
 fn prefetch_range(volume: &impl Files, data: &FileData, range: Range<u64>) {
     let sector = u64::from(volume.base().superblock().sector_size);
     let mut batch = Vec::new();
-    // What fails here fails again, with an error, when it is read.
+    // An error is ignored here, because the read meets it again.
     let Ok(mut pieces) = data.pieces(volume, range) else { return };
     while pieces.fill(&mut batch).is_ok() && !batch.is_empty() {
         volume
@@ -310,7 +312,7 @@ pub(crate) fn prefetch(volume: &impl Files, files: &[FileId]) {
     let mut batch = Vec::new();
     let mut ranges = Vec::new();
     for &file in files {
-        // What fails here fails again, with an error, when the file is read.
+        // An error is ignored here, because the read of the file meets it again.
         let Ok(data) = FileData::open(volume, file) else { continue };
         let pieces = data.pieces(volume, 0..data.size());
         if pieces.and_then(|mut pieces| pieces.fill(&mut batch)).is_ok() {
@@ -321,9 +323,9 @@ pub(crate) fn prefetch(volume: &impl Files, files: &[FileId]) {
     volume.base().storage.prefetch(volume.base(), ranges);
 }
 
-/// Reads and verifies the pieces of `batch`, which are taken out, has several compressed ones
-/// decoded at once (`workers`), and gives them to `sink` in their order. Gives where it stopped, if
-/// `still` did not hold any more.
+/// Reads and verifies the pieces of `batch`, and empties it. Several compressed pieces are decoded
+/// at once (`workers`). Gives all to `sink` in order. Returns where it stopped, if `still` no
+/// longer held.
 fn read_batch(
     volume: &impl Files,
     data: &FileData,
@@ -356,7 +358,7 @@ fn read_batch(
     Ok(None)
 }
 
-/// A piece that was read, verified, and is being decoded.
+/// A piece that was read and verified, and is being decoded.
 struct Decoding {
     start: u64,
     wanted: usize,
@@ -391,15 +393,15 @@ impl Decoding {
         Ok(Some(Self { start: piece.start, wanted, extent, task }))
     }
 
-    /// Gives what it was decoded to to `sink`.
+    /// Waits for the decoded bytes, and gives them to `sink`.
     fn finish(self, sink: &mut dyn Sink) -> Result<()> {
         let bytes = self.task.finish().map_err(|e| at(e, self.extent))?;
         sink.take(self.start, &bytes[bytes.len() - self.wanted..])
     }
 }
 
-/// Reads, verifies and decodes one piece and gives it to `sink`, if `still` holds after it was
-/// read.
+/// Reads, verifies and decodes one piece, and gives it to `sink` if `still` holds after the read.
+/// Returns whether it did.
 fn read_piece(
     volume: &impl Files,
     data: &FileData,
@@ -410,7 +412,7 @@ fn read_piece(
     let wanted = index(piece.end - piece.start);
     let sector_size = volume.base().superblock().sector_size;
     let sector = u64::from(sector_size);
-    // Whatever is wrong with what was read does not matter when it is not the file's any more.
+    // An error does not matter if the extent no longer belongs to the file.
     let read = |from, buf: &mut [u8]| {
         let result = read_verified(volume, data, from, buf);
         if still() { result.map(|()| true) } else { Ok(false) }
@@ -455,8 +457,8 @@ fn read_piece(
     }
 }
 
-/// Decodes `stored` into `buf`, which ends with the `wanted` bytes after those to skip then, and
-/// gives these. What the stream does not reach is zeros, as in the kernel.
+/// Decodes `stored` into `buf`, and returns the `wanted` bytes behind the first `decode.skip`.
+/// Bytes that the stream does not reach are zeros, as in the kernel.
 fn decode_into<'b>(
     sector_size: u32,
     stored: &[u8],
@@ -525,7 +527,7 @@ pub(crate) fn next_data(
         if batch.is_empty() {
             let mut next = Vec::new();
             pieces.fill(&mut next)?;
-            // Inline data counts as a whole sector, also where the file goes on behind it.
+            // Inline data counts as a whole sector, even if the file continues behind it.
             let whole = |piece: Piece| {
                 piece.start.max(offset)..piece.end.next_multiple_of(sector).min(size)
             };

@@ -1,107 +1,111 @@
-//! Delayed items: what operations of the namespace change, gathered until it goes to the tree by
-//! the leaf.
+//! Delayed items: the changes of names and inodes, gathered in memory until they go to the tree a
+//! leaf at a time.
 //!
-//! Making a file changes five items at four places of a tree, and one at a time each of them costs
-//! a way down and a shift in a leaf. So the items of these kinds are *queued*, and put into the
-//! tree many at a time (*flushed*):
+//! Making a file changes five items at four places of a tree. Done one by one, each of them costs a
+//! search and a shift in a leaf. So items of these kinds are *queued* in the nodes of this module,
+//! and put into the tree many at a time (*flushed*):
 //!
-//! | kind | of | waits in the node of |
+//! | kind | contents | its node holds the items of |
 //! |---|---|---|
-//! | DIR_ITEM | entries by the hash of their name | the directory |
-//! | DIR_INDEX | entries by index | the directory, another one |
+//! | DIR_ITEM | entries by the hash of their name | one directory |
+//! | DIR_INDEX | entries by index | one directory, in a second node |
 //! | INODE_ITEM, INODE_REF | inodes and their names | 64 adjacent inode numbers |
 //!
-//! All other kinds go to the tree at once. What is flushed is sorted, so a flush meets a leaf once
-//! for all that goes into it. An inode that changes a hundred times is written once, and what is
-//! queued and taken back before it was flushed never touches the tree: a file that was made and
-//! removed leaves nothing to write.
+//! All other kinds go to the tree at once. A flush sorts its items, so it visits a leaf once for
+//! all items that go there. An inode that changes a hundred times is written once. An item that is
+//! queued and removed again before a flush never touches the tree: a file that was made and removed
+//! in between writes nothing.
 //!
 //! ```text
 //!   operation --queue--> active --freeze--> flushing --by the leaf--> tree --> commit
 //!                           \___ readers look here first, in this order ___/
 //! ```
 //!
-//! A node has two sets of items. Operations queue into the *active* one. A flush takes that as a
-//! whole, which becomes the *flushing* one and does not change any more, and works on it without
-//! any lock; meanwhile a new active one fills.
+//! A node has two sets of items. Operations queue into the *active* set. A flush takes that whole
+//! set, which becomes the *flushing* set and does not change any more, and works on it without any
+//! lock. Meanwhile a new active set fills.
 //!
 //! # Invariants
 //!
-//! 1. What a reader sees of a key is the active item, else the flushing one, else that of the tree.
-//!    A flush puts items into the tree before it forgets them, so a reader that looks in this order
+//! 1. A reader sees the active item of a key, else the flushing one, else the one in the tree. A
+//!    flush puts items into the tree before it forgets them, so a reader that looks in this order
 //!    misses none.
-//! 2. An operation queues all its items under one handle, and a flush has a handle from before it
-//!    freezes until it is done. So whatever is queued in a transaction is in its trees when it is
-//!    finished, and with the gate shut nothing is flushing: a commit flushes what is active, and
-//!    then nothing is queued.
-//! 3. An item whose key neither the tree nor a flush under way has is `in_tree = false`. When such
-//!    an item is removed it just disappears; any other becomes a *tombstone*.
-//! 4. A table's shard lock is held to look at nodes or change them, never while a tree is searched.
-//!    It is a leaf in the order of locks, but for the account of the tree (`hold`) and the ledger.
-//! 5. What is queued takes no more than [`most_bytes`](Delayed::most_bytes) of memory, one
-//!    operation for each thread, and 4 KiB for each tree: who finds more than that queued flushes
-//!    before it joins a transaction, or waits for those who do. At a quarter of it the thread of
-//!    the volume begins to flush.
+//! 2. An operation queues all its items under one handle, and a flush holds a handle from before it
+//!    freezes until it is done. So everything that is queued in a transaction is in its trees when
+//!    the transaction ends. While the transaction is quiesced no flush runs, so the commit flushes
+//!    the active sets, and then nothing is queued.
+//! 3. An item has `in_tree = false` if neither the tree nor a running flush has its key. When such
+//!    an item is removed it just disappears. Any other removed item becomes a *tombstone*.
+//! 4. Looking at nodes or changing them needs the lock of a shard of the table. It is not held
+//!    while a tree is searched. It is a leaf in the order of locks, except for the account of the
+//!    tree (`hold`) and the ledger.
+//! 5. Queued items take no more memory than [`most_bytes`](Delayed::most_bytes), one operation for
+//!    each thread, and 4 KiB for each tree. A writer that finds more queued flushes before it joins
+//!    a transaction, or waits for other flushes. At a quarter of `most_bytes` the thread of the
+//!    volume begins to flush.
 //!
-//! A failure or a panic inside a flush may have left the tree half changed and ends all writing,
-//! like one in any change of a tree. A failure is returned to who flushed: the operation that found
-//! too much queued, the sync, or the thread of the volume, which reports it. What was flushing
-//! stays where it is, so readers go on seeing all of it, and no commit completes: one that finds
-//! anything queued behind its last flush fails.
+//! A failure or a panic inside a flush may leave the tree half changed, so it ends all writing,
+//! like one in any change of a tree. The flushing thread returns the error: from the operation that
+//! found too much queued, from the sync, or as a report of the thread of the volume. The flushing
+//! set stays in place, so readers still see all of it. No commit completes any more, because a
+//! commit fails if items are left in the queue after its last flush.
 //!
-//! # What is reserved
+//! # Reservations
 //!
-//! An operation reserves a unit (`space::reserve`, the worst case of changing one item) for each
-//! item that it may change. What its queued items need until they are flushed it leaves to their
-//! nodes when it is done, and the rest is released with its handle.
+//! An operation reserves a unit for each item that it may change: the worst case of changing one
+//! item (`space::reserve`). At its end the nodes keep the units that the queued items need until
+//! they are flushed. The rest is released with the handle.
 //!
-//! | queued | units that the node keeps |
+//! | queued item | units that the node keeps |
 //! |---|---|
-//! | a new DIR_INDEX, INODE_ITEM or INODE_REF | by the leaf: one when its size passes what is left of the current leaf (`curr_index_batch_size`, `index_item_leaves`) |
-//! | any change of an inode that the tree has, or of a new one after it was made | one for the inode, however often it changes |
+//! | a new DIR_INDEX, INODE_ITEM or INODE_REF | by the leaf: one when its size exceeds the rest of the current leaf (`curr_index_batch_size`, `index_item_leaves`) |
+//! | any change of an inode in the tree, or of a new inode after it was made | one for the inode, however often it changes |
 //! | a DIR_ITEM | one each, because hashes are scattered |
-//! | a removed DIR_INDEX or INODE_REF that the tree has | one each |
+//! | a removed DIR_INDEX or INODE_REF that is in the tree | one each |
 //!
-//! New keys of one node are adjacent, so a leaf of them changes one place of the tree. That is not
-//! so once other items stand between them: inodes get those in operations after the one that made
-//! them, or with it (the target of a link), and keep a unit of their own from then on.
+//! New keys of one node are adjacent, so a leaf of them changes one place of the tree. That no
+//! longer holds once other items stand between them. An inode gets other items in later operations,
+//! or in the one that makes it (the target of a symbolic link). From then on it keeps a unit of its
+//! own.
 //!
-//! When a queued insertion is removed, it is taken off the current leaf if there is just that one;
-//! with several nobody knows which one it was counted to, and they are kept until none is left.
-//! After each batch that a flush has put into the tree, a unit for each leaf that it filled is
-//! released if more insertions wait, and else all; units of single items go with them.
+//! When a queued insertion is removed, its size is subtracted from the current leaf if there is
+//! only one leaf. With several leaves it is unknown to which one it was counted, and all are kept
+//! until no insertion is left. After each batch that a flush has put into the tree, it releases one
+//! unit for each leaf that the batch filled while more insertions wait, and all of them at the end.
+//! Units of single items are released with their items.
 //!
-//! All units of one tree together are never more than what it takes to copy every block of it once
-//! and to add what is queued (`hold`): however many scattered entries there are, no block is copied
-//! twice.
+//! All units of one tree together never exceed the cost of copying every block of the tree once and
+//! adding the queued items (`hold`). The reason is that no block is copied twice, however many
+//! scattered entries there are.
 //!
-//! All trees together hold no more than a quarter of what is left of metadata beside what is kept
-//! back and one more operation, or all but 64 MiB of it where that is more, and what operations
-//! that end just now have queued. An operation that might make it more goes past the queue: it puts
-//! its items into the tree itself, but where a chunk is a cheap way to more room (`upkeep/reclaim`),
-//! or something waits in one of their nodes already. Then it queues them, and flushes these nodes
-//! when it ends and more is held. So the fuller a volume is, the less waits, and at last nobody has
-//! to wait in line for what others could flush.
+//! All trees together hold no more than a quarter of the metadata that is left beside the reserve
+//! and one more operation, or all but 64 MiB of it if that is more, and the items of operations
+//! that are just ending. An operation that might exceed that bypasses the queue and puts its items
+//! into the tree itself. There are two exceptions: if a chunk is a cheap way to more room
+//! (`upkeep/reclaim`), or if items wait in one of its nodes already, it queues its items. In the
+//! second case it flushes these nodes when it ends, if too much is held. So the fuller a volume is,
+//! the fewer items are queued, and at last no thread has to wait in line for space that a flush
+//! could release.
 //!
 //! What operations reserve, in units (`space::reserve`, `inode::rename`):
 //!
 //! | operation | items it queues | places it changes at once | reserves |
 //! |---|---|---|---|
-//! | create, mkdir, mknod, symlink | a DIR_ITEM, a DIR_INDEX, an INODE_ITEM with an INODE_REF in one leaf, the directory's inode: 4 | the target or a property; the new inode with its name is counted twice, as it is flushed before | 6 |
+//! | create, mkdir, mknod, symlink | a DIR_ITEM, a DIR_INDEX, an INODE_ITEM with an INODE_REF in one leaf, the directory's inode: 4 | the target or a property; the new inode with its name is counted twice, because it is flushed before | 6 |
 //! | link | a DIR_ITEM, a DIR_INDEX, an INODE_REF, two inodes: 5 | | 9 |
 //! | unlink, rmdir | the same, removed; the inode changes, or goes with its last name: 5 | two leaves of the inode's items, or an orphan item: 2 | 7 |
 //! | rename | two DIR_ITEMs, a new and a removed DIR_INDEX, two INODE_REFs, three inodes: 9 | | 9 |
-//! | the same, replacing | besides a removed DIR_INDEX, INODE_REF and inode: 12 | two leaves of the replaced inode's items, or an orphan item: 2 | 14 |
+//! | rename that replaces a file | also a removed DIR_INDEX, INODE_REF and inode: 12 | two leaves of the replaced inode's items, or an orphan item: 2 | 14 |
 //! | an attribute | the inode: 1 | its item, and the inode when it is new: 2 | 9, or 7 to remove it |
-//! | a part of a file that goes in steps | the inode, two names: 3 | two leaves of its items: 2 | 7 |
+//! | one step of an operation on a file that takes several | the inode, two names: 3 | two leaves of its items: 2 | 7 |
 //!
-//! A name for which there is no room beside the others goes to the tree at once, as INODE_EXTREF,
-//! and counts as the INODE_REF that it would be.
+//! A name that does not fit beside the others goes to the tree at once, as INODE_EXTREF, and counts
+//! as the INODE_REF that it would be.
 //!
-//! Replaying a log joins without a reservation, because there is nobody to wait for: it is done by
-//! an engine without delayed items.
+//! Replaying a log joins without a reservation, because no other thread exists whose space it could
+//! wait for. It uses an engine without delayed items.
 //!
-//! Two options take the mechanisms away to measure them: [`OpenOptions::delayed_items`] and
+//! Two options turn the mechanisms off for measurements: [`OpenOptions::delayed_items`] and
 //! [`OpenOptions::reserve_by_item`].
 //!
 //! [`OpenOptions::delayed_items`]: crate::OpenOptions::delayed_items
@@ -149,10 +153,10 @@ pub(crate) fn is_delayed(item_type: ItemType) -> bool {
     )
 }
 
-/// What an entry takes of a leaf beside its name, in bytes.
+/// The bytes that an entry takes in a leaf beside its name.
 const ENTRY_BYTES: u64 = (size_of::<DirEntryItem>() + ITEM_SIZE) as u64;
 
-/// What the items of a node are.
+/// The kind of the items in a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Kind {
     /// The items of adjacent inodes.
@@ -163,7 +167,7 @@ enum Kind {
     Indexes,
 }
 
-/// Which node. The order is that of the keys in a tree, about.
+/// The id of a node. The order is about that of the keys in a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct NodeId {
     tree: TreeId,
@@ -173,7 +177,7 @@ struct NodeId {
 }
 
 impl NodeId {
-    /// The node in which the item with this key waits; `None` for what goes to the tree at once.
+    /// The node of the item with this key; `None` for an item that goes to the tree at once.
     fn of(tree: TreeId, key: Key) -> Option<Self> {
         let (first, kind) = match key.item_type {
             item_type if !is_delayed(item_type) || !tree.is_subvolume() => return None,
@@ -187,20 +191,20 @@ impl NodeId {
 
 type Shard = RwLock<HashMap<NodeId, Node, FixedState>>;
 
-/// What is delayed, and how much of it.
+/// How items are delayed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DelayedConfig {
-    /// Anything is.
+    /// Whether items are delayed at all.
     pub(crate) is_on: bool,
-    /// Every item keeps a unit of its own.
+    /// Whether every item keeps a unit of its own.
     pub(crate) by_item: bool,
-    /// What may be queued before writers flush themselves, in bytes of memory.
+    /// The limit from which on writers flush themselves, in bytes of memory.
     pub(crate) most_bytes: u64,
 }
 
 /// A volume that has items queued for its trees.
 pub(crate) trait Queues: Blocks {
-    /// They.
+    /// The delayed items.
     fn delayed(&self) -> &Delayed;
 }
 
@@ -209,20 +213,20 @@ pub(crate) struct Delayed {
     shards: Box<[Shard]>,
     hasher: FixedState,
     is_on: bool,
-    /// Every item keeps a unit of its own.
+    /// Whether every item keeps a unit of its own.
     by_item: bool,
-    /// What a leaf has room for, in bytes.
+    /// The capacity of a leaf, in bytes.
     leaf: u32,
     backlog: Backlog,
-    /// The tree blocks that flushing everything makes dirty, about, in bytes.
+    /// The approximate bytes of tree blocks that flushing everything would dirty.
     dirties: AtomicI64,
-    /// What all nodes keep of reserved metadata, in bytes.
+    /// The reserved metadata that all nodes hold, in bytes.
     held: Counter,
 }
 
 impl Delayed {
-    /// Nothing is queued yet in a volume with nodes of this size. `stop` is told when what is held
-    /// is counted wrong.
+    /// An empty queue for a volume with nodes of this size. `stop` ends all writing if the held
+    /// bytes are counted wrong.
     pub(crate) fn new(config: DelayedConfig, node_size: u32, stop: &Arc<Stop>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
@@ -236,29 +240,29 @@ impl Delayed {
         }
     }
 
-    /// Nothing is ever queued, in a volume with nodes of this size.
+    /// A queue that never takes an item, for a volume with nodes of this size.
     pub(crate) fn off(node_size: u32) -> Self {
         let config = DelayedConfig { is_on: false, by_item: false, most_bytes: 0 };
         Self::new(config, node_size, &Arc::default())
     }
 
-    /// What is queued, in bytes of memory.
+    /// The memory of all queued items, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.backlog.bytes()
     }
 
-    /// The most that was queued at a time, in bytes of memory.
+    /// The most memory that queued items took at a time, in bytes.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.backlog.peak()
     }
 
-    /// The tree blocks that flushing everything makes dirty, about, in bytes; 0 only when nothing
-    /// is queued.
+    /// The approximate bytes of tree blocks that flushing everything would dirty; 0 only when
+    /// nothing is queued.
     pub(crate) fn dirties(&self) -> u64 {
         u64::try_from(self.dirties.load(Ordering::Acquire)).unwrap_or(0)
     }
 
-    /// What may be queued before writers flush themselves, in bytes of memory.
+    /// The limit from which on writers flush themselves, in bytes of memory.
     pub(crate) fn most_bytes(&self) -> u64 {
         self.backlog.most()
     }
@@ -270,9 +274,9 @@ impl Delayed {
     }
 
     /// Whether an operation on items of `tree` with these keys, which keeps no more than `cost`
-    /// bytes reserved, queues them. They go to the tree at once where little space is left for what
-    /// waits, and nothing waits beside them: new items that a node counts to one leaf stay
-    /// adjacent.
+    /// bytes reserved, queues them. Where little space is left, items go to the tree at once,
+    /// unless an item of the same node is queued: new items that a node counts to one leaf must
+    /// stay adjacent.
     pub(crate) fn takes(
         &self,
         space: &Space,
@@ -285,7 +289,7 @@ impl Delayed {
         self.is_on && (!self.holds_much(space, cost) || keys.any(has_node))
     }
 
-    /// Whether items of `tree` with these keys are queued, and do not go to the tree at once.
+    /// Whether items of `tree` with these keys are queued rather than put into the tree at once.
     pub(crate) fn queues(
         &self,
         handle: &Handle<'_>,
@@ -295,8 +299,8 @@ impl Delayed {
         self.takes(handle.space(), handle.reserved_bytes(), tree.id, keys)
     }
 
-    /// Lets `look` see what is queued for `key`: its data, or that it was removed. `None` when
-    /// nothing is queued. Nothing may be locked in `look`.
+    /// Calls `look` with the queued data of `key`, or with `None` if it was removed. Returns `None`
+    /// when nothing is queued. `look` must take no lock.
     fn look<T>(&self, tree: TreeId, key: Key, look: impl FnOnce(Option<&[u8]>) -> T) -> Option<T> {
         let id = NodeId::of(tree, key).filter(|_| self.is_on)?;
         #[cfg(debug_assertions)]
@@ -306,27 +310,27 @@ impl Delayed {
     }
 }
 
-/// Queues what one operation changes in one tree. What its items need in reserved space stays with
-/// their nodes when this is dropped.
+/// Queues the changes of one operation in one tree. When it is dropped the nodes take over the
+/// reservation that its items need.
 pub(crate) struct Queue<'a, 'v> {
     handle: &'a Handle<'v>,
     delayed: &'v Delayed,
     tree: &'a Arc<Tree>,
-    /// How many leaves all hashes of the directory that gets entries fill, about.
+    /// The approximate number of leaves with the hashes of the directory that gets entries.
     spread: Option<u64>,
-    /// By how much there is more now.
+    /// By how much the queue grew.
     more: Load,
-    /// The nodes that got something.
+    /// The nodes that got items.
     nodes: Vec<NodeId>,
     queued: usize,
     annihilated: usize,
 }
 
 impl<'a, 'v> Queue<'a, 'v> {
-    /// Begins to queue at most this many items of `tree`.
+    /// Begins to queue at most `items` items of `tree`.
     ///
     /// # Errors
-    /// When less is reserved than these may need: nothing was changed yet.
+    /// When the reservation is too small. Nothing was changed yet.
     pub(crate) fn begin(
         handle: &'a Handle<'v>,
         delayed: &'v Delayed,
@@ -343,15 +347,15 @@ impl<'a, 'v> Queue<'a, 'v> {
         Ok(Self { handle, delayed, tree, spread, more, nodes, queued: 0, annihilated: 0 })
     }
 
-    /// The directory that gets entries has no more than this many with names of this many bytes. It
-    /// tells how many leaves their hashes may be in.
+    /// Notes that the directory that gets entries has at most so many, with so many bytes of names.
+    /// This bounds the number of leaves with their hashes.
     pub(crate) fn note_entries(&mut self, entries: u64, name_bytes: u64) {
         let bytes = entries.saturating_mul(ENTRY_BYTES).saturating_add(name_bytes);
-        // Leaves that grow where it happens are two thirds full.
+        // Leaves that grow at random places are two thirds full.
         self.spread = Some(bytes / u64::from(self.delayed.leaf) * 3 / 2 + 1);
     }
 
-    /// The item becomes this; `existed` says whether there was one.
+    /// Queues new data for the item. `existed` says whether there was an item with this key.
     pub(crate) fn put(
         &mut self,
         key: Key,
@@ -369,7 +373,7 @@ impl<'a, 'v> Queue<'a, 'v> {
         self.queued += 1;
     }
 
-    /// The item, which there was, goes.
+    /// Queues the removal of the item, which must exist.
     pub(crate) fn remove(&mut self, key: Key) {
         let mut is_gone = false;
         self.change(key, |items| is_gone = items.remove(key));
@@ -377,8 +381,8 @@ impl<'a, 'v> Queue<'a, 'v> {
         self.annihilated += usize::from(is_gone);
     }
 
-    /// The inode `ino`, if anything of it is queued, has items between that and those of other
-    /// inodes.
+    /// Notes that the inode `ino` has other items in the tree, so that its queued items are no
+    /// longer adjacent to those of other inodes.
     pub(crate) fn stands_apart(&mut self, ino: u64) {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         if self.delayed.look(self.tree.id, key, |_| ()).is_some() {
@@ -386,11 +390,11 @@ impl<'a, 'v> Queue<'a, 'v> {
         }
     }
 
-    /// Ends queueing. Where little space is left for what waits, and no more can be had cheaply,
-    /// what was queued goes to the tree at once, with all that waits beside it.
+    /// Ends queueing. Where little space is left for queued items, and more is not cheap, this
+    /// flushes the nodes that got items.
     ///
     /// # Errors
-    /// When the tree cannot be changed: nothing more is written then.
+    /// When the tree cannot be changed. This ends all writing.
     pub(crate) fn finish(mut self) -> Result<()> {
         self.settle();
         let space = self.handle.space();
@@ -402,7 +406,7 @@ impl<'a, 'v> Queue<'a, 'v> {
         self.delayed.flush_nodes(self.handle, &nodes)
     }
 
-    /// Counts what was queued, and leaves what is reserved for it to the nodes.
+    /// Counts the queued items, and hands their reservation over to the nodes.
     pub(crate) fn settle(&mut self) {
         let more = std::mem::take(&mut self.more);
         let _ = self.delayed.settle(self.tree, self.handle.space(), more, Some(self.handle));

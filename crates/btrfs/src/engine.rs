@@ -1,7 +1,7 @@
-//! The engine of an open volume: what its rooms keep between calls.
+//! The engine of an open volume: the state that its rooms keep between calls.
 //!
-//! Opening reads the superblocks, the chunk tree and the root of the root tree. It reads nothing
-//! that grows with what the volume holds.
+//! Opening reads the superblocks, the chunk tree and the root of the root tree. Except for the
+//! chunk tree it reads nothing that grows with the contents of the volume.
 
 mod handle;
 mod open;
@@ -33,11 +33,11 @@ pub struct Engine {
     pub(crate) base: Base,
     /// How it was opened.
     pub(crate) options: OpenOptions,
-    /// What is queued for the trees of subvolumes.
+    /// Delayed items of the trees of subvolumes.
     pub(crate) delayed: Delayed,
     /// Inodes that are being changed or are open.
     pub(crate) inodes: crate::inode::Inodes,
-    /// Data that was written and is in no extent yet.
+    /// Data that was written and waits for write-back.
     pub(crate) buffers: Buffers,
     pub(crate) read_ahead: ReadAhead,
     /// The log trees of the running transaction.
@@ -55,8 +55,8 @@ impl Deref for Engine {
 }
 
 impl Engine {
-    /// What the engine has done since the volume was opened. Nothing in one that was opened for
-    /// reading.
+    /// What the engine has done since the volume was opened. All counters are zero if it was opened
+    /// for reading.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let Some(live) = self.live_part() else { return Stats::default() };
@@ -65,8 +65,8 @@ impl Engine {
         live.stats.read()
     }
 
-    /// What happened to reservations since the volume was opened, and what there is of each kind of
-    /// space. Nothing of a volume that was opened for reading.
+    /// What happened to reservations since the volume was opened, and how much there is of each
+    /// kind of space. All zero if the volume was opened for reading.
     #[must_use]
     pub fn space_stats(&self) -> SpaceStats {
         let Some(live) = self.live_part() else { return SpaceStats::default() };

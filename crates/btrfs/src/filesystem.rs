@@ -1,4 +1,4 @@
-//! A subvolume as a mount shows it.
+//! A subvolume as a mount shows it: the `vfs` trait for reading.
 
 mod change;
 pub(crate) mod sharing;
@@ -82,12 +82,12 @@ impl FileSystem for Filesystem {
     }
 
     fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
-        /// A target that is longer cannot be followed by any system call.
+        /// No system call follows a longer target.
         const PATH_MAX: u64 = 4096;
         let read = || {
             let no_link = || Error::posix(Errno::INVAL, format!("{file} is not a symbolic link"));
             let data = FileData::open(&**self.volume, file).map_err(|e| match e {
-                // A directory is no symbolic link either, and `readlink` says so.
+                // `readlink` of a directory returns `EINVAL` too.
                 Error::Posix { errno: Errno::ISDIR, .. } => no_link(),
                 e => e,
             })?;

@@ -1,4 +1,4 @@
-//! What a user has of an open volume.
+//! An open volume, as its user holds it.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::filesystem::Filesystem;
 use crate::upkeep::Committer;
 use crate::{SubvolumeId, inode, log};
 
-/// A btrfs volume that is open: an [`Engine`], and the thread that commits what is changed in it.
+/// An open btrfs volume: an [`Engine`], and the thread that commits its changes.
 ///
-/// When the last share of it is dropped, [`Filesystem`]s included, the thread has ended and the
-/// devices are closed.
+/// Dropping the last share of it, including [`Filesystem`]s, ends the thread and closes the
+/// devices.
 pub struct Volume {
-    /// It ends before the engine does.
+    /// Dropped before the engine, so the thread ends first.
     _committer: Option<Committer>,
     engine: Arc<Engine>,
 }
@@ -31,26 +31,27 @@ impl Deref for Volume {
 }
 
 impl Volume {
-    /// Opens the volume that `devices` are members of. The order does not matter. A pending tree
-    /// log is replayed in memory, unless it is to be ignored; the devices are not written.
+    /// Opens the volume with the members `devices`, in any order, for reading. A pending tree log
+    /// is replayed in memory, unless the options ignore it. The devices are not written.
     ///
     /// # Errors
     /// [`Error::Posix`](offshoot_vfs::Error::Posix) when the devices do not make up one volume, or
-    /// one is missing and `degraded` was not asked for;
-    /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when it needs what is not there;
-    /// [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its chunk tree or root tree cannot be
-    /// read.
+    /// when one is missing without `degraded`;
+    /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when the volume needs a feature
+    /// that the engine does not have; [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its
+    /// chunk tree or root tree cannot be read.
     pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
         let engine = Arc::new(log::open(devices, options)?);
         Ok(Arc::new(Self { _committer: None, engine }))
     }
 
-    /// Opens the volume that `devices` are members of, to read and to write it. The devices must be
-    /// writable, and nobody else may use them. A pending tree log is replayed first, with a commit.
+    /// Opens the volume with the members `devices` for reading and writing. The devices must be
+    /// writable, and no other program may use them. A pending tree log is replayed first, with a
+    /// commit.
     ///
     /// # Errors
-    /// As [`Volume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for what
-    /// may only be read.
+    /// As [`Volume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for a
+    /// volume that can only be read.
     pub fn open_writable(
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
@@ -61,7 +62,7 @@ impl Volume {
         Ok(Arc::new(Self { _committer: committer, engine }))
     }
 
-    /// The tree of files that begins at the subvolume `root`.
+    /// The filesystem with the subvolume `root` as its root directory.
     ///
     /// # Errors
     /// `ENOENT` when there is no such subvolume.

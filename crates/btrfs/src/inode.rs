@@ -1,21 +1,21 @@
 //! Inodes: attributes, names, directory entries, extended attributes.
 //!
-//! All functions take the [`FileId`] of a file in some subvolume. Errors of the corrupt
-//! kind name that file. Reading is here; what changes inodes is in the modules:
+//! All functions take the [`FileId`] of a file in some subvolume. Errors of the corrupt kind name
+//! that file. This module reads; these modules change inodes:
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `in_use` | locks of inodes, their order, and which are open |
-//! | `directories` | what is remembered of directories: numbers for new files, names |
+//! | `in_use` | locks of inodes, their order, and the count of openings |
+//! | `directories` | a cache of facts about directories: numbers for new files, the next index, names |
 //! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
-//! | `changes` | an operation's changes, gathered in memory and applied at once |
-//! | `entries`, `names` | both sides of a name: in the directory and in the inode |
+//! | `changes` | the changes of one operation, gathered in memory and applied together |
+//! | `entries`, `names` | the two sides of a name: in the directory and in the inode |
 //! | `create`, `unlink`, `rename`, `attributes`, `flags`, `xattr`, `write` | the operations |
 //! | `acl` | how access control lists and permissions follow each other |
 //! | `write_back` | from buffered data to extents |
 //! | `logged` | names as a tree log has them |
 //! | `evict` | removing whole inodes, at once or after they were open |
-//! | `orphans` | removing what a crash left of them |
+//! | `orphans` | removing files without names that a crash left behind |
 
 pub(crate) mod acl;
 pub(crate) mod allocate;
@@ -85,7 +85,7 @@ pub(crate) fn attr(volume: &Engine, file: FileId) -> Result<Attr> {
         gid: item.gid.get(),
         rdev: if is_device { item.device_number() } else { (0, 0) },
         size: item.size.get(),
-        // The kernel shows whole sectors, also for data that is inline.
+        // The kernel counts whole sectors, even for inline data.
         allocated_bytes: item.nbytes.get().checked_next_multiple_of(unit).unwrap_or(u64::MAX),
         atime: timestamp(&item.atime),
         mtime: timestamp(&item.mtime),
@@ -94,7 +94,7 @@ pub(crate) fn attr(volume: &Engine, file: FileId) -> Result<Attr> {
     };
     Ok(buffer.map_or(stored, |buffer| {
         let dirty = buffer.read();
-        // As if what is buffered were new, up to the length of the file.
+        // Buffered data counts as additional, up to the length of the file.
         let most = dirty.size.next_multiple_of(unit).max(stored.allocated_bytes);
         Attr {
             size: dirty.size,
@@ -114,7 +114,7 @@ fn require_dir(volume: &Engine, root: TreeRoot, dir: FileId) -> Result<()> {
     }
 }
 
-/// The file that the entry `name` of the directory `dir` leads to, in which this location stands.
+/// The file that the entry `name` of the directory `dir` leads to. `location` is that of the entry.
 fn target(volume: &Engine, dir: FileId, name: &[u8], location: Key) -> Result<FileId> {
     let Key { objectid, item_type, .. } = location;
     match item_type {
@@ -137,7 +137,7 @@ pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId
     loop {
         let moves = volume.subvolumes.moves();
         let found = lookup_once(volume, dir, name)?;
-        // While a subvolume moves it may seem to be elsewhere.
+        // While a subvolume moves, its entry may not match its ROOT_REF for a moment.
         if placeholder_in(found).is_none() || volume.subvolumes.is_still(moves) {
             return Ok(found);
         }
@@ -192,7 +192,7 @@ pub(crate) fn read_dir(
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;
     let Some(first) = after.checked_add(1) else { return Ok(()) };
-    // No entry has a lower index: a search for one would read a leaf of other items.
+    // No entry has a lower index, and a search for a lower one would read a leaf of other items.
     let first = first.max(FIRST_INDEX);
     delayed::for_each_item(volume, root, indexes(dir, first), &mut |key, data| {
         for entry in dir_entries(data) {
@@ -232,15 +232,15 @@ fn entry_type(value: u8) -> Result<FileType> {
     })
 }
 
-/// Where the directory `dir`, which is not the root of a subvolume, stands. The caller must hold no
-/// lock of an inode.
+/// The parent and the name of the directory `dir`, which is not the root of a subvolume. The caller
+/// must hold no lock of an inode.
 ///
 /// # Errors
-/// `ENOENT` when it was removed. When it has no name or several: both are damage, in a directory.
+/// `ENOENT` when it was removed. [`Error::Corrupt`] when it has no name, or several.
 pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
     let mut found = parents(volume, dir)?;
     if found.len() != 1 {
-        // While it moves, who looks without a lock may see it in both places, or in none.
+        // While it moves, a reader without its lock may see both names, or none.
         let _lock = volume.inodes.lock(&[dir]);
         found = parents(volume, dir)?;
         if found.is_empty() && inode_item(volume, tree_of(volume, dir)?, dir)?.nlink.get() == 0 {
@@ -255,7 +255,7 @@ pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
     }
 }
 
-/// Where the directory `dir` stands, as its names say: the first two.
+/// The first two names of the directory `dir`. A sound directory has one.
 fn parents(volume: &Engine, dir: FileId) -> Result<Vec<Parent>> {
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;

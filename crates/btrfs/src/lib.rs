@@ -1,37 +1,37 @@
 //! The btrfs engine: real btrfs volumes, without root and without the kernel.
 //!
-//! A [`Volume`] is opened from its devices, and is the user's share in an [`Engine`]; a
-//! [`Filesystem`] is one of its subvolumes, seen as a mount would show it, through the
-//! [`FileSystem`](offshoot_vfs::FileSystem) trait and, in a volume that was opened for writing,
-//! through [`FileSystemMut`](offshoot_vfs::FileSystemMut). Both are used by many threads at once.
-//! [`mkfs`] makes new volumes.
+//! A [`Volume`] is opened from its devices, and gives access to an [`Engine`]. A [`Filesystem`] is
+//! one of its subvolumes, as a mount would show it. It has the
+//! [`FileSystem`](offshoot_vfs::FileSystem) trait for reading and, in a volume that was opened for
+//! writing, the [`FileSystemMut`](offshoot_vfs::FileSystemMut) trait. Many threads may use both at
+//! once. [`mkfs`] makes new volumes.
 //!
-//! What is changed is on the devices when `sync` or `fsync` returned. A volume that is
-//! dropped before that holds its last commit, as after a crash.
+//! Changes are on the devices when `sync` or `fsync` has returned. A volume that is dropped before
+//! that keeps its last commit, as after a crash.
 //!
-//! The modules are the rooms of the engine, from the top down. A room calls only the ones below it.
-//! The test command checks that, but for the arrows that `xtask` lists: they still run up.
+//! The modules are the rooms of the engine, from the top down. A room calls only the rooms below
+//! it. The test command checks that, except for the calls upwards that `xtask` lists.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `handle` | what a user has of an open volume; the end of its thread |
+//! | `handle` | an open volume, as its user holds it; ends the thread of the volume |
 //! | `mkfs` | new volumes |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
-//! | `filesystem` | the `vfs` trait over a subvolume and those nested in it |
-//! | `upkeep` | when to commit; makes room for those who wait, has chunks come and go, discards |
-//! | `engine` | opens a volume; has what each room keeps between calls |
-//! | `log` | what fsync wrote since the last commit, and its replay when a volume is opened |
-//! | `subvolume` | which subvolumes there are and how they hold each other |
+//! | `filesystem` | the `vfs` traits over a subvolume and those nested in it |
+//! | `upkeep` | decides when to commit; makes room for waiting threads, allocates and removes chunks, discards |
+//! | `engine` | opens a volume; holds the state of each room between calls |
+//! | `log` | what fsync has written since the last commit, and its replay when a volume is opened |
+//! | `subvolume` | subvolumes and how they are nested |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
-//! | `delayed` | items of the namespace, gathered until they go to a tree by the leaf |
-//! | `transaction` | what changes together, delayed references, commits; what the groups of quotas use |
+//! | `delayed` | items of names and inodes, gathered until they go to a tree a leaf at a time |
+//! | `transaction` | transactions, delayed references, commits; the numbers of quota groups |
 //! | `space` | block groups, free space, reservations |
-//! | `tree` | search in a tree, and changes of it by many threads |
+//! | `tree` | search in a tree, and changes of a tree by many threads |
 //! | `block` | verified tree blocks and the cache of them |
 //! | `storage` | members, superblocks, chunk map; reads around bad copies, writes all copies |
-//! | `report` | what a caller is told beside results |
+//! | `report` | problems that did not fail a call |
 
-// What tests of both kinds share calls the crate by its name.
+// Code that unit and integration tests share names the crate by its name.
 #[cfg(test)]
 extern crate self as offshoot_btrfs;
 
@@ -81,7 +81,7 @@ pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::Base;
 pub use tree::{Cursor, Latching, TreeRoot, Unlock};
 
-// The rooms call these by `crate::`, as if they were the lowest ones.
+// The rooms name these by `crate::`, like the lowest rooms.
 use offshoot_kit::{cores, counter, sync};
 
 /// The id of a subvolume: the id of its tree.

@@ -1,4 +1,4 @@
-//! What a caller is told beside results: things that went wrong and were survived.
+//! Reports: problems that did not fail a call.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical};
 use offshoot_vfs::FileId;
 use uuid::Uuid;
 
-/// Called with every report, from whichever thread found it. It must not call back into
-/// the volume: the block that is being read may be the one it would wait for.
+/// Called with every report, by the thread that found the problem. It must not call back into the
+/// volume, because it might wait for the block that its caller is reading.
 pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
 
-/// Something that was survived, or that the user should know of the volume.
+/// A problem that did not fail a call, or a fact that the user should know about the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Report {
-    /// A copy was bad, and another way gave what was asked for.
+    /// A copy was bad, and another copy was used.
     BadCopy {
-        /// What was read: a tree block, or data.
+        /// The kind of structure: a tree block, or data.
         structure: &'static str,
         /// Its logical address.
         logical: Logical,
-        /// The device and the offset of the copy, or what was rebuilt from.
+        /// The device and the offset of the copy, or the source of the rebuilt data.
         source: String,
         /// What was wrong with it.
         problem: String,
@@ -31,39 +31,39 @@ pub enum Report {
     SuperblockCopy {
         /// The device.
         device: String,
-        /// Where the copy is, in bytes from its start.
+        /// The offset of the copy from the start of the device, in bytes.
         offset: u64,
-        /// What is wrong with the primary.
+        /// The damage of the primary.
         problem: String,
     },
     /// A copy of the superblock is damaged while the primary is good.
     BadSuperblockCopy {
         /// The device.
         device: String,
-        /// Where the copy is, in bytes from its start.
+        /// The offset of the copy from the start of the device, in bytes.
         offset: u64,
         /// What is wrong with it.
         problem: String,
     },
-    /// The pending tree log of a metadata dump cannot be replayed: what is shown is the last
+    /// The pending tree log of a metadata dump cannot be replayed, so the volume shows the last
     /// commit.
     LogNotReplayed {
         /// What went wrong.
         problem: String,
     },
-    /// A volume that commits by itself could not do so. The next sync fails, too, unless the cause
-    /// is gone.
+    /// The thread of the volume could not commit. The next sync fails too, unless the cause is
+    /// gone.
     CommitFailed {
         /// What went wrong.
         problem: String,
     },
-    /// Something failed that cannot be undone: nothing is written any more until the volume is
-    /// opened again. It is said once, and of panics by themselves.
+    /// A failure has ended all writing until the volume is opened again. It is reported once. A
+    /// panic is reported separately.
     ReadOnly {
         /// What went wrong.
         problem: String,
     },
-    /// A file that has no name any more could not be removed. It goes when the volume is opened
+    /// A file without a name could not be removed. It is tried again when the volume is opened
     /// again.
     LeftBehind {
         /// The file.
@@ -71,51 +71,52 @@ pub enum Report {
         /// What went wrong.
         problem: String,
     },
-    /// What a deleted subvolume holds could not be dropped. It is tried again when the volume is
+    /// The blocks of a deleted subvolume could not be dropped. It is tried again when the volume is
     /// opened again.
     DropFailed {
         /// What went wrong.
         problem: String,
     },
-    /// What a crash left of files without names could not be removed, in one subvolume. It is tried
-    /// again when that is changed, or when the volume is opened again.
+    /// A file without a name that a crash left behind could not be removed. It is tried again when
+    /// its subvolume is changed, or when the volume is opened again.
     SweepFailed {
         /// What went wrong.
         problem: String,
     },
-    /// Trees do not agree on how much of a block group is in use: the volume is damaged. What may
-    /// be in use there is not given out.
+    /// The trees disagree on how much of a block group is in use, so the volume is damaged. Space
+    /// that may be in use is not allocated.
     WrongFreeSpace {
         /// Where the block group begins.
         group: Logical,
-        /// What does not agree.
+        /// The disagreement.
         problem: String,
     },
-    /// What was freed could not be discarded, and is not any more until the volume is opened again.
+    /// Freed space could not be discarded. Nothing more is discarded until the volume is opened
+    /// again.
     DiscardFailed {
         /// What went wrong.
         problem: String,
     },
-    /// A commit was the first to leave the numbers of quota groups as they were, and marks them as
+    /// A commit was the first that did not update the numbers of quota groups. It marks them as
     /// inconsistent.
     QuotasNotKept,
-    /// More went from a group of simple quotas than was counted for it: the numbers were wrong
+    /// More was freed from a group of simple quotas than was counted for it. The numbers were wrong
     /// before, and are 0 now.
     WrongQuota {
         /// The group.
         group: QgroupId,
     },
-    /// The tree log that is pending is ignored: what was fsynced after the last commit is not in
-    /// what is read.
+    /// The pending tree log is ignored, so what was fsynced after the last commit is not shown.
     LogIgnored,
-    /// The tree log that was pending was replayed: what was fsynced after the last commit is there.
+    /// The pending tree log was replayed, so what was fsynced after the last commit is shown.
     LogReplayed {
-        /// On the devices too: else in memory alone, and the log is still pending.
+        /// Whether the result is on the devices. If not, it is only in memory, and the log is still
+        /// pending.
         is_stored: bool,
     },
     /// The volume holds metadata only (it was made by `btrfs-image`).
     MetadataOnly,
-    /// A member is not there.
+    /// A member is missing.
     MissingMember {
         /// Its number.
         id: DeviceId,
@@ -131,21 +132,21 @@ pub enum Report {
         /// The last commit of the volume.
         newest: Generation,
     },
-    /// A member that missed commits is left out: nothing is written to it.
+    /// A member that missed commits is left out, so nothing is written to it.
     LeftOut {
         /// The device.
         device: String,
     },
-    /// Something could not be written to a member, and others have it: nothing is written to this
-    /// one until the volume is opened again. Then it is one that missed commits.
+    /// A write to a member failed, and other members have the data. Nothing more is written to this
+    /// member until the volume is opened again, when it counts as one that missed commits.
     MemberFailed {
         /// The device.
         device: String,
         /// What went wrong.
         problem: String,
     },
-    /// A copy could not be written, and another one was. The member is written on, because nothing
-    /// else has all that it has.
+    /// A copy could not be written, but another one was. Writes to the member continue, because no
+    /// other member has everything that is on it.
     BadWrite {
         /// The device.
         device: String,
@@ -158,7 +159,7 @@ pub enum Report {
         device: String,
         /// Its size in bytes.
         size_bytes: u64,
-        /// What the volume says.
+        /// The size in bytes that the volume records.
         expected_bytes: u64,
     },
     /// More members are missing than the profile of a chunk survives.
@@ -167,10 +168,11 @@ pub enum Report {
         logical: Logical,
         /// Its length in bytes.
         length: u64,
-        /// What it holds and its profile.
+        /// Its contents and its profile.
         kind: String,
     },
-    /// The device belonged to an earlier state of the volume, or is a seed that it does not have.
+    /// The device belonged to an earlier state of the volume, or is a seed that the volume does not
+    /// have.
     NotAMember {
         /// The device.
         device: String,
@@ -264,7 +266,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Where a copy is, for [`Report::BadCopy`] and for errors.
+/// The place of a copy, for [`Report::BadCopy`] and for errors.
 pub(crate) fn place(device: &str, physical: Physical) -> String {
     format!("{device}, byte {physical}")
 }

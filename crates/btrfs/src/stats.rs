@@ -1,12 +1,12 @@
 //! Counters of what the engine does.
 //!
-//! A counter is declared once, in the list below: its words are the documentation of the field of
-//! [`Stats`] and what [`Stats::counters`] says of it, so that whoever shows counters needs no list
-//! of its own.
+//! A counter is declared once, in the list below. Its comment is the documentation of the field of
+//! [`Stats`], and also the text of [`Stats::counters`], so programs that show counters need no list
+//! of their own.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Shards of the counters: about as many as threads that count at once.
+/// The number of shards of the counters: about the number of threads that count at once.
 const SHARDS: usize = 16;
 
 /// The counters behind [`Stats`].
@@ -25,7 +25,8 @@ impl Counters {
         &self.shards[OWN.with(|own| *own)]
     }
 
-    /// Takes a lock for writing: this one, which was free, or else by waiting.
+    /// Counts a lock taken for writing, and returns it: `free` if it was free, or else the result
+    /// of `wait`.
     pub(crate) fn lock<G>(&self, free: Option<G>, wait: impl FnOnce() -> G) -> G {
         self.lock_taken();
         free.unwrap_or_else(|| {
@@ -34,7 +35,7 @@ impl Counters {
         })
     }
 
-    /// The same for reading.
+    /// As [`lock`](Self::lock), for reading.
     pub(crate) fn lock_shared<G>(&self, free: Option<G>, wait: impl FnOnce() -> G) -> G {
         self.shared_lock_taken();
         free.unwrap_or_else(|| {
@@ -44,14 +45,14 @@ impl Counters {
     }
 }
 
-/// A counter of [`Stats`], to be shown.
+/// A counter of [`Stats`], for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// The name of the field.
     pub name: &'static str,
     /// What it counts, in a sentence.
     pub about: &'static str,
-    /// How much that was.
+    /// Its value.
     pub value: u64,
 }
 
@@ -87,13 +88,12 @@ macro_rules! counters {
             }
         }
 
-        /// The counters of some threads, which share no line of the processors' caches with those
-        /// of others.
+        /// The counters of some threads. Shards share no cache line.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         struct Shard { $($field: AtomicU64,)* }
 
-        /// The most that there ever was of something.
+        /// The peaks.
         #[derive(Debug, Default)]
         struct Peaks { $($peak: AtomicU64,)* }
 
@@ -125,41 +125,41 @@ counters! {
     sums {
         /// Locks of tree blocks and of roots of trees taken for writing.
         locks_taken, lock_taken();
-        /// Those of these that had to be waited for.
+        /// Locks for writing that a thread had to wait for.
         lock_waits, lock_waited();
         /// Locks of tree blocks and of roots of trees taken for reading, on the way down to a
         /// change as well.
         shared_locks_taken, shared_lock_taken();
-        /// Those of these that had to be waited for.
+        /// Locks for reading that a thread had to wait for.
         shared_lock_waits, shared_lock_waited();
-        /// Leaves whose parents were let go before the search in them.
+        /// Leaves whose parents were unlocked before the search in the leaf.
         early_unlocks, unlocked_early();
         /// Leaves and nodes split.
         splits, split();
         /// Times that items went to a sibling instead of a split.
         pushes, pushed();
-        /// Leaves and nodes that became one with a sibling.
+        /// Leaves and nodes merged with a sibling.
         merges, merged();
         /// Committed blocks copied to be changed.
         copies, block_copied();
         /// Items inserted one by one.
         items_inserted_singly, inserted();
-        /// Batches of items: what goes into one leaf with one way down.
+        /// Batches of items: changes of one leaf with one search.
         batches, batched();
         /// Items inserted in batches.
         items_inserted_in_batches, inserted_in_batch(count);
-        /// Items that were there and replaced in batches.
+        /// Existing items replaced in batches.
         items_replaced_in_batches, replaced_in_batch(count);
         /// Items removed in batches.
         items_removed_in_batches, removed_in_batch(count);
         /// Changes of items queued as delayed items.
         delayed_queued, queued(count);
-        /// Delayed items that were removed before they came to the tree.
+        /// Delayed items removed before they went to the tree.
         delayed_annihilated, annihilated(count);
         /// Sets of delayed items flushed by the thread of the volume.
         flushes_in_background, flushed_in_background();
-        /// Sets of delayed items flushed by writers, because there were too many, space was wanted,
-        /// or data of many files was to go beside them.
+        /// Sets of delayed items flushed by writers, because too many were queued, space was
+        /// wanted, or data of many files was written back.
         flushes_by_writers, flushed_by_writer();
         /// Sets of delayed items flushed by commits.
         flushes_by_commits, flushed_by_commit();
@@ -169,38 +169,38 @@ counters! {
         files_stored_together, stored_together(count);
         /// Commits completed.
         commits, committed();
-        /// Commits of these that somebody asked for.
+        /// Commits that a caller asked for.
         commits_asked, committed_asked();
-        /// Commits of these by time.
+        /// Commits by the interval.
         commits_by_time, committed_by_time();
-        /// Commits of these because much was changed.
+        /// Commits because many tree blocks were dirty.
         commits_of_dirty_blocks, committed_dirty_blocks();
-        /// Commits of these to make room.
+        /// Commits to make room.
         commits_for_space, committed_for_space();
-        /// Commits of these to take a snapshot of a subvolume that was changed.
+        /// Commits to take a snapshot of a changed subvolume.
         commits_for_snapshots, committed_for_snapshot();
-        /// Commits of these for an fsync that could not be logged.
+        /// Commits for an fsync that could not be logged.
         commits_for_fsync, committed_for_fsync();
-        /// Commits of these that followed others, because members failed.
+        /// Commits that followed another commit because members failed.
         commits_for_members, committed_for_member();
-        /// Commits that were put off to the next one, because a member failed meanwhile.
+        /// Commits postponed to the next one because a member failed meanwhile.
         commits_postponed, postponed();
-        /// Fsyncs that are in a tree log.
+        /// Fsyncs written to a tree log.
         fsyncs_logged, fsynced();
-        /// Fsyncs of what was on the devices already.
+        /// Fsyncs without changes since the last commit or fsync.
         fsyncs_of_nothing, fsynced_nothing();
-        /// Fsyncs of data alone, of files of which nothing but times had changed: written in place,
-        /// they took a barrier.
+        /// Fsyncs of data written in place to files whose other changes were only times. Each took
+        /// only a barrier.
         fsyncs_in_place, fsynced_in_place();
-        /// Times that tree logs were written: fsyncs at one time share one.
+        /// Writes of tree logs. Concurrent fsyncs share one.
         log_writes, log_written();
         /// Items put into tree logs, or removed from them.
         log_items, logged(count);
-        /// Runs of items that were copied into tree logs as they stood in the subvolume.
+        /// Runs of items copied into tree logs unchanged from the subvolume.
         log_runs, logged_run();
         /// Fsyncs that made a commit because a chunk was new.
         fsyncs_with_new_chunk, committed_new_chunk();
-        /// Fsyncs that made a commit because subvolumes came, went or moved.
+        /// Fsyncs that made a commit because a subvolume was made, deleted or moved.
         fsyncs_with_subvolumes, committed_subvolumes();
         /// Fsyncs that made a commit because a directory was moved.
         fsyncs_with_directory_moved, committed_directory_moved();
@@ -210,37 +210,37 @@ counters! {
         fsyncs_with_directory_removed, committed_directory_removed();
         /// Fsyncs that made a commit because new data was cloned.
         fsyncs_with_clones, committed_clones();
-        /// Fsyncs of files without a name, which nobody finds after a crash.
+        /// Fsyncs of files without a name, which are gone after a crash.
         fsyncs_of_nameless, fsynced_nameless();
-        /// Fsyncs that made a commit because a name went to an inode that was not to be logged.
+        /// Fsyncs that made a commit because a name went to an inode that is not in the log.
         fsyncs_with_name_taken, committed_name_taken();
-        /// Fsyncs that made a commit because of more names of an inode, or of one hash, than a log
-        /// is good for.
+        /// Fsyncs that made a commit because an inode, or one hash, had more names than a log
+        /// handles.
         fsyncs_with_many_names, committed_many_names();
         /// Fsyncs that made a commit because the volume needed a feature for the first time.
         fsyncs_with_new_feature, committed_new_feature();
-        /// Fsyncs that made a commit because others changed a file that had to be logged too.
+        /// Fsyncs that made a commit because another thread changed a file that had to be logged
+        /// too.
         fsyncs_contended, committed_contended();
         /// Fsyncs that made a commit because there was no room for a log.
         fsyncs_without_room, committed_without_room();
-        /// Fsyncs that made a commit because more was changed than is noted.
+        /// Fsyncs that made a commit because there were more changes than the log notes.
         fsyncs_of_too_much, committed_too_much();
         /// Fsyncs that made a commit because the log had become large.
         fsyncs_with_large_log, committed_large_log();
-        /// Fsyncs that made a commit because so many entries were new in a directory that it was
+        /// Fsyncs that made a commit because a directory had so many new entries that a commit was
         /// cheaper.
         fsyncs_with_cheaper_commit, committed_cheaper();
-        /// Fsyncs that made a commit because something could not be read to be logged.
+        /// Fsyncs that made a commit because an item to log could not be read.
         fsyncs_failed, committed_failed();
         /// Fsyncs that made a commit because a member had failed.
         fsyncs_with_failed_member, committed_failed_member();
-        /// Pieces of files that were looked up anew because a commit might have let their extents
-        /// be used again while they were read.
+        /// Pieces of files looked up again because a commit might have freed their extents during
+        /// the read.
         reads_put_off, read_put_off();
-        /// Pieces that were read while commits waited, because they had been put off before.
+        /// Pieces read while commits waited, because they had been looked up again before.
         reads_held, read_held();
-        /// Orphan items that a crash had left and that were removed, with the files that they stood
-        /// for.
+        /// Orphan items that a crash left behind, removed with their files.
         orphans_removed, orphan_removed();
         /// Bytes of devices that were discarded.
         discarded_bytes, discarded(bytes);
@@ -248,9 +248,9 @@ counters! {
         reservations_at_once, granted_at_once();
     }
     peaks {
-        /// The most memory that delayed items took at a time, in bytes.
+        /// The most memory of delayed items at a time, in bytes.
         delayed_peak_bytes, note_backlog();
-        /// The most metadata that was reserved at a time, in bytes.
+        /// The most reserved metadata at a time, in bytes.
         metadata_reserved_peak, note_metadata_reserved();
     }
 }

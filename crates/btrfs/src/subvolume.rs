@@ -1,21 +1,21 @@
-//! Subvolumes: their roots, and how they hold each other.
+//! Subvolumes: their roots, and how they are nested.
 //!
-//! A subvolume is a tree of its own. Where it stands in another one is said three times: by a
-//! directory entry whose location is a ROOT_ITEM key, by a ROOT_REF in the root
-//! tree from the parent's id to the child's, and by a ROOT_BACKREF the other way. A snapshot
-//! copies the directory entry of a nested subvolume but not the references, so an
-//! entry leads to a subvolume only when the ROOT_REF agrees with it.
+//! A subvolume is a tree of its own. Three items say where it is attached in another one: a
+//! directory entry whose location is a ROOT_ITEM key, a ROOT_REF in the root tree from the parent's
+//! id to the child's, and a ROOT_BACKREF the other way. A snapshot copies the directory entry of a
+//! nested subvolume but not the references. So an entry leads to a subvolume only if the ROOT_REF
+//! agrees with it. Otherwise it shows a *placeholder*, an empty directory.
 //!
-//! Finding and listing them is here. What changes them is in the modules:
+//! This module finds and lists subvolumes. These modules change them:
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `create`, `snapshot` | new subvolumes |
-//! | `rename` | another place for one, or for two |
-//! | `delete`, `drop` | taking the name away, and by and by all that is held |
-//! | `settings` | read-only, the default one |
-//! | `items` | what the root tree and the UUID tree say of a subvolume |
-//! | `state` | numbers for new ones, and which are being dropped |
+//! | `rename` | moving one to another place, or exchanging two |
+//! | `delete`, `drop` | removing the name, and later all blocks |
+//! | `settings` | read-only, the default subvolume, the label |
+//! | `items` | the items of a subvolume in the root tree and the UUID tree |
+//! | `state` | numbers for new subvolumes, and the deleted ones that are being dropped |
 
 pub(crate) mod create;
 pub(crate) mod delete;
@@ -50,16 +50,15 @@ pub(crate) use state::State;
 /// The name of the entry in the root tree that leads to the default subvolume.
 const DEFAULT: &[u8] = b"default";
 
-/// What is known of a subvolume.
+/// The properties of a subvolume.
 #[derive(Debug)]
 pub struct SubvolumeInfo {
     /// Its id.
     pub id: SubvolumeId,
-    /// The subvolume that holds it; `None` for the top level, and for one that was
-    /// orphaned.
+    /// The subvolume in which it is attached; `None` for the top level, and for an orphan.
     pub parent: Option<SubvolumeId>,
-    /// Its path from the top level, without a leading slash; empty for the top level. The error
-    /// when the way up cannot be read: the subvolume itself may be sound.
+    /// Its path from the top level, without a leading slash; empty for the top level. An error if a
+    /// directory above it cannot be read; the subvolume itself may be sound.
     pub path: Result<Vec<u8>>,
     /// The transaction that changed it last.
     pub generation: Generation,
@@ -75,13 +74,13 @@ pub struct SubvolumeInfo {
     pub parent_uuid: Option<Uuid>,
     /// The UUID of the subvolume that it was received from.
     pub received_uuid: Option<Uuid>,
-    /// The transaction in which that one was sent, in its volume, and when that was.
+    /// The transaction of the sending volume in which it was sent, and the time.
     pub sent: Option<(Generation, Timestamp)>,
-    /// The transaction in which it was received, and when that was.
+    /// The transaction in which it was received, and the time.
     pub received: Option<(Generation, Timestamp)>,
 }
 
-/// A transaction and its time, if there was one.
+/// A transaction and its time; `None` for transaction 0.
 fn moment(generation: u64, time: &Timespec) -> Option<(Generation, Timestamp)> {
     (generation > 0).then(|| (Generation(generation), timestamp(time)))
 }
@@ -96,10 +95,10 @@ fn require_subvolume(volume: &Engine, id: SubvolumeId) -> Result<RootItem> {
         .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))
 }
 
-/// Where the subvolume `child` stands; `None` for the top level and for orphans.
+/// The directory and the name of the subvolume `child`; `None` for the top level and for orphans.
 ///
 /// # Errors
-/// When it stands in two subvolumes, which the format rules out.
+/// When it is attached in two subvolumes, which the format rules out.
 pub(crate) fn parent_of(volume: &Engine, child: SubvolumeId) -> Result<Option<Parent>> {
     let first = Key::new(child.0, ItemType::ROOT_BACKREF, 0);
     let mut cursor = Cursor::seek(volume, volume.root_tree(), first)?;
@@ -152,7 +151,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// What is known of the subvolume `id`.
+    /// The properties of the subvolume `id`.
     ///
     /// # Errors
     /// `ENOENT` when there is no such subvolume.
@@ -192,13 +191,13 @@ impl Engine {
 /// The subvolumes of a volume, see [`Engine::subvolumes`]. It holds one at a time.
 pub struct Subvolumes<'v> {
     volume: &'v Engine,
-    /// The id from which on the next one is looked for; `None` behind the last.
+    /// The id at which the search for the next one starts; `None` behind the last.
     next: Option<SubvolumeId>,
     paths: DirectoryPaths,
 }
 
 impl Subvolumes<'_> {
-    /// The next subvolume and its root item: the last one, where there are several.
+    /// The next subvolume and its root item. If there are several root items, the last counts.
     fn find(&mut self) -> Result<Option<(SubvolumeId, RootItem)>> {
         while let Some(from) = self.next.take() {
             let first = Key::new(from.0, ItemType::ROOT_ITEM, 0);
@@ -237,15 +236,16 @@ fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
 /// slash.
 ///
 /// # Errors
-/// `ENOENT` when it has no name, or its subvolume is gone; and when the way up cannot be read.
+/// `ENOENT` when it has no name, or when its subvolume is gone. Other errors when a directory above
+/// it cannot be read.
 pub(crate) fn path_of(volume: &Engine, file: FileId) -> Result<Vec<u8>> {
     let name = inode::one_name(volume, file)?;
     let name = name.ok_or_else(|| Error::posix(Errno::NOENT, format!("a name of {file}")))?;
     Ok(join(&DirectoryPaths::default().of(volume, name.dir)?, &name.name))
 }
 
-/// Paths of directories from the top level that were found lately. Subvolumes stand next to
-/// each other or in each other, so the way up from one is mostly that of one before.
+/// A cache of paths of directories from the top level. Subvolumes are siblings or nested, so their
+/// paths mostly have the same beginning.
 #[derive(Default)]
 struct DirectoryPaths {
     known: HashMap<FileId, Vec<u8>>,
@@ -253,10 +253,10 @@ struct DirectoryPaths {
 }
 
 impl DirectoryPaths {
-    /// When the paths take more than this, they are forgotten.
+    /// When the paths take more bytes than this, all are forgotten.
     const MAX_BYTES: usize = 1 << 20;
-    /// The longest path, in bytes. It is far above what a system call can follow, and it bounds the
-    /// way up, which in a damaged volume may be a circle.
+    /// The longest path, in bytes. No system call follows such a path. It bounds the search for
+    /// parents, which may be circular in a damaged volume.
     const MAX_PATH: usize = 64 << 10;
 
     /// The path of the directory `dir`, without a leading slash; empty for the top level.
@@ -289,7 +289,7 @@ impl DirectoryPaths {
     }
 
     fn keep(&mut self, dir: FileId, path: &[u8]) {
-        /// What an entry takes beside its path, about.
+        /// The approximate memory of an entry beside its path, in bytes.
         const ENTRY_BYTES: usize = 64;
         if self.bytes > Self::MAX_BYTES {
             *self = Self::default();

@@ -1,8 +1,8 @@
-//! Upkeep: what a volume needs so that operations go on, and that no operation asked for.
+//! Upkeep: the work that keeps a volume usable and that no single operation asks for.
 //!
-//! It decides when to commit, makes room for those who wait for space
-//! ([`MakesRoom`](crate::space::MakesRoom)), has chunks come and go, and discards what is free. It
-//! calls all rooms below, and no room below names it.
+//! It decides when to commit, makes room for the threads that wait for space
+//! ([`MakesRoom`](crate::space::MakesRoom)), allocates and removes chunks, and discards free space.
+//! It calls all rooms below, and no room below names it.
 
 mod chunks;
 mod commit;

@@ -1,10 +1,10 @@
-//! Reading ahead: who reads a file from one end to the other will want what comes next.
+//! Reading ahead: a thread that reads a file sequentially will want the next bytes.
 //!
-//! A read that begins where another one of its file ended tells the devices of what lies behind it,
-//! twice as far each time up to [`MOST_BYTES`]. So they work while what is here is verified,
-//! decoded and used. Nothing is kept but where the last reads were, [`READERS`] in a shard. So
-//! files that are read in turns, and places of one file, are read ahead each; who jumps about
-//! pushes out those that did not read since.
+//! A read that begins where another read of the same file ended is sequential. It tells the devices
+//! of the bytes behind it, twice as many each time, up to [`MOST_BYTES`]. So the devices work while
+//! this read is verified, decoded and used. Each shard remembers only the ends of the last
+//! [`READERS`] reads. So several files, or several places of one file, can be read in turns, and
+//! each is read ahead. Random reads push out the readers that have been idle longest.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,36 +14,35 @@ use parking_lot::Mutex;
 
 use super::{SHARDS, shard_of};
 
-/// What is read ahead first, if the requests are not larger, in bytes.
+/// The length of the first read-ahead, unless the requests are larger, in bytes.
 const LEAST_BYTES: u64 = 256 << 10;
 
-/// What is read ahead at the most, in bytes.
+/// The longest read-ahead, in bytes.
 const MOST_BYTES: u64 = 8 << 20;
 
-/// The readers that a shard remembers. More that take turns are not told apart from who jumps
-/// about.
+/// The readers that a shard remembers. If more take turns, they look like random reads.
 const READERS: usize = 8;
 
 /// The last reads of a volume.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
-    /// Who read last is last.
+    /// Ordered by the time of the last read.
     shards: [Mutex<VecDeque<Reader>>; SHARDS],
 }
 
-/// Who reads a file from one end to the other, perhaps.
+/// A possibly sequential reader of a file.
 struct Reader {
     file: FileId,
     /// Where the last read ended.
     end: u64,
-    /// How far the devices were told.
+    /// The end of the range that the devices were told of.
     told: u64,
-    /// How far ahead that was, in bytes.
+    /// The length of the last read-ahead, in bytes.
     ahead: u64,
 }
 
 impl ReadAhead {
-    /// Notes that `range` of `file` is read now, and gives what the devices are to be told of.
+    /// Notes that `range` of `file` is read now, and returns the range to tell the devices of.
     pub(super) fn next(&self, file: FileId, range: &Range<u64>) -> Option<Range<u64>> {
         let mut readers = self.shards[shard_of(file)].lock();
         let mut take = |end| {
@@ -54,7 +53,7 @@ impl ReadAhead {
             let next = reader.next(range);
             (reader, next)
         } else {
-            // Who reads the same again is no other reader.
+            // Reading the same range again makes no second reader.
             let again = take(range.end);
             (again.unwrap_or(Reader { file, end: range.end, told: range.end, ahead: 0 }), None)
         };
@@ -70,7 +69,7 @@ impl Reader {
     /// Goes on with `range`.
     fn next(&mut self, range: &Range<u64>) -> Option<Range<u64>> {
         self.end = range.end;
-        // Not for every request: many small ones are one for the devices.
+        // Many small reads share one request to the devices.
         if self.told >= range.end.saturating_add(self.ahead / 2) && self.ahead > 0 {
             return None;
         }
@@ -113,7 +112,8 @@ mod tests {
         assert_eq!(reads.next(other, &(10 * 4096..11 * 4096)), None, "it is another file");
     }
 
-    /// Each of them reads on and on, in turns with the others, and is told as if it were alone.
+    /// Each reader reads sequentially, in turns with the others, and is read ahead as if it were
+    /// alone.
     fn assert_told(readers: &[(FileId, u64)]) {
         let (together, alone) = (ReadAhead::default(), ReadAhead::default());
         let all_of = |reads: &ReadAhead, &(file, start): &(FileId, u64), at| {
@@ -146,7 +146,7 @@ mod tests {
         assert_told(&[(FILE, 0), (FILE, 1 << 30)]);
     }
 
-    /// The one behind does not tell the devices again, and takes nothing from the one before it.
+    /// The second of two readers causes no second read-ahead, and does not disturb the first.
     #[test]
     fn two_readers_of_the_same_are_told_once() {
         let (reads, alone) = (ReadAhead::default(), ReadAhead::default());

@@ -1,24 +1,25 @@
 //! Data that was written and is not in extents yet.
 //!
-//! A write goes into memory, in whole sectors: what it does not cover of its first and last sector
-//! is read into the buffer with it. So every sector of a file is either buffered, all of it, or not
-//! at all. What is buffered has its space reserved, and becomes extents at *write-back*.
+//! A write goes into memory in whole sectors. The rest of its first and last sector is read into
+//! the buffer with it. So each sector of a file is either completely buffered or not at all.
+//! Buffered data has its space reserved, and becomes extents at *write-back*.
 //!
-//! | what | when it changes | under what |
+//! | state | when it changes | under which locks |
 //! |---|---|---|
-//! | what a file has buffered | writes, truncation, write-back | the lock of the inode, and its own for the moment |
-//! | the table | a file's first sector is buffered, its last is written back | the lock of the inode, and that of a shard |
+//! | the buffer of a file | writes, truncation, write-back | the lock of the inode, and its own for a moment |
+//! | the table | the first sector of a file is buffered, its last is written back | the lock of the inode, and that of a shard |
 //!
-//! Runs that are on their way to the devices do not change: who writes over one gets a copy
+//! Runs on their way to the devices do not change. A thread that writes over one gets a copy
 //! (`ordered`).
 //!
-//! Readers take only the short locks. A reader looks into the buffer first and into the tree after
-//! that; write-back empties the buffer when the extents are in the tree. So no reader misses what
-//! was written before it began.
+//! Readers take only the short locks. A reader looks into the buffer first and then into the tree,
+//! while write-back empties the buffer after the extents are in the tree. So a reader misses no
+//! data that was written before it began.
 //!
-//! Replacing extents takes several changes of the tree. Who looks for extents, and who replaces
-//! some, say so ([`Buffers::looking`], [`Buffers::changing`]), so that nobody sees a hole where one
-//! extent has gone and the other has not come. Under these locks only trees are locked.
+//! Replacing extents takes several changes of the tree. A thread that looks for extents holds
+//! [`Buffers::looking`], and a thread that replaces some holds [`Buffers::changing`]. So no reader
+//! sees a hole between the removal of one extent and the insertion of the next. Under these locks
+//! only trees are locked.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -37,42 +38,42 @@ use crate::space::{Kept, Promise, Reservation};
 /// The longest run of sectors in one piece of memory, in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
-/// Bytes that lie one behind the other in a file, from this offset on.
+/// Consecutive bytes of a file, with the offset of the first.
 pub(crate) type Run = (u64, Arc<Vec<u8>>);
 
-/// What is buffered of a file.
+/// The buffer of a file.
 pub(crate) type FileBuffer = Arc<RwLock<Dirty>>;
 
-/// What one file has in memory only.
+/// The state of one file that is only in memory.
 #[derive(Debug)]
 pub(crate) struct Dirty {
     /// The file.
     pub(crate) file: FileId,
     runs: BTreeMap<u64, Arc<Vec<u8>>>,
-    /// Bytes in all runs.
+    /// The bytes of all runs.
     bytes: u64,
-    /// What [`chunks_of`] all runs come to.
+    /// The sum of [`chunks_of`] over all runs.
     extents: u64,
     /// The length of the file, in bytes.
     pub(crate) size: u64,
-    /// When it was written, unless another time was set since.
+    /// When it was last written, unless another time was set since.
     pub(crate) mtime: Option<Timestamp>,
-    /// When the inode changed with that.
+    /// The change time of the inode, from the last write.
     pub(crate) ctime: Timestamp,
-    /// The space that the data takes.
+    /// The reserved data space.
     reserved: Option<Kept>,
-    /// Metadata that is promised because write-back makes trees larger.
+    /// The promised metadata, for the growth of trees at write-back.
     promised: Option<Kept>,
-    /// Other data is about to stand beside this, so it is not kept in the extent item.
+    /// Whether other data is about to stand beside this, so that it cannot be inline.
     pub(crate) is_beside: bool,
-    /// It has no data reserved: all of it goes where it may be written in place.
+    /// Whether all of it will be written in place, so that no data space is reserved.
     pub(crate) is_in_place: bool,
-    /// Its beginning is on its way to the devices, or there.
+    /// The beginning of the data, if it is being written ahead or was.
     pub(crate) ordered: Option<Arc<OrderedExtent>>,
 }
 
 impl Dirty {
-    /// Nothing yet, of a file of this size.
+    /// An empty buffer of a file of this size.
     fn new(file: FileId, size: u64, at: Timestamp) -> Self {
         Self {
             file,
@@ -90,7 +91,7 @@ impl Dirty {
         }
     }
 
-    /// Keeps space for data that is about to be buffered, and what was promised for that.
+    /// Keeps the reservation and the promise for data that is about to be buffered.
     pub(crate) fn keep(&mut self, data: Option<&Reservation<'_>>, promise: Promise<'_>) {
         if let Some(data) = data {
             match &mut self.reserved {
@@ -104,13 +105,13 @@ impl Dirty {
         }
     }
 
-    /// What is promised, in bytes of metadata.
+    /// The promised bytes of metadata.
     pub(crate) fn promised(&self) -> u64 {
         self.promised.as_ref().map_or(0, Kept::bytes)
     }
 
-    /// Takes out what is kept for so many bytes of data, and so much of what is promised, or all
-    /// of it. The caller drops it when the buffer is not locked any more.
+    /// Takes out the reservation for `data` bytes, and `promised` bytes of the promise or all of
+    /// it. The caller drops them after it has unlocked the buffer.
     pub(crate) fn give_up(&mut self, data: u64, promised: u64) -> [Option<Kept>; 2] {
         let split = |kept: &mut Option<Kept>, bytes| kept.as_mut().map(|kept| kept.split(bytes));
         let promised = promised.min(self.promised());
@@ -138,8 +139,7 @@ impl Dirty {
         self.runs.len() as u64
     }
 
-    /// How many extents it may become, each run of sectors in chunks that are compressed by
-    /// themselves.
+    /// How many extents the runs may become: each chunk may be compressed to an extent of its own.
     pub(crate) fn extent_count(&self) -> u64 {
         self.extents
     }
@@ -170,7 +170,7 @@ impl Dirty {
         gaps
     }
 
-    /// The first runs that lie one behind the other, `most` bytes of them or the first alone.
+    /// The first consecutive runs, of at most `most` bytes together, but at least one run.
     pub(crate) fn first_runs(&self, most: u64) -> Vec<Run> {
         let mut found: Vec<Run> = Vec::new();
         let mut end = None;
@@ -187,8 +187,8 @@ impl Dirty {
         found
     }
 
-    /// As [`first_runs`](Self::first_runs), but without one at the end of the file that may become
-    /// longer.
+    /// As [`first_runs`](Self::first_runs), but without a last run at the end of the file that may
+    /// still grow.
     pub(crate) fn first_whole_runs(&self, most: u64) -> Vec<Run> {
         let mut runs = self.first_runs(most);
         let may_grow =
@@ -197,7 +197,7 @@ impl Dirty {
         runs
     }
 
-    /// How many bytes of `runs` are the first that is buffered, as they were.
+    /// How many bytes of `runs` are still unchanged at the beginning of the buffer.
     pub(crate) fn unchanged(&self, runs: &[Run]) -> u64 {
         let pairs = runs.iter().zip(&self.runs);
         let same =
@@ -205,8 +205,8 @@ impl Dirty {
         same.map(|((_, run), _)| run.len() as u64).sum()
     }
 
-    /// The data of the file, if that is one run of sectors of this size, and has its space
-    /// reserved.
+    /// The data of the file, if it is all in one run and has its space reserved. `sector` is the
+    /// size of a sector.
     pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<Vec<u8>>> {
         let len = self.size.next_multiple_of(sector);
         let is_all = self.runs.len() == 1 && self.bytes == len && !self.is_in_place;
@@ -229,7 +229,7 @@ impl Dirty {
         }
     }
 
-    /// Puts `data` over sectors that are buffered, all of them.
+    /// Overwrites sectors, all of which are buffered.
     pub(crate) fn overwrite(&mut self, offset: u64, data: &[u8]) {
         let end = offset + data.len() as u64;
         let first = self.runs.range(..=offset).next_back().map_or(offset, |(&at, _)| at);
@@ -243,7 +243,7 @@ impl Dirty {
         }
     }
 
-    /// Takes out everything from `start` to `end`, the ends of sectors.
+    /// Removes `range`, which is whole sectors.
     fn remove(&mut self, range: &Range<u64>) {
         for (at, run) in self.runs(range) {
             let end = at + run.len() as u64;
@@ -261,7 +261,7 @@ impl Dirty {
         }
     }
 
-    /// Zeros what lies behind `size` in its sector.
+    /// Zeros the rest of the sector behind `size`.
     fn clear_behind(&mut self, size: u64, sector: u64) {
         let tail = size..size.next_multiple_of(sector);
         if !tail.is_empty() && self.gaps(&tail).is_empty() {
@@ -272,7 +272,7 @@ impl Dirty {
 
 type Shard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
 
-/// What is buffered of all files of a volume.
+/// The buffers of all files of a volume.
 pub(crate) struct Buffers {
     shards: [Shard; SHARDS],
     bytes: Counter,
@@ -281,7 +281,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Nothing is buffered.
+    /// Empty buffers.
     pub(crate) fn new(stop: &Arc<Stop>) -> Self {
         let bytes = Counter::new("buffered bytes", stop);
         Self { shards: Default::default(), bytes, extents: Default::default() }
@@ -291,39 +291,39 @@ impl Buffers {
         &self.shards[shard_of(file)]
     }
 
-    /// Until this is dropped extents of `file` may be looked for, and none is replaced.
+    /// Allows the caller to look for extents of `file` until the guard is dropped. None is replaced
+    /// meanwhile.
     pub(super) fn looking(&self, file: FileId) -> RwLockReadGuard<'_, ()> {
         self.extents[shard_of(file)].read()
     }
 
-    /// Until this is dropped extents of `file` may be replaced.
+    /// Allows the caller to replace extents of `file` until the guard is dropped.
     pub(crate) fn changing(&self, file: FileId) -> RwLockWriteGuard<'_, ()> {
         self.extents[shard_of(file)].write()
     }
 
-    /// What of `file` is buffered, if anything.
+    /// The buffer of `file`, if it has one.
     pub(crate) fn get(&self, file: FileId) -> Option<FileBuffer> {
         self.shard(file).read().get(&file).cloned()
     }
 
-    /// What of `file`, which is `size` bytes long, is buffered.
+    /// The buffer of `file`, which is `size` bytes long. It is made if there is none.
     pub(crate) fn get_or_add(&self, file: FileId, size: u64, at: Timestamp) -> FileBuffer {
         let new = || Arc::new(RwLock::new(Dirty::new(file, size, at)));
         self.shard(file).write().entry(file).or_insert_with(new).clone()
     }
 
-    /// Takes what is buffered of `file` out of the table. Its bytes are counted until they are
-    /// removed.
+    /// Takes the buffer of `file` out of the table. Its bytes are counted until they are removed.
     pub(crate) fn take(&self, file: FileId) -> Option<FileBuffer> {
         self.shard(file).write().remove(&file)
     }
 
-    /// Bytes in memory, of all files.
+    /// The buffered bytes of all files.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// All files that have something buffered, in the order of their inodes in trees.
+    /// All files with buffers, in the order of their inodes in trees.
     pub(crate) fn files(&self) -> Vec<FileId> {
         let files = |shard: &Shard| shard.read().keys().copied().collect::<Vec<_>>();
         let mut all: Vec<_> = self.shards.iter().flat_map(files).collect();
@@ -337,7 +337,7 @@ impl Buffers {
         buffer.write().add(start, bytes);
     }
 
-    /// Takes whole sectors of a file out.
+    /// Removes whole sectors from a buffer, and returns how many bytes it removed.
     pub(crate) fn remove(&self, buffer: &FileBuffer, range: &Range<u64>) -> u64 {
         let mut dirty = buffer.write();
         let before = dirty.bytes();
@@ -347,7 +347,7 @@ impl Buffers {
         removed
     }
 
-    /// Makes the file `size` bytes long, and gives how many bytes are not buffered any more.
+    /// Makes the file `size` bytes long, and returns how many bytes it removed from the buffer.
     pub(crate) fn resize(&self, buffer: &FileBuffer, size: u64, sector: u64) -> u64 {
         let removed = self.remove(buffer, &(size.next_multiple_of(sector)..u64::MAX));
         let mut dirty = buffer.write();
@@ -357,7 +357,7 @@ impl Buffers {
     }
 }
 
-/// A length of what is in memory, or about to be.
+/// The length of data in memory as an index.
 pub(crate) fn index(len: u64) -> usize {
     usize::try_from(len).expect("it is in memory")
 }

@@ -1,7 +1,7 @@
-//! Looking up the checksums of data.
+//! Finding and storing the checksums of data.
 //!
-//! The checksum tree has an item for every run of sectors that have checksums, whose key
-//! offset is the address of the first.
+//! The checksum tree has items for runs of sectors that have checksums. The offset in the key is
+//! the address of the first sector.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use offshoot_vfs::{Error, Result};
 use crate::transaction::{Base, Handle, remove_checksums_beside_writers};
 use crate::tree::{Cursor, TreeRoot};
 
-/// The checksums of all sectors of `len` bytes from `logical` on, one behind the other.
+/// The checksums of all sectors of `len` bytes from `logical` on, concatenated.
 ///
 /// # Errors
-/// When a sector has none: without it, nothing says whether its data is right.
+/// When a sector has no checksum, because its data cannot be verified then.
 pub(super) fn checksums(volume: &Base, logical: Logical, len: u64) -> Result<Vec<u8>> {
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
@@ -52,15 +52,16 @@ pub(super) fn checksums(volume: &Base, logical: Logical, len: u64) -> Result<Vec
     Ok(sums)
 }
 
-/// The checksums that there are of the data in `range`, in pieces that items have side by side:
-/// where each begins, and its checksums.
+/// The existing checksums of the data in `range`, one entry for each item: the address of its first
+/// sector, and the checksums.
 pub(crate) fn stored_sums(volume: &Base, range: &Range<u64>) -> Result<Vec<(u64, Vec<u8>)>> {
     let Some(root) = volume.csum_tree() else { return Ok(Vec::new()) };
     let _whole = volume.live_part().map(|live| live.checksums.read());
     sums_from(volume, Cursor::seek_floor(volume, root, csum_key(range.start))?, range)
 }
 
-/// The same in the checksum tree `root` as the last commit left it, for who may look into that.
+/// As [`stored_sums`], in the committed checksum tree `root`. The caller keeps the blocks of that
+/// commit from being freed.
 pub(crate) fn committed_sums(
     volume: &Base,
     root: TreeRoot,
@@ -74,7 +75,7 @@ fn csum_key(at: u64) -> Key {
     Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at)
 }
 
-/// What the items have of `range` from the one on that `cursor` stands on.
+/// The checksums of `range` in the items from the cursor on.
 fn sums_from(
     volume: &Base,
     mut cursor: Cursor<'_>,
@@ -95,13 +96,13 @@ fn sums_from(
     Ok(found)
 }
 
-/// Whether a sector of the `len` bytes from `logical` on has a checksum.
+/// Whether any sector of the `len` bytes from `logical` on has a checksum.
 pub(crate) fn has_checksums(volume: &Base, logical: Logical, len: u64) -> Result<bool> {
     Ok(last_item(volume, logical, len)?.is_some_and(|item| item.end > logical.0))
 }
 
-/// Removes the checksums that the tree of a damaged volume has of `len` bytes from `logical` on,
-/// which were free until now. `btrfs check` complains of data without checksums that has some.
+/// Removes stale checksums of `len` bytes from `logical` on, which were free until now. Only a
+/// damaged volume has such checksums, and `btrfs check` reports them if the data is to have none.
 pub(super) fn remove_stale_checksums(
     handle: &Handle<'_>,
     logical: Logical,
@@ -113,12 +114,12 @@ pub(super) fn remove_stale_checksums(
     if are_there { remove_checksums_beside_writers(handle, logical, len) } else { Ok(()) }
 }
 
-/// How many items the checksums of `len` bytes fill at most, beside one that they continue.
+/// The most items that the checksums of `len` bytes fill, beside one that they continue.
 pub(crate) fn checksum_items(volume: &Base, len: u64) -> u64 {
     len.div_ceil(bytes_with_checksums(volume, 1))
 }
 
-/// How many bytes have their checksums in so many items.
+/// The bytes of data whose checksums fit into so many items.
 pub(crate) fn bytes_with_checksums(volume: &Base, items: u64) -> u64 {
     let superblock = volume.superblock();
     let sum_len = superblock.checksum.len();
@@ -140,15 +141,15 @@ pub(crate) fn insert_checksums<'d>(
     insert_sums(handle, logical, &sums)
 }
 
-/// Stores `sums`, the checksums of consecutive sectors from `logical` on. What the tree had of
-/// these sectors, which a damaged volume has of free space too, is replaced.
+/// Stores `sums`, the checksums of consecutive sectors from `logical` on. Existing checksums of
+/// these sectors are replaced; a damaged volume has some even of free space.
 pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) -> Result<()> {
     let superblock = handle.volume().superblock();
     let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
     let most = most_per_item(superblock.node_size, sum_len);
     let len = (sums.len() / sum_len * sector) as u64;
-    // While we hold the lock, no writer that removes stale checksums takes the item away to which
-    // we add, or puts one in our way.
+    // While we hold this lock, no other writer removes stale checksums, which could take away the
+    // item that we extend, or put one in our way.
     let mut unchanging = handle.checksums_unchanging();
     let mut before = last_item(handle.volume(), logical, len)?;
     if before.as_ref().is_some_and(|item| item.end > logical.0) {
@@ -159,7 +160,7 @@ pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) ->
     }
     let mut at = logical.0;
     let mut rest = sums;
-    // What continues the item before goes into it, as long as there is room.
+    // The first checksums extend the previous item, as long as it has room.
     if let Some(item) = before.filter(|item| item.end == logical.0) {
         let joined = rest.len().min(most.saturating_sub(item.size));
         let (part, behind) = rest.split_at(joined);
@@ -191,9 +192,9 @@ fn most_per_item(node_size: u32, sum_len: usize) -> usize {
 /// An item of the checksum tree.
 struct SumsItem {
     key: Key,
-    /// How many bytes of checksums it has.
+    /// The bytes of checksums in the item.
     size: usize,
-    /// Where the last sector that it has a checksum of ends.
+    /// The end of the last sector with a checksum in the item.
     end: u64,
 }
 
@@ -206,7 +207,7 @@ fn last_item(volume: &Base, logical: Logical, len: u64) -> Result<Option<SumsIte
     let cursor = Cursor::seek_floor(volume, root, last)?;
     Ok(cursor.item_of(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM).and_then(|(key, data)| {
         let end = key.offset.saturating_add((data.len() / sum_len) as u64 * sector);
-        // Where no item begins before `last`, the cursor is on the first behind it.
+        // If no item begins before `last`, the cursor is on the first item behind it.
         (key <= last).then_some(SumsItem { key, size: data.len(), end })
     }))
 }

@@ -1,4 +1,4 @@
-//! Taking ranges out of files: what lies in them is not theirs any more.
+//! Removing ranges from files, and dropping the references to their extents.
 //!
 //! ```text
 //!            |------------- extent item ------------|
@@ -8,7 +8,8 @@
 //!  middle              ^^^^^^^^^^^^^                   two items, one reference more
 //! ```
 //!
-//! A reference names where in the file the extent would begin, which cutting does not change.
+//! A reference names the offset in the file at which the whole extent would begin. Cutting an item
+//! does not change that.
 
 use std::ops::Range;
 
@@ -23,10 +24,10 @@ use crate::storage::malformed;
 use crate::transaction::{Base, ExtentKind, Handle, Owner};
 use crate::tree::{Cursor, TreeRoot};
 
-/// Where the part of an extent item begins that is alike for all items but inline ones.
+/// The offset of the second part of an extent item, which all but inline items have.
 const TAIL: usize = size_of::<FileExtentHead>();
 
-/// Extent items that are looked at before any is changed: the memory that a drop takes.
+/// Extent items that are read before any is changed. This bounds the memory that a drop takes.
 const BATCH: usize = 256;
 
 /// An extent item that overlaps a range.
@@ -36,12 +37,12 @@ pub(crate) struct Overlap {
     pub(crate) end: u64,
 }
 
-/// Takes `range`, whose ends are those of sectors, out of `file`, and gives by how many bytes its
-/// data became less: what `nbytes` of its inode loses. An empty range parts the item in which it
-/// lies.
+/// Removes `range`, which is whole sectors, from `file`. Returns how many bytes of data that
+/// removed, by which `nbytes` of the inode must shrink. An empty range splits the item that
+/// contains it.
 ///
 /// # Errors
-/// When an item cannot be read. Half of it may be done then, so this ends all writing.
+/// When an item cannot be read. This ends all writing, because half of the range may be removed.
 pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<u64> {
     let mut dropped = 0;
     let mut from = range.start;
@@ -62,12 +63,12 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
     })
 }
 
-/// Notes that an item is about to change, for fsync.
+/// Notes for the log that an item is about to change.
 pub(super) fn note_change(handle: &Handle<'_>, file: FileId, overlap: &Overlap) {
     handle.log().note_extents(file, overlap.key.offset..overlap.end);
 }
 
-/// The first extent items that overlap `range`, `most` at the most.
+/// The first extent items that overlap `range`, at most `most`.
 pub(crate) fn overlaps(
     volume: &Base,
     file: FileId,
@@ -77,7 +78,7 @@ pub(crate) fn overlaps(
     overlaps_in(volume, volume.tree(TreeId(file.dev))?, file.ino, range, most)
 }
 
-/// The same of the inode `ino` in a tree, which may be a log.
+/// As [`overlaps`], for the inode `ino` in any tree, for example a log.
 pub(crate) fn overlaps_in(
     volume: &Base,
     root: TreeRoot,
@@ -129,7 +130,7 @@ fn drop_one(
     Ok(end.min(range.end) - start.max(range.start))
 }
 
-/// Takes `range` out of an item that refers to nothing: inline data, or a hole.
+/// Removes `range` from an item without a reference: inline data, or a hole.
 fn drop_plain(
     handle: &Handle<'_>,
     file: FileId,
@@ -149,7 +150,7 @@ fn drop_plain(
     Ok(0)
 }
 
-/// Removes an item, or what of it lies in `range`.
+/// Removes an item, or the part of it in `range`.
 fn cut_item(
     handle: &Handle<'_>,
     file: FileId,
@@ -173,13 +174,13 @@ fn cut_item(
     })
 }
 
-/// The item of the `len` bytes that begin `skip` bytes into the range of the item `data`, or before
-/// it where that wraps.
+/// An item for `len` bytes that begin `skip` bytes behind the start of the item `data`, or before
+/// it if `skip` wraps.
 pub(super) fn part(data: &[u8], skip: u64, len: u64) -> Result<Vec<u8>> {
     let mut part = data.to_vec();
     let (tail, _) = FileExtentTail::mut_from_prefix(part.get_mut(TAIL..).unwrap_or_default())
         .map_err(|_| Error::corrupt("file extent", "it is cut"))?;
-    // A hole has no extent to be further into; what its offset says means nothing.
+    // A hole has no extent, so its offset has no meaning.
     if tail.disk_bytenr.get() != 0 {
         tail.offset = tail.offset.get().wrapping_add(skip).into();
     }

@@ -1,4 +1,4 @@
-//! Which file: the tree that it is in, and its inode item.
+//! Finding a file: its tree and its inode item.
 
 use offshoot_btrfs_format::inode::{InodeItem, Timespec};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -9,10 +9,10 @@ use crate::storage::malformed;
 use crate::transaction::{Base, tree_root};
 use crate::tree::TreeRoot;
 
-/// Set in the inode number of the empty directory that stands for an entry whose
-/// subvolume is elsewhere (see the essay of `subvolume`). The other bits are the
-/// directory that holds the entry: what is shown of the placeholder comes from it.
-/// No inode number of a real file is as high.
+/// This bit is set in the inode number of a placeholder: the empty directory that stands for an
+/// entry whose subvolume is elsewhere (see the essay of `subvolume`). The other bits are the number
+/// of the directory with the entry, whose attributes the placeholder shows. No real file has so
+/// high a number.
 pub(crate) const PLACEHOLDER: u64 = 1 << 63;
 
 /// The directory that holds the placeholder `file`; `None` when it is a real file.
@@ -47,7 +47,7 @@ pub(crate) fn type_of(item: &InodeItem) -> Result<FileType> {
         .ok_or_else(|| Error::corrupt("inode item", format!("mode {mode:#o} has no file type")))
 }
 
-/// Shards of a table of inodes, a power of two.
+/// The number of shards of a table of inodes, a power of two.
 pub(crate) const SHARDS: usize = 16;
 
 /// The shard that `file` is in.
@@ -56,8 +56,8 @@ pub(crate) fn shard_of(file: FileId) -> usize {
     spread as usize & (SHARDS - 1)
 }
 
-/// A stored time. The format does not bound the nanoseconds, so that a damaged value may be
-/// anything; it is cut, because a file is worth more than the end of a second.
+/// A stored time. Damaged nanoseconds may be any number. They are limited to 999,999,999, so that
+/// the file stays readable.
 pub(crate) fn timestamp(time: &Timespec) -> Timestamp {
     Timestamp { secs: time.seconds(), nanos: time.nsec.get().min(999_999_999) }
 }

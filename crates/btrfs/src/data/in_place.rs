@@ -1,9 +1,9 @@
-//! What of a file may be written where it is.
+//! Which parts of a file may be written in place.
 //!
-//! That is preallocated space, and data of NODATACOW files, in an extent that nobody else refers
-//! to: no other file, no other place of this one, and no snapshot, which may share the leaf with
-//! the reference instead of having one of its own. What is as old as the last snapshot of the
-//! subvolume counts as shared.
+//! Preallocated space, and data of NODATACOW files, may be written in place if the extent has no
+//! other reference: from another file, another place of this file, or a snapshot. A snapshot may
+//! share the leaf with the reference instead of having one of its own. So an extent that is not
+//! newer than the last snapshot of the subvolume counts as shared.
 
 use std::ops::Range;
 
@@ -18,26 +18,26 @@ use super::drop::{Overlap, overlaps};
 use crate::storage::malformed;
 use crate::transaction::{Handle, Owner};
 
-/// Extent items that are looked at in one go.
+/// The number of extent items that are read at once.
 const BATCH: usize = 16;
 
-/// Where the first part of a range goes, and how long that part is, in bytes.
+/// Where the first part of a range is written, and the length of that part in bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// Over what is there.
+    /// Over the existing data.
     InPlace {
-        /// Where it is.
+        /// The address of the part.
         logical: Logical,
-        /// How long.
+        /// The length of the part.
         len: u64,
-        /// It was never written.
+        /// Whether the place was never written.
         is_preallocated: bool,
     },
-    /// To a new extent.
+    /// To a new extent of so many bytes.
     New(u64),
 }
 
-/// Where the beginning of `range` of the file goes.
+/// Where the beginning of `range` of the file is written.
 pub(crate) fn target(
     handle: &Handle<'_>,
     file: FileId,
@@ -83,7 +83,7 @@ pub(crate) fn is_in_place(
     Ok(true)
 }
 
-/// The place of `part` of the file, all of it in the item, if it may be written there.
+/// The place of `part` of the file, which lies in one item, if it may be written in place.
 fn in_place(
     handle: &Handle<'_>,
     file: FileId,

@@ -1,17 +1,17 @@
-//! Ordered extents: data that is written to its place before anything refers to that.
+//! Ordered extents: data that is written to its place before any item refers to that place.
 //!
 //! ```text
 //! under the lock of the inode   take space ─┐                     ┌─ extent and checksums
 //! under no lock                             └─ write the data ────┘
 //! ```
 //!
-//! So a file can be written while what was written before is on its way to the devices. The data
-//! stays buffered meanwhile, with its space reserved, and readers find it there. It does not
-//! change: who writes over it gets a copy of the run. So whoever has the lock of the inode
-//! afterwards sees by the runs how much of it is still what the file holds; space that was taken
-//! for the rest is given back.
+//! So a file can be written while earlier data is on its way to the devices. That data stays
+//! buffered meanwhile, with its space reserved, and readers find it in the buffer. Its runs do not
+//! change: a thread that writes over one gets a copy. The next thread with the lock of the inode
+//! compares the runs, sees how much of the data is still current, and gives the place of the rest
+//! back.
 //!
-//! Whoever has the lock may wait for the data, because writing it takes no other lock.
+//! A thread with the lock may wait for the data, because writing the data takes no other lock.
 
 use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Error, Result};
@@ -21,11 +21,11 @@ use super::buffer::Run;
 use super::store::{Sectors, Sums, write_places};
 use crate::transaction::Base;
 
-/// Data on its way to a place that was taken for it.
+/// Data on its way to a place that was allocated for it.
 #[derive(Debug)]
 pub(crate) struct OrderedExtent {
     runs: Vec<Run>,
-    /// Where it goes.
+    /// The place.
     pub(crate) logical: Logical,
     sums: Sums,
     state: Mutex<State>,
@@ -34,19 +34,19 @@ pub(crate) struct OrderedExtent {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How it went, once it is done.
+    /// The outcome of the write, once it has ended.
     written: Option<Result<()>>,
-    /// Nobody wants it any more.
+    /// Whether the file dropped the data before the write ended.
     is_forgotten: bool,
 }
 
 impl OrderedExtent {
-    /// `runs`, which lie one behind the other, are to be written at `logical`.
+    /// An extent of consecutive `runs` to write at `logical`.
     pub(crate) fn new(runs: Vec<Run>, logical: Logical, sums: Sums) -> Self {
         Self { runs, logical, sums, state: Mutex::default(), is_done: Condvar::new() }
     }
 
-    /// What is written.
+    /// The data to write.
     pub(crate) fn data(&self) -> Sectors<'_> {
         Sectors::new(&self.runs)
     }
@@ -56,8 +56,8 @@ impl OrderedExtent {
         &self.runs
     }
 
-    /// Writes it, which one does; whether nobody wants it any more, and its place is to be given
-    /// back.
+    /// Writes the data. Only one thread calls this. Returns whether the data was forgotten
+    /// meanwhile, so that the caller must give the place back.
     pub(crate) fn write(&self, volume: &Base) -> bool {
         let mut end = End { extent: self, written: None };
         end.written = Some(write_places(volume, self.logical, self.data(), self.sums));
@@ -65,21 +65,21 @@ impl OrderedExtent {
         self.state.lock().is_forgotten
     }
 
-    /// Nobody wants it any more; whether it is written, and its place is to be given back. If not,
-    /// who writes it does that.
+    /// Marks the data as forgotten. Returns whether the write has ended, so that the caller must
+    /// give the place back. If it has not, the writing thread does that.
     pub(crate) fn forget(&self) -> bool {
         let mut state = self.state.lock();
         state.is_forgotten = state.written.is_none();
         !state.is_forgotten
     }
 
-    /// Waits until it is written; how that went, for the first who asks.
+    /// Waits until the write has ended. The first call returns its outcome, later ones `Ok`.
     pub(crate) fn finish(&self) -> Result<()> {
         self.wait();
         self.state.lock().written.replace(Ok(())).unwrap_or(Ok(()))
     }
 
-    /// Waits until it is written.
+    /// Waits until the write has ended.
     pub(crate) fn wait(&self) {
         let mut state = self.state.lock();
         while state.written.is_none() {
@@ -88,7 +88,7 @@ impl OrderedExtent {
     }
 }
 
-/// Tells those who wait when it is dropped, after a panic too.
+/// Wakes the waiting threads when it is dropped, even after a panic.
 struct End<'e> {
     extent: &'e OrderedExtent,
     written: Option<Result<()>>,

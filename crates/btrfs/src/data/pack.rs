@@ -1,9 +1,9 @@
-//! Compressing what is about to be written back.
+//! Compressing data that is about to be written back.
 //!
-//! Data is cut into chunks at multiples of the longest extent that may be compressed, and each
-//! chunk is compressed by itself: several of them at once (`workers`), while those before them are
-//! written, and before a transaction is joined, so that nobody waits for it. A chunk that does not
-//! become a sector smaller stays as it is.
+//! Data is cut into chunks at multiples of the longest extent that may be compressed. Each chunk is
+//! compressed by itself, several of them at once (`workers`), while the chunks before them are
+//! written. Compression happens before a transaction is joined, so no thread waits for it. A chunk
+//! stays plain unless compression saves at least one sector.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,15 +18,15 @@ use super::store::Sectors;
 /// The most that is compressed before some of it is written, in bytes.
 const AHEAD_BYTES: u64 = 8 << 20;
 
-/// The most compressed chunks that are written at once. What stays as it is goes into one extent,
-/// of up to [`AHEAD_BYTES`].
+/// The most compressed chunks that are written at once. Consecutive plain chunks go into one
+/// extent, of up to [`AHEAD_BYTES`].
 pub(crate) const MOST_AT_ONCE: usize = 16;
 
-/// A part of a file that becomes one extent, or a part of one.
+/// A part of a file that becomes one compressed extent, or a part of a plain one.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) range: Range<u64>,
-    /// What it is compressed, in whole sectors, if that is less.
+    /// The compressed bytes in whole sectors, if that saves a sector.
     pub(crate) packed: Packed,
 }
 
@@ -38,20 +38,20 @@ pub(crate) struct Packing {
     pub(crate) sector: u32,
 }
 
-/// What a chunk becomes.
+/// The compressed bytes of a chunk, if it is compressed.
 type Packed = Option<Arc<Vec<u8>>>;
 
-/// Chunks that are about to be written, one behind the other.
+/// Consecutive chunks that are about to be written.
 #[derive(Default)]
 pub(crate) struct Chunks {
     ready: Vec<Chunk>,
-    /// Those behind them, which are being compressed.
+    /// The chunks behind `ready`, which are being compressed.
     coming: VecDeque<(Range<u64>, Task<Packed>)>,
 }
 
 impl Chunks {
-    /// Has the beginning of `data` compressed, as far as it is not yet, and waits for the first of
-    /// it.
+    /// Starts compressing the beginning of `data`, as far as it is not compressed yet, and waits
+    /// for the first chunks.
     pub(crate) fn prepare(&mut self, packing: Packing, data: Sectors<'_>) {
         self.ready.retain(|chunk| chunk.range.start >= data.start);
         self.coming.retain(|(range, _)| range.start >= data.start);
@@ -68,7 +68,7 @@ impl Chunks {
             let is_alone = ahead - data.start <= MAX_COMPRESSED_EXTENT;
             (range, if is_alone { Task::now(pack) } else { Task::start(pack) })
         };
-        // Of a chunk that was stored in part, the rest is another one.
+        // If a chunk was stored in part, its rest is compressed again.
         let before: Vec<_> = cut(data.start..first).map(start).collect();
         self.coming.extend(cut(last..ahead.max(last)).map(start));
         let finished = |(range, task): (_, Task<_>)| Chunk { range, packed: task.finish() };
@@ -80,12 +80,12 @@ impl Chunks {
         }
     }
 
-    /// Whether all that is ready stays as it is.
+    /// Whether all ready chunks stay plain.
     fn are_plain(&self) -> bool {
         self.ready.iter().all(|chunk| chunk.packed.is_none())
     }
 
-    /// From where to where chunks are known.
+    /// The range of all known chunks.
     fn known(&self) -> Option<(u64, u64)> {
         let ready = self.ready.iter().map(|chunk| &chunk.range);
         let mut all = ready.chain(self.coming.iter().map(|(range, _)| range));
@@ -93,23 +93,24 @@ impl Chunks {
         Some((first.start, all.last().unwrap_or(first).end))
     }
 
-    /// What of `data`, which was prepared, can be written at once: `most` compressed chunks, or
-    /// what is not compressed.
+    /// The beginning of `data` that can be written at once, after [`prepare`](Self::prepare): at
+    /// most `most` compressed chunks, or plain ones.
     pub(crate) fn first<'s>(&self, data: Sectors<'s>, most: usize) -> (Sectors<'s>, &[Chunk]) {
         let end = data.range().end;
         let is_packed = |chunk: &&Chunk| chunk.packed.is_some() && chunk.range.end <= end;
         let packed = self.ready.iter().take(most).take_while(is_packed).count();
         let packed = &self.ready[..packed];
-        // A chunk of which only a part can be replaced now goes as it is.
+        // A chunk of which only a part can be replaced now is stored plain.
         let plain = || self.ready.iter().take_while(|chunk| chunk.packed.is_none()).last();
         let last = packed.last().or_else(plain).or(self.ready.first());
         (last.map_or(data, |last| data.first(last.range.end - data.start)), packed)
     }
 
-    /// Whether the file begins with these, and is not worth to be compressed if that tells it.
+    /// Whether the chunks show that the file is not worth compressing: its first chunk did not
+    /// become smaller.
     pub(crate) fn are_useless(&self, packing: Packing) -> bool {
         self.ready.first().is_some_and(|Chunk { range, packed }| {
-            // A single sector says nothing.
+            // A single sector can never become a sector smaller, so it shows nothing.
             range.start == 0 && range.end > u64::from(packing.sector) && packed.is_none()
         })
     }
@@ -125,12 +126,13 @@ fn cut(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// How many chunks a range is.
+/// The number of chunks of a range.
 pub(crate) fn chunks_of(range: &Range<u64>) -> u64 {
     range.end.div_ceil(MAX_COMPRESSED_EXTENT) - range.start / MAX_COMPRESSED_EXTENT
 }
 
-/// Whole sectors, compressed and filled up to whole sectors, if at least one is saved.
+/// Compresses whole sectors, and pads the result to whole sectors. `None` unless that saves a
+/// sector.
 fn pack_one(packing: Packing, bytes: &[u8]) -> Packed {
     let sector = packing.sector as usize;
     let most = bytes.len().checked_sub(sector).filter(|&most| most > 0)?;
@@ -139,7 +141,7 @@ fn pack_one(packing: Packing, bytes: &[u8]) -> Packed {
     Some(Arc::new(packed))
 }
 
-/// Bytes that are to be kept in an extent item, compressed, if that is less.
+/// Compresses inline data. `None` unless that saves a byte.
 pub(crate) fn pack_inline(packing: Packing, bytes: &[u8]) -> Option<Vec<u8>> {
     pack_bytes(packing, bytes, bytes.len() - 1)
 }
@@ -161,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// What does not become smaller goes out in one piece up to what does, or as much as there is.
+    /// Plain chunks are written in one piece, up to the first compressed chunk or to the end.
     #[test]
     fn data_that_does_not_shrink_is_not_cut() {
         let mut random = Random::new(seed_of_run());
@@ -179,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Stores a file in steps of which some store less than they could, and in the middle of a
+    /// Stores a file in steps, some of which store less than they could or end in the middle of a
     /// chunk.
     #[test]
     fn what_is_stored_in_steps_is_what_was_given() {

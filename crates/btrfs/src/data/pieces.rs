@@ -1,6 +1,6 @@
-//! Pieces: a range of a file, cut into runs of one extent that are read in one go.
+//! Pieces: a range of a file, cut into parts of one extent that are each read in one request.
 //!
-//! 1. Pieces ascend and do not overlap, whatever the items of a damaged tree say.
+//! 1. Pieces ascend and do not overlap, even if the items of a damaged tree do.
 //! 2. A piece needs at most [`PIECE_BYTES`] of memory, a batch at most
 //!    [`BATCH_BYTES`] of requests and [`BATCH_PIECES`] pieces, whatever the size of the file.
 
@@ -15,9 +15,9 @@ use super::{Files, tree_of};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
-/// The most that one piece reads from the devices, in bytes.
+/// The most bytes that one piece reads from the devices.
 const PIECE_BYTES: u64 = 1 << 20;
-/// The most that a batch asks of the devices, in bytes.
+/// The most bytes that a batch reads from the devices.
 const BATCH_BYTES: u64 = 4 << 20;
 /// The most pieces in a batch.
 const BATCH_PIECES: usize = 64;
@@ -33,15 +33,15 @@ pub(super) struct Piece {
 /// Where the bytes of a piece are.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// On disk as they are, `logical` being where `start` is.
+    /// Plain on disk. `logical` is the address of the byte at `start`.
     Plain { logical: Logical },
-    /// In a compressed extent, `skip` bytes into what it decodes to.
+    /// In a compressed extent, `decode.skip` bytes into its decoded data.
     Compressed { extent: Logical, disk_bytes: u64, decode: Decode },
     /// In the extent item.
     Inline { stored: Vec<u8>, decode: Decode },
 }
 
-/// What to make of stored bytes.
+/// How to decode stored bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decode {
     pub(super) compression: Compression,
@@ -50,7 +50,7 @@ pub(super) struct Decode {
 }
 
 impl Piece {
-    /// The range of the logical space that is read for it; nothing for inline data.
+    /// The address and the length of the sectors that are read for it; `None` for inline data.
     pub(super) fn disk_range(&self, sector: u64) -> Option<(Logical, u64)> {
         match &self.source {
             Source::Plain { logical } => {
@@ -67,10 +67,10 @@ impl Piece {
 /// Walks the extent items of a file and cuts them into pieces.
 pub(super) struct Pieces<'v, V> {
     volume: &'v V,
-    /// Where the walk is, once it has begun.
+    /// The position of the walk, once it has begun.
     cursor: Option<Cursor<'v>>,
     file: FileId,
-    /// What is still to be covered.
+    /// The range that is still to be covered.
     range: Range<u64>,
     /// The rest of an extent that is longer than one piece.
     pending: Option<(Range<u64>, Logical)>,
@@ -85,8 +85,8 @@ impl<'v, V: Files> Pieces<'v, V> {
     /// Fills `batch`; it stays empty at the end of the range.
     pub(super) fn fill(&mut self, batch: &mut Vec<Piece>) -> Result<()> {
         let _looking = self.volume.buffers().looking(self.file);
-        // Where extents may be replaced between two batches, the item that comes next may begin
-        // before what the last batch ended with.
+        // In a volume that is written, extents may be replaced between two batches. Then the next
+        // item may begin before the end of the last batch.
         let mut cursor = match self.cursor.take() {
             Some(cursor) if self.volume.base().live_part().is_none() => cursor,
             _ => self.seek()?,
@@ -108,7 +108,7 @@ impl<'v, V: Files> Pieces<'v, V> {
     /// A cursor on the first item that may reach into the range.
     fn seek(&self) -> Result<Cursor<'v>> {
         let key = Key::new(self.file.ino, ItemType::EXTENT_DATA, self.range.start);
-        // The root as it is now: what an older one leads to may not be the file's any more.
+        // The current root. Extents under an older one may no longer belong to the file.
         let mut cursor =
             Cursor::seek_floor(self.volume.base(), tree_of(self.volume.base(), self.file)?, key)?;
         let first = Key { offset: 0, ..key };
@@ -158,10 +158,10 @@ impl<'v, V: Files> Pieces<'v, V> {
     }
 }
 
-/// How much of the file an extent item covers, in bytes.
+/// The bytes of the file that an extent item covers.
 pub(crate) fn extent_len(extent: &FileExtent<'_>) -> u64 {
     match extent.body {
-        // Old kernels truncated inline data and left `ram_bytes` as it was.
+        // Old kernels truncated inline data without changing `ram_bytes`.
         FileExtentBody::Inline(data) if extent.compression == Compression::None => {
             data.len() as u64
         }

@@ -1,5 +1,5 @@
-//! Space that is preallocated: it belongs to a file and reads as zeros until it is written, where
-//! it is.
+//! Preallocated space: it belongs to a file and reads as zeros until data is written there in
+//! place.
 //!
 //! ```text
 //!               |------------- preallocated ------------|
@@ -25,12 +25,13 @@ use super::store::{encode, insert};
 use crate::storage::malformed;
 use crate::transaction::{Base, ExtentKind, Handle, Owner};
 
-/// Extent items that are looked at in one go.
+/// The number of extent items that are read at once.
 const BATCH: usize = 64;
 
-/// Makes `len` bytes at `logical`, which were just taken, the preallocated extent of the range of
-/// the file that begins at `start`, instead of what is there, where nobody looks. Gives by how many
-/// bytes the data of the file became more or less.
+/// Makes the `len` bytes at `logical`, which were just allocated, the preallocated extent of the
+/// file from `start` on. It replaces what is there, under
+/// [`Buffers::changing`](crate::data::Buffers::changing). Returns the change of the bytes of data
+/// that the inode counts.
 pub(crate) fn preallocate(
     handle: &Handle<'_>,
     file: FileId,
@@ -46,7 +47,7 @@ pub(crate) fn preallocate(
     Ok(len.cast_signed() - dropped.cast_signed())
 }
 
-/// The first part of `range` that no extent item has for which `has` holds.
+/// The first part of `range` that no extent item covers for which `has` holds.
 pub(crate) fn first_gap(
     volume: &Base,
     file: FileId,
@@ -72,12 +73,12 @@ pub(crate) fn first_gap(
     Ok((from < range.end).then_some(from..range.end))
 }
 
-/// What an item says of data in an extent.
+/// The extent that an item refers to, and how.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Place {
     extent: Logical,
     extent_len: u64,
-    /// Where in the extent the file would begin.
+    /// The offset in the file at which the whole extent would begin.
     file_start: u64,
     is_preallocated: bool,
 }
@@ -99,7 +100,8 @@ fn place_of(overlap: &Overlap) -> Result<Option<Place>> {
     })
 }
 
-/// Makes `range` of the file, which is in one preallocated extent item and has been written, data.
+/// Turns `range` of the file, which lies in one preallocated extent item and has been written, into
+/// data.
 pub(super) fn mark_written(handle: &Handle<'_>, file: FileId, range: &Range<u64>) -> Result<()> {
     let near = range.start.saturating_sub(1)..range.end.saturating_add(1);
     let around = overlaps(handle.volume(), file, near, 3)?;
@@ -107,7 +109,7 @@ pub(super) fn mark_written(handle: &Handle<'_>, file: FileId, range: &Range<u64>
     let wrong = || Error::corrupt("file extent", "it is not preallocated").in_file(file);
     let item = around.iter().find(is_it).ok_or_else(wrong)?;
     let place = place_of(item)?.filter(|place| place.is_preallocated).ok_or_else(wrong)?;
-    // What is before and behind, if it is data of the same extent that this continues.
+    // Adjacent items that are data of the same extent become one item with this one.
     let data = Place { is_preallocated: false, ..place };
     let mut joined = range.clone();
     let mut items_before = 1;
@@ -144,7 +146,7 @@ pub(super) fn mark_written(handle: &Handle<'_>, file: FileId, range: &Range<u64>
     handle.change(TreeId(file.dev), |tree| tree.apply_batch(&edits).map(drop))
 }
 
-/// The item as one of data that was written in the transaction `generation`.
+/// The item as an item of data that was written in the transaction `generation`.
 fn written(mut item: Vec<u8>, generation: Generation) -> Result<Vec<u8>> {
     debug_assert_eq!(item.len(), size_of::<FileExtentHead>() + size_of::<FileExtentTail>());
     let (head, _) = FileExtentHead::mut_from_prefix(&mut item)

@@ -1,5 +1,5 @@
-//! Buffers that a thread uses again: reading a file would otherwise allocate and clear
-//! two of them for every extent.
+//! Buffers that a thread reuses. Without them reading a file would allocate and clear two buffers
+//! for every extent.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ thread_local! {
     static FREE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Buffers that a thread keeps: one for what is read and one for what is decoded.
+/// The buffers that a thread keeps: one for stored and one for decoded bytes.
 const KEPT: usize = 2;
 
 /// Calls `f` with a buffer of this thread, whose length and contents are arbitrary.

@@ -1,4 +1,4 @@
-//! Referring to extents that are there: what clones of ranges are made of.
+//! Adding references to existing extents, as clones of ranges do.
 
 use std::ops::Range;
 
@@ -10,17 +10,19 @@ use super::drop::{Overlap, part};
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Obstacle, Owner};
 
-/// What a file got.
+/// The result of sharing extents.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
-    /// By how many bytes its data became more.
+    /// The bytes of data that the file got.
     pub(crate) bytes: u64,
-    /// Some of it is preallocated.
+    /// Whether some of it is preallocated.
     pub(crate) is_preallocated: bool,
 }
 
-/// Gives `file` what of `items`, those of any file, lies in `range` of that one, at `at`, where
-/// nothing is and nobody looks. Inline data and holes are left out.
+/// Adds references to the extents of `items` to `file`, from `at` on. `items` may belong to any
+/// file, and `range` is the part of that file to share. The target range must be empty, and the
+/// caller holds [`Buffers::changing`](crate::data::Buffers::changing). Inline data and holes are
+/// left out.
 pub(crate) fn share(
     handle: &Handle<'_>,
     items: &[Overlap],

@@ -1,7 +1,7 @@
-//! Moving extents to another place of their file.
+//! Moving extents to another offset of their file.
 //!
-//! The data stays where it is. A reference names where in the file its extent would begin, so each
-//! becomes another one.
+//! The data stays at its address. A reference names the offset in the file at which the whole
+//! extent would begin, so each reference is replaced.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use super::drop::Overlap;
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Handle, Owner};
 
-/// Moves `items` of the file, where nobody may look, to where they begin `to - from` further, or
-/// `from - to` less far. Nothing else may be there.
+/// Moves `items` of the file by `to - from` bytes, forwards or backwards. The target range must be
+/// empty, and the caller holds [`Buffers::changing`](crate::data::Buffers::changing).
 pub(crate) fn shift(
     handle: &Handle<'_>,
     file: FileId,

@@ -1,24 +1,24 @@
-//! Where data that is read goes to: to somebody who looks at it piece by piece, or into a buffer,
-//! and then without a copy on the way where it is stored as it is.
+//! The destination of data that is read: a visitor that gets it piece by piece, or a buffer. Plain
+//! data is read into the buffer without another copy.
 
 use offshoot_vfs::Result;
 
 use super::index;
 
-/// Takes the data of a file in the order of its offsets. What is left out is a hole.
+/// Takes the data of a file in ascending order of offsets. Ranges that are left out are holes.
 pub(super) trait Sink {
-    /// Takes what the file has from `at` on.
+    /// Takes the bytes of the file from `at` on.
     fn take(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Memory that `len` bytes from `at` on may be read to. What is put there counts when
-    /// [`Sink::took`] is called next.
+    /// Memory into which `len` bytes from `at` on may be read. They count once [`Sink::took`] is
+    /// called.
     fn room(&mut self, at: u64, len: usize) -> Option<&mut [u8]>;
 
-    /// Takes the `len` bytes that were put where [`Sink::room`] said.
+    /// Accepts the `len` bytes that were read into the memory of [`Sink::room`].
     fn took(&mut self, len: usize);
 }
 
-/// Somebody who looks at the data.
+/// A visitor that gets the data.
 pub(super) struct Visitor<'v>(pub(super) &'v mut dyn FnMut(u64, &[u8]) -> Result<()>);
 
 impl Sink for Visitor<'_> {
@@ -33,7 +33,7 @@ impl Sink for Visitor<'_> {
     fn took(&mut self, _: usize) {}
 }
 
-/// A buffer that is filled from its beginning, holes with zeros.
+/// A buffer that is filled from its beginning. Holes become zeros.
 pub(super) struct Filling<'b> {
     buf: &'b mut [u8],
     /// The offset in the file of the first byte.
@@ -46,12 +46,12 @@ impl<'b> Filling<'b> {
         Self { buf, offset, filled: 0 }
     }
 
-    /// Fills what is left.
+    /// Fills the rest with zeros.
     pub(super) fn finish(self) {
         self.buf[self.filled..].fill(0);
     }
 
-    /// Fills up to `at`, and gives the place of it.
+    /// Fills up to `at` with zeros, and returns its index in the buffer.
     fn fill_to(&mut self, at: u64) -> usize {
         let start = index(at - self.offset);
         self.buf[self.filled..start].fill(0);

@@ -1,6 +1,6 @@
-//! Putting data into files: a new extent, a place that is overwritten, or the extent item itself.
+//! Storing data of files: in a new extent, in place, or inline in the extent item.
 //!
-//! Data is on its devices before anything refers to it. It becomes durable with the commit, whose
+//! Data is on its devices before any item refers to it. It becomes durable with the commit, whose
 //! barrier comes after it.
 
 use std::borrow::Cow;
@@ -26,7 +26,7 @@ use super::prealloc::mark_written;
 use crate::storage::WrittenCopy;
 use crate::transaction::{Base, ExtentKind, Handle, Owner};
 
-/// Whole sectors that lie one behind the other in a file.
+/// Consecutive whole sectors of a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Sectors<'r> {
     runs: &'r [Run],
@@ -35,7 +35,7 @@ pub(crate) struct Sectors<'r> {
 }
 
 impl<'r> Sectors<'r> {
-    /// All of `runs`, which lie one behind the other.
+    /// All sectors of `runs`, which are consecutive.
     pub(crate) fn new(runs: &'r [Run]) -> Self {
         let start = runs.first().map_or(0, |(start, _)| *start);
         let len = runs.iter().map(|(_, run)| run.len() as u64).sum();
@@ -47,12 +47,12 @@ impl<'r> Sectors<'r> {
         Self { len: len.min(self.len), ..self }
     }
 
-    /// Where in the file they are.
+    /// Their range in the file.
     pub(crate) fn range(self) -> Range<u64> {
         self.start..self.start + self.len
     }
 
-    /// The bytes of `part` of the file, which is one of them.
+    /// The bytes of `part` of the file, which must lie within them.
     pub(crate) fn contents(self, part: &Range<u64>) -> Cow<'r, [u8]> {
         let mut slices = self.slices(part.start - self.start..part.end - self.start);
         let first = slices.next().unwrap_or_default();
@@ -65,13 +65,13 @@ impl<'r> Sectors<'r> {
         }
     }
 
-    /// The runs that have bytes of `part` of the file, which is one of them.
+    /// The runs that have bytes of `part` of the file, which must lie within them.
     pub(crate) fn runs_of(self, part: &Range<u64>) -> Vec<Run> {
         let overlaps = |(at, run): &&Run| *at < part.end && part.start < at + run.len() as u64;
         self.runs.iter().filter(overlaps).cloned().collect()
     }
 
-    /// The memory in which `part` of them is, which counts from their beginning.
+    /// The slices of memory that hold `part`, which counts from their beginning.
     fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
         let wanted = self.start + part.start..self.start + part.end.min(self.len);
         self.runs.iter().filter_map(move |(at, run)| {
@@ -85,11 +85,11 @@ impl<'r> Sectors<'r> {
     }
 }
 
-/// Makes `data`, which was written at `logical`, the extent of its place in `file`, instead of what
-/// is there. Gives by how many bytes the data of the file became more or less.
+/// Makes `data`, which was written at `logical`, an extent of `file`, and replaces the extents in
+/// its range. Returns the change of the bytes of data that the inode counts.
 ///
 /// # Errors
-/// When a tree does not read.
+/// When a tree cannot be read.
 pub(crate) fn refer_to(
     handle: &Handle<'_>,
     buffers: &Buffers,
@@ -108,8 +108,8 @@ pub(crate) fn refer_to(
     Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
-/// Writes data and does as [`refer_to`], of chunks that were compressed and lie one behind the
-/// other in the file, each to as many bytes as were taken for it at one of `places`.
+/// Writes consecutive compressed chunks of a file, each to its own one of `places`, and stores
+/// their items as [`refer_to`] does.
 pub(crate) fn store_packed(
     handle: &Handle<'_>,
     buffers: &Buffers,
@@ -157,7 +157,7 @@ pub(crate) fn store_packed(
     Ok((end - start).cast_signed() - dropped.cast_signed())
 }
 
-/// A chunk that was compressed, and where it goes.
+/// A compressed chunk and its place.
 struct PackedExtent<'c> {
     range: &'c Range<u64>,
     packed: &'c Arc<Vec<u8>>,
@@ -170,7 +170,7 @@ impl PackedExtent<'_> {
     }
 }
 
-/// The volume says which compressions were ever used in it.
+/// Sets the feature of the volume that says that this compression was used.
 pub(crate) fn note_use(handle: &Handle<'_>, compression: Compression) {
     match compression {
         Compression::Lzo => handle.needs(Incompat::COMPRESS_LZO),
@@ -190,7 +190,8 @@ fn write_new(
     note_checksums(handle, inode, data, logical)
 }
 
-/// Gives `data` at `logical` its checksums, if the file has them.
+/// Stores the checksums of `data` at `logical`, if the file has them, and otherwise removes stale
+/// ones.
 fn note_checksums(
     handle: &Handle<'_>,
     inode: &InodeItem,
@@ -203,7 +204,7 @@ fn note_checksums(
     }
 }
 
-/// Writes `data` at `logical`, where its place in `file` is preallocated.
+/// Writes `data` at `logical`, which is its preallocated place in `file`.
 ///
 /// # Errors
 /// When a device fails.
@@ -220,15 +221,16 @@ pub(crate) fn store_preallocated(
     mark_written(handle, file, &data.range())
 }
 
-/// Data that is kept in an extent item.
+/// Inline data.
 pub(crate) struct Inline<'d> {
-    /// How long it is before it is compressed, in bytes.
+    /// The length before compression, in bytes.
     pub(crate) len: u64,
     pub(crate) compression: Compression,
     pub(crate) bytes: Cow<'d, [u8]>,
 }
 
-/// Makes `data` all that `file` holds, instead of what is in `range`. Gives as [`refer_to`].
+/// Makes `data` the inline data of `file`, and replaces the extents in `range`. Returns as
+/// [`refer_to`].
 pub(crate) fn store_inline(
     handle: &Handle<'_>,
     buffers: &Buffers,
@@ -245,31 +247,31 @@ pub(crate) fn store_inline(
     Ok(data.len.cast_signed() - dropped.cast_signed())
 }
 
-/// The first data that a file gets.
+/// The first data of a file.
 #[derive(Clone, Copy)]
 pub(crate) struct FirstData<'d> {
     pub(crate) file: FileId,
-    /// All of it, in whole sectors.
+    /// All data of the file, in whole sectors.
     pub(crate) data: &'d Arc<Vec<u8>>,
-    /// How much of that the file has, in bytes, if it is kept in its extent item.
+    /// The length of the file in bytes, if the data is stored inline.
     pub(crate) inline: Option<u64>,
 }
 
 impl FirstData<'_> {
-    /// What it takes of the space for data, in bytes.
+    /// The data space that it takes, in bytes.
     pub(crate) fn extent_bytes(&self) -> u64 {
         if self.inline.is_some() { 0 } else { self.data.len() as u64 }
     }
 
-    /// By how many bytes the data of the file becomes more.
+    /// The bytes of data that the inode counts for it.
     pub(crate) fn stored_bytes(&self) -> i64 {
         self.inline.unwrap_or(self.data.len() as u64).cast_signed()
     }
 }
 
-/// Gives several files of one subvolume, which are in order and hold nothing, their data: one
-/// behind the other from `logical` on, what is not kept in extent items. Nothing is replaced, so
-/// whoever looks for extents finds these or none.
+/// Stores the first data of several files of one subvolume, which are sorted. Data that is not
+/// inline goes to consecutive addresses from `logical` on. No extent is replaced, so a reader sees
+/// the new extents or none.
 ///
 /// # Errors
 /// When a device fails.
@@ -313,7 +315,7 @@ pub(crate) fn store_first(
     handle.change(tree, |tree| tree.insert_batch(&items))
 }
 
-/// Whether data has checksums: a copy of it that could not be written shows by them.
+/// Whether data has checksums. They reveal a copy that could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sums {
     Has,
@@ -321,14 +323,13 @@ pub(crate) enum Sums {
 }
 
 impl Sums {
-    /// Those of the data of an inode.
+    /// Whether the data of this inode has checksums.
     pub(crate) fn of(inode: &InodeItem) -> Self {
         if inode.flags.get() & inode_flags::NODATASUM == 0 { Self::Has } else { Self::HasNone }
     }
 }
 
-/// Writes every copy of `data`. What cannot be written, and is on no other member, ends all
-/// writing.
+/// Writes every copy of `data`. If a part could not be written to any member, all writing ends.
 pub(crate) fn write_data(
     handle: &Handle<'_>,
     logical: Logical,
@@ -341,8 +342,8 @@ pub(crate) fn write_data(
 /// Writes every copy of `data`.
 ///
 /// # Errors
-/// When no copy of some of it was written, or one of data without checksums stays bad on a member
-/// that is believed.
+/// When a part has no written copy, or when a copy of data without checksums stays bad on a member
+/// that is still trusted.
 pub(super) fn write_places(
     volume: &Base,
     logical: Logical,
@@ -369,8 +370,8 @@ pub(super) fn write_places(
     volume.storage.require_copies(&copies, cause)
 }
 
-/// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES say that by
-/// saying nothing. Space that was preallocated there stays.
+/// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES store
+/// nothing for that. Preallocated space in the range stays.
 pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<()> {
     if range.is_empty() || handle.volume().superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(());
@@ -411,7 +412,7 @@ fn head(handle: &Handle<'_>, len: u64, extent_type: u8) -> FileExtentHead {
     }
 }
 
-/// The item of an extent, or of a hole, which is at 0.
+/// The item of an extent, or of a hole, whose address is 0.
 pub(super) fn encode(
     handle: &Handle<'_>,
     len: u64,

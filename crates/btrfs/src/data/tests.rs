@@ -1,4 +1,4 @@
-//! Data that is written into files and cut off them, judged by `btrfs check` and the kernel.
+//! Random writes and truncations, judged by `btrfs check` and the kernel.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn open(disks: &Disks) -> Arc<Volume> {
     Volume::open_writable(vec![Arc::new(device)], &OpenOptions::default()).expect("it opens")
 }
 
-/// A write or a change of length, of the file and of what it should hold.
+/// A write or a change of length, applied to the file and to a model of it.
 fn step(fs: &Filesystem, file: FileId, model: &mut Vec<u8>, random: &mut Random) {
     let place = |below: u64| usize::try_from(below).expect("small");
     if random.below(5) == 0 {
@@ -59,8 +59,8 @@ fn judge(mkfs: &[&str], mount: &str) {
     let mut random = Random::new(seed);
     let disks = Disks::create(&judges, 1, 1024);
     disks.mkfs(mkfs);
-    // The kernel writes the first of them, with whatever extents its options make, one that is held
-    // by a snapshot, and one that is inline.
+    // The kernel writes the first contents of the files, with the extents that its options make. A
+    // snapshot shares one file, and one is inline.
     let names = ["shared", "inline", "new"];
     let mut models = [random.text(2 << 20), random.text(700), Vec::new()];
     let kernel = disks.mount(mount);
@@ -104,7 +104,7 @@ fn judge(mkfs: &[&str], mount: &str) {
             let path = kernel.path().join(name);
             let mut bytes = std::fs::read(&path).expect("it reads");
             assert!(bytes == *model, "the kernel shows something else in {name}");
-            // The kernel goes on with what we made.
+            // The kernel continues with the volume that we wrote.
             bytes.reverse();
             std::fs::write(&path, &bytes).expect("it writes");
             *model = bytes;

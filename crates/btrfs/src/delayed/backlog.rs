@@ -1,29 +1,29 @@
-//! The backlog: how much is queued in all, and who waits until that is less.
+//! The backlog: how much is queued in all, and the writers that wait until it is less.
 //!
-//! Who waits is counted before it looks at anything, and who makes the backlog smaller, or ends a
-//! flush, looks after that whether anybody is counted. So nobody falls asleep over a change that it
-//! has not seen.
+//! A waiting writer registers before it looks at the backlog. A thread that makes the backlog
+//! smaller, or ends a flush, looks for registered writers after that. So no writer falls asleep
+//! over a change that it has not seen.
 
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-/// What is queued, in bytes of memory.
+/// The bytes of memory of all queued items.
 pub(super) struct Backlog {
-    /// What may be queued.
+    /// The most bytes that may be queued.
     most: u64,
-    /// While an operation or a flush is counting it may be off, below zero even.
+    /// While an operation or a flush is counting, this may be wrong, even negative.
     bytes: AtomicI64,
-    /// The most that it was.
+    /// The highest value of `bytes`.
     peak: AtomicI64,
     waiting: AtomicUsize,
-    /// How often those who wait were told that something has changed.
+    /// The number of times that waiting writers were woken.
     told: Mutex<u64>,
     telling: Condvar,
 }
 
 impl Backlog {
-    /// Nothing is queued, and no more than `most` may be.
+    /// An empty backlog with the limit `most`.
     pub(super) fn new(most: u64) -> Self {
         Self {
             most,
@@ -51,7 +51,7 @@ impl Backlog {
         self.bytes() > self.most
     }
 
-    /// There is more, or less.
+    /// Adds `more` bytes, which may be negative.
     pub(super) fn note(&self, more: i64) {
         let now = self.bytes.fetch_add(more, Ordering::SeqCst) + more;
         if now > self.peak.load(Ordering::Relaxed) {
@@ -62,7 +62,7 @@ impl Backlog {
         }
     }
 
-    /// Something has changed for those who wait.
+    /// Wakes the waiting writers.
     pub(super) fn tell(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
             *self.told.lock() += 1;
@@ -70,34 +70,34 @@ impl Backlog {
         }
     }
 
-    /// Begins to wait until no more is queued than may be.
+    /// Registers a writer that waits until the backlog is within its limit.
     pub(super) fn watch(&self) -> Watch<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         Watch { backlog: self, told: 0 }
     }
 
-    /// How many wait.
+    /// The number of registered writers.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
 }
 
-/// One who waits.
+/// A registered writer.
 pub(super) struct Watch<'b> {
     backlog: &'b Backlog,
-    /// What it was told before it looked.
+    /// The value of `told` before it last looked.
     told: u64,
 }
 
 impl Watch<'_> {
-    /// Whether more is queued than may be.
+    /// Whether the backlog exceeds its limit.
     pub(super) fn sees_too_much(&mut self) -> bool {
         self.told = *self.backlog.told.lock();
         self.backlog.is_too_large()
     }
 
-    /// Waits until something has changed since it looked.
+    /// Waits until a wake-up since the last look.
     pub(super) fn wait(&self) {
         let mut told = self.backlog.told.lock();
         while *told == self.told && self.backlog.is_too_large() {

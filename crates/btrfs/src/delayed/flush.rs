@@ -1,19 +1,20 @@
-//! From the nodes to the trees.
+//! Flushing: from the nodes to the trees.
 //!
-//! | who | when | how much |
+//! | flusher | when | how much |
 //! |---|---|---|
-//! | the thread of the volume | more than a quarter of [`most_bytes`](Delayed::most_bytes) is queued | what was more than an eighth when it began |
-//! | a writer, before it joins | more than all of it is | its share, and until no more than all is |
-//! | a writer, when its operation ends | the nodes hold much of what is left of metadata | the nodes that it changed |
-//! | who makes room | reserved metadata is wanted | until as much was given back |
+//! | the thread of the volume | more than a quarter of [`most_bytes`](Delayed::most_bytes) is queued | all above an eighth of it, as counted when it began |
+//! | a writer, before it joins | more than all of `most_bytes` is queued | its share, again until `most_bytes` is not exceeded |
+//! | a writer, when its operation ends | the nodes hold much of the metadata that is left | the nodes that it changed |
+//! | the leader that makes room | reserved metadata is wanted | until so much was released |
 //! | an fsync of a directory with many new entries | before it copies them into a log | the nodes of these entries, and of the new inodes that they lead to |
-//! | who writes small files back | before it stores several together | the nodes of their inodes |
-//! | a commit | always | everything, on all cores: most of it before the gate is shut, the rest behind it |
+//! | write-back of small files | before it stores several together | the nodes of their inodes |
+//! | a commit | always | everything, on all cores: most of it before it blocks writers, the rest after |
 //!
-//! Indexes and inodes come in the order of keys, so a leaf of them has nothing to gain from
-//! waiting. They go first, in the order of keys. Hashes are scattered over all leaves of their
-//! directory: the more of them go at once, the more meet in a leaf. So they stay longest, and then
-//! the largest node of them goes first. At last come nodes with less than a leaf.
+//! Indexes and inodes arrive in the order of keys, so their leaves gain nothing from waiting. They
+//! are flushed first, in the order of keys. Hashes are scattered over all leaves of their
+//! directory: the more of them are flushed together, the more share a leaf. So they stay longest,
+//! and then the node with the most of them goes first. Nodes with less than a leaf of items come
+//! last.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -29,34 +30,35 @@ use crate::cores;
 use crate::stats::Counters;
 use crate::transaction::{Base, Handle, Tree};
 
-/// What more than one thread flushes, in bytes of memory: less is done before a thread has begun.
+/// The bytes from which on several threads flush. Less is flushed before a second thread has
+/// started.
 const WORTH_THREADS: u64 = 1 << 20;
 
-/// What goes to a tree at a time, in leaves of new items. Those that are sorted meet few leaves
-/// twice, and a commit that waits for the handle does not wait long.
+/// The leaves of new items that go to a tree at a time. Sorted items of one batch rarely share a
+/// leaf with the next batch, and a commit that waits for the handle does not wait long.
 const BATCH_LEAVES: usize = 16;
 
-/// How many nodes a thread takes at a time. They are neighbours, so threads meet in few leaves.
+/// The nodes that a thread takes at a time. They are neighbours, so threads rarely meet in a leaf.
 const RUN: usize = 16;
 
-/// The part of what may be queued that a writer flushes when there is too much.
+/// A writer that finds too much queued flushes one such part of the limit.
 const SHARES: u64 = 16;
 
-/// Who flushes.
+/// The flusher, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlushedBy {
     /// The thread of the volume.
     Background,
-    /// An operation that found too much queued, or no room, or that stores many files.
+    /// An operation that found too much queued or no room, or write-back of many files.
     Writer,
     /// A commit.
     Commit,
-    /// An fsync that copies what it logs from the tree.
+    /// An fsync that copies items from the tree into a log.
     Fsync,
 }
 
 impl FlushedBy {
-    /// A set of delayed items was flushed.
+    /// Counts a flushed set of delayed items.
     fn count(self, stats: &Counters) {
         match self {
             Self::Background => stats.flushed_in_background(),
@@ -67,16 +69,16 @@ impl FlushedBy {
     }
 }
 
-/// What items that are being flushed are, in the order of keys.
+/// Items that are being flushed, in the order of keys.
 type Sorted<'i> = [(Key, &'i Pending)];
 
 impl Delayed {
-    /// Flushes delayed items until at least `bytes` of reserved metadata were given back, or
-    /// nothing is left that can be flushed now. Says how many were given back. The caller must hold
-    /// no handle; it may hold locks of inodes.
+    /// Flushes delayed items until at least `bytes` of reserved metadata were released, or nothing
+    /// more can be flushed now. Returns how many were released. The caller must hold no handle; it
+    /// may hold locks of inodes.
     ///
     /// # Errors
-    /// When a tree cannot be changed: nothing more is written then.
+    /// When a tree cannot be changed. This ends all writing.
     pub(crate) fn flush(&self, base: &Base, bytes: u64) -> Result<u64> {
         let mut released = 0;
         for id in self.ripe_first() {
@@ -88,11 +90,12 @@ impl Delayed {
         Ok(released)
     }
 
-    /// Flushes a share of the delayed items when there are too many, and has them flushed before.
-    /// The caller must hold no handle; it may hold locks of inodes.
+    /// Flushes delayed items while there are more than the limit, and asks the thread of the volume
+    /// to flush from a quarter of the limit on. The caller must hold no handle; it may hold locks
+    /// of inodes.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush), and `EROFS` when something failed before.
+    /// As [`flush`](Self::flush), and `EROFS` when an earlier failure has ended all writing.
     pub(crate) fn limit(&self, base: &Base) -> Result<()> {
         let (live, most) = (base.live()?, self.most_bytes());
         if self.bytes() > most / 4 {
@@ -106,16 +109,16 @@ impl Delayed {
             let flushed = self.flush_bytes(base, most / SHARES, FlushedBy::Writer)?;
             live.require_whole()?;
             if flushed == 0 {
-                // Others are flushing all that there is, or are about to count that it is gone.
+                // Other threads are flushing everything, or have not counted the end of their flush
+                // yet.
                 watch.wait();
             }
         }
         Ok(())
     }
 
-    /// Flushes what is more than an eighth of what may be queued, when more than a quarter of that
-    /// is. What others queue meanwhile is left for the next time: however much they change, this
-    /// ends.
+    /// If more than a quarter of the limit is queued, flushes all above an eighth. Items that are
+    /// queued meanwhile wait for the next call, so this ends however fast other threads queue.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -127,7 +130,7 @@ impl Delayed {
         Ok(())
     }
 
-    /// Flushes nodes until this many bytes of memory are free; how many became free.
+    /// Flushes nodes until so many bytes of memory were freed. Returns how many were.
     fn flush_bytes(&self, base: &Base, bytes: u64, by: FlushedBy) -> Result<u64> {
         let mut flushed = 0;
         for id in self.ripe_first() {
@@ -139,11 +142,11 @@ impl Delayed {
         Ok(flushed)
     }
 
-    /// Flushes everything that is queued and that nobody else is flushing, on several threads when
-    /// it is worth that. Each gets its handles from `join`.
+    /// Flushes everything that no other thread is flushing, on several threads if it is much. Each
+    /// gets its handles from `join`.
     ///
     /// # Errors
-    /// As [`flush`](Self::flush): the first, when no thread is at work any more.
+    /// As [`flush`](Self::flush): the first error, after all threads have ended.
     pub(crate) fn flush_all<'v>(&self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()> {
         let nodes = self.in_order();
         let next = AtomicUsize::new(0);
@@ -175,8 +178,8 @@ impl Delayed {
                 .collect();
             let own = work();
             others.into_iter().fold(own, |all, other| match other.join() {
-                // Who comes later is only told that nothing is written any more: the cause is what
-                // another met.
+                // After one thread failed, the others only get `EROFS`. The other error is the
+                // cause.
                 Ok(Err(cause)) if is_refused(&all) => Err(cause),
                 Ok(result) => all.and(result),
                 Err(panic) => std::panic::resume_unwind(panic),
@@ -184,7 +187,7 @@ impl Delayed {
         })
     }
 
-    /// Flushes one node, unless somebody else does.
+    /// Flushes one node, unless another thread does.
     fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
         let Some(frozen) = self.freeze(id) else { return Ok(Flushed::default()) };
         by.count(handle.stats());
@@ -194,28 +197,27 @@ impl Delayed {
         })
     }
 
-    /// Flushes what waits beside the item with this key, and says whether nothing waits there any
-    /// more.
+    /// Flushes the node of the item with this key. Returns whether the node is empty then.
     ///
     /// # Errors
-    /// When the tree cannot be changed: nothing more is written then.
+    /// When the tree cannot be changed. This ends all writing.
     pub(crate) fn flush_beside(&self, handle: &Handle<'_>, tree: TreeId, key: Key) -> Result<bool> {
         let Some(id) = NodeId::of(tree, key) else { return Ok(true) };
         self.flush_node(handle, id, FlushedBy::Fsync)?;
         Ok(!self.shard(id).read().contains_key(&id))
     }
 
-    /// Flushes these nodes now, but for those that somebody else is flushing.
+    /// Flushes these nodes, except those that another thread is flushing.
     pub(super) fn flush_nodes(&self, handle: &Handle<'_>, nodes: &[NodeId]) -> Result<()> {
         let flush = |&id| self.flush_node(handle, id, FlushedBy::Writer).map(drop);
         nodes.iter().try_for_each(flush)
     }
 
-    /// Puts what is queued of these inodes, which are in order, and of those beside them into the
-    /// tree now. What somebody else is flushing stays queued.
+    /// Flushes the nodes of these inodes, which are sorted. A node that another thread is flushing
+    /// keeps its items.
     ///
     /// # Errors
-    /// When the tree cannot be changed: nothing more is written then.
+    /// When the tree cannot be changed. This ends all writing.
     pub(crate) fn flush_inodes(
         &self,
         handle: &Handle<'_>,
@@ -228,12 +230,12 @@ impl Delayed {
         self.flush_nodes(handle, &nodes)
     }
 
-    /// Puts what is queued of the inode `ino` into the tree now, if the inode is new: items beside
-    /// it have gone there, and leaves that are full of those would be split for it later. When its
-    /// node is being flushed, it stays queued.
+    /// Flushes the queued items of the inode `ino` if it is new. Other items of the inode go to the
+    /// tree at once, and if they came first, leaves full of them would later be split for the inode
+    /// item. If its node is being flushed, the items stay queued.
     ///
     /// # Errors
-    /// When the tree cannot be changed: nothing more is written then.
+    /// When the tree cannot be changed. This ends all writing.
     pub(crate) fn flush_inode(&self, handle: &Handle<'_>, tree: &Tree, ino: u64) -> Result<()> {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let Some(id) = NodeId::of(tree.id, key) else { return Ok(()) };
@@ -245,17 +247,17 @@ impl Delayed {
     }
 }
 
-/// What a flush did.
+/// The result of a flush.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flushed {
-    /// Memory that became free, in bytes.
+    /// The freed memory, in bytes.
     bytes: u64,
-    /// Reserved metadata that was given back, in bytes.
+    /// The released metadata, in bytes.
     released: u64,
 }
 
-/// What a flush has taken out of a node. When this is dropped the flush has ended, well or not, and
-/// who waits for it is told.
+/// The items that a flush has frozen. Dropping this ends the flush, even after an error or a panic,
+/// and wakes the writers that wait for it.
 pub(super) struct Frozen<'v> {
     delayed: &'v Delayed,
     id: NodeId,
@@ -276,7 +278,7 @@ struct Flush<'a, 'v> {
 }
 
 impl Flush<'_, '_> {
-    /// Flushes what was frozen, and thaws the node. When that fails the items stay where they are.
+    /// Flushes the frozen items, and removes them from the node. When that fails they stay there.
     fn run(&self) -> Result<Flushed> {
         let flushed = self.put(&self.frozen.items)?;
         self.frozen.delayed.forget(self.frozen.id);
@@ -309,20 +311,20 @@ impl Flush<'_, '_> {
         self.handle.change(self.tree.id, |tree| tree.apply_batch(&edits).map(drop))
     }
 
-    /// The items are in the tree: gives back what was reserved for them, and says how much that
-    /// was.
+    /// Releases the reservation of items that are in the tree now. Returns how many bytes that
+    /// were.
     fn give_back(&self, load: Load) -> u64 {
         let less = Load::default() - load;
         self.frozen.delayed.settle(self.tree, self.handle.space(), less, None)
     }
 }
 
-/// Whether nothing is written any more because of something that happened before.
+/// Whether the error only says that an earlier failure has ended all writing.
 fn is_refused(result: &Result<()>) -> bool {
     matches!(result, Err(error) if error.errno() == Errno::ROFS)
 }
 
-/// How many of `items`, which are not none, fill leaves of this many bytes; at least one.
+/// How many of `items`, of which there is at least one, fit into so many bytes; at least one.
 fn fill(items: &Sorted<'_>, bytes: usize) -> usize {
     let mut room = bytes;
     let fit = items.iter().take_while(|(_, pending)| {
@@ -335,7 +337,7 @@ fn fill(items: &Sorted<'_>, bytes: usize) -> usize {
 }
 
 impl Delayed {
-    /// The nodes that can be flushed, and what they take.
+    /// The nodes that can be flushed, with the memory of their items.
     fn nodes(&self) -> Vec<(NodeId, u64)> {
         let mut nodes = Vec::new();
         for shard in &self.shards {
@@ -348,7 +350,7 @@ impl Delayed {
         nodes
     }
 
-    /// The nodes that can be flushed, in the order in which it is best done.
+    /// The nodes that can be flushed, in the best order.
     fn ripe_first(&self) -> Vec<NodeId> {
         let mut nodes = self.nodes();
         nodes.sort_unstable_by_key(|&(id, bytes)| {
@@ -365,8 +367,8 @@ impl Delayed {
         nodes
     }
 
-    /// Takes what waits in a node to be flushed, unless that is done already, or there is nothing.
-    /// The caller has a handle for as long as it has that.
+    /// Freezes the active items of a node for a flush. `None` if a flush runs already or the node
+    /// is empty. The caller holds a handle as long as it has the result.
     pub(super) fn freeze(&self, id: NodeId) -> Option<Frozen<'_>> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id)?;
@@ -378,8 +380,8 @@ impl Delayed {
         Some(Frozen { delayed: self, id, items })
     }
 
-    /// Takes what waits of a new inode to be flushed, and says by how much there is more for that
-    /// to be reserved.
+    /// Freezes the items of a new inode for a flush. Also returns by how much the reservation of
+    /// the node changes.
     fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(Frozen<'_>, Load)> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id).filter(|node| node.flushing.is_none())?;
@@ -391,7 +393,7 @@ impl Delayed {
         Some((Frozen { delayed: self, id, items }, more))
     }
 
-    /// What was flushing is in the tree.
+    /// Forgets the flushed items of a node, which are in the tree.
     fn forget(&self, id: NodeId) {
         let mut shard = self.shard(id).write();
         let Some(node) = shard.get_mut(&id) else { return };
@@ -401,8 +403,8 @@ impl Delayed {
         }
     }
 
-    /// Refuses to go on while anything is queued. The caller is alone: a commit without all items
-    /// would tear operations apart.
+    /// Fails if anything is queued. The caller is a commit with the transaction quiesced: without
+    /// all items it would tear operations apart.
     pub(crate) fn require_empty(&self) -> Result<()> {
         let left: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         if left > 0 {

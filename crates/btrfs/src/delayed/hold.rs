@@ -1,10 +1,10 @@
-//! The account of a tree: what is reserved for the items that are queued for it.
+//! The account of a tree: the metadata that is reserved for its queued items.
 //!
-//! Flushing changes no block twice without need: each block of the tree that the transaction has
-//! not copied yet is copied once, a leaf that an item goes into may be split, and otherwise leaves
-//! stay a third full. So however many units items have kept, *uncopied blocks + all blocks + three
-//! times what is added* pay for all of them, each with what its references come to
-//! (`space::reserve`). More is never held.
+//! A flush copies each block of the tree that the transaction has not copied yet at most once. A
+//! leaf that gets an item may be split, and otherwise leaves stay at least a third full. So
+//! *uncopied blocks + all blocks + three times the added bytes* pay for all queued items, however
+//! many units they have. Each block counts with the cost of its references (`space::reserve`). An
+//! account never holds more than that.
 
 use std::sync::atomic::Ordering;
 
@@ -13,28 +13,26 @@ use super::node::Load;
 use crate::space::{Kept, OPERATION_ITEMS, Space};
 use crate::transaction::{Account, Handle, Tree};
 
-/// Blocks that a tree may get besides: a root for every level, and what goes with it.
+/// More blocks that a tree may get: a new root for every level, and a few blocks with it.
 const FEW_BLOCKS: u64 = 16;
 
-/// What a tree counts for itself before it adds to the sums of the volume, in bytes of memory:
-/// operations in different directories need not have the same line of the processors' caches each
-/// time.
+/// The bytes of memory that a tree counts by itself before it adds them to the sums of the volume.
+/// So operations in different directories do not write to the same cache line each time.
 const COUNTED_BYTES: i64 = 4096;
 
-/// The same for blocks that become dirty, in bytes.
+/// The same for dirty blocks, in bytes.
 const COUNTED_DIRTIES: i64 = 64 << 10;
 
-/// The part of what is left of metadata, beside what is kept back and the next operation, that
-/// queued items may hold.
+/// Queued items may hold one such part of the metadata that is left beside the reserve and one more
+/// operation.
 const HELD_PARTS: u64 = 4;
 
-/// What is enough for all others, in bytes of metadata: where more than that is left, queued items
-/// may hold the rest of it.
+/// Enough metadata for all other work, in bytes. If more is left, queued items may hold the rest.
 const OTHERS_BYTES: u64 = 64 << 20;
 
 impl Delayed {
-    /// The items that are queued for `tree` became more, for which `handle` pays, or less. Says how
-    /// many bytes of reserved metadata that gave back.
+    /// Counts that the queue of `tree` changed by `more`. For an increase `handle` pays. Returns
+    /// how many bytes of reserved metadata this released.
     pub(super) fn settle(
         &self,
         tree: &Tree,
@@ -43,11 +41,11 @@ impl Delayed {
         handle: Option<&Handle<'_>>,
     ) -> u64 {
         let less = self.recount(&mut tree.hold.account(), tree, space, more, handle);
-        // Who waits for it is served when that is dropped, without the account being locked.
+        // Dropping it grants waiting tickets, so this happens after the account is unlocked.
         less.map_or(0, |less| less.bytes())
     }
 
-    /// Counts that there is more, and gives what of reserved metadata is not needed any more.
+    /// Counts the change, and returns the reserved metadata that is no longer needed.
     fn recount(
         &self,
         account: &mut Account,
@@ -70,8 +68,8 @@ impl Delayed {
         let before = account.held.bytes();
         let mut less = None;
         if wanted > before {
-            // An operation pays for what it queues; that the tree became larger is not its
-            // business.
+            // An operation pays only for the items that it queues, not for the growth of the tree
+            // since.
             let pay = |handle: &Handle<'_>| {
                 let share = positive(more.units).saturating_mul(handle.item_cost());
                 handle.hand_over(&mut account.held, share.min(wanted - before))
@@ -84,7 +82,7 @@ impl Delayed {
         let dirties = if units == 0 {
             0
         } else {
-            // What is queued is not on the devices, even if it should take no further block.
+            // At least 1 while items are queued, because they are not on the devices yet.
             let copies = positive(account.blocks).saturating_mul(node_size).min(uncopied);
             (copies + growth * 3 / 2).max(1)
         };
@@ -92,8 +90,8 @@ impl Delayed {
         less
     }
 
-    /// Whether all trees together, and `more` bytes, hold more than their part of what is left of
-    /// metadata, and no chunk is a cheap way to more.
+    /// Whether all trees together, with `more` bytes, hold more than their part of the metadata
+    /// that is left, and a chunk is no cheap way to more.
     pub(super) fn holds_much(&self, space: &Space, more: u64) -> bool {
         if space.is_roomy() {
             return false;
@@ -103,9 +101,9 @@ impl Delayed {
         self.held.get().saturating_add(more) > most
     }
 
-    /// Adds to the sums of the volume, now and then. What becomes less is counted at once, because
-    /// somebody may wait for it, and so is what an operation counts when a flush has taken it away
-    /// already.
+    /// Adds to the sums of the volume, but not every time. A decrease is counted at once, because a
+    /// writer may wait for it. So is the count of an operation whose items a flush has already
+    /// taken.
     fn count(&self, account: &mut Account, dirties: i64, bytes: i64) {
         let is_first_or_last = (dirties == 0) != (account.dirties == 0);
         let change = dirties - account.dirties;

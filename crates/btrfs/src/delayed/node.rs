@@ -10,16 +10,16 @@ use offshoot_btrfs_format::{ItemType, Key};
 
 use super::GROUP;
 
-/// What a queued item takes beside its data, about, in bytes: its place in a map that is not full,
-/// and the rounding of allocators.
+/// The approximate memory of a queued item beside its data, in bytes: its slot in a map that is not
+/// full, and the rounding of allocators.
 const OVERHEAD_BYTES: usize = 96;
 
-/// One item that waits.
+/// A queued item.
 #[derive(Debug)]
 pub(super) struct Pending {
     /// `None` for a tombstone.
     data: Option<Box<[u8]>>,
-    /// The tree may have an item with this key, or get one from a flush under way.
+    /// Whether the tree may have an item with this key, or get one from a running flush.
     in_tree: bool,
 }
 
@@ -28,7 +28,7 @@ impl Pending {
         self.data.as_deref()
     }
 
-    /// What it takes of a leaf, in bytes.
+    /// The bytes that it takes in a leaf.
     fn size(&self) -> usize {
         self.data.as_ref().map_or(0, |data| data.len() + ITEM_SIZE)
     }
@@ -38,16 +38,16 @@ impl Pending {
     }
 }
 
-/// What items amount to, or by how much that changed.
+/// The totals of some items, or their change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Load {
     /// Units of reserved metadata.
     pub(super) units: i64,
-    /// Blocks of a tree that they go to, about.
+    /// The approximate number of tree blocks that they go to.
     pub(super) blocks: i64,
-    /// By how much they make a tree larger at most, in bytes of leaves.
+    /// The most by which they enlarge a tree, in bytes of leaves.
     pub(super) growth: i64,
-    /// What they take in memory, in bytes.
+    /// The memory that they take, in bytes.
     pub(super) bytes: i64,
 }
 
@@ -73,10 +73,10 @@ impl Sub for Load {
     }
 }
 
-/// Who pays for an item of the sorted ones.
+/// What the unit of a sorted item is counted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
-    /// The leaf of new items that it belongs to.
+    /// The leaf of new items to which it was counted.
     Leaf,
     /// The inode.
     Inode,
@@ -87,20 +87,20 @@ enum Unit {
 /// Items of a node that wait for one flush.
 #[derive(Debug, Default)]
 pub(super) struct Items {
-    /// DIR_ITEMs, by the hash: they are only looked up one by one.
+    /// DIR_ITEMs by hash. They are only looked up one by one.
     hashed: HashMap<u64, Pending, FixedState>,
-    /// How many leaves all hashes of the directory fill, about.
+    /// The approximate number of leaves with the hashes of the directory.
     spread: Option<u64>,
     sorted: BTreeMap<Key, Pending>,
     bytes: usize,
     growth: usize,
-    /// How many of `sorted` are not in the tree.
+    /// The number of items in `sorted` that are not in the tree.
     insertions: usize,
-    /// The size of the leaf of new items that fills, with their headers.
+    /// The bytes in the current leaf of new items, with their headers.
     curr_index_batch_size: u32,
-    /// How many leaves the new items fill. It may be more than they need, after some were removed.
+    /// The number of leaves that the new items fill. After removals it may be more than they need.
     index_item_leaves: u32,
-    /// How many of `sorted` keep a unit of their own.
+    /// The number of items in `sorted` that keep a unit of their own.
     own: u64,
     /// The inodes of the group that keep a unit, one bit each.
     inodes: u64,
@@ -123,7 +123,7 @@ impl Items {
         }
     }
 
-    /// What all of them amount to.
+    /// The totals of all items.
     pub(super) fn load(&self, by_item: bool) -> Load {
         let hashed = self.hashed.len() as u64;
         let shared = u64::from(self.index_item_leaves) + u64::from(self.inodes.count_ones());
@@ -139,12 +139,12 @@ impl Items {
         load
     }
 
-    /// All hashes of the directory fill about as many leaves.
+    /// Notes the approximate number of leaves with the hashes of the directory.
     pub(super) fn set_spread(&mut self, leaves: u64) {
         self.spread = Some(leaves);
     }
 
-    /// The item becomes this.
+    /// Sets the data of the item.
     pub(super) fn put(
         &mut self,
         key: Key,
@@ -183,12 +183,12 @@ impl Items {
             }
         }
         if before == Unit::Leaf {
-            // Changed after it was made: other items may stand beside it by now.
+            // It changed after it was made, so other items may stand beside it by now.
             self.keep_unit(key);
         }
     }
 
-    /// The item goes; whether that is all, because it never came to the tree.
+    /// Removes the item. Returns whether that needs no tombstone, because it never was in the tree.
     pub(super) fn remove(&mut self, key: Key) -> bool {
         let tombstone = Pending { data: None, in_tree: true };
         let is_gone = self.get(key).is_some_and(|old| !old.in_tree);
@@ -218,20 +218,20 @@ impl Items {
         is_gone
     }
 
-    /// The inode of `key` keeps a unit of its own, if anything of it waits.
+    /// Makes the inode of `key` keep a unit of its own, if items of it are queued.
     pub(super) fn keep_unit(&mut self, key: Key) {
         if self.has_inode(key) {
             self.inodes |= bit_of(key);
         }
     }
 
-    /// Whether `key` is that of an inode of which anything waits.
+    /// Whether `key` belongs to an inode with queued items.
     fn has_inode(&self, key: Key) -> bool {
         let is_inode = matches!(key.item_type, ItemType::INODE_ITEM | ItemType::INODE_REF);
         is_inode && self.range(all_of_inode(key.objectid)).next().is_some()
     }
 
-    /// Takes the items of the inode `ino` out, if it is new.
+    /// Takes out the items of the inode `ino`, if it is new.
     pub(super) fn take_inode(&mut self, ino: u64, leaf: u32) -> Option<Self> {
         let all = all_of_inode(ino);
         self.sorted.get(all.start()).filter(|item| !item.in_tree)?;
@@ -246,7 +246,7 @@ impl Items {
         Some(taken)
     }
 
-    /// Takes out one of the sorted items, with what it pays for itself.
+    /// Takes out one of the sorted items, with its unit.
     fn take(&mut self, key: Key) -> Option<Pending> {
         let old = self.sorted.remove(&key)?;
         self.discount(&old);
@@ -314,19 +314,19 @@ impl Items {
         }
     }
 
-    /// An item of the leaves becomes larger or smaller.
+    /// Counts that a new item became larger or smaller.
     fn resize_in_leaf(&mut self, was: usize, is: usize, leaf: u32) {
         if is > was {
             self.add_to_leaf(is - was, leaf);
         } else if self.index_item_leaves == 1 {
-            // With several, nobody knows which one it was counted to.
+            // With several leaves it is unknown to which one the item was counted.
             let less = u32::try_from(was - is).expect("an item fits a leaf");
             debug_assert!(self.curr_index_batch_size >= less, "the only leaf has all new items");
             self.curr_index_batch_size = self.curr_index_batch_size.saturating_sub(less);
         }
     }
 
-    /// Which keys of the sorted ones are in a range.
+    /// The sorted items in a range.
     pub(super) fn range(
         &self,
         range: RangeInclusive<Key>,
@@ -334,13 +334,13 @@ impl Items {
         self.sorted.range(range).map(|(key, pending)| (*key, pending))
     }
 
-    /// All of them in the order of keys, those of the directory `dir`.
+    /// All items in the order of keys. The hashed ones belong to the directory `dir`.
     pub(super) fn in_order(&self, dir: u64) -> Vec<(Key, &Pending)> {
         let by_hash = |(&hash, pending)| (Key::new(dir, ItemType::DIR_ITEM, hash), pending);
         let mut all: Vec<_> = Vec::with_capacity(self.len());
         all.extend(self.hashed.iter().map(by_hash));
         all.sort_unstable_by_key(|(key, _)| key.offset);
-        // A directory has its hashed items before all others, and only directories have any.
+        // Only a node of hashes has hashed items, and they come before all other kinds.
         all.extend(self.sorted.iter().map(|(key, pending)| (*key, pending)));
         all
     }
@@ -351,12 +351,12 @@ fn bit_of(key: Key) -> u64 {
     1 << (key.objectid % GROUP)
 }
 
-/// The keys of what waits of the inode `ino`.
+/// The range of keys of the queued items of the inode `ino`.
 fn all_of_inode(ino: u64) -> RangeInclusive<Key> {
     Key::new(ino, ItemType::INODE_ITEM, 0)..=Key::new(ino, ItemType::INODE_REF, u64::MAX)
 }
 
-/// Who pays for an item of the sorted ones.
+/// What the unit of a sorted item is counted to.
 fn unit(key: Key, pending: &Pending) -> Unit {
     match (key.item_type, &pending.data) {
         _ if !pending.in_tree => Unit::Leaf,
@@ -365,16 +365,16 @@ fn unit(key: Key, pending: &Pending) -> Unit {
     }
 }
 
-/// What is left to be released of the units of items that are being flushed.
+/// The units of items that are being flushed and were not released yet.
 #[derive(Debug)]
 pub(super) struct Releases<'i> {
     items: &'i Items,
     by_item: bool,
-    /// What was not released yet.
+    /// The totals that were not released yet.
     left: Load,
     leaves: u32,
     insertions: usize,
-    /// What a leaf has room for, in bytes.
+    /// The capacity of a leaf, in bytes.
     leaf: u32,
 }
 
@@ -384,8 +384,8 @@ impl<'i> Releases<'i> {
         Self { items, by_item, left, leaves, insertions: items.insertions, leaf }
     }
 
-    /// What is released when `batch` is in the tree. What items take in memory they take until all
-    /// are.
+    /// The totals to release when `batch` is in the tree. The memory of items is released only when
+    /// all of them are.
     pub(super) fn after(&mut self, batch: &[(Key, &Pending)]) -> Load {
         let growth: usize = batch.iter().map(|(_, pending)| pending.size()).sum();
         let by = |(key, pending): &(Key, &Pending)| {
@@ -398,8 +398,8 @@ impl<'i> Releases<'i> {
         let leaves = match (inserted, self.insertions) {
             (0, _) => 0,
             (_, 0) => self.leaves,
-            // With other items between them they may be more batches than leaves; the last keeps
-            // one.
+            // With other items in between there may be more batches than leaves, so the last batch
+            // keeps one leaf.
             _ => {
                 let filled = u32::try_from(bytes).unwrap_or(u32::MAX).div_ceil(self.leaf);
                 self.leaves.saturating_sub(1).min(filled)
@@ -413,7 +413,7 @@ impl<'i> Releases<'i> {
         less
     }
 
-    /// What is left at the end.
+    /// The rest, to release at the end.
     pub(super) fn rest(self) -> Load {
         debug_assert!(self.insertions == 0 && self.leaves == 0, "all is flushed: {self:?}");
         debug_assert!(self.left.growth == 0, "{:?} of {:?}", self.left, self.items);
@@ -421,7 +421,7 @@ impl<'i> Releases<'i> {
     }
 }
 
-/// A node: what waits for the next flush, and what is being flushed.
+/// A node: the items that wait for the next flush, and those that are being flushed.
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) active: Items,
@@ -433,7 +433,7 @@ impl Node {
         self.active.is_empty() && self.flushing.is_none()
     }
 
-    /// The newest that is queued for `key`.
+    /// The newest queued item for `key`.
     pub(super) fn get(&self, key: Key) -> Option<&Pending> {
         self.active.get(key).or_else(|| self.flushing.as_ref()?.get(key))
     }

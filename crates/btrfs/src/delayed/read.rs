@@ -9,14 +9,14 @@ use super::node::{Items, Pending};
 use super::{Delayed, NodeId, Queues};
 use crate::tree::{self, Cursor, TreeRoot};
 
-/// Is shown a key and its data, and says whether it wants more.
+/// A callback that gets a key and its data, and returns whether to continue.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>;
 
-/// How many queued items are looked at in one go.
+/// The number of queued items that are copied at a time.
 const CHUNK: usize = 256;
 
-/// Calls `found` with the data of the item with exactly this key; `None` when there is none.
-/// Nothing may be locked, and no tree be searched, in `found`.
+/// Calls `found` with the data of the item with exactly this key; returns `None` when there is
+/// none. `found` must take no lock and search no tree.
 pub(crate) fn with_item<T>(
     volume: &impl Queues,
     root: TreeRoot,
@@ -32,9 +32,10 @@ pub(crate) fn with_item<T>(
     }
 }
 
-/// Calls `visit` with the items of `range`, all of one inode, in the order of keys until it breaks.
+/// Calls `visit` with the items of `range` in the order of keys, until it breaks. `range` is within
+/// one inode.
 ///
-/// An item that was there when this began is shown once, unless it is removed meanwhile.
+/// An item that exists when this begins is visited once, unless it is removed meanwhile.
 pub(crate) fn for_each_item(
     volume: &impl Queues,
     root: TreeRoot,
@@ -43,9 +44,9 @@ pub(crate) fn for_each_item(
 ) -> Result<()> {
     let (mut first, last) = range.into_inner();
     loop {
-        // What is queued comes first: what a flush forgets after that is shown here, and what it
-        // forgot before is in the tree. For the same reason the tree is searched anew for each
-        // chunk.
+        // The queue is copied before the tree is searched. An item that a flush forgets later is in
+        // the copy, and one that it forgot earlier is in the tree. For the same reason each chunk
+        // searches the tree anew.
         let queued = volume.delayed().copy(root.id, first..=last);
         let end = queued.end.unwrap_or(last);
         if visit_merged(volume, root, first..=end, &queued, visit)?.is_break() {
@@ -58,7 +59,7 @@ pub(crate) fn for_each_item(
     }
 }
 
-/// Shows the items of `range`: those of the tree that are not queued, and those that are.
+/// Visits the items of `range`: those that are queued, and those of the tree that are not.
 fn visit_merged(
     volume: &impl Queues,
     root: TreeRoot,
@@ -93,8 +94,8 @@ fn visit_merged(
     }
 }
 
-/// The last key of `range`, all of one inode, that is queued or in the tree. An item that is to be
-/// removed counts too.
+/// The last key of `range` that is queued or in the tree. `range` is within one inode. An item with
+/// a tombstone counts too.
 pub(crate) fn last_below(
     volume: &impl Queues,
     root: TreeRoot,
@@ -106,7 +107,7 @@ pub(crate) fn last_below(
     Ok(queued.max(stored))
 }
 
-/// The keys of `range`, all of one inode, that are queued, and which of these are not removed.
+/// The queued keys of `range`, which is within one inode. The flag is `false` for a tombstone.
 pub(crate) fn queued_between(
     volume: &impl Queues,
     tree: TreeId,
@@ -117,12 +118,12 @@ pub(crate) fn queued_between(
     })
 }
 
-/// Items that were queued at one moment.
+/// A copy of the items that were queued at one moment.
 #[derive(Default)]
 struct Copied {
     items: Vec<(Key, Option<Range<usize>>)>,
     data: Vec<u8>,
-    /// The last key that was looked at, when there may be more behind it.
+    /// The last key that was copied, if there may be more behind it.
     end: Option<Key>,
 }
 
@@ -133,7 +134,7 @@ impl Copied {
 }
 
 impl Delayed {
-    /// What is queued of `range`, from its beginning on.
+    /// Copies the queued items of `range` from its beginning on, at most [`CHUNK`].
     fn copy(&self, tree: TreeId, range: RangeInclusive<Key>) -> Copied {
         self.merged(tree, range, |all| {
             let mut copied = Copied::default();
@@ -160,8 +161,8 @@ impl Delayed {
         last(&node.active).max(node.flushing.as_ref().and_then(|items| last(items)))
     }
 
-    /// Calls `look` with what is queued of `range`, all of one node, in the order of keys. Nothing
-    /// may be locked in it.
+    /// Calls `look` with the queued items of `range` in the order of keys. `range` is within one
+    /// node. `look` must take no lock.
     fn merged<T: Default>(
         &self,
         tree: TreeId,

@@ -1,4 +1,4 @@
-//! Delayed items as operations, readers and commits have them.
+//! Delayed items as operations, readers and commits see them.
 
 mod bounds;
 mod faults;
@@ -23,7 +23,7 @@ use crate::{Filesystem, OpenOptions, Stats, Volume};
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-/// Nothing commits or flushes by itself.
+/// Options with which no thread commits or flushes by itself.
 fn quiet() -> OpenOptions {
     OpenOptions { commit_interval: None, ..OpenOptions::default() }
 }
@@ -51,7 +51,7 @@ fn names(fs: &Filesystem, dir: FileId) -> Vec<String> {
     names
 }
 
-/// What `work` adds to the counters.
+/// The change of the counters by `work`.
 fn counted(fs: &Filesystem, work: impl FnOnce()) -> Stats {
     let before = fs.volume().stats();
     work();
@@ -65,7 +65,7 @@ fn counted(fs: &Filesystem, work: impl FnOnce()) -> Stats {
     after
 }
 
-/// What is held for the items of the top level, in bytes of metadata.
+/// The metadata that is held for the items of the top level, in bytes.
 fn held(fs: &Filesystem) -> u64 {
     let live = fs.volume().live().expect("it is writable");
     live.tree(fs.volume(), TreeId::FS).expect("it is there").hold.held()
@@ -94,8 +94,8 @@ fn a_file_made_and_removed_leaves_nothing_to_write() {
     assert_eq!(held(&fs), 0);
 }
 
-/// What is adjacent goes into a leaf together and out of it together: a way down for each leaf,
-/// none for each item.
+/// Adjacent items go into a leaf and out of it together, with one search for each leaf and not for
+/// each item.
 #[test]
 fn adjacent_items_go_by_the_leaf() {
     const FILES: u64 = 5000;
@@ -120,7 +120,7 @@ fn adjacent_items_go_by_the_leaf() {
         flush();
     });
     assert_eq!(removed.items_removed_in_batches, 4 * FILES);
-    // A leaf that loses much may become one with its neighbour, and be met again there.
+    // A leaf that loses many items may merge with its neighbour, and be visited again there.
     assert!(removed.batches <= 2 * leaves, "{} batches", removed.batches);
 }
 
@@ -144,8 +144,7 @@ fn an_inode_that_changes_often_is_written_once() {
     assert_eq!(fs.attr(file).expect("it is there").permissions, 999 % 0o1000);
 }
 
-/// Entries, inodes and names, moved and removed at random, with flushes and commits in between, are
-/// what a map says.
+/// Random creates, moves and removals, with flushes and commits in between, agree with a map.
 fn matches_a_map(options: &OpenOptions, node_size: u32) {
     let seed = seed_of_run();
     let mut random = Random::new(seed);
@@ -225,8 +224,8 @@ fn names_are_what_a_map_says_without_delayed_items() {
     assert_eq!(fs.volume().stats().delayed_queued, 0);
 }
 
-/// While names are made, flushed and committed, no reader misses one that was there when it began,
-/// or meets one twice.
+/// While names are made, flushed and committed, a reader sees each name that existed when it began
+/// exactly once.
 #[test]
 fn readers_miss_nothing_beside_flushes() {
     const FILES: u64 = 30_000;

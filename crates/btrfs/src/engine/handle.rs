@@ -1,4 +1,4 @@
-//! Handles of the running transaction, with the rooms above it.
+//! Handles of the running transaction that also give access to the whole engine.
 
 use std::ops::Deref;
 
@@ -8,7 +8,7 @@ use super::Engine;
 use crate::space::{Reservation, Reserved};
 use crate::transaction::Handle as CoreHandle;
 
-/// A share in the running transaction, with the rooms above it.
+/// A share in the running transaction, with the engine that it belongs to.
 pub(crate) struct Handle<'v> {
     volume: &'v Engine,
     core: CoreHandle<'v>,
@@ -28,7 +28,7 @@ impl<'v> Handle<'v> {
         Self { volume, core }
     }
 
-    /// The handle, with space for so many items that is kept for it until it is dropped.
+    /// The handle with a reservation for `items` items, which it keeps until it is dropped.
     pub(crate) fn with_reservation(self, reservation: Reservation<'v>, items: u64) -> Self {
         Self { core: self.core.with_reservation(reservation, items), ..self }
     }
@@ -42,13 +42,14 @@ impl Engine {
     /// Joins the running transaction, without space to change anything.
     ///
     /// # Errors
-    /// `EROFS` when the volume was opened for reading, or something failed before.
+    /// `EROFS` when the volume was opened for reading, or when an earlier failure has ended all
+    /// writing.
     pub(crate) fn enter(&self) -> Result<Handle<'_>> {
         Ok(Handle::new(self, self.base.enter()?))
     }
 
-    /// Joins the running transaction when the one before it is on the devices: until the handle is
-    /// dropped the last commit stays that one.
+    /// Waits until the previous transaction is on the devices, and joins the running one. Until the
+    /// handle is dropped no later commit completes.
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
@@ -56,10 +57,10 @@ impl Engine {
         Ok(Handle::new(self, self.base.enter_committed()?))
     }
 
-    /// Calls `work` while nobody else has a handle. The caller must hold none.
+    /// Calls `work` while no other thread has a handle. The caller must hold none.
     ///
     /// # Errors
-    /// `EROFS` when something failed before, and what `work` fails with.
+    /// `EROFS` when an earlier failure has ended all writing, and the errors of `work`.
     pub(crate) fn alone<'v, T>(
         &'v self,
         reserved: Reserved<'v>,
@@ -68,8 +69,8 @@ impl Engine {
         self.base.alone(reserved, |core| work(&Handle::new(self, core)))
     }
 
-    /// What the tree blocks take that are not on the devices yet, in bytes, with those that delayed
-    /// items go to.
+    /// The bytes of tree blocks that are not on the devices yet, with those that delayed items will
+    /// dirty.
     pub(crate) fn dirty_tree_bytes(&self) -> Result<u64> {
         Ok(self.live()?.dirty_blocks() * u64::from(self.superblock().node_size)
             + self.delayed.dirties())

@@ -23,58 +23,59 @@ use crate::tree::{Cursor, Latching};
 #[derive(Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct OpenOptions {
-    /// Open it although members are missing.
+    /// Whether the volume opens although members are missing.
     pub degraded: bool,
-    /// Leave a pending tree log alone: the volume is read as the last commit left it, without what
-    /// was fsynced since. It cannot be written then.
+    /// Whether a pending tree log is ignored. The volume is then read as of the last commit,
+    /// without data that was fsynced after it, and cannot be written.
     pub ignore_log: bool,
-    /// What replaying a pending log may take of memory, in bytes: the tree blocks that it changes,
-    /// and once more those that a volume which is opened for reading keeps instead of writing them.
+    /// The memory that replaying a pending log may take, in bytes. It holds the tree blocks that
+    /// replay changes. A volume opened for reading may take as much again, because it keeps the
+    /// result in memory instead of writing it.
     pub replay_bytes: u64,
-    /// What the cache of tree blocks may hold, in bytes. In a volume that is written, the names
-    /// that are remembered of new directories may take half as much beside it.
+    /// The size of the cache of tree blocks, in bytes. A volume that is open for writing may take
+    /// half as much again to remember the names in new directories.
     pub cache_bytes: u64,
-    /// Who is told of what was survived.
+    /// The callback that gets a [`Report`](crate::Report) of each problem that did not fail a call.
     pub reporter: Option<Reporter>,
-    /// What may be changed and not on the devices yet, in bytes: of data, and of tree blocks. A
-    /// volume that is written begins to write at half of it, and lets nobody change more at all of
-    /// it.
+    /// How much may be dirty, in bytes: so much of data, and as much of tree blocks. The volume
+    /// starts to write at half of it. At all of it, a thread that wants to change more writes
+    /// first.
     pub dirty_bytes: u64,
-    /// How the data of files is compressed that do not say so themselves; `None` for not at all.
+    /// How files without a compression setting of their own are compressed; `None` for not at all.
     pub compress: Option<crate::inode::compression::Compress>,
     /// How the data of new files is stored.
     pub new_files: crate::inode::create::NewFiles,
-    /// The largest file that is kept in its extent item, in bytes; 0 for none. More than there is
-    /// room for in an item counts as that.
+    /// The largest file that is stored inline in its extent item, in bytes; 0 for none. A value
+    /// larger than an item can hold counts as the largest possible.
     pub max_inline: u64,
     /// Whether fsync writes the tree log where that is possible, instead of committing. The mount
     /// option `notreelog` of the kernel is the opposite of it.
     pub tree_log: bool,
-    /// Whether the devices are told what commits have freed, as with the mount option `discard` of
-    /// the kernel. It is done soon after the commit, by the thread of the volume; in one that does
-    /// not commit by itself, by whoever commits.
+    /// Whether freed space is discarded, as with the mount option `discard` of the kernel. The
+    /// thread of the volume does so soon after the commit. Without a `commit_interval` there is no
+    /// thread, and the committing thread does it.
     pub discard: bool,
-    /// Whether files are written back before each commit, whatever it is made for, as with the
-    /// mount option `flushoncommit` of the kernel. One that is made for want of room, or because of
-    /// dirty blocks by who changes them, leaves out the files that somebody is changing then.
+    /// Whether files are written back before each commit, as with the mount option `flushoncommit`
+    /// of the kernel. A commit for want of room, or because a thread has changed too many tree
+    /// blocks, leaves out files that another thread is changing.
     pub flush_on_commit: bool,
-    /// How often a volume that is written commits by itself; `None` for never. A thread of
-    /// its own does that. It waits a millisecond at least, whatever less is asked for.
+    /// How often a thread of the volume commits by itself; `None` for never, and without a thread.
+    /// An interval below 1 ms counts as 1 ms.
     pub commit_interval: Option<Duration>,
-    /// Whether items of the namespace are gathered in memory and put into the tree many at a time.
-    /// To be measured, not to be changed otherwise.
+    /// Whether items of names and inodes are gathered in memory and put into the tree many at a
+    /// time. Only for measurements.
     pub delayed_items: bool,
-    /// Whether every delayed item keeps all the space that was reserved for it; else new items of a
-    /// directory share that of a leaf. To be measured, not to be changed otherwise.
+    /// Whether every delayed item keeps all the space that was reserved for it. By default new
+    /// items of a directory share the space of a leaf. Only for measurements.
     pub reserve_by_item: bool,
-    /// Whether a log gets every item of a directory by itself, also where a commit is cheaper; else
-    /// those that are side by side in the subvolume go together, with one copy of their data. To be
-    /// measured, not to be changed otherwise.
+    /// Whether a log gets every item of a directory by itself, even where a commit is cheaper. By
+    /// default adjacent items of the subvolume go together, with one copy of their data. Only for
+    /// measurements.
     pub log_by_item: bool,
-    /// How many commits one cycle of making room may have before an operation is told that there is
-    /// no space: one, or two; to be measured, not to be changed otherwise.
+    /// How many commits, 1 or 2, one cycle of making room may include before an operation gets
+    /// `ENOSPC`. Only for measurements.
     pub commits_per_cycle: u32,
-    /// How writers latch what is above a leaf; to be measured, not to be changed otherwise.
+    /// How writers latch the nodes above a leaf. Only for measurements.
     pub latching: Latching,
 }
 
@@ -132,7 +133,7 @@ impl Engine {
         Ok(volume)
     }
 
-    /// Opens the volume again, without the reports that opening it has made before.
+    /// Opens the volume again, without repeating the reports of the first opening.
     pub(crate) fn open_again(
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
@@ -143,7 +144,7 @@ impl Engine {
         Ok(volume)
     }
 
-    /// An engine over `storage` that knows no tree but the root tree yet.
+    /// An engine over `storage` that knows only the root tree so far.
     fn over(storage: Storage, options: &OpenOptions) -> Self {
         Self {
             delayed: Delayed::off(storage.superblock().node_size),
@@ -157,7 +158,7 @@ impl Engine {
         }
     }
 
-    /// All devices and chunks that the chunk tree has.
+    /// All devices and chunks in the chunk tree.
     fn read_chunk_tree(&self) -> Result<(Vec<DevItem>, Vec<Chunk>)> {
         let root = chunk_tree_root(self);
         let sector_size = self.superblock().sector_size;

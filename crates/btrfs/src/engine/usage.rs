@@ -1,11 +1,11 @@
 //! How much room there is, as `statfs` shows it.
 //!
-//! What is available is what is free in block groups for data, and what chunks for data could take
-//! of the devices; both are what they would be if nothing but data of large files were written.
+//! The available bytes are the free bytes of data block groups, and the data that new chunks could
+//! hold on the rest of the devices. Both assume that only the data of large files is written.
 //!
-//! A volume that is only read may be damaged where its block groups are. Nothing is then known of
-//! what is free in them, and only what chunks could take is available: a file that can be read is
-//! not held back by it.
+//! A volume that is open for reading may have damaged block group items. Then the free bytes of its
+//! block groups are unknown, and count as none. This is no error, because the files can still be
+//! read.
 
 use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_vfs::{Result, StatFs};
@@ -15,10 +15,10 @@ use crate::space::{BlockGroup, Purpose, RESERVED_BYTES, profile};
 use crate::storage::malformed;
 
 impl Engine {
-    /// What the volume holds and could hold.
+    /// The size of the volume, and its used and available bytes.
     ///
     /// # Errors
-    /// When a block group has a profile that there is not.
+    /// When a block group has an unknown profile.
     pub(crate) fn statfs(&self) -> Result<StatFs> {
         let item = &self.superblock().item;
         let members = self.members().iter().filter(|member| !member.is_seed).count();
@@ -54,8 +54,8 @@ impl Engine {
     }
 }
 
-/// What is free in the block groups that data goes to, and their profile, which is that of new
-/// ones.
+/// The free bytes of the block groups that data goes to, and their profile, which is also that of
+/// new chunks.
 fn of_data<'g>(
     groups: impl Iterator<Item = &'g BlockGroup> + Clone,
     members: usize,
@@ -67,16 +67,17 @@ fn of_data<'g>(
     Ok((free, flags.profile().map_err(malformed)?))
 }
 
-/// How much data chunks of this profile hold that take all there is on members with so much room.
-/// What damaged items say may be any number, and their sum is wider than it.
+/// The bytes of data in chunks of `profile` that fill members with so much room each. Damaged items
+/// may claim any number of bytes, so the sum is 128 bits wide.
 fn capacity(room: impl Iterator<Item = u64>, profile: Profile) -> u64 {
     let mut room: Vec<_> = room.map(u128::from).collect();
     room.sort_unstable();
     let shape = profile.shape();
     let bytes = match shape.max_stripes {
         _ if profile == Profile::Dup => room.iter().map(|room| room / 2).sum(),
-        // Each chunk is on as many members as it has copies. The fullest use leaves out none but
-        // those that are so large that the others do not suffice to go with them.
+        // Each chunk is on as many members as it has copies. Chunks can fill all members, except
+        // some that are too large for the others to go with them. For RAID1 on 5, 7 and 100 that
+        // leaves 12.
         Some(width) if shape.copies == width => (0..usize::from(width))
             .map(|left_out| {
                 let rest = room.len().saturating_sub(left_out);
@@ -144,8 +145,7 @@ mod tests {
         vec![device.clone()]
     }
 
-    /// Sizes of a volume whose block groups do not read were an error, and everything that asked
-    /// for them failed with it.
+    /// `statfs` once failed when block groups could not be read, and so did all that asked it.
     #[test]
     fn damaged_block_groups_leave_what_is_unallocated() {
         let device = in_memory(16384);
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(volume.statfs().unwrap(), expected);
     }
 
-    /// A device item of any size made sums that do not fit.
+    /// Sums of sizes in device items once overflowed.
     #[test]
     fn a_member_has_no_more_room_than_its_device() {
         let device = in_memory(16384);

@@ -1,7 +1,8 @@
-//! Opening a volume for writing: what must be so, and what is refused.
+//! Opening a volume for writing: the conditions, and what is refused.
 //!
-//! Whoever writes must keep everything consistent that the volume holds. What the engine does not
-//! keep is refused by name here, before anything is changed; reading it stays possible.
+//! A writer must keep everything in the volume consistent. A feature that the engine does not
+//! maintain is refused here by name, before anything is changed. The volume can still be opened for
+//! reading.
 
 mod chunks;
 #[cfg(test)]
@@ -28,26 +29,26 @@ use crate::storage::{Member, malformed};
 use crate::transaction::{Live, Quotas, chunk_tree_root};
 use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
-/// What a writer may leave as it is, or keeps.
+/// The compat_ro features that a writer maintains, or may leave as they are.
 const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
     .union(CompatRo::FREE_SPACE_TREE_VALID)
     .union(CompatRo::BLOCK_GROUP_TREE);
 
-/// What becomes of what is written.
+/// Where changes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It is what later writers find, so all that they rely on is kept.
+    /// To the devices. Later writers find them, so everything that writers rely on is maintained.
     Stored,
-    /// It is in memory, and read there: what only writers need may be out of date.
+    /// To memory, for readers only. Structures that only writers need may be out of date.
     InMemory,
 }
 
 impl Engine {
-    /// The volume, to be written too.
+    /// Makes the volume writable.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for what may only be read, [`Error::Corrupt`] for a volume whose
-    /// chunks, device extents and block groups do not agree.
+    /// [`Error::Unsupported`] for a volume that can only be read, [`Error::Corrupt`] for a volume
+    /// whose chunks, device extents and block groups do not agree.
     pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
         let mut volume = self;
         volume.require_writable_features(change)?;
@@ -92,7 +93,7 @@ impl Engine {
         Ok(volume)
     }
 
-    /// Refuses features that writers have to keep and that are not kept.
+    /// Refuses features that a writer must maintain and that the engine does not.
     fn require_kept_features(&self) -> Result<()> {
         if self.superblock().incompat.has(Incompat::ZONED) {
             return Err(Error::Unsupported("writing a zoned volume".into()));
@@ -105,8 +106,8 @@ impl Engine {
         Err(Error::Unsupported(what))
     }
 
-    /// Refuses what cannot be written at all. What is in memory may be a metadata dump: trees are
-    /// all that changes there.
+    /// Refuses volumes that cannot be written at all. A change in memory may be to a metadata dump,
+    /// because only trees change there.
     fn require_writable_features(&self, change: Change) -> Result<()> {
         let refuse = |what: &str| Err(Error::Unsupported(format!("writing {what}")));
         let superblock = self.superblock();
@@ -134,8 +135,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses members that would not have what is written, or leaves them out if the volume can do
-    /// without them. In memory one may be missing: who reads finds it on another.
+    /// Refuses members that would miss writes, or leaves them out if the volume can do without
+    /// them. With changes in memory a member may be missing, because readers find its data on
+    /// another one.
     fn require_whole_members(&self, change: Change) -> Result<()> {
         let refuse = |member: &Member, why: &str| {
             Err(Error::Unsupported(format!("writing while {} {why}", member.name())))
@@ -164,14 +166,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells of the members that are left out because they missed commits.
+    /// Reports the members that are left out because they missed commits.
     pub(crate) fn report_left_out(&self) {
         for member in self.members().iter().filter(|member| member.has_failed()) {
             self.report(&Report::LeftOut { device: member.name() });
         }
     }
 
-    /// Refuses work that was begun and is not finished.
+    /// Refuses a volume with an unfinished balance, relocation or device replacement.
     fn require_quiet_trees(&self) -> Result<()> {
         let balance = Key::new(objectid::BALANCE, ItemType::TEMPORARY_ITEM, 0);
         if with_item(self, self.root_tree(), balance, |_| Ok(()))?.is_some() {
@@ -197,14 +199,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Refuses a UUID tree whose root is a block of a subvolume, as the kernel does: what the
-    /// subvolume gives up, the tree would lose. Nothing else reads that tree before it is changed.
+    /// Refuses a UUID tree whose root is a block of a subvolume, as the kernel does. When the
+    /// subvolume freed the block, the UUID tree would lose it. The block is read here, because
+    /// nothing else reads that tree before it is changed.
     fn require_own_uuid_tree(&self) -> Result<()> {
         let Ok(root) = self.tree(TreeId::UUID) else { return Ok(()) };
         if self.block(&root.expected()).is_ok() {
             return Ok(());
         }
-        // The blocks of all subvolumes pass as those of any.
+        // Any tree id of a subvolume accepts the blocks of all subvolumes.
         let of_subvolume = Expected { owner: TreeId::FS, ..root.expected() };
         let Ok(block) = self.block(&of_subvolume) else { return Ok(()) };
         let owner = block.header().owner();

@@ -1,4 +1,4 @@
-//! Changing a subvolume, and those nested in it.
+//! The `vfs` trait for changing a subvolume and those nested in it.
 
 use offshoot_vfs::{
     Dedupe, Fallocate, FileFlags, FileId, FileSystemMut, NewFile, Node, Place, Position, Rename,

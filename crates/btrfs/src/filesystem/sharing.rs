@@ -1,8 +1,9 @@
-//! Which data of a file nothing else has, as `FIEMAP` of the kernel tells it.
+//! Which extents of a file are shared, as `FIEMAP` of the kernel reports it.
 //!
-//! Data is shared in two ways. Another file, or another place of the same one, refers to the
-//! extent: then the extent has more than one reference of its own. Or a snapshot refers to a tree
-//! block on the way to the file extent: then that block has more than one, and the extent one.
+//! Data is shared in two ways. In the first, another file, or another place of the same file,
+//! refers to the extent, and the extent has more than one reference. In the second, a snapshot
+//! refers to a tree block on the path to the file extent. Then that block has more than one
+//! reference, and the extent only one.
 //!
 //! ```text
 //!   root of /home ──> node (1 reference) ──> leaf (2 references) ──> extent (1 reference): shared
@@ -26,31 +27,31 @@ use crate::tree::{Blocks, Cursor};
 /// A range of a file that is in an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtentUse {
-    /// How much of the file it is, in bytes.
+    /// The bytes of the file in it.
     pub file_bytes: u64,
-    /// Where it begins in the volume. Of a compressed extent, where the extent does.
+    /// Its logical address in the volume. For a compressed extent, the start of the extent.
     pub logical: u64,
-    /// Whether anything else has it.
+    /// Whether it is shared.
     pub is_shared: bool,
 }
 
-/// What was found out about extents and tree blocks: trees are gone through file by file, and
-/// neighbours have the same blocks above them.
+/// A cache of the reference counts of tree blocks. Files are read one by one, and adjacent files
+/// have the same blocks above them.
 #[derive(Debug, Default)]
 pub struct SharingCache {
-    /// How many references the tree block at an address has.
+    /// The number of references of the tree block at each address.
     blocks: HashMap<u64, u64>,
 }
 
-/// The most tree blocks that are remembered: 16 bytes each.
+/// The most tree blocks in the cache, of 16 bytes each.
 const BLOCKS_MAX: usize = 1 << 20;
 
 impl Filesystem {
-    /// Gives the extents of `file` to `visit`, in the order of the file. Holes, and data in the
-    /// tree itself, have none.
+    /// Calls `visit` with the extents of `file`, by ascending offset. Holes and inline data have
+    /// none.
     ///
     /// # Errors
-    /// Those of reading the trees.
+    /// When a tree cannot be read.
     pub fn extents(
         &self,
         file: FileId,
@@ -105,7 +106,7 @@ fn extents(
     Ok(())
 }
 
-/// Whether a block on the way to `key` belongs to another tree as well.
+/// Whether a block on the path to `key` belongs to another tree too.
 fn is_way_shared(volume: &Engine, id: TreeId, key: Key, cache: &mut SharingCache) -> Result<bool> {
     let mut block = volume.block(&volume.tree(id)?.expected())?;
     loop {
@@ -128,7 +129,7 @@ fn is_way_shared(volume: &Engine, id: TreeId, key: Key, cache: &mut SharingCache
     }
 }
 
-/// How many references a tree block has, in either format.
+/// The number of references of a tree block, in either format of extent items.
 fn block_references(volume: &Engine, at: Logical, level: u8) -> Result<u64> {
     let skinny = references(volume, at, ItemType::METADATA_ITEM, level.into())?;
     if skinny > 0 {
@@ -138,7 +139,8 @@ fn block_references(volume: &Engine, at: Logical, level: u8) -> Result<u64> {
     references(volume, at, ItemType::EXTENT_ITEM, node_size)
 }
 
-/// How many places refer to the extent whose item has this type and offset; 0 without an item.
+/// The number of references to the extent whose item has this type and offset; 0 without an item.
+/// The count stops at 2 or more.
 fn references(volume: &Engine, at: Logical, item_type: ItemType, offset: u64) -> Result<u64> {
     let key = Key::new(at.0, item_type, offset);
     let mut cursor = Cursor::seek(volume, volume.tree(TreeId::EXTENT)?, key)?;
@@ -152,7 +154,8 @@ fn references(volume: &Engine, at: Logical, item_type: ItemType, offset: u64) ->
         }
         _ => return Ok(0),
     }
-    // What has no room in the item is behind it. One more is enough to know.
+    // References that do not fit into the item are items behind it. The count stops when it exceeds
+    // 1.
     cursor.advance()?;
     while let Some((found, _)) = cursor.item().filter(|(found, _)| found.objectid == at.0) {
         let is_reference = matches!(

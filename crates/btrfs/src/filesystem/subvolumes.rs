@@ -1,4 +1,4 @@
-//! Making and deleting subvolumes: what only this filesystem has.
+//! Making and deleting subvolumes, which the `vfs` traits do not have.
 
 use offshoot_vfs::{NewFile, Place, Result, Timestamp};
 
@@ -9,8 +9,8 @@ use crate::subvolume::delete::{Only, delete};
 use crate::subvolume::snapshot::Snapshot;
 
 impl Filesystem {
-    /// Makes an empty subvolume at `place`. Owner, permissions and times of its root directory are
-    /// those of `new`.
+    /// Makes an empty subvolume at `place`. Its root directory gets owner, permissions and times
+    /// from `new`.
     ///
     /// # Errors
     /// As for a new directory.
@@ -18,9 +18,9 @@ impl Filesystem {
         create(&self.volume, place, new).map_err(of(place.dir))
     }
 
-    /// Makes a snapshot of the subvolume `source` at `place`, which may be in any subvolume. It
-    /// holds what was done before the call, buffered data included, and what other threads did up
-    /// to one moment during it. Like any change it is durable after the next sync.
+    /// Makes a snapshot of the subvolume `source` at `place`, which may be in any subvolume. The
+    /// snapshot contains all changes before the call, including buffered data, and changes of other
+    /// threads up to one moment during the call. Like any change it is durable after the next sync.
     ///
     /// # Errors
     /// As for a new directory; `ENOENT` when there is no such source.
@@ -34,14 +34,14 @@ impl Filesystem {
         Snapshot { source, place, is_read_only, at }.take(&self.volume).map_err(of(place.dir))
     }
 
-    /// Deletes the subvolume at `place` with all that is in it. As long as files of it are
-    /// [open](offshoot_vfs::FileSystemMut::open), what is in it can be used as before; then it is
-    /// gone (`ENOENT`). The space that it alone takes becomes free after that, see
+    /// Deletes the subvolume at `place` with all its contents. While files of it are
+    /// [open](offshoot_vfs::FileSystemMut::open), its contents can be used as before. After that
+    /// they are gone (`ENOENT`), and the space that only it used becomes free, see
     /// [`drop_deleted`](crate::Engine::drop_deleted).
     ///
     /// # Errors
-    /// `EINVAL` when something else is there, `EPERM` for the default subvolume, `ENOTEMPTY` when
-    /// it holds subvolumes.
+    /// `EINVAL` when `place` is no subvolume, `EPERM` for the default subvolume, `ENOTEMPTY` when
+    /// it contains subvolumes.
     pub fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
         delete(&self.volume, place, Only::Subvolumes, at).map_err(of(place.dir))
     }

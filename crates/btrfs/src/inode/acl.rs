@@ -1,7 +1,7 @@
-//! What access control lists do to permissions, and permissions to them.
+//! How access control lists and permissions change each other.
 //!
-//! The rules are in [`offshoot_vfs::acl`]. A list is an extended attribute like others and is
-//! changed with the inode in one operation.
+//! The rules are in [`offshoot_vfs::acl`]. A list is stored as an extended attribute. It changes
+//! together with the inode, in one operation.
 
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};
@@ -19,7 +19,7 @@ pub(crate) struct Inherited {
 }
 
 impl Inherited {
-    /// The items that it adds.
+    /// The number of items that the lists add.
     pub(super) fn items(&self) -> u64 {
         self.lists.len() as u64
     }
@@ -33,7 +33,7 @@ impl Inherited {
     }
 }
 
-/// What a file of this type gets that is made in `dir`, whose lock the caller holds.
+/// What a new file of this type gets from `dir`, whose lock the caller holds.
 pub(crate) fn inherited(
     volume: &Engine,
     dir: FileId,
@@ -79,12 +79,12 @@ fn list_of(volume: &Engine, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
     }
 }
 
-/// The access list of `file`, if it has one that says more than its permissions.
+/// The access list of `file`, if it has one beyond its permissions.
 pub(super) fn access_of(volume: &Engine, file: FileId) -> Result<Option<Acl>> {
     list_of(volume, file, ACCESS)
 }
 
-/// The permissions of `file` become these: its access list, which is `list`, says so too.
+/// Changes the access list of `file` to `list` with the new `permissions`.
 pub(super) fn follow(
     changes: &mut Changes<'_, '_>,
     file: FileId,

@@ -1,9 +1,9 @@
-//! Space of files: it is preallocated, given back, zeroed, and moved.
+//! Space of files: preallocating, punching holes, zeroing, and moving extents.
 //!
-//! What is buffered of the file is written back first, so all that is looked at is in extents.
-//! Sectors that the range covers in part are zeroed through the buffer, where there is data; the
-//! others are done item by item. That takes several transactions for a long range, so a crash may
-//! leave its beginning done; but extents are moved in one.
+//! Every operation first writes buffered data of the file back, so that all data is in extents.
+//! Sectors that the range covers in part are zeroed through the buffer, if they hold data. Whole
+//! sectors are changed item by item. A long range takes several transactions, so after a crash only
+//! its beginning may be done. Moving extents takes one transaction.
 
 use std::ops::Range;
 
@@ -20,16 +20,16 @@ use crate::engine::{Engine, Handle};
 use crate::space::{Claim, Kept};
 use crate::storage::malformed;
 
-/// The longest extent that is preallocated, in bytes, as the kernel has it.
+/// The longest preallocated extent, in bytes; the kernel has the same limit.
 const MOST_PREALLOCATED: u64 = 256 << 20;
 
-/// Extent items that are punched in one step, at the most.
+/// The most extent items that are punched in one step.
 const MOST_PUNCHED: usize = 16;
 
-/// Extent items that are moved at the most: they move in one transaction.
+/// The most extent items that one operation moves, because it moves all in one transaction.
 const MOST_MOVED: usize = 1 << 14;
 
-/// Does `what` to the `len` bytes of `file` from `offset` on.
+/// Applies `what` to the `len` bytes of `file` from `offset` on.
 pub(crate) fn fallocate(
     volume: &Engine,
     file: FileId,
@@ -65,8 +65,8 @@ pub(crate) fn fallocate(
     write::keep_synchronous(volume, file, &item)
 }
 
-/// Puts data that is in the extent item of `file`, of which nothing is buffered, into an extent:
-/// something is about to stand beside it.
+/// Moves inline data of `file` from the extent item to an extent, because other data is about to be
+/// stored beside it. Nothing of the file may be buffered.
 pub(super) fn leave_item(volume: &Engine, file: FileId, at: Timestamp) -> Result<()> {
     if !is_inline(volume, file)? {
         return Ok(());
@@ -78,13 +78,13 @@ pub(super) fn leave_item(volume: &Engine, file: FileId, at: Timestamp) -> Result
     write_back::write_back(volume, file, Patience::Waits)
 }
 
-/// What is done to one file, whose lock is held and of which nothing was buffered.
+/// The work on one file, whose lock is held and of which nothing is buffered.
 pub(super) struct Work<'v> {
     pub(super) volume: &'v Engine,
     file: FileId,
     /// The size of a sector, in bytes.
     pub(super) sector: u64,
-    /// When it is done.
+    /// The time that the file gets as its change time.
     pub(super) at: Timestamp,
 }
 
@@ -115,7 +115,7 @@ impl<'v> Work<'v> {
 
     fn zero(&self, range: &Range<u64>, keep_size: bool) -> Result<()> {
         let touched = self.touched(range);
-        // What has data in a sector that is covered in part keeps it.
+        // A sector that the range covers in part keeps its extent if it has data.
         let kept = |at: u64| -> Result<u64> {
             let is_kept =
                 !at.is_multiple_of(self.sector) && has_stored(self.volume, self.file, at)?;
@@ -145,7 +145,7 @@ impl<'v> Work<'v> {
         self.finish(0, true)
     }
 
-    /// Makes the beginning of whole sectors a hole, and gives where it ends.
+    /// Punches the beginning of `range`, which is whole sectors, and returns where the hole ends.
     fn punch_some(&self, range: Range<u64>) -> Result<u64> {
         let items = overlaps(self.volume, self.file, range.clone(), MOST_PUNCHED)?;
         let end = match items.last() {
@@ -165,7 +165,7 @@ impl<'v> Work<'v> {
         if held == 0 {
             return Ok(end);
         }
-        // To take a part out of an extent makes one more item.
+        // Taking the middle out of an extent makes one more item.
         let claim = if is_freed { Claim::MakesRoom } else { Claim::Work };
         let count = 2 * items.len() as u64 + 2;
         let handle = self.volume.join_for(items_of(self.volume, count), claim)?;
@@ -179,7 +179,7 @@ impl<'v> Work<'v> {
         Ok(end)
     }
 
-    /// Zeros the parts of `range` that are not whole sectors, where there is data.
+    /// Zeros the parts of `range` that are not whole sectors, if they hold data.
     fn zero_edges(&self, range: &Range<u64>) -> Result<()> {
         let (first, last) =
             (range.start.next_multiple_of(self.sector), range.end / self.sector * self.sector);
@@ -198,7 +198,8 @@ impl<'v> Work<'v> {
         Ok(())
     }
 
-    /// Preallocates what of `range`, whole sectors, is in no extent that `is_there`.
+    /// Preallocates the parts of `range`, which is whole sectors, that no extent covers for which
+    /// `is_there` holds.
     fn fill(&self, range: &Range<u64>, is_there: impl Fn(&FileExtent<'_>) -> bool) -> Result<()> {
         let next = |at: u64| first_gap(self.volume, self.file, at..range.end, &is_there);
         let (mut at, mut missing) = (range.start, 0);
@@ -209,7 +210,7 @@ impl<'v> Work<'v> {
         if missing == 0 {
             return Ok(());
         }
-        // Nobody who waits for metadata may hold a reservation.
+        // A thread that waits for metadata must hold no reservation.
         let mut room = self.volume.reserve_data(missing)?.keep();
         let mut at = range.start;
         while let Some(gap) = next(at)? {
@@ -218,7 +219,8 @@ impl<'v> Work<'v> {
         Ok(())
     }
 
-    /// Preallocates the beginning of `gap` out of `room`, and gives where that ends.
+    /// Preallocates the beginning of `gap` from the reservation `room`, and returns where that
+    /// ends.
     fn fill_some(&self, room: &mut Kept, gap: Range<u64>) -> Result<u64> {
         let gap = gap.start..gap.end.min(gap.start + MOST_PREALLOCATED);
         let (count, len) = until_replaced(self.volume, self.file, &gap, MOST_REPLACED)?;
@@ -236,7 +238,7 @@ impl<'v> Work<'v> {
         Ok(gap.start + len)
     }
 
-    /// Changes extents of the file, where nobody looks meanwhile, and its inode item with them.
+    /// Changes extents of the file and its inode item. Readers of the extents wait meanwhile.
     pub(super) fn change(
         &self,
         handle: &Handle<'_>,
@@ -245,8 +247,8 @@ impl<'v> Work<'v> {
         self.apply(handle, self.begin(handle)?, change)
     }
 
-    /// Reads what a change needs. As long as it goes on the subvolume does not become read-only;
-    /// who changes nothing that files show may do that where it is.
+    /// Reads what a change needs. The subvolume does not become read-only before the change is
+    /// done. A change that files do not show may happen in a read-only subvolume.
     fn begin<'h, 'w>(&self, handle: &'h Handle<'w>) -> Result<(Changes<'h, 'w>, InodeItem)> {
         let mut changes = Changes::accepted(handle, self.file)?;
         let item = changes.inode(self.file)?;
@@ -271,7 +273,7 @@ impl<'v> Work<'v> {
         })
     }
 
-    /// Notes when the file was changed, and lets it reach to `end`.
+    /// Updates the times of the file, and makes it at least `end` bytes long unless `keep_size`.
     fn finish(&self, end: u64, keep_size: bool) -> Result<()> {
         let size = self.size()?;
         if !keep_size && size < end {
@@ -280,7 +282,7 @@ impl<'v> Work<'v> {
         self.note_time()
     }
 
-    /// Notes when the file was changed.
+    /// Updates the times of the file.
     pub(super) fn note_time(&self) -> Result<()> {
         let handle = self.volume.join_to_remove()?;
         let mut changes = Changes::new(&handle, self.file)?;
@@ -321,8 +323,9 @@ impl<'v> Work<'v> {
         self.shift(range.start, range.end, grown)
     }
 
-    /// Moves everything from `from` on to `to`, what is preallocated behind the end as well, after
-    /// which the file is `size` bytes long. What is between goes, or is a hole.
+    /// Moves all extents from `from` on to `to`, including preallocated space beyond the end. The
+    /// file is then `size` bytes long. The range between is removed if extents move down, and is a
+    /// hole if they move up.
     fn shift(&self, from: u64, to: u64, size: u64) -> Result<()> {
         let (volume, file, start) = (self.volume, self.file, to.min(from));
         let touched = overlaps(volume, file, start..u64::MAX, MOST_MOVED + 1)?;
@@ -334,7 +337,7 @@ impl<'v> Work<'v> {
         self.change(&handle, |item| {
             let mut dropped = drop_range(&handle, file, start..from)?;
             if from < to {
-                // What would get behind where any file ends.
+                // Preallocated space that would move beyond the largest length of a file.
                 let most = MAX_SIZE.next_multiple_of(self.sector) - (to - from);
                 dropped += drop_range(&handle, file, most..u64::MAX)?;
             }

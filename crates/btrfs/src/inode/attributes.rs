@@ -1,9 +1,9 @@
-//! Changing attributes, and what opening a file means.
+//! Changing attributes, and counting how often a file is open.
 //!
-//! A new length is no attribute like the others: it waits for what is buffered, and cutting off
-//! much takes several transactions, as in the kernel. So it is set first, and everything that may
-//! be refused is found out before that; the others follow in a transaction that takes what is kept
-//! for removals.
+//! A new length is special. It waits for write-back, and cutting off much data takes several
+//! transactions, as in the kernel. So `set_attr` first finds every reason to refuse the call, then
+//! changes the length, and then changes the other attributes in a transaction that may use the
+//! reserve for removals, so that it does not fail for want of room.
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
@@ -36,12 +36,12 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     if let Some(size) = set.size {
         write::truncate(volume, file, size, at)?;
         if set.permissions.is_some() || set.uid.is_some() || set.gid.is_some() {
-            // As long as the length is buffered alone, a commit would bring the others to the
-            // devices before it.
+            // Otherwise a commit could store the other attributes before the length, which is only
+            // buffered.
             write_back::write_back(volume, file, Patience::Waits)?;
         }
     }
-    // The length has changed already: the rest must not be refused any more.
+    // The length has changed already, so the rest must not fail.
     let handle = if set.size.is_some() { volume.join_to_remove() } else { volume.join() }?;
     let mut changes = Changes::new(&handle, file)?;
     if let (Some(_), Some(buffer)) = (mtime.or(now), volume.buffers.get(file)) {
@@ -65,7 +65,7 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
     volume.commit_if(is_durable)
 }
 
-/// Counts one more opening of `file`.
+/// Opens `file` once more.
 pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return super::attr(volume, file).map(drop);
@@ -81,7 +81,8 @@ pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Counts one opening of `file` less. Without openings and names it goes: gives how that went.
+/// Closes `file` once. A file without openings and names is removed; the inner result tells how
+/// that went.
 pub(crate) fn release(volume: &Engine, file: FileId) -> Result<Result<()>> {
     let mut locks = volume.inodes.lock(&[file]);
     let opens = locks.opens(file);
@@ -91,7 +92,7 @@ pub(crate) fn release(volume: &Engine, file: FileId) -> Result<Result<()>> {
     Ok(if *opens == 0 { remove_nameless(volume, file) } else { Ok(()) })
 }
 
-/// Removes `file`, which nobody has open, if it has no name.
+/// Removes `file`, which is not open, if it has no name.
 fn remove_nameless(volume: &Engine, file: FileId) -> Result<()> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     if item.nlink.get() == 0 { evict::evict(volume, file) } else { Ok(()) }

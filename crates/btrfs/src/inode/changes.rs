@@ -1,12 +1,12 @@
-//! An operation on its way: what it changes, before anything is changed.
+//! The changes of one operation, gathered before any of them is applied.
 //!
-//! An operation reads and changes items here, in memory. Whatever can be wrong with the call is
-//! found out meanwhile, and then nothing has happened. At last everything is applied at once: items
-//! of names and inodes are queued (`delayed`), others go to the tree. The order is one in which a
-//! reader without locks finds no name that leads nowhere: new inodes come before their entries, and
-//! what is removed goes last.
+//! An operation reads and changes items in memory. It finds every error of the call while doing so,
+//! and then nothing has changed. At the end it applies all changes together: items of names and
+//! inodes are queued (`delayed`), others go to the tree. The order protects readers, which take no
+//! locks: a new inode comes before its entries, and inode items are removed last. So a reader finds
+//! no name that leads nowhere.
 //!
-//! Items of inodes whose locks the operation holds do not change under it.
+//! The operation holds the locks of its inodes, so their items do not change meanwhile.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::engine::{Engine, Handle};
 use crate::transaction::Tree;
 use crate::tree::TreeRoot;
 
-/// An item that is no inode item.
+/// A changed item of any type but INODE_ITEM.
 struct Item {
     key: Key,
     /// Whether there was one before the operation.
@@ -32,7 +32,7 @@ struct Item {
     new: Option<Vec<u8>>,
 }
 
-/// An inode item, which there is.
+/// A changed inode item. Inode items are never removed one by one, so `item` always exists.
 struct Inode {
     ino: u64,
     existed: bool,
@@ -43,10 +43,10 @@ struct Inode {
 /// When an item is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
-    /// What names lead to comes first.
+    /// First everything that names lead to.
     Others,
     Entries,
-    /// A name that moves is never in no place.
+    /// After the new entries, so that a file that moves always has an entry.
     RemovedEntries,
     RemovedOthers,
 }
@@ -55,12 +55,12 @@ enum Phase {
 pub(crate) struct Changes<'h, 'v> {
     handle: &'h Handle<'v>,
     tree: Arc<Tree>,
-    /// Few, so they are searched one by one.
+    /// There are few, so a linear search is enough.
     items: Vec<Item>,
     inodes: Vec<Inode>,
-    /// Items of an inode that go, and the inode with them when these are all.
+    /// Items of one inode to remove, and the inode itself when these are all its items.
     removed: Option<Batch>,
-    /// Names that inodes lose: by directory and index, and the inode.
+    /// The names that inodes lose: directory, index, inode.
     lost: Vec<(u64, u64, u64)>,
 }
 
@@ -99,14 +99,15 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// No changes yet, to the subvolume of `file`.
     ///
     /// # Errors
-    /// When there is no such subvolume, or it may not be changed any more.
+    /// When there is no such subvolume, or when it is read-only.
     pub(crate) fn new(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
         let changes = Self::accepted(handle, file)?;
         changes.tree.require_writable()?;
         Ok(changes)
     }
 
-    /// The same for what was accepted before: the subvolume may have become read-only.
+    /// As [`new`](Self::new), for data that was accepted before. The subvolume may have become
+    /// read-only since.
     pub(super) fn accepted(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
         let tree = handle.tree(TreeId(file.dev))?;
         tree.require_alive()?;
@@ -131,7 +132,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         *self.tree.root.read()
     }
 
-    /// Whether an item can have this many bytes of data and still be one among others.
+    /// Whether an item with `size` bytes of data fits into a leaf.
     pub(super) fn fits(&self, size: usize) -> bool {
         size + ITEM_SIZE <= leaf_capacity(self.volume().superblock().node_size)
     }
@@ -148,24 +149,24 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(self.items.last_mut().expect("one was added"))
     }
 
-    /// The item with this key, as the operation has made it so far.
+    /// The item with this key, with the changes of the operation so far.
     pub(super) fn get(&mut self, key: Key) -> Result<Option<&[u8]>> {
         Ok(self.item(key)?.new.as_deref())
     }
 
-    /// The item becomes this.
+    /// Sets the data of the item.
     pub(super) fn put(&mut self, key: Key, data: Vec<u8>) -> Result<()> {
         self.item(key)?.set(Some(data));
         Ok(())
     }
 
-    /// An item that cannot exist comes to be: its key holds a number that was never used.
+    /// Adds an item that cannot exist yet, because its key has a number that was never used.
     pub(super) fn put_new(&mut self, key: Key, data: Vec<u8>) {
         debug_assert!(self.items.iter().all(|item| item.key != key), "{key} was there");
         self.items.push(Item { key, existed: false, is_changed: true, new: Some(data) });
     }
 
-    /// The item goes; whether there was one.
+    /// Removes the item, and returns whether it existed.
     pub(super) fn remove(&mut self, key: Key) -> Result<bool> {
         let item = self.item(key)?;
         let was_there = item.new.is_some();
@@ -173,19 +174,19 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(was_there)
     }
 
-    /// The item becomes this, or goes when nothing is left of it.
+    /// Sets the data of the item, or removes the item if `data` is empty.
     pub(super) fn put_or_remove(&mut self, key: Key, data: Vec<u8>) -> Result<()> {
         self.item(key)?.set(Some(data).filter(|data| !data.is_empty()));
         Ok(())
     }
 
-    /// Has what is queued of `file` put into the tree if it is new, before data of it goes there.
+    /// Flushes the queued items of `file` if it is new, before data of it goes to the tree.
     pub(super) fn before_data(&self, file: FileId) -> Result<()> {
         self.volume().delayed.flush_inode(self.handle, &self.tree, file.ino)
     }
 
-    /// The inode goes with all its items, if these are all that the operation does not remove
-    /// itself, and few; whether that is so.
+    /// Removes the inode and `all` its items, if no more items exist than `all` and those that the
+    /// operation removes itself, and if they are few. Returns whether it does.
     pub(super) fn remove_inode(&mut self, mut all: Batch) -> bool {
         let is_removed =
             |key: Key| self.items.iter().any(|item| item.key == key && item.new.is_none());
@@ -197,7 +198,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         is_whole
     }
 
-    /// These items of an inode go, and the inode when these are all.
+    /// Removes these items of an inode, and the inode itself when these are all.
     pub(super) fn remove_items(&mut self, batch: Batch) {
         debug_assert!(self.removed.is_none(), "an operation removes items of one inode");
         self.removed = Some(batch);
@@ -226,7 +227,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// The inode item of the directory `dir`, to which entries can be added.
     ///
     /// # Errors
-    /// `ENOTDIR`, `ENOENT` when it was removed, `EPERM` when it is immutable.
+    /// `ENOTDIR`; `ENOENT` when it was removed; `EPERM` when it is immutable.
     pub(crate) fn directory(&mut self, dir: FileId) -> Result<InodeItem> {
         let item = self.inode(dir)?;
         if type_of(&item)? != FileType::Directory {
@@ -254,7 +255,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         })
     }
 
-    /// Changes the inode item of `file`, but nothing that tells when.
+    /// Changes the inode item of `file`, without its times.
     pub(super) fn adjust_inode(
         &mut self,
         file: FileId,
@@ -268,25 +269,26 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(())
     }
 
-    /// Whether an inode that changes wants that to be durable before the operation returns.
+    /// Whether a changed inode has the flag SYNC or DIRSYNC, so that the changes must be durable
+    /// before the operation returns.
     pub(crate) fn is_synchronous(&self) -> bool {
         let wants = inode_flags::SYNC | inode_flags::DIRSYNC;
         self.inodes.iter().any(|inode| inode.is_changed && inode.item.flags.get() & wants != 0)
     }
 
-    /// Applies everything.
+    /// Applies all changes.
     ///
     /// # Errors
-    /// When less is reserved than it takes, and nothing has happened; else writing has ended,
-    /// because half of it may be done.
+    /// When the reservation is too small; then nothing has changed. Any other error ends all
+    /// writing, because half of the changes may be applied.
     pub(crate) fn apply(mut self) -> Result<()> {
         self.items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
         let gone = self.removed.as_ref().and_then(Batch::inode_gone);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
         self.items.sort_by_key(Item::phase);
         self.note_removals();
-        // Nothing is queued of what goes besides: of the inode itself names may be, which wait in
-        // its node, and of a directory that has no entries only that they are gone.
+        // No other item that is removed is queued. Queued names of the inode wait in its own node,
+        // and an empty directory can have only removals of its entries queued.
         let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
         let keys = self.items.iter().map(|item| item.key).chain(inodes);
         let (volume, file) = (self.volume(), self.removed.as_ref().map(Batch::file));
@@ -301,12 +303,12 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(())
     }
 
-    /// The inode loses the name that has this index in the directory.
+    /// Notes that the inode loses the name with this index in the directory.
     pub(super) fn note_lost(&mut self, dir: u64, index: u64, ino: u64) {
         self.lost.push((dir, index, ino));
     }
 
-    /// Notes which entries go, for fsync.
+    /// Notes the removed entries for the log.
     fn note_removals(&self) {
         let is_index = |item: &&Item| item.key.item_type == ItemType::DIR_INDEX;
         for item in self.items.iter().filter(is_index).filter(|item| item.new.is_none()) {
@@ -317,7 +319,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         }
     }
 
-    /// The share in the running transaction that these belong to.
+    /// The handle of the transaction that the changes belong to.
     pub(super) fn handle(&self) -> &Handle<'_> {
         self.handle
     }
@@ -335,7 +337,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         })
     }
 
-    /// Queues what is delayed, and puts the rest into the tree.
+    /// Queues the items of delayed kinds, and puts the rest into the tree.
     fn queue_all(self) -> Result<()> {
         let Self { handle, tree, mut items, inodes, removed, .. } = self;
         let delayed = &handle.volume().delayed;
@@ -378,7 +380,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     }
 }
 
-/// What becomes of the items whose turn it is.
+/// The edits of the items in this phase.
 fn edits(items: &[Item], phase: Phase) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
     items
         .iter()
@@ -386,7 +388,8 @@ fn edits(items: &[Item], phase: Phase) -> impl Iterator<Item = (Key, Option<&[u8
         .map(|item| (item.key, item.new.as_deref()))
 }
 
-/// Removes from the tree what goes last: those of `items`, what an inode gives up, and `inode`.
+/// Removes from the tree what goes last: the removed items of `items`, the batch of an inode, and
+/// `inode`.
 fn remove_others(
     handle: &Handle<'_>,
     tree: &Tree,
@@ -413,7 +416,7 @@ fn put<'i>(
     handle.change(tree.id, |tree| tree.apply_batch(&edits).map(drop))
 }
 
-/// A time as it is stored.
+/// A time in its stored form.
 pub(crate) fn timespec(at: Timestamp) -> Result<Timespec> {
     if at.nanos >= 1_000_000_000 {
         return Err(Error::posix(Errno::INVAL, format!("{} nanoseconds", at.nanos)));

@@ -1,8 +1,8 @@
 //! Ranges of files that share extents: clones, deduplication, copies.
 //!
-//! What is buffered of both files is written back first, and both are locked. Then the one gets
-//! references to the extents of the other, item by item: several transactions for a long range, so
-//! a crash may leave its beginning done. Data that is in an extent item is copied.
+//! An operation locks both files and writes their buffered data back. Then the target gets
+//! references to the extents of the source, item by item. A long range takes several transactions,
+//! so after a crash only its beginning may be done. Inline data is copied.
 
 use std::ops::Range;
 
@@ -25,13 +25,13 @@ use crate::engine::Engine;
 use crate::space::Claim;
 use crate::storage::malformed;
 
-/// Extent items that are shared in one step, at the most.
+/// The most extent items that are shared in one step.
 const MOST_SHARED: usize = 64;
 
-/// The most that is compared or copied in one step, in bytes.
+/// The most bytes that are compared or copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Lets `to` have `len` bytes of `from`, or all that is behind that for 0.
+/// Clones `len` bytes of `from` to `to`; 0 means up to the end of the file.
 pub(crate) fn clone_range(
     volume: &Engine,
     from: Position,
@@ -50,7 +50,7 @@ pub(crate) fn clone_range(
     let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
     let end = end.ok_or_else(|| Error::posix(Errno::FBIG, to.file.to_string()))?;
     pair.require_alike()?;
-    // What is left of a sector may only be shared with it where nothing is behind that.
+    // The last sector may be a part only if neither file has data behind the range.
     pair.require_sectors(len, len == rest && end >= pair.to_size)?;
     if len == 0 {
         return Ok(());
@@ -80,7 +80,7 @@ pub(crate) fn dedupe_range(
     if rests.iter().any(|rest| rest.is_none_or(|rest| rest < len)) {
         return Err(pair.wrong("which the files do not have"));
     }
-    // What is left of a sector may only be shared with it where nothing is behind that.
+    // The last sector may be a part only if neither file has data behind the range.
     let sector = pair.work.sector;
     let len = if rests == [Some(len); 2] { len } else { len / sector * sector };
     pair.require_sectors(len, true)?;
@@ -94,7 +94,8 @@ pub(crate) fn dedupe_range(
     Ok(Dedupe::Same { len })
 }
 
-/// Copies at most `len` bytes, of which whole sectors are shared where they lie alike; how many.
+/// Copies at most `len` bytes, and returns how many. Whole sectors are shared where source and
+/// target have the same offset within a sector.
 pub(crate) fn copy_range(
     volume: &Engine,
     from: Position,
@@ -135,22 +136,23 @@ pub(crate) fn copy_range(
     Ok(len)
 }
 
-/// Flags of files whose data is not replaced.
+/// Flags of files whose data must not be replaced.
 const FIXED: u64 = inode_flags::IMMUTABLE | inode_flags::APPEND;
 
-/// What becomes of data that is in an extent item.
+/// How inline data is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inline {
     Copied,
-    /// It is the same in both.
+    /// It stays as it is, because it is the same in both files.
     Left,
 }
 
-/// A file that is compared from a place on.
+/// A file that is compared, from `begin` on.
 struct Compared {
     data: FileData,
     begin: u64,
-    /// The data that was found last: no other lies before where it was looked for.
+    /// The run of data that the last search found. Between the offset of that search and this run
+    /// is a hole.
     run: Range<u64>,
 }
 
@@ -159,8 +161,7 @@ impl Compared {
         Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
     }
 
-    /// Where the first data is that does not end before `at`; both count from where comparing
-    /// began.
+    /// The offset of the first data that ends behind `at`. Both count from `begin`.
     fn data_from(&mut self, volume: &Engine, at: u64) -> Result<u64> {
         let offset = self.begin + at;
         if self.run.end <= offset {
@@ -171,7 +172,7 @@ impl Compared {
     }
 }
 
-/// Two ranges, of files whose locks are held.
+/// A source and a target, in files whose locks are held.
 struct Pair<'v> {
     from: Position,
     from_item: InodeItem,
@@ -179,12 +180,12 @@ struct Pair<'v> {
     to: Position,
     to_item: InodeItem,
     to_size: u64,
-    /// On the file of `to`.
+    /// The work on the target file.
     work: Work<'v>,
 }
 
 impl<'v> Pair<'v> {
-    /// Locks both; `refused` are flags that `to` may not have.
+    /// Locks both files. The file of `to` must have none of the flags `refused`.
     fn lock(
         volume: &'v Engine,
         from: Position,
@@ -209,7 +210,7 @@ impl<'v> Pair<'v> {
         Error::posix(Errno::INVAL, what)
     }
 
-    /// `EINVAL` when one file has checksums and the other has none: an extent has them or not.
+    /// `EINVAL` when only one of the files has checksums: all data of an extent has them, or none.
     fn require_alike(&self) -> Result<()> {
         let [from, to] =
             [&self.from_item, &self.to_item].map(|item| item.flags.get() & inode_flags::NODATASUM);
@@ -220,8 +221,8 @@ impl<'v> Pair<'v> {
         self.from.file == self.to.file && self.from.offset.abs_diff(self.to.offset) < len
     }
 
-    /// `EINVAL` unless `len` bytes are whole sectors that do not overlap; the last one may be a
-    /// part when that `may_be_cut`.
+    /// `EINVAL` unless both ranges are whole sectors and do not overlap. With `may_be_cut` the last
+    /// sector may be a part.
     fn require_sectors(&self, len: u64, may_be_cut: bool) -> Result<()> {
         let is_whole = |at: u64| at.is_multiple_of(self.work.sector);
         let are_whole = is_whole(self.from.offset) && is_whole(self.to.offset);
@@ -234,8 +235,8 @@ impl<'v> Pair<'v> {
         Ok(())
     }
 
-    /// Has nothing of both files buffered, and nothing inline that something is about to stand
-    /// beside, which is shared `begin` bytes behind where both begin.
+    /// Writes both files back. If the target will have data beside its inline data, moves that to
+    /// an extent. Sharing starts `begin` bytes behind the start of both ranges.
     fn settle(&self, begin: u64) -> Result<()> {
         let Work { volume, at, .. } = self.work;
         write_back::write_back(volume, self.from.file, Patience::Waits)?;
@@ -257,7 +258,7 @@ impl<'v> Pair<'v> {
         let mut to = Compared::open(volume, self.to)?;
         let mut at = 0;
         loop {
-            // Holes in both are not read: they may be longer than anybody can read.
+            // Common holes are skipped, because they may be up to 8 EiB long.
             at = from.data_from(volume, at)?.min(to.data_from(volume, at)?);
             if at >= len {
                 return Ok(true);
@@ -274,7 +275,7 @@ impl<'v> Pair<'v> {
         }
     }
 
-    /// Copies `range`, which counts from where both begin.
+    /// Copies `range`, which counts from the start of both ranges.
     fn copy(&self, range: Range<u64>) -> Result<()> {
         let Work { volume, at, .. } = self.work;
         for start in range.clone().step_by(index(PIECE_BYTES)) {
@@ -291,7 +292,8 @@ impl<'v> Pair<'v> {
         Ok(())
     }
 
-    /// Shares `range`, which counts from where both begin: whole sectors, or up to the end.
+    /// Shares `range`, which counts from the start of both ranges. It is whole sectors, or goes to
+    /// the end of the file.
     fn share_all(&self, range: Range<u64>, inline: Inline) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
@@ -300,7 +302,7 @@ impl<'v> Pair<'v> {
         Ok(())
     }
 
-    /// Shares the beginning of `range`, and gives where that ends.
+    /// Shares the beginning of `range`, and returns where that ends.
     fn share_some(&self, range: Range<u64>, inline: Inline) -> Result<u64> {
         let (sector, volume, to) = (self.work.sector, self.work.volume, self.to);
         let whole =
@@ -329,11 +331,11 @@ impl<'v> Pair<'v> {
         let (replaced, len) = until_replaced(volume, to.file, &of(to, &part), MOST_REPLACED)?;
         let part = part.start..part.start + len;
         let target = of(to, &part);
-        // Where holes have items, one is between any two others.
+        // Without the feature NO_HOLES a hole item is between any two extents.
         let before = hole_items(volume, to.file, target.start)?;
         let count = replaced + before + 2 * items.len() as u64 + 2;
         let handle = volume.join_for(items_of(volume, count), Claim::Work)?;
-        // What was read is no longer there if its subvolume was deleted and dropped meanwhile.
+        // If the source subvolume was deleted and dropped meanwhile, its extents are gone.
         handle.tree(TreeId(self.from.file.dev))?.require_alive()?;
         self.work.change(&handle, |item| {
             let dropped = drop_range(&handle, to.file, target.clone())?;
@@ -351,7 +353,7 @@ impl<'v> Pair<'v> {
         Ok(part.end.min(range.end))
     }
 
-    /// Copies data that is in the extent item; whether something `follows` that will be beside it.
+    /// Copies inline data. `follows` says whether more data will be stored beside it.
     fn copy_inline(&self, range: &Range<u64>, follows: bool) -> Result<()> {
         let Work { volume, at, .. } = self.work;
         let mut bytes = vec![0; index(range.end - range.start)];

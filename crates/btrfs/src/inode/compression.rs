@@ -1,12 +1,12 @@
 //! Whether and how the data of a file is compressed.
 //!
-//! | who says so | what |
+//! | source | the data is |
 //! |---|---|
-//! | flag NODATACOW, NODATASUM or PREALLOC | never: data is written in place, or may be |
-//! | [`Compress::forced`] | always, as the property of the file or else the volume says |
-//! | flag NOCOMPRESS | no: somebody wants that, or the beginning of the file did not become smaller |
-//! | the property `btrfs.compression` | so; new files have that of their directory |
-//! | [`OpenOptions::compress`](crate::OpenOptions::compress), flag COMPRESS | as the volume says, or with zlib |
+//! | flag NODATACOW, NODATASUM or PREALLOC | never compressed, because it is written in place, or may be, or has no checksums |
+//! | [`Compress::forced`] | always compressed, with the method of the property or else of the volume |
+//! | flag NOCOMPRESS | not compressed: a user asked for that, or the beginning of the file did not become smaller |
+//! | the property `btrfs.compression` | compressed with that method; new files inherit the property of their directory |
+//! | flag COMPRESS, or [`OpenOptions::compress`](crate::OpenOptions::compress) | compressed with the method of the volume, or with zlib if that has none |
 
 use offshoot_btrfs_format::compress::{Compression, Method};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
@@ -18,12 +18,12 @@ use crate::engine::Engine;
 /// The extended attribute that says how a file is compressed.
 pub(crate) const PROPERTY: &[u8] = b"btrfs.compression";
 
-/// How an open volume compresses what is written.
+/// How an open volume compresses new data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compress {
-    /// What files are compressed with that do not say so themselves.
+    /// The method for files without a compression setting of their own.
     pub method: Method,
-    /// Files that are marked as not worth it are compressed as well, and none is marked.
+    /// Whether files with the flag NOCOMPRESS are compressed too. If so, no file gets that flag.
     pub forced: bool,
 }
 
@@ -31,25 +31,25 @@ pub struct Compress {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chosen {
     pub(super) packing: Packing,
-    /// The file is to be marked when its beginning does not become smaller.
+    /// Whether the file gets the flag NOCOMPRESS if its beginning does not become smaller.
     pub(super) is_tried: bool,
 }
 
-/// The compression that a value of the property asks for, of which the beginning counts; `None` for
-/// one that means none.
+/// The compression in a value of the property, whose beginning counts: `zstd:3` means zstd. `None`
+/// if the value names no compression.
 fn of_property(value: &[u8]) -> Option<Compression> {
     let all = [Compression::Zlib, Compression::Lzo, Compression::Zstd];
     all.into_iter().find(|compression| value.starts_with(compression.name().as_bytes()))
 }
 
-/// What a new file has where its directory has this value of the property: no level, and nothing
-/// that the flags say as well.
+/// The value of the property that a new file inherits from its directory: the method without a
+/// level. `None` if the flags of the file say the same.
 pub(crate) fn inherited(value: &[u8]) -> Option<&'static [u8]> {
     of_property(value).map(|compression| compression.name().as_bytes())
 }
 
-/// The flags that a value of the property sets, of COMPRESS and NOCOMPRESS; `None` for a value that
-/// it cannot have.
+/// The flags that a value of the property sets, of COMPRESS and NOCOMPRESS. `None` if the value is
+/// not valid.
 pub(super) fn flags_of_property(value: &[u8]) -> Option<u64> {
     match value {
         b"" => Some(0),
@@ -58,7 +58,7 @@ pub(super) fn flags_of_property(value: &[u8]) -> Option<u64> {
     }
 }
 
-/// Flags of files whose data is not compressed, whoever wants it.
+/// Flags of files whose data is never compressed.
 pub(super) const NEVER_COMPRESSED: u64 = inode_flags::NODATACOW | inode_flags::NODATASUM;
 
 /// How `file` is compressed, if it is.
@@ -72,7 +72,7 @@ pub(super) fn choose(volume: &Engine, file: FileId, item: &InodeItem) -> Result<
     let property = if has(inode_flags::COMPRESS) { property(volume, file)? } else { None };
     let default = option.map(|option| option.method);
     let method = match property {
-        // The volume says how hard to try.
+        // The level comes from the volume.
         Some(compression) if default.is_none_or(|method| method.compression() != compression) => {
             Method::new(compression)
         }

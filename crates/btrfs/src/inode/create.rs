@@ -18,19 +18,19 @@ use super::{acl, xattr};
 use crate::engine::Engine;
 use crate::space::Claim;
 
-/// Items that making a file changes at most, beside access control lists: a directory item, an
-/// index and the inode of the directory; the inode, its name, and the target of a link or how data
-/// is compressed. One without a name changes fewer.
+/// The most items that making a file changes, beside access control lists: a directory item, an
+/// index and the inode of the directory; the inode, its name, and the target of a link or the
+/// compression property. A file without a name changes fewer.
 const NEW_ITEMS: u64 = 6;
 
-/// What is made.
+/// The kind of a new file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind<'a> {
     /// A regular file or a special one.
     Node(Node),
     /// A directory.
     Directory,
-    /// A symbolic link to this.
+    /// A symbolic link with this target.
     Symlink(&'a [u8]),
 }
 
@@ -57,7 +57,7 @@ impl Kind<'_> {
         }
     }
 
-    /// What of this can be wrong in itself.
+    /// Refuses arguments that are invalid in themselves.
     fn require_valid(self, volume: &Engine) -> Result<()> {
         match self {
             Self::Directory => Ok(()),
@@ -78,7 +78,8 @@ impl Kind<'_> {
     }
 }
 
-/// The target of a link is inline, below a sector, and short enough for system calls.
+/// Requires that the target of a link fits inline, is shorter than a sector, and is short enough
+/// for system calls.
 fn require_target(volume: &Engine, target: &[u8]) -> Result<()> {
     const PATH_MAX: usize = 4096;
     let superblock = volume.superblock();
@@ -128,7 +129,7 @@ pub(crate) fn make(
     Ok(file)
 }
 
-/// Makes a regular file without a name, which is open once.
+/// Makes a regular file without a name (`O_TMPFILE`). It is open once.
 pub(crate) fn make_unnamed(
     volume: &Engine,
     dir: FileId,
@@ -146,10 +147,10 @@ pub(crate) fn make_unnamed(
     add_file(&mut changes, file, kind, new, acl, dir)?;
     changes.put_new(orphan_key(file.ino), Vec::new());
     changes.adjust_inode(file, |item| item.nlink = 0.into())?;
-    // It is open before who looks for what a crash left can meet it.
+    // The file counts as open before a sweep for orphans can find it.
     let mut locks = volume.inodes.try_lock(file).expect("nobody else knows the new number");
     (*locks.opens(file), *locks.is_linkable(file)) = (1, is_linkable);
-    // As long as there is a handle the subvolume does not go.
+    // While a handle exists, no subvolume ends.
     let made = changes.apply().and_then(|()| handle.tree(TreeId(dir.dev))?.open_file());
     if made.is_err() {
         (*locks.opens(file), *locks.is_linkable(file)) = (0, false);
@@ -157,7 +158,7 @@ pub(crate) fn make_unnamed(
     made.map(|()| file)
 }
 
-/// Adds everything of a new file in `dir` but its name.
+/// Adds all items of a new file in `dir`, except its name.
 fn add_file(
     changes: &mut Changes<'_, '_>,
     file: FileId,
@@ -215,17 +216,17 @@ fn add_inode(
     Ok(())
 }
 
-/// How the data of new files is stored. A directory that says so has it overwritten in place
-/// whatever is said here.
+/// How the data of new files is stored. In a directory with the flag NODATACOW new files get that
+/// flag whatever this option says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewFiles {
-    /// What is overwritten goes to another place, and everything has checksums.
+    /// An overwrite goes to a new place (copy on write), and all data has checksums.
     #[default]
     Copied,
-    /// The same without checksums, and without compression, which needs them.
+    /// As `Copied`, but without checksums, and without compression, which needs checksums.
     WithoutChecksums,
-    /// In place, where nothing else refers to it. Checksums would not be true after a crash, so
-    /// there are none.
+    /// Data is overwritten in place, if the extent is not shared. There are no checksums, because
+    /// they could be wrong after a crash.
     InPlace,
 }
 
@@ -240,8 +241,7 @@ impl NewFiles {
     }
 }
 
-/// The flags of a new file in a directory with the flags `dir`: how data is stored goes from
-/// directories to what is made in them.
+/// The flags that a new file inherits from a directory with the flags `dir`.
 fn inherited_flags(dir: u64, file_type: FileType) -> u64 {
     let mut flags = 0;
     if dir & inode_flags::NOCOMPRESS != 0 {
@@ -258,7 +258,7 @@ fn inherited_flags(dir: u64, file_type: FileType) -> u64 {
     flags
 }
 
-/// New files are compressed as their directory says.
+/// Gives a new file the compression property of its directory.
 fn inherit_compression(
     changes: &mut Changes<'_, '_>,
     file: FileId,

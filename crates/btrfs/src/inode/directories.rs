@@ -1,40 +1,41 @@
-//! What is remembered of directories that are changed, so that an operation need not look it up.
+//! A cache of facts about directories that are changed, so that operations need not look them up.
 //!
-//! | | without it |
+//! | fact | what an operation does without it |
 //! |---|---|
-//! | the index that the next entry gets | the last index is searched for |
-//! | numbers for new files, a group of adjacent ones at a time | another group is taken, and numbers stay unused |
-//! | that it has no default access control list | its attribute is searched for |
-//! | the hashes of all names, of a directory that was made since the volume was opened | the name is searched for |
+//! | the index of the next entry | searches for the last index |
+//! | a group of adjacent numbers for new files | takes another group, and numbers stay unused |
+//! | that the directory has no default access control list | searches for the attribute |
+//! | the hashes of all names, for a directory made since the volume was opened | searches for the name |
 //!
-//! All of it may be forgotten at any time, and what is remembered is right:
+//! All facts may be forgotten at any time. A fact that is remembered is true:
 //!
-//! 1. It is used under the lock of the directory only, but to say that a name is not there: it was
-//!    not when the lookup began.
-//! 2. The files of a directory have numbers of groups that no other directory has. Their items lie
-//!    side by side, and threads that work in several directories do not meet there.
-//! 3. The set of hashes has that of every name in the directory, and may have others, of names that
-//!    were removed. So a name whose hash is not in it is not there.
-//! 4. All sets together have a budget in bytes. A directory whose set would exceed it has none from
-//!    then on.
+//! 1. Operations use the facts only under the lock of the directory. The exception is a lookup,
+//!    which needs no lock to find that a name is missing: it was missing when the lookup began.
+//! 2. The numbers of the files of a directory come from groups that no other directory has. So
+//!    their items are adjacent, and threads that work in different directories change different
+//!    leaves.
+//! 3. The set of hashes contains the hash of every name in the directory, and possibly hashes of
+//!    names that were removed. So a name is missing if its hash is not in the set.
+//! 4. All sets together have a budget in bytes. A directory whose set would exceed it loses its
+//!    set.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is remembered of a directory.
+/// The facts about one directory.
 #[derive(Debug, Default)]
 pub(super) struct Directory {
     next_index: Option<u64>,
-    /// Numbers that are left of the last group.
+    /// The unused numbers of the last group.
     numbers: Range<u64>,
     names: Option<NameHashes>,
-    /// What is made in it gets no access control list.
+    /// Files made in it get no access control list.
     pub(super) has_no_default_acl: bool,
 }
 
 impl Directory {
-    /// The directory was just made: it has no names.
+    /// Notes that the directory was just made, and has no names.
     pub(super) fn made(&mut self, budget: &Arc<Budget>) {
         self.names = Some(NameHashes::new(budget));
     }
@@ -46,7 +47,7 @@ impl Directory {
         Some(index)
     }
 
-    /// The index of the next entry was looked up.
+    /// Stores the index of the next entry, after a search.
     pub(super) fn set_next_index(&mut self, index: u64) {
         self.next_index = Some(index);
     }
@@ -56,18 +57,18 @@ impl Directory {
         self.numbers.next()
     }
 
-    /// Numbers for new files were taken.
+    /// Stores a group of numbers for new files.
     pub(super) fn set_numbers(&mut self, numbers: Range<u64>) {
         self.numbers = numbers;
     }
 
-    /// Whether no name with this hash is there.
+    /// Whether the directory certainly has no name with this hash.
     pub(super) fn lacks_name(&self, hash: u64) -> bool {
         self.names.as_ref().is_some_and(|names| !names.contains(bits_of(hash)))
     }
 
-    /// Adds the hash of a name that is about to be added, and says whether that name surely was not
-    /// there.
+    /// Adds the hash of a name that is about to be added. Returns whether the directory certainly
+    /// had no name with that hash.
     pub(super) fn add_name(&mut self, hash: u64) -> bool {
         let Some(names) = &mut self.names else { return false };
         let is_new = names.insert(bits_of(hash));
@@ -82,8 +83,8 @@ fn bits_of(hash: u64) -> u32 {
     u32::try_from(hash).expect("a name has a hash of 32 bits")
 }
 
-/// The bytes that all sets of hashes may take. A set that grows is there twice for a moment, which
-/// is not counted.
+/// The bytes that all sets of hashes may take. While a set grows both its tables exist, and only
+/// the new one counts.
 #[derive(Debug)]
 pub(super) struct Budget {
     most: u64,
@@ -105,14 +106,14 @@ impl Budget {
     }
 }
 
-/// The slots of the smallest table.
+/// The number of slots of the smallest table.
 const FEWEST_SLOTS: usize = 64;
 
-/// A set of hashes: a table with open addressing, of which a quarter at least is empty.
+/// A set of hashes: a table with open addressing, at least a quarter of whose slots is empty.
 #[derive(Debug)]
 struct NameHashes {
     budget: Arc<Budget>,
-    /// A power of two of them, or none; 0 is an empty one.
+    /// A power of two slots, or none. A slot with 0 is empty.
     slots: Box<[u32]>,
     count: usize,
     has_zero: bool,
@@ -125,8 +126,8 @@ fn bytes_of(slots: usize) -> u64 {
 /// The slot that has the hash, or else the empty one where it belongs.
 fn slot_of(slots: &[u32], hash: u32) -> usize {
     let mask = slots.len() - 1;
-    // Hashes of names are as good as random, but an image may have chosen them: what is near each
-    // other is spread over the table.
+    // Hashes of names are nearly random, but a crafted image may choose them. Multiplying spreads
+    // adjacent hashes over the table.
     let mut at = (hash.wrapping_mul(0x9e37_79b1).rotate_left(15)) as usize & mask;
     while slots[at] != 0 && slots[at] != hash {
         at = (at + 1) & mask;
@@ -146,8 +147,7 @@ impl NameHashes {
         }
     }
 
-    /// Adds a hash, and says whether it is new; `None` when the budget does not allow to remember
-    /// it.
+    /// Adds a hash, and returns whether it is new; `None` when the budget is exhausted.
     fn insert(&mut self, hash: u32) -> Option<bool> {
         if hash == 0 {
             return Some(!std::mem::replace(&mut self.has_zero, true));

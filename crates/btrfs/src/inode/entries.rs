@@ -1,7 +1,7 @@
 //! Entries of directories.
 //!
-//! An entry stands twice: by the hash of its name, together with others that have the same
-//! one, and by its index. What a directory is large counts both: twice the length of every name.
+//! An entry is stored twice: under the hash of its name, together with others that have the same
+//! hash, and under its index. The size of a directory counts both: twice the length of every name.
 
 use std::ops::{ControlFlow, RangeInclusive};
 
@@ -17,7 +17,7 @@ use crate::delayed;
 use crate::engine::Engine;
 use crate::storage::malformed;
 
-/// The index of the first entry of a directory: the two before are for `.` and `..`.
+/// The index of the first entry of a directory. The indexes 0 and 1 are for `.` and `..`.
 pub(super) const FIRST_INDEX: u64 = 2;
 
 /// What an entry leads to.
@@ -39,15 +39,14 @@ impl Target {
         Self { location, file_type: FileType::Directory }
     }
 
-    /// Whether an entry with this name and location is one that leads here by `name`. The offset of
-    /// a location says nothing.
+    /// Whether `entry` has this name and leads here. The offset of a location is ignored.
     fn is_of(self, entry: &DirEntry<'_>, name: &[u8]) -> bool {
         let ends = |location: Key| (location.objectid, location.item_type);
         entry.name == name && ends(entry.location) == ends(self.location)
     }
 }
 
-/// `EINVAL` or `ENAMETOOLONG` for what cannot be the name of an entry.
+/// `ENOENT`, `EINVAL` or `ENAMETOOLONG` for an invalid name of an entry.
 pub(crate) fn require_name(name: &[u8]) -> Result<()> {
     let bad = |errno| Err(Error::posix(errno, format!("the name `{}`", name.escape_ascii())));
     match name {
@@ -59,7 +58,7 @@ pub(crate) fn require_name(name: &[u8]) -> Result<()> {
     }
 }
 
-/// The value that an entry has for a type.
+/// The value of a file type in an entry.
 fn entry_type(file_type: FileType) -> u8 {
     match file_type {
         FileType::Regular => file_type::REG_FILE,
@@ -72,7 +71,7 @@ fn entry_type(file_type: FileType) -> u8 {
     }
 }
 
-/// The indexes of the entries of `dir`, from `first` on.
+/// The keys of the index items of `dir`, from the index `first` on.
 pub(super) fn indexes(dir: FileId, first: u64) -> RangeInclusive<Key> {
     let key = |index| Key::new(dir.ino, ItemType::DIR_INDEX, index);
     key(first)..=key(u64::MAX)
@@ -85,7 +84,7 @@ fn index_after_last(volume: &Engine, dir: FileId) -> Result<u64> {
     Ok(highest.map_or(FIRST_INDEX, |index| index.saturating_add(1).max(FIRST_INDEX)))
 }
 
-/// The index of an entry of `dir` that leads to `target` by `name`, looked for among all.
+/// The index of an entry of `dir` that leads to `target` by `name`. This reads all entries.
 fn index_of(volume: &Engine, dir: FileId, name: &[u8], target: Target) -> Result<u64> {
     let root = super::tree_of(volume, dir)?;
     let mut found = None;
@@ -120,7 +119,7 @@ impl Changes<'_, '_> {
         if let Some(next) = volume.inodes.with_directory(dir, Directory::take_index) {
             return Ok(next);
         }
-        // A log may have the entries that were removed in the transaction.
+        // A log may still contain entries that were removed in this transaction.
         let next = index_after_last(volume, dir)?.max(self.handle().log().index_after_removed(dir));
         let after = next.checked_add(1).ok_or_else(|| {
             Error::posix(Errno::NOSPC, format!("an index for one more entry of {dir}"))
@@ -129,11 +128,12 @@ impl Changes<'_, '_> {
         Ok(next)
     }
 
-    /// Adds an entry, and makes the directory as large as it is now.
+    /// Adds an entry, and adjusts the size of the directory.
     ///
     /// # Errors
-    /// `EEXIST`, `EOVERFLOW` when too many names have its hash, and `ENOENT` in the root directory
-    /// of a subvolume without a name, and in all of it for the root of another one.
+    /// `EEXIST`; `EOVERFLOW` when too many names have the same hash; `ENOENT` in a subvolume that
+    /// has lost its name, for an entry in its root directory and for an entry of another subvolume
+    /// anywhere in it.
     pub(crate) fn add_entry(
         &mut self,
         Place { dir, name }: Place<'_>,
@@ -167,7 +167,7 @@ impl Changes<'_, '_> {
         })
     }
 
-    /// Puts an entry behind those whose names have the same hash.
+    /// Appends an entry to those whose names have the same hash.
     fn join_entry(&mut self, key: Key, dir: FileId, name: &[u8], entry: &[u8]) -> Result<()> {
         let mut all = self.get(key)?.unwrap_or_default().to_vec();
         for other in dir_entries(&all) {
@@ -195,8 +195,8 @@ impl Changes<'_, '_> {
         leads_to(self.get(key)?.unwrap_or_default(), name, target)
     }
 
-    /// Removes the entry of a subvolume that is not there, or is elsewhere: nothing else tells its
-    /// index.
+    /// Removes the entry of a subvolume that does not exist, or is attached elsewhere. No reference
+    /// stores its index, so this searches for it.
     pub(super) fn remove_placeholder(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
         let Place { dir, name } = place;
         let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
@@ -207,12 +207,12 @@ impl Changes<'_, '_> {
         self.remove_entry(place, target, index, at)
     }
 
-    /// Removes the entry that leads to `target`, which stands at `index` too. Of several with one
-    /// name, which only a damaged directory has, the others stay.
+    /// Removes the entry that leads to `target` and has the index `index`. A damaged directory may
+    /// have several with one name; the others stay.
     ///
     /// # Errors
-    /// `ENOENT` when nothing has the name. When the two places of the entry do not agree: removing
-    /// what is at one of them could take another entry away.
+    /// `ENOENT` when no entry has the name. [`Error::Corrupt`] when the two copies of the entry
+    /// disagree, because removing one of them could remove another entry.
     pub(crate) fn remove_entry(
         &mut self,
         Place { dir, name }: Place<'_>,
@@ -258,7 +258,7 @@ fn leads_to(data: &[u8], name: &[u8], target: Target) -> Result<bool> {
     Ok(false)
 }
 
-/// The entries in `data` but for the first that `is_wanted`; `None` when there is none.
+/// The entries in `data` without the first for which `is_wanted` holds; `None` when there is none.
 pub(super) fn without_one(
     data: &[u8],
     is_wanted: impl Fn(&DirEntry<'_>) -> bool,

@@ -1,9 +1,9 @@
 //! Removing whole inodes.
 //!
-//! An inode without names goes at once when it has few items and nobody has it open. Otherwise an
-//! ORPHAN_ITEM says that it is to be removed, and it goes when the last who has it open lets go of
-//! it, in as many transactions as its items need. After a crash, or when that failed, the orphan
-//! items tell what is left to do (`orphans`).
+//! An inode without names is removed at once if it has few items and is not open. Otherwise an
+//! ORPHAN_ITEM marks it for removal. When it is closed for the last time it is removed, in as many
+//! transactions as its items need. If a crash or an error comes between, its orphan item makes a
+//! later sweep remove it (`orphans`).
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
@@ -19,13 +19,12 @@ use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Owner};
 use crate::tree::Cursor;
 
-/// The most items that are removed in one go, and that an inode without an orphan item may have.
-/// Together they take no more than a leaf, so that a batch changes few blocks: what an operation
-/// reserves is enough.
+/// The most items that one batch removes. An inode with more gets an orphan item. A batch takes no
+/// more than a leaf, so it changes few blocks, and the reservation of an operation is enough.
 const BATCH: usize = 64;
 
-/// Names that are queued of an inode that is removed: it has none, but for a damaged one that
-/// counts fewer than it has. They go this many at a time.
+/// How many queued names a batch removes. An inode without names has none, unless it is damaged and
+/// counts fewer names than it has.
 const QUEUED: usize = 2;
 
 /// The key of the orphan item of the inode `ino`.
@@ -33,17 +32,17 @@ pub(crate) fn orphan_key(ino: u64) -> Key {
     Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, ino)
 }
 
-/// Some items of an inode, and the data that they hold.
+/// Some items of an inode, and the extents that they refer to.
 pub(super) struct Batch {
     file: FileId,
-    /// In the tree.
+    /// Keys of items in the tree.
     keys: Vec<Key>,
-    /// Names that are queued.
+    /// Keys of queued names.
     queued: Vec<Key>,
     extents: Vec<(Key, Held)>,
-    /// What the inode counts as its data.
+    /// The bytes of data that these items add to the size counted by the inode.
     nbytes: u64,
-    /// The inode has items behind these.
+    /// Whether the inode has more items behind these.
     has_more: bool,
 }
 
@@ -56,8 +55,8 @@ struct Held {
 }
 
 impl Batch {
-    /// The first items of `file` that are not its inode item, of whatever types: all go with the
-    /// inode, those that a newer kernel made included.
+    /// The first items of `file` except its inode item. Items of all types are removed with an
+    /// inode, even types that only a newer kernel knows.
     pub(super) fn read(volume: &Engine, file: FileId) -> Result<Self> {
         let (tree, ino) = (TreeId(file.dev), file.ino);
         let refs = |parent| Key::new(ino, ItemType::INODE_REF, parent);
@@ -92,17 +91,18 @@ impl Batch {
         Ok(batch)
     }
 
-    /// The file whose items these are.
+    /// The file that the items belong to.
     pub(super) fn file(&self) -> FileId {
         self.file
     }
 
-    /// The number of the inode, if these are all its items, and all of them can go at once.
+    /// The number of the inode, if these are all its items and one operation can remove all of
+    /// them.
     pub(super) fn inode_gone(&self) -> Option<u64> {
         (!self.has_more && self.queued.is_empty()).then_some(self.file.ino)
     }
 
-    /// Leaves out items that go in another way.
+    /// Leaves out items that are removed in another way.
     pub(super) fn leave_out(&mut self, is_out: impl Fn(Key) -> bool) {
         self.keys.retain(|&key| !is_out(key));
         self.queued.retain(|&key| !is_out(key));
@@ -122,7 +122,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Gives up the data, and says which items go from the tree.
+    /// Drops the references to the extents, and returns the keys of the items to remove from the
+    /// tree.
     pub(super) fn give_up(self, handle: &Handle<'_>) -> Vec<Key> {
         for (key, held) in &self.extents {
             let offset = key.offset.wrapping_sub(held.skip);
@@ -139,8 +140,8 @@ pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Removes as much of an inode that has an orphan item as goes at once, and says whether that was
-/// all of it. The caller has its lock.
+/// Removes one batch of an inode that has an orphan item, and returns whether that was the last.
+/// The caller has its lock.
 pub(super) fn evict_batch(volume: &Engine, file: FileId) -> Result<bool> {
     write_back::discard(volume, file);
     let handle = volume.join_to_remove()?;
@@ -150,7 +151,7 @@ pub(super) fn evict_batch(volume: &Engine, file: FileId) -> Result<bool> {
     if is_last {
         changes.remove(orphan_key(file.ino))?;
     } else {
-        // Between two batches the inode counts what it still has.
+        // Between two batches the inode counts the data that it still has.
         changes.adjust_inode(file, |item| {
             item.nbytes = item.nbytes.get().saturating_sub(batch.nbytes).into();
         })?;

@@ -1,5 +1,5 @@
-//! Reads that fail in the middle of an operation: it is done, or nothing of it, or nothing is
-//! written any more.
+//! Reads that fail in the middle of an operation. Afterwards the operation is done completely, or
+//! not at all, or writing has ended.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
@@ -20,18 +20,17 @@ const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 const FILE: Place<'_> = Place { dir: FileId { dev: 5, ino: 256 }, name: b"file" };
 
-/// How often a block is read that reads in no way: each of two copies is tried again.
+/// How often the engine reads a block that never reads: it tries each of two copies twice.
 const TRIES: u64 = 4;
 
-/// Opens the volume to be written without a thread of its own, and with nothing in memory that need
-/// not be.
+/// Opens the volume for writing without a thread of its own and with the smallest cache.
 fn open(device: Arc<dyn BlockDevice>) -> Filesystem {
     let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device], &options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
-/// The length of the file, what is allocated for it, and its data; `None` when it is gone.
+/// The length of the file, its allocated bytes and its data; `None` when it does not exist.
 type State = Option<(u64, u64, Vec<u8>)>;
 
 fn state(fs: &Filesystem) -> State {
@@ -45,7 +44,8 @@ fn state(fs: &Filesystem) -> State {
     Some((attr.size, attr.allocated_bytes, data))
 }
 
-/// Does the operation once for each read of it, which fails in every way. `prepare` makes the file.
+/// Runs the operation once for each of its reads, and lets that read fail on all copies. `prepare`
+/// fills the file.
 fn try_every_read(
     prepare: impl Fn(&Filesystem, FileId),
     operation: impl Fn(&Filesystem, FileId) -> Result<()>,
@@ -62,7 +62,8 @@ fn try_every_read(
         let below = Arc::new(CheckedDevice::over(memory.clone()));
         let device = Arc::new(FaultDevice::new(below.clone()));
         let fs = open(device.clone());
-        // What the first change of a subvolume looks up.
+        // The first change of a subvolume reads more. It happens here, before the reads are
+        // counted.
         fs.create(Place { name: b"other", ..FILE }, &NEW).expect("there is room");
         let first = device.count(Requests::Reads);
         for read in read.into_iter().flat_map(|read| read..read + TRIES) {
@@ -104,8 +105,7 @@ fn scattered(fs: &Filesystem, file: FileId) {
     }
 }
 
-/// The extents were gone and the inode did not know it, when the inode could not be read after
-/// them.
+/// When the inode could not be read after the extents were removed, it still counted them.
 #[test]
 fn a_cut_is_done_or_not() {
     try_every_read(scattered, |fs, file| {
@@ -113,7 +113,7 @@ fn a_cut_is_done_or_not() {
     });
 }
 
-/// The same with data in the extent item.
+/// The same for inline data.
 #[test]
 fn inline_data_is_replaced_or_not() {
     let prepare = |fs: &Filesystem, file| {
@@ -130,8 +130,8 @@ fn inline_data_is_replaced_or_not() {
     });
 }
 
-/// A name goes, or stays with the file. What is left of the file when it goes in steps, nobody
-/// sees. When a later step failed the name was gone, and its removal was called a failure.
+/// The name is removed, or it stays with the file. When a later step of the removal failed, the
+/// name was gone and `unlink` returned an error.
 #[test]
 fn a_file_is_gone_or_not() {
     try_every_read(scattered, |fs, _| {

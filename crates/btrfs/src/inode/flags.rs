@@ -1,4 +1,4 @@
-//! Flags of inodes, as users see and set them.
+//! Inode flags as users see and set them.
 
 use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
@@ -10,7 +10,7 @@ use super::subvolume::writable;
 use super::{inode_item, placeholder_in, tree_of, type_of, xattr};
 use crate::engine::Engine;
 
-/// Each flag of users, and what it is in an inode.
+/// Each user flag, with the flag in the inode.
 const FLAGS: [(FileFlags, u64); 9] = [
     (FileFlags::SYNC, inode_flags::SYNC),
     (FileFlags::IMMUTABLE, inode_flags::IMMUTABLE),
@@ -31,12 +31,12 @@ pub(crate) fn flags(volume: &Engine, file: FileId) -> Result<FileFlags> {
     Ok(shown(&inode_item(volume, tree_of(volume, file)?, file)?))
 }
 
-/// The flags that an inode shows.
+/// The flags that users see of an inode.
 fn shown(item: &InodeItem) -> FileFlags {
     let stored = item.flags.get();
     let flags: FileFlags =
         FLAGS.iter().filter(|one| stored & one.1 != 0).map(|one| one.0).collect();
-    // A file that was tried to be compressed in vain has both.
+    // A file that compression did not make smaller has both flags.
     let is_tried = flags.contains(FileFlags::NOCOMPRESS);
     if is_tried { flags - FileFlags::COMPRESS } else { flags }
 }
@@ -56,14 +56,14 @@ pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp
             format!("flags of {file}, which is no file or directory"),
         ));
     }
-    // As the kernel does, which lets `chattr -R` go over files too.
+    // The kernel ignores DIRSYNC on files too, so that `chattr -R` works.
     let without =
         if file_type == FileType::Regular { FileFlags::DIRSYNC } else { FileFlags::empty() };
     let flags = flags - without;
     require_change(file, shown(&item), flags)?;
     let size = volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size);
     let stored = stored(&item, flags, file_type, size);
-    // In the way of the volume, if it has one.
+    // The property gets the method of the volume, if that has one.
     let method = volume.options.compress.map(|compress| compress.method.compression());
     let name = method.unwrap_or(Compression::Zlib).name().as_bytes();
     let compression = Some(name).filter(|_| flags.contains(FileFlags::COMPRESS));
@@ -78,7 +78,7 @@ pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp
     volume.commit_if(is_durable)
 }
 
-/// Refuses what is no flag here, and flags of which only one can hold.
+/// Refuses unknown flags, and combinations of flags that exclude each other.
 fn require_valid(file: FileId, flags: FileFlags) -> Result<()> {
     let refuse = |errno| {
         Err(Error::posix(errno, format!("the flags `{flags}` ({:#x}) of {file}", flags.bits())))
@@ -93,9 +93,8 @@ fn require_valid(file: FileId, flags: FileFlags) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to have data written in place that is said to be compressed or not, and to say that of
-/// data which is written in place: as the kernel does, only one of the two may be said after the
-/// other was taken back.
+/// Refuses to combine NODATACOW with COMPRESS or NOCOMPRESS, as the kernel does. A user must take
+/// back the old flag first, in a call of its own.
 fn require_change(file: FileId, old: FileFlags, new: FileFlags) -> Result<()> {
     let says = FileFlags::COMPRESS | FileFlags::NOCOMPRESS;
     let meet = |one: FileFlags, other: FileFlags| {
@@ -108,7 +107,7 @@ fn require_change(file: FileId, old: FileFlags, new: FileFlags) -> Result<()> {
     Ok(())
 }
 
-/// The flags that an inode of this length is to have.
+/// The flags to store in an inode of `size` bytes. A file with data keeps its NODATACOW.
 fn stored(item: &InodeItem, flags: FileFlags, file_type: FileType, size: u64) -> u64 {
     let mut stored = item.flags.get();
     for (flag, bit) in FLAGS {

@@ -1,30 +1,30 @@
-//! Inodes in use: who changes which one now, which are open, and what is remembered of directories.
+//! Inodes in use: their locks, how often they are open, and the cache of directories.
 //!
-//! An operation that changes names or attributes holds the lock of every inode that it changes and
-//! that others can reach. A lock lives in a table while somebody uses it or the inode is open, and
-//! some time longer: when a shard of the table is full, what nobody uses is forgotten, last of all
-//! the directories that were in use not long ago. So the table is as large as what is going on, or
-//! as its bound, whatever the volume holds.
+//! An operation that changes names or attributes locks every inode that it changes, except new
+//! inodes that no other thread can reach. A table holds the lock while a thread uses it or the
+//! inode is open, and for some time longer. When a shard of the table is full it forgets unused
+//! inodes; recently used directories go last. So the size of the table is bounded by the inodes in
+//! use and a fixed size, not by the size of the volume.
 //!
 //! # Lock order
 //!
-//! | | lock | who takes it |
+//! | | lock | which operation takes it |
 //! |---|---|---|
-//! | 1 | a subvolume, while it is looked up for the first time | every operation, first thing; let go at once |
-//! | 2 | the rename lock of the subvolume | a move of a directory to another one |
-//! | 3 | inodes, ascending by id, all in one call; who removes a name locks the directory first, and then what comes behind it | every operation |
-//! | 4 | a transaction handle | every operation; those of data several, one after the other |
-//! | 5 | shards of the table, what is remembered of a directory | leaves: nothing is locked under them |
+//! | 1 | a subvolume, while it is loaded for the first time | every operation first; released at once |
+//! | 2 | the rename lock of the subvolume | a move of a directory |
+//! | 3 | inodes, ascending by id, all in one call; a removal locks the directory first, and then the file if its id is higher | every operation |
+//! | 4 | a transaction handle | every operation; operations on data several, one after the other |
+//! | 5 | shards of the table, the cache of a directory | leaves: no lock is taken under them |
 //!
-//! Which inodes a name leads to is known only after a look at the directory, and may change until
-//! the locks are held. So an operation looks first, locks, and looks again: when others were faster
-//! it begins anew. Who removes a name locks the directory before it looks, and need not look again
-//! when the file comes behind. With one ascending order for all inodes there is no way to a
-//! deadlock, and no order between parents and children to keep; each new beginning means that
-//! another operation came through. Debug builds assert that a thread locks once at a time.
+//! An operation learns which inode a name leads to only by looking into the directory, and that may
+//! change before it holds the locks. So an operation looks up the name, locks, and looks again. If
+//! the answer has changed it begins anew; each new beginning means that another operation has
+//! finished. A removal locks the directory before it looks, and need not look again if the file has
+//! the higher id. Since all locks ascend by id, no deadlock is possible, and parents and children
+//! need no order between them. Debug builds assert that a thread makes one such call at a time.
 //!
-//! The rename lock keeps the shape of the tree still while somebody looks for a directory
-//! among the ancestors of another: nobody else can move a directory meanwhile.
+//! The rename lock keeps the shape of the tree still while an operation searches the ancestors of a
+//! directory: no other thread can move a directory meanwhile.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -42,15 +42,15 @@ use super::directories::{Budget, Directory};
 use super::subvolume::Subvolume;
 use crate::data::{SHARDS, shard_of};
 
-/// The inodes that a shard has before it forgets what nobody uses.
+/// The number of inodes in a shard at which it forgets unused ones.
 const SHARD_INODES: usize = 512;
 
-/// What is known of an inode in use.
+/// The state of an inode in use.
 #[derive(Debug, Default)]
 struct State {
-    /// How often it is open.
+    /// The number of times that it is open.
     opens: u64,
-    /// It was made without a name, and may get one.
+    /// Whether the inode was made without a name, and may get one.
     is_linkable: bool,
 }
 
@@ -58,15 +58,15 @@ struct State {
 #[derive(Default)]
 struct Entry {
     lock: Arc<Mutex<State>>,
-    /// Taken for a moment, by who holds the lock of the directory.
+    /// Locked for a moment only, usually by the holder of the directory's lock.
     directory: Option<Arc<Mutex<Directory>>>,
-    /// It was used since the shard was full the last time.
+    /// Whether it was used since the shard was last full.
     is_recent: bool,
 }
 
 impl Entry {
-    /// Whether somebody has the lock or waits for it, or the inode is open. What only the table
-    /// knows others come to know under the shard's lock.
+    /// Whether a thread holds the lock or waits for it, or the inode is open. Threads get the lock
+    /// from the table under the lock of the shard, so the answer holds while that is held.
     fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.lock) > 1 || self.lock.lock().opens > 0
     }
@@ -75,7 +75,7 @@ impl Entry {
 /// Inodes in use, or in use not long ago.
 struct Shard {
     entries: HashMap<FileId, Entry, RandomState>,
-    /// How many there are before those that nobody uses are forgotten.
+    /// The number of entries at which unused ones are forgotten.
     most: usize,
 }
 
@@ -108,12 +108,12 @@ impl Shard {
 /// A subvolume that is being looked up.
 type SubvolumePlace = Arc<Mutex<Option<Arc<Subvolume>>>>;
 
-/// All inodes in use, and the subvolumes that are changed.
+/// All inodes in use, and the subvolumes that are being changed.
 pub(crate) struct Inodes {
     shards: [Mutex<Shard>; SHARDS],
     subvolumes: RwLock<HashMap<TreeId, Arc<Subvolume>, RandomState>>,
     loading: Mutex<HashMap<TreeId, SubvolumePlace>>,
-    /// What the names that are remembered of directories may take.
+    /// The budget of the sets of names.
     names: Arc<Budget>,
 }
 
@@ -123,7 +123,7 @@ thread_local! {
 }
 
 impl Inodes {
-    /// Nothing in use, and at most `name_bytes` for the names of directories.
+    /// An empty table, with at most `name_bytes` for the sets of names.
     pub(crate) fn new(name_bytes: u64) -> Self {
         Self {
             shards: Default::default(),
@@ -137,7 +137,7 @@ impl Inodes {
         &self.shards[shard_of(file)]
     }
 
-    /// Locks `files`, which may name one several times.
+    /// Locks `files`, which may contain a file several times.
     pub(crate) fn lock(&self, files: &[FileId]) -> Locks {
         debug_assert!(!HOLDS.replace(true), "a thread locks inodes once at a time");
         let mut ordered: SmallVec<[FileId; 4]> = SmallVec::from_slice(files);
@@ -160,7 +160,7 @@ impl Inodes {
         Mutex::lock_arc(&lock)
     }
 
-    /// Locks `file` too, if it comes behind all that `locks` has; whether it does.
+    /// Locks `file` too, if its id is higher than all in `locks`. Returns whether it is.
     pub(super) fn lock_behind(&self, locks: &mut Locks, file: FileId) -> bool {
         let is_behind = locks.held.iter().all(|held| held.file < file);
         if is_behind {
@@ -169,21 +169,21 @@ impl Inodes {
         is_behind
     }
 
-    /// Locks `file` if nobody has it locked, beside what the thread has locked already.
+    /// Locks `file` if it is free. The thread may hold other locks already.
     pub(crate) fn try_lock(&self, file: FileId) -> Option<Locks> {
         let state = Mutex::try_lock_arc(&self.shard(file).lock().entry(file).lock)?;
         Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
     }
 
-    /// Locks `file` beside what the thread has locked already, if whoever has it lets go of it
-    /// within so long. They may wait for what the thread has, so it must have another way out.
+    /// Locks `file` if it becomes free within `patience`. The thread may hold other locks, and the
+    /// holder of this one may wait for them, so the caller must be able to do without.
     pub(crate) fn lock_within(&self, file: FileId, patience: Duration) -> Option<Locks> {
         let lock = self.shard(file).lock().entry(file).lock.clone();
         let state = Mutex::try_lock_arc_for(&lock, patience)?;
         Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
     }
 
-    /// Looks at what is remembered of the directory `dir`, whose lock the caller holds.
+    /// Calls `look` with the cache of the directory `dir`, whose lock the caller holds.
     pub(super) fn with_directory<T>(
         &self,
         dir: FileId,
@@ -193,8 +193,8 @@ impl Inodes {
         look(&mut directory.lock())
     }
 
-    /// Whether the directory `dir` has no name with this hash, as far as that is remembered.
-    /// Nothing has to be locked.
+    /// Whether the cache knows that the directory `dir` has no name with this hash. The caller
+    /// needs no lock.
     pub(super) fn lacks_name(&self, dir: FileId, hash: u64) -> bool {
         let shard = self.shard(dir).lock();
         let directory = shard.entries.get(&dir).and_then(|entry| entry.directory.clone());
@@ -202,12 +202,12 @@ impl Inodes {
         directory.is_some_and(|directory| directory.lock().lacks_name(hash))
     }
 
-    /// The directory `dir` was just made, and nobody else knows it yet.
+    /// Notes that the directory `dir` was just made. No other thread knows it yet.
     pub(super) fn directory_made(&self, dir: FileId) {
         self.with_directory(dir, |directory| directory.made(&self.names));
     }
 
-    /// The directory `dir` is no more.
+    /// Forgets the cache of the directory `dir`, which is removed.
     pub(super) fn forget_directory(&self, dir: FileId) {
         self.shard(dir).lock().entry(dir).directory = None;
     }
@@ -228,12 +228,12 @@ impl Inodes {
         })
     }
 
-    /// The subvolume `id`, if it is known already.
+    /// The subvolume `id`, if it is loaded already.
     pub(crate) fn known_subvolume(&self, id: TreeId) -> Option<Arc<Subvolume>> {
         self.subvolumes.read().get(&id).cloned()
     }
 
-    /// The subvolume `id`, which `load` gets ready when it is used for the first time.
+    /// The subvolume `id`. The first call loads it with `load`.
     pub(super) fn subvolume(
         &self,
         id: TreeId,
@@ -250,7 +250,7 @@ impl Inodes {
         Ok(subvolume)
     }
 
-    /// The subvolume `id` is no more.
+    /// Forgets the subvolume `id`, which is deleted.
     pub(crate) fn forget_subvolume(&self, id: TreeId) {
         self.loading.lock().remove(&id);
         self.subvolumes.write().remove(&id);
@@ -275,7 +275,7 @@ struct Held {
 /// Locks of inodes, held by one operation.
 pub(crate) struct Locks {
     held: SmallVec<[Held; 2]>,
-    /// It was there for the taking: the thread may have locked others before.
+    /// These locks came from `try_lock` or `lock_within`, and the thread may hold others.
     is_aside: bool,
 }
 
@@ -290,13 +290,13 @@ impl Locks {
         &mut held.expect("an operation asks for what it has locked").state
     }
 
-    /// Whether `file`, whose lock is held, may get a first name. It is known while the file is
-    /// open.
+    /// Whether `file`, whose lock is held, may get a first name. The answer is kept while the file
+    /// is open.
     pub(super) fn is_linkable(&mut self, file: FileId) -> &mut bool {
         &mut self.state(file).is_linkable
     }
 
-    /// Lets go of all locks but that of `file`.
+    /// Releases all locks except that of `file`.
     pub(super) fn keep_only(&mut self, file: FileId) {
         self.held.retain(|held| held.file == file);
     }
@@ -342,8 +342,8 @@ mod tests {
         assert!(table.try_lock(file(3)).is_none() && table.try_lock(file(1)).is_some());
     }
 
-    /// However many inodes come and go, the table has what is in use, and of the rest no more than
-    /// its bound.
+    /// However many inodes come and go, the table holds those in use and a bounded number of
+    /// others.
     #[test]
     fn the_table_has_a_bound() {
         let table = Inodes::new(0);
@@ -362,7 +362,7 @@ mod tests {
         assert!(all <= SHARDS * SHARD_INODES && in_use == 0, "{all}, {in_use} in use");
     }
 
-    /// What is used all the time is remembered while other inodes come and go.
+    /// A directory that is used all the time is remembered while other inodes come and go.
     #[test]
     fn a_directory_in_use_is_remembered() {
         let table = Inodes::new(0);
@@ -373,8 +373,8 @@ mod tests {
         assert_eq!(table.with_directory(file(1), Directory::take_index), Some(7));
     }
 
-    /// Each thread counts up under locks in an order of its own: nobody waits for ever, no
-    /// count is lost with an entry that was removed too early, and none is in use at last.
+    /// Each thread counts up under locks in its own order. No thread waits for ever, no count is
+    /// lost because an entry was removed too early, and at the end no entry is in use.
     #[test]
     fn locks_exclude_each_other_whatever_the_order() {
         const ROUNDS: u64 = 20_000;

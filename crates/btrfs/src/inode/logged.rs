@@ -1,4 +1,4 @@
-//! Names as a tree log has them. Nothing here tells when: the log says what times inodes have.
+//! Names from a tree log. These functions change no times, because the log has the times of inodes.
 
 use crate::engine::Handle;
 use offshoot_btrfs_format::inode::InodeItem;
@@ -8,11 +8,10 @@ use super::changes::Changes;
 use super::entries::Target;
 use super::type_of;
 
-/// Where a time is asked for. It does not stay.
+/// A placeholder where a call needs a time. The old times are restored afterwards.
 const NEVER: Timestamp = Timestamp { secs: 0, nanos: 0 };
 
-/// Gives `file` the name at `place`, with this index, both of which are free. The links are not
-/// counted.
+/// Gives `file` the name at `place` with this index; both are free. The link count does not change.
 pub(crate) fn add_name(
     handle: &Handle<'_>,
     place: Place<'_>,
@@ -28,7 +27,7 @@ pub(crate) fn add_name(
     changes.apply()
 }
 
-/// Takes the name at `place` from `file`. The links are not counted.
+/// Takes the name at `place` from `file`. The link count does not change.
 pub(crate) fn remove_name(handle: &Handle<'_>, place: Place<'_>, file: FileId) -> Result<()> {
     let mut changes = Changes::accepted(handle, place.dir)?;
     let before = changes.inode(place.dir)?;

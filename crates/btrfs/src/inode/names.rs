@@ -1,8 +1,8 @@
-//! Names of an inode, as the inode itself knows them.
+//! The names of an inode, as stored with the inode.
 //!
-//! The names that it has in one directory stand side by side in one INODE_REF item. Names for which
-//! that one has no room any more are found by the hash of directory and name, in INODE_EXTREF
-//! items, in volumes that have the feature.
+//! All names of an inode in one directory share an INODE_REF item. Names that do not fit into it go
+//! to INODE_EXTREF items, whose key has a hash of directory and name, if the volume has that
+//! feature.
 
 use offshoot_btrfs_format::dir::extref_hash;
 use offshoot_btrfs_format::encode;
@@ -30,7 +30,7 @@ impl Changes<'_, '_> {
     /// Gives the inode `ino` the name at `place`, whose entry has this index.
     ///
     /// # Errors
-    /// `EMLINK` when there is no room for it.
+    /// `EMLINK` when neither item has room for it.
     pub(crate) fn add_name(&mut self, ino: u64, place: Place<'_>, index: u64) -> Result<()> {
         let Place { dir, name } = place;
         let key = Key::new(ino, ItemType::INODE_REF, dir.ino);
@@ -61,9 +61,9 @@ impl Changes<'_, '_> {
         self.put_new(key, encode::inode_ref(index, place.name));
     }
 
-    /// Takes the name at `place` from `target`, which is the inode `ino`, and says which index its
-    /// entry has. Of several that are the same, which only a damaged inode has, one goes: that
-    /// whose entry is there.
+    /// Takes the name at `place` from `target`, which is the inode `ino`, and returns the index of
+    /// its entry. A damaged inode may have the same name several times; then this removes the one
+    /// whose entry exists.
     ///
     /// # Errors
     /// When the inode does not have the name.
@@ -114,7 +114,7 @@ fn names_in(key: Key, data: &[u8]) -> Result<Vec<InodeName<'_>>> {
     all.map_err(malformed)
 }
 
-/// A name as it stands in an item with this key.
+/// A name as it is stored in an item with this key.
 fn encoded(key: Key, one: &InodeName<'_>) -> Vec<u8> {
     if key.item_type == ItemType::INODE_REF {
         encode::inode_ref(one.index, one.name)

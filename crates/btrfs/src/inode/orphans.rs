@@ -1,16 +1,16 @@
-//! What a crash left of files without names.
+//! Removing files without names that a crash left behind.
 //!
-//! An orphan item says that an inode has no name any more and is to be removed (`evict`). Those of
-//! a subvolume go before anything else is changed in it. Those of subvolumes that nobody changes go
-//! by and by: the thread of the volume *sweeps* all of them once. Read-only subvolumes are no
-//! exception: nobody sees these files there either, and the kernel removes them when it looks such
-//! a subvolume up.
+//! An orphan item marks an inode that has no name and is to be removed (`evict`). The first change
+//! of a subvolume removes all of its orphans before anything else. For subvolumes that are not
+//! changed, the thread of the volume *sweeps* through all of them once. Read-only subvolumes are
+//! included: the removed files were not visible there, and the kernel removes them too when it
+//! looks up such a subvolume.
 //!
-//! A sweep looks for orphan items in the last commit, since what unlinked files leave in later ones
-//! is removed by who closes them. So a subvolume without any costs one way down its tree, and is
-//! remembered nowhere. Each step looks at one subvolume, or removes of one inode what goes in one
-//! transaction: neither a commit nor the end of the volume waits longer than that. What is left
-//! then is found when the volume is opened again.
+//! A sweep looks for orphan items in the last commit only. An orphan of a later transaction is an
+//! unlinked file that is still open, and closing it removes it. So a subvolume without orphans
+//! costs one search in its tree, and nothing about it is stored. One step looks at one subvolume,
+//! or removes as much of one inode as fits into a transaction, so a commit or the end of the volume
+//! waits for no more than that. The sweep starts again when the volume is opened again.
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::RootItem;
@@ -25,12 +25,12 @@ use crate::storage::malformed;
 use crate::transaction::root_of;
 use crate::tree::{Cursor, TreeRoot, with_item};
 
-/// Removes what is left of the unlinked files of the subvolume `tree`, but for those that are open.
-/// What cannot be removed is reported, and stays: nobody sees it, and it is no reason to refuse
-/// what is asked for.
+/// Removes the orphans of the subvolume `tree`, except open files. An orphan that cannot be removed
+/// is reported and stays. It is not visible, so it is no reason to fail the operation of the
+/// caller.
 ///
 /// # Errors
-/// When nothing can be written any more.
+/// When all writing has ended.
 pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
     let mut orphans = Orphans::of(tree);
     loop {
@@ -45,10 +45,10 @@ pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
     }
 }
 
-/// The orphan items of a subvolume, one after the other.
+/// The orphans of a subvolume, removed one after the other.
 struct Orphans {
     tree: TreeId,
-    /// Where the next one is looked for; `None` behind the last.
+    /// Where the search for the next one starts; `None` behind the last.
     next: Option<Key>,
 }
 
@@ -57,11 +57,11 @@ impl Orphans {
         Self { tree, next: Some(orphan_key(0)) }
     }
 
-    /// Removes what goes at once of the next one, and says whether there was one.
+    /// Removes one batch of the next orphan, and returns whether there was one.
     ///
     /// # Errors
-    /// When it cannot be removed: the next step goes on with the one behind it. When the next one
-    /// cannot be found: then that is the end.
+    /// When the orphan cannot be removed; the next step continues with the one after it. When the
+    /// search for the next orphan fails; then no more steps follow.
     fn step(&mut self, volume: &Engine) -> Result<bool> {
         let Some(from) = self.next.take() else { return Ok(false) };
         let cursor = Cursor::seek(volume, volume.tree(self.tree)?, from)?;
@@ -77,13 +77,12 @@ impl Orphans {
     }
 }
 
-/// Removes what goes at once of the inode `file`, unless it is open, and says whether nothing is
-/// left to do.
+/// Removes one batch of the inode `file`, unless it is open. Returns whether nothing more is to do.
 fn remove(volume: &Engine, file: FileId) -> Result<bool> {
     let (tree, key) = (TreeId(file.dev), orphan_key(file.ino));
     let mut locks = volume.inodes.lock(&[file]);
     let root = volume.tree(tree)?;
-    // Who closed it may have removed it meanwhile.
+    // The thread that closed the file may have removed it meanwhile.
     let is_orphan = with_item(volume, root, key, |_| Ok(()))?.is_some();
     if !is_orphan || *locks.opens(file) > 0 {
         return Ok(true);
@@ -96,7 +95,7 @@ fn remove(volume: &Engine, file: FileId) -> Result<bool> {
     let is_done = if links == Some(0) {
         evict_batch(volume, file)?
     } else {
-        // Old kernels left such items for what they truncated, too.
+        // Old kernels left orphan items for truncated files too.
         let handle = volume.join_to_remove()?;
         // A subvolume that was deleted meanwhile has no inodes either.
         handle.tree(tree)?.require_alive()?;
@@ -109,16 +108,16 @@ fn remove(volume: &Engine, file: FileId) -> Result<bool> {
     Ok(is_done)
 }
 
-/// The removal of what a crash left in all subvolumes of a volume, a step at a time.
+/// The removal of orphans in all subvolumes of a volume, a step at a time.
 pub(crate) struct Sweep {
-    /// Where the next subvolume is looked for; `None` behind the last.
+    /// Where the search for the next subvolume starts; `None` behind the last.
     next: Option<TreeId>,
-    /// What is being removed.
+    /// The orphans of the subvolume at which the sweep is.
     orphans: Option<Orphans>,
 }
 
 impl Sweep {
-    /// Nothing was looked at yet.
+    /// A sweep at its start.
     pub(crate) fn new() -> Self {
         Self { next: Some(TreeId::FS), orphans: None }
     }
@@ -131,12 +130,12 @@ impl Sweep {
     /// Does one step.
     ///
     /// # Errors
-    /// When something cannot be read or removed: the next step goes on behind it.
+    /// When an item cannot be read or removed. The next step continues behind it.
     pub(crate) fn step(&mut self, volume: &Engine) -> Result<()> {
         let Some(mut orphans) = self.orphans.take() else { return self.look(volume) };
         match orphans.step(volume) {
             Ok(true) => self.orphans = Some(orphans),
-            // It was deleted meanwhile.
+            // The subvolume was deleted meanwhile.
             Ok(false) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
             Err(error) => {
                 self.orphans = Some(orphans);
@@ -149,7 +148,7 @@ impl Sweep {
     /// Looks at the next subvolume.
     fn look(&mut self, volume: &Engine) -> Result<()> {
         let Some(from) = self.next.take() else { return Ok(()) };
-        // Nothing of the last commit is free before the handle is dropped.
+        // No block of the last commit is freed before the handle is dropped.
         let _handle = volume.enter_committed()?;
         let live = volume.live()?;
         let roots = TreeRoot::of_root_tree(&live.last_superblock());
@@ -163,8 +162,8 @@ impl Sweep {
     }
 }
 
-/// The root of the first subvolume from `from` on that a committed root tree has, and that was not
-/// deleted.
+/// The root of the first subvolume with an id of at least `from` in a committed root tree, without
+/// deleted ones.
 fn next_root(volume: &Engine, roots: TreeRoot, from: TreeId) -> Result<Option<TreeRoot>> {
     let mut cursor = Cursor::seek_committed(volume, roots, Key::new(from.0, ItemType(0), 0))?;
     while let Some((key, data)) = cursor.item() {

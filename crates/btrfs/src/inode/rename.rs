@@ -1,7 +1,7 @@
-//! Moving files and directories, whose names were looked up and locked (`subvolume/rename`).
+//! Moving files and directories. `subvolume/rename` has looked up and locked their names before.
 //!
-//! Two files that are exchanged are both taken from their names, and then both given the other's,
-//! in one operation.
+//! An exchange removes the names of both files, and then gives each the name of the other, in one
+//! operation.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
@@ -19,9 +19,9 @@ use crate::engine::Engine;
 use crate::space::{Claim, OPERATION_ITEMS};
 use crate::transaction::Obstacle;
 
-/// Items that a move changes which takes the place of a file: besides those of any operation the
-/// replaced file's index, its reference, its inode, and two leaves of its items or its orphan item.
-/// An exchange changes as many: two entries, four indexes, four references and four inodes.
+/// The items that a move changes if it replaces a file: those of any operation, and of the replaced
+/// file its index, its reference, its inode, and two leaves of its items or its orphan item. An
+/// exchange changes as many: two entries, four indexes, four references and four inodes.
 const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 5;
 
 /// The files that the two names of a move lead to.
@@ -42,7 +42,7 @@ impl Ends {
         Ok(Self { moved, replaced })
     }
 
-    /// `EEXIST` and `ENOENT` for what is at `to` and may not be, or must.
+    /// `EEXIST` if there is a file at `to` that must not be there, `ENOENT` if one is missing.
     pub(crate) fn require(self, how: Rename, to: Place<'_>) -> Result<()> {
         let errno = match (how, self.replaced) {
             (Rename::NoReplace, Some(_)) => Errno::EXIST,
@@ -53,11 +53,11 @@ impl Ends {
     }
 }
 
-/// Keeps the shape of the tree still if one of those that move, each into the directory beside it,
-/// is a directory.
+/// Takes the rename lock if one of the moved files is a directory. Each item of `moves` is a moved
+/// file, its place, and the directory into which it moves.
 ///
 /// # Errors
-/// `EINVAL` when one moves below itself.
+/// `EINVAL` when a directory moves below itself.
 pub(crate) fn still<'s>(
     volume: &Engine,
     subvolume: &'s Subvolume,
@@ -80,7 +80,7 @@ fn is_directory(volume: &Engine, file: FileId) -> Result<bool> {
 
 /// `EINVAL` when `dir` is `moved` or below it.
 fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> {
-    /// More than any path that a kernel can make, and a bound for a damaged volume.
+    /// More than any path that a kernel can make. It bounds the loop in a damaged volume.
     const MAX_STEPS: usize = 1 << 16;
     let mut at = dir;
     for _ in 0..MAX_STEPS {
@@ -95,14 +95,15 @@ fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> 
     Err(Error::corrupt("inode ref", format!("the way up from {dir} does not end")))
 }
 
-/// Has fsync make a commit if a directory moves: a log tells nothing of what is above a file.
+/// Makes fsync commit if a directory moves, because a log does not record the directories above a
+/// file.
 fn note_directory(changes: &Changes<'_, '_>, moved: FileType) {
     if moved == FileType::Directory {
         changes.handle().obstruct(Obstacle::DirectoryMoved);
     }
 }
 
-/// Gives each of the files the place of the other.
+/// Exchanges the places of two files.
 pub(crate) fn exchange(
     volume: &Engine,
     ends: [(Place<'_>, FileId); 2],
@@ -120,7 +121,7 @@ pub(crate) fn exchange(
         let index = changes.remove_name(file.ino, target, place)?;
         changes.remove_entry(place, target, index, at)?;
     }
-    // A log of one of them would leave the other in no place.
+    // A log of only one of them would leave the other without a name.
     changes.handle().obstruct(Obstacle::Exchanged);
     for (place, file) in [(to, moved), (from, other)] {
         let file_type = type_of(&changes.inode(file)?)?;
@@ -145,7 +146,8 @@ pub(crate) fn rename(
     at: Timestamp,
 ) -> Result<()> {
     if ends.replaced.is_some() {
-        // Who replaces a file by another means the data of one of them to be there after a crash.
+        // A program that replaces a file expects the data of the old or of the new file after a
+        // crash.
         write_back::write_back(volume, ends.moved, Patience::Waits)?;
     }
     let items = if ends.replaced.is_some() { REPLACING_ITEMS } else { OPERATION_ITEMS };

@@ -1,4 +1,4 @@
-//! A subvolume that is changed: the numbers of its new inodes, and whether it may be changed.
+//! A subvolume that is changed: numbers for its new inodes, and whether it may be changed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,24 +20,23 @@ pub(crate) const GROUP: u64 = 64;
 /// A subvolume that is changed.
 #[derive(Debug)]
 pub(crate) struct Subvolume {
-    /// Held while a directory moves (see the lock order of `in_use`).
+    /// The rename lock: held while a directory moves (lock order of `in_use`).
     pub(super) rename: Mutex<()>,
-    /// The first number that no directory got for its new files. It only grows, so a number is not
-    /// used twice while the volume is open.
+    /// The lowest number that no directory has taken for its new files. It only grows, so no number
+    /// is used twice while the volume is open.
     next_ino: AtomicU64,
     tree: Arc<Tree>,
-    /// Held shared by who buffers data of its files, and exclusively while nothing may be buffered:
-    /// before 2 in the lock order of `in_use`.
+    /// A thread that buffers data of files holds it shared. A snapshot holds it exclusively, so
+    /// that no data is buffered. It comes before 2 in the lock order of `in_use`.
     buffering: RwLock<()>,
 }
 
 impl Subvolume {
-    /// Gets the subvolume `id` ready to be changed: what unlinked files an earlier crash left in it
-    /// is removed.
+    /// Prepares the subvolume `id` for changes: removes the orphans of an earlier crash.
     fn load(volume: &Engine, id: TreeId) -> Result<Self> {
         let tree = volume.live()?.tree(volume, id)?;
         remove_orphans(volume, id)?;
-        // The highest number in use, as the tree has it: what lies above are no inodes.
+        // The highest number in use. Keys above it do not belong to inodes.
         let last = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
         let cursor = Cursor::seek_floor(volume, volume.tree(id)?, last)?;
         let highest = cursor.item().map_or(ROOT_DIR, |(key, _)| key.objectid.max(ROOT_DIR));
@@ -49,7 +48,7 @@ impl Subvolume {
         })
     }
 
-    /// Until this is dropped data of files may be buffered.
+    /// Allows the caller to buffer data of files until the guard is dropped.
     ///
     /// # Errors
     /// `EROFS` when the subvolume became read-only, `ENOENT` when it was deleted.
@@ -59,8 +58,8 @@ impl Subvolume {
         Ok(buffering)
     }
 
-    /// As [`buffering`](Self::buffering), for who changes nothing that files show: a read-only
-    /// subvolume lets that be done too.
+    /// As [`buffering`](Self::buffering), for changes that files do not show, such as
+    /// deduplication. A read-only subvolume allows them too.
     ///
     /// # Errors
     /// `ENOENT` when it was deleted.
@@ -70,13 +69,13 @@ impl Subvolume {
         Ok(sharing)
     }
 
-    /// Until this is dropped no data of files is buffered.
+    /// Keeps all threads from buffering data of files until the guard is dropped.
     pub(crate) fn still(&self) -> RwLockWriteGuard<'_, ()> {
         self.buffering.write()
     }
 
-    /// Numbers that no inode of the subvolume has or had since the volume was opened: those up to
-    /// the next multiple of [`GROUP`].
+    /// Numbers that no inode of the subvolume has, or had since the volume was opened: up to the
+    /// next multiple of [`GROUP`]. If the next number is 300 these are 300 to 319.
     pub(super) fn take_numbers(&self) -> Result<Range<u64>> {
         let end = |next: u64| (next / GROUP + 1) * GROUP;
         self.next_ino
@@ -88,20 +87,21 @@ impl Subvolume {
     }
 }
 
-/// The subvolume of `file`, which is to be changed.
+/// The subvolume of `file`, for a change.
 ///
 /// # Errors
-/// `EROFS` when the volume or the subvolume is read-only, `EPERM` for what is not stored at all.
+/// `EROFS` when the volume or the subvolume is read-only, `EPERM` for a placeholder, which is not
+/// stored.
 pub(crate) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
     let subvolume = shareable(volume, file)?;
     subvolume.tree.require_writable()?;
     Ok(subvolume)
 }
 
-/// The subvolume of `file`, which may be read-only: nothing that files show is to be changed.
+/// The subvolume of `file`, for a change that files do not show. It may be read-only.
 ///
 /// # Errors
-/// `EROFS` when the volume is read-only, `EPERM` for what is not stored at all.
+/// `EROFS` when the volume is read-only, `EPERM` for a placeholder, which is not stored.
 pub(super) fn shareable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
     volume.live()?.require_whole()?;
     if placeholder_in(file).is_some() {
@@ -129,7 +129,7 @@ pub(crate) fn is_deleted(volume: &Engine, file: FileId) -> Result<bool> {
     }
 }
 
-/// Gets the subvolume `id` ready to be changed, if it may be.
+/// Prepares the subvolume `id` for changes, unless it is read-only.
 pub(crate) fn prepare(volume: &Engine, id: TreeId) -> Result<()> {
     match writable(volume, FileId { dev: id.0, ino: ROOT_DIR }) {
         Err(Error::Posix { errno: Errno::ROFS, .. }) => Ok(()),

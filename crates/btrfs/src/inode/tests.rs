@@ -1,4 +1,4 @@
-//! What once went wrong with names, on volumes in memory.
+//! Regression tests for names, on volumes in memory.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn place(dir: FileId, name: &str) -> Place<'_> {
     Place { dir, name: name.as_bytes() }
 }
 
-/// A directory that was moved at that moment was seen in both places or in none, and called
+/// While a directory moved, a reader once saw it in both places or in none, and called that
 /// corrupt.
 #[test]
 fn a_directory_that_moves_stands_somewhere() {
@@ -58,8 +58,8 @@ fn a_directory_that_moves_stands_somewhere() {
     assert_eq!(fs.parent(moved).expect_err("it was removed").errno(), Errno::NOENT);
 }
 
-/// An inode that counts one name and has many went with the first that was removed, and less was
-/// reserved than those that were queued take.
+/// An inode that counted one name but had many was removed with the first of them, and its queued
+/// names needed more than was reserved.
 #[test]
 fn a_file_that_counts_too_few_names_is_removed() {
     const NAMES: usize = 20;
@@ -91,7 +91,7 @@ fn a_file_that_counts_too_few_names_is_removed() {
     fs.create(place(fs.root(), "later"), &NEW).expect("there is room");
 }
 
-/// A commit that writes no data back had the new owner of a file whose new length was only
+/// A commit without write-back once stored the new owner of a file whose new length was only
 /// buffered.
 #[test]
 fn a_length_is_not_behind_the_owner_that_is_set_with_it() {

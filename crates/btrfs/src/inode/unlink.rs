@@ -1,4 +1,4 @@
-//! Giving files further names, and taking names away.
+//! Adding names to files, and removing names.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
@@ -14,18 +14,18 @@ use crate::engine::Engine;
 use crate::report::Report;
 use crate::transaction::Obstacle;
 
-/// What remains to be done when a name was taken away.
+/// The work that remains after a name was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     Nothing,
-    /// The inode has many items, nobody has it open, and it is to be removed.
+    /// Remove this inode, which has many items and is not open.
     Evict(FileId),
 }
 
 impl Rest {
-    /// Does it. The caller's transaction handle was let go. The name is gone, and an orphan item
-    /// says what is left: that it could not be removed now is reported, and is an error only when
-    /// nothing can be written any more, because the name stays then.
+    /// Does the work. The caller must have dropped its handle. The name is gone, and an orphan item
+    /// records what remains, so a failure is only reported. It is an error only if all writing has
+    /// ended, because then the name stays.
     pub(crate) fn finish(self, volume: &Engine, mut locks: Locks) -> Result<()> {
         let Self::Evict(file) = self else { return Ok(()) };
         locks.keep_only(file);
@@ -39,11 +39,11 @@ impl Rest {
     }
 }
 
-/// Finds what `place` leads to, and locks it and its directory, unless it is stored in another
-/// subvolume.
+/// Finds the file at `place`, and locks it and its directory. It takes no lock if the file is in
+/// another subvolume.
 fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks>)> {
     {
-        // Most files were made after their directory.
+        // Most files were made after their directory, and so have the higher id.
         let mut locks = volume.inodes.lock(&[place.dir]);
         let file = lookup_once(volume, place.dir, place.name)?;
         if is_stored_here(place, file) && volume.inodes.lock_behind(&mut locks, file) {
@@ -62,7 +62,7 @@ fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks
     }
 }
 
-/// Whether `file`, to which the entry at `place` leads, is an inode of the same subvolume.
+/// Whether `file`, which is at `place`, is an inode of the same subvolume.
 pub(crate) fn is_stored_here(place: Place<'_>, file: FileId) -> bool {
     file.dev == place.dir.dev && placeholder_in(file).is_none()
 }
@@ -100,7 +100,7 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
         0 if *locks.is_linkable(file) => {
             changes.remove(orphan_key(file.ino))?;
         }
-        // It is open and has no name any more: it stays so.
+        // The file is open, has lost its last name, and gets no new one.
         0 => return refuse(Errno::NOENT),
         LINK_MAX.. => return refuse(Errno::MLINK),
         _ => {}
@@ -115,7 +115,7 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
     volume.commit_if(is_durable)
 }
 
-/// Removes a name of a file that is no directory.
+/// Removes a name of a file, which must be no directory.
 pub(crate) fn unlink(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
     match remove(volume, place, at, false)? {
         None => Ok(()),
@@ -123,12 +123,13 @@ pub(crate) fn unlink(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result
     }
 }
 
-/// Removes an empty directory; whether it did. What is stored in another subvolume is left.
+/// Removes an empty directory. Returns `false` if it is a subvolume, which this leaves alone.
 pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<bool> {
     remove(volume, place, at, true).map(|left| left.is_none())
 }
 
-/// Takes the name away, but for what is stored in another subvolume, which it gives.
+/// Removes the name at `place`. If the file is in another subvolume, returns it and removes
+/// nothing.
 fn remove(
     volume: &Engine,
     place: Place<'_>,
@@ -151,8 +152,8 @@ fn remove(
 }
 
 impl Changes<'_, '_> {
-    /// Takes the name at `place` from `file`, which must be a directory or must not be one, as
-    /// `directory` says; the file goes with its last name.
+    /// Takes the name at `place` from `file`. `directory` says whether the file must be a directory
+    /// or must not be one. The file is removed with its last name.
     pub(crate) fn take_away(
         &mut self,
         place: Place<'_>,
@@ -176,7 +177,7 @@ impl Changes<'_, '_> {
         if is_directory
             && (item.generation.get() < self.generation().0 || self.handle().log().is_used())
         {
-            // Who replays a log would find in it what was moved away.
+            // Replaying a log would find files in this directory that were moved elsewhere.
             self.handle().obstruct(Obstacle::DirectoryRemoved);
         }
         let target = Target::inode(file.ino, type_of(&item)?);
@@ -199,8 +200,9 @@ impl Changes<'_, '_> {
         Ok(if opens == 0 { Rest::Evict(file) } else { Rest::Nothing })
     }
 
-    /// Takes the name at `place` from the place of a subvolume that is elsewhere, for a
-    /// `directory`. The name of a subvolume that is here stays.
+    /// Removes the name at `place` of a placeholder, which stands for a subvolume attached
+    /// elsewhere; the caller must mean a `directory`. A subvolume that is attached here keeps its
+    /// name.
     pub(crate) fn take_place_away(
         &mut self,
         place: Place<'_>,

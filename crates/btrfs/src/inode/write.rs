@@ -1,10 +1,11 @@
 //! Writing into files, and changing their length.
 //!
-//! A write goes into the buffer of the file (`data::buffer`) and becomes extents at write-back. Its
-//! space, and the metadata that it makes trees larger by, is reserved before it is accepted.
+//! A write goes into the buffer of the file (`data::buffer`), and write-back turns the buffer into
+//! extents. Before a write is accepted its data space is reserved, and the metadata by which
+//! write-back will enlarge trees is promised.
 //!
-//! Data that is in the extent item itself may not stand beside other data, so a file that has such
-//! data is buffered whole before it changes.
+//! Inline data must not stand beside other data, so the inline data of a file is buffered whole
+//! before the file changes.
 
 use std::ops::Range;
 
@@ -28,13 +29,13 @@ use crate::space::{Promise, Reservation};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
-/// The most that is buffered in one step, in bytes.
+/// The most bytes that are buffered in one step.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// Extents that one handle takes out of a file, at the most.
+/// The most extents that one handle takes out of a file.
 const MAX_DROPPED: usize = 64;
 
-/// The largest file, in bytes: the offsets of system calls are signed.
+/// The largest file, in bytes, because offsets of system calls are signed.
 pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
 /// Writes `data` at `offset` of `file`.
@@ -66,8 +67,8 @@ pub(crate) fn write(
     keep_synchronous(volume, file, &item)
 }
 
-/// Makes what was done to `file`, whose lock is held, durable if it has the flag SYNC, as its inode
-/// `item` says, also one that was read before.
+/// Makes the change of `file`, whose lock is held, durable if `item` has the flag SYNC. `item` may
+/// be the inode item from before the change.
 pub(super) fn keep_synchronous(volume: &Engine, file: FileId, item: &InodeItem) -> Result<()> {
     if item.flags.get() & inode_flags::SYNC == 0 {
         return Ok(());
@@ -76,7 +77,7 @@ pub(super) fn keep_synchronous(volume: &Engine, file: FileId, item: &InodeItem) 
     volume.commit_if(true)
 }
 
-/// As [`write`], and leaves nothing of the file in memory only.
+/// As [`write()`], and writes the file back.
 pub(crate) fn write_direct(
     volume: &Engine,
     file: FileId,
@@ -88,8 +89,8 @@ pub(crate) fn write_direct(
     write_back::sync_file(volume, file)
 }
 
-/// Writes `data` at `offset` of `file`, whose lock is held and which has `size` bytes, where that
-/// may be.
+/// Writes `data` at `offset` of `file`, whose lock is held and which has `size` bytes. The caller
+/// has checked that this is allowed.
 pub(super) fn write_locked(
     volume: &Engine,
     file: FileId,
@@ -103,11 +104,11 @@ pub(super) fn write_locked(
     }
     let (mut from, end) = (offset, offset + data.len() as u64);
     while from < end {
-        // Cut at multiples, so that no sector is looked at twice.
+        // Pieces end at multiples, so that no sector belongs to two of them.
         let to = end.min((from / PIECE_BYTES + 1) * PIECE_BYTES);
         buffer(volume, file, from, &data[index(from - offset)..index(to - offset)], at)?;
         from = to;
-        // Who writes again makes room before it locks the file.
+        // The next call makes room before it locks the file.
         if from < end && write_back::is_over_limit(volume) {
             write_back::write_back(volume, file, Patience::Waits)?;
         } else {
@@ -131,12 +132,12 @@ pub(super) fn regular(volume: &Engine, file: FileId) -> Result<InodeItem> {
     }
 }
 
-/// The length of `file`, what is buffered included.
+/// The length of `file`, including buffered data.
 pub(super) fn length_of(volume: &Engine, file: FileId, item: &InodeItem) -> u64 {
     volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size)
 }
 
-/// Buffers `data` at `offset`; the sector in which `offset` lies, when there is no data.
+/// Buffers `data` at `offset`. With empty `data` it buffers the sector that contains `offset`.
 pub(super) fn buffer(
     volume: &Engine,
     file: FileId,
@@ -165,7 +166,7 @@ pub(super) fn buffer(
     let mut from = new.start;
     for (gap, contents) in gaps.iter().zip(contents) {
         buffers.add(&buffer, gap.start, contents);
-        // What stood before the gap was buffered already.
+        // The part before the gap was buffered already.
         let covered = from..gap.start.clamp(from, new.end);
         buffer.write().overwrite(from, &data[within(&new, &covered)]);
         from = gap.end.clamp(from, new.end);
@@ -177,13 +178,13 @@ pub(super) fn buffer(
     Ok(())
 }
 
-/// What it takes to buffer a range.
+/// The space for buffering a range.
 struct Room<'v> {
     /// The parts of the range that are not buffered yet.
     gaps: Vec<Range<u64>>,
-    /// The space that they will take, and what they make trees larger by.
+    /// The reserved data space, and the promised metadata by which write-back will enlarge trees.
     taken: Option<(Option<Reservation<'v>>, Promise<'v>)>,
-    /// All that is buffered of the file goes where it may be written in place, and has no space
+    /// Whether all buffered data of the file will be written in place, so that no data space is
     /// reserved.
     is_in_place: bool,
 }
@@ -208,8 +209,9 @@ impl<'v> Room<'v> {
             Ok(Self { gaps, taken: Some((Some(data), promise)), is_in_place })
         });
         match reserved {
-            // What is preallocated can be written without more space, if write-back was not refused
-            // itself.
+            // Preallocated space can be written without more data space. This is tried only if
+            // nothing of the file is buffered, that is, if write-back itself did not fail for want
+            // of room.
             Err(error) if error.errno() == Errno::NOSPC && volume.buffers.get(file).is_none() => {
                 let gaps = gaps(volume, file, None, range)?;
                 Self::in_place(volume, file, None, gaps)
@@ -219,7 +221,7 @@ impl<'v> Room<'v> {
         }
     }
 
-    /// Room for `gaps` that all may be written in place: `ENOSPC` for others.
+    /// Room for `gaps` if all of them may be written in place; `ENOSPC` otherwise.
     fn in_place(
         volume: &'v Engine,
         file: FileId,
@@ -243,9 +245,9 @@ impl<'v> Room<'v> {
     }
 }
 
-/// Reserves something for `file`, whose lock is held and of which this is buffered. When there is
-/// no room, what is buffered is written back and it is tried once more: what was promised for that,
-/// and what it replaces, may be enough.
+/// Calls `reserve` for `file`, whose lock is held. If that fails with `ENOSPC`, writes the file
+/// back and tries again: write-back gives up what was promised and reserved for the buffered data,
+/// and space that the data replaces.
 fn with_room<T>(
     volume: &Engine,
     file: FileId,
@@ -262,8 +264,8 @@ fn with_room<T>(
     }
 }
 
-/// The parts of `range`, whole sectors of `file`, that are not buffered yet, and first the sector
-/// whose data is in the extent item: no extent may stand beside that.
+/// The parts of `range`, which is whole sectors, that are not buffered yet. If the file has inline
+/// data, its sector comes first, because no extent may stand beside inline data.
 fn gaps(
     volume: &Engine,
     file: FileId,
@@ -275,14 +277,15 @@ fn gaps(
         None => vec![range],
     };
     let mut found = gaps(range.clone());
-    // What cannot be written is refused wherever it is written to.
+    // This check also refuses inline data that is too long, wherever the write goes.
     if !found.is_empty() && is_inline(volume, file)? && range.start > 0 {
         found.splice(..0, gaps(0..u64::from(volume.superblock().sector_size)));
     }
     Ok(found)
 }
 
-/// The bytes of `gap`, whole sectors: `data` where it is `new`, and what the file has around it.
+/// The bytes of `gap`, which is whole sectors: `data` in the range `new`, and stored data around
+/// it.
 fn contents(
     volume: &Engine,
     file: FileId,
@@ -309,7 +312,7 @@ fn contents(
     Ok(bytes)
 }
 
-/// Whether the stored data of `file` is in its extent item.
+/// Whether the stored data of `file` is inline.
 pub(super) fn is_inline(volume: &Engine, file: FileId) -> Result<bool> {
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
     let cursor = Cursor::seek(volume, tree_of(volume, file)?, key)?;
@@ -332,7 +335,7 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
         return Err(Error::posix(Errno::FBIG, file.to_string()));
     }
     let old = length_of(volume, file, &item);
-    // Behind the end may be space that was preallocated.
+    // A file may have preallocated space beyond its end.
     if size == old && item.flags.get() & inode_flags::PREALLOC == 0 {
         return Ok(());
     }
@@ -343,7 +346,7 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
     if old < size { grow(volume, file, old, size, at) } else { shrink(volume, file, size, at) }
 }
 
-/// Makes a file longer: what comes is a hole.
+/// Makes a file longer. The new part is a hole.
 pub(super) fn grow(
     volume: &Engine,
     file: FileId,
@@ -352,10 +355,10 @@ pub(super) fn grow(
     at: Timestamp,
 ) -> Result<()> {
     clear_behind(volume, file, old, at)?;
-    // With this the new length can be stored, or nothing has happened yet.
+    // The promise makes sure that the new length can be stored. If it fails, nothing has changed.
     let promise = with_room(volume, file, |b| write_back::promise(volume, file, b, &[]))?;
     if is_inline(volume, file)? {
-        // It may have become that for want of room.
+        // Write-back for want of room may have made it inline.
         self::buffer(volume, file, 0, &[], at)?;
     }
     let buffer = volume.buffers.get_or_add(file, old, at);
@@ -364,14 +367,14 @@ pub(super) fn grow(
     store_length(volume, file, &buffer)
 }
 
-/// Makes a file shorter: first what is stored, because that may fail, and then what is buffered.
+/// Makes a file shorter. Stored data is cut first, because that may fail, and then buffered data.
 fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let item = regular(volume, file)?;
     let buffer = volume.buffers.get(file);
     if size < item.size.get() || item.flags.get() & inode_flags::PREALLOC != 0 {
         // A commit in between must not show zeros in the last sector of a file that is still
-        // longer: where that sector is buffered, it is stored with the length.
+        // longer. If that sector is buffered, write-back stores it together with the length.
         let last = size / sector * sector..size.next_multiple_of(sector);
         let is_buffered = buffer.as_ref().is_some_and(|b| b.read().gaps(&last).is_empty());
         let to = if is_buffered && !last.is_empty() { last.end } else { size };
@@ -383,7 +386,7 @@ fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()>
     store_length(volume, file, &buffer)
 }
 
-/// Stores the length of a file now when no data of it waits to be stored.
+/// Stores the length of a file at once if no data of it is buffered.
 fn store_length(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()> {
     if buffer.read().is_empty() {
         write_back::write_back(volume, file, Patience::Waits)?;
@@ -391,8 +394,8 @@ fn store_length(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()
     Ok(())
 }
 
-/// Buffers the sector in which a file ends that is about to grow: what lies behind the end in it is
-/// to read as zeros, and is what was there when the file was cut off, by the kernel or by us.
+/// Buffers the last sector of a file that is about to grow. The rest of the sector must read as
+/// zeros, but may still have data from before the kernel or this engine cut the file.
 pub(super) fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
@@ -401,7 +404,7 @@ pub(super) fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestam
     buffer(volume, file, end, &[], at)
 }
 
-/// Whether the sector in which `at` lies is stored.
+/// Whether the sector that contains `at` has stored data.
 pub(super) fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
     let stored = FileData::stored(volume, file)?;
@@ -409,12 +412,12 @@ pub(super) fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool>
     Ok(next.is_some_and(|next| next.start <= at))
 }
 
-/// Takes everything behind `size` out of the file, from its end on: a crash leaves a file that is
-/// shorter than it was and not yet as short as it becomes.
+/// Removes all stored data behind `size` from the file, starting at its end. After a crash the
+/// length is between the old and the new one.
 pub(super) fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let end = size.next_multiple_of(sector);
-    // No more than a leaf of items at once, so that few blocks change: what a removal reserves is
+    // At most a leaf of items at once changes few blocks, so the reservation of a removal is
     // enough.
     let item_bytes = size_of::<FileExtentHead>() + size_of::<FileExtentTail>() + ITEM_SIZE;
     let most = MAX_DROPPED.min(leaf_capacity(volume.superblock().node_size) / item_bytes);
@@ -442,7 +445,8 @@ pub(super) fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Re
     }
 }
 
-/// Where the extent items that end behind `start` begin, from the last on, `most` at the most.
+/// The offsets of extent items, from the last one down to the one that begins at or before `start`;
+/// at most `most`.
 fn offsets_from_end(volume: &Engine, file: FileId, start: u64, most: usize) -> Result<Vec<u64>> {
     let root = volume.tree(TreeId(file.dev))?;
     let mut found = Vec::new();
@@ -463,7 +467,7 @@ fn offsets_from_end(volume: &Engine, file: FileId, start: u64, most: usize) -> R
     Ok(found)
 }
 
-/// Where `part` is in a buffer of `whole`.
+/// The indexes of `part` in a buffer that holds `whole`.
 fn within(whole: &Range<u64>, part: &Range<u64>) -> Range<usize> {
     index(part.start - whole.start)..index(part.end - whole.start)
 }

@@ -1,23 +1,28 @@
-//! Write-back: from what is buffered of a file to its extents.
+//! Write-back: from the buffered data of a file to its extents.
 //!
-//! Whoever puts data of a file in its place holds its lock; while long runs are on their way to the
-//! devices, others may write the file (`ahead`). It is done when the volume is synced, which it
-//! does by itself every so often; when half of
-//! [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are buffered, by the thread of the
-//! volume, and at all of it by whoever writes; when a file takes the place of another; when more is
-//! promised than is left for others; and when somebody needs room.
+//! Write-back holds the lock of the file. While long runs are on their way to the devices it
+//! releases the lock, and others may write the file (`ahead`). Write-back happens
 //!
-//! Each step puts one run of sectors in its place under one handle: a crash finds it there with its
-//! checksums and the length that goes with it, or not at all.
+//! - when the volume is synced, which its thread does at every interval;
+//! - when half of [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are buffered, by
+//!   the thread of the volume;
+//! - when all of `dirty_bytes` are buffered, by the writing thread;
+//! - when a file replaces another one;
+//! - when more metadata is promised than is left for others;
+//! - when a thread needs room.
+//!
+//! Each step puts one run of sectors in its place under one handle. After a crash the file has the
+//! run with its checksums and the new length, or none of them.
 //!
 //! # Reservations
 //!
-//! What is buffered has its data reserved byte for byte, and is promised what it makes trees larger
-//! by. What else a step copies is free again after a commit, so steps take what is kept for making
-//! room, as removals do, one after the other, and write-back goes on when nothing else can
-//! (`space/reserve`). [`Patience`] says whether a step may wait.
+//! Buffered data has its data space reserved byte for byte, and the growth of trees promised. A
+//! step also copies tree blocks, and their old places are free again after a commit. So steps take
+//! these copies from the reserve for making room, one after the other, as removals do. Write-back
+//! therefore works even when other operations find no room (`space/reserve`). [`Patience`] says
+//! whether a step may wait.
 //!
-//! What lies side by side in a tree is in few leaves: a step counts leaves, not items.
+//! Adjacent items are in few leaves, so a step reserves for leaves, not for items.
 //!
 //! Where many small new files wait, one step stores several of them (`together`).
 
@@ -46,32 +51,31 @@ use crate::space::{Claim, Promise, growth_bytes};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
 
-/// Leaves that a step changes beside those of checksums and of many extents that it replaces: two
-/// of extents, that of the checksums which it continues, and that of the inode.
+/// The leaves that a step changes beside those of checksums and of the many extents that it may
+/// replace: two of extents, that of the checksums which it continues, and that of the inode.
 const OTHER_ITEMS: u64 = 4;
 
-/// What a file adds to its tree beside runs of sectors and data in the extent item, in bytes: that
-/// item, or a hole.
+/// What a file adds to its tree beside runs of sectors and inline data, in bytes: the extent item
+/// of that data, or a hole.
 const FILE_BYTES: u64 = (size_of::<FileExtentHead>() + ITEM_SIZE) as u64;
 
-/// What a run of sectors adds to the tree of the file, in bytes: an extent, and what is before and
-/// behind it.
+/// What a run of sectors adds to the tree of the file, in bytes: an extent, and the parts before
+/// and behind it of an extent that it splits.
 const RUN_BYTES: u64 = 3 * 78;
 
-/// What it adds to the trees of a commit, beside the checksums themselves: an extent with its
+/// What a run adds to the trees of a commit, beside the checksums themselves: an extent with its
 /// owner, a free range, an item of checksums.
 const RUN_BYTES_OF_COMMITS: u64 = 78 + 9 + 25 + 25;
 
-/// The largest file that can be kept in its extent item where nodes have this size, in bytes:
-/// leaves are to have room for some of them, and in the smallest ones for what the kernel keeps
-/// there by default.
+/// The largest file that can be inline with this node size, in bytes. A leaf has room for three
+/// such items. With the smallest nodes the limit is 2048, the default of the kernel.
 pub(crate) const fn most_inline(node_size: u32) -> u64 {
     let third = leaf_capacity(node_size) as u64 / 3;
     if third < 2048 { 2048 } else { third }
 }
 
-/// Commits that are made at the most for a file that can be written nowhere but in place: others
-/// may move extents, and log, behind each.
+/// The most commits for one write-back of a file that can only be written in place. After each
+/// commit other threads may move extents and write a log, which makes another commit necessary.
 const MOST_COMMITS: u32 = 8;
 
 /// The most that one step writes, in bytes.
@@ -80,15 +84,15 @@ const STEP_BYTES: u64 = 32 << 20;
 /// Whether write-back may wait for metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// It waits until there is room. Nobody who makes room may do that.
+    /// It waits until there is room. A thread that makes room must not wait.
     Waits,
-    /// It leaves the rest buffered.
+    /// It does not wait, and leaves the rest buffered.
     Tries,
 }
 
-/// Promises what storing `gaps` makes trees larger by, which are about to be buffered of `file`, of
-/// which this is: what was promised for it already is part of that, where runs have become one
-/// since.
+/// Promises the growth of trees by storing `gaps`, which are about to be buffered for `file`.
+/// `buffer` holds the data that is buffered already. Its promise counts towards the sum, since
+/// adjacent runs may have become one and now need less.
 pub(super) fn promise<'v>(
     volume: &'v Engine,
     file: FileId,
@@ -106,12 +110,12 @@ pub(super) fn promise<'v>(
     volume.promise(growth(volume, file, amount)?.saturating_sub(promised))
 }
 
-/// What is written back of a file.
+/// The amount of data that is written back of a file.
 #[derive(Clone, Copy, Default)]
 struct Amount {
     /// Runs of sectors.
     runs: u64,
-    /// The extents that they may become: what is compressed is cut into chunks.
+    /// The extents that the runs may become, because compression cuts them into chunks.
     extents: u64,
     bytes: u64,
 }
@@ -128,7 +132,7 @@ impl Amount {
     }
 }
 
-/// What `file` makes trees larger by when so much is written back.
+/// The growth of trees when this amount of `file` is written back, in bytes of metadata.
 fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
     let (superblock, live) = (volume.superblock(), volume.live()?);
     let Amount { runs, extents, bytes } = amount;
@@ -138,7 +142,7 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
         volume.options.max_inline + FILE_BYTES + extents * RUN_BYTES,
         extents * RUN_BYTES_OF_COMMITS + sums,
     );
-    // One is that of the inode. A run may replace an extent for every sector.
+    // One place is that of the inode. A run may replace one extent for each of its sectors.
     let places = 1 + runs;
     let leaves = places + leaves_of(volume, sectors);
     let tree = live.tree(volume, TreeId(file.dev))?;
@@ -147,24 +151,24 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
     Ok(items + live.space.lasting_bytes(used, has_snapshots, places, leaves))
 }
 
-/// Gives up what was reserved for so many bytes of data that are not buffered any more, and what
-/// was promised for more than is.
+/// Releases the reservation of `data` bytes that are no longer buffered, and the part of the
+/// promise that the rest does not need.
 pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
     let _given_up = {
         let mut dirty = buffer.write();
-        // Of a tree that is gone all is forgotten soon.
+        // For a deleted subvolume this fails, and all is forgotten soon.
         let needed = growth(volume, dirty.file, Amount::of(&dirty));
         let more = dirty.promised().saturating_sub(needed.unwrap_or(u64::MAX));
         dirty.give_up(data, more)
     };
 }
 
-/// Takes `range` out of what is buffered, and gives up what was reserved for it.
+/// Removes `range` from the buffer, and releases its reservation.
 fn forget_data(volume: &Engine, buffer: &FileBuffer, range: &Range<u64>) {
     release(volume, buffer, volume.buffers.remove(buffer, range));
 }
 
-/// Forgets what is buffered of a file that is removed, or stored.
+/// Forgets the buffer of a file that was removed or stored.
 pub(super) fn discard(volume: &Engine, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
         ahead::forget(volume, &buffer);
@@ -173,12 +177,13 @@ pub(super) fn discard(volume: &Engine, file: FileId) {
     }
 }
 
-/// Whether more is buffered than may be.
+/// Whether more is buffered than `dirty_bytes`.
 pub(super) fn is_over_limit(volume: &Engine) -> bool {
     volume.buffers.bytes() > volume.options.dirty_bytes
 }
 
-/// Writes back until half of what may be buffered is, when there is too much.
+/// Writes back until half of `dirty_bytes` is buffered, if more than all of it is. From half on it
+/// asks the thread of the volume to write back.
 pub(super) fn limit(volume: &Engine) -> Result<()> {
     let live = volume.live()?;
     if volume.buffers.bytes() > volume.options.dirty_bytes / 2 {
@@ -187,10 +192,10 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
     if is_over_limit(volume) { relieve(volume) } else { Ok(()) }
 }
 
-/// Where more is spoken for by what is buffered than is left for others, and no chunk comes, writes
-/// back `file`, whose lock is held, if that gives something back: what was promised for it, and the
-/// data of a file that goes into its extent item. Then nobody waits for that. The thread of the
-/// volume does it for files that are not written any more.
+/// Writes `file` back, whose lock is held, if space is short: the promises and reservations of
+/// buffered data exceed what is left for others, and no chunk is likely. That releases the promise,
+/// and also the data space of a file that becomes inline. So no thread has to wait for them. The
+/// thread of the volume does the same for files that are no longer written.
 pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
     let (space, max_inline) = (&volume.live()?.space, volume.options.max_inline);
     let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= max_inline);
@@ -203,8 +208,8 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
     Ok(())
 }
 
-/// Writes back until half of what may be buffered is. What cannot be written back stays: its own
-/// sync tells why.
+/// Writes back until half of `dirty_bytes` is buffered. A file that cannot be written back stays
+/// buffered, and its own sync reports why.
 fn relieve(volume: &Engine) -> Result<()> {
     let half = volume.options.dirty_bytes / 2;
     let is_enough = || volume.buffers.bytes() <= half;
@@ -224,26 +229,26 @@ fn relieve(volume: &Engine) -> Result<()> {
     volume.live()?.require_whole()
 }
 
-/// Writes back what is buffered of `file`.
+/// Writes back the buffered data of `file`.
 pub(crate) fn sync_file(volume: &Engine, file: FileId) -> Result<()> {
     let _locks = volume.inodes.lock(&[file]);
     write_back(volume, file, Patience::Waits)
 }
 
-/// Some of `files`, which are in order, at a time: those that may be written back together.
+/// The sorted `files` in groups that may be stored together.
 fn in_steps(files: &[FileId]) -> impl Iterator<Item = &[FileId]> {
     let subvolumes = files.chunk_by(|one, next| one.dev == next.dev);
     subvolumes.flat_map(|files| files.chunks(together::MOST_FILES))
 }
 
-/// Stores what of `files` goes together, for who may commit.
+/// Stores those of `files` that go together. The caller may commit.
 fn store_together(volume: &Engine, files: &[FileId]) -> Result<()> {
     volume.limit_dirty_blocks()?;
     together::store(volume, files)
 }
 
-/// Writes back what is buffered of `files`, which are in order, step by step: what goes together,
-/// and then each file as `store` does it.
+/// Writes the sorted `files` back, group by group: first those that go together, and then each of
+/// the others with `store`.
 fn in_turn(
     volume: &Engine,
     files: &[FileId],
@@ -255,7 +260,7 @@ fn in_turn(
     })
 }
 
-/// Writes back all that is buffered of `files`, which are in order.
+/// Writes back all buffered data of the sorted `files`.
 fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
     in_turn(volume, files, |file| ahead::write_ahead(volume, file).and(sync_file(volume, file)))
 }
@@ -263,13 +268,13 @@ fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<
 /// Writes back everything that is buffered now.
 ///
 /// # Errors
-/// The first, when the others have been tried too.
+/// The first error, after all files were tried.
 pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
 
-/// Writes back what is buffered now, because it is much: files can be written meanwhile, as far as
-/// that goes, and then what is written stays buffered.
+/// Writes back the data that is buffered now, because it is much. Files can be written meanwhile
+/// where write-back ahead is possible, and new data then stays buffered.
 ///
 /// # Errors
 /// As [`sync_all`].
@@ -281,8 +286,8 @@ pub(crate) fn ease(volume: &Engine) -> Result<()> {
     in_turn(volume, &volume.buffers.files(), store).fold(Ok(()), Result::and)
 }
 
-/// Writes back everything that is buffered now, where every commit does that, for one that is made
-/// for another file. What cannot be written back stays: its own sync tells why.
+/// With `flush_on_commit`, writes back everything that is buffered before a commit that one file
+/// asked for. A file that cannot be written back stays buffered, and its own sync reports why.
 pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
     if volume.options.flush_on_commit {
         let _ = sync_all(volume);
@@ -290,19 +295,19 @@ pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
     volume.live()?.require_whole()
 }
 
-/// Writes back what is buffered of the files of the subvolume `id`.
+/// Writes back the buffered data of the files of the subvolume `id`.
 ///
 /// # Errors
-/// The first.
+/// The first error.
 pub(crate) fn sync_subvolume(volume: &Engine, id: TreeId) -> Result<()> {
     let mut files = volume.buffers.files();
     files.retain(|file| file.dev == id.0);
     sync_files(volume, &files).collect()
 }
 
-/// Writes back what can be without waiting for a lock of an inode or in line, as long as room is
-/// wanted, for who makes it and may hold locks of inodes. What cannot be written back stays: its
-/// own sync tells why.
+/// Writes files back while `is_wanted` holds, without waiting for a lock of an inode or for space.
+/// The caller makes room and may hold locks of inodes. A file that cannot be written back stays
+/// buffered, and its own sync reports why.
 pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
     for files in in_steps(&volume.buffers.files()) {
         if is_wanted() {
@@ -320,7 +325,7 @@ pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result
     volume.live()?.require_whole()
 }
 
-/// Writes back what is buffered of `file`, whose lock is held.
+/// Writes back the buffered data of `file`, whose lock is held.
 pub(crate) fn write_back(volume: &Engine, file: FileId, patience: Patience) -> Result<()> {
     let Some(buffer) = volume.buffers.get(file) else { return Ok(()) };
     if is_deleted(volume, file)? {
@@ -333,7 +338,7 @@ pub(crate) fn write_back(volume: &Engine, file: FileId, patience: Patience) -> R
     Ok(())
 }
 
-/// Puts everything that is buffered in its place; whether there was room for all of it.
+/// Stores everything that is buffered. Returns whether there was room for all of it.
 fn store_all(
     volume: &Engine,
     file: FileId,
@@ -361,8 +366,8 @@ fn store_all(
             return Ok(false);
         };
         match step.store(None) {
-            // It has no space but where it is, and may not be written there as long as a log could
-            // show that elsewhere.
+            // The file has no space except its present place, and must not be written there while a
+            // log may name that place elsewhere.
             Err(error) if error.errno() == Errno::NOSPC && buffer.read().is_in_place => {
                 if patience == Patience::Tries {
                     return Ok(false);
@@ -377,7 +382,8 @@ fn store_all(
     }
 }
 
-/// Gives the inode the length and the times of the file; whether there was room for that.
+/// Stores the length and the times of the file in its inode. Returns whether there was room for
+/// that.
 fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience) -> Result<bool> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let size = buffer.read().size;
@@ -398,7 +404,7 @@ fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience
     Ok(true)
 }
 
-/// When a file was written.
+/// The times of the last change of a file.
 struct Times {
     mtime: Option<Timestamp>,
     ctime: Timestamp,
@@ -416,7 +422,7 @@ impl Times {
     }
 }
 
-/// Stores length, times, and by how much the data became more or less.
+/// Stores length and times, and adds `change` to the bytes of data that the inode counts.
 fn change_inode(
     changes: &mut Changes<'_, '_>,
     file: FileId,
@@ -434,8 +440,8 @@ fn change_inode(
     })
 }
 
-/// Joins with room for `items`, which what is kept for making room is enough for, but where holes
-/// have items and many become one.
+/// Joins with room for `items`. The reserve for making room is enough for them, except on volumes
+/// without NO_HOLES where many holes become one.
 fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle<'_>>> {
     match patience {
         Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),
@@ -446,14 +452,13 @@ fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle
     }
 }
 
-/// What to count for an operation that changes so many extent items of a file that lie side by
-/// side, and its inode.
+/// The items to reserve for a change of so many adjacent extent items of a file, and of its inode.
 pub(super) fn items_of(volume: &Engine, extents: u64) -> u64 {
     OTHER_ITEMS + leaves_of(volume, extents)
 }
 
-/// How many more leaves than the two that it begins and ends in a run of extent items is in, where
-/// each is a third full.
+/// The number of leaves that so many adjacent extent items fill, if leaves are a third full, beside
+/// the two at the ends.
 fn leaves_of(volume: &Engine, extents: u64) -> u64 {
     let item = size_of::<FileExtentHead>() + size_of::<FileExtentTail>() + ITEM_SIZE;
     extents / (leaf_capacity(volume.superblock().node_size) / 3 / item) as u64

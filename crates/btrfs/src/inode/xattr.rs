@@ -1,8 +1,8 @@
 //! Changing extended attributes.
 //!
-//! An attribute is found by the hash of its name; those with one hash share an item, which must fit
-//! into a leaf. Values are stored as they are, but for access control lists, which change
-//! permissions.
+//! The key of an attribute has the hash of its name. Attributes with the same hash share an item,
+//! which must fit into a leaf. Values are stored as they are. Access control lists are the
+//! exception, because they change the permissions.
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode::dir_entry;
@@ -32,7 +32,8 @@ pub(crate) fn encode(generation: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
     })
 }
 
-/// The flags of the inode when the attribute becomes `value`: the property of compression has some.
+/// The flags of the inode after the attribute became `value`. Only the compression property changes
+/// flags.
 fn with_property(flags: u64, name: &[u8], value: &[u8]) -> u64 {
     const BOTH: u64 = inode_flags::COMPRESS | inode_flags::NOCOMPRESS;
     match flags_of_property(value) {
@@ -45,7 +46,7 @@ fn show(name: &[u8], file: FileId) -> String {
     format!("xattr `{}` of {file}", name.escape_ascii())
 }
 
-/// Why there is no attribute called `name`: nobody set it, or nobody can.
+/// The error for a missing attribute: it is not set, or no attribute can have this name.
 pub(super) fn missing(file: FileId, name: &[u8]) -> Error {
     let none = || Error::posix(Errno::NODATA, show(name, file));
     if name.starts_with(b"btrfs.") {
@@ -54,7 +55,7 @@ pub(super) fn missing(file: FileId, name: &[u8]) -> Error {
     require_namespace(file, name).err().unwrap_or_else(none)
 }
 
-/// Refuses names that belong to nobody who stores them.
+/// Refuses names outside the namespaces that are stored.
 fn require_namespace(file: FileId, name: &[u8]) -> Result<()> {
     const NAMESPACES: [&[u8]; 3] = [b"security.", b"trusted.", b"user."];
     let refuse = |errno| Err(Error::posix(errno, show(name, file)));
@@ -68,7 +69,7 @@ fn require_namespace(file: FileId, name: &[u8]) -> Result<()> {
     }
 }
 
-/// Refuses names that are stored nowhere, and values that no system call takes.
+/// Refuses names that cannot be stored, and values longer than system calls allow.
 fn require_valid(file: FileId, name: &[u8], value: &[u8]) -> Result<()> {
     let refuse = |errno| Err(Error::posix(errno, show(name, file)));
     if name.is_empty() || name.len() > NAME_MAX {
@@ -94,7 +95,7 @@ fn is_plain(item: &InodeItem) -> Result<bool> {
     Ok(matches!(type_of(item)?, FileType::Regular | FileType::Directory))
 }
 
-/// Refuses what files of this type, or with these flags, do not have.
+/// Refuses attributes that files of this type, or with these flags, cannot have.
 fn require_allowed(file: FileId, item: &InodeItem, name: &[u8]) -> Result<()> {
     refuse_flags(item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
     let file_type = type_of(item)?;
@@ -138,7 +139,7 @@ pub(crate) fn set(
         _ => {}
     }
     let mut permissions = item.mode.get();
-    // A property that says nothing is none, and files of other types have none.
+    // An empty property means none, and only files and directories have one.
     let mut value = Some(value).filter(|value| name != PROPERTY || !value.is_empty());
     if name == PROPERTY && !is_plain(&item)? {
         return Ok(());
@@ -167,7 +168,7 @@ fn key(file: FileId, name: &[u8]) -> Key {
     Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name))
 }
 
-/// The attribute `name` gets this value, or goes.
+/// Sets the attribute `name` to this value, or removes it.
 pub(super) fn replace(
     changes: &mut Changes<'_, '_>,
     file: FileId,
@@ -178,7 +179,7 @@ pub(super) fn replace(
     let all = changes.get(key)?.unwrap_or_default().to_vec();
     let mut all = without(&all, name)?.unwrap_or(all);
     if let Some(value) = value {
-        // Before it is put together: a length has 16 bits, and a leaf is no longer than that.
+        // This check comes before encoding, because the encoded length has only 16 bits.
         if !changes.fits(all.len() + value.len()) {
             return Err(Error::posix(Errno::NOSPC, show(name, file)));
         }
@@ -213,7 +214,7 @@ pub(crate) fn remove(volume: &Engine, file: FileId, name: &[u8], at: Timestamp) 
     volume.commit_if(is_durable)
 }
 
-/// The attributes in `data` but for the one called `name`; `None` when there is none.
+/// The attributes in `data` without the one called `name`; `None` if there is none.
 fn without(data: &[u8], name: &[u8]) -> Result<Option<Vec<u8>>> {
     let (mut rest, mut found) = (Vec::with_capacity(data.len()), false);
     for entry in dir_entries(data) {

@@ -19,15 +19,15 @@ use crate::inode::{self, ROOT_DIR, acl};
 use crate::space::Claim;
 use crate::transaction::{NewGroup, Obstacle};
 
-/// Items that a new subvolume changes at most: a directory item, an index and the inode of the
-/// directory; its root item, both references and two UUIDs; its leaf, and the root of the tree that
-/// it stands in.
+/// The most items that a new subvolume changes: a directory item, an index and the inode of the
+/// directory; its root item, both references and two UUIDs; its leaf, and the root of the tree in
+/// which it is attached.
 pub(super) const NEW_ITEMS: u64 = 10;
 
-/// What the kernel puts as the size of the inode that a root item carries.
+/// The size that the kernel stores in the inode of a root item.
 const ROOT_INODE_SIZE: u64 = 3;
 
-/// What can be wrong with the name of a new subvolume.
+/// Refuses invalid names of a new subvolume.
 pub(super) fn require_new_name(name: &[u8]) -> Result<()> {
     if matches!(name, b"." | b"..") {
         return Err(Error::posix(Errno::EXIST, "the directory itself"));
@@ -41,7 +41,7 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
     timespec(new.at)?;
     writable(volume, place.dir)?;
     let _locks = volume.inodes.lock(&[place.dir]);
-    // The kernel takes the umask off in any case, and has the list after that.
+    // The kernel always applies the umask, and the access control list after that.
     let permissions = new.permissions & !new.umask.unwrap_or(0);
     let new = NewFile { permissions, ..*new };
     let acl = acl::inherited(volume, place.dir, FileType::Directory, &new)?;
@@ -66,7 +66,7 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
         item.bytenr = handle.new_root(id, &items)?.logical.0.into();
         let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);
         handle.add_subvolume(key, &item, place, index, uuids, &group)?;
-        // They may take more than the leaf of a new tree has room for.
+        // They may not fit into the one leaf of a new tree.
         for (name, value) in &xattrs {
             let key = Key::new(ROOT_DIR, ItemType::XATTR_ITEM, name_hash(name));
             let data = inode::xattr::encode(generation.0, name, value);
@@ -82,9 +82,9 @@ pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result
 /// An extended attribute.
 type Xattr = (&'static [u8], Vec<u8>);
 
-/// The flags and the attribute that say how the root directory of a new subvolume in the subvolume
-/// of `dir` is compressed: with what the root directory of that one names, as the kernel has it. It
-/// has no other flags of it, not even that nothing is to be compressed.
+/// The flags and the attribute for the compression of the root directory of a new subvolume in the
+/// subvolume of `dir`. As in the kernel, it inherits the compression property of that subvolume's
+/// root directory, and no flag but COMPRESS, not even NOCOMPRESS.
 fn compression(volume: &Engine, dir: FileId) -> Result<(u64, Option<Xattr>)> {
     let parent = FileId { ino: ROOT_DIR, ..dir };
     match inode::xattr(volume, parent, PROPERTY) {
@@ -95,7 +95,7 @@ fn compression(volume: &Engine, dir: FileId) -> Result<(u64, Option<Xattr>)> {
     }
 }
 
-/// The items of the root directory of a new subvolume, but for its attributes.
+/// The items of the root directory of a new subvolume, without its attributes.
 fn directory(generation: Generation, flags: u64, new: &NewFile) -> Result<[(Key, Vec<u8>); 2]> {
     let at = timespec(new.at)?;
     let item = InodeItem {
@@ -118,7 +118,7 @@ fn directory(generation: Generation, flags: u64, new: &NewFile) -> Result<[(Key,
     ])
 }
 
-/// The root item of a new subvolume, but for where its root is.
+/// The root item of a new subvolume, without the address of its root.
 fn root_item(volume: &Engine, generation: Generation, new: &NewFile) -> Result<RootItem> {
     let (at, node_size) = (timespec(new.at)?, u64::from(volume.superblock().node_size));
     let generation = generation.0.into();

@@ -1,16 +1,15 @@
 //! Deleting subvolumes.
 //!
-//! The name goes at once. What the subvolume holds is dropped later, a step at a time (`drop`): an
-//! ORPHAN_ITEM in the root tree says that it is to be done.
+//! The name is removed at once. The blocks of the subvolume are dropped later, a step at a time
+//! (`drop`). An ORPHAN_ITEM in the root tree marks it for that.
 //!
-//! As long as files of it are open all that is in it can be used as before, but that its root
-//! directory gets no new entries, and nothing in it becomes the place of a subvolume. When the last
-//! one is closed the subvolume *ends*: nobody finds anything of it any more, and it can be dropped.
-//! After a crash it has ended.
+//! While files of it are open, everything in it can be used as before, with two exceptions: its
+//! root directory gets no new entries, and no subvolume can be attached in it. When the last file
+//! is closed the subvolume *ends*: no operation finds anything in it any more, and it can be
+//! dropped. After a crash it has ended too.
 //!
-//! A subvolume loses its name, and ends, while nobody else has a handle. So whoever found under a
-//! handle that a subvolume is there does what it does before that, and whoever comes later finds
-//! nothing.
+//! A subvolume loses its name, and ends, while no other thread has a handle. So an operation that
+//! finds the subvolume under its handle is done before that, and later operations do not find it.
 
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::key::DiskKey;
@@ -30,22 +29,22 @@ use crate::storage::malformed;
 use crate::transaction::root_item;
 use crate::tree::{Cursor, with_item};
 
-/// What may be deleted.
+/// What a call may delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Only {
-    /// A subvolume with all that is in it, but for subvolumes.
+    /// A subvolume with all its contents, unless it contains subvolumes.
     Subvolumes,
-    /// A subvolume, or the place of one that is elsewhere, when nothing is in it.
+    /// A subvolume, if it is empty, or a placeholder.
     Empty,
 }
 
-/// Removes an empty directory, or subvolume, or the place of one that is elsewhere.
+/// Removes an empty directory, an empty subvolume, or a placeholder.
 pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
     if unlink::rmdir(volume, place, at)? { Ok(()) } else { delete(volume, place, Only::Empty, at) }
 }
 
-/// Counts one opening of `file` less. Without openings and names it goes, and with the last one in
-/// a deleted subvolume that one.
+/// Closes `file` once. A file without openings and names is removed. With its last open file a
+/// deleted subvolume ends.
 pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return Ok(());
@@ -80,8 +79,8 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
                 return Err(Error::posix(Errno::NOTEMPTY, format!("subvolume {id}")));
             }
             match refuse_root_flags(volume, id) {
-                // In a damaged subvolume there may be no root directory, and then nothing that
-                // keeps it. Whether it is empty is not known.
+                // A damaged subvolume may have no root directory, and so no flag that protects it.
+                // Whether it is empty is unknown then.
                 Err(Error::Posix { errno: Errno::NOENT, .. }) if only == Only::Subvolumes => {}
                 allowed => allowed?,
             }
@@ -94,8 +93,8 @@ pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestam
     volume.commit_if(is_durable)
 }
 
-/// A file of the subvolume `id` is open once less. The subvolume ends with the last one when it was
-/// deleted.
+/// Counts that a file of the subvolume `id` was closed. If the subvolume was deleted and this was
+/// its last open file, it ends.
 fn closed(volume: &Engine, id: TreeId) -> Result<()> {
     let live = volume.live()?;
     let tree = live.tree(volume, id)?;
@@ -116,14 +115,15 @@ fn closed(volume: &Engine, id: TreeId) -> Result<()> {
     if has_ended { forget(volume, id) } else { Ok(()) }
 }
 
-/// Has the subvolume `id`, which ended, dropped, and forgets what is buffered for it: nobody is
-/// going to buffer more.
+/// Asks the thread of the volume to drop the subvolume `id`, which has ended, and forgets its
+/// buffered data. No thread will buffer more.
 fn forget(volume: &Engine, id: TreeId) -> Result<()> {
     volume.live()?.pressure.press();
     write_back::sync_subvolume(volume, id)
 }
 
-/// Deletes it, and says whether that is to be durable at once, and whether the subvolume ended.
+/// Deletes the subvolume while no other thread has a handle. Returns whether that must be durable
+/// at once, and whether the subvolume has ended.
 fn delete_alone(
     handle: &Handle<'_>,
     place: Place<'_>,
@@ -163,7 +163,7 @@ fn delete_alone(
     Ok((is_durable, has_ended))
 }
 
-/// `EPERM` for what a mount shows, and `ENOTEMPTY` for what holds subvolumes.
+/// `EPERM` for the default subvolume, `ENOTEMPTY` for one that contains subvolumes.
 fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
     if volume.default_subvolume()? == id {
         let what = format!("deleting subvolume {id}, which is the default one");
@@ -178,8 +178,8 @@ fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
     Ok(())
 }
 
-/// `EPERM` when the root directory of the subvolume `id` is immutable or can only be added to: its
-/// name stays. It stays too where that cannot be read.
+/// `EPERM` when the root directory of the subvolume `id` is immutable or append-only. If it cannot
+/// be read, that is an error too, and the name stays.
 pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
     let root = FileId { dev: id.0, ino: ROOT_DIR };
     let item = inode_item(volume, tree_of(volume, root)?, root);
@@ -187,12 +187,11 @@ pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, root)
 }
 
-/// The index of the entry at `place` that leads to the subvolume `id`, as both sides of the root
-/// tree say.
+/// The index of the entry at `place` that leads to the subvolume `id`, from both references in the
+/// root tree.
 ///
 /// # Errors
-/// When one of them is missing, or says that the subvolume stands elsewhere: nothing was changed
-/// yet.
+/// When a reference is missing, or names another place. Nothing was changed yet.
 pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<u64> {
     let Place { dir, name } = place;
     let keys = [
@@ -214,7 +213,8 @@ pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<
     index.ok_or_else(|| Error::corrupt("root ref", format!("none leads to subvolume {id}")))
 }
 
-/// Removes the entry of a subvolume that is elsewhere: nothing else of it is here.
+/// Removes the entry of a subvolume that is attached elsewhere. Nothing else of it is in this
+/// subvolume.
 fn remove_placeholder(
     volume: &Engine,
     place: Place<'_>,

@@ -1,28 +1,29 @@
-//! Dropping what deleted subvolumes hold.
+//! Dropping the blocks of deleted subvolumes.
 //!
-//! A block of a deleted subvolume that another one shares loses a reference. One that nobody shares
-//! is freed, when what it refers to has been given up: the walk goes down into it. What is freed
-//! was at its place in the last commit, so it is not used again before the next.
+//! A block that the deleted subvolume shares with another one loses a reference. An unshared block
+//! is freed after everything below it was given up, so the walk goes down into it. A freed block is
+//! part of the last commit, so it is not used again before the next one.
 //!
 //! ```text
-//!   root          o o o * . .     o  given up      *  what comes next (the progress)
+//!   root          o o o * . .     o  given up      *  the next pointer (the progress)
 //!                      /  \       .  still held
 //!   level 1     o o * . .  . . .
 //! ```
 //!
-//! What is below a shared block may be counted for the deleted subvolume, when that is the one
-//! which wrote the block. Before the block is left to others, it and all such blocks below it are
-//! *detached*: they refer to what is below them by their own address from then on.
+//! Blocks below a shared block may be counted for the deleted subvolume, if that wrote the shared
+//! block. Before the walk leaves such a block to the others, it *detaches* the block and all such
+//! blocks below it: from then on they refer to what is below them by their own address.
 //!
-//! The walk is done in steps of bounded size. Between two steps the root item says how far it is:
-//! `drop_progress` is the key of the pointer that comes next, and `drop_level` the level of the
-//! node that has it. All before that pointer is given up, and the nodes above it are not shared. So
-//! the kernel goes on where ours stopped, and ours where the kernel did. How far the blocks below
-//! that pointer are detached is known in memory only. Who begins anew there finds them detached.
+//! The walk is done in steps of bounded size. Between two steps the root item stores the progress:
+//! `drop_progress` is the key of the next pointer, and `drop_level` the level of the node with that
+//! pointer. All pointers before it are given up, and the nodes above it are not shared. So the
+//! kernel can continue where this engine stopped, and the other way round. How far the blocks below
+//! the next pointer are detached is known only in memory. A walk that starts there again finds them
+//! detached already.
 //!
-//! A step begins no earlier than in the transaction after the one that deleted the subvolume: then
-//! nothing of it is queued, and no block of it is changed any more. It decides by the counts of
-//! references of shared blocks, like those who copy them (`Live::counting`).
+//! The first step comes in a transaction after the one that deleted the subvolume. Then no item of
+//! it is queued, and no block of it changes any more. A step decides by the reference counts of
+//! shared blocks, under the same lock as threads that copy such blocks (`Live::counting`).
 
 #[cfg(test)]
 mod tests;
@@ -40,31 +41,31 @@ use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Owner, require_one_root_item, root_item, root_item_key, root_of};
 use crate::tree::Blocks;
 
-/// References that a step gives up before it ends, beside those of one leaf and of the nodes above
-/// it. They add less to what a commit takes than is reserved to remove one item.
+/// The references that a step gives up before it ends, beside those of one leaf and of the nodes
+/// above it. For a commit they cost less than the reservation for removing one item.
 const STEP_REFERENCES: usize = 256;
 
-/// References that wait for a commit, in bytes of items, before one is made: memory for a hundred
-/// thousand.
+/// The bytes of items of waiting references at which a drop commits. That is memory for about a
+/// hundred thousand references.
 const WAITING_BYTES: u64 = 5 << 20;
 
 /// Whether there is more to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Nothing, or nothing before the next commit.
+    /// No step can be done, at least before the next commit.
     Waits,
     /// A step was done.
     Went,
 }
 
 impl Engine {
-    /// Drops all that subvolumes hold which were deleted, as far as it can be done: not of those
-    /// that have files open. The thread of the volume does the same by and by, and what is left
-    /// when a volume is closed is done when it is opened again.
+    /// Drops all blocks of deleted subvolumes, except those with open files. The thread of the
+    /// volume does the same little by little. Work that is left when a volume is closed continues
+    /// when it is opened again.
     ///
     /// # Errors
-    /// When a block of one cannot be read: the first such error, after all others were dropped.
-    /// `EROFS` when the volume was opened for reading or nothing is written any more.
+    /// When a block of a subvolume cannot be read: the first such error, after all others were
+    /// dropped. `EROFS` when the volume was opened for reading or all writing has ended.
     pub fn drop_deleted(&self) -> Result<()> {
         let live = self.live()?;
         let mut failed = None;
@@ -76,7 +77,7 @@ impl Engine {
                     return failed.map_or(Ok(()), Err);
                 }
                 Ok(Progress::Waits) => self.commit()?,
-                // It was given up, and the next one comes first.
+                // That subvolume was given up. The next one follows.
                 Err(error)
                     if self.subvolumes.first_deleted() != first && live.require_whole().is_ok() =>
                 {
@@ -87,11 +88,11 @@ impl Engine {
         }
     }
 
-    /// Does one step, if one can be done now.
+    /// Does one step, if one is possible now.
     ///
     /// # Errors
-    /// When a block cannot be read: what the subvolume holds beside what was given up before is
-    /// left until the volume is opened again.
+    /// When a block cannot be read. The rest of the subvolume is kept until the volume is opened
+    /// again.
     pub(crate) fn drop_step(&self) -> Result<Progress> {
         let live = self.live()?;
         let mut dropping = self.subvolumes.dropping();
@@ -121,19 +122,18 @@ impl Engine {
     }
 }
 
-/// What who drops knows beside what is stored.
+/// The progress of a drop that is not stored.
 #[derive(Debug, Default)]
 pub(crate) struct Dropping {
-    /// The subvolume, and the key up to which the blocks below the pointer that comes next are
-    /// detached.
+    /// The subvolume, and the key up to which the blocks below the next pointer are detached.
     detached: Option<(TreeId, Key)>,
 }
 
-/// Does one step for the subvolume `id`, and says whether it was the last.
+/// Does one step for the subvolume `id`, and returns whether it was the last.
 fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool> {
     let volume = handle.volume();
     let Some(item) = root_item(volume, id)? else {
-        // Nothing is left of it but that it was to be dropped.
+        // Only its orphan item is left.
         handle.change(TreeId::ROOT, |tree| tree.remove(orphan_key(id)))?;
         handle.drop_quota_group(id);
         return Ok(true);
@@ -143,7 +143,7 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
     let made_in = made_in(root_item_key(volume, id)?, &item);
     let mut walk = Walk { handle, id, made_in, path: Vec::new(), given_up: 0, dropping };
     walk.return_to(&root, &item)?;
-    // References are given up one by one, so whatever fails, how far it got is stored.
+    // References are given up one by one, so the progress is stored even after a failure.
     handle.whole(|| {
         let outcome = walk.go_on(&root);
         walk.store(matches!(outcome, Ok(true)))?;
@@ -151,40 +151,40 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
     })?
 }
 
-/// The transaction that made the snapshot with this root item; 0 for a subvolume that is none, and
-/// where that is not known. The key and the item say it: of two that differ the older one is taken,
-/// with which more is looked at.
+/// The transaction that made the snapshot with this root item; 0 for a subvolume that is no
+/// snapshot, and if it is unknown. If key and item differ, the older value counts, with which the
+/// walk looks at more blocks.
 fn made_in(key: Key, item: &RootItem) -> Generation {
     let in_item = item.otransid.get();
     let said = if in_item == 0 { key.offset } else { key.offset.min(in_item) };
     if said > item.generation.get() { Generation(0) } else { Generation(said) }
 }
 
-/// A block, and the key that all its keys stay below; `None` at the right edge.
+/// A block, and the upper bound of its keys; `None` at the right edge.
 type Bounded = (Arc<TreeBlock>, Option<Key>);
 
-/// A node on the way.
+/// A node on the path.
 #[derive(Clone)]
 struct Node {
     block: Arc<TreeBlock>,
-    /// The key that all its keys stay below.
+    /// The upper bound of its keys.
     upper: Option<Key>,
-    /// The pointer that comes next.
+    /// The slot of the next pointer.
     slot: usize,
-    /// Whether it refers to what is below it by its own address.
+    /// Whether it refers to what is below it by its own address (full back references).
     is_full: bool,
 }
 
 impl Node {
-    /// The pointer that comes next: where it leads to, the level and the generation of that.
+    /// The address, the level and the generation of the next child.
     fn next(&self) -> (Logical, u8, Generation) {
         let pointer = &self.block.pointers()[self.slot];
         let generation = Generation(pointer.generation.get());
         (pointer.logical(), self.block.header().level - 1, generation)
     }
 
-    /// The block to which it leads. No walk meets a block twice, because what is below one pointer
-    /// is before the next.
+    /// The next child. No walk visits a block twice, because all keys below one pointer are lower
+    /// than the next pointer.
     fn child(&self, handle: &Handle<'_>, id: TreeId) -> Result<Bounded> {
         let block = handle.volume().child(&self.block, self.slot, id)?;
         let is_last = self.slot + 1 == self.block.len();
@@ -206,23 +206,23 @@ impl Node {
 struct Walk<'h, 'v> {
     handle: &'h Handle<'v>,
     id: TreeId,
-    /// The transaction that made the snapshot; what is as old was not written by it. 0 for a
-    /// subvolume that is none.
+    /// The transaction that made the snapshot. The snapshot did not write blocks as old as that. 0
+    /// for a subvolume that is no snapshot.
     made_in: Generation,
-    /// From the root to the node that has the pointer which comes next, none of them shared; empty
+    /// The nodes from the root to the one with the next pointer. None of them is shared. Empty
     /// before the beginning, and at the end.
     path: Vec<Node>,
     given_up: usize,
     dropping: &'h mut Dropping,
 }
 
-/// Where a block is.
+/// The address of a block.
 fn address(block: &TreeBlock) -> Logical {
     Logical(block.header().bytenr.get())
 }
 
 impl Walk<'_, '_> {
-    /// Goes to where an earlier step ended, as the root item says.
+    /// Goes to where the previous step ended, which the root item stores.
     fn return_to(&mut self, root: &Arc<TreeBlock>, item: &RootItem) -> Result<()> {
         let progress = item.drop_progress.get();
         if progress.objectid == 0 {
@@ -235,7 +235,8 @@ impl Walk<'_, '_> {
             let (count, is_full) = self.handle.count_of(at, level, self.owner())?;
             if level == 0 || count != 1 {
                 if !self.path.is_empty() {
-                    // It comes next as a whole: nothing of what is shared was given up.
+                    // The walk starts at this whole block, because no step gave up part of a shared
+                    // block.
                     return Ok(());
                 }
                 let problem =
@@ -253,8 +254,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Fails unless a node of this level on the way to `progress` has a pointer with that key. All
-    /// before it counts as given up, so what a wrong one passes over would stay in use for ever.
+    /// Fails unless a node of `level` on the path to `progress` has a pointer with that key. All
+    /// pointers before it count as given up, so a wrong key would leave blocks in use for ever.
     fn require_pointer(&self, root: &Arc<TreeBlock>, progress: Key, level: u8) -> Result<()> {
         let mut block = root.clone();
         while level > 0 && block.header().level >= level {
@@ -273,7 +274,7 @@ impl Walk<'_, '_> {
         Err(Error::corrupt("root item", problem))
     }
 
-    /// Gives up references, until there were enough of them or none is left: whether that is so.
+    /// Gives up references until the step is full or none is left. Returns whether none is left.
     fn go_on(&mut self, root: &Arc<TreeBlock>) -> Result<bool> {
         if self.path.is_empty() {
             let (at, level) = (address(root), root.header().level);
@@ -296,8 +297,8 @@ impl Walk<'_, '_> {
         Ok(self.path.is_empty())
     }
 
-    /// Gives up the block at `at`, to which the way leads, with what it holds; or goes down into
-    /// it, when it is a node that nobody shares. Whether this step got so far.
+    /// Gives up the block at `at` with all that it refers to, or goes down into it if it is an
+    /// unshared node. Returns whether the step could finish that.
     fn give_up(
         &mut self,
         at: Logical,
@@ -330,8 +331,8 @@ impl Walk<'_, '_> {
         Ok(true)
     }
 
-    /// Whether the block at `at` is shared, and something at it or below may be counted for the
-    /// subvolume.
+    /// Whether the block at `at` is shared, and whether this block or blocks below it may be
+    /// counted for the subvolume.
     fn may_count(&self, at: Logical, level: u8, generation: Generation) -> Result<bool> {
         if generation <= self.made_in {
             return Ok(false);
@@ -340,8 +341,8 @@ impl Walk<'_, '_> {
         Ok(count > 1 && !(level == 0 && is_full))
     }
 
-    /// Detaches the shared block and what is below it, from where an earlier step ended; whether
-    /// this step came to the end.
+    /// Detaches the shared block and the blocks below it, from where the previous step ended.
+    /// Returns whether this step finished that.
     fn detach_below(&mut self, shared: Bounded) -> Result<bool> {
         let from = self.dropping.detached.filter(|(id, _)| *id == self.id);
         let from = from.map_or(Key::MIN, |(_, key)| key);
@@ -375,8 +376,8 @@ impl Walk<'_, '_> {
         Ok(true)
     }
 
-    /// Detaches one block, if the subvolume wrote it, and adds it to the way when it is a node.
-    /// What another one wrote has nothing below it that this one wrote.
+    /// Detaches one block, if the subvolume wrote it, and adds it to the path if it is a node.
+    /// Below a block of another subvolume there is no block that this one wrote.
     fn detach(&mut self, (block, upper): Bounded, from: Key, way: &mut Vec<Node>) -> Result<()> {
         if block.header().owner() != self.id {
             return Ok(());
@@ -391,7 +392,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    /// Who refers to that to which the way leads.
+    /// The owner of the reference to the next block.
     fn owner(&self) -> Owner {
         match self.path.last() {
             Some(node) if node.is_full => Owner::Block { parent: address(&node.block) },
@@ -399,7 +400,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Gives up the nodes in which no pointer is left.
+    /// Gives up the nodes whose pointers are all given up.
     fn leave_finished(&mut self) {
         while let Some(node) = self.path.pop_if(|node| node.is_finished()) {
             self.handle.leave_block(address(&node.block), node.block.header().level, self.owner());
@@ -409,10 +410,10 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Stores how far it got, or that nothing is left.
+    /// Stores the progress, or removes the items of the subvolume at the end.
     fn store(&self, is_done: bool) -> Result<()> {
         if !is_done {
-            // Before the root is given up there is nothing to store.
+            // Before the walk has entered the root there is no progress.
             let Some(node) = self.path.last() else { return Ok(()) };
             return self.handle.change_root_item(self.id, |item| {
                 item.drop_progress = node.block.key(node.slot).into();

@@ -1,15 +1,15 @@
 //! The items of a subvolume in the root tree and in the UUID tree.
 //!
-//! | tree | key | what it says |
+//! | tree | key | what it stores |
 //! |---|---|---|
 //! | root | id ROOT_ITEM 0, or the transaction of the snapshot | the root item |
-//! | root | id ROOT_BACKREF parent | where it stands, from below |
-//! | root | parent ROOT_REF id | the same from above |
-//! | root | -5 ORPHAN_ITEM id | it was deleted and is still to be dropped |
-//! | UUID | halves of a UUID with UUID_KEY_SUBVOL between | the subvolume with it |
-//! | UUID | the same with UUID_KEY_RECEIVED_SUBVOL | all that were received from one, and snapshots of these |
+//! | root | id ROOT_BACKREF parent | where it is attached, found from the child |
+//! | root | parent ROOT_REF id | the same, found from the parent |
+//! | root | -5 ORPHAN_ITEM id | that it was deleted and is still to be dropped |
+//! | UUID | UUID_KEY_SUBVOL between the halves of a UUID | the subvolume with this UUID |
+//! | UUID | UUID_KEY_RECEIVED_SUBVOL between the halves of a UUID | all subvolumes that were received from this one, and snapshots of them |
 //!
-//! A volume of an old kernel has no UUID tree. The next kernel that mounts it makes one.
+//! A volume made by an old kernel has no UUID tree. The next newer kernel that mounts it makes one.
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::encode::{self, uuid_key};
@@ -46,19 +46,20 @@ fn has_uuid_tree(volume: &Engine) -> Result<bool> {
     }
 }
 
-/// The numbers of the subvolumes that the UUID tree has under `key`, as they are stored.
+/// The ids of subvolumes that the UUID tree stores under `key`, in stored form.
 fn ids_of(volume: &Engine, key: Key) -> Result<Vec<u8>> {
     let found = with_item(volume, volume.tree(TreeId::UUID)?, key, |data| Ok(data.to_vec()))?;
     Ok(found.unwrap_or_default())
 }
 
-/// What becomes of items of the UUID tree.
+/// Edits of the UUID tree: the new data of each key, or `None` to remove it.
 pub(super) type UuidEdits = Vec<(Key, Option<Vec<u8>>)>;
 
-/// The UUID tree with the new subvolume `id`, whose root item this is.
+/// The edits that add the new subvolume `id` with the root item `item` to the UUID tree.
 ///
 /// # Errors
-/// `EOVERFLOW` when there is no room for one more that was received from where it was.
+/// `EOVERFLOW` when the item has no room for one more subvolume that was received from the same
+/// one.
 pub(super) fn uuids_with(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
     let mut edits = UuidEdits::new();
     for key in uuid_keys(volume, item)? {
@@ -72,18 +73,18 @@ pub(super) fn uuids_with(volume: &Engine, id: TreeId, item: &RootItem) -> Result
     Ok(edits)
 }
 
-/// The UUID tree without the subvolume `id`, whose root item this is.
+/// The edits that remove the subvolume `id` with the root item `item` from the UUID tree.
 pub(super) fn uuids_without(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
     without(volume, id, uuid_keys(volume, item)?)
 }
 
-/// The UUID tree without what says that the subvolume `id`, whose root item this is, was received.
+/// The edits that remove the received UUID of the subvolume `id` with the root item `item`.
 pub(super) fn received_without(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
     let is_received = |key: &Key| key.item_type == ItemType::UUID_KEY_RECEIVED_SUBVOL;
     without(volume, id, uuid_keys(volume, item)?.filter(is_received))
 }
 
-/// The UUID tree without the subvolume `id` under these keys.
+/// The edits that remove the subvolume `id` under these keys.
 fn without(volume: &Engine, id: TreeId, keys: impl Iterator<Item = Key>) -> Result<UuidEdits> {
     let mut edits = UuidEdits::new();
     for key in keys {
@@ -98,8 +99,8 @@ fn without(volume: &Engine, id: TreeId, keys: impl Iterator<Item = Key>) -> Resu
 }
 
 impl Handle<'_> {
-    /// Adds a subvolume with this root item, which stands at `place`, where its entry has this
-    /// index. The caller adds the entry.
+    /// Adds the items of a subvolume that is attached at `place`, where its entry has this index.
+    /// The caller adds the entry.
     pub(super) fn add_subvolume(
         &self,
         key: Key,
@@ -128,7 +129,7 @@ impl Handle<'_> {
         Ok(())
     }
 
-    /// Says from both sides that the subvolume `id` stands in the subvolume of `dir`.
+    /// Adds both references for the subvolume `id` in `dir`.
     pub(super) fn add_place(&self, id: TreeId, dir: FileId, place: &RootRef<'_>) -> Result<()> {
         let data = encode::root_ref(place);
         self.change(TreeId::ROOT, |tree| {
@@ -137,7 +138,7 @@ impl Handle<'_> {
         })
     }
 
-    /// Says no more that the subvolume `id` stands in the subvolume of `dir`.
+    /// Removes both references for the subvolume `id` in the subvolume of `dir`.
     pub(super) fn remove_place(&self, id: TreeId, dir: FileId) -> Result<()> {
         self.change(TreeId::ROOT, |tree| {
             let above = tree.remove(Key::new(dir.dev, ItemType::ROOT_REF, id.0))?;
@@ -161,7 +162,7 @@ impl Handle<'_> {
                 let old = data.unwrap_or_default();
                 let mut item = RootItem::parse(old).map_err(malformed)?;
                 change(&mut item);
-                // One of a very old kernel is shorter.
+                // The root item of a very old kernel is shorter.
                 Ok(item.as_bytes()[..old.len()].to_vec())
             })
         })

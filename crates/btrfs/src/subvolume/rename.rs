@@ -1,9 +1,9 @@
-//! Moving files, directories and subvolumes. A subvolume may go into another one: nothing in it says
-//! where it stands.
+//! Moving files, directories and subvolumes. A subvolume may move into another one, because nothing
+//! in it stores where it is attached.
 //!
-//! What is found out about both names is found out here, under the locks of inodes. Moves of which
-//! one is of a subvolume are then done while nobody else has a handle; all others are those of
-//! inodes.
+//! This module looks up and checks both names, under the locks of inodes. If one of the moved files
+//! is a subvolume, it does the move while no other thread has a handle. All other moves are done by
+//! `inode::rename`.
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
@@ -21,17 +21,17 @@ use crate::inode::unlink::{Rest, is_stored_here, require_stored_here};
 use crate::inode::{Locks, ROOT_DIR, placeholder_in, type_of};
 use crate::space::Claim;
 
-/// Items that a move changes: two directory items, two indexes, two directories, and three of the
-/// root tree; and of a directory that goes, because a subvolume takes its place, the index, the
-/// reference, the inode, and two leaves of its items or its orphan item.
+/// The items that a move of a subvolume changes: two directory items, two indexes, two directories,
+/// and three of the root tree. If it replaces a directory, also that one's index, reference, inode,
+/// and two leaves of its items or its orphan item.
 const RENAME_ITEMS: u64 = 9 + 5;
 
-/// Items that an exchange changes: two directory items, four indexes, two directories, and of the
-/// root tree four for each of two subvolumes. A file in the place of one of them has fewer: two
+/// The items that an exchange changes: two directory items, four indexes, two directories, and four
+/// of the root tree for each of two subvolumes. A file instead of one subvolume has fewer: two
 /// references and its inode.
 const EXCHANGE_ITEMS: u64 = 16;
 
-/// Moves what stands at `from` to `to`.
+/// Moves the file, directory or subvolume at `from` to `to`.
 pub(crate) fn rename(
     volume: &Engine,
     from: Place<'_>,
@@ -48,7 +48,7 @@ pub(crate) fn rename(
         ends.require(how, to)?;
         let Ends { moved, replaced } = ends;
         let other = replaced.filter(|_| how == Rename::Exchange);
-        // What moves, from where, and into which directory.
+        // The moved file, its place, and the directory into which it moves.
         let moves = [(moved, from, to.dir)].into_iter();
         let moves = moves.chain(other.map(|other| (other, to, from.dir)));
         let inodes = moves.clone().filter(|(file, ..)| file.ino != ROOT_DIR);
@@ -68,8 +68,8 @@ pub(crate) fn rename(
         }
         let _still = if from.dir == to.dir { None } else { still(volume, &of_both, inodes)? };
         let mut files = vec![from.dir, to.dir];
-        // What is no inode of this subvolume moves, or is refused, under the locks; it has none
-        // itself.
+        // A subvolume or a placeholder has no lock of its own. The locks of both directories cover
+        // it.
         let both = [(from, Some(moved)), (to, replaced)].into_iter();
         let both = both.filter_map(|(place, file)| Some((place, file?)));
         files.extend(
@@ -88,9 +88,8 @@ pub(crate) fn rename(
     }
 }
 
-/// Moves the subvolume that is at `from` to `to`, in the place of an empty directory if there is
-/// one. The directories and what is replaced are locked, and what stands at both names has been
-/// found since.
+/// Moves the subvolume at `from` to `to`, and replaces an empty directory there. The directories
+/// and the replaced one are locked, and both names were looked up under these locks.
 fn move_subvolume(
     volume: &Engine,
     from: Place<'_>,
@@ -123,8 +122,8 @@ fn move_subvolume(
     volume.commit_if(is_durable)
 }
 
-/// Gives two files, of which at least one is the root of a subvolume, each the place of the other.
-/// The directories and what else is an inode are locked.
+/// Exchanges the places of two files, at least one of which is the root of a subvolume. The
+/// directories, and a file that is an inode, are locked.
 pub(crate) fn exchange(
     volume: &Engine,
     ends: [(Place<'_>, FileId); 2],
@@ -158,11 +157,11 @@ struct Move<'p> {
     index: u64,
 }
 
-/// A move between two directories on its way: what it changes in the subvolumes of these, which may
-/// be one, and in the root tree.
+/// A move between two directories: its changes in the subvolumes of both, which may be the same,
+/// and in the root tree.
 struct Moving<'h, 'v, 'p> {
     first: Changes<'h, 'v>,
-    /// Those in the subvolume `.0`, if it is another one.
+    /// The changes in the second subvolume, with its id, if there are two.
     second: Option<(u64, Changes<'h, 'v>)>,
     moves: Vec<Move<'p>>,
 }
@@ -200,7 +199,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         changes.remove_entry(place, target, index, at)
     }
 
-    /// Gives `file`, which was in the directory `from`, another place.
+    /// Gives `file`, which was in the directory `from`, the place `to`.
     fn put(&mut self, file: FileId, from: FileId, to: Place<'p>, at: Timestamp) -> Result<()> {
         let changes = self.changes(to.dir);
         let index = changes.next_index(to.dir)?;
@@ -216,7 +215,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         changes.change_inode(file, at, |_| {})
     }
 
-    /// Applies everything, and says whether that is to be durable at once.
+    /// Applies all changes, and returns whether they must be durable at once.
     fn apply(self, handle: &Handle<'_>) -> Result<bool> {
         let Self { first, second, moves } = self;
         let second = second.map(|(_, changes)| changes);
@@ -242,8 +241,8 @@ fn require_movable(handle: &Handle<'_>, root: FileId, from: FileId, to: FileId) 
     require_outside(volume, to, id)?;
     refuse_root_flags(volume, id)?;
     if from != to {
-        // The kernel changes `..` of a directory that moves, though that of a subvolume is stored
-        // nowhere.
+        // The kernel treats this as a change of `..` in the moved directory, though that of a
+        // subvolume is not stored.
         handle.tree(id)?.require_writable()?;
     }
     Ok(())
@@ -251,7 +250,7 @@ fn require_movable(handle: &Handle<'_>, root: FileId, from: FileId, to: FileId) 
 
 /// `EINVAL` when `dir` is in the subvolume `id` or in one below it.
 fn require_outside(volume: &Engine, dir: FileId, id: TreeId) -> Result<()> {
-    /// More than any path has, and a bound for a damaged volume.
+    /// More than any path has. It bounds the loop in a damaged volume.
     const MAX_STEPS: usize = 1 << 16;
     let mut at = TreeId(dir.dev);
     for _ in 0..MAX_STEPS {

@@ -1,5 +1,5 @@
-//! What can be set of a subvolume: whether it may be changed, and whether it is the default one;
-//! and of the volume: its label.
+//! Settings of a subvolume: whether it is read-only, and whether it is the default. Also the label
+//! of the volume.
 
 use offshoot_btrfs_format::dir::{DirEntry, dir_entries, name_hash};
 use offshoot_btrfs_format::encode;
@@ -21,17 +21,16 @@ use crate::storage::malformed;
 use crate::transaction::root_item_key;
 use crate::tree::with_item;
 
-/// Items that a setting changes at most: a root item, and what the UUID tree has of one that was
-/// received.
+/// The most items that a setting changes: a root item, and the item with the received UUID.
 const SETTING_ITEMS: u64 = 2;
 
 impl Engine {
-    /// Makes the subvolume `id` read-only, or lets it be changed again. What was accepted before is
-    /// in it.
+    /// Makes the subvolume `id` read-only, or writable again. Data that was accepted before is in
+    /// it.
     ///
-    /// One that was received and may be changed is not any more what others are received on top of,
-    /// so it loses its received UUID, and what was sent; as of this moment, `at`, it counts as
-    /// received. Whether that may be, the caller decides.
+    /// A received subvolume that becomes writable can no longer be the base of another receive. So
+    /// it loses its received UUID and the sent generation and time, and `at` becomes its time of
+    /// receive. The caller decides whether that is allowed.
     ///
     /// # Errors
     /// `ENOENT` when there is no such subvolume.
@@ -70,7 +69,7 @@ impl Engine {
                 Ok(())
             })?;
         }
-        // As long as it was read-only, nobody could remove them.
+        // While it was read-only, orphans could not be removed.
         if is_read_only { Ok(()) } else { orphans::remove_orphans(self, id) }
     }
 
@@ -102,7 +101,7 @@ impl Engine {
         })
     }
 
-    /// The label of the volume, as the next commit has it.
+    /// The label of the volume, as the next commit stores it.
     #[must_use]
     pub fn label(&self) -> Vec<u8> {
         let changed = self.live().ok().and_then(|live| live.new_label.lock().clone());
@@ -115,7 +114,7 @@ impl Engine {
     /// Gives the volume another label. Like any change it is durable after the next sync.
     ///
     /// # Errors
-    /// `EINVAL` for more than 255 bytes, and for one with NUL or a line break.
+    /// `EINVAL` for a label of more than 255 bytes, or with NUL or a line break.
     pub fn set_label(&self, label: &[u8]) -> Result<()> {
         let mut field = Box::new([0; 256]);
         if label.len() >= field.len() || label.contains(&0) || label.contains(&b'\n') {
@@ -124,8 +123,8 @@ impl Engine {
         field[..label.len()].copy_from_slice(label);
         let reserved = self.reserve_for(SETTING_ITEMS, Claim::Work)?;
         self.alone(reserved, |handle| {
-            // The kernel takes a superblock only with a root of the same generation, so one item is
-            // written anew.
+            // The kernel accepts a superblock only with a root tree of the same generation, so one
+            // item of that is rewritten.
             handle.change_root_item(SubvolumeId::FS, |_| ())?;
             *self.live()?.new_label.lock() = Some(field);
             Ok(())

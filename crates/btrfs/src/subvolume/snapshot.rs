@@ -1,28 +1,30 @@
 //! Snapshots.
 //!
-//! A snapshot is a new root block that points to what the root block of its source points to, so it
-//! costs the same however large the source is. Both trees copy what they change from then on
-//! (`transaction/extent_tree`).
+//! A snapshot is a new root block with the same pointers as the root block of its source, so its
+//! cost does not depend on the size of the source. From then on both trees copy the blocks that
+//! they change (`transaction/extent_tree`).
 //!
-//! It shows the source at one moment: what was done before is in it, buffered data included, and
-//! nothing that is done after. So nothing of the source may be on its way meanwhile, nor belong to
-//! the transaction that takes the snapshot, in which it would go on being changed in place:
+//! It shows the source at one moment: all earlier changes are in it, including buffered data, and
+//! no later ones. So no change of the source may be in progress at that moment. Nor may a block of
+//! the source belong to the transaction that takes the snapshot, because later changes in that
+//! transaction would be made in place:
 //!
-//! 1. Nobody buffers data of the source, and what is buffered is written back.
-//! 2. The gate is shut and everything that is queued is flushed.
-//! 3. If the source was changed in the running transaction, that is finished, and written when the
-//!    gate is open again.
-//! 4. The root is copied, as the first thing in the next one.
+//! 1. The snapshot keeps all threads from buffering data of the source, and writes buffered data
+//!    back.
+//! 2. It quiesces the transaction and flushes all delayed items.
+//! 3. If the source was changed in the running transaction, that is ended, and written after
+//!    writers continue.
+//! 4. It copies the root, as the first change of the next transaction.
 //!
-//! Blocks of both that are newer than the transaction before that one are their own: it is the
-//! moment that the snapshot is of, which stands in the key of its root item and, with both, as the
-//! last snapshot.
+//! The *moment* of the snapshot is the transaction before the one that takes it. It is stored in
+//! the key of the snapshot's root item, and in the root items of both as the last snapshot. Blocks
+//! of either tree that are newer are not shared.
 //!
-//! So several snapshots of what does not change need one commit together, and none of their own.
+//! So several snapshots of unchanged sources share one commit, and need none of their own.
 //!
-//! Files without names that are open in the source are in the copy as well. Nobody can open them
-//! there, so they are removed from it at once, also when it is read-only, as the kernel does. When
-//! a commit comes between and then a crash, they go as after any crash.
+//! Open files without names in the source are in the snapshot too. They cannot be opened there, so
+//! they are removed from it at once, even if it is read-only, as in the kernel. If a crash comes
+//! first, they are removed as after any crash.
 
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
@@ -42,7 +44,7 @@ use crate::space::Claim;
 use crate::transaction::{NewGroup, Tree};
 use crate::tree::TreeRoot;
 
-/// A snapshot that is to be taken.
+/// A request for a snapshot.
 #[derive(Clone, Copy)]
 pub(crate) struct Snapshot<'a> {
     pub(crate) source: TreeId,
@@ -52,7 +54,7 @@ pub(crate) struct Snapshot<'a> {
 }
 
 impl Snapshot<'_> {
-    /// Takes it, and says which subvolume it is.
+    /// Takes the snapshot, and returns its id.
     pub(crate) fn take(self, volume: &Engine) -> Result<TreeId> {
         require_new_name(self.place.name)?;
         timespec(self.at)?;
@@ -76,7 +78,8 @@ impl Snapshot<'_> {
         Ok(id)
     }
 
-    /// Takes it, and says whether it is to be durable at once.
+    /// Takes the snapshot while no other thread has a handle. Returns its id, and whether it must
+    /// be durable at once.
     fn take_alone(
         self,
         handle: &Handle<'_>,
@@ -108,8 +111,8 @@ impl Snapshot<'_> {
         Ok((id, is_durable))
     }
 
-    /// The root item of the snapshot, but for where its root is: that of the source with what is
-    /// its own.
+    /// The root item of the snapshot, without the address of its root: that of the source with new
+    /// ids and times.
     fn root_item(
         self,
         source: &RootItem,
@@ -131,7 +134,7 @@ impl Snapshot<'_> {
         if self.is_read_only {
             item.flags |= ROOT_SUBVOL_RDONLY;
         } else {
-            // What may be changed is not what was received any more.
+            // A writable snapshot is no longer the received subvolume.
             item.received_uuid = [0; 16];
             (item.stransid, item.rtransid) = (0.into(), 0.into());
             (item.stime, item.rtime) = (FromZeros::new_zeroed(), FromZeros::new_zeroed());
@@ -143,8 +146,8 @@ impl Snapshot<'_> {
 /// Removes the files without names from the new snapshot `id`.
 fn remove_orphans(volume: &Engine, id: TreeId) -> Result<()> {
     match orphans::remove_orphans(volume, id) {
-        // The snapshot is there, and whole: on a full volume they go when it is first changed. Or
-        // somebody deleted it already.
+        // The snapshot is complete. On a full volume its first change removes the files. Or another
+        // thread has deleted the snapshot already.
         Err(Error::Posix { errno: Errno::NOSPC | Errno::NOENT, .. }) => Ok(()),
         other => other,
     }

@@ -1,4 +1,4 @@
-//! What is known of the subvolumes of a volume that is written.
+//! The state of the subvolumes of a volume that is open for writing.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,18 +13,18 @@ use crate::engine::Engine;
 use crate::transaction::{require_own_root, root_item, root_of};
 use crate::tree::Cursor;
 
-/// What is known of the subvolumes.
+/// The state of all subvolumes.
 #[derive(Default)]
 pub(crate) struct State {
-    /// The number of the next one. It only grows, so that no number is used twice while the volume
+    /// The number of the next subvolume. It only grows, so no number is used twice while the volume
     /// is open.
     next: Mutex<u64>,
-    /// Those that were deleted and hold blocks, with the transaction that deleted them.
+    /// The deleted subvolumes that still hold blocks, with the transaction that deleted each.
     deleted: Mutex<BTreeMap<TreeId, Generation>>,
-    /// Counted up when one begins to move or to go, and when that is done: what stands where is not
-    /// told by one tree alone.
+    /// Counted up when a subvolume begins to move or to be deleted, and again at the end. A reader
+    /// needs it, because the place of a subvolume is stored in two trees.
     moves: AtomicU64,
-    /// Held by who drops what deleted ones hold.
+    /// Held by the thread that drops blocks of deleted subvolumes.
     dropping: Mutex<Dropping>,
 }
 
@@ -32,8 +32,8 @@ impl State {
     /// A number for a new subvolume.
     pub(super) fn take_id(&self) -> Result<TreeId> {
         let mut next = self.next.lock();
-        // In a damaged volume the orphan item may be all that tells of a deleted one. A new one
-        // with its number would be dropped.
+        // In a damaged volume a deleted subvolume may have nothing but its orphan item. A new
+        // subvolume with its number would be dropped.
         while self.deleted.lock().contains_key(&TreeId(*next)) {
             *next += 1;
         }
@@ -45,44 +45,44 @@ impl State {
         Ok(id)
     }
 
-    /// The transaction `generation` deletes the subvolume `id`.
+    /// Notes that the transaction `generation` deletes the subvolume `id`.
     pub(super) fn add_deleted(&self, id: TreeId, generation: Generation) {
         self.deleted.lock().insert(id, generation);
     }
 
-    /// Nothing is left to do for the subvolume `id`, or nothing can be done.
+    /// Notes that the subvolume `id` is dropped, or cannot be dropped.
     pub(super) fn forget_deleted(&self, id: TreeId) {
         self.deleted.lock().remove(&id);
     }
 
-    /// The subvolume that was deleted first, and the transaction that did it.
+    /// The subvolume that was deleted first, and the transaction that deleted it.
     pub(super) fn first_deleted(&self) -> Option<(TreeId, Generation)> {
         let deleted = self.deleted.lock();
         deleted.iter().map(|(&id, &generation)| (id, generation)).min_by_key(|one| one.1)
     }
 
-    /// Whether there are subvolumes that were deleted and hold blocks.
+    /// Whether deleted subvolumes still hold blocks.
     pub(crate) fn has_deleted(&self) -> bool {
         !self.deleted.lock().is_empty()
     }
 
-    /// One moves or goes until this is dropped.
+    /// Notes that a subvolume moves or is deleted until the guard is dropped.
     pub(super) fn moving(&self) -> Moving<'_> {
         self.moves.fetch_add(1, Ordering::AcqRel);
         Moving(&self.moves)
     }
 
-    /// How often one began or ended to move.
+    /// How often a move or a deletion began or ended.
     pub(crate) fn moves(&self) -> u64 {
         self.moves.load(Ordering::Acquire)
     }
 
-    /// Whether none has moved since that was said.
+    /// Whether no subvolume has moved since `moves` was read.
     pub(crate) fn is_still(&self, moves: u64) -> bool {
         moves.is_multiple_of(2) && self.moves() == moves
     }
 
-    /// Until this is dropped nobody else drops blocks.
+    /// Keeps other threads from dropping blocks until the guard is dropped.
     pub(super) fn dropping(&self) -> MutexGuard<'_, Dropping> {
         self.dropping.lock()
     }
@@ -91,16 +91,15 @@ impl State {
     /// opened.
     ///
     /// # Errors
-    /// When the root tree does not read, or when the root of one that is to be dropped is a block
-    /// of
-    /// another subvolume: the kernel does not mount such a volume for writing either.
+    /// When the root tree cannot be read, or when the root of a deleted subvolume is a block of
+    /// another one. The kernel does not mount such a volume for writing either.
     pub(crate) fn load(&self, volume: &Engine) -> Result<()> {
         *self.next.lock() = highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0);
         let first = orphan_key(TreeId(0));
         let mut cursor = Cursor::seek(volume, volume.tree(TreeId::ROOT)?, first)?;
         while let Some((key, _)) = cursor.item_of(first.objectid, first.item_type) {
             let id = TreeId(key.offset);
-            // The kernel lets one be as well whose root item says that it is alive.
+            // If the root item says that it is alive, it is kept, as the kernel does.
             let item = root_item(volume, id)?;
             let is_alive = item.as_ref().is_some_and(|item| item.refs.get() > 0);
             if let Some(item) = item {
@@ -115,7 +114,7 @@ impl State {
     }
 }
 
-/// That a subvolume moves or goes.
+/// A subvolume is moving or being deleted.
 pub(super) struct Moving<'s>(&'s AtomicU64);
 
 impl Drop for Moving<'_> {
@@ -124,8 +123,7 @@ impl Drop for Moving<'_> {
     }
 }
 
-/// The highest number that anything in the root tree has which is below those with a meaning of
-/// their own.
+/// The highest object id in the root tree below the reserved ones.
 fn highest_id(volume: &Engine) -> Result<u64> {
     let last = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
     let cursor = Cursor::seek_floor(volume, volume.tree(TreeId::ROOT)?, last)?;

@@ -1,7 +1,7 @@
-//! When chunks come and go.
+//! When chunks are allocated and when block groups are removed.
 //!
-//! They come for those who wait in line, and ahead of them; block groups that hold nothing go
-//! after each commit, but for those that will be needed again soon.
+//! Chunks are allocated for the tickets that wait in line, and ahead of them. After each commit the
+//! committing thread removes empty block groups, except those that will be needed again soon.
 
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -11,13 +11,15 @@ use crate::engine::{Engine, Handle};
 use crate::space::{BlockGroup, Claim, Purpose};
 use crate::tree::with_item;
 
-/// What is worth a chunk that is not enough for it alone, in bytes: commits give back as much.
+/// A request of at most so many bytes gets a chunk even if that chunk alone cannot grant it: later
+/// commits give back the rest.
 const LITTLE_BYTES: u64 = 16 << 20;
 
 impl Engine {
-    /// Allocates chunks for the first in line of this kind of space, until it is served: of what
-    /// the devices have room for, or else of that and what block groups leave that hold nothing,
-    /// which are removed. The caller must hold no handle, and leads the line.
+    /// Allocates chunks for the first ticket in line of this kind of space, until it is granted.
+    /// The first attempt uses the unallocated space of the devices. If that is not enough, the
+    /// second attempt removes empty block groups and uses their space too. The caller leads the
+    /// line and must hold no handle.
     pub(super) fn grow(&self, purpose: Purpose) -> Result<()> {
         if self.grow_for_first(purpose)? {
             return Ok(());
@@ -28,7 +30,8 @@ impl Engine {
         if self.grow_for_first(purpose)? || !is_data || !space.is_roomy() {
             return Ok(());
         }
-        // Where promises count on the next chunk of metadata, that comes first.
+        // Promises may count on the next chunk of metadata, so that chunk is allocated before one
+        // for data.
         let is_awaited = || space.ledger(purpose).is_awaited();
         if self.chunks_would_do(purpose)? && self.try_grow(Purpose::Metadata, is_awaited)? {
             self.grow_for_first(purpose)?;
@@ -36,8 +39,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Allocates chunks until the first in line is served, if so many can be, or one if it wants
-    /// little; whether there was one.
+    /// Allocates chunks until the first ticket in line is granted, if the devices have room for
+    /// that many. If they have not, a ticket of at most [`LITTLE_BYTES`] still gets one chunk.
+    /// Returns whether a chunk was allocated.
     fn grow_for_first(&self, purpose: Purpose) -> Result<bool> {
         let space = &self.live()?.space;
         let is_awaited = || space.ledger(purpose).is_awaited();
@@ -51,7 +55,7 @@ impl Engine {
         while is_awaited() && self.try_grow(purpose, is_awaited)? {
             has_grown = true;
             space.serve(purpose);
-            // What the next in line wants may be more than all chunks have.
+            // The next ticket may want more than all chunks together could hold.
             if !would_do || granted() != before {
                 break;
             }
@@ -59,7 +63,7 @@ impl Engine {
         Ok(has_grown)
     }
 
-    /// Whether the first in line would be served with all chunks that the members have place for.
+    /// Whether the first ticket in line would be granted if the members were filled with chunks.
     /// The caller must hold no handle.
     fn chunks_would_do(&self, purpose: Purpose) -> Result<bool> {
         let space = &self.live()?.space;
@@ -75,12 +79,13 @@ impl Engine {
         Ok(true)
     }
 
-    /// Allocates a chunk if that is still wanted when nobody else is at it, and a device has room
-    /// for one that is not promised; whether it did.
+    /// Allocates a chunk, if `is_wanted` still holds under the chunk lock and a device has room
+    /// that no promise counts on. Returns whether it did.
     pub(crate) fn try_grow(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<bool> {
         let live = self.live()?;
         let items = live.space.chunk_items();
-        // Who needs data may be the first to change anything: nothing is known of metadata then.
+        // A thread that needs data may be the first one to change this volume: the ledger then
+        // knows of no free metadata yet.
         let needed = || live.space.cost(items) + live.space.commit_cost();
         let metadata = live.space.ledger(Purpose::Metadata);
         self.look_around(Purpose::Metadata, || metadata.free() < metadata.reserved() + needed())?;
@@ -89,9 +94,9 @@ impl Engine {
         Ok(is_wanted() && handle.has_system_space()? && handle.allocate_chunk(purpose)?)
     }
 
-    /// Joins with room for a chunk. Who leads the line of data waits in that of metadata, where
-    /// others may have all there is for a moment, if there is place for a chunk; who leads that
-    /// itself cannot.
+    /// Joins with room for a chunk. The leader of the line of data waits in the line of metadata if
+    /// the members have place for a chunk, because others may have reserved all metadata for a
+    /// moment. The leader of the line of metadata cannot wait in its own line.
     fn join_for_chunk(&self, purpose: Purpose, items: u64) -> Result<Option<Handle<'_>>> {
         let live = self.live()?;
         let joined = self.try_join(live, items, Claim::LastResort)?;
@@ -112,12 +117,13 @@ impl Engine {
         Ok(handle.next_chunk(purpose, &self.member_spaces()?)?.is_some())
     }
 
-    /// Finds out what the next chunk of metadata would hold, and what is free in block groups for
-    /// `purpose`, one after the other as long as that `is_wanted`. The caller must hold no handle.
+    /// Finds out what the next chunk of metadata would hold. Then loads the free space of block
+    /// groups for `purpose`, one group at a time, while `is_wanted` holds. The caller must hold no
+    /// handle.
     pub(crate) fn look_around(&self, purpose: Purpose, is_wanted: impl Fn() -> bool) -> Result<()> {
         self.note_next_chunk()?;
         let space = &self.live()?.space;
-        // The trees are read under a handle: a commit must not change them meanwhile.
+        // The handle keeps a commit from changing the trees meanwhile.
         let _handle = self.enter()?;
         while is_wanted() && space.load_one(&self.base, purpose)? {
             space.serve(purpose);
@@ -125,8 +131,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out where metadata is free, everywhere, and allocates chunks while `bytes` are not and
-    /// there is place for one. The caller must hold no handle.
+    /// Loads the free space of all block groups of metadata, and allocates chunks while less than
+    /// `bytes` are free and the members have place for one. The caller must hold no handle.
     pub(crate) fn look_for_room(&self, bytes: u64) -> Result<()> {
         let metadata = self.live()?.space.ledger(Purpose::Metadata);
         let is_wanted = || metadata.free() < bytes;
@@ -139,9 +145,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out what the next chunk of metadata would hold, where that was nothing: whoever makes
-    /// or removes a chunk notes it anew, but where the chunk tree had no room a commit may have
-    /// made some. The caller must hold no handle.
+    /// Finds out what the next chunk of metadata would hold, if the last answer was nothing. A
+    /// thread that allocates or removes a chunk notes it anew. But where the chunk tree had no
+    /// room, a commit may have made some since. The caller must hold no handle.
     pub(crate) fn note_next_chunk(&self) -> Result<()> {
         let space = &self.live()?.space;
         if space.is_roomy() || !space.allocated.has_much_room(0) {
@@ -152,13 +158,14 @@ impl Engine {
         handle.note_next_chunk()
     }
 
-    /// Removes block groups that hold nothing, but for one of each kind, and those that will be
-    /// needed again soon.
+    /// Removes empty block groups, except one of each kind and those that will be needed again
+    /// soon.
     pub(crate) fn remove_empty_groups(&self) -> Result<()> {
         self.remove_empty(false)
     }
 
-    /// The same; when data wants the room, those of metadata too that are not needed now.
+    /// As [`remove_empty_groups`](Self::remove_empty_groups). With `data_wants_room` it also
+    /// removes block groups of metadata that are not needed now but would be kept for later.
     fn remove_empty(&self, data_wants_room: bool) -> Result<()> {
         let live = self.live()?;
         for group in live.space.empty_groups() {
@@ -168,7 +175,7 @@ impl Engine {
             };
             let _chunks = live.space.chunk_lock.lock();
             if group.is_retired() {
-                // Somebody else removed it meanwhile.
+                // Another thread removed it meanwhile.
                 continue;
             }
             let chunk = self.storage.chunk_at(group.start)?;
@@ -192,8 +199,8 @@ fn bitmap_leaves(volume: &Engine, group: &BlockGroup) -> u64 {
     2 + 4 * bitmap_bytes / u64::from(volume.superblock().node_size)
 }
 
-/// Whether the root tree names a file with version 1 free space of the block group. Such a group
-/// stays, because removing it would leave that file behind.
+/// Whether the root tree names a file with the version 1 free space cache of the block group. Such
+/// a group is kept, because removing it would leave that file behind.
 fn has_cache_file(volume: &Engine, group: &BlockGroup) -> Result<bool> {
     let key = Key::new(objectid::FREE_SPACE, ItemType(0), group.start.0);
     Ok(with_item(volume, volume.tree(TreeId::ROOT)?, key, |_| Ok(()))?.is_some())

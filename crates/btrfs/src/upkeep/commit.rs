@@ -1,4 +1,4 @@
-//! When a volume commits, and what goes with it.
+//! When a volume commits, and which work goes with a commit.
 
 use offshoot_btrfs_format::Generation;
 use offshoot_vfs::Result;
@@ -14,20 +14,20 @@ impl Engine {
     ///
     /// # Errors
     /// When a device fails: the devices then hold the last commit, and nothing more is written.
-    /// `EROFS` when that was so before.
+    /// `EROFS` when that happened before the call.
     pub(crate) fn sync(&self) -> Result<()> {
         self.sync_because(Cause::Asked)
     }
 
-    /// The same for another cause.
+    /// As [`sync`](Self::sync), counted under `cause`.
     pub(crate) fn sync_because(&self, cause: Cause) -> Result<()> {
-        // What is buffered stays so once nothing can be written.
+        // Buffered data stays buffered once writing has ended.
         self.live()?.require_whole()?;
-        // The first error is the cause: after it the commit is only refused.
+        // The first error is the cause. After it the commit only returns `EROFS`.
         write_back::sync_all(self).and(self.commit_over(0, cause))
     }
 
-    /// Makes everything durable that was changed before the call, but for data that is buffered.
+    /// Makes everything that was changed before the call durable, except buffered data.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -35,7 +35,7 @@ impl Engine {
         self.commit_over(0, Cause::Asked)
     }
 
-    /// Commits if what an operation changed is to be durable when it returns.
+    /// Commits if the changes of an operation must be durable when it returns.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -43,7 +43,7 @@ impl Engine {
         if is_durable { self.commit() } else { Ok(()) }
     }
 
-    /// Commits if more than this is to be written, in bytes of tree blocks.
+    /// Commits if more than `dirty_bytes` of tree blocks are dirty.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -55,9 +55,9 @@ impl Engine {
             self.write_back_first()?;
         }
         let _commit = live.lock_commits();
-        // Who waited for another commit may find that it was enough.
+        // While we waited for the lock, another commit may have written everything we need.
         live.require_whole()?;
-        // An error that is stored may be all that there is.
+        // With no dirty block left, failures of members may still have to be stored.
         let must_tell = dirty_bytes == 0
             && (self.storage.hides_failures() || self.storage.has_errors_of_writing());
         if self.dirty_tree_bytes()? <= dirty_bytes && !must_tell {
@@ -66,8 +66,9 @@ impl Engine {
         self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
-    /// Commits if a log that a crash would find may have extents where they are no more, for who
-    /// can write nowhere but in place. Whether that was so. The caller must hold no handle.
+    /// Commits if the log that a crash would find may name extents at places from which they have
+    /// moved. A writer calls this when it can only write in place. Returns whether a commit was
+    /// needed. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -79,7 +80,7 @@ impl Engine {
         Ok(is_so)
     }
 
-    /// Commits the transaction `generation`, unless that is done.
+    /// Commits the transaction `generation`, unless it was committed already.
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
@@ -90,22 +91,22 @@ impl Engine {
         self.write_back_first()?;
         let _commit = live.lock_commits();
         live.require_whole()?;
-        // Whoever had the lock before is done with its commit.
+        // The thread that held the lock before us has committed this transaction.
         if live.running() != generation && !self.storage.hides_failures() {
             return Ok(());
         }
         self.commit_and(live, cause, || true, |_| Ok(()))
     }
 
-    /// Writes files back, where every commit does that. The caller may have locked inodes: what can
-    /// only be written back by waiting is left out.
+    /// Writes files back, if the options ask for that at every commit. The caller may hold locks of
+    /// inodes, so this leaves out files that it would have to wait for.
     fn write_back_first(&self) -> Result<()> {
         if self.options.flush_on_commit { write_back::make_room(self, || true) } else { Ok(()) }
     }
 
-    /// Calls `work` alone, with a handle of a transaction in which `tree` was not changed yet: the
-    /// tree is what all operations before have made of it, and no block of it is of that
-    /// transaction. The caller must hold no handle.
+    /// Calls `work` while no other thread has a handle, with a handle of a transaction in which
+    /// `tree` is not changed yet. The tree then holds the changes of all earlier operations, and no
+    /// block of it belongs to that transaction. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`sync`](Self::sync), and what `work` fails with.
@@ -128,10 +129,11 @@ impl Engine {
         self.commit_and(live, Cause::Snapshot, is_changed, alone)
     }
 
-    /// Flushes what is queued, and commits if `is_needed` then. `begin` is called alone, with a
-    /// handle of the transaction that runs afterwards. The caller holds the commit lock.
+    /// Flushes the delayed items, and then commits if `is_needed`. Calls `begin` while no other
+    /// thread has a handle, with a handle of the transaction that runs afterwards. The caller holds
+    /// the commit lock.
     ///
-    /// When members fail meanwhile, commits follow until the superblocks tell of it
+    /// When members fail meanwhile, more commits follow until the superblocks record the failures
     /// (`storage/failing`).
     pub(crate) fn commit_and<'v, T>(
         &'v self,
@@ -142,10 +144,10 @@ impl Engine {
     ) -> Result<T> {
         let hidden = || self.storage.hides_failures() || self.storage.has_errors_of_writing();
         let outcome = self.commit_once(live, cause, || hidden() || is_needed(), begin);
-        // One more stores the errors of this one, if there is room for that.
+        // One more commit stores the errors of this one, if there is room for them.
         let mut stores_errors = self.storage.has_errors_of_writing();
         while self.storage.hides_failures() || std::mem::take(&mut stores_errors) {
-            // What was postponed waits for this one.
+            // Postponed work waits for this commit.
             let follow = || self.commit_once(live, Cause::Member, || true, |_| Ok(()));
             if let Err(error) = live.whole(follow) {
                 return outcome.and(Err(error));
@@ -154,7 +156,7 @@ impl Engine {
         outcome
     }
 
-    /// The same without what follows.
+    /// As [`commit_and`](Self::commit_and), without the commits that may follow.
     fn commit_once<'v, T>(
         &'v self,
         live: &'v Live,
@@ -172,12 +174,12 @@ impl Engine {
             live.pressure.press();
         }
         let cleared = if live.space.is_awaited() {
-            // What became free is for those who wait; who makes room for them removes block groups
-            // where that helps.
+            // The space that became free goes to the waiting tickets. Their leader removes empty
+            // block groups where that helps.
             live.space.serve_all();
             Ok(())
         } else {
-            // What no chunk could be written down in may be free now.
+            // The chunk tree may have room for another chunk now.
             self.note_next_chunk().and_then(|()| self.remove_empty_groups())
         };
         if self.options.commit_interval.is_none() {

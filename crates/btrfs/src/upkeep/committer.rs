@@ -1,10 +1,10 @@
-//! The thread that commits a volume by itself: every so often, and when much was changed. It
-//! removes what a crash left of files without names, drops what deleted subvolumes hold, and
-//! discards what commits have freed where that is asked for.
+//! The thread of a volume. It commits at every interval, and when much was changed. It also removes
+//! files without names that a crash left behind, drops the trees of deleted subvolumes, and
+//! discards freed space if the options ask for that.
 //!
-//! It has the engine only while it works. Whoever drops the volume ends the thread and waits for
-//! it, so nothing is written to the devices after that. When nothing may be written any more it
-//! says so once, and ends by itself.
+//! The thread holds the engine only while it works. Dropping the volume ends the thread and waits
+//! for it, so nothing is written to the devices after that. When writing has ended because of a
+//! failure, the thread reports that once and ends by itself.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -19,10 +19,10 @@ use crate::report::Report;
 use crate::subvolume::Progress;
 use crate::transaction::{Cause, Live, Signal};
 
-/// The least time between two commits by time.
+/// The shortest interval between two timed commits.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The thread that commits a volume. It ends when this is dropped.
+/// The thread of a volume. It ends when this is dropped.
 pub(crate) struct Committer {
     signal: Arc<Signal>,
     thread: Option<JoinHandle<()>>,
@@ -53,16 +53,16 @@ impl Drop for Committer {
 }
 
 fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
-    // A moment that no clock reaches is never due.
+    // An interval beyond the end of the clock gives `None`, which is never due.
     let next = || Instant::now().checked_add(interval.max(LEAST_INTERVAL));
     let mut due = next();
     let mut sweep = Sweep::new();
     loop {
-        // A sweep goes on at once.
+        // While the sweep has work, the thread does not wait.
         let is_pressed = signal.wait(if sweep.is_done() { due } else { Some(Instant::now()) });
         let Some(volume) = volume.upgrade() else { return };
         let Some(is_pressed) = is_pressed else {
-            // What the last commit has freed, too.
+            // This includes the space that the last commit freed.
             while volume.discard_step() {}
             return;
         };
@@ -75,7 +75,8 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
             Ok(())
         };
         let failed = result.err().map(|error| Report::CommitFailed { problem: error.to_string() });
-        // A step at a time, so that nothing else waits for it, the end of the volume least of all.
+        // One step a round, so that commits and above all the end of the volume do not wait for the
+        // whole drop.
         let not_dropped = match volume.drop_step() {
             Ok(Progress::Went) => {
                 signal.press();
@@ -90,7 +91,7 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
             signal.press();
         }
         for report in [failed, not_dropped, not_swept].into_iter().flatten() {
-            // That nothing is written any more has been said.
+            // The end of writing was reported already.
             if volume.live().and_then(Live::require_whole).is_err() {
                 return;
             }
@@ -102,10 +103,10 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
     }
 }
 
-/// Brings to the devices what there is much of, and makes room before anybody waits for it. What
-/// cannot be done keeps nothing else from being done.
+/// Makes room before any thread waits for it, and writes back or commits what has grown large. If
+/// one of these fails, the others are still done.
 fn ease(volume: &Engine) -> Result<()> {
-    // A chunk comes first: it is had at once, and others may be about to wait for it.
+    // A chunk comes first: allocating it is quick, and other threads may be about to wait for it.
     let (made, eased) = (volume.make_room_ahead(), volume.delayed.ease(&volume.base));
     let buffered = volume.buffers.bytes();
     let half = volume.options.dirty_bytes / 2;
@@ -118,7 +119,7 @@ fn ease(volume: &Engine) -> Result<()> {
         Ok(())
     };
     let committed = volume.commit_over(half, Cause::DirtyBlocks);
-    // The first error is the cause.
+    // The first error is the cause of the others.
     [made, eased, written, committed].into_iter().fold(Ok(()), Result::and)
 }
 
@@ -142,7 +143,7 @@ mod tests {
         fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).unwrap()
     }
 
-    /// Counts reports, all of which must be of commits that failed, or that none is made any more.
+    /// Counts reports. Each must be of a failed commit, or of the end of writing.
     fn counted(options: &mut OpenOptions) -> Arc<Mutex<u64>> {
         let count = Arc::new(Mutex::new(0));
         let counter = count.clone();
@@ -156,8 +157,8 @@ mod tests {
         count
     }
 
-    /// A volume with 172 sectors buffered of a file that cannot be written back: the leaf that has
-    /// the extents under them is damaged.
+    /// A volume in which 172 sectors are buffered of a file that cannot be written back, because
+    /// the leaf with the extents under them is damaged.
     fn with_a_bad_file(options: &OpenOptions) -> Filesystem {
         let device = in_memory(16384);
         let devices = || vec![device.clone() as Arc<dyn BlockDevice>];
@@ -186,7 +187,7 @@ mod tests {
         fs
     }
 
-    /// What could not be written back kept everything else from the devices.
+    /// A file that could not be written back once kept everything else from the devices.
     #[test]
     fn one_bad_file_keeps_no_commit_from_being_made() {
         let options =
@@ -203,7 +204,7 @@ mod tests {
         assert!(dirty_bytes() <= options.dirty_bytes / 2, "{} are left", dirty_bytes());
     }
 
-    /// No interval at all kept a thread busy for ever.
+    /// An interval of zero once kept the thread busy for ever.
     #[test]
     fn a_commit_by_time_waits_for_a_millisecond() {
         let start = Instant::now();
@@ -218,7 +219,7 @@ mod tests {
         assert!(u128::from(failed) <= elapsed, "{failed} times in {elapsed} ms");
     }
 
-    /// The moment of the next commit was one that no clock has.
+    /// The time of the next commit once overflowed the clock.
     #[test]
     fn an_interval_without_end_is_never_due() {
         let options =
@@ -229,7 +230,7 @@ mod tests {
         fs.sync().unwrap();
     }
 
-    /// It was said again and again that nothing is written any more.
+    /// The thread once reported the end of writing again and again.
     #[test]
     fn a_volume_that_is_broken_off_says_so_once() {
         let mut options = OpenOptions { commit_interval: None, ..OpenOptions::default() };

@@ -1,4 +1,4 @@
-//! Joining the running transaction with space for what is to be changed.
+//! Joining the running transaction, with space reserved for the changes.
 
 use offshoot_vfs::Result;
 
@@ -10,18 +10,18 @@ use crate::space::{
 use crate::transaction::{Cause, Live};
 
 impl Engine {
-    /// Joins the running transaction, with space for one operation of the namespace.
+    /// Joins the running transaction, with space for one operation that changes names.
     ///
     /// The caller must hold no handle.
     ///
     /// # Errors
-    /// `EROFS` when the volume was opened for reading, or something failed before; `ENOSPC` when
-    /// there is no room and none can be made.
+    /// `EROFS` when the volume was opened for reading, or when an earlier failure has ended all
+    /// writing. `ENOSPC` when there is no room and none can be made.
     pub(crate) fn join(&self) -> Result<Handle<'_>> {
         self.join_for(OPERATION_ITEMS, Claim::Work)
     }
 
-    /// Joins the running transaction, to remove something: this works on a full volume.
+    /// Joins the running transaction to remove something. This works on a full volume too.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -29,7 +29,7 @@ impl Engine {
         self.join_for(REMOVAL_ITEMS, Claim::MakesRoom)
     }
 
-    /// Joins the running transaction, with space to change this many items.
+    /// Joins the running transaction, with space to change `items` items.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -38,8 +38,8 @@ impl Engine {
         Ok(self.enter()?.with_reservation(reservation, items))
     }
 
-    /// Reserves space to change this many items, for who shuts the gate afterwards. The caller must
-    /// hold no handle.
+    /// Reserves space to change `items` items, for a caller that quiesces the transaction
+    /// afterwards. The caller must hold no handle.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -53,8 +53,8 @@ impl Engine {
         Ok(Reserved(reservation, items))
     }
 
-    /// Commits when there are more dirty tree blocks than may be, and has that done before.
-    /// The caller must hold no handle.
+    /// Commits when more than `dirty_bytes` of tree blocks are dirty. From half of that on it asks
+    /// the thread of the volume to commit. The caller must hold no handle.
     pub(crate) fn limit_dirty_blocks(&self) -> Result<()> {
         let live = self.live()?;
         let dirty_bytes = self.dirty_tree_bytes()?;
@@ -67,8 +67,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Reserves space for `bytes` of data, before a write is accepted. The caller must hold no
-    /// handle.
+    /// Reserves space for `bytes` of data, rounded up to sectors, before a write is accepted. The
+    /// caller must hold no handle.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -78,8 +78,8 @@ impl Engine {
         live.space.reserve(Purpose::Data, Claim::Work, bytes, &Maker { volume: self, live })
     }
 
-    /// Promises so many bytes of metadata, which trees will become larger by. The caller must hold
-    /// no handle.
+    /// Promises `bytes` of metadata, by which trees will grow when the data is written back. The
+    /// caller must hold no handle.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -88,8 +88,9 @@ impl Engine {
         live.space.promise(bytes, &Maker { volume: self, live })
     }
 
-    /// Joins when space for `items` is there, and nobody waits for it. Who makes room, or writes
-    /// back, takes what is kept for that, whoever waits.
+    /// Joins if space for `items` is free and no other thread waits for it; otherwise returns
+    /// `None`. Work that makes room or writes back may use its reserve even while other threads
+    /// wait in line.
     pub(crate) fn try_join<'v>(
         &'v self,
         live: &'v Live,

@@ -1,61 +1,80 @@
-//! Reclaim: making room for those who wait in line.
+//! Reclaim: making room for the tickets that wait in line. Each kind of space has one line, its
+//! wait queue.
 //!
-//! One of them does it for all, the *leader* of the line. It goes through the flush states from
-//! cheap to dear, and after each grants what fits from the front of the line:
+//! One waiting thread, the *leader* of the line, makes room for all of them. It goes through the
+//! flush states from cheap to expensive. After each state it grants tickets from the front of the
+//! line, as long as they fit:
 //!
 //! | state | what it does | what becomes free |
 //! |---|---|---|
-//! | look around | finds out what the next chunk would hold, and what is free in block groups that were not looked at | what was not known |
-//! | delayed items | flushes them to the trees, those of the fullest nodes first | what was held for them |
-//! | dirty data | writes back files whose inodes nobody has locked | what was promised and reserved for them |
-//! | allocate chunk | makes a chunk; where no device has room, removes empty block groups first | the chunk |
-//! | commit | commits | what the transaction has given up |
+//! | look around | finds out what the next chunk would hold, and loads the free space of block groups that were not loaded yet | space that was not known |
+//! | delayed items | flushes them to the trees, those of the fullest nodes first | the space that was held for them |
+//! | dirty data | writes back files whose inodes no thread has locked | the space that was promised and reserved for them |
+//! | allocate chunk | allocates a chunk; where no device has room, removes empty block groups first | the chunk |
+//! | commit | commits | the space that the transaction has given up |
 //!
-//! Before each it waits until all reservations have ended, or as many as there were and a few more:
-//! most took less than that, and others may be served. Those who have one need nothing of those who
-//! wait.
+//! Before each state the leader waits for the reservations that other threads hold: until all have
+//! ended, or until as many have ended as there were, and a few more. Most operations reserve far
+//! more than they take, so this alone may be enough. The wait ends, because a thread with a
+//! reservation needs nothing from a thread in line.
 //!
-//! A *cycle* is two passes over the states, but the commit comes as often as
-//! [`OpenOptions::commits_per_cycle`] says: once, or in both passes. Where most of the members
-//! belongs to no chunk, a chunk is cheaper than anything that is flushed early, and comes right
-//! after looking around. Elsewhere, when metadata is mostly free and only worst cases fill it, a
-//! chunk is allocated in the second pass only; there it comes right after looking around too: what
-//! it is allocated with, write-back takes as well, and is whole behind a commit. A ticket that is
-//! granted, by the leader or because another thread let go of space, begins the cycle anew.
+//! A *cycle* is two passes over the states. The commit is part of the first pass only, or of both,
+//! as [`OpenOptions::commits_per_cycle`] says. When the leader allocates a chunk depends on the
+//! volume and on the pass:
+//!
+//! - On a roomy volume a chunk is cheaper than any early flush. It comes right after looking
+//!   around. A volume is *roomy* while one more chunk of metadata has a place, chunks take less
+//!   than half of the space of the members, and at least 1 GiB is left.
+//! - Elsewhere it comes fourth, as in the table. While metadata is mostly free and only worst cases
+//!   fill it, the first pass allocates none.
+//! - In the second pass it always comes right after looking around. Allocating a chunk and
+//!   write-back take the same reserve, which is complete again only after a commit.
+//!
+//! When a ticket is granted, by the leader or because another thread released space, the cycle
+//! begins anew.
 //!
 //! A cycle that granted nothing may still have brought the oldest ticket nearer: more is free than
-//! before, or less is promised. Then there is one more. What was free and promised at best is
-//! remembered until a ticket comes to its end, so there are so many and no more. After a cycle that
-//! made nothing better the oldest ticket is refused, and younger ones are served if they fit. But
-//! when something was changed after the commit of the cycle, what that gave up is not free yet, and
-//! there is one more cycle before.
+//! before, or less is promised. Then the leader runs one more. It remembers the best values until a
+//! ticket ends, so the number of such cycles is bounded. After a cycle that made nothing better the
+//! leader refuses the oldest ticket, and grants younger ones if they fit. But when something was
+//! changed after the commit of the cycle, the space that this change gave up is not free yet, and
+//! the leader runs one more cycle first.
 //!
-//! Chunks are allocated one after the other until the first in line has what it wants. Where it
-//! wants more than all chunks would hold that there is place for, none is: it is refused, and the
-//! members are there for other things.
+//! The leader allocates chunks one after the other until the first ticket in line is granted. If
+//! that ticket wants more than all possible chunks together would hold, the leader allocates none
+//! and refuses it, so that the members keep their room for other work.
 //!
 //! ```text
 //! fallocate of 300 MiB on 1 GiB   chunks of 112 MiB: three, and it is granted
 //! fallocate of 2 GiB on 1 GiB     no chunk, one commit, and it is refused
 //! ```
 //!
-//! *Ahead* of all that the thread of the volume makes room, when half of what is left of metadata
-//! is reserved: it allocates a chunk where most of the members belongs to none, and a GiB at least,
-//! so that on a volume with much room nobody waits. An empty chunk stays when what was reserved at
-//! the peak needs it. Elsewhere operations put items into trees that would otherwise wait
-//! (`delayed`). And it writes files back when more is promised than is left for others. It commits
-//! when a removal, or who else goes before others, finds no room, and what was given up is enough
-//! for one and half as much as is free: the room of a full volume is enough for one removal at a
-//! time, which lets go of it long before it is needed again, so nobody who leads would commit.
+//! # Making room ahead
 //!
-//! Waiters hold locks of inodes, and neither a handle nor a reservation. So the leader waits for no
-//! inode, and may commit. Who leads the line of data waits in that of metadata for what a chunk
-//! takes, where all of it may be reserved for a moment; who leads that waits in no other. Running
-//! delayed references early is no state: it gives nothing back that a commit does not, and takes
-//! shutting the gate as a commit does.
+//! The thread of the volume makes room before any thread waits:
 //!
-//! An error ends the leader's own ticket with that error, and so does a panic. The next in line
-//! leads then and meets the same error, or finds that the volume can no longer be written.
+//! - It allocates a chunk when half of the metadata that is left is reserved and the volume is
+//!   roomy, so on a roomy volume no thread waits. An empty chunk stays while the peak of
+//!   reservations would need it again. On a volume that is not roomy, operations put items into
+//!   trees at once instead of queueing them (`delayed`).
+//! - It writes files back when more is promised than is left for others.
+//! - It commits when a removal, or other work that may use the reserve, found no room, and a commit
+//!   would free enough: at least the space of a removal, and at least half of what is free now. No
+//!   leader would do that. The reserve of a full volume is enough for one removal at a time, and
+//!   each removal releases it long before it needs it again, so each leader is granted before it
+//!   reaches its own commit.
+//!
+//! # Why the leader makes progress
+//!
+//! Waiting threads hold locks of inodes, but no handle and no reservation. So the leader never
+//! waits for an inode, and it may commit. The leader of the line of data may wait in the line of
+//! metadata for the space that a chunk takes, because others may have reserved all of it for a
+//! moment. The leader of the line of metadata waits in no other line. Running delayed references
+//! early is no state: it frees nothing that a commit would not free, and it blocks writers as a
+//! commit does.
+//!
+//! An error or a panic ends the leader's own ticket with that error. The next ticket in line then
+//! leads, and meets the same error, or finds that the volume can no longer be written.
 //!
 //! [`OpenOptions::commits_per_cycle`]: crate::OpenOptions::commits_per_cycle
 
@@ -69,7 +88,7 @@ use crate::space::{FlushState, HighWater, MakesRoom, Purpose, Waiter, When};
 use crate::stats::Counters;
 use crate::transaction::{Cause, Live};
 
-/// The order of the states where most of the members belongs to no chunk, and behind a commit.
+/// The order of the states on a roomy volume, and in the second pass.
 const CHUNK_FIRST: [FlushState; 5] = [
     FlushState::LookAround,
     FlushState::AllocateChunk,
@@ -81,7 +100,7 @@ const CHUNK_FIRST: [FlushState; 5] = [
 /// Passes over the states in one cycle.
 const PASSES: u32 = 2;
 
-/// Has the thread of the volume commit, if that makes room.
+/// Asks the thread of the volume for a commit, if that frees enough.
 pub(crate) fn ask_for_commit(live: &Live) {
     if live.given_up().1 >= live.space.worth_a_commit() {
         live.space.is_short.store(true, Ordering::Relaxed);
@@ -89,7 +108,7 @@ pub(crate) fn ask_for_commit(live: &Live) {
     }
 }
 
-/// Makes room in the volume.
+/// What leads a line: the volume that it makes room in.
 pub(super) struct Maker<'v> {
     pub(super) volume: &'v Engine,
     pub(super) live: &'v Live,
@@ -114,11 +133,11 @@ impl MakesRoom for Maker<'_> {
 }
 
 impl Engine {
-    /// Makes room until the ticket of `own` has come to its end.
+    /// Makes room until the ticket of `own` has ended.
     fn lead(&self, live: &Live, purpose: Purpose, own: &Waiter) -> Result<()> {
         let ledger = live.space.ledger(purpose);
-        // A cycle that helped nobody is not the last while what was given up after its commit is
-        // not free yet.
+        // After a cycle that granted nothing there is one more, while a later commit may still free
+        // space.
         let mut is_last = false;
         let mut most = HighWater::of(ledger);
         while own.outcome().is_none() {
@@ -127,7 +146,7 @@ impl Engine {
                 most = HighWater::of(ledger);
                 is_last = false;
             } else if most.rises(ledger) {
-                // What was made was not enough for the first in line, and brought it nearer.
+                // This brought the first ticket nearer, though not far enough.
                 is_last = false;
             } else if is_last || !self.frees_more(live)? {
                 ledger.line().refuse_oldest(before);
@@ -141,14 +160,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a commit may free something, of this transaction or of the one that is being
-    /// written.
+    /// Whether a commit may free space: the one that is being written, or the next one.
     fn frees_more(&self, live: &Live) -> Result<bool> {
         Ok(live.is_committing() || self.dirty_tree_bytes()? > 0)
     }
 
-    /// Goes through the states, until more than `before` tickets were granted, or `own` has come to
-    /// its end; whether that was so.
+    /// Goes through the states until more than `before` tickets were granted or `own` has ended.
+    /// Returns whether one of these happened.
     fn cycle(&self, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
         let (space, ledger) = (&live.space, live.space.ledger(purpose));
         let has_much_room = space.is_roomy();
@@ -167,7 +185,7 @@ impl Engine {
                 if !is_due {
                     continue;
                 }
-                // Cheapest of all: most have reserved far more than they take.
+                // Waiting is cheapest: most operations have reserved far more than they take.
                 if ledger.wait_for_those_under_way(own, before) {
                     return Ok(true);
                 }
@@ -177,18 +195,18 @@ impl Engine {
                 space.serve(purpose);
             }
         }
-        // Others may have had all there was for a moment.
+        // Other threads may have reserved everything for a moment.
         Ok(ledger.wait_for_those_under_way(own, before))
     }
 
-    /// Makes room for metadata before anybody waits: the work of the thread of the volume.
+    /// Makes room for metadata before any thread waits. The thread of the volume calls this.
     ///
     /// # Errors
-    /// When a tree does not read or cannot be changed.
+    /// When a tree cannot be read or changed.
     pub(crate) fn make_room_ahead(&self) -> Result<()> {
         let live = self.live()?;
         let space = &live.space;
-        // A good part, so that it is many files each time.
+        // Half of it, so that each call writes many files back.
         let enough = space.promised() / 2;
         let is_wanted = || space.is_tight() || space.promised() > enough;
         let make = |state| match state {
@@ -203,7 +221,7 @@ impl Engine {
         let was_short = space.is_short.swap(false, Ordering::Relaxed);
         let (generation, given_up) = live.given_up();
         if was_short && given_up >= space.worth_a_commit() {
-            // It may be under way already, and the next one would make nothing free.
+            // That commit may be under way already, and the one after it would free nothing.
             let commit = || self.commit_one(generation, Cause::Space).map(|()| false);
             space.flush(Purpose::Metadata, FlushState::Commit, When::Ahead, commit)?;
         }
@@ -214,7 +232,7 @@ impl Engine {
         let is_awaited = || live.space.ledger(purpose).is_awaited();
         match state {
             FlushState::LookAround => self.look_around(purpose, is_awaited),
-            // A good part, so that the next flush finds much again.
+            // A quarter, so that items gather again before the next flush.
             FlushState::DelayedItems => {
                 self.delayed.flush(&self.base, live.space.ledger(purpose).reserved() / 4).map(drop)
             }

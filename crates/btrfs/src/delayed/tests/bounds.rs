@@ -1,4 +1,4 @@
-//! How much may be queued, and who waits until that is less.
+//! The limit of the queue, and the writers that wait until less is queued.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::units::index;
 use super::*;
 use crate::space::Claim;
 
-/// What an operation of these tests queues at most, with all that is counted beside the data.
+/// The most memory that an operation of these tests queues, with all overhead.
 const OPERATION_BYTES: u64 = 3072;
 
-/// What may be queued with so many threads.
+/// The most that may be queued with so many threads.
 fn backlog_bound(options: &OpenOptions, threads: u64) -> u64 {
     options.dirty_bytes / 8 + threads * OPERATION_BYTES + 4096
 }
@@ -40,8 +40,8 @@ fn change_something(fs: &Filesystem, dir: FileId, random: &mut Random) -> Result
     }
 }
 
-/// However many threads there are, and whatever they do, what is queued stays within the bound and
-/// an operation for each of them. What the counters say when all have ended.
+/// Whatever several threads do, the queue stays within the limit and one operation for each of
+/// them. Returns the counters at the end.
 fn bounded(options: &OpenOptions) -> Stats {
     const THREADS: u64 = 64;
     let fs = open(in_memory(16384), options);
@@ -66,7 +66,7 @@ fn bounded(options: &OpenOptions) -> Stats {
     stats
 }
 
-/// Without a thread of the volume, writers flush what is above the bound.
+/// Without a thread of the volume, writers flush everything above the limit.
 #[test]
 fn the_backlog_is_bounded_by_writers() {
     let stats = bounded(&OpenOptions { dirty_bytes: 1 << 20, ..quiet() });
@@ -74,7 +74,7 @@ fn the_backlog_is_bounded_by_writers() {
     assert!(stats.flushes_by_writers > 0, "{stats:?}");
 }
 
-/// With one, it begins before that.
+/// The thread of the volume begins to flush before writers must.
 #[test]
 fn the_backlog_is_bounded_in_the_background() {
     let never = Some(Duration::from_secs(3600));
@@ -82,7 +82,7 @@ fn the_backlog_is_bounded_in_the_background() {
     assert!(stats.flushes_in_background > 0, "{stats:?}");
 }
 
-/// Write-back queued the inode of every file that was buffered, whatever was queued already.
+/// Write-back once queued the inode of every buffered file, however much was queued already.
 #[test]
 fn write_back_has_the_same_bound() {
     const FILES: u64 = 240;
@@ -105,13 +105,13 @@ fn write_back_has_the_same_bound() {
     assert!(peak <= backlog_bound(&options, 1), "{peak} bytes");
 }
 
-/// Gives a thread that is about to wait the time to begin that.
+/// Gives another thread the time to fall asleep.
 pub(super) fn fall_asleep() {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Who found too much queued waited for a flush to end, when all of it had been taken back and was
-/// about to be counted.
+/// A writer that found too much queued once waited for a flush to end, although all items had been
+/// taken back and were about to be counted.
 #[test]
 fn who_waits_is_told_that_items_are_gone() {
     let options = OpenOptions { dirty_bytes: 1 << 16, ..quiet() };
@@ -139,7 +139,7 @@ fn who_waits_is_told_that_items_are_gone() {
     assert_eq!((delayed.bytes(), delayed.dirties()), (0, 0));
 }
 
-/// Tells others that it is over, also when that is because something failed.
+/// Tells the other threads to end, even after a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -148,8 +148,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Beside threads that queue more all the time the thread of the volume flushed on and on, and no
-/// commit was made when it was time.
+/// While other threads queued more all the time, the thread of the volume once flushed without end,
+/// and made no timed commit.
 #[test]
 fn easing_leaves_what_comes_later() {
     const WRITERS: u64 = 4;
@@ -182,7 +182,8 @@ fn easing_leaves_what_comes_later() {
             let nodes: usize = delayed.shards.iter().map(|shard| shard.read().len()).sum();
             fs.volume().delayed.ease(&fs.volume().base).expect("a flush");
             let flushed = fs.volume().stats().flushes_in_background - before;
-            // Nodes that came between the count and the flush, which may be some on a slow machine.
+            // Nodes that were added between the count and the flush. On a slow machine these may be
+            // several.
             let most = nodes.max(32) as u64 + 4 * WRITERS;
             assert!(flushed <= most, "{flushed} nodes were flushed, and there were {nodes}");
         }

@@ -11,7 +11,7 @@ use crate::Report;
 use crate::transaction::Live;
 use crate::tree::Blocks;
 
-/// A volume with this many files in its root, on the devices, and its device.
+/// The device of a volume with so many committed files in its root.
 fn with_files(files: u64) -> Arc<CheckedDevice> {
     let device = in_memory(4096);
     let fs = open(device.clone(), &quiet());
@@ -22,7 +22,7 @@ fn with_files(files: u64) -> Arc<CheckedDevice> {
     device
 }
 
-/// What is on the devices is what was committed: nothing of what came later, and it can be changed.
+/// Requires that the device holds exactly what was committed, and that the volume can be changed.
 fn assert_holds(device: Arc<CheckedDevice>, files: u64) {
     let fs = open(device, &quiet());
     let mut there: Vec<u64> =
@@ -37,8 +37,8 @@ fn assert_holds(device: Arc<CheckedDevice>, files: u64) {
     fs.sync().expect("a commit");
 }
 
-/// A leaf that a flush needs does not read. Whoever flushes is told, nothing is written any more,
-/// and what is queued can still be read.
+/// A flush cannot read a leaf. The flushing thread gets the error, all writing ends, and the queued
+/// items can still be read.
 #[test]
 fn a_flush_that_fails_ends_all_writing() {
     const FILES: u64 = 3000;
@@ -47,8 +47,8 @@ fn a_flush_that_fails_ends_all_writing() {
         |fs| fs.volume().delayed.flush(&fs.volume().base, u64::MAX).map(drop),
         |fs| fs.sync(),
         |fs| {
-            // Until an operation finds too much queued. Some fail before that, because their name
-            // belongs to the leaf.
+            // Files are made until an operation finds too much queued. Some fail before, because
+            // their name belongs to the leaf.
             let make = |number| fs.create(place(fs.root(), &format!("more-{number}")), &NEW);
             let is_broken = || fs.volume().live().and_then(Live::require_whole).is_err();
             let mut outcomes = (0..).map(make);
@@ -60,7 +60,7 @@ fn a_flush_that_fails_ends_all_writing() {
         let device = Arc::new(FaultDevice::new(memory.clone()));
         let options = OpenOptions { cache_bytes: 0, dirty_bytes: 8 << 20, ..quiet() };
         let fs = open(device.clone(), &options);
-        // Entries by hash go everywhere between those that are there.
+        // Entries by hash go to all leaves of the directory.
         for number in 0..500 {
             create(&fs, fs.root(), &format!("new-{number}"));
         }
@@ -84,7 +84,7 @@ fn a_flush_that_fails_ends_all_writing() {
     }
 }
 
-/// The device fails while a commit writes what was flushed.
+/// The device fails while a commit writes flushed blocks.
 #[test]
 fn a_commit_that_fails_leaves_the_last_one() {
     const FILES: u64 = 300;
@@ -102,8 +102,8 @@ fn a_commit_that_fails_leaves_the_last_one() {
     assert_holds(memory, FILES);
 }
 
-/// The copies of the first leaf below the root of the top level that has entries by hash, on the
-/// device.
+/// The addresses on the device of the first leaf with entries by hash below the root of the top
+/// level.
 fn places_of_hashes(volume: &Volume) -> Vec<u64> {
     let mut block = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
     while block.header().level > 0 {
@@ -118,8 +118,8 @@ fn places_of_hashes(volume: &Volume) -> Vec<u64> {
     panic!("the tree has no leaves below its root");
 }
 
-/// A panic inside a flush left the items in their node for good, where no later flush took them:
-/// the next commit went on without them.
+/// A panic inside a flush once left the items in their node, where no later flush took them, and
+/// the next commit completed without them.
 #[test]
 fn a_flush_that_panics_ends_all_writing() {
     const FILES: u64 = 3000;
@@ -142,7 +142,7 @@ fn a_flush_that_panics_ends_all_writing() {
     assert_holds(memory, FILES);
 }
 
-/// Nobody who waited for a flush to end was told that it had ended in a panic.
+/// Writers that waited for a flush were once not woken when it ended in a panic.
 #[test]
 fn who_waits_is_told_that_a_flush_panicked() {
     let options = OpenOptions { dirty_bytes: 4 << 20, ..quiet() };
@@ -153,7 +153,7 @@ fn who_waits_is_told_that_a_flush_panicked() {
     std::thread::scope(|scope| {
         let handle = volume.enter().expect("it is writable");
         let frozen = volume.delayed.freeze(id).expect("it has an entry");
-        // Entries by hash become more, and nobody can flush them, until a writer waits for that.
+        // More entries by hash are queued, and no thread can flush them, until a writer waits.
         let make = |number| fs.create(place(fs.root(), &format!("more-{number}")), &NEW);
         let waiter = scope.spawn(move || (0..).find_map(|number| make(number).err()));
         let mut flushed = None;
@@ -174,7 +174,7 @@ fn who_waits_is_told_that_a_flush_panicked() {
     });
 }
 
-/// That everything is flushed when a commit finishes was only looked at in debug builds.
+/// Only debug builds once checked that everything is flushed when a commit finishes.
 #[test]
 fn no_commit_goes_on_without_what_is_queued() {
     let memory = with_files(10);
@@ -183,7 +183,7 @@ fn no_commit_goes_on_without_what_is_queued() {
     let delayed = &fs.volume().delayed;
     let id = NodeId { tree: TreeId::FS, first: 256, kind: Kind::Indexes };
     {
-        // As if the thread that flushes them were gone.
+        // This simulates a flushing thread that is gone.
         let mut shard = delayed.shard(id).write();
         let node = shard.get_mut(&id).expect("the directory has a new entry");
         node.flushing = Some(Arc::new(std::mem::take(&mut node.active)));

@@ -3,12 +3,12 @@
 use super::*;
 use crate::test_volumes::in_memory_of;
 
-/// What making and removing files took.
+/// The cost of making and removing files.
 struct Took {
     files: u64,
-    /// Commits that made room for them.
+    /// Commits to make room.
     commits: u64,
-    /// Sets of items that removing them flushed.
+    /// Sets of items that the removals flushed.
     flushed: u64,
 }
 
@@ -45,9 +45,9 @@ fn fill_and_empty(options: &OpenOptions) -> Took {
     Took { files, commits: fs.volume().stats().commits_for_space, flushed }
 }
 
-/// What a few dozen queued files held was all that was left of a full volume: each further file
-/// waited for a flush and a commit, of which there were five times as many as without delayed
-/// items. And each removal queued items in four nodes, to flush them one by one at once.
+/// On a full volume a few dozen queued files once held all that was left. Each further file waited
+/// for a flush and a commit, and there were five times as many commits as without delayed items.
+/// Each removal queued items in four nodes and flushed them one by one at once.
 #[test]
 fn a_full_volume_is_no_dearer_than_without_delayed_items() {
     let took = fill_and_empty(&quiet());
@@ -65,7 +65,7 @@ fn fill(fs: &Filesystem) {
     assert_eq!(full.expect("there is an end").errno(), Errno::NOSPC);
 }
 
-/// What went past the queue on a full volume would lie under something older that waits.
+/// On a full volume an item that bypassed the queue would be hidden by an older queued one.
 #[test]
 fn nothing_goes_past_what_waits_in_its_node() {
     let fs = open(in_memory_of(16384, 128 << 20), &quiet());
@@ -93,7 +93,7 @@ fn nothing_goes_past_what_waits_in_its_node() {
     assert_eq!(stored(), None, "it was put back");
 }
 
-/// Makes files until so much is held for them that a chunk should be allocated.
+/// Makes files until so much is held for them that a chunk is to be allocated ahead.
 fn make_until_chunk_is_needed(fs: &Filesystem) {
     let space = &fs.volume().live().expect("it is writable").space;
     let first = fs.volume().stats().delayed_queued;
@@ -103,9 +103,9 @@ fn make_until_chunk_is_needed(fs: &Filesystem) {
     }
 }
 
-/// Where most of the devices belongs to no chunk, one is allocated before anybody waits, nothing is
-/// flushed for want of room, and the commit lets the chunk be. It was allocated by who waited,
-/// removed by the next commit and allocated again.
+/// On a roomy volume a chunk is allocated before any thread waits, no item is flushed for want of
+/// room, and the commit keeps the chunk. Once a waiting thread allocated it, the next commit
+/// removed it, and it was allocated again.
 #[test]
 fn a_chunk_comes_before_anybody_waits_and_stays() {
     let by_item = OpenOptions { reserve_by_item: true, ..quiet() };

@@ -1,4 +1,4 @@
-//! What is reserved for items: by the leaf, and nothing when nothing is queued.
+//! Reservations of items: by the leaf, and none when no item is queued.
 
 use super::super::node::{Items, Load, Releases};
 use super::*;
@@ -18,14 +18,14 @@ fn new_indexes_are_paid_by_the_leaf() {
         assert_eq!(units(&items), i64::try_from(number).unwrap() / 10 + 1, "{number}");
         assert_eq!(items.load(true).units, i64::try_from(number).unwrap() + 1);
     }
-    // Which leaf they were counted to is not known any more.
+    // With several leaves it is unknown to which one they were counted.
     for number in 0..29 {
         assert!(items.remove(index(number)), "it never came to the tree");
         assert_eq!(units(&items), 3);
     }
     assert!(items.remove(index(29)));
     assert_eq!(items.load(false), Load::default());
-    // With one leaf, what goes leaves room.
+    // With one leaf, a removal leaves room.
     for number in 0..100 {
         items.put(index(number), [0; 75], false, 1000);
         assert!(items.remove(index(number)));
@@ -55,9 +55,9 @@ fn what_the_tree_has_is_paid_one_by_one() {
     assert_eq!(items.load(false).units, 11);
 }
 
-/// A flush had taken an inode away between the look at it and the unit for it, and the unit stayed
-/// with what others had queued: when that was taken back nothing was queued, and an idle volume was
-/// committed every time as if something were.
+/// A flush could once take an inode between the look at it and the unit for it, and the unit stayed
+/// with other queued items. When those were taken back nothing was queued, but every interval an
+/// idle volume was committed as if something were.
 #[test]
 fn units_go_with_their_items() {
     let inode = |ino| Key::new(ino, ItemType::INODE_ITEM, 0);
@@ -72,8 +72,8 @@ fn units_go_with_their_items() {
     assert_eq!(items.load(false), Load::default());
 }
 
-/// Items that are changed at random keep nothing when none is left, and give back what they kept
-/// when they are flushed.
+/// Items that change at random hold nothing when none is left, and release what they held when they
+/// are flushed.
 #[test]
 fn what_items_keep_is_given_back() {
     let mut random = Random::new(seed_of_run());
@@ -110,7 +110,7 @@ fn what_items_keep_is_given_back() {
     }
 }
 
-/// What each operation keeps, and what it gives back of what others kept.
+/// The units that each operation adds and releases.
 #[test]
 fn operations_keep_what_their_items_need() {
     let fs = open(in_memory(16384), &quiet());
@@ -144,7 +144,7 @@ fn operations_keep_what_their_items_need() {
     keeps(0, "nothing is queued");
 }
 
-/// The most metadata that is held for files in one new directory, and what one item costs: in
+/// The most metadata that is held for files in one new directory, and the cost of one item, in
 /// bytes, from the counters.
 fn held_for(files: u64, options: &OpenOptions) -> (u64, u64) {
     let fs = open(in_memory(16384), options);
@@ -167,13 +167,13 @@ fn held_for(files: u64, options: &OpenOptions) -> (u64, u64) {
 fn metadata_is_held_by_the_leaf() {
     const FEW: u64 = 1000;
     const MANY: u64 = 10_000;
-    // About 300 bytes of items a file, of which a leaf of 16 KiB has 50.
+    // A file has about 300 bytes of items, so a leaf of 16 KiB holds about 50 files.
     let leaves = |files| files * 300 / 16384 + 1;
     let (few, unit) = held_for(FEW, &quiet());
     let (many, _) = held_for(MANY, &quiet());
     for (files, held) in [(FEW, few), (MANY, many)] {
-        // Beside the leaves there is what the operation under way reserved, and what changes once:
-        // the directory, roots.
+        // The rest is the reservation of the running operation, and items that change once: the
+        // directory, roots.
         let most = leaves(files) + OPERATION_ITEMS + 16;
         assert!(held < most * unit, "{held} bytes for {files} files, {unit} for an item");
     }

@@ -1,8 +1,8 @@
-//! What chunks, device extents and block groups must say of each other before a volume is written.
+//! How chunks, device extents and block groups must agree before a volume is written.
 //!
-//! They say the same three times, in three trees, and system chunks once more in the superblock. A
-//! writer relies on each: it allocates from block groups, writes where chunks say, and puts new
-//! chunks where there is no device extent. Where they differ it would write over what is there.
+//! Three trees store the same facts, and the superblock repeats the system chunks. A writer relies
+//! on each: it allocates from block groups, writes where chunks point, and places new chunks where
+//! no device extent is. If they disagreed, a write could overwrite live data.
 //!
 //! ```text
 //!   chunk tree      | chunk 1: 4 MiB to 12 MiB, stripe on device 1 at 20 MiB |
@@ -12,7 +12,7 @@
 //!   superblock      | chunk 1 again, if it is a system chunk                 |   by which the chunk tree is found
 //! ```
 //!
-//! The kernel mounts no volume in which that is not so.
+//! The kernel refuses to mount a volume that breaks these rules.
 
 use std::collections::HashMap;
 
@@ -27,10 +27,10 @@ use crate::storage::malformed;
 use crate::transaction::system_chunks_of;
 use crate::tree::{Cursor, TreeRoot};
 
-/// What a chunk and a block group must have in common.
+/// The flags that a chunk and its block group must have in common.
 const KIND: u64 = BlockGroupFlags::TYPES | BlockGroupFlags::PROFILES;
 
-/// A part of a device, as a device extent or a stripe has it.
+/// The start of a device extent or of a stripe.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct DevicePlace {
     device: DeviceId,
@@ -38,7 +38,7 @@ struct DevicePlace {
 }
 
 impl DevicePlace {
-    /// Where it is, for errors.
+    /// The place in words, for errors.
     fn describe(self, len: u64) -> String {
         format!("{len} bytes at byte {} of device {}", self.physical, self.device)
     }
@@ -57,8 +57,8 @@ fn wrong_group(start: u64, problem: &str) -> Error {
 }
 
 impl Engine {
-    /// Refuses a volume whose devices, chunks, device extents and block groups do not agree. Takes
-    /// time for each of them, not for what they hold.
+    /// Refuses a volume whose devices, chunks, device extents and block groups do not agree. The
+    /// time it takes grows with their number, not with the data in them.
     ///
     /// # Errors
     /// [`Error::Corrupt`] with the device, or the address of the chunk or block group.
@@ -75,9 +75,8 @@ impl Engine {
         }
     }
 
-    /// The superblock counts at least what the six trees take that every volume has. The next
-    /// commit
-    /// would go on from what it counts.
+    /// Requires that the superblock counts as used at least one block for each of the six trees
+    /// that every volume has. The next commit would continue from that count.
     fn require_used_bytes(&self) -> Result<()> {
         let (used, node_size) =
             (self.superblock().item.bytes_used.get(), self.superblock().node_size);
@@ -89,8 +88,8 @@ impl Engine {
         Err(Error::corrupt("superblock", problem))
     }
 
-    /// Each device is as long as its item says. A writer puts copies of the superblock, and new
-    /// chunks, wherever the item says that the device has room.
+    /// Requires that each device is as long as its item says. A writer puts copies of the
+    /// superblock, and new chunks, wherever the item says that the device has room.
     fn require_long_members(&self) -> Result<()> {
         for member in self.members() {
             let Some(device) = &member.device else { continue };
@@ -107,8 +106,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The superblock names the system chunks of the chunk tree, and no others. A commit makes what
-    /// it names from the chunk tree.
+    /// Requires that the superblock names exactly the system chunks of the chunk tree. A commit
+    /// rebuilds that list from the chunk tree.
     fn require_system_chunks(&self, chunks: &[Chunk]) -> Result<()> {
         let is_system = |chunk: &&Chunk| chunk.flags.0 & BlockGroupFlags::SYSTEM != 0;
         let mut stored = chunks.iter().filter(is_system);
@@ -127,8 +126,8 @@ impl Engine {
         }
     }
 
-    /// Each stripe has a device extent and each device extent a stripe; none overlap, or end behind
-    /// their device.
+    /// Requires that each stripe has a device extent and each device extent a stripe, and that none
+    /// overlap or end beyond their device.
     fn require_device_extents(&self, chunks: &[Chunk]) -> Result<()> {
         let mut stripes: HashMap<DevicePlace, &Chunk> = HashMap::new();
         for chunk in chunks {
@@ -175,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// A device extent is a stripe of `chunk`, and within its device.
+    /// Requires that a device extent is a stripe of `chunk` and within its device.
     fn require_device_extent(
         &self,
         place: DevicePlace,
@@ -203,7 +202,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The block groups in a tree of their own are those of the chunks.
+    /// Requires one block group for each chunk, in the block group tree.
     fn require_groups(&self, chunks: &[Chunk], root: TreeRoot) -> Result<()> {
         let mut chunks = chunks.iter().peekable();
         let mut cursor = Cursor::seek(self, root, Key::MIN)?;
@@ -223,8 +222,8 @@ impl Engine {
         }
     }
 
-    /// The block groups in the extent tree are those of the chunks. Among the extents of a chunk
-    /// none is looked for.
+    /// Requires one block group for each chunk, in the extent tree. It seeks to the start of each
+    /// chunk and to the gaps between chunks, and does not scan the extents inside a chunk.
     fn require_groups_among_extents(&self, chunks: &[Chunk], root: TreeRoot) -> Result<()> {
         let mut behind = 0;
         for chunk in chunks {
@@ -246,7 +245,7 @@ impl Engine {
         self.require_no_group(root, Logical(behind), Logical(u64::MAX))
     }
 
-    /// No block group begins in a range that belongs to no chunk.
+    /// Requires that no block group begins in a range that belongs to no chunk.
     fn require_no_group(&self, root: TreeRoot, from: Logical, to: Logical) -> Result<()> {
         let mut cursor = Cursor::seek(self, root, Key::new(from.0, ItemType(0), 0))?;
         while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < to.0) {
@@ -259,7 +258,7 @@ impl Engine {
     }
 }
 
-/// A block group is that of `chunk`, and uses no more than there is.
+/// Requires that a block group matches `chunk`, and counts no more bytes as used than it has.
 fn require_group(key: Key, data: &[u8], chunk: Option<&Chunk>) -> Result<()> {
     let (start, len) = (key.objectid, key.offset);
     let item = BlockGroupItem::view(data).map_err(malformed)?;

@@ -1,5 +1,5 @@
-//! Every reason not to write: it is named, nothing is written, and the volume is read as the kernel
-//! shows it.
+//! Every reason not to write. For each of them opening for writing fails with the reason, nothing
+//! is written, and the volume reads as the kernel shows it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,21 +24,22 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::*;
 use crate::test_volumes::{edit, edit_root, in_memory, patch_leaf, xattr};
 
-/// The least that a comparison must have seen.
+/// The fewest entries that a comparison must have covered.
 const AT_LEAST: u64 = 40;
 
-/// A volume that is not to be written.
+/// A volume that must be refused for writing.
 struct Refused {
     disks: Disks,
-    /// Which of its members are given.
+    /// The indexes of the members that are opened.
     present: Vec<usize>,
     options: OpenOptions,
-    /// What the kernel is shown, with which of the members and mount options: the volume itself, or
-    /// when it mounts no such volume what it was made from.
+    /// The volume that the kernel mounts for comparison, with its members and mount options. It is
+    /// the volume itself, or, if the kernel refuses to mount that, the volume that it was made
+    /// from.
     shown: Option<Disks>,
     mounted: Vec<usize>,
     mount: &'static str,
-    /// Its trees contradict each other.
+    /// Whether its trees contradict each other, so that the error is [`Error::Corrupt`].
     is_corrupt: bool,
 }
 
@@ -58,7 +59,7 @@ impl Refused {
         }
     }
 
-    /// One that `change` makes of a volume that the kernel filled.
+    /// A volume that the kernel filled and `change` then modified.
     fn changed(judges: &Judges, change: impl FnOnce(&Disks)) -> Self {
         let disks = Recipe::new().fill(little).make(judges);
         change(&disks);
@@ -70,7 +71,7 @@ impl Refused {
         images.map(|image| Arc::new(open(image).expect("nobody else has it")) as Arc<_>).collect()
     }
 
-    /// The volume is refused for writing by `name`, and read.
+    /// Requires that opening for writing fails with `name`, and that reading works.
     #[track_caller]
     fn judge(&self, judges: &Judges, name: &str) {
         let before = self.disks.copy(judges);
@@ -125,7 +126,7 @@ fn insert(disks: &Disks, tree: TreeId, key: Key, data: &[u8]) {
     volume.commit().unwrap();
 }
 
-/// Sets a 64-bit field of all superblocks, by what it was.
+/// Sets a 64-bit field of all superblocks to a function of its old value.
 fn set_field(disks: &Disks, at: usize, change: impl Fn(u64) -> u64) {
     for image in disks.images() {
         edit_superblocks(image, |block| {
@@ -136,7 +137,7 @@ fn set_field(disks: &Disks, at: usize, change: impl Fn(u64) -> u64) {
     }
 }
 
-/// Where a superblock has its `compat_ro_flags`.
+/// The offset of `compat_ro_flags` in a superblock.
 const COMPAT_RO_AT: usize = 0xb4;
 
 macro_rules! refused {
@@ -180,7 +181,7 @@ refused! {
     data_in_raid6, "RAID6": |judges| made(judges, 4, "-d raid6 -m raid1c4");
     metadata_in_raid6, "RAID6": |judges| made(judges, 4, "-d single -m raid6");
     zoned, "a zoned volume": |judges| {
-        // Zones of a device that has none are 256 MiB.
+        // The kernel emulates zones of 256 MiB on a device without zones.
         Refused::whole(Recipe::new().mib(4096).mkfs("-O zoned").fill(little).make(judges))
     };
     seed, "a seed": |judges| {
@@ -201,8 +202,8 @@ refused! {
         let names = |root: &Path| {
             fill::names::hard_links(&fill::directory(root, "links"));
             fill::xattrs::fill(&fill::directory(root, "xattrs"));
-            // The targets of symbolic links are zeros there, like all that is inline: the kernel
-            // shows nothing, ours says so.
+            // A metadata dump has zeros for inline data, and so for the targets of symbolic links.
+            // The kernel shows nothing then, and our reader reports it.
             for link in ["links/symlink", "links/other/symlink", "xattrs/symlink"] {
                 std::fs::remove_file(root.join(link)).expect("it is there");
             }
@@ -237,7 +238,8 @@ refused! {
     };
     unfinished_relocation, "unfinished relocation": |judges| {
         Refused::changed(judges, |disks| {
-            // The relocation of the top level stands where that does.
+            // The key of the relocation tree of the top level subvolume has that subvolume's id as
+            // its offset.
             let volume = crate::test_volumes::open(disks);
             let root = volume.tree(TreeId::FS).unwrap();
             drop(volume);
@@ -257,7 +259,7 @@ refused! {
         let options = OpenOptions { degraded: true, ..refused.options.clone() };
         Refused { present: vec![1], mounted: vec![1], mount: "degraded", options, ..refused }
     };
-    /// One that has data which nothing else has: without such data it would be left out.
+    /// A member that has data without another copy. Without such data it would be left out.
     stale_member, "missed commits": |judges| {
         let disks = Recipe::new().devices(2).mkfs("-d raid0 -m raid1").fill(little).make(judges);
         let old = std::fs::read(&disks.images()[1]).expect("an image");
@@ -273,8 +275,8 @@ refused! {
     };
 }
 
-/// A volume with these options of which one item does not fit the others. The kernel mounts hardly
-/// any such volume either, so it is shown what was there before.
+/// A volume in which one item contradicts the others. The kernel refuses nearly all such volumes,
+/// so it is given the volume before that change.
 fn contradicting(judges: &Judges, mkfs: &'static str, change: fn(&Disks)) -> Refused {
     let disks = Recipe::new().mkfs(mkfs).fill(little).make(judges);
     let before = disks.copy(judges);
@@ -308,7 +310,7 @@ fn stored(disks: &Disks, tree: TreeId, key: Key) -> Vec<u8> {
     with_item(&**volume, root, key, |data| Ok(data.to_vec())).unwrap().expect("it is there")
 }
 
-/// Puts the device extent of the data chunk elsewhere, or makes another one of it.
+/// Moves the device extent of the data chunk to another key, or replaces it.
 fn change_device_extent(disks: &Disks, change: impl FnOnce(&mut Key, &mut DevExtent)) {
     let chunk = chunk_of(disks, BlockGroupFlags::DATA);
     let old = Key::new(1, ItemType::DEV_EXTENT, chunk.stripes[0].physical.0);
@@ -325,7 +327,7 @@ fn group_key(disks: &Disks) -> Key {
     Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length)
 }
 
-/// Makes another block group of that of the data chunk.
+/// Replaces the block group of the data chunk.
 fn change_group(disks: &Disks, tree: TreeId, change: impl FnOnce(&mut Key, &mut BlockGroupItem)) {
     let old = group_key(disks);
     let mut item = *BlockGroupItem::view(&stored(disks, tree, old)).unwrap();
@@ -345,12 +347,13 @@ fn add_group(disks: &Disks, tree: TreeId) {
     edit(disks, tree, &[(key, Some(item.as_bytes().to_vec()))]);
 }
 
-/// Has the second copy of metadata be at another place of the device.
+/// Moves the stripe of the second copy of metadata to another place of the device.
 fn move_copy(disks: &Disks, place: u64) {
     move_copy_of(disks, BlockGroupFlags::METADATA, place);
 }
 
-/// Has the second copy of the first chunk of this kind be at another place of the device.
+/// Moves the stripe of the second copy of the first chunk of this kind to another place of the
+/// device.
 fn move_copy_of(disks: &Disks, kind: u64, place: u64) {
     patch_leaf(disks, TreeId::CHUNK, chunk_key(&chunk_of(disks, kind)), |leaf, slot| {
         let at = size_of::<ChunkItem>() + size_of::<StripeItem>() + size_of::<U64>();
@@ -359,7 +362,8 @@ fn move_copy_of(disks: &Disks, kind: u64, place: u64) {
 }
 
 contradictions! {
-    /// The next commit would name no system chunk at all, and then nothing opens the volume.
+    /// The next commit would write an empty list of system chunks, and the volume could not be
+    /// opened.
     system_chunk_that_only_the_superblock_has, "-m dup", "different system chunks": |disks| {
         let system = chunk_of(disks, BlockGroupFlags::SYSTEM);
         let flags = system.flags.0 & !BlockGroupFlags::SYSTEM | BlockGroupFlags::METADATA;
@@ -388,7 +392,7 @@ contradictions! {
             extent.length = (1 << 20).into();
         });
     };
-    /// Those of one leaf do not even read.
+    /// Block groups of one leaf do not even read.
     device_extents_that_overlap, "", "overlaps the extent before it": |disks| {
         let chunk = chunk_of(disks, BlockGroupFlags::DATA);
         let key = Key::new(1, ItemType::DEV_EXTENT, chunk.stripes[0].physical.0);
@@ -397,11 +401,11 @@ contradictions! {
             data_mut(leaf, slot)[24..32].copy_from_slice(&longer.to_le_bytes());
         });
     };
-    /// The second copy of metadata lies where data is.
+    /// The second copy of metadata overlaps data.
     chunks_that_overlap, "-m dup", "overlaps one of the chunk at": |disks| {
         move_copy(disks, chunk_of(disks, BlockGroupFlags::DATA).stripes[0].physical.0);
     };
-    /// No two stripes begin at the same place, but one reaches into the other.
+    /// The stripes begin at different places, but one reaches into the other.
     chunk_that_reaches_into_another, "-m dup", "are no stripe of any chunk": |disks| {
         move_copy(disks, chunk_of(disks, BlockGroupFlags::DATA).stripes[0].physical.0 + 65536);
     };
@@ -418,13 +422,14 @@ contradictions! {
             block[120..128].copy_from_slice(&1u64.to_le_bytes());
         });
     };
-    /// A copy of the superblock went to where the device has nothing, and writing ended.
+    /// The engine once wrote a copy of the superblock beyond the end of the device, which ended
+    /// writing.
     device_that_is_longer_in_its_item, "", "is to have 18446744073709551615 bytes": |disks| {
         patch_leaf(disks, TreeId::CHUNK, Key::new(1, ItemType::DEV_ITEM, 1), |leaf, slot| {
             data_mut(leaf, slot)[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         });
     };
-    /// What was dropped of it was lost for the other.
+    /// A block that one of them dropped was lost for the other.
     deleted_subvolume_with_the_root_of_another, "", "is a block of tree 5": |disks| {
         let root = stored(disks, TreeId::ROOT, Key::new(5, ItemType::ROOT_ITEM, 0));
         let copy = Key::new(300, ItemType::ROOT_ITEM, 0);
@@ -460,7 +465,7 @@ contradictions! {
     };
 }
 
-/// Volumes of many shapes that the kernel made are written, with what they say of chunks as it is.
+/// Volumes of many shapes that the kernel made pass the check of chunks and are writable.
 #[test]
 fn sound_chunks_of_every_profile_are_written() {
     let Some(judges) = judges::require() else { return };
@@ -480,8 +485,8 @@ fn sound_chunks_of_every_profile_are_written() {
     }
 }
 
-/// A replacement in this state. The kernel mounts it with the device that takes the other one's
-/// place alone, so it is shown what was there before.
+/// A device replacement in this state. The kernel mounts the volume only with the device that
+/// replaces the other one, so it is given the volume before that change.
 fn replacing(judges: &Judges, state: u64) -> Refused {
     let disks = Recipe::new().fill(little).make(judges);
     let before = disks.copy(judges);
@@ -491,7 +496,7 @@ fn replacing(judges: &Judges, state: u64) -> Refused {
     Refused { shown: Some(before), ..Refused::whole(disks) }
 }
 
-/// What a replacement that was done, or never begun, left keeps nobody from writing.
+/// The item of a finished replacement, or of one that never began, does not prevent writing.
 #[test]
 fn a_replacement_that_is_over_is_written_on() {
     let Some(judges) = judges::require() else { return };
@@ -502,7 +507,7 @@ fn a_replacement_that_is_over_is_written_on() {
     }
 }
 
-/// A tree log that is left alone, so that the last commit is read, would be lost with the next one.
+/// With `ignore_log` the next commit would lose the tree log.
 #[test]
 fn a_log_that_is_ignored() {
     let Some(judges) = judges::require() else { return };
@@ -521,7 +526,7 @@ fn a_log_that_is_ignored() {
     run("cmp", &[&cut.images()[0], &before.images()[0]]);
 }
 
-/// It opened, and its first commit failed with `ENOENT` and ended all writing.
+/// Such a volume once opened, and its first commit failed with `ENOENT` and ended all writing.
 #[test]
 fn a_volume_without_a_checksum_tree_is_not_written() {
     let device = in_memory(16384);
@@ -531,7 +536,7 @@ fn a_volume_without_a_checksum_tree_is_not_written() {
     let key = [&TreeId::CSUM.0.to_le_bytes()[..], &[ItemType::ROOT_ITEM.0]].concat();
     let forget = |bytes: &mut [u8]| {
         let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
-        // A type that nobody knows, which keeps the order of the keys.
+        // An unknown item type that keeps the order of the keys.
         bytes[at + 8] = 250;
         seal_block(bytes, volume.superblock().checksum);
     };

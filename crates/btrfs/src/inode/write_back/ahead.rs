@@ -1,15 +1,15 @@
-//! Writing data ahead of its items: while it is on its way to the devices others may write the file
-//! (`data/ordered`).
+//! Writing data ahead of its items: while the data is on its way to the devices, others may write
+//! the file (`data/ordered`).
 //!
-//! This is for long runs of plain data that get new extents. What is compressed, written in place
-//! or kept in an item, and what is short, is written back under the lock, and so is all where space
-//! is short: what was taken counts twice until the items are there, or until it is given back. So
-//! nobody waits for room with such a place in hand, and who writes a file that has one settles that
-//! first where space is short.
+//! This is for long runs of plain data that get new extents. Data that is short, compressed, inline
+//! or written in place is written back under the lock. So is all data where space is short, because
+//! the place of data that is written ahead counts twice until its items are stored or the place is
+//! given back. For the same reason no thread waits for room while it holds such a place, and where
+//! space is short a writer first settles the place of its file.
 //!
-//! Items are put from the beginning of what is buffered on, so that the length that is stored never
-//! runs ahead of data. A file of which something was written before what is on its way is written
-//! back under the lock.
+//! Items are stored from the beginning of the buffered data on, so the stored length never includes
+//! data that is not stored. If a file was written in front of the data on its way, that data is
+//! written back under the lock.
 
 #[cfg(test)]
 mod tests;
@@ -29,14 +29,14 @@ use crate::engine::Engine;
 /// The least that is written ahead, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// Space that data was written to, as far as nothing refers to it yet.
+/// A place to which data was written, as far as no extent item refers to it yet.
 pub(super) struct Place {
     logical: Logical,
     len: u64,
 }
 
 impl Place {
-    /// All of that of `extent`.
+    /// The whole place of `extent`.
     fn of(extent: &OrderedExtent) -> Self {
         Self { logical: extent.logical, len: extent.data().len }
     }
@@ -60,8 +60,8 @@ impl Place {
     }
 }
 
-/// Writes back what is buffered of `file` now, as far as others may write the file meanwhile;
-/// whether there was any.
+/// Writes back the buffered data of `file` that can be written ahead. Returns whether there was
+/// any.
 pub(super) fn write_ahead(volume: &Engine, file: FileId) -> Result<bool> {
     let buffered = || volume.buffers.get(file).map_or(0, |buffer| buffer.read().bytes());
     let (all, mut written) = (buffered(), 0);
@@ -74,8 +74,8 @@ pub(super) fn write_ahead(volume: &Engine, file: FileId) -> Result<bool> {
     Ok(written > 0)
 }
 
-/// Writes back the beginning of what is buffered of `file`, or waits for who does; how many bytes
-/// of it were.
+/// Writes back the beginning of the buffered data of `file`, or waits for the thread that does.
+/// Returns how many bytes were written back.
 pub(super) fn write_one(volume: &Engine, file: FileId) -> Result<u64> {
     volume.limit_dirty_blocks()?;
     let Some((extent, is_new)) = begin(volume, file)? else { return Ok(0) };
@@ -94,8 +94,8 @@ fn write(volume: &Engine, extent: &OrderedExtent) -> Result<()> {
     if is_forgotten { Place::of(extent).give_back(volume) } else { Ok(()) }
 }
 
-/// Puts `extent`, which is written, in its place, if nobody has done that; how many bytes are not
-/// buffered any more.
+/// Stores the items of `extent`, which is written, unless another thread has done so. Returns how
+/// many bytes are no longer buffered.
 fn end(volume: &Engine, file: FileId, extent: &Arc<OrderedExtent>) -> Result<u64> {
     let _locks = volume.inodes.lock(&[file]);
     let Some(buffer) = volume.buffers.get(file) else { return Ok(0) };
@@ -110,7 +110,7 @@ fn end(volume: &Engine, file: FileId, extent: &Arc<OrderedExtent>) -> Result<u64
     Ok(before - buffer.read().bytes())
 }
 
-/// The extent of `file` that is on its way, or a new one, and whether it is that.
+/// The extent of `file` that is on its way, or a new one, and whether it is new.
 fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bool)>> {
     let _locks = volume.inodes.lock(&[file]);
     let Some(buffer) = volume.buffers.get(file) else { return Ok(None) };
@@ -142,7 +142,7 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
         taken => taken?,
     };
     if len < data.len {
-        // It becomes several extents.
+        // The free space is in pieces, so the data would become several extents.
         Place { logical, len }.give_back(volume)?;
         return Ok(None);
     }
@@ -151,8 +151,8 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
     Ok(Some((extent, true)))
 }
 
-/// Puts what was written ahead of `file`, whose lock is held, in its place, as far as it did not
-/// change since and there is room for that at once. What is left of it is still buffered.
+/// Stores the items of data that was written ahead for `file`, whose lock is held, as far as the
+/// data has not changed since and there is room at once. The rest stays buffered.
 pub(in crate::inode) fn settle(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()> {
     let Some(extent) = buffer.write().ordered.take() else { return Ok(()) };
     let mut place = Place::of(&extent);
@@ -160,7 +160,7 @@ pub(in crate::inode) fn settle(volume: &Engine, file: FileId, buffer: &FileBuffe
     stored.and(place.give_back(volume))
 }
 
-/// Settles `file`, whose lock is held, before more of it is buffered where space is short.
+/// Settles `file`, whose lock is held, if space is short and more of it is about to be buffered.
 pub(in crate::inode) fn settle_if_short(
     volume: &Engine,
     file: FileId,
@@ -192,10 +192,11 @@ fn store_unchanged(
     }
 }
 
-/// Gives back what was taken for data of a file that is forgotten.
+/// Gives back the place of data whose file is forgotten.
 pub(super) fn forget(volume: &Engine, buffer: &FileBuffer) {
     if let Some(extent) = buffer.write().ordered.take() {
-        // Nobody waits for a device: all that waits for this handle would.
+        // This does not wait for the device, because everything that waits for our handle would
+        // wait too.
         if extent.forget() {
             let given_back = Place::of(&extent).give_back(volume);
             given_back.expect("a block group stays as long as space of it is taken");

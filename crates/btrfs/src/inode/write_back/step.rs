@@ -1,4 +1,4 @@
-//! One step of write-back: a run of sectors, put in its place under one handle.
+//! One step of write-back: a run of sectors, stored under one handle.
 
 use std::ops::Range;
 
@@ -24,52 +24,52 @@ use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
-/// Extents that one step replaces, at the most.
+/// The most extents that one step replaces.
 pub(in crate::inode) const MOST_REPLACED: u64 = 256;
 
-/// The same, and the most data in bytes, where there is no more room than what is kept for
-/// removals.
+/// The most extents that one step replaces, and the most bytes that it stores, when only the
+/// reserve for removals is left.
 const LEAST_REPLACED: u64 = 4;
 const LEAST_BYTES: u64 = 1 << 20;
 
-/// Data on its way out.
+/// Data that is about to be written back.
 #[derive(Clone, Copy)]
 pub(super) struct Outgoing<'b> {
     pub(super) data: Sectors<'b>,
-    /// What its beginning was compressed to, if `chosen` says how.
+    /// The compressed chunks of its beginning, if `chosen` asks for compression.
     pub(super) chunks: &'b Chunks,
     pub(super) chosen: Option<Chosen>,
 }
 
-/// One run of sectors on its way, under a handle.
+/// One run of sectors that is stored under a handle.
 pub(super) struct Step<'v, 'b> {
     handle: Handle<'v>,
     file: FileId,
     buffer: &'b FileBuffer,
     data: Sectors<'b>,
-    /// What `data` was compressed to, if it was.
+    /// The compressed chunks of `data`, if any.
     packed: &'b [Chunk],
     chosen: Option<Chosen>,
-    /// The file is to be marked as not worth to be compressed.
+    /// Whether the file gets the flag NOCOMPRESS, because compression did not make it smaller.
     is_useless: bool,
 }
 
-/// Where data goes.
+/// Where data is stored.
 enum Destination {
     InPlace {
         logical: Logical,
         is_preallocated: bool,
     },
     New(Logical),
-    /// The data is there already.
+    /// A new place to which the data was written ahead.
     Written(Logical),
     /// One place for each chunk.
     Packed(Vec<Logical>),
 }
 
 impl<'v, 'b> Step<'v, 'b> {
-    /// Joins with room for as much as can be stored in one step. `None` when there is no room for
-    /// any.
+    /// Joins with room for as much as one step can store. `None` when there is no room even for the
+    /// smallest step.
     pub(super) fn begin(
         volume: &'v Engine,
         file: FileId,
@@ -98,8 +98,8 @@ impl<'v, 'b> Step<'v, 'b> {
         let (most, packed) = first(data.first(len), MOST_AT_ONCE);
         let least = LEAST_BYTES.min(bytes_with_checksums(volume, REMOVAL_ITEMS - OTHER_ITEMS));
         if most.len > least || replaced > LEAST_REPLACED || packed.len() > 1 {
-            // Compressed chunks may be far from each other, so each has its own place in the
-            // checksum tree.
+            // Compressed chunks may get distant addresses, so each may change a leaf of its own in
+            // the checksum tree.
             let extents = packed.len() as u64;
             let items = others
                 + leaves_of(volume, replaced + extents)
@@ -116,8 +116,8 @@ impl<'v, 'b> Step<'v, 'b> {
         Ok(handle.map(|handle| begun(handle, (data, packed))))
     }
 
-    /// Stores what goes to one place, from the beginning on: to `written`, if it was written there,
-    /// and needs a new one.
+    /// Stores the beginning of the data, as much as goes to one place. If the data was written
+    /// ahead and needs a new place, that is `written`.
     pub(super) fn store(self, written: Option<&mut Place>) -> Result<()> {
         let Self { handle, file, buffer, data, is_useless, .. } = &self;
         let volume = handle.volume();
@@ -139,7 +139,8 @@ impl<'v, 'b> Step<'v, 'b> {
         handle.whole(|| {
             let change = self.put(&item, place, data)?;
             insert_hole(handle, *file, item.size.get().next_multiple_of(sector)..data.start)?;
-            // What becomes shorter was cut before, up to the sector in which it ends.
+            // If the file has become shorter, its stored data was cut before, up to its last
+            // sector.
             let is_end = item.size.get() <= data.range().end;
             let stored = if is_end { item.size.get().min(size) } else { item.size.get() };
             let stored = stored.max(data.range().end.min(size));
@@ -153,7 +154,7 @@ impl<'v, 'b> Step<'v, 'b> {
         Ok(())
     }
 
-    /// Where the beginning of the data goes, and what that is.
+    /// Where the beginning of the data goes, and how much goes there.
     fn place(
         &self,
         item: &InodeItem,
@@ -175,7 +176,7 @@ impl<'v, 'b> Step<'v, 'b> {
         self.take(len)
     }
 
-    /// Takes space for the first `len` bytes, or for fewer.
+    /// Allocates space for the first `len` bytes, or for fewer.
     fn take(&self, len: u64) -> Result<(Destination, Sectors<'b>)> {
         let Self { handle, data, packed, .. } = self;
         let take = |wanted| handle.space().take_data(&handle.volume().base, wanted);
@@ -184,12 +185,12 @@ impl<'v, 'b> Step<'v, 'b> {
             let wanted = chunk.len() as u64;
             let (logical, found) = match take(wanted) {
                 Ok(taken) => taken,
-                // What got a place is written, and the rest tried again.
+                // The chunks with a place are written. The next step tries the rest.
                 Err(_) if !places.is_empty() => break,
                 Err(error) => return Err(error),
             };
             if found < wanted {
-                // What is compressed is in one piece.
+                // A compressed chunk must be in one piece.
                 handle.space().give_back(logical, found)?;
                 break;
             }
@@ -203,8 +204,8 @@ impl<'v, 'b> Step<'v, 'b> {
         Ok((Destination::New(logical), data.first(len)))
     }
 
-    /// Writes `data` and puts it into the file. Gives by how many bytes its data became more or
-    /// less.
+    /// Writes `data` and stores its items. Returns the change of the bytes of data that the inode
+    /// counts.
     fn put(&self, item: &InodeItem, place: Destination, data: Sectors<'b>) -> Result<i64> {
         let Self { handle, file, packed, chosen, .. } = self;
         let buffers = &handle.volume().buffers;
@@ -228,7 +229,7 @@ impl<'v, 'b> Step<'v, 'b> {
         }
     }
 
-    /// What goes into the extent item, if the data is all of a file that is small enough.
+    /// The inline data, if `data` is a whole file that is small enough.
     fn inline(&self, item: &InodeItem) -> Result<Option<Inline<'b>>> {
         let Self { handle, file, buffer, data, chosen, .. } = self;
         let volume = handle.volume();
@@ -252,7 +253,7 @@ impl<'v, 'b> Step<'v, 'b> {
     }
 }
 
-/// Whether `data` is all of a file, of which nothing has to stay outside of the extent item.
+/// Whether `data` is a whole file that may be inline.
 fn is_for_inline(
     volume: &Engine,
     file: FileId,
@@ -268,7 +269,7 @@ fn is_for_inline(
     {
         return Ok(false);
     }
-    // Nothing of the file may be stored behind its first sector.
+    // No extent of the file may reach behind its first sector.
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
     let mut cursor = Cursor::seek(volume, volume.tree(TreeId(file.dev))?, key)?;
     while let Some((found, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) {
@@ -281,8 +282,8 @@ fn is_for_inline(
     Ok(true)
 }
 
-/// Items that making what lies between the end of the file and `end` a hole takes, where holes have
-/// items: one between any two extents that were preallocated there.
+/// The hole items that a file needs between its stored end and `end`, on volumes without NO_HOLES.
+/// There is one between any two extents that were preallocated there.
 pub(in crate::inode) fn hole_items(volume: &Engine, file: FileId, end: u64) -> Result<u64> {
     if volume.superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(0);
@@ -296,7 +297,8 @@ pub(in crate::inode) fn hole_items(volume: &Engine, file: FileId, end: u64) -> R
     Ok(until_replaced(volume, file, &range, u64::MAX)?.0)
 }
 
-/// How many extents are in `range`, and how much of it has no more than `most`.
+/// The number of extents in `range`, at most `most`, and the length of the beginning of `range`
+/// that has no more than that.
 pub(in crate::inode) fn until_replaced(
     volume: &Engine,
     file: FileId,
@@ -312,7 +314,7 @@ pub(in crate::inode) fn until_replaced(
         }
         if found.objectid == file.ino && found.item_type == ItemType::EXTENT_DATA {
             if count == most {
-                // The first may be an extent that ends before the range.
+                // The first extent counted may end before the range.
                 return Ok((count, found.offset.saturating_sub(range.start)));
             }
             count += 1;

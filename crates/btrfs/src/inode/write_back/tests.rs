@@ -1,4 +1,4 @@
-//! What once went wrong with buffered data, on volumes in memory.
+//! Regression tests for buffered data, on volumes in memory.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
 const NODE_SIZE: u32 = 16384;
 
-/// Opens the volume to be written without a thread of its own.
+/// Opens the volume for writing without a thread of its own.
 fn open(device: &Arc<CheckedDevice>, dirty_bytes: u64) -> (Arc<Volume>, Filesystem) {
     let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
     let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
@@ -33,7 +33,7 @@ fn create(fs: &Filesystem, name: &str) -> FileId {
     fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
 }
 
-/// Changes an item of the top level, by hand.
+/// Changes an item of the top level subvolume directly.
 fn change(volume: &Volume, key: Key, room: usize, change: impl Fn(&[u8]) -> Vec<u8>) {
     let handle = volume.join().expect("room");
     let edit = |data: Option<&[u8]>| Ok(change(data.expect("the item")));
@@ -48,8 +48,8 @@ fn change_inode(volume: &Volume, file: FileId, edit: impl Fn(&mut InodeItem)) {
     });
 }
 
-/// Old kernels kept small files inline with NODATACOW too. Their data is shorter than a sector, and
-/// space is not taken in such pieces.
+/// Old kernels stored small files inline with NODATACOW too. Their data is shorter than a sector,
+/// and space is allocated only in sectors.
 #[test]
 fn inline_data_of_a_nodatacow_file_is_replaced() {
     let device = in_memory(NODE_SIZE);
@@ -68,7 +68,8 @@ fn inline_data_of_a_nodatacow_file_is_replaced() {
     assert!(found[0] == 8 && found[1..101] == [7; 100]);
 }
 
-/// Such data is legal to read, and is refused before anything is buffered; nobody else suffers.
+/// Such data can be read. A write to it is refused before anything is buffered, and other files are
+/// not affected.
 #[test]
 fn a_file_with_inline_data_beyond_a_sector_is_refused_alone() {
     let device = in_memory(NODE_SIZE);
@@ -90,7 +91,7 @@ fn a_file_with_inline_data_beyond_a_sector_is_refused_alone() {
     fs.sync().expect("the rest can");
 }
 
-/// A full volume lets a file of many extents be cut, and what is cut off never comes back.
+/// On a full volume a file of many extents can be cut, and the removed data never comes back.
 #[test]
 fn a_file_of_many_extents_is_cut_on_a_full_volume() {
     let device = in_memory_of(NODE_SIZE, 256 << 20);
@@ -122,7 +123,7 @@ fn a_file_of_many_extents_is_cut_on_a_full_volume() {
     assert!(found.iter().all(|&byte| byte == 0), "what was cut off came back");
 }
 
-/// A file that takes the place of another has its data after a crash, or the other is still there.
+/// After a crash a file that replaced another has its data, or the other file is still there.
 #[test]
 fn what_replaces_a_file_by_rename_has_its_data() {
     let device = in_memory(NODE_SIZE);
@@ -145,7 +146,8 @@ fn what_replaces_a_file_by_rename_has_its_data() {
     assert!(found[..8192].iter().all(|&byte| byte == 8));
 }
 
-/// Write-back of scattered sectors changes more tree blocks than it has data, and commits between.
+/// Write-back of scattered sectors changes more bytes of tree blocks than of data, and commits in
+/// between.
 #[test]
 fn write_back_keeps_the_bound_on_dirty_blocks() {
     let device = in_memory(NODE_SIZE);
@@ -166,7 +168,7 @@ fn write_back_keeps_the_bound_on_dirty_blocks() {
     assert!(dirty < limit + (1 << 20) / 4, "{dirty} bytes of {limit}");
 }
 
-/// A file whose extents cannot be read does not keep others from being written.
+/// A file whose extents cannot be read does not prevent others from being written.
 #[test]
 fn a_file_that_cannot_be_written_back_stops_nobody_else() {
     let device = in_memory(NODE_SIZE);
@@ -194,8 +196,8 @@ fn a_file_that_cannot_be_written_back_stops_nobody_else() {
     fs.sync().expect_err("and it is told");
 }
 
-/// A small file was written back to make room for a piece behind it, which put its data into the
-/// extent item, and the piece beside that.
+/// Making room for a piece of a small file once wrote the beginning of the file back as inline
+/// data, and then put the piece beside it.
 #[test]
 fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     const SECTOR: usize = 4096;
@@ -229,7 +231,7 @@ fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     assert_eq!(fs.attr(small).expect("it is there").size, if is_inline { 100 } else { 16384 });
 }
 
-/// As much was promised for each file that is buffered as a step of its write-back copies: a few
+/// For each buffered file as much was once promised as a step of its write-back copies, so a few
 /// files took all metadata.
 #[test]
 fn files_that_are_buffered_leave_metadata_to_others() {
@@ -247,12 +249,13 @@ fn files_that_are_buffered_leave_metadata_to_others() {
     assert_eq!(self::promised(&volume), 0);
 }
 
-/// What is promised now, in bytes.
+/// The promised metadata, in bytes.
 fn promised(volume: &Volume) -> u64 {
     volume.space_stats().kinds.iter().map(|kind| kind.promised_bytes).sum()
 }
 
-/// Each small write was promised a run of its own, and what follows another becomes one with that.
+/// Each small write once got the promise for a run of its own, though adjacent writes become one
+/// run.
 #[test]
 fn small_writes_one_after_the_other_are_promised_what_a_large_one_is() {
     const LEN: usize = 1 << 20;
@@ -269,9 +272,9 @@ fn small_writes_one_after_the_other_are_promised_what_a_large_one_is() {
     assert!(small < 2 * large, "{small} bytes, and not {large}");
 }
 
-/// Writes a file that is compressed, with a fault at the write of data with this number, and stores
-/// it. Gives how that ended, how many writes of data there were, and what the file has when the
-/// volume is opened again: how long it is, and what is allocated for it.
+/// Writes a compressible file and stores it, with a fault at the data write with this number.
+/// Returns the outcome, the number of data writes, and the length and the allocated bytes of the
+/// file after the volume is opened again.
 fn store_compressed(
     base: &Arc<CheckedDevice>,
     data: &[u8],
@@ -303,9 +306,9 @@ fn store_compressed(
     (stored, writes, (left.size, left.allocated_bytes))
 }
 
-/// Several extents are compressed and written beside each other. When a write of one fails, that is
-/// told and ends all writing; what is buffered can still be read, and of what was written nothing
-/// is there when the volume is opened again.
+/// Several extents are compressed and written at once. When the write of one fails, the caller gets
+/// the error and all writing ends. The buffered data can still be read, and after the volume is
+/// opened again none of the written data is there.
 #[test]
 fn compressed_data_whose_write_fails_is_told_and_not_there() {
     const LEN: usize = 24 << 20;

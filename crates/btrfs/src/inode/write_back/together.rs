@@ -1,15 +1,15 @@
 //! Small new files, stored many at a time.
 //!
-//! By itself a small file costs a handle, a way down each of three trees, and a request of a few
-//! KiB to the devices. Where many of them wait, one step takes as many as it can: their data goes
-//! side by side to one place, with one request and one run of checksums, and their items go to the
-//! tree in one batch.
+//! A small file by itself costs a handle, a search in each of three trees, and a request of a few
+//! KiB to the devices. Where many small files wait, one step stores as many as it can: their data
+//! goes to one place, with one request and one run of checksums, and their items go to the tree in
+//! one batch.
 //!
-//! Together go files of one subvolume whose data is all buffered, short, and the first that they
-//! get, so that nothing is replaced. All others are stored by themselves, and so are these where
-//! there is no room for so large a step, none in one piece for their data, or none to queue their
-//! inodes. Nobody is waited for: who has the lock of an inode may be waiting for room that the
-//! others in the step would give back.
+//! A step takes files of one subvolume if all their data is buffered and short, and if they have no
+//! stored data, so that nothing is replaced. All other files are stored one by one. So are these,
+//! if there is no room for so large a step, no free piece for all their data, or no room to queue
+//! their inodes. The step waits for no file: the thread that holds the lock of one may be waiting
+//! for room that the others in the step would release.
 
 use std::sync::Arc;
 
@@ -24,17 +24,17 @@ use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
 use crate::engine::{Engine, Handle};
 use crate::space::Claim;
 
-/// Files that one step stores, at the most.
+/// The most files that one step stores.
 pub(super) const MOST_FILES: usize = 64;
 
 /// The longest file that is stored together with others, in bytes.
 const SMALL_BYTES: u64 = 64 << 10;
 
-/// What an inode that is queued takes, about, in bytes of memory.
+/// The approximate memory of a queued inode, in bytes.
 const QUEUED_BYTES: u64 = 256;
 
-/// Places in trees that a file changes: its inode, which is queued and then flushed, and its
-/// extent.
+/// The places in trees that a file changes: its inode twice, since it is queued and then flushed,
+/// and its extent.
 const FILE_ITEMS: u64 = 3;
 
 /// A file that can be stored together with others, with its lock.
@@ -48,7 +48,7 @@ struct Small {
 }
 
 impl Small {
-    /// `file`, if it is one and nobody uses it.
+    /// `file`, if it is such a file and its lock is free.
     fn find(volume: &Engine, file: FileId) -> Result<Option<Self>> {
         let Some(lock) = volume.inodes.try_lock(file) else { return Ok(None) };
         let Some(buffer) = volume.buffers.get(file) else { return Ok(None) };
@@ -57,7 +57,7 @@ impl Small {
             let dirty = buffer.read();
             (dirty.size, dirty.is_beside, dirty.all_in_one_run(sector))
         };
-        // What is on its way would be waited for.
+        // The step would have to wait for data on its way.
         let is_settled = buffer.read().ordered.is_none();
         let Some(data) = data.filter(|_| is_settled && size <= SMALL_BYTES) else {
             return Ok(None);
@@ -80,19 +80,19 @@ impl Small {
     }
 }
 
-/// Stores those of `files`, which are of one subvolume and in order, that can be stored together;
-/// the others stay buffered. The caller holds no handle, and sees to it that dirty blocks do not
-/// become too many, if it may commit: a commit that writes files back first comes here.
+/// Stores those of `files` that can be stored together. All are sorted and of one subvolume. The
+/// others stay buffered. The caller holds no handle. A caller that may commit limits the dirty
+/// blocks before; a commit that first writes files back comes here too.
 ///
 /// # Errors
-/// When a tree does not read, or a device fails, which ends all writing.
+/// When a tree cannot be read, or when a device fails. This ends all writing.
 pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     volume.delayed.limit(&volume.base)?;
     let delayed = &volume.delayed;
     if delayed.bytes() + files.len() as u64 * QUEUED_BYTES > delayed.most_bytes() {
         return Ok(());
     }
-    // What does not read is told of when the file is stored by itself.
+    // A file that cannot be read reports its error when it is stored by itself.
     let find = |&file: &FileId| Small::find(volume, file).ok().flatten();
     let small: Vec<Small> = files.iter().filter_map(find).collect();
     let [first, _, ..] = &small[..] else { return Ok(()) };
@@ -100,7 +100,7 @@ pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     let bytes = all.iter().map(FirstData::extent_bytes).sum();
     let items = FILE_ITEMS * small.len() as u64 + 1 + checksum_items(volume, bytes);
     let Some(handle) = volume.try_join(volume.live()?, items, Claim::Work)? else { return Ok(()) };
-    // The subvolume may have been deleted meanwhile, and what was buffered with it.
+    // The subvolume may have been deleted meanwhile, together with the buffered data.
     let Ok(mut changes) = Changes::accepted(&handle, first.file) else { return Ok(()) };
     for (small, data) in small.iter().zip(&all) {
         change_inode(&mut changes, small.file, &small.buffer, small.size, data.stored_bytes())?;
@@ -123,7 +123,7 @@ pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
     Ok(())
 }
 
-/// Takes space for so much data in one piece, if there is one.
+/// Allocates so many bytes of data space in one piece, if there is one.
 fn take(handle: &Handle<'_>, bytes: u64) -> Result<Option<Logical>> {
     if bytes == 0 {
         return Ok(Some(Logical(0)));

@@ -1,4 +1,4 @@
-//! Drops that stop anywhere, what a snapshot costs, and damaged subvolumes.
+//! Drops that stop at any point, the cost of a snapshot, and damaged subvolumes.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn top(name: &str) -> Place<'_> {
     Place { dir: FileId { dev: TreeId::FS.0, ino: 256 }, name: name.as_bytes() }
 }
 
-/// Makes so many files in a subvolume, every tenth with data of its own.
+/// Makes so many files in a subvolume, every tenth with an extent.
 fn fill(fs: &Filesystem, subvolume: TreeId, prefix: &str, count: u64) {
     let dir = FileId { dev: subvolume.0, ino: 256 };
     for number in 0..count {
@@ -43,7 +43,7 @@ fn fill(fs: &Filesystem, subvolume: TreeId, prefix: &str, count: u64) {
     }
 }
 
-/// A subvolume and a snapshot of it that have much in common, one of which is deleted.
+/// A subvolume and a snapshot of it that share many blocks. One of them is deleted.
 fn prepare(disks: &Disks, deleted: &str) {
     let fs = open(disks.writable_devices());
     let live = fs.create_subvolume(top("live"), &NEW).unwrap();
@@ -104,7 +104,8 @@ fn a_drop_that_is_begun_anew_at_every_step_ends() {
     }
 }
 
-/// What came before the pointer that a damaged root item names stayed in use for ever.
+/// With a damaged progress in the root item, blocks before that pointer once stayed in use for
+/// ever.
 #[test]
 fn a_pointer_that_is_not_there_is_not_gone_on_from() {
     let Some(judges) = judges::require() else { return };
@@ -142,7 +143,8 @@ fn a_pointer_that_is_not_there_is_not_gone_on_from() {
     check(&disks);
 }
 
-/// A snapshot that said to be younger than its blocks left references in its name to others.
+/// A snapshot whose root item gave a too young age once left references in its name to shared
+/// blocks.
 #[test]
 fn a_snapshot_of_which_nobody_knows_when_it_was_made_is_dropped() {
     let Some(judges) = judges::require() else { return };
@@ -154,7 +156,7 @@ fn a_snapshot_of_which_nobody_knows_when_it_was_made_is_dropped() {
         fill(&fs, live, "both", 500);
         let snapshot = fs.snapshot(live, top("snapshot"), false, AT).unwrap();
         fill(&fs, snapshot, "snapshot", 300);
-        // It shares with another what was written for it.
+        // Another snapshot shares the blocks that were written for it.
         fs.snapshot(snapshot, top("other"), false, AT).unwrap();
         fs.delete_subvolume(top("snapshot"), AT).unwrap();
         fs.sync().unwrap();
@@ -175,7 +177,7 @@ fn a_snapshot_of_which_nobody_knows_when_it_was_made_is_dropped() {
     }
 }
 
-/// However many files a subvolume has, its snapshot takes a few blocks, and a reference for each
+/// However many files a subvolume has, its snapshot takes a few blocks, and one reference for each
 /// pointer of its root.
 #[test]
 fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
@@ -197,8 +199,8 @@ fn the_cost_of_a_snapshot_does_not_grow_with_the_tree() {
     }
 }
 
-/// A subvolume without the inode of its root could not be deleted, because nothing said whether it
-/// may go.
+/// A subvolume without the inode of its root directory once could not be deleted, because the flags
+/// of that inode could not be read.
 #[test]
 fn a_subvolume_without_a_root_directory_can_be_deleted() {
     let memory = in_memory(4096);
@@ -220,7 +222,7 @@ fn a_subvolume_without_a_root_directory_can_be_deleted() {
     assert_eq!(fs.volume().subvolume(id).unwrap_err().errno(), Errno::NOENT);
 }
 
-/// With its root directory everything is gone that says what is in it, and `rmdir` took it for
+/// Without its root directory a subvolume has no list of its entries, and `rmdir` once took it for
 /// empty.
 #[test]
 fn a_subvolume_of_which_nobody_knows_whether_it_is_empty_is_not_removed() {
@@ -244,7 +246,7 @@ fn a_subvolume_of_which_nobody_knows_whether_it_is_empty_is_not_removed() {
     assert!(fs.attr(kept).is_ok());
 }
 
-/// The block with the root directory is damaged: the error says so, and the name stays.
+/// If the block with the root directory is damaged, the error says so, and the name stays.
 #[test]
 fn a_subvolume_whose_root_directory_does_not_read_stays() {
     let memory = in_memory(4096);

@@ -38,7 +38,7 @@ fn assert_holds(fs: &Filesystem, file: FileId, bytes: &[u8], when: &str) {
     assert_eq!(differs, None, "{when}");
 }
 
-/// No space of data is taken without being used, after a commit.
+/// Requires that after a commit no data space is taken without being used.
 fn assert_nothing_is_lost(volume: &Volume) {
     volume.commit().expect("a commit");
     let data = &volume.space_stats().kinds[0];
@@ -47,8 +47,8 @@ fn assert_nothing_is_lost(volume: &Volume) {
     assert_eq!(data.free_bytes, free, "{data:?}");
 }
 
-/// Writes four MiB, has `change` change the file while they are on their way or just behind that,
-/// and stores the rest.
+/// Writes 4 MiB, runs `change` on the file while they are on their way or just after, and stores
+/// the rest.
 fn with_a_change(is_written_first: bool, change: impl Fn(&Filesystem, FileId, &mut Vec<u8>)) {
     let device = in_memory(16384);
     let (volume, fs) = open(&device, OpenOptions::default());
@@ -96,13 +96,13 @@ fn what_is_on_its_way_is_written_over() {
 #[test]
 fn what_is_on_its_way_is_cut_off() {
     for len in [0, 1, MIB, 2 * MIB + 100, 4 * MIB - 1] {
-        // Who cuts all of it off stores the length, and waits for that.
+        // Cutting off everything stores the length, and waits for the data.
         let is_written_first = len == 0;
         with_a_change(is_written_first, |fs, file, bytes| {
             set_len(fs, file, len);
             bytes.truncate(len);
         });
-        // And written again, where it was.
+        // The part is then written again.
         with_a_change(is_written_first, |fs, file, bytes| {
             set_len(fs, file, len);
             bytes.truncate(len);
@@ -112,7 +112,7 @@ fn what_is_on_its_way_is_cut_off() {
     }
 }
 
-/// Who stores the file waits for what is on its way, and puts it in its place.
+/// A thread that stores the file waits for the data on its way, and stores its items.
 #[test]
 fn others_store_what_was_written_ahead() {
     with_a_change(true, |fs, file, _| fs.fsync(file).expect("an fsync"));
