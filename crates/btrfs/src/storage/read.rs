@@ -370,7 +370,9 @@ impl Storage {
             };
             for segment in segments {
                 if let Some(Way::Direct(at)) = segment.ways.first() {
-                    places.push((at.member, at.physical.0, at.physical.0 + segment.len));
+                    // A damaged stripe tree may name any place; reading there fails.
+                    let end = at.physical.0.saturating_add(segment.len);
+                    places.push((at.member, at.physical.0, end));
                 }
             }
         }
@@ -378,7 +380,7 @@ impl Storage {
         let mut runs = places.into_iter();
         let Some(mut run) = runs.next() else { return };
         for next in runs {
-            if next.0 == run.0 && next.1 <= run.2 + PREFETCH_GAP {
+            if next.0 == run.0 && next.1 <= run.2.saturating_add(PREFETCH_GAP) {
                 run.2 = run.2.max(next.2);
             } else {
                 self.prefetch_run(run);
@@ -401,7 +403,7 @@ impl Storage {
 
     fn describe_way(&self, way: &Way, offset: u64) -> String {
         let at = |at: &Place| {
-            let physical = offshoot_btrfs_format::Physical(at.physical.0 + offset);
+            let physical = offshoot_btrfs_format::Physical(at.physical.0.saturating_add(offset));
             place(&self.members.get(at.member).name(), physical)
         };
         match way {

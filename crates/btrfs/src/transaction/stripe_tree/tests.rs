@@ -246,6 +246,25 @@ fn what_it_does_not_say_is_an_error() {
     assert!(bytes[..before_gap].iter().all(|&byte| byte == b'd'));
 }
 
+/// Regression: a place near the end of the address space overflowed when the devices were told of
+/// the read.
+#[test]
+fn a_place_behind_everything_is_an_error() {
+    let Some(judges) = judges::require() else { return };
+    let fill = |root: &Path| fill::write(&root.join("file"), &vec![b'd'; 1 << 20]);
+    let recipe = Recipe::new().devices(2).mib(MIB).mkfs("-d raid1 -m raid1 -n 64k");
+    let disks = recipe.fill(fill).make(&judges);
+    let mut items = move_data(&disks);
+    for (_, copies) in &mut items {
+        for copy in copies.chunks_mut(16) {
+            copy[8..].copy_from_slice(&(u64::MAX - 4095).to_le_bytes());
+        }
+    }
+    convert(&disks, items, |_| true);
+    let volume = open(&disks, &[0, 1], &OpenOptions::default());
+    read(&volume, &mut vec![0; 1 << 20]).expect_err("it is on no device");
+}
+
 #[test]
 fn a_bad_copy_is_read_around() {
     let Some(judges) = judges::require() else { return };
