@@ -57,8 +57,8 @@ pub trait Delegate: Send + Sync + fmt::Debug {
         self.inner().read_at(offset, buf)
     }
 
-    /// By default [`read_at`](Self::read_at), so it can be served by the page cache of the host, and
-    /// a scrub above does not verify the medium.
+    /// By default [`read_at`](Self::read_at), so it can be served by the page cache of the host,
+    /// and a scrub above does not verify the medium.
     fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         Delegate::read_at(self, offset, buf)
     }
@@ -71,8 +71,8 @@ pub trait Delegate: Send + Sync + fmt::Debug {
         self.inner().write_at(offset, buf)
     }
 
-    /// By default one [`write_at`](Self::write_at) for each buffer, so one large request becomes many
-    /// small ones.
+    /// By default one [`write_at`](Self::write_at) for each buffer, so one large request becomes
+    /// many small ones.
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let mut at = offset;
         for buf in bufs {

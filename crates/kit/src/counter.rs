@@ -1,7 +1,7 @@
 //! Sums that must not fall below zero, and what ends writing when one would.
 //!
-//! Many threads add to the sums of reserved, free and used space, and subtract from them. A sum that
-//! falls below zero wraps to more than the volume has, and from then on everything fits. So a
+//! Many threads add to the sums of reserved, free and used space, and subtract from them. A sum
+//! that falls below zero wraps to more than the volume has, and from then on everything fits. So a
 //! [`Counter`] keeps its value when a thread subtracts more than that, and ends all writing: after
 //! one wrong sum, the engine does not know what is free.
 
@@ -39,8 +39,8 @@ impl Stop {
         self.set_and(problem, || ());
     }
 
-    /// The same, with `between` called when writing has ended and before [`OnStop`] is called, which
-    /// may panic.
+    /// The same, with `between` called when writing has ended and before [`OnStop`] is called,
+    /// which may panic.
     pub fn set_and(&self, problem: &str, between: impl FnOnce()) {
         let is_first = self.cause.set(problem.to_owned()).is_ok();
         between();
@@ -91,7 +91,8 @@ impl Counter {
         self.value.fetch_add(by, SeqCst);
     }
 
-    /// There are `by` less. When that is more than the value, the value stays, and all writing ends.
+    /// There are `by` less. When that is more than the value, the value stays, and all writing
+    /// ends.
     pub fn sub(&self, by: u64) {
         let less = self.value.fetch_update(SeqCst, SeqCst, |value| value.checked_sub(by));
         if let Err(value) = less {

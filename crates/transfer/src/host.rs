@@ -46,8 +46,8 @@ pub fn umask() -> u32 {
 /// These need two things that belong to the whole process, so the program prepares them and not the
 /// transfer. Nothing else in this crate changes the process, but for a moment [`umask`].
 ///
-/// - *No file mode creation mask.* The permissions of a file come from the volume. Those that it has
-///   until then are given with each call, and a mask would take bits away from both.
+/// - *No file mode creation mask.* The permissions of a file come from the volume. Those that it
+///   has until then are given with each call, and a mask would take bits away from both.
 /// - *Many open files.* A walk keeps one directory open for each level, or two where it reads the
 ///   host. Workers keep the files open that they fill.
 #[derive(Clone, Copy, Debug)]

@@ -12,8 +12,8 @@
 //! [`Process`](host::Process) first.
 //!
 //! Four types say what went wrong. A [`Failure`] is why a transfer did not begin or could not
-//! continue. [`Problems`](extract::Problems) collects what went wrong with single files, reports it to
-//! the [`Watcher`] of the program, and counts it; [`Worst`] is the worst of that, from which the
+//! continue. [`Problems`](extract::Problems) collects what went wrong with single files, reports it
+//! to the [`Watcher`] of the program, and counts it; [`Worst`] is the worst of that, from which the
 //! program makes its exit status. A `Trouble` is the problem of one file on its way to `Problems`;
 //! each direction has its own, and callers never see it.
 

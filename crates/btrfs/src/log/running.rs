@@ -17,10 +17,10 @@
 //!    waits for those only for a moment (`record`).
 //! 2. A block that was taken off for writing never changes: a writer copies it. No block is freed
 //!    before the commit, so the log that a superblock on the devices names stays intact.
-//! 3. Every reason that makes a log invalid is an [`Obstacle`](crate::transaction::Obstacle), which stays
-//!    for the whole transaction. It is set before any thread can log something that depends on it.
-//!    The writer of a batch checks it when all blocks of the batch exist. So it writes a valid log, or it writes
-//!    none and a commit follows.
+//! 3. Every reason that makes a log invalid is an [`Obstacle`](crate::transaction::Obstacle), which
+//!    stays for the whole transaction. It is set before any thread can log something that depends
+//!    on it. The writer of a batch checks it when all blocks of the batch exist. So it writes a
+//!    valid log, or it writes none and a commit follows.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;

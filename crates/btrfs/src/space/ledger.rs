@@ -19,9 +19,9 @@
 //! Promises may exceed the free space. While more than half of the members belongs to no chunk, the
 //! bytes of the next chunk of metadata count as well, once, with the length that it would have now.
 //! For example, with 10 MiB free and a next chunk of 256 MiB, callers may get promises of up to 266
-//! MiB, less the amounts below. A chunk of another kind is not allocated if that would make the next
-//! chunk too short for the promises. When less of the members is unallocated, the next chunk counts
-//! as 0, and the last chunks go to the callers that need one first.
+//! MiB, less the amounts below. A chunk of another kind is not allocated if that would make the
+//! next chunk too short for the promises. When less of the members is unallocated, the next chunk
+//! counts as 0, and the last chunks go to the callers that need one first.
 //!
 //! # Invariants
 //!
