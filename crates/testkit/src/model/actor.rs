@@ -51,6 +51,9 @@ pub struct Actor<'a> {
     fixed: Vec<Pair>,
     holes: bool,
     unsummed: Option<&'a HashSet<FileId>>,
+    /// Files of ours whose flags the actor has set. An empty file that had no checksums has some
+    /// from then on.
+    reflagged: HashSet<FileId>,
     may_be_full: bool,
     subvolumes: Option<&'a dyn Subvolumes>,
     tell: &'a (dyn Fn(&'static str) + Sync),
@@ -97,6 +100,7 @@ impl<'a> Actor<'a> {
             fixed: Vec::new(),
             holes: true,
             unsummed: None,
+            reflagged: HashSet::new(),
             may_be_full: false,
             subvolumes: None,
             tell: &|_| {},

@@ -51,6 +51,9 @@ impl Actor<'_> {
         }
         let at = self.at;
         let is_set = self.both("set_flags", |fs, of| fs.set_flags(of(file), flags, at)).is_some();
+        if is_set {
+            self.reflagged.insert(file.ours);
+        }
         if is_set && flags.intersects(FIXED) {
             self.fixed.push(file);
         }

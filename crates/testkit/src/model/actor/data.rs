@@ -134,7 +134,11 @@ impl Actor<'_> {
                     let flags = self.model.flags(file.model).unwrap_or_default();
                     (unsummed.contains(&file.ours), flags.contains(FileFlags::NODATACOW))
                 };
-                if looks(from) == looks(to) { kind } else { 3 }
+                let is_known = |file: Pair| {
+                    !unsummed.contains(&file.ours) || !self.reflagged.contains(&file.ours)
+                };
+                let are_alike = looks(from) == looks(to) && is_known(from) && is_known(to);
+                if are_alike { kind } else { 3 }
             }
             None => kind,
         };
