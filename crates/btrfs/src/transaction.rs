@@ -465,9 +465,7 @@ impl Base {
             item_cost: 0,
         })
     }
-}
 
-impl Base {
     /// Joins the running transaction once the one before it is on the devices. Until the handle is
     /// dropped, that one stays the last commit.
     ///
@@ -485,9 +483,7 @@ impl Base {
             live.wait_for_commit()?;
         }
     }
-}
 
-impl Base {
     /// Joins if space for `items` is free and no ticket waits. A caller that makes room, or writes
     /// back, takes the reserve for that even while tickets wait.
     pub(crate) fn try_join<'v>(

@@ -53,8 +53,8 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// The user who runs this program, or the client for whom the process that serves a mount
-    /// works.
+    /// The user of this program. In the process that serves a mount, it is the client that asked
+    /// for the verb.
     pub(crate) fn of(arguments: &OpenArguments) -> Result<Self> {
         if let Some(live) = &arguments.live {
             return Ok(live.caller);
@@ -284,7 +284,7 @@ impl<'a, 'f> Report<'a, 'f> {
 
     /// The place with this path, in the form of the command line.
     pub(crate) fn place(&self, path: &[u8]) -> Vec<u8> {
-        [self.volume.as_os_str().as_bytes(), b":", path].concat()
+        place_in(self.volume, path)
     }
 
     /// Prints an error about the file at `path`.
@@ -418,4 +418,9 @@ impl Aim {
 /// The path of `name` in `directory`, for messages.
 pub(crate) fn joined(directory: &[u8], name: &[u8]) -> Vec<u8> {
     [directory.strip_suffix(b"/").unwrap_or(directory), b"/", name].concat()
+}
+
+/// The place of `path` in `volume`, in the form of the command line.
+pub(crate) fn place_in(volume: &Path, path: &[u8]) -> Vec<u8> {
+    [volume.as_os_str().as_bytes(), b":", path].concat()
 }

@@ -29,7 +29,7 @@ pub(crate) struct Live {
     pub(crate) caches: KernelCaches,
     /// The client that asks for the verb.
     pub(crate) caller: Caller,
-    /// What the client may do; `None` for root, who may do everything.
+    /// The rights of the client; `None` for root, which has all of them.
     pub(crate) rights: Option<Rights>,
     /// Whether the client still waits for the result.
     pub(crate) is_wanted: Box<dyn Fn() -> bool + Send + Sync>,

@@ -41,7 +41,6 @@ use std::io::Write;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::UNIX_EPOCH;
 
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{FileSystemMut, Result};
@@ -105,17 +104,4 @@ pub fn report(what: impl Display) {
     let name = thread.name().unwrap_or("a test");
     // If standard error is closed, there is no reader to inform.
     let _ = writeln!(std::io::stderr(), "{name}: {what}");
-}
-
-/// The seed of this test: the number in the variable `OFFSHOOT_SEED`, or else a new one. Prints it.
-#[must_use]
-pub fn seed() -> u64 {
-    let given = std::env::var("OFFSHOOT_SEED").ok();
-    let seed = given.map_or_else(
-        || UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_nanos())),
-        |seed| seed.parse().expect("OFFSHOOT_SEED is a number"),
-    );
-    let thread = std::thread::current();
-    println!("{}: OFFSHOOT_SEED={seed}", thread.name().unwrap_or("a test"));
-    seed
 }

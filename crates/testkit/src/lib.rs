@@ -17,6 +17,7 @@
 //! | [`random`] | reproducible bytes |
 //! | [`scratch_dir`] | where images are |
 //! | [`sharing`] | space that files share, by the kernel |
+//! | [`threads`] | the end of threads that work beside a test |
 //! | [`io_uring`] | FUSE over io_uring switched on in the kernel |
 //! | [`btrfs`] | the judges of that format, and volumes for them |
 //!
@@ -41,6 +42,7 @@ pub mod names;
 pub mod random;
 mod scratch;
 pub mod sharing;
+pub mod threads;
 
 pub use offshoot_machine::run;
 pub use scratch::scratch_dir;

@@ -78,6 +78,9 @@ struct Waiting {
     cookie: u64,
 }
 
+/// The deepest tree that a caller without a limit of its own walks: far deeper than any path.
+pub const DEPTH_MAX: usize = 1 << 16;
+
 /// Shows everything below `top`, which the visitor has entered as `directory`.
 pub fn walk<V: Visitor>(
     fs: &dyn FileSystem,

@@ -117,8 +117,8 @@ pub(super) struct Logged {
 }
 
 impl RunningLog {
-    /// The transaction is finished, and nobody has a handle of it. Gives its trees, which nobody
-    /// needs any more.
+    /// Ends the log of a finished transaction, of which no thread has a handle. Returns its trees,
+    /// which the caller drops.
     pub(crate) fn end(&self) -> Trees {
         *self.progress.lock() = Progress::default();
         std::mem::take(&mut *self.trees.lock())

@@ -337,8 +337,8 @@ impl Space {
         !line.is_before(demand.kind) && ledger.grant(&line, demand, &|| self.floor(purpose))
     }
 
-    /// Grants `demand` if it fits, whoever waits: for a caller that makes room for the waiting
-    /// threads.
+    /// Grants `demand` if it fits, also before the tickets in line: the caller makes room for
+    /// these.
     pub(super) fn try_grant_aside(&self, purpose: Purpose, demand: Demand) -> bool {
         let ledger = self.ledger(purpose);
         ledger.grant(&ledger.line(), demand, &|| self.floor(purpose))

@@ -5,8 +5,9 @@
 //! failure prints it. With `OFFSHOOT_JUDGED_EVERY=100` the outside judges look at one state of 100.
 
 use offshoot_device::CrashPlan;
+use offshoot_testkit::crash::Workload;
 use offshoot_testkit::crash::generate::{Generator, long};
-use offshoot_testkit::crash::{Workload, seed};
+use offshoot_testkit::random::seed_of_run;
 
 use crate::engine::{
     DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
@@ -52,7 +53,7 @@ fn judged_every() -> usize {
 #[ignore = "takes as long as one likes; cargo xtask campaign crash runs it"]
 fn campaign() {
     let generator = Generator::default();
-    let seed = seed();
+    let seed = seed_of_run();
     let plan = CrashPlan { exhaustive_limit: 6, samples_per_epoch: 40, seed, torn: true };
     let what = std::env::var("OFFSHOOT_WORKLOADS").unwrap_or_else(|_| "one".to_owned());
     let ones = || (0..generator.ones()).map(|number| generator.one(number));

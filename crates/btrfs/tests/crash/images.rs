@@ -11,7 +11,8 @@ use offshoot_device::{BlockDevice, MemoryDevice, Qcow2Header, Qcow2Options, open
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Opened, report, seed};
+use offshoot_testkit::crash::{Devices, Engine, Opened, report};
+use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::{Error, Result};
 
 use crate::engine::{DISCARDING, ONE, OURS, Ours, volume};
@@ -74,7 +75,7 @@ fn in_images() {
     if judges::require().is_none() {
         return;
     }
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     let dir = tempfile::tempdir().expect("a directory");
     for (number, engine, words) in [
         (1, OURS, &["-o", "cluster_size=64k"][..]),

@@ -50,8 +50,8 @@ use offshoot_testkit::crash::explore::{Explorer, Judge};
 use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::workload::Runner;
-use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, report, seed};
-use offshoot_testkit::random::Random;
+use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, report};
+use offshoot_testkit::random::{Random, seed_of_run};
 
 use engine::{
     ALL_TWICE, DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
@@ -147,14 +147,14 @@ fn some_twos(generator: &Generator, count: usize, seed: u64) -> impl Iterator<It
 
 #[test]
 fn one_operation() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     let all = (0..generator.ones()).map(|number| generator.one(number));
     explore(&OURS, ONE, plan(seed), 1000, all);
 }
 
 #[test]
 fn two_operations() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     let of_kinds = (1..).zip(KINDS).flat_map(|(number, is_of_kind)| {
         let all = some_twos(&generator, usize::MAX, seed.wrapping_add(number));
         all.filter(is_of_kind).take(OF_A_KIND)
@@ -164,27 +164,27 @@ fn two_operations() {
 
 #[test]
 fn one_operation_without_logs() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     let all = (0..generator.ones()).map(|number| generator.one(number));
     explore(&WITHOUT_LOGS, ONE, plan(seed), 1000, all);
 }
 
 #[test]
 fn two_operations_without_logs() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     explore(&WITHOUT_LOGS, ONE, plan(seed), 1000, some_twos(&generator, TWOS, seed));
 }
 
 #[test]
 fn compressed() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     let twos = some_twos(&generator, 30, seed);
     explore(&PACKING, ONE, plan(seed), 250, twos.chain([long::rounds(6)]));
 }
 
 #[test]
 fn several_members() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     for (number, shape) in (1..).zip(SETS) {
         explore(
             &OURS,
@@ -198,7 +198,7 @@ fn several_members() {
 
 #[test]
 fn commits_by_itself() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     assert_commits_by_itself(&volume(seed, ONE));
     let twos = some_twos(&generator, 30, seed);
     explore(&EAGER, ONE, plan(seed), 1000, twos.chain([long::rounds(4)]));
@@ -218,7 +218,7 @@ fn assert_commits_by_itself(devices: &Devices) {
 
 #[test]
 fn discarding() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     assert_discards(&volume(seed, SMALL));
     let twos = some_twos(&generator, 80, seed);
     let whole = CrashPlan { torn: false, ..plan(seed) };
@@ -245,7 +245,7 @@ fn assert_discards(devices: &Devices) {
 #[test]
 fn quotas() {
     let Some(judges) = judges::require() else { return };
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     for options in ["-O bgt,quota", "-O bgt,squota", "-O bgt,squota -n 4096"] {
         let image = made_by_progs(&judges, options);
         let twos = some_twos(&generator, 10, seed);
@@ -263,7 +263,7 @@ fn is_about_subvolumes(op: &Op) -> bool {
 
 #[test]
 fn rounds() {
-    let plan = CrashPlan { samples_per_epoch: 12, ..plan(seed()) };
+    let plan = CrashPlan { samples_per_epoch: 12, ..plan(seed_of_run()) };
     for shape in [ONE, SMALL_NODES] {
         explore(&OURS, shape, plan, 200, std::iter::once(long::rounds(12)));
     }
@@ -271,13 +271,13 @@ fn rounds() {
 
 #[test]
 fn small_nodes() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     explore(&OURS, SMALL_NODES, plan(seed), 1000, some_twos(&generator, 50, seed));
 }
 
 #[test]
 fn tides() {
-    let (seed, workload) = (seed(), long::tides(4, 5 << 20));
+    let (seed, workload) = (seed_of_run(), long::tides(4, 5 << 20));
     assert_moves_chunks(&workload, &volume(seed, ONE));
     let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed) };
     explore(&OURS, ONE, plan, 100, std::iter::once(workload));
@@ -311,7 +311,7 @@ fn brink_plan(seed: u64) -> CrashPlan {
 
 #[test]
 fn brink() {
-    let (seed, workload) = (seed(), long::brink(3, 512 << 10));
+    let (seed, workload) = (seed_of_run(), long::brink(3, 512 << 10));
     assert_makes_room(&workload, &volume(seed, SMALL));
     assert_moves_chunks(&workload, &volume(seed, SMALL));
     explore(&OURS, SMALL, brink_plan(seed), 100, std::iter::once(workload));
@@ -319,7 +319,7 @@ fn brink() {
 
 #[test]
 fn brink_of_mixed_groups() {
-    let (seed, workload) = (seed(), long::brink(2, 256 << 10));
+    let (seed, workload) = (seed_of_run(), long::brink(2, 256 << 10));
     assert_makes_room(&workload, &volume(seed, TINY));
     explore(&OURS, TINY, brink_plan(seed), 100, std::iter::once(workload));
 }
@@ -372,7 +372,7 @@ fn inflict(seed: u64, workloads: impl Fn() -> Vec<Workload>) {
 
 #[test]
 fn faults() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     inflict(seed, || {
         let ones = (0..generator.ones()).step_by(FAULTY).map(|number| generator.one(number));
         ones.chain(some_twos(&generator, 5, seed)).chain([long::rounds(3)]).collect()

@@ -15,7 +15,8 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::crash::explore::{Explorer, Judge, Tally};
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Workload, report, seed};
+use offshoot_testkit::crash::{Devices, Engine, Workload, report};
+use offshoot_testkit::random::seed_of_run;
 use offshoot_testkit::run::command;
 use offshoot_vfs::{
     Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp,
@@ -472,7 +473,7 @@ fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
 /// does not trust the member, and the member can come back.
 #[test]
 fn cuts_behind_failures() {
-    let (seed, generator) = (seed(), Generator::default());
+    let (seed, generator) = (seed_of_run(), Generator::default());
     let outside = Outside::new();
     let judge = |devices: &[Arc<MemoryDevice>]| {
         let copy: Vec<_> = devices.iter().map(|one| Arc::new(one.snapshot())).collect();

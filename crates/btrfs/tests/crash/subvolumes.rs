@@ -15,8 +15,8 @@ use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
-use offshoot_testkit::crash::{Devices, report, seed};
-use offshoot_testkit::random::Random;
+use offshoot_testkit::crash::{Devices, report};
+use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
     self as vfs, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
     Timestamp,
@@ -321,7 +321,7 @@ fn all_pairs() -> Vec<(Op, Op)> {
 
 #[test]
 fn subvolumes() {
-    let seed = seed();
+    let seed = seed_of_run();
     let (mut random, all) = (Random::new(seed), all_pairs());
     let mut some = |count: usize| -> Vec<_> {
         let mut number = || usize::try_from(random.below(all.len() as u64)).expect("an index");
@@ -363,7 +363,7 @@ fn set_up_large(fs: &Filesystem) -> Result<()> {
 /// that opens the volume next drops the rest.
 #[test]
 fn a_drop_that_is_cut_between_its_steps() {
-    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed()) };
+    let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed_of_run()) };
     let base = base(plan.seed, SMALL_NODES, set_up_large);
     let outside = Outside::new();
     // A step changes one tree block, which is already more than this limit.

@@ -10,7 +10,7 @@ use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::Compare;
-use offshoot_testkit::crash::seed;
+use offshoot_testkit::random::seed_of_run;
 
 use crate::cut::{SHAPES, cut, read_only, replay, shell};
 
@@ -30,7 +30,7 @@ fn a_replay_that_is_cut() {
         let shared = || devices.iter().map(|one| one.clone() as Arc<dyn BlockDevice>).collect();
         let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
         drop(Volume::open_writable(shared(), &options).expect("it is replayed"));
-        let plan = CrashPlan { seed: seed(), samples_per_epoch: 24, ..CrashPlan::default() };
+        let plan = CrashPlan { seed: seed_of_run(), samples_per_epoch: 24, ..CrashPlan::default() };
         let mut seen = HashSet::new();
         let (mut pending, mut done) = (0, 0);
         for state in devices[0].log().states(&plan) {

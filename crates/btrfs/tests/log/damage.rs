@@ -9,8 +9,7 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::crash::seed;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Error, FileSystem, FileSystemMut};
 
 use crate::by_us::{new_file, open};
@@ -225,7 +224,7 @@ fn all_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
 #[test]
 fn hostile_logs() {
     let Some(judges) = judges::require() else { return };
-    let mut random = Random::new(seed());
+    let mut random = Random::new(seed_of_run());
     let cases: u64 = std::env::var("OFFSHOOT_SWEEP").map_or(300, |n| n.parse().expect("a number"));
     let (mut opened, mut refused) = (0, 0);
     for (shape, node_size) in [(PLAIN, 16384), (SHAPES[2], 4096)] {

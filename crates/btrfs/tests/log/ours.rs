@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{
     DirEntry, Fallocate, FileId, FileSystem, FileSystemMut, NewFile, Place, Rename, SetAttr,
     Timestamp, XattrMode,
@@ -452,7 +453,7 @@ fn many_who_fsync_in_one_directory() {
                 }
             });
         }
-        let _end = End(&is_done);
+        let _end = SetOnDrop(&is_done);
         for cut in 0..CUTS {
             std::thread::sleep(std::time::Duration::from_millis(50));
             let (copy, promised) = {
@@ -480,13 +481,4 @@ fn many_who_fsync_in_one_directory() {
     assert!(stats.fsyncs_logged > stats.log_writes, "nobody shared a write: {stats:?}");
     drop((fs, volume));
     disks.assert_checks();
-}
-
-/// Ends the threads when it is dropped, also when a cut fails the test.
-struct End<'e>(&'e AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }

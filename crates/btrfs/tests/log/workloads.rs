@@ -15,9 +15,9 @@ use offshoot_testkit::btrfs::disks::{Disks, Mount};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Op, Promised, Step, Workload, seed};
+use offshoot_testkit::crash::{Op, Promised, Step, Workload};
 use offshoot_testkit::host::HostFilesystem;
-use offshoot_testkit::random::Random;
+use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Fallocate, FileSystem};
 
 use crate::calls::Calls;
@@ -255,7 +255,7 @@ pub(crate) fn twos() -> Vec<Workload> {
         let named = |name| generator.by_name(name).expect("the name of a workload");
         return names.split(',').map(named).collect();
     }
-    let mut random = Random::new(seed());
+    let mut random = Random::new(seed_of_run());
     let count = std::env::var("OFFSHOOT_SWEEP").map_or(144, |n| n.parse().expect("a number"));
     let all = generator.twos() as u64;
     let numbers: BTreeSet<_> = (0..count).map(|_| random.below(all)).collect();

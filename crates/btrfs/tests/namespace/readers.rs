@@ -18,6 +18,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
+use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{FileFlags, FileId, FileSystem, FileSystemMut, SetAttr};
 
 use crate::common::{AT, NEW, at, check, in_memory, place};
@@ -71,7 +72,7 @@ fn write_and_read(fs: &Filesystem, dir: FileId) {
             let (written, reads) = (is_done.clone(), &reads);
             scope.spawn(move || {
                 // Also when the writer fails: otherwise the reader would never end.
-                let _end = End(&is_done);
+                let _end = SetOnDrop(&is_done);
                 write(fs, file, number, random(0));
             });
             scope.spawn(move || {
@@ -86,15 +87,6 @@ fn write_and_read(fs: &Filesystem, dir: FileId) {
     let reads = reads.into_inner();
     assert!(reads > 100, "{reads} reads show little");
     fs.sync().expect("a commit");
-}
-
-/// Tells the reader that its writer has ended.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// The byte that a file has at an offset that was written: no other file has this byte anywhere.

@@ -12,6 +12,7 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use uuid::Uuid;
 
@@ -83,15 +84,6 @@ fn work(fs: &Filesystem, dir: FileId, seed: u64, is_over: &AtomicBool) {
     }
 }
 
-/// Ends the other threads when the test ends, also when it fails.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Where the devices hold a sector that begins with these bytes.
 fn places_of(devices: &Devices, sector: &[u8]) -> Vec<(usize, u64)> {
     let mut places = Vec::new();
@@ -129,7 +121,7 @@ fn beside_writers(devices: &Devices, copies: usize) {
             let (fs, is_over) = (&fs, &is_over);
             scope.spawn(move || work(fs, *dir, seed, is_over));
         }
-        let _end = End(&is_over);
+        let _end = SetOnDrop(&is_over);
         for round in 0..ROUNDS {
             // In every third round, the test damages one copy of a sector.
             let number = usize::try_from(round).expect("few") * 5;

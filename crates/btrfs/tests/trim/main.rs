@@ -26,6 +26,7 @@ use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
+use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use uuid::Uuid;
 
@@ -268,15 +269,6 @@ fn beside_writers_on_a_full_volume() {
     beside_writers(&spoiling(1, 40, [Profile::Single, Profile::Single]), 6, 200);
 }
 
-/// Ends the trimming thread when the test ends, also when it fails.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Chunks are allocated while other threads trim, and block groups are removed while their space is
 /// being discarded.
 #[test]
@@ -292,7 +284,7 @@ fn beside_chunks_that_come_and_go() {
                 fs.volume().trim().expect("memory can be trimmed");
             }
         });
-        let _end = End(&is_over);
+        let _end = SetOnDrop(&is_over);
         let chunks: Vec<_> = (0..12)
             .map(|round| {
                 let expected = vec![round + 1; LEN];

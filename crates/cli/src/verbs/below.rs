@@ -1,13 +1,10 @@
 //! Visits a file and, with `-R`, everything below it, for verbs that change attributes.
 
 use offshoot_vfs::path::{LastLink, at_path, resolve};
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
 use crate::edit::{Report, joined};
-
-/// The deepest tree that is walked: far deeper than any path.
-const DEPTH_MAX: usize = 1 << 16;
 
 /// The change of one file. It gets the attributes, the path, and the report for errors.
 type Change<'c> =

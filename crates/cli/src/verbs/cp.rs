@@ -26,7 +26,7 @@ use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, SafeName, Timestamp};
 
 use crate::args::{Attribute, CpArguments, Reflink};
-use crate::edit::{Aim, Volumes, joined, moment, require_one_source};
+use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::interrupt;
 use crate::occupied;
@@ -602,9 +602,4 @@ fn becomes(
             aim.new_name(fs, path, name, is_directory).map(Becomes::Name)
         }
     }
-}
-
-/// A place in the form of the command line.
-fn place_in(volume: &Path, path: &[u8]) -> Vec<u8> {
-    [volume.as_os_str().as_bytes(), b":", path].concat()
 }

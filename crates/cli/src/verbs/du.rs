@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 use serde::Serialize;
 
@@ -24,9 +24,6 @@ use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, human_size, json_name, short_size, write_line, write_name};
 use crate::places::{Failures, Places};
 use crate::session::PlaceSession;
-
-/// The deepest tree that is walked: far deeper than any path.
-const DEPTH_MAX: usize = 1 << 16;
 
 /// The space of some files.
 #[derive(Clone, Copy, Default)]

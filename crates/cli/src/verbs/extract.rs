@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use offshoot_vfs::path::{LastLink, climb_file};
 use offshoot_vfs::{FileId, FileSystem, Version};
 
 use crate::args::ExtractArguments;
-use crate::edit::moment;
+use crate::edit::{moment, place_in};
 use crate::exit::{ExitStatus, Failure, Result, reported};
 use crate::interrupt;
 use crate::occupied;
@@ -41,7 +40,7 @@ pub(super) fn run(
     let top = session.file(LastLink::Follow)?;
     let path =
         climb_file(&*session.fs, top, &session.path).map_err(|error| session.named(error))?;
-    let path = [session.volume.as_os_str().as_bytes(), b":", &path].concat();
+    let path = place_in(&session.volume, &path);
     let source = Source { fs: &*session.fs as &dyn FileSystem, top, path: &path };
     let outcome = match (&arguments.tar, &arguments.destination) {
         (Some(_), _) if to_stdout => {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, resolve, resolve_end};
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Nameless, Timestamp};
 
 use super::rm::require_name;
@@ -29,9 +29,6 @@ use crate::place::Place;
 use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree};
 use expression::{Count, Expression, Kind, Numbered, Search, Which, beginning, parse};
-
-/// The deepest tree that is walked: far deeper than any path.
-const DEPTH_MAX: usize = 1 << 16;
 
 pub(super) fn run(
     arguments: &FindArguments,

@@ -8,7 +8,7 @@ use offshoot_vfs::path::{LastLink, at_path, last_name, leads_to_itself, resolve,
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, make_over};
 
 use crate::args::LnArguments;
-use crate::edit::{Aim, Caller, Volumes, is_same, joined, new_file, require_one_volume};
+use crate::edit::{Aim, Caller, Volumes, is_same, joined, new_file, place_in, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, write_name};
 use crate::place::Place as NamedPlace;
@@ -43,7 +43,7 @@ pub(super) fn run(arguments: &LnArguments, out: &mut dyn Write, console: &Arc<Co
     let mut told = Ok(());
     match linked {
         Ok(new) if arguments.verbose => {
-            let place = [volume.as_os_str().as_bytes(), b":", &new].concat();
+            let place = place_in(volume, &new);
             told = tell(out, &place, arguments);
         }
         Ok(_) => {}

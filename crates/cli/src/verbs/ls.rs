@@ -22,6 +22,7 @@ use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Nameless};
 
 use crate::args::LsArguments;
+use crate::edit::{joined, place_in};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name, write_name};
 use crate::places::{Failures, Places};
@@ -294,11 +295,7 @@ impl<'a, 'o> Listing<'a, 'o> {
 impl Tree<'_, '_, '_> {
     /// The path, after the name of the volume if there are several volumes.
     fn full_path(&self, path: &[u8]) -> Vec<u8> {
-        if self.listing.names_volume {
-            [self.volume.as_os_str().as_bytes(), b":", path].concat()
-        } else {
-            path.to_vec()
-        }
+        if self.listing.names_volume { place_in(self.volume, path) } else { path.to_vec() }
     }
 
     fn directory(&mut self, mut path: Vec<u8>) -> Result {
@@ -323,7 +320,7 @@ impl Tree<'_, '_, '_> {
                 continue;
             };
             held = held.saturating_sub(1);
-            path = join(&path, &next.name);
+            path = joined(&path, &next.name);
             match self.may_enter(level.directory, &next, path.len()) {
                 Ok(Entrance::Walk) => {
                     self.begin(&path)?;
@@ -542,9 +539,9 @@ impl Tree<'_, '_, '_> {
         }
         match attr_of(self.fs, &entry.name, entry.file) {
             Ok(_) if is_plain && matches!(self.listing.form, Form::Lines(_)) => Ok(()),
-            Ok(attr) => self.show(&join(directory, &entry.name), &entry.name, &attr),
+            Ok(attr) => self.show(&joined(directory, &entry.name), &entry.name, &attr),
             Err(error) => {
-                self.error(&join(directory, &entry.name), &error);
+                self.error(&joined(directory, &entry.name), &error);
                 Ok(())
             }
         }
@@ -594,11 +591,6 @@ impl Tree<'_, '_, '_> {
             failures.note(status);
         }
     }
-}
-
-fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
-    let directory = directory.strip_suffix(b"/").unwrap_or(directory);
-    [directory, b"/", name].concat()
 }
 
 #[cfg(test)]

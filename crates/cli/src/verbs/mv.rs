@@ -11,7 +11,7 @@ use offshoot_vfs::path::{LastLink, at_path, bare, last_name, resolve, resolve_en
 use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
 
 use crate::args::MvArguments;
-use crate::edit::{Aim, Volumes, joined, moment, require_one_source, require_one_volume};
+use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source, require_one_volume};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, words, write_name};
 use crate::place::Place as NamedPlace;
@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Co
     for place in places {
         sources.extend(expand(&*fs, &place.path).map_err(inside)?);
     }
-    let shown = |path: &[u8]| [volume.as_os_str().as_bytes(), b":", path].concat();
+    let shown = |path: &[u8]| place_in(&volume, path);
     let more = sources.get(1).map(|path| shown(path));
     require_one_source(arguments.no_target_directory, more.as_deref())?;
     let aim = Aim::of(&*fs, &path, arguments.no_target_directory, sources.len(), LastLink::Keep)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Place, Timestamp};
 
 use crate::args::RmArguments;
@@ -14,9 +14,6 @@ use crate::exit::Result;
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
 use crate::place::Place as NamedPlace;
-
-/// The deepest tree that is removed: far deeper than any path.
-const DEPTH_MAX: usize = 1 << 16;
 
 pub(super) fn run(arguments: &RmArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;

@@ -11,6 +11,7 @@ use offshoot_vfs::FileType;
 use offshoot_vfs::path::LastLink;
 
 use crate::args::StatArguments;
+use crate::edit::place_in;
 use crate::exit::{Failure, Result};
 use crate::output::{
     CivilTime, Console, Escaped, FileRecord, ModeLetters, Owners, json_name, shown_inode,
@@ -52,7 +53,7 @@ fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) 
     };
     if let Some(format) = arguments.format.as_ref().or(arguments.printf.as_ref()) {
         let subject = Subject {
-            name: &[session.volume.as_os_str().as_bytes(), b":", &session.path].concat(),
+            name: &place_in(&session.volume, &session.path),
             attr: &attr,
             target: target.as_deref(),
             owners: &Owners::of(&*session.fs),

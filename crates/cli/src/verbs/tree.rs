@@ -8,6 +8,7 @@ use offshoot_vfs::path::LastLink;
 use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 
 use crate::args::TreeVerbArguments;
+use crate::edit::place_in;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::listed::{Listed, listed};
 use crate::output::{Console, Escaped, FileRecord, json_name, write_line, write_name};
@@ -55,7 +56,7 @@ impl Tree<'_> {
     fn place(&mut self, session: &PlaceSession) -> Result {
         let file = session.file(LastLink::Follow)?;
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
-        let top = [session.volume.as_os_str().as_bytes(), b":", &session.path].concat();
+        let top = place_in(&session.volume, &session.path);
         if self.arguments.json {
             self.record(session, &session.path, &attr)?;
         } else {

@@ -1,22 +1,24 @@
 //! Verbs on a mounted volume.
 
+mod clients;
+mod deleted;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use offshoot_testkit::btrfs::disks::{Disks, Mount};
 use offshoot_testkit::btrfs::progs;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_testkit::run::run as run_host;
 use offshoot_testkit::scratch_dir;
-use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
+use offshoot_testkit::threads::SetOnDrop;
 use rustix::process::Signal;
 
 use super::program::copy_program;
@@ -224,15 +226,6 @@ fn mappings_are_in_the_snapshot() {
     disks.assert_checks();
 }
 
-/// Ends the work of all threads when one of them ends, also by a panic.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// A thread makes one file after another. A snapshot has all files up to one moment, among them all
 /// that were made before it was requested.
 #[test]
@@ -248,7 +241,7 @@ fn snapshots_among_writers() {
         for (writer, made) in made.iter().enumerate() {
             let (home, is_over) = (&home, &is_over);
             scope.spawn(move || {
-                let _ends = Ends(is_over);
+                let _ends = SetOnDrop(is_over);
                 for number in 0.. {
                     let name = home.join(format!("{writer}-{number}"));
                     fs::write(name, vec![1; 5000]).expect("a file");
@@ -259,7 +252,7 @@ fn snapshots_among_writers() {
                 }
             });
         }
-        let _ends = Ends(&is_over);
+        let _ends = SetOnDrop(&is_over);
         let counts = || made.each_ref().map(|made| made.load(Ordering::Acquire));
         for round in 0..5 {
             while counts().iter().any(|count| *count < round * 30 + 30) {
@@ -577,290 +570,4 @@ fn refused() {
     let dir = scratch_dir();
     let (code, _, said) = run("stats @", dir.path().to_str().expect("a plain path"));
     assert!(code == Some(1) && !said.contains("mounted"), "{said}");
-}
-
-/// Starts a listing that waits until its output is read.
-fn listing(mounted: &Mounted) -> Child {
-    let list = ["subvolume", "list", "--json"].map(OsStr::new);
-    let mut child = command()
-        .args([&list[..], &[mounted.path().as_os_str()]].concat())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
-    // With the first byte, the other process is doing the job.
-    let mut first = [0];
-    child.stdout.as_mut().expect("a pipe").read_exact(&mut first).expect("a byte");
-    child
-}
-
-/// The CPUs that a thread may run on. `thread` is its directory in `/proc`.
-fn cpus(thread: &Path) -> String {
-    let status = fs::read_to_string(thread.join("status")).expect("it is there");
-    let line = status.lines().find(|line| line.starts_with("Cpus_allowed:"));
-    line.expect("the kernel says it").to_owned()
-}
-
-/// The same of each thread that does a verb for another process.
-fn cpus_of_jobs(mounted: &Mounted) -> Vec<String> {
-    let threads = fs::read_dir(format!("/proc/{}/task", mounted.child.id())).expect("it runs");
-    let threads = threads.map(|thread| thread.expect("an entry").path());
-    let is_job = |thread: &std::path::PathBuf| {
-        fs::read_to_string(thread.join("comm")).is_ok_and(|name| name == "job\n")
-    };
-    threads.filter(is_job).map(|thread| cpus(&thread)).collect()
-}
-
-/// Clients that are killed leave nothing behind: all jobs that can run at a time are free again.
-#[test]
-fn clients_that_are_killed() {
-    let Some(judges) = require() else { return };
-    let disks = volume(&judges, 512);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
-    // More output than pipes and jobs can hold.
-    for hundred in 0..10 {
-        let all = (0..100).map(|number| format!("@/s{hundred}{number:02}"));
-        mounted.does(&format!("subvolume create {}", all.collect::<Vec<_>>().join(" ")));
-    }
-    for _ in 0..3 {
-        let mut clients: Vec<_> = (0..6).map(|_| listing(&mounted)).collect();
-        // One more client waits in the queue.
-        let mut late = command()
-            .args([
-                "subvolume".as_ref(),
-                "create".as_ref(),
-                mounted.path().join("late").as_os_str(),
-            ])
-            .spawn()
-            .expect("the program starts");
-        std::thread::sleep(Duration::from_millis(200));
-        assert!(!mounted.path().join("late").exists(), "it is done beside six others");
-        assert_eq!(cpus_of_jobs(&mounted), vec![cpus(Path::new("/proc/self")); 6]);
-        // They hold no lock that others need.
-        fs::write(mounted.path().join("file"), "x").expect("a file");
-        File::open(mounted.path()).and_then(|root| root.sync_all()).expect("a commit");
-        for client in &mut clients {
-            client.kill().expect("it runs");
-            client.wait().expect("a child");
-        }
-        let mut patience = (0..300).map(|_| {
-            std::thread::sleep(Duration::from_millis(100));
-            late.try_wait().expect("a child")
-        });
-        let status = patience.find_map(|status| status);
-        assert!(status.is_some_and(|status| status.success()), "it waits for who is gone");
-        mounted.does("subvolume delete @/late");
-    }
-    // A reader that closes its pipe ends the verb without an error.
-    let mut client = listing(&mounted);
-    drop(client.stdout.take());
-    assert!(client.wait().is_ok_and(|status| status.success()));
-    let mut client = listing(&mounted);
-    let mut rest = String::from("[");
-    client.stdout.take().expect("a pipe").read_to_string(&mut rest).expect("text");
-    assert!(client.wait().is_ok_and(|status| status.success()));
-    assert_eq!(rest.matches("\"id\"").count(), 1001);
-    mounted.unmount();
-    disks.assert_checks();
-}
-
-/// The request for a verb with these words and places.
-fn request(words: &[&str], places: &[&str]) -> [u8; 16_000] {
-    let texts = [words, places].concat().join("\0") + "\0";
-    let number = |len: usize| u32::try_from(len).expect("short");
-    let [count, others, len] = [words.len(), places.len(), texts.len()].map(number);
-    let head = [0, 0, 1, 0o022, 0, count, others, len].map(u32::to_ne_bytes).concat();
-    let mut data = [0; 16_000];
-    data[..32].copy_from_slice(&head);
-    data[32..][..texts.len()].copy_from_slice(texts.as_bytes());
-    data
-}
-
-/// Other ioctls, and ours with random contents, are refused. The next request is served as before.
-#[test]
-#[expect(unsafe_code, reason = "the standard library has no ioctls")]
-fn garbage() {
-    use rustix::io::Errno;
-    use rustix::ioctl::{Updater, ioctl, opcode};
-    const START: u32 = opcode::read_write::<[u8; 16_000]>(0xbf, 0x51);
-    const NEXT: u32 = opcode::read_write::<[u8; 8_000]>(0xbf, 0x52);
-    const OTHER: u32 = opcode::read_write::<[u8; 16_000]>(0xbf, 0x53);
-    let Some(judges) = require() else { return };
-    let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
-    fs::write(mounted.path().join("file"), "x").expect("a file");
-    let dir = File::open(mounted.path()).expect("a directory");
-    let file = File::open(mounted.path().join("file")).expect("a file");
-    // SAFETY: each number contains the length of the array that it is used with.
-    let start = |on: &File, mut data| unsafe { ioctl(on, Updater::<START, _>::new(&mut data)) };
-    let other = |on: &File, mut data| unsafe { ioctl(on, Updater::<OTHER, _>::new(&mut data)) };
-    let next = |on: &File| {
-        let mut data = [0_u8; 8_000];
-        unsafe { ioctl(on, Updater::<NEXT, _>::new(&mut data)) }?;
-        let number = |at: usize| u32::from_ne_bytes(*data[at..].first_chunk().expect("8,000"));
-        Ok::<_, Errno>((number(0), number(4)))
-    };
-    let ends = || loop {
-        match next(&dir).expect("a job") {
-            (3, code) => return code,
-            (kind, _) => assert!(kind < 3),
-        }
-    };
-    assert_eq!(next(&dir), Err(Errno::INVAL), "there is no job");
-    assert_eq!(other(&dir, [0_u8; 16_000]), Err(Errno::NOTTY));
-    let sound = request(&["subvolume", "create", "x"], &["/x"]);
-    assert_eq!(start(&file, sound), Err(Errno::NOTTY), "a file has no jobs");
-    assert_eq!(next(&file), Err(Errno::NOTTY));
-    assert_eq!(start(&dir, [0; 16_000]), Err(Errno::OPNOTSUPP), "another version");
-    let mut random = Random::new(seed_of_run());
-    let (mut done, mut refused) = (0, 0);
-    for _ in 0..300 {
-        let mut data = request(&["subvolume", "get", "x"], &["/"]);
-        for _ in 0..=random.below(2) {
-            let at = usize::try_from(random.below(60)).expect("little");
-            data[at] = random.bytes(1)[0];
-        }
-        match start(&dir, data) {
-            Ok(()) => {
-                ends();
-                done += 1;
-            }
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => refused += 1,
-            Err(errno) => panic!("{errno}"),
-        }
-    }
-    assert!(done > 30 && refused > 30, "{done} done, {refused} refused");
-    // Verbs that use files of the host, or more than the places that came with the request, are
-    // refused.
-    for (words, places) in [
-        (&["rm", "-r", "/x"][..], &["/"][..]),
-        (&["cp", "/etc/passwd", "x:/y"], &["/a", "/b"]),
-        (&["subvolume", "create", "--device", "/dev/null", "x"], &["/x"]),
-        (&["subvolume", "create", "x", "y"], &["/x"]),
-        (&["stats", "x"], &[]),
-        (&["mount", "x", "y"], &["/x"]),
-        (&["--help"], &[]),
-        (&[""], &[]),
-    ] {
-        start(&dir, request(words, places)).expect("a job");
-        assert_eq!(ends(), 2, "{words:?}");
-    }
-    assert_eq!(names(mounted.path()), ["file"]);
-    // A path cannot lead out of the volume.
-    start(&dir, request(&["subvolume", "create", "x"], &["../../x"])).expect("a job");
-    assert_eq!(ends(), 0);
-    assert_eq!(next(&dir), Ok((3, 0)), "as often as it is asked for");
-    assert_eq!(names(mounted.path()), ["file", "x"]);
-    start(&dir, request(&["subvolume", "create", "x"], &["/"])).expect("a job");
-    assert_eq!(ends(), 1);
-    drop((dir, file));
-    mounted.unmount();
-    disks.assert_checks();
-}
-
-/// What programs can do with open files of the subvolume `sub`, which `delete` deletes.
-fn used_when_deleted(root: &Path, delete: &dyn Fn(&Path)) -> Vec<String> {
-    let sub = root.join("sub");
-    let open = |path: &str| {
-        let file = File::options().read(true).write(true).open(sub.join(path));
-        file.expect("a file that is there")
-    };
-    fs::create_dir(sub.join("dir")).expect("a directory");
-    for name in ["dir/file", "dir/other", "nameless"] {
-        fs::write(sub.join(name), vec![1; 100_000]).expect("a file");
-    }
-    let (file, nameless) = (open("dir/file"), open("nameless"));
-    let [dir, top] = ["dir", ""].map(|path| File::open(sub.join(path)).expect("a directory"));
-    fs::remove_file(sub.join("nameless")).expect("it is there");
-    delete(&sub);
-
-    let mut said = Vec::new();
-    let mut note = |what: &str, done: std::io::Result<String>| {
-        said.push(format!("{what}: {:?}", done.map_err(|error| error.kind())));
-    };
-    let bytes = |file: &File, len: usize| {
-        let mut buf = vec![0; len];
-        file.read_exact_at(&mut buf, 0)
-            .map(|()| format!("{:?}", [buf[0], buf[len / 2], buf[len - 1]]))
-    };
-    let made = |dir: &File, name: &str| {
-        let flags = OFlags::CREATE | OFlags::RDWR;
-        let new = File::from(openat(dir, name, flags, Mode::from_raw_mode(0o600))?);
-        new.write_all_at(b"new", 0)?;
-        // When it is closed, the kernel drops its cached contents.
-        bytes(&new, 3)
-    };
-    let listed = |dir: &File| {
-        let entries = rustix::fs::Dir::read_from(dir)?.collect::<Result<Vec<_>, _>>()?;
-        let mut names: Vec<_> =
-            entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-        names.sort();
-        Ok(names.join(" "))
-    };
-    note("the path", fs::metadata(&sub).map(|_| String::new()));
-    for (name, file) in [("a file", &file), ("a nameless file", &nameless)] {
-        note(name, bytes(file, 100_000));
-        note(name, file.write_all_at(&vec![2; 150_000], 50_000).map(|()| String::new()));
-        note(name, file.sync_all().map(|()| String::new()));
-        note(name, bytes(file, 200_000));
-        note(name, file.set_len(300_000).map(|()| String::new()));
-        note(name, file.metadata().map(|found| format!("{} {}", found.len(), found.nlink())));
-    }
-    note("a new file", made(&dir, "new"));
-    note(
-        "a new directory",
-        mkdirat(&dir, "deeper", Mode::from_raw_mode(0o700))
-            .map(|()| String::new())
-            .map_err(Into::into),
-    );
-    note(
-        "a file that goes",
-        unlinkat(&dir, "other", AtFlags::empty()).map(|()| String::new()).map_err(Into::into),
-    );
-    note("the directory", listed(&dir));
-    note("the directory", dir.sync_all().map(|()| String::new()));
-    note("a new file at the top", made(&top, "new"));
-    note("the file at last", bytes(&file, 200_000));
-    said
-}
-
-/// Regression: programs could no longer use their open files of a deleted subvolume.
-#[test]
-fn who_uses_a_deleted_subvolume_goes_on_as_on_the_kernels_mount() {
-    let Some(judges) = require() else { return };
-    let (disks, theirs) = (volume(&judges, 256), volume(&judges, 256));
-    let theirs = {
-        let mount = theirs.mount("rw,noatime");
-        does_btrfs("create", &mount.path().join("sub"));
-        used_when_deleted(mount.path(), &|sub| does_btrfs("delete", sub))
-    };
-    let mounted = Mounted::new(&disks.images()[0], "rw");
-    for round in 0..2 {
-        mounted.does("subvolume create @/sub");
-        let ours = used_when_deleted(mounted.path(), &|_| {
-            mounted.does("subvolume delete @/sub");
-        });
-        assert_eq!(ours, theirs, "round {round}");
-        assert_eq!(mounted.does("subvolume list --json @").matches("\"id\"").count(), 1);
-    }
-    // An empty subvolume, deleted by the system call.
-    mounted.does("subvolume create @/sub");
-    let sub = mounted.path().join("sub");
-    fs::write(sub.join("file"), vec![1; 100_000]).expect("a file");
-    let file = File::options().read(true).write(true).open(sub.join("file")).expect("a file");
-    fs::remove_file(sub.join("file")).expect("it is there");
-    fs::remove_dir(&sub).expect("it is empty");
-    file.write_all_at(&[2; 8192], 0).expect("it is open");
-    file.sync_all().expect("it is durable");
-    let mut buf = [0; 8192];
-    file.read_exact_at(&mut buf, 0).expect("it is open");
-    assert_eq!(buf, [2; 8192]);
-    drop(file);
-    mounted.unmount();
-    disks.assert_checks();
-    assert!(names(disks.mount("ro").path()).is_empty());
-}
-
-/// Runs a verb of `btrfs subvolume`.
-fn does_btrfs(verb: &str, path: &Path) {
-    run_host("btrfs", &["subvolume".as_ref(), verb.as_ref(), path.as_os_str()]);
 }

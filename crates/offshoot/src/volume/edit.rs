@@ -5,16 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve_end};
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
 use offshoot_vfs::{
     Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, SetAttr,
     XattrMode,
 };
 
 use super::{Name, Volume, bytes, fail, owned};
-
-/// The deepest tree that is removed: far beyond what any path names.
-const DEPTH_MAX: usize = 1 << 16;
 
 impl Volume {
     /// Gives the file at `path` these contents. It is made when nothing is there, with the

@@ -8,16 +8,13 @@ use std::path::{Path, PathBuf};
 
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve};
-use offshoot_vfs::walk::{Entry, Visitor, walk as walk_tree};
+use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk as walk_tree};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result};
 
 use super::{Volume, bytes, fail, owned};
 
 /// How many entries of a directory are read at a time.
 const BATCH: usize = 512;
-
-/// How deep a walk goes: far beyond what any path names.
-const DEPTH_MAX: usize = 1 << 16;
 
 impl Volume {
     /// The contents of the file at `path`, all in memory.

@@ -159,7 +159,7 @@ mod tests {
     fn all_can_be_done() {
         let generator = Generator::default();
         (0..generator.ones()).for_each(|number| run(&generator.one(number)));
-        let seed = crate::crash::seed();
+        let seed = crate::random::seed_of_run();
         let mut random = Random::new(seed);
         for _ in 0..20_000 {
             let number = random.below(generator.twos() as u64);

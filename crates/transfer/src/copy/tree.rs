@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
 use offshoot_vfs::{Error, FileId, FileType, Place, SafeName};
 
 use super::directory::DirectoryRef;
@@ -18,9 +18,6 @@ use crate::extract::workers;
 
 /// The most files that go to a worker at once.
 const BATCH_FILES: usize = 32;
-
-/// The deepest tree of a volume that is copied: far beyond what any path names.
-const DEPTH_MAX: usize = 1 << 16;
 
 /// The most batches that exist at once: in the channel, with workers, with the walk.
 pub(super) fn batches_in_flight() -> usize {
