@@ -72,7 +72,8 @@ pub(super) enum Whose {
     /// is synced, it may have both names. If a file gains one name and loses another in two
     /// operations, an `fsync` of the directory that lost one may leave neither. An `fsync` of a
     /// file may leave a name that it lost since an earlier `fsync`, because that one may have
-    /// logged the directory. The kernel also writes zeros into preallocated sectors if a hole is
+    /// logged the directory. If a file loses the name that an `fsync` logged, the log forgets the
+    /// name, so the file may have the names of the last commit again. The kernel also writes zeros into preallocated sectors if a hole is
     /// punched in a part of them, or if they are behind the end of a file that grows.
     Kernels,
 }
@@ -180,13 +181,19 @@ impl<'a> Judgement<'a> {
         let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
         let is_of_moment = |name: &&Name, is: bool| sets.iter().any(|set| set.contains(name) == is);
         let found = found.names_of(id);
-        // A log shows the names of a directory as they were when an `fsync` logged them.
+        let lost_a_name = sets.first().is_some_and(|first| {
+            sets.iter().any(|set| first.iter().any(|name| !set.contains(name)))
+        });
+        // A log shows the names of a directory as they were when an `fsync` logged them. A name
+        // that the file lost since is in no log, and then the last commit counts.
         let may_stay = |name: &Name| {
+            let committed = &self.moments_since(|promise| promise.of.is_none())[0];
             let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
             let mut logged = promises.filter(|promise| promise.of.is_some());
             self.history.whose == Whose::Kernels
                 && found.contains(name)
-                && logged.any(|promise| self.history.pictures[promise.moment].leads(name, id))
+                && (logged.any(|promise| self.history.pictures[promise.moment].leads(name, id))
+                    || (lost_a_name && committed.leads(name, id)))
         };
         let mut all = sets.iter().flatten().chain(&found);
         if !all.all(|name| is_of_moment(name, found.contains(name)) || may_stay(name)) {

@@ -237,6 +237,32 @@ fn the_kernel_promises_less_of_names() {
     assert!(!allows(&history, &found(&history, &[]), 2, 4), "ours never loses a file");
 }
 
+/// A directory is renamed, synced and removed, and another one that takes its name is synced. The
+/// kernel's log then says nothing of the first directory, which has its old name again.
+#[test]
+fn the_kernel_may_give_back_the_name_of_the_last_commit() {
+    let mkdir = || Step::Do(Op::Mkdir("a".into()));
+    let fsync = || Step::Fsync("b".into());
+    let rmdir = Step::Do(Op::Rmdir("b".into()));
+    let moved = [mkdir(), Step::Sync, rename("a", "b"), fsync()];
+    let mut removed = of(&[&moved[..], &[mkdir(), rmdir, rename("a", "b"), fsync()]].concat());
+    removed.forget_times();
+    let found = |history: &History| {
+        let mut found = history.pictures.last().expect("a moment").clone();
+        found.names.insert(name("a"), 1);
+        found.names.retain(|name, id| *id != 1 || name.1 == b"a");
+        found.files.insert(1, history.pictures[1].files[&1].clone());
+        settle(&mut found);
+        found
+    };
+    let state = found(&removed);
+    assert!(!allows(&removed, &state, 3, 5), "ours keeps what was synced");
+    let removed = History { whose: Whose::Kernels, ..removed };
+    assert!(allows(&removed, &state, 3, 5));
+    let stayed = History { whose: Whose::Kernels, ..of(&moved) };
+    assert!(!allows(&stayed, &found(&stayed), 2, 2), "the kernel keeps the name of what stays");
+}
+
 /// A file loses its two names one after the other, and another file that takes the second name is
 /// synced: the first removal need not be durable.
 #[test]
