@@ -34,7 +34,7 @@ pub(crate) fn encode(generation: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
 
 /// The flags of the inode after the attribute became `value`. Only the compression property changes
 /// flags.
-fn with_property(flags: u64, name: &[u8], value: &[u8]) -> u64 {
+pub(crate) fn with_property(flags: u64, name: &[u8], value: &[u8]) -> u64 {
     const BOTH: u64 = inode_flags::COMPRESS | inode_flags::NOCOMPRESS;
     match flags_of_property(value) {
         Some(new) if name == PROPERTY => flags & !BOTH | new,

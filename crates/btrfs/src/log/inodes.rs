@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use offshoot_btrfs_format::dir::dir_entries;
 use offshoot_btrfs_format::inode::{InodeItem, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key};
 use offshoot_vfs::{Error, FileType, Result};
@@ -9,6 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::replay::Replay;
 use crate::data::drop_range;
+use crate::inode::xattr::with_property;
 use crate::inode::{no_such_file, orphan_key, type_of};
 use crate::storage::malformed;
 use crate::tree::{Cursor, with_item};
@@ -96,9 +98,21 @@ impl Replay<'_, '_> {
     }
 
     /// Replaces an item of attributes, which holds all names with one hash, by that of the log.
+    ///
+    /// The log may have the compression property of an inode and not its flags, and then the flags
+    /// follow from the property, as they do when the kernel loads an inode.
     pub(super) fn replay_attribute(&self, key: Key, data: &[u8]) -> Result<()> {
-        if self.inode(key.objectid)?.is_none() {
+        let Some(mut item) = self.inode(key.objectid)? else {
             return Err(self.wrong(key, "an attribute of an inode that there is not"));
+        };
+        let mut flags = item.flags.get();
+        for attribute in dir_entries(data) {
+            let attribute = attribute.map_err(malformed)?;
+            flags = with_property(flags, attribute.name, attribute.data);
+        }
+        if flags != item.flags.get() {
+            item.flags = flags.into();
+            self.put_inode(key.objectid, &item)?;
         }
         self.put(key, data)
     }

@@ -36,6 +36,12 @@ const LOGGED: &[Scenario] = &[
     // Links: the link count is the number of names.
     scenario("link-count", "echo 1 > x", "ln x y; ln x z; sync x"),
     scenario("link-and-unlink", "mkdir a; echo 1 > x; ln x a/y; ln x z", "rm z; ln x w; sync x"),
+    // The log has the property of the moved file, and its flags as they were before.
+    scenario(
+        "property-of-a-moved-file",
+        "mkdir a b; echo 1 > a/x",
+        "btrfs property set a/x compression zstd; mv a/x b/x; sync b",
+    ),
     scenario(
         "link-after-log",
         "mkdir a; echo 1 > x",
@@ -227,6 +233,7 @@ scenarios! {
     a_hole_at_the_end: "hole-at-end";
     space_preallocated_behind_the_end: "prealloc-behind";
     an_attribute_removed_after_a_log: "xattr-removed";
+    a_compression_property_without_its_flags: "property-of-a-moved-file";
     an_orphan_that_is_synced: "orphan";
 }
 
