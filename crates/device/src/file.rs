@@ -45,7 +45,7 @@ use rustix::io::{Errno, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
-use qemu_locks::Purpose;
+use qemu_locks::LockPurpose;
 
 /// An image file or a block device. Requests go through the page cache of the host, except large
 /// writes and [`read_medium_at`](BlockDevice::read_medium_at).
@@ -142,8 +142,8 @@ impl FileDevice {
         };
         match usage {
             FileUse::Read => {}
-            FileUse::Rely => in_use::claim(&file, Purpose::Rely)?,
-            FileUse::Write => in_use::claim(&file, Purpose::Write)?,
+            FileUse::Rely => in_use::claim(&file, LockPurpose::Rely)?,
+            FileUse::Write => in_use::claim(&file, LockPurpose::Write)?,
         }
         Self::with(file, path, is_writable)
     }
@@ -167,7 +167,7 @@ impl FileDevice {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).open(path) {
             Ok(file) => {
-                let claimed = in_use::claim(&file, Purpose::Write);
+                let claimed = in_use::claim(&file, LockPurpose::Write);
                 let made = claimed.and_then(|()| Self::with(file, path, true));
                 let made = made.and_then(|mut device| {
                     device.grow(size_bytes)?;

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_vfs::{
     Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
@@ -65,12 +65,12 @@ fn try_every_read(
         // The first change of a subvolume reads more. It happens here, before the reads are
         // counted.
         fs.create(Place { name: b"other", ..FILE }, &NEW).expect("there is room");
-        let first = device.count(Requests::Reads);
+        let first = device.count(RequestKind::Reads);
         for read in read.into_iter().flat_map(|read| read..read + TRIES) {
-            device.strike(Requests::Reads, first + read, Fault::Error);
+            device.strike(RequestKind::Reads, first + read, Fault::Error);
         }
         let outcome = operation(&fs, file);
-        let reads = device.count(Requests::Reads) - first;
+        let reads = device.count(RequestKind::Reads) - first;
         let is_whole = fs.volume().live().and_then(Live::require_whole).is_ok();
         let is_written = fs.sync().is_ok();
         assert!(is_whole || !is_written, "a commit of what is half done");

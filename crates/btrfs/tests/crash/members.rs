@@ -10,7 +10,7 @@ use offshoot_btrfs::{
 };
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
-use offshoot_device::{BlockDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::crash::explore::{Explorer, Judge, Tally};
@@ -164,7 +164,7 @@ impl Struck {
                         for stripe in own.take(copies) {
                             let at = stripe.physical.0;
                             device.add_to(
-                                Requests::Writes,
+                                RequestKind::Writes,
                                 at..at + chunk.stripe_bytes(),
                                 Fault::Error,
                             );
@@ -173,22 +173,22 @@ impl Struck {
                 }
                 Kind::Primary => {
                     device.add_to(
-                        Requests::Writes,
+                        RequestKind::Writes,
                         superblock(SUPERBLOCK_OFFSETS[0]),
                         Fault::Error,
                     );
                 }
                 Kind::Copies => {
                     device.add_to(
-                        Requests::Writes,
+                        RequestKind::Writes,
                         superblock(SUPERBLOCK_OFFSETS[1]),
                         Fault::Error,
                     );
                 }
                 Kind::Flush => {
-                    let next = device.count(Requests::Flushes);
+                    let next = device.count(RequestKind::Flushes);
                     (next..next + 64).for_each(|number| {
-                        device.strike(Requests::Flushes, number, Fault::Error);
+                        device.strike(RequestKind::Flushes, number, Fault::Error);
                     });
                 }
             }

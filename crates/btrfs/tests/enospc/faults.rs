@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::FlushState::{AllocateChunk, Commit, DelayedItems, DirtyData, LookAround};
 use offshoot_btrfs::{Filesystem, FlushState, OpenOptions};
-use offshoot_device::Requests::{Flushes, Reads, Writes};
-use offshoot_device::{MemoryDevice, Requests};
+use offshoot_device::RequestKind::{Flushes, Reads, Writes};
+use offshoot_device::{MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::seed_of_run;
@@ -123,7 +123,7 @@ impl Prepared {
 
     /// Lets all hands work, with faults while the state is under way, and checks what the devices
     /// hold.
-    fn strike(&self, state: FlushState, requests: Requests) {
+    fn strike(&self, state: FlushState, requests: RequestKind) {
         let (memory, mut hands) = (Arc::new(self.memory.snapshot()), self.hands.clone());
         let trap = Arc::new(Trap::new(memory.clone(), state, requests));
         let fs = open(&trap, &OpenOptions { cache_bytes: 0, ..quiet() });

@@ -2,10 +2,13 @@
 //!
 //! | test | judge |
 //! |---|---|
-//! | volumes of the kernel of every profile, trimmed | the kernel's own `fstrim` on a copy, `btrfs check`, the kernel's mount |
-//! | files that are written, read and removed while other threads trim and commits discard | their bytes, `btrfs check`; the device leaves garbage where it discards |
+//! | volumes of the kernel of every profile, trimmed | the kernel's own `fstrim` on a copy, `btrfs
+//! check`, the kernel's mount |
+//! | files that are written, read and removed while other threads trim and commits discard | their
+//! bytes, `btrfs check`; the device leaves garbage where it discards |
 //! | devices that fail to discard, or cannot | errors and reports by name |
-//! | `discard`, `flush_on_commit` | the blocks of an image; what a volume shows that was dropped without a sync |
+//! | `discard`, `flush_on_commit` | the blocks of an image; what a volume shows that was dropped
+//! without a sync |
 //!
 //! `tests/crash` has power cuts among discards.
 
@@ -19,7 +22,7 @@ use std::time::Duration;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Report, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
-use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::btrfs::{fill, judges};
@@ -361,7 +364,7 @@ fn discards_that_fail() {
     let (options, said) = recording(&options);
     let fs = open(as_devices(std::slice::from_ref(&device)), &options);
     for number in 0..10 {
-        device.strike(Requests::Discards, number, Fault::Error);
+        device.strike(RequestKind::Discards, number, Fault::Error);
     }
     for round in 0..3 {
         write_file(&fs, &round.to_string(), 5 << 20);
@@ -376,7 +379,7 @@ fn discards_that_fail() {
     let said = said.lock().expect("nobody panics here").clone();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("memory: discarding at"), "{said:?}");
-    assert_eq!(device.count(Requests::Discards), 2, "one for each");
+    assert_eq!(device.count(RequestKind::Discards), 2, "one for each");
 }
 
 /// A device on a host that cannot discard.

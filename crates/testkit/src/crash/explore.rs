@@ -7,7 +7,7 @@ use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, RequestKind};
 use offshoot_vfs::{Errno, NewFile, Place, Result, Timestamp};
 
 use super::picture::{Id, Picture, ROOT};
@@ -122,7 +122,7 @@ impl Explorer<'_> {
         let sound = Recorded::new(self.engine, &self.image, workload, None)?;
         let (mut tally, entered) = (Tally::default(), AtomicUsize::new(0));
         for (member, counts) in sound.requests.iter().enumerate() {
-            let kinds = [(Requests::Writes, every), (Requests::Flushes, 1)];
+            let kinds = [(RequestKind::Writes, every), (RequestKind::Flushes, 1)];
             for ((requests, every), count) in kinds.into_iter().zip(counts) {
                 // Start at another request on each member, so that the members differ in which ones
                 // fail.

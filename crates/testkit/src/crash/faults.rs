@@ -6,17 +6,24 @@
 //!
 //! | fault | what must hold |
 //! |---|---|
-//! | a write or flush that fails, or writes its beginning only | the step reports it, and after a failed `fsync` or `sync` the engine refuses everything with `EROFS`; or the engine says that it survived the failure, and nothing is lost. If the volume can do without any one member, the engine survives all of these |
+//! | a write or flush that fails, or writes its beginning only | the step reports it, and after a
+//! failed `fsync` or `sync` the engine refuses everything with `EROFS`; or the engine says that it
+//! survived the failure, and nothing is lost. If the volume can do without any one member, the
+//! engine survives all of these |
 //! | a read that fails | the engine reads another mirror, or the step reports the error |
-//! | a read or a write of which every byte is inverted | checksums find it: the engine reads another mirror, or reports the file, or the files that share the data; a read never returns wrong data |
-//! | any of these except an error, in a workload that writes data in place | not inflicted: such data has no checksums |
-//! | any | the volume holds what was promised, passes the check, and can be changed when it is opened again |
+//! | a read or a write of which every byte is inverted | checksums find it: the engine reads
+//! another mirror, or reports the file, or the files that share the data; a read never returns
+//! wrong data |
+//! | any of these except an error, in a workload that writes data in place | not inflicted: such
+//! data has no checksums |
+//! | any | the volume holds what was promised, passes the check, and can be changed when it is
+//! opened again |
 
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, RequestKind};
 use offshoot_vfs::{Errno, Error, FileSystemMut, NewFile, Place, Timestamp};
 
 use super::explore::enter;
@@ -25,13 +32,13 @@ use super::record::{Ready, as_devices};
 use super::{Engine, Workload};
 
 /// The faults, each with the kind of requests that it strikes. A run inflicts one of them once.
-const KINDS: [(Requests, Fault); 6] = [
-    (Requests::Writes, Fault::Error),
-    (Requests::Writes, Fault::Short),
-    (Requests::Writes, Fault::Garbage),
-    (Requests::Flushes, Fault::Error),
-    (Requests::Reads, Fault::Error),
-    (Requests::Reads, Fault::Garbage),
+const KINDS: [(RequestKind, Fault); 6] = [
+    (RequestKind::Writes, Fault::Error),
+    (RequestKind::Writes, Fault::Short),
+    (RequestKind::Writes, Fault::Garbage),
+    (RequestKind::Flushes, Fault::Error),
+    (RequestKind::Reads, Fault::Error),
+    (RequestKind::Reads, Fault::Garbage),
 ];
 
 /// Whether the engine can detect and mend this fault. In-place data has no checksum and no older
@@ -138,7 +145,7 @@ impl Inflicter<'_> {
         &self,
         ready: &Ready,
         workload: &Workload,
-        strike: Option<(usize, Requests, u64, Fault)>,
+        strike: Option<(usize, RequestKind, u64, Fault)>,
     ) -> Result<Attempt, String> {
         let memory = ready.copies();
         let devices: Vec<_> =
@@ -170,11 +177,11 @@ impl Inflicter<'_> {
         &self,
         attempt: Attempt,
         history: &History,
-        (member, requests, number, fault): (usize, Requests, u64, Fault),
+        (member, requests, number, fault): (usize, RequestKind, u64, Fault),
         most_corrupt: usize,
     ) -> Result<Inflicted, String> {
         let struck = attempt.devices[member].count(requests) > number;
-        let must_be_told = requests != Requests::Reads && fault != Fault::Garbage;
+        let must_be_told = requests != RequestKind::Reads && fault != Fault::Garbage;
         match &attempt.outcome {
             Ok(_) if struck && must_be_told && attempt.survived == 0 => {
                 return Err("nobody was told".into());
@@ -188,7 +195,7 @@ impl Inflicter<'_> {
         }
         let found = enter(self.engine, &attempt.memory)?;
         let corrupt = found.corrupt();
-        let may_be_corrupt = requests == Requests::Writes && fault == Fault::Garbage;
+        let may_be_corrupt = requests == RequestKind::Writes && fault == Fault::Garbage;
         if corrupt > if may_be_corrupt { most_corrupt } else { 0 } {
             return Err(format!("{corrupt} files are corrupt"));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use offshoot_device::{
-    BlockDevice, CrashDevice, CrashLog, CrashState, Fault, FaultDevice, MemoryDevice, Requests,
+    BlockDevice, CrashDevice, CrashLog, CrashState, Fault, FaultDevice, MemoryDevice, RequestKind,
 };
 
 use super::oracle::{History, Promise, Whose};
@@ -34,7 +34,7 @@ pub(super) struct Recorded {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strike {
     pub(super) member: usize,
-    pub(super) requests: Requests,
+    pub(super) requests: RequestKind,
     pub(super) number: u64,
 }
 
@@ -186,7 +186,7 @@ impl Recorded {
         let survived = fs.survived.load(Ordering::Relaxed);
         drop(fs);
         let counts = |device: &Arc<FaultDevice>| {
-            [Requests::Writes, Requests::Flushes].map(|requests| device.count(requests))
+            [RequestKind::Writes, RequestKind::Flushes].map(|requests| device.count(requests))
         };
         let requests: Vec<_> = faulty.iter().map(counts).collect();
         if let Some(Strike { member, requests, number }) = strike

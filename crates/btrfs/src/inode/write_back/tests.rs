@@ -5,7 +5,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
@@ -289,12 +289,12 @@ fn store_compressed(
     let file = create(&fs, "file");
     fs.sync().expect("a commit");
     fs.write(file, 0, data, AT).expect("there is room");
-    let before = device.count(Requests::Writes);
+    let before = device.count(RequestKind::Writes);
     if let Some(number) = fault {
-        device.strike(Requests::Writes, before + number, Fault::Error);
+        device.strike(RequestKind::Writes, before + number, Fault::Error);
     }
     let stored = super::sync_all(&volume);
-    let writes = device.count(Requests::Writes) - before;
+    let writes = device.count(RequestKind::Writes) - before;
     let mut found = vec![0; data.len()];
     assert_eq!(fs.read(file, 0, &mut found).expect("it reads"), data.len());
     assert!(found == data, "other data behind a fault at write {fault:?}");
