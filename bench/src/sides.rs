@@ -11,7 +11,9 @@ use offshoot_btrfs::{Compress, Filesystem, MkfsOptions, OpenOptions, SubvolumeId
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::btrfs::disks::Mount;
 use offshoot_testkit::run::{command, try_run};
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Position, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, FileId, FilePosition, FileSystem, FileSystemMut, NewFile, Timestamp,
+};
 use rustix::fs::OFlags;
 use uuid::Uuid;
 
@@ -83,8 +85,8 @@ fn said(error: impl ToString) -> String {
 pub(crate) struct Ours(Filesystem);
 
 impl Ours {
-    fn place<'n>(&self, name: &'n str) -> Place<'n> {
-        Place { dir: self.0.root(), name: name.as_bytes() }
+    fn place<'n>(&self, name: &'n str) -> EntryPlace<'n> {
+        EntryPlace { dir: self.0.root(), name: name.as_bytes() }
     }
 }
 
@@ -142,7 +144,7 @@ impl Side for Ours {
     }
 
     fn clone(&self, &from: &FileId, &to: &FileId) -> Result {
-        let at = |file| Position { file, offset: 0 };
+        let at = |file| FilePosition { file, offset: 0 };
         self.0.clone_range(at(from), at(to), 0, Timestamp::now()).map_err(said)
     }
 
@@ -151,7 +153,7 @@ impl Side for Ours {
         let dir = self.file(name)?;
         for number in 0..files {
             let name = file_name(number);
-            let file = self.0.create(Place { dir, name: name.as_bytes() }, &new_file());
+            let file = self.0.create(EntryPlace { dir, name: name.as_bytes() }, &new_file());
             self.0.write(file.map_err(said)?, 0, data, Timestamp::now()).map_err(said)?;
         }
         Ok(id)

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offshoot_vfs::{
-    Attr, Dedupe, DirEntry, Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut,
-    FileType, NewFile, Node, Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp,
-    XattrMode,
+    Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
+    FileSystem, FileSystemMut, FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs,
+    Timestamp, XattrMode,
 };
 
 /// Parts of the table of files, so that threads do not wait for each other.
@@ -64,7 +64,7 @@ impl Null {
 
     fn make(
         &self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         file_type: FileType,
         rdev: (u32, u32),
         target: &[u8],
@@ -93,7 +93,7 @@ impl Null {
         added.map(|()| made)
     }
 
-    fn remove(&self, place: Place<'_>) -> Result<()> {
+    fn remove(&self, place: EntryPlace<'_>) -> Result<()> {
         let removed = self.lookup(place.dir, place.name)?;
         if self.with(removed, |file| Ok(!file.entries.is_empty()))? {
             return Err(error(Errno::NOTEMPTY));
@@ -213,15 +213,15 @@ impl FileSystem for Null {
 }
 
 impl FileSystemMut for Null {
-    fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
+    fn mknod(&self, place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId> {
         self.make(place, node.file_type, node.rdev, &[], new)
     }
 
-    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+    fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         self.make(place, FileType::Directory, (0, 0), &[], new)
     }
 
-    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
+    fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
         self.make(place, FileType::Symlink, (0, 0), target, new)
     }
 
@@ -229,19 +229,25 @@ impl FileSystemMut for Null {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn link(&self, _: FileId, _: Place<'_>, _: Timestamp) -> Result<()> {
+    fn link(&self, _: FileId, _: EntryPlace<'_>, _: Timestamp) -> Result<()> {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn unlink(&self, place: Place<'_>, _at: Timestamp) -> Result<()> {
+    fn unlink(&self, place: EntryPlace<'_>, _at: Timestamp) -> Result<()> {
         self.remove(place)
     }
 
-    fn rmdir(&self, place: Place<'_>, _at: Timestamp) -> Result<()> {
+    fn rmdir(&self, place: EntryPlace<'_>, _at: Timestamp) -> Result<()> {
         self.remove(place)
     }
 
-    fn rename_with(&self, _: Place<'_>, _: Place<'_>, _: Rename, _: Timestamp) -> Result<()> {
+    fn rename_with(
+        &self,
+        _: EntryPlace<'_>,
+        _: EntryPlace<'_>,
+        _: Rename,
+        _: Timestamp,
+    ) -> Result<()> {
         Err(error(Errno::OPNOTSUPP))
     }
 
@@ -279,15 +285,15 @@ impl FileSystemMut for Null {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn clone_range(&self, _: Position, _: Position, _: u64, _: Timestamp) -> Result<()> {
+    fn clone_range(&self, _: FilePosition, _: FilePosition, _: u64, _: Timestamp) -> Result<()> {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn dedupe_range(&self, _: Position, _: Position, _: u64) -> Result<Dedupe> {
+    fn dedupe_range(&self, _: FilePosition, _: FilePosition, _: u64) -> Result<Dedupe> {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn copy_range(&self, _: Position, _: Position, _: u64, _: Timestamp) -> Result<u64> {
+    fn copy_range(&self, _: FilePosition, _: FilePosition, _: u64, _: Timestamp) -> Result<u64> {
         Err(error(Errno::OPNOTSUPP))
     }
 

@@ -6,7 +6,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `in_use` | locks of inodes, their order, and the count of openings |
-//! | `directories` | a cache of facts about directories: numbers for new files, the next index, names |
+//! | `directories` | a cache of facts about directories: numbers for new files, the next index,
+//! names |
 //! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
 //! | `changes` | the changes of one operation, gathered in memory and applied together |
 //! | `entries`, `names` | the two sides of a name: in the directory and in the inode |
@@ -45,7 +46,7 @@ pub(crate) mod xattr;
 
 use std::ops::ControlFlow;
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
@@ -146,7 +147,7 @@ pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId
 }
 
 /// The entry called `name` in a DIR_ITEM or XATTR_ITEM item.
-pub(crate) fn entry_called<'d>(data: &'d [u8], name: &[u8]) -> Result<Option<DirEntry<'d>>> {
+pub(crate) fn entry_called<'d>(data: &'d [u8], name: &[u8]) -> Result<Option<DirItemEntry<'d>>> {
     for entry in dir_entries(data) {
         let entry = entry.map_err(malformed)?;
         if entry.name == name {

@@ -145,7 +145,7 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use offshoot_testkit::btrfs::checked::Shown;
-    use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place};
+    use offshoot_vfs::{EntryPlace, FileSystem as _, FileSystemMut as _, NewFile};
 
     use super::*;
 
@@ -178,7 +178,7 @@ mod tests {
         let fs = volume.expect("it opens").filesystem(TreeId::FS).expect("every volume has one");
         let at = Timestamp::default();
         let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at };
-        fs.create(Place { dir: fs.root(), name: b"file" }, &new).expect("there is room");
+        fs.create(EntryPlace { dir: fs.root(), name: b"file" }, &new).expect("there is room");
         fs.sync().expect("a commit");
         show(&[device]).expect("it opens")
     }

@@ -20,7 +20,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, Timestamp};
 use uuid::Uuid;
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -120,14 +120,14 @@ fn make_and_remove(job: Job) {
     for thread in 0..if job.in_one { 1 } else { job.threads } {
         let name = job.dir_of(thread);
         filesystem
-            .mkdir(Place { dir: filesystem.root(), name: name.as_bytes() }, &NEW)
+            .mkdir(EntryPlace { dir: filesystem.root(), name: name.as_bytes() }, &NEW)
             .expect("a directory");
     }
     let started = Instant::now();
     job.run(&filesystem, |dir, thread| {
         for number in job.numbers(thread) {
             let name = name(number);
-            filesystem.create(Place { dir, name: name.as_bytes() }, &NEW).expect("a file");
+            filesystem.create(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("a file");
         }
     });
     report("made", job.files, started, &filesystem);
@@ -140,7 +140,7 @@ fn make_and_remove(job: Job) {
     job.run(&filesystem, |dir, thread| {
         for &number in &gone[usize::try_from(thread).expect("few")] {
             let name = name(number);
-            filesystem.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it was made");
+            filesystem.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it was made");
         }
     });
     report("removed", gone.iter().map(|gone| gone.len() as u64).sum(), started, &filesystem);

@@ -9,7 +9,8 @@
 //! |---|---|
 //! | `create` | to write and search the directory |
 //! | `snapshot` | the same, to read the source, and to own it |
-//! | `delete` | what `rmdir` needs, and to write and search the subvolume: the rule of `user_subvol_rm_allowed` |
+//! | `delete` | what `rmdir` needs, and to write and search the subvolume: the rule of
+//! `user_subvol_rm_allowed` |
 //! | `set`, `property set ro` | to own the subvolume |
 //! | `property set compression` | to write the file or directory |
 //!
@@ -17,7 +18,7 @@
 
 use offshoot_fuse::Owner;
 use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Place, Result};
+use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystem, Result};
 
 /// The rights to read a file, to write it, and to search a directory, as the bits of one class of
 /// permissions.
@@ -76,7 +77,7 @@ impl Rights {
     }
 
     /// Checks that the user may delete the subvolume at `place`.
-    pub(crate) fn require_removal(&self, fs: &dyn FileSystem, place: Place<'_>) -> Result<()> {
+    pub(crate) fn require_removal(&self, fs: &dyn FileSystem, place: EntryPlace<'_>) -> Result<()> {
         self.require_way(fs, place.dir)?;
         let root = fs.lookup(place.dir, place.name)?;
         self.require(fs, root, WRITE | SEARCH)?;

@@ -14,8 +14,8 @@ use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::model::Model;
 use offshoot_testkit::scratch_dir;
 use offshoot_vfs::{
-    Attr, Dedupe, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node,
-    Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+    Attr, Dedupe, DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
+    FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -87,22 +87,22 @@ impl FileSystem for Held {
 
 impl FileSystemMut for Held {
     as_the_model! {
-        fn mknod(place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
-        fn mkdir(place: Place<'_>, new: &NewFile) -> Result<FileId>;
-        fn symlink(place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+        fn mknod(place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId>;
+        fn mkdir(place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
+        fn symlink(place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
         fn create_unnamed(dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
-        fn link(file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn unlink(place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn rmdir(place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn rename_with(from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp) -> Result<()>;
+        fn link(file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn unlink(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn rmdir(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn rename_with(from: EntryPlace<'_>, to: EntryPlace<'_>, how: Rename, at: Timestamp) -> Result<()>;
         fn set_attr(file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
         fn set_flags(file: FileId, flags: FileFlags, at: Timestamp) -> Result<()>;
         fn write(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
         fn write_direct(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
         fn fallocate(file: FileId, what: Fallocate, offset: u64, len: u64, at: Timestamp) -> Result<()>;
-        fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
-        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<Dedupe>;
-        fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
+        fn clone_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<()>;
+        fn dedupe_range(from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe>;
+        fn copy_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<u64>;
         fn set_xattr(file: FileId, name: &[u8], value: &[u8], mode: XattrMode, at: Timestamp) -> Result<()>;
         fn remove_xattr(file: FileId, name: &[u8], at: Timestamp) -> Result<()>;
         fn open(file: FileId) -> Result<()>;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::compress::{Method, compress, decompress};
+use offshoot_btrfs_format::compress::{CompressionMethod, compress, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_kit::workers::Task;
 
@@ -33,7 +33,7 @@ pub(crate) struct Chunk {
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
-    pub(crate) method: Method,
+    pub(crate) method: CompressionMethod,
     /// The size of a sector, in bytes.
     pub(crate) sector: u32,
 }
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn data_that_does_not_shrink_is_not_cut() {
         let mut random = Random::new(seed_of_run());
-        let method = Method::new(Compression::Zstd).expect("it is one");
+        let method = CompressionMethod::new(Compression::Zstd).expect("it is one");
         let packing = Packing { method, sector: 4096 };
         let noise = random.bytes(8 << 20);
         for plain in [8 << 20, 5 << 20, 2 << 20] {
@@ -187,7 +187,7 @@ mod tests {
     fn what_is_stored_in_steps_is_what_was_given() {
         const SECTOR: u64 = 4096;
         let mut random = Random::new(seed_of_run());
-        let method = Method::new(Compression::Zstd).expect("it is one");
+        let method = CompressionMethod::new(Compression::Zstd).expect("it is one");
         let packing = Packing { method, sector: 4096 };
         let len = 20 << 20;
         let from = SECTOR * random.below(64);

@@ -10,7 +10,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
@@ -208,7 +208,7 @@ impl Engine {
             return Ok(());
         }
         // Any tree id of a subvolume accepts the blocks of all subvolumes.
-        let of_subvolume = Expected { owner: TreeId::FS, ..root.expected() };
+        let of_subvolume = ExpectedBlock { owner: TreeId::FS, ..root.expected() };
         let Ok(block) = self.block(&of_subvolume) else { return Ok(()) };
         let owner = block.header().owner();
         let problem = format!("the root of the UUID tree is a block of tree {owner}");

@@ -7,7 +7,8 @@
 //! | root | parent ROOT_REF id | the same, found from the parent |
 //! | root | -5 ORPHAN_ITEM id | that it was deleted and is still to be dropped |
 //! | UUID | UUID_KEY_SUBVOL between the halves of a UUID | the subvolume with this UUID |
-//! | UUID | UUID_KEY_RECEIVED_SUBVOL between the halves of a UUID | all subvolumes that were received from this one, and snapshots of them |
+//! | UUID | UUID_KEY_RECEIVED_SUBVOL between the halves of a UUID | all subvolumes that were
+//! received from this one, and snapshots of them |
 //!
 //! A volume made by an old kernel has no UUID tree. The next newer kernel that mounts it makes one.
 
@@ -16,7 +17,7 @@ use offshoot_btrfs_format::encode::{self, uuid_key};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result};
 use zerocopy::IntoBytes;
 
 use crate::engine::{Engine, Handle};
@@ -105,12 +106,12 @@ impl Handle<'_> {
         &self,
         key: Key,
         item: &RootItem,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         index: u64,
         uuids: UuidEdits,
         group: &NewGroup,
     ) -> Result<()> {
-        let Place { dir, name } = place;
+        let EntryPlace { dir, name } = place;
         let id = TreeId(key.objectid);
         self.change(TreeId::ROOT, |tree| tree.insert(key, item.as_bytes()))?;
         self.add_place(id, dir, &RootRef { dirid: dir.ino, sequence: index, name })?;

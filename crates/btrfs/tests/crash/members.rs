@@ -19,7 +19,8 @@ use offshoot_testkit::crash::{Devices, Engine, Workload, report};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_testkit::run::command;
 use offshoot_vfs::{
-    Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp,
+    EntryPlace, Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Result,
+    Timestamp,
 };
 
 use crate::engine::{OURS, SETS, Shape, volume};
@@ -134,7 +135,7 @@ impl Struck {
         let reports = Arc::default();
         let fs = open_writable(devices(&memory), &reports).expect("it opens");
         for name in NAMES {
-            let file = fs.create(Place { dir: fs.root(), name }, &NEW).expect("a file");
+            let file = fs.create(EntryPlace { dir: fs.root(), name }, &NEW).expect("a file");
             if name == NAMES[1] {
                 fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
             }
@@ -381,7 +382,7 @@ fn a_member_that_has_something_alone_is_not_done_without() {
         let shape = Shape { profiles: [Profile::Raid1, Profile::Raid0], ..SETS[1] };
         let base = volume(8, shape);
         let fs = open_writable(base.clone(), &Arc::default()).expect("it opens");
-        fs.create(Place { dir: fs.root(), name: b"before" }, &NEW).expect("a file");
+        fs.create(EntryPlace { dir: fs.root(), name: b"before" }, &NEW).expect("a file");
         fs.sync().expect("a commit");
         let chunks: Vec<_> = fs.volume().chunks().collect();
         drop(fs);
@@ -392,7 +393,7 @@ fn a_member_that_has_something_alone_is_not_done_without() {
         let struck = Struck { memory, faulty, reports: Arc::default(), chunks };
         let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
         struck.strike(kind, &[1], true);
-        fs.create(Place { dir: fs.root(), name: b"new" }, &NEW).expect("a file");
+        fs.create(EntryPlace { dir: fs.root(), name: b"new" }, &NEW).expect("a file");
         assert_eq!(fs.sync().is_ok(), is_survived, "{kind:?}");
         drop(fs);
         OURS.check(devices(&struck.memory)).expect("it is in order");

@@ -12,8 +12,8 @@ use offshoot_testkit::crash::explore::Explorer;
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::{Devices, Engine, Op, Opened, Step, Workload};
 use offshoot_vfs::{
-    Attr, Dedupe, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node,
-    Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+    Attr, Dedupe, DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
+    FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
 };
 
 use crate::engine::{ONE, OURS, volume};
@@ -139,16 +139,16 @@ impl FileSystem for WithoutFsync {
 
 impl FileSystemMut for WithoutFsync {
     pass_on! {
-        fn mknod(place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
-        fn mkdir(place: Place<'_>, new: &NewFile) -> Result<FileId>;
-        fn symlink(place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+        fn mknod(place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId>;
+        fn mkdir(place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
+        fn symlink(place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
         fn create_unnamed(dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
-        fn link(file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn unlink(place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn rmdir(place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn link(file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn unlink(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn rmdir(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
         fn rename_with(
-            from: Place<'_>,
-            to: Place<'_>,
+            from: EntryPlace<'_>,
+            to: EntryPlace<'_>,
             how: Rename,
             at: Timestamp
         ) -> Result<()>;
@@ -163,9 +163,9 @@ impl FileSystemMut for WithoutFsync {
             len: u64,
             at: Timestamp
         ) -> Result<()>;
-        fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
-        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<Dedupe>;
-        fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
+        fn clone_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<()>;
+        fn dedupe_range(from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe>;
+        fn copy_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<u64>;
         fn set_xattr(
             file: FileId,
             name: &[u8],

@@ -18,7 +18,7 @@ use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::crash::{Devices, report};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
-    self as vfs, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
+    self as vfs, EntryPlace, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
     Timestamp,
 };
 
@@ -103,9 +103,9 @@ fn open(devices: Devices, dirty_bytes: u64) -> Result<Filesystem> {
 
 impl Op {
     fn run(self, fs: &Filesystem) -> Result<()> {
-        let split = |path: &'static str| -> Result<Place<'static>> {
+        let split = |path: &'static str| -> Result<EntryPlace<'static>> {
             let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-            Ok(Place { dir: at(fs, dir)?, name: name.as_bytes() })
+            Ok(EntryPlace { dir: at(fs, dir)?, name: name.as_bytes() })
         };
         let id = |path| at(fs, path).map(|root| SubvolumeId { 0: root.dev });
         match self {
@@ -135,7 +135,7 @@ fn set_up(fs: &Filesystem) -> Result<()> {
     Create("a").run(fs)?;
     let fill = |path: &str, from: u64| -> Result<()> {
         for number in from..from + 60 {
-            let place = Place { dir: at(fs, path)?, name: &number.to_string().into_bytes() };
+            let place = EntryPlace { dir: at(fs, path)?, name: &number.to_string().into_bytes() };
             let file = fs.create(place, &NEW)?;
             if number.is_multiple_of(7) {
                 fs.write(file, 0, &[u8::try_from(number).expect("small"); 9000], AT)?;
@@ -339,7 +339,7 @@ fn set_up_large(fs: &Filesystem) -> Result<()> {
         let dir = at(fs, path)?;
         for number in numbers {
             let name = format!("{number:05}").into_bytes();
-            let file = fs.create(Place { dir, name: &name }, &NEW)?;
+            let file = fs.create(EntryPlace { dir, name: &name }, &NEW)?;
             if number.is_multiple_of(9) {
                 fs.write(file, 0, &[7; 5000], AT)?;
             }

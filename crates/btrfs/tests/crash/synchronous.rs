@@ -8,8 +8,8 @@ use offshoot_testkit::compare::Compare;
 use offshoot_testkit::crash::{Engine, Opened};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileId, FileSystem, FileType, NewFile, Node, Place, Position, Rename,
-    Result, SetAttr, Timestamp, XattrMode,
+    EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileType, NewFile, NewNode,
+    Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use crate::engine::{ONE, OURS, volume};
@@ -25,9 +25,9 @@ fn at(fs: &dyn FileSystem, path: &str) -> FileId {
     path.split('/').filter(|name| !name.is_empty()).fold(fs.root(), step)
 }
 
-fn place<'p>(fs: &dyn FileSystem, path: &'p str) -> Place<'p> {
+fn place<'p>(fs: &dyn FileSystem, path: &'p str) -> EntryPlace<'p> {
     let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-    Place { dir: at(fs, dir), name: name.as_bytes() }
+    EntryPlace { dir: at(fs, dir), name: name.as_bytes() }
 }
 
 /// What a power cut leaves when it loses every write that no barrier made durable.
@@ -78,7 +78,7 @@ fn files() {
     };
     let file = |fs: &Opened| at(&*fs.files, "file");
     let position =
-        |fs: &Opened, name: &str, offset| Position { file: at(&*fs.files, name), offset };
+        |fs: &Opened, name: &str, offset| FilePosition { file: at(&*fs.files, name), offset };
     let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let allocate =
         |what, offset, len| move |fs: &Opened| fs.fallocate(file(fs), what, offset, len, AT);
@@ -134,7 +134,7 @@ fn directories() {
                 fs.rename_with(place(&*fs.files, from), place(&*fs.files, to), how, AT)
             }
         };
-        let fifo = Node { file_type: FileType::Fifo, rdev: (0, 0) };
+        let fifo = NewNode { file_type: FileType::Fifo, rdev: (0, 0) };
         none_is_lost(
             prepare,
             &[

@@ -18,7 +18,7 @@ use offshoot_device::{MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::seed_of_run;
-use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileSystem, FileSystemMut};
 
 use crate::watch::{Post, watched};
 use crate::worker::NEW;
@@ -103,7 +103,7 @@ impl Prepared {
         let fs = open(&memory, &quiet());
         let hands = (0..HANDS as u64).map(|number| {
             let name = number.to_string();
-            let place = Place { dir: fs.root(), name: name.as_bytes() };
+            let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
             Hand::new(fs.mkdir(place, &NEW).expect("a directory"), seed ^ number << 32)
         });
         let mut hands: Vec<_> = hands.collect();

@@ -12,7 +12,7 @@ use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::try_run;
-use offshoot_vfs::{Fallocate, FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileSystem, FileSystemMut};
 
 use crate::shapes::{accepted, name};
 use crate::worker::{AT, NEW};
@@ -35,7 +35,7 @@ fn open(disks: &Disks) -> Filesystem {
 }
 
 fn file(fs: &Filesystem, name: &str) -> FileId {
-    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("there is room")
+    fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("there is room")
 }
 
 /// How many bytes the chunks take on the members.
@@ -181,7 +181,7 @@ fn we_fill(fs: &Filesystem, len: usize) -> u64 {
     let mut all = 0;
     for number in 0.. {
         let name = name(number);
-        let made = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW);
+        let made = fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW);
         let Ok(file) = made else {
             assert!(!accepted(made), "there is no more room");
             break;

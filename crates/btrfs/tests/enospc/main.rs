@@ -8,9 +8,12 @@
 //! |---|---|
 //! | no thread hangs | `watch` |
 //! | nothing is refused without need | `quiet` |
-//! | what was acknowledged is there | the model: now, after the volume was opened again, and at the end as the kernel sees it |
-//! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
-//! | removals are never refused | `worker`; at last all threads remove everything, and the volume is as empty as before |
+//! | what was acknowledged is there | the model: now, after the volume was opened again, and at the
+//! end as the kernel sees it |
+//! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and
+//! `btrfs check` of that |
+//! | removals are never refused | `worker`; at last all threads remove everything, and the volume
+//! is as empty as before |
 //!
 //! `faults` has devices fail while room is made. `fits` fills volumes of all sizes beside the
 //! kernel. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again.
@@ -43,7 +46,7 @@ use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::names_of;
 use offshoot_testkit::random::seed_of_run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut};
 
 use watch::{Post, watched};
 use worker::{ALL, Both, NEW, Tally, Worker, actors_dir, own_dir, prefix};
@@ -234,7 +237,7 @@ fn prepare(job: &Job<'_>, disks: &Disks) -> (Arc<MemoryDevice>, Model) {
     let dirs = (0..job.threads as u64).flat_map(|number| [own_dir(number), actors_dir(number)]);
     for name in dirs.chain([ALL.into(), PROBES.into()]).collect::<BTreeSet<_>>() {
         Both { fs: &fs, model: &model }.must("mkdir", [fs.root(), model.root()], |fs, dir| {
-            fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW)
+            fs.mkdir(EntryPlace { dir, name: name.as_bytes() }, &NEW)
         });
     }
     fs.sync().expect("a commit");

@@ -11,7 +11,7 @@ use offshoot_device::MemoryDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::progs;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Rename};
+use offshoot_vfs::{EntryPlace, Errno, FileId, FileSystem, FileSystemMut, Rename};
 
 use crate::quiet::{assert_no_chunk_is_left, metadata, room};
 use crate::shapes::{accepted, device};
@@ -38,8 +38,8 @@ struct At {
 }
 
 impl At {
-    fn place(&self) -> Place<'_> {
-        Place { dir: self.dir, name: self.name.as_bytes() }
+    fn place(&self) -> EntryPlace<'_> {
+        EntryPlace { dir: self.dir, name: self.name.as_bytes() }
     }
 }
 
@@ -59,7 +59,7 @@ impl Links<'_> {
     fn fill(&mut self) {
         loop {
             let name = self.count.to_string();
-            let place = Place { dir: self.dir, name: name.as_bytes() };
+            let place = EntryPlace { dir: self.dir, name: name.as_bytes() };
             if !accepted(self.fs.symlink(place, &TARGET, &NEW)) {
                 return;
             }
@@ -73,7 +73,7 @@ impl Links<'_> {
         for _ in 0..LINKS_OF_A_LEAF {
             let last = self.count.checked_sub(1).expect("moves are done before all links are gone");
             let name = last.to_string();
-            let place = Place { dir: self.dir, name: name.as_bytes() };
+            let place = EntryPlace { dir: self.dir, name: name.as_bytes() };
             if !accepted(self.fs.unlink(place, AT)) {
                 return self.delete_snapshot();
             }
@@ -83,7 +83,7 @@ impl Links<'_> {
 
     fn delete_snapshot(&mut self) {
         let name = self.snapshots.pop_front().expect("only beside a snapshot a removal is refused");
-        let place = Place { dir: self.fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: self.fs.root(), name: name.as_bytes() };
         self.fs.delete_subvolume(place, AT).expect("it makes room");
         self.fs.volume().drop_deleted().expect("it makes room");
     }
@@ -153,18 +153,18 @@ impl Moved<'_> {
 /// these directories.
 fn set_up(fs: &Filesystem) -> ([FileId; 3], Moved<'_>) {
     let subvolume = |dir, name: &str| {
-        fs.create_subvolume(Place { dir, name: name.as_bytes() }, &NEW).expect("there is room")
+        fs.create_subvolume(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("there is room")
     };
     let [one, other] =
         ["one", "other"].map(|name| FileId { dev: subvolume(fs.root(), name).0, ino: 256 });
     let holders = [fs.root(), one, other];
     let mut dirs = Vec::new();
     for (holder, name) in holders.iter().flat_map(|&holder| [(holder, "d"), (holder, "e")]) {
-        let dir = fs.mkdir(Place { dir: holder, name: name.as_bytes() }, &NEW);
+        let dir = fs.mkdir(EntryPlace { dir: holder, name: name.as_bytes() }, &NEW);
         let dir = dir.expect("there is room");
         for number in 0..FILES {
             let name = long("file", number);
-            fs.create(Place { dir, name: name.as_bytes() }, &NEW).expect("there is room");
+            fs.create(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("there is room");
         }
         dirs.push(dir);
     }
@@ -182,7 +182,7 @@ fn moves(has_snapshots: bool) {
     let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let fs = open(&device, &quiet);
     let (holders, mut moved) = set_up(&fs);
-    let dir = fs.mkdir(Place { dir: fs.root(), name: b"links" }, &NEW).expect("there is room");
+    let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"links" }, &NEW).expect("there is room");
     let mut links = Links { fs: &fs, dir, count: 0, snapshots: VecDeque::new() };
     links.fill();
     fs.sync().expect("a commit");
@@ -193,7 +193,7 @@ fn moves(has_snapshots: bool) {
         // From now on a move has to copy what is shared, and the snapshots keep the old blocks.
         for (number, holder) in holders[1..].iter().enumerate().filter(|_| has_snapshots) {
             let (source, name) = (SubvolumeId { 0: holder.dev }, format!("{round}-{number}"));
-            let place = Place { dir: fs.root(), name: name.as_bytes() };
+            let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
             while !accepted(fs.snapshot(source, place, true, AT)) {
                 links.make_room();
             }

@@ -10,7 +10,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::MemoryDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, FileId, FileSystem, FileSystemMut, Result};
 
 use crate::quiet::assert_no_chunk_is_left;
 use crate::watch::{Post, watched};
@@ -71,7 +71,7 @@ fn fill(fs: &Filesystem, filling: Filling) -> (u64, usize) {
     let mut bytes = 0;
     for number in 0.. {
         let name = name(number);
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         let (is_made, wanted, written) = match filling {
             Filling::Links => (accepted(fs.symlink(place, &[b'x'; 3000], &NEW)), 3000, 3000),
             Filling::Files(len) if accepted(fs.create(place, &NEW)) => {
@@ -93,7 +93,7 @@ fn fill(fs: &Filesystem, filling: Filling) -> (u64, usize) {
 
 fn remove(fs: &Filesystem, number: u64) {
     let name = name(number);
-    fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+    fs.unlink(EntryPlace { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
 /// Fills and empties a volume again and again, with one kind of filling after the other. It holds
@@ -165,7 +165,7 @@ fn a_file_takes_the_place_of_one_as_large() {
     for number in 0..files - 1 {
         remove(&fs, number);
         let name = name(number);
-        let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW);
+        let file = fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW);
         let file = file.expect("there is room for a file");
         assert_eq!(write(&fs, file, LEN), LEN, "file {number} of {files}");
     }
@@ -199,12 +199,12 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     fs.sync().expect("there is room for what was accepted");
     (0..files).step_by(2).for_each(|number| remove(&fs, number));
     fs.sync().expect("a commit");
-    let place = |name: &'static str| Place { dir: fs.root(), name: name.as_bytes() };
+    let place = |name: &'static str| EntryPlace { dir: fs.root(), name: name.as_bytes() };
     let file = fs.create(place("in pieces"), &NEW).expect("there is room for a file");
     let dir = fs.mkdir(place("links"), &NEW).expect("there is room for a directory");
     let link = |number: &u64| {
         let name = name(*number);
-        accepted(fs.symlink(Place { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
+        accepted(fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
     };
     let written = write(&fs, file, usize::MAX);
     let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
@@ -216,7 +216,7 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     assert!(extents > 5000 && extents > pieces / 10 * 9, "{extents} extents of {pieces} pieces");
     for number in 0..links {
         let name = name(number);
-        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+        fs.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it is there");
     }
     (1..files).step_by(2).for_each(|number| remove(&fs, number));
     fs.unlink(place("in pieces"), AT).expect("it is there");
@@ -231,7 +231,7 @@ fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
     watched(fs, &posts, |number| {
         posts[number].begin("filling a file");
         let name = name(number as u64);
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         if accepted(fs.create(place, &NEW)) {
             files.fetch_add(1, Ordering::Relaxed);
             let file = fs.lookup(fs.root(), name.as_bytes()).expect("it was made");

@@ -12,7 +12,7 @@ use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Errno, Fallocate, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
+    EntryPlace, Errno, Fallocate, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
     Timestamp,
 };
 
@@ -118,7 +118,7 @@ impl Both<'_> {
             if !chosen(&name) {
                 continue;
             }
-            let place = |dir| Place { dir, name: &name };
+            let place = |dir| EntryPlace { dir, name: &name };
             if file_type == FileType::Directory {
                 let below = self.must("lookup", dir, |fs, dir| fs.lookup(dir, &name));
                 self.remove_all(below, post, &|_| true);
@@ -142,8 +142,8 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn place<'n>(&self, (dir, name): &'n Name) -> Place<'n> {
-        Place { dir: self.dirs[*dir], name }
+    fn place<'n>(&self, (dir, name): &'n Name) -> EntryPlace<'n> {
+        EntryPlace { dir: self.dirs[*dir], name }
     }
 
     fn find(&self, (dir, name): &Name) -> Result<FileId> {

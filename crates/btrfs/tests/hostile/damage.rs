@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::block::{self, HEADER_SIZE, Header, KeyPtr};
+use offshoot_btrfs_format::block::{self, BlockHeader, HEADER_SIZE, NodePointer};
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -173,8 +173,8 @@ impl Target {
     /// Makes a pointer of a node lead to another block that exists.
     fn redirect(&self, random: &mut Random, node: &[u8]) -> Vec<u8> {
         let mut bytes = node.to_vec();
-        let count = block::pointers(node).map_or(0, <[KeyPtr]>::len);
-        let at = HEADER_SIZE + index(random, count.max(1)) * size_of::<KeyPtr>();
+        let count = block::pointers(node).map_or(0, <[NodePointer]>::len);
+        let at = HEADER_SIZE + index(random, count.max(1)) * size_of::<NodePointer>();
         let target = header(&self.block(random).bytes);
         bytes[at + 17..at + 25].copy_from_slice(&target.bytenr.get().to_le_bytes());
         bytes[at + 25..at + 33].copy_from_slice(&target.generation.get().to_le_bytes());
@@ -188,8 +188,8 @@ impl Target {
     }
 }
 
-pub(crate) fn header(bytes: &[u8]) -> &Header {
-    Header::view(bytes).expect("a whole block")
+pub(crate) fn header(bytes: &[u8]) -> &BlockHeader {
+    BlockHeader::view(bytes).expect("a whole block")
 }
 
 fn superblock(image: &Arc<Image>, offset: u64) -> Vec<u8> {

@@ -13,7 +13,7 @@ use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::manifest::manifest;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, Error, FileSystem, FileSystemMut, NewFile, Timestamp};
 
 use crate::common::open;
 
@@ -88,7 +88,8 @@ fn commit(disks: &Disks, number: usize) {
     let at = Timestamp { secs: 1_600_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at };
     let name = format!("commit-{number}");
-    let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &new).expect("a file");
+    let file =
+        fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &new).expect("a file");
     fs.write(file, 0, &vec![7; 100_000], at).expect("there is room");
     fs.sync().expect("a commit");
 }

@@ -16,7 +16,7 @@ use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::workload::Runner;
 use offshoot_testkit::crash::{Op, Promised, Step, Workload};
-use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
 use crate::cut::{SHAPES, Shape, make, top};
 use crate::subvolume_calls::Ours;
@@ -51,7 +51,7 @@ pub(crate) fn new_file() -> NewFile {
 /// A new subvolume below the top one.
 pub(crate) fn subvolume(volume: &Arc<Volume>, name: &str) -> Filesystem {
     let top = top(volume);
-    let place = Place { dir: top.root(), name: name.as_bytes() };
+    let place = EntryPlace { dir: top.root(), name: name.as_bytes() };
     let id = top.create_subvolume(place, &new_file()).expect("a subvolume");
     volume.filesystem(id).expect("it is there")
 }

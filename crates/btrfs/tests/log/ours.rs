@@ -14,7 +14,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{
-    DirEntry, Fallocate, FileId, FileSystem, FileSystemMut, NewFile, Place, Rename, SetAttr,
+    DirEntry, EntryPlace, Fallocate, FileId, FileSystem, FileSystemMut, NewFile, Rename, SetAttr,
     Timestamp, XattrMode,
 };
 
@@ -87,7 +87,9 @@ impl Work {
         for number in 1..DIRECTORIES {
             let dir = *dirs.last().expect("the first");
             let name = format!("dir{number}");
-            dirs.push(fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW).expect("a directory"));
+            dirs.push(
+                fs.mkdir(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("a directory"),
+            );
         }
         let (paths, promises, names) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let committed = BTreeSet::new();
@@ -102,8 +104,8 @@ impl Work {
         (self.below(self.dirs.len()), self.random.below(NAMES))
     }
 
-    fn with_place<T>(&self, (dir, number): Path, call: impl FnOnce(Place<'_>) -> T) -> T {
-        call(Place { dir: self.dirs[dir], name: &name(number) })
+    fn with_place<T>(&self, (dir, number): Path, call: impl FnOnce(EntryPlace<'_>) -> T) -> T {
+        call(EntryPlace { dir: self.dirs[dir], name: &name(number) })
     }
 
     /// A path at which there is a file, and the file.
@@ -142,7 +144,7 @@ impl Work {
             if kind == 0 && self.dirs.len() < 8 {
                 let (dir, number) = (self.dirs[path.0], self.dirs.len());
                 let name = format!("new{number}");
-                let made = self.fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW);
+                let made = self.fs.mkdir(EntryPlace { dir, name: name.as_bytes() }, &NEW);
                 self.dirs.push(made.expect("a directory"));
             } else if !self.paths.contains_key(&path) {
                 let made = self.with_place(path, |place| self.fs.create(place, &NEW));
@@ -156,8 +158,8 @@ impl Work {
                     return;
                 }
                 let (from, to) = (name(old.1), name(path.1));
-                let from = Place { dir: self.dirs[old.0], name: &from };
-                let to = Place { dir: self.dirs[path.0], name: &to };
+                let from = EntryPlace { dir: self.dirs[old.0], name: &from };
+                let to = EntryPlace { dir: self.dirs[path.0], name: &to };
                 self.fs.rename_with(from, to, Rename::Replace, AT).expect("a rename");
                 self.gone(path);
                 self.gone(old);
@@ -168,8 +170,8 @@ impl Work {
                     return;
                 };
                 let (from, to) = (name(old.1), name(path.1));
-                let from = Place { dir: self.dirs[old.0], name: &from };
-                let to = Place { dir: self.dirs[path.0], name: &to };
+                let from = EntryPlace { dir: self.dirs[old.0], name: &from };
+                let to = EntryPlace { dir: self.dirs[path.0], name: &to };
                 self.fs.rename_with(from, to, Rename::Exchange, AT).expect("an exchange");
                 self.gone(old);
                 self.gone(path);
@@ -210,7 +212,7 @@ impl Work {
     /// log, until the next commit.
     fn change_directories(&mut self, path: Path) {
         let dir = self.dirs[path.0];
-        let (one, other) = (Place { dir, name: b"one" }, Place { dir, name: b"other" });
+        let (one, other) = (EntryPlace { dir, name: b"one" }, EntryPlace { dir, name: b"other" });
         self.touch_names(path);
         match self.fs.rmdir(other, AT) {
             Ok(()) => {}
@@ -242,11 +244,11 @@ impl Work {
             }
             2 => {
                 let size = self.fs.attr(file).expect("a file").size;
-                let at = |offset| offshoot_vfs::Position { file, offset };
+                let at = |offset| offshoot_vfs::FilePosition { file, offset };
                 let Some((_, other)) = self.some().filter(|(_, other)| *other != file) else {
                     return;
                 };
-                let to = offshoot_vfs::Position { file: other, offset: 0 };
+                let to = offshoot_vfs::FilePosition { file: other, offset: 0 };
                 let len = size / 4096 * 4096;
                 if len > 0 && self.fs.attr(other).expect("a file").size < (1 << 20) {
                     self.fs.clone_range(at(0), to, len, AT).expect("a clone");
@@ -395,11 +397,11 @@ fn replace(
 ) -> ((u64, u64), u64) {
     let number = random.below(FILES);
     let (new, old) = (format!("new{thread}"), format!("file{thread}-{number}"));
-    let from = Place { dir, name: new.as_bytes() };
+    let from = EntryPlace { dir, name: new.as_bytes() };
     let file = fs.create(from, &NEW).expect("a file");
     fs.write(file, 0, &version(thread, number, round, random), AT).expect("room");
     fs.fsync(file).expect("an fsync");
-    fs.rename(from, Place { dir, name: old.as_bytes() }, AT).expect("a rename");
+    fs.rename(from, EntryPlace { dir, name: old.as_bytes() }, AT).expect("a rename");
     match random.below(4) {
         0 => fs.fsync(dir).expect("an fsync"),
         1 => fs.fsync(file).expect("an fsync"),
@@ -435,7 +437,7 @@ fn many_who_fsync_in_one_directory() {
     let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = top(&volume);
-    let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");
+    let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");
     // The threads stop while an image is copied.
     let (still, promised) = (RwLock::new(()), Mutex::new(BTreeMap::new()));
     let is_done = AtomicBool::new(false);

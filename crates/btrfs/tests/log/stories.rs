@@ -9,7 +9,8 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::Workload;
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, Place, Position, SetAttr, Timestamp,
+    EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr,
+    Timestamp,
 };
 
 use crate::by_us::{new_file, open, run_together, shapes, subvolume};
@@ -377,8 +378,8 @@ pub(crate) fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) 
     cut
 }
 
-pub(crate) fn place<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
-    Place { dir: fs.root(), name: name.as_bytes() }
+pub(crate) fn place<'n>(fs: &Filesystem, name: &'n str) -> EntryPlace<'n> {
+    EntryPlace { dir: fs.root(), name: name.as_bytes() }
 }
 
 /// Makes or finds a file in the root, writes to it and syncs it.
@@ -599,7 +600,7 @@ fn data_that_a_log_has_is_not_written_in_place() {
         }
         fs.write(a, 0, &vec![1; 65536], AT).expect("there is room");
         fs.sync().expect("a commit");
-        let at = |file| Position { file, offset: 0 };
+        let at = |file| FilePosition { file, offset: 0 };
         fs.clone_range(at(a), at(b), 0, AT).expect("a clone");
         fs.fsync(b).expect("an fsync");
         fs.write(shifted, 0, &[vec![1; 65536], vec![3; 65536]].concat(), AT)

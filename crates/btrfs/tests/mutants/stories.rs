@@ -14,7 +14,7 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
-use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Timestamp};
 
 use crate::damage::{Target, header};
 use crate::image::{Image, Patched};
@@ -184,6 +184,6 @@ fn at(fs: &dyn FileSystem, path: &str) -> FileId {
     })
 }
 
-fn place(dir: FileId, name: &str) -> Place<'_> {
-    Place { dir, name: name.as_bytes() }
+fn place(dir: FileId, name: &str) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_bytes() }
 }

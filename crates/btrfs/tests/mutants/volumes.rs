@@ -12,7 +12,7 @@ use offshoot_testkit::btrfs::fill::handful;
 use offshoot_testkit::btrfs::fixture::{pack_file, repository, unpack_file};
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
-use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
 use crate::damage::Target;
 use crate::image::Image;
@@ -120,6 +120,6 @@ fn leave_orphans(disks: &Disks) {
         let file = fs.create_unnamed(dir, false, &new).expect("there is room");
         fs.write(file, 0, &vec![b'o'; len], at).expect("there is room");
     }
-    fs.delete_subvolume(Place { dir: volumes, name: b"to-delete" }, at).expect("it goes");
+    fs.delete_subvolume(EntryPlace { dir: volumes, name: b"to-delete" }, at).expect("it goes");
     fs.sync().expect("a commit");
 }

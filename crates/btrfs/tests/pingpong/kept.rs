@@ -22,7 +22,7 @@ use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::subvolumes::Subvolumes;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileId, FileSystemMut};
 
 use crate::rounds::{assert_kernel_shows, assert_shows};
 use crate::subvolume_calls::Ours;
@@ -129,7 +129,7 @@ fn change(
     for Pair { name, change, .. } in pairs {
         let file = find(fs, live, name);
         let size = fs.attr(file).expect("its attributes").size;
-        let place = Place { dir: live, name: name.as_bytes() };
+        let place = EntryPlace { dir: live, name: name.as_bytes() };
         let has_checksums = !unsummed.contains(name);
         let target = Target { fs, is_model, place, file, size, has_checksums, source };
         target.unlock();
@@ -139,7 +139,7 @@ fn change(
         make_in(fs, is_model, find(fs, live, dir), &format!("ours-{round}"));
     }
     let snapshot = |name: &str, is_read_only| {
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         subvolumes.snapshot(live, place, is_read_only, at()).expect("a snapshot");
     };
     if round == 0 {
@@ -147,7 +147,7 @@ fn change(
     }
     snapshot(&format!("ours-{round}"), round == 1);
     let theirs = format!("theirs-{round}");
-    let place = Place { dir: fs.root(), name: theirs.as_bytes() };
+    let place = EntryPlace { dir: fs.root(), name: theirs.as_bytes() };
     subvolumes.delete_subvolume(place, at()).expect("it is deleted");
     if round % 2 == 1 {
         subvolumes.drop_deleted().expect("everything reads");

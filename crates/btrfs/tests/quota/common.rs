@@ -12,7 +12,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, SetAttr, Timestamp};
 use parking_lot::Mutex;
 
 /// The time of all changes.
@@ -77,7 +77,7 @@ pub(crate) fn at(fs: &dyn FileSystem, path: &str) -> FileId {
 
 /// Writes a new file.
 pub(crate) fn write(fs: &dyn FileSystemMut, dir: FileId, name: &str, bytes: usize) -> FileId {
-    let place = Place { dir, name: name.as_bytes() };
+    let place = EntryPlace { dir, name: name.as_bytes() };
     let file = fs.create(place, &NEW).expect("a new file");
     fs.write(file, 0, &vec![7; bytes], AT).expect("there is room");
     file

@@ -3,7 +3,7 @@
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::model::subvolumes::Subvolumes;
-use offshoot_vfs::{FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut};
 
 use crate::common::{AT, Groups, NEW, assert_counted_anew, at, by_kernel, made, open, write};
 use crate::subvolume_calls::Ours;
@@ -41,7 +41,7 @@ fn what_is_written_is_counted_anew() {
         assert_eq!(told.not_kept(), 0, "nothing is written yet");
         let subvolumes = Ours(fs.clone());
         let root = fs.root();
-        let named = |name: &'static str| Place { dir: root, name: name.as_bytes() };
+        let named = |name: &'static str| EntryPlace { dir: root, name: name.as_bytes() };
         subvolumes.create_subvolume(named("new"), &NEW).expect("a subvolume");
         write(&fs, at(&fs, "new"), "data", 500_000);
         let data = at(&fs, "a/data");
@@ -55,7 +55,7 @@ fn what_is_written_is_counted_anew() {
         subvolumes.snapshot(a, named("snapshot"), false, AT).expect("a snapshot");
         subvolumes.delete_subvolume(named("b"), AT).expect("it is deleted");
         subvolumes.drop_deleted().expect("everything reads");
-        fs.unlink(Place { dir: at(&fs, "c"), name: b"data" }, AT).expect("it is removed");
+        fs.unlink(EntryPlace { dir: at(&fs, "c"), name: b"data" }, AT).expect("it is removed");
         fs.sync().expect("a commit");
         assert_eq!(told.not_kept(), 1, "it is said once");
         drop((subvolumes, fs));
@@ -86,7 +86,9 @@ fn what_is_written_is_counted_anew() {
 /// We delete the subvolume `b`, and commit.
 fn delete_b(disks: &Disks) {
     let (fs, _) = open(disks);
-    Ours(fs.clone()).delete_subvolume(Place { dir: fs.root(), name: b"b" }, AT).expect("it goes");
+    Ours(fs.clone())
+        .delete_subvolume(EntryPlace { dir: fs.root(), name: b"b" }, AT)
+        .expect("it goes");
     fs.sync().expect("a commit");
     drop(fs);
 }

@@ -13,7 +13,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::threads::SetOnDrop;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, Timestamp};
 use uuid::Uuid;
 
 use crate::scrub;
@@ -51,7 +51,7 @@ fn open(devices: &Devices) -> Filesystem {
 }
 
 fn write(fs: &Filesystem, dir: FileId, name: &str, bytes: &[u8]) {
-    let place = Place { dir, name: name.as_bytes() };
+    let place = EntryPlace { dir, name: name.as_bytes() };
     let file = fs.create(place, &NEW).expect("there is room for names");
     fs.write(file, 0, bytes, AT).expect("there is room");
 }
@@ -63,7 +63,7 @@ fn work(fs: &Filesystem, dir: FileId, seed: u64, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let number = usize::try_from(random.below(10)).expect("few");
         let name = number.to_string();
-        let place = Place { dir, name: name.as_bytes() };
+        let place = EntryPlace { dir, name: name.as_bytes() };
         let len = usize::try_from(1 + random.below(300_000)).expect("small");
         match (random.below(8), names[number]) {
             (0, _) => fs.sync().expect("a sync"),
@@ -111,7 +111,8 @@ fn beside_writers(devices: &Devices, copies: usize) {
     let dirs: Vec<_> = (0..3)
         .map(|number| {
             let name = format!("of-{number}");
-            fs.mkdir(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a directory")
+            fs.mkdir(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW)
+                .expect("a directory")
         })
         .collect();
     let is_over = AtomicBool::new(false);

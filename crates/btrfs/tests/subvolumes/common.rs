@@ -8,7 +8,7 @@ use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::compare;
-use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Timestamp};
 
 /// The time of all changes.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
@@ -49,8 +49,8 @@ pub(crate) fn judge(disks: &Disks, at_least: u64) {
     compare(&open_read_only(disks), mount.path()).assert_same(at_least);
 }
 
-pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> Place<'_> {
-    Place { dir, name: name.as_ref() }
+pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_ref() }
 }
 
 /// The file at a path below the root of `fs`.

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Position, Rename, Result};
+use offshoot_vfs::{
+    Errno, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, Rename, Result,
+};
 
 use crate::common::{AT, NEW, at, fresh, judge, open, place, top};
 
@@ -89,7 +91,7 @@ fn a_source_is_deleted_while_it_is_cloned() {
         }
         fs.sync().expect("a commit");
         let to = fs.create(place(fs.root(), &format!("clone-{round}")), &NEW).expect("a file");
-        let begin = |file| Position { file, offset: 0 };
+        let begin = |file| FilePosition { file, offset: 0 };
         std::thread::scope(|scope| {
             let clone = scope.spawn(|| fs.clone_range(begin(from), begin(to), 0, AT));
             // The clone has begun, or is over already.

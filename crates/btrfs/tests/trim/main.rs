@@ -30,7 +30,9 @@ use offshoot_testkit::compare::compare;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_testkit::threads::SetOnDrop;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp,
+};
 use uuid::Uuid;
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -156,7 +158,7 @@ fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> Known 
     for _ in 0..steps {
         let number = usize::try_from(random.below(FILES_OF_A_THREAD)).expect("few");
         let name = number.to_string();
-        let place = Place { dir, name: name.as_bytes() };
+        let place = EntryPlace { dir, name: name.as_bytes() };
         match (random.below(10), known.0[number]) {
             (0..=4, None) => {
                 let file = fs.create(place, &NEW).expect("there is room for names");
@@ -214,7 +216,8 @@ fn beside_writers(devices: &[Arc<Spoiling>], threads: u64, steps: u64) {
     let dirs: Vec<_> = (0..threads)
         .map(|number| {
             let name = format!("of-{number}");
-            fs.mkdir(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a directory")
+            fs.mkdir(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW)
+                .expect("a directory")
         })
         .collect();
     let is_over = AtomicBool::new(false);
@@ -291,7 +294,7 @@ fn beside_chunks_that_come_and_go() {
         let chunks: Vec<_> = (0..12)
             .map(|round| {
                 let expected = vec![round + 1; LEN];
-                let file = fs.create(Place { dir: fs.root(), name: b"file" }, &NEW);
+                let file = fs.create(EntryPlace { dir: fs.root(), name: b"file" }, &NEW);
                 let file = file.expect("there is room");
                 fs.write(file, 0, &expected, AT).expect("there is room");
                 fs.sync().expect("a sync");
@@ -310,13 +313,13 @@ fn beside_chunks_that_come_and_go() {
 }
 
 fn write_file(fs: &Filesystem, name: &str, len: usize) -> FileId {
-    let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("room");
+    let file = fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("room");
     fs.write(file, 0, &Random::new(1).bytes(len), AT).expect("room");
     file
 }
 
 fn remove_file(fs: &Filesystem, name: &str) {
-    fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+    fs.unlink(EntryPlace { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
 /// With the option `discard`, what commits free is discarded before the volume is closed at the
@@ -466,9 +469,10 @@ fn files_are_written_back_before_commits() {
             let fs = open(as_devices(&devices), &options);
             write_file(&fs, "first", 100_000);
             if is_snapshot {
-                let other = fs.create_subvolume(Place { dir: fs.root(), name: b"other" }, &NEW);
+                let other =
+                    fs.create_subvolume(EntryPlace { dir: fs.root(), name: b"other" }, &NEW);
                 let other = other.expect("room");
-                let place = Place { dir: fs.root(), name: b"snapshot" };
+                let place = EntryPlace { dir: fs.root(), name: b"snapshot" };
                 fs.snapshot(other, place, true, AT).expect("room");
             } else {
                 fs.fsync(write_file(&fs, "second", 10)).expect("a commit");

@@ -1,6 +1,6 @@
 //! Open files and their data.
 
-use offshoot_vfs::{Errno, Error, Fallocate, FileId, Position, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, Fallocate, FileId, FilePosition, Result, Timestamp};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use super::Context;
@@ -128,8 +128,8 @@ impl Context<'_> {
         /// boundary, whatever the block size.
         const MOST: u64 = 1 << 31;
         let copy: CopyFileRangeIn = arguments.take()?;
-        let from = Position { file: self.file()?, offset: copy.off_in };
-        let to = Position { file: self.to.nodes.file(copy.nodeid_out)?, offset: copy.off_out };
+        let from = FilePosition { file: self.file()?, offset: copy.off_in };
+        let to = FilePosition { file: self.to.nodes.file(copy.nodeid_out)?, offset: copy.off_out };
         self.drop_set_id_unless_root(to.file)?;
         let copied = self.fs().copy_range(from, to, copy.len.min(MOST), Timestamp::now())?;
         let size = u32::try_from(copied).expect("no more than was asked for");

@@ -1,7 +1,7 @@
 //! Names: looked up, made, moved and removed.
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Rename, Result, Timestamp,
+    Attr, EntryPlace, Errno, Error, FileId, FileType, NewFile, NewNode, Rename, Result, Timestamp,
 };
 use rustix::fs::{OFlags, RenameFlags};
 
@@ -64,7 +64,7 @@ impl Context<'_> {
         let new = self.new_file(place.dir, mknod.mode, mknod.umask, false)?;
         let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
         let rdev = if is_device { device_of(mknod.rdev) } else { (0, 0) };
-        self.put_new(self.fs().mknod(place, Node { file_type, rdev }, &new)?, out)
+        self.put_new(self.fs().mknod(place, NewNode { file_type, rdev }, &new)?, out)
     }
 
     pub(super) fn mkdir(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
@@ -136,7 +136,7 @@ impl Context<'_> {
 
     fn move_name(&self, to: u64, how: Rename, mut arguments: Arguments<'_>) -> Result<()> {
         let from = self.place(self.name(&mut arguments)?)?;
-        let to = Place { dir: self.to.nodes.file(to)?, name: self.name(&mut arguments)? };
+        let to = EntryPlace { dir: self.to.nodes.file(to)?, name: self.name(&mut arguments)? };
         if how == Rename::Replace {
             match self.fs().lookup(to.dir, to.name) {
                 Ok(file) => self.hold(file)?,
@@ -156,8 +156,8 @@ impl Context<'_> {
     }
 
     /// This name in the directory that the request is about.
-    fn place<'n>(&self, name: &'n [u8]) -> Result<Place<'n>> {
-        Ok(Place { dir: self.file()?, name })
+    fn place<'n>(&self, name: &'n [u8]) -> Result<EntryPlace<'n>> {
+        Ok(EntryPlace { dir: self.file()?, name })
     }
 
     /// The first attributes of a file that is made in `dir`.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, RequestKind};
-use offshoot_vfs::{Errno, NewFile, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, NewFile, Result, Timestamp};
 
 use super::picture::{Id, Picture, ROOT};
 use super::record::{Progress, Recorded, Strike, as_devices};
@@ -256,7 +256,7 @@ fn change(fs: &Opened, found: &Picture) -> Result<Vec<Id>> {
     fs.subvolumes.drop_deleted()?;
     let at = Timestamp { secs: 1_700_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o600, uid: AFTERWARDS, gid: 0, umask: None, at };
-    let place = Place { dir: fs.root(), name: b"afterwards" };
+    let place = EntryPlace { dir: fs.root(), name: b"afterwards" };
     let make = || {
         let file = fs.lookup(place.dir, place.name).or_else(|_| fs.create(place, &new))?;
         fs.write(file, 0, &[7; 5000], at)
@@ -266,7 +266,7 @@ fn change(fs: &Opened, found: &Picture) -> Result<Vec<Id>> {
     while let Err(error) = make() {
         let next = (error.errno() == Errno::NOSPC).then(|| names.next()).flatten();
         let Some(((_, name), id)) = next else { return Err(error) };
-        fs.unlink(Place { dir: fs.root(), name }, at)?;
+        fs.unlink(EntryPlace { dir: fs.root(), name }, at)?;
         removed.push(*id);
     }
     fs.sync()?;

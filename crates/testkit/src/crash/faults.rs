@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, RequestKind};
-use offshoot_vfs::{Errno, Error, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileSystemMut, NewFile, Timestamp};
 
 use super::explore::enter;
 use super::oracle::History;
@@ -214,7 +214,7 @@ impl Inflicter<'_> {
 /// Checks that a volume whose commit failed refuses changes and `sync`.
 fn require_refusal(fs: &dyn FileSystemMut) -> Result<(), String> {
     let new = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: Timestamp::default() };
-    let made = fs.create(Place { dir: fs.root(), name: b"refused" }, &new).map(drop);
+    let made = fs.create(EntryPlace { dir: fs.root(), name: b"refused" }, &new).map(drop);
     for (what, outcome) in [("a new file", made), ("a sync", fs.sync())] {
         if !matches!(outcome, Err(Error::Posix { errno: Errno::ROFS, .. })) {
             return Err(format!("after a commit that failed, {what} gives {outcome:?}"));

@@ -10,8 +10,8 @@ use std::fmt;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node,
-    Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
+    FileSystemMut, FileType, NewFile, NewNode, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::picture::SECTOR;
@@ -463,9 +463,9 @@ impl<'a> Runner<'a> {
         self.next
     }
 
-    fn place<'p>(&self, path: &'p str) -> Result<Place<'p>> {
+    fn place<'p>(&self, path: &'p str) -> Result<EntryPlace<'p>> {
         let (dir, name) = split(path);
-        Ok(Place { dir: find(self.fs, dir)?, name: name.as_bytes() })
+        Ok(EntryPlace { dir: find(self.fs, dir)?, name: name.as_bytes() })
     }
 
     /// Does these steps, up to the first that fails. Returns how many were refused that may be.
@@ -504,7 +504,7 @@ impl<'a> Runner<'a> {
             fs.set_xattr(open(path)?, name, value, XattrMode::Set, at)
         };
         let mknod = |path: &str, file_type, rdev| {
-            fs.mknod(self.place(path)?, Node { file_type, rdev }, &new).map(drop)
+            fs.mknod(self.place(path)?, NewNode { file_type, rdev }, &new).map(drop)
         };
         match op {
             Op::Create(path) => fs.create(self.place(path)?, &new).map(drop),
@@ -591,9 +591,9 @@ impl<'a> Runner<'a> {
 
     /// The source and the destination of a range, and whether the files are long enough to clone
     /// it, and to dedupe it.
-    fn ends(&self, share: &Share) -> Result<([Position; 2], bool, bool)> {
-        let from = Position { file: find(self.fs, &share.from)?, offset: share.offset };
-        let to = Position { file: find(self.fs, &share.to)?, offset: share.to_offset };
+    fn ends(&self, share: &Share) -> Result<([FilePosition; 2], bool, bool)> {
+        let from = FilePosition { file: find(self.fs, &share.from)?, offset: share.offset };
+        let to = FilePosition { file: find(self.fs, &share.to)?, offset: share.to_offset };
         let sizes = [self.fs.attr(from.file)?.size, self.fs.attr(to.file)?.size];
         let are_one = from.file == to.file;
         let can_be_cloned = share.can_be_cloned(sizes, are_one);
@@ -605,7 +605,7 @@ impl<'a> Runner<'a> {
         if from == to {
             return Ok(());
         }
-        let [start, end] = [from, to].map(|file| Position { file, offset: 0 });
+        let [start, end] = [from, to].map(|file| FilePosition { file, offset: 0 });
         self.fs.copy_range(start, end, self.fs.attr(from)?.size, at).map(drop)
     }
 

@@ -14,8 +14,8 @@ mod subvolumes;
 use std::collections::HashSet;
 
 use offshoot_vfs::{
-    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Rename, Result,
-    SetAttr, SetTime, Timestamp,
+    EntryPlace, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, NewNode, Rename,
+    Result, SetAttr, SetTime, Timestamp,
 };
 
 use super::Model;
@@ -284,13 +284,13 @@ impl<'a> Actor<'a> {
         let (dir, name, new) = (self.dir(), self.name(), self.new_file());
         let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
         let rdev = if is_device { (8, 70_000) } else { (0, 0) };
-        let kind = Node { file_type, rdev };
-        self.both("mknod", |fs, of| fs.mknod(Place { dir: of(dir), name: &name }, kind, &new));
+        let kind = NewNode { file_type, rdev };
+        self.both("mknod", |fs, of| fs.mknod(EntryPlace { dir: of(dir), name: &name }, kind, &new));
     }
 
     fn make_directory(&mut self) {
         let (dir, name, new) = (self.dir(), self.name(), self.new_file());
-        self.both("mkdir", |fs, of| fs.mkdir(Place { dir: of(dir), name: &name }, &new));
+        self.both("mkdir", |fs, of| fs.mkdir(EntryPlace { dir: of(dir), name: &name }, &new));
     }
 
     fn make_symlink(&mut self) {
@@ -298,14 +298,14 @@ impl<'a> Actor<'a> {
         let len = usize::try_from(1 + self.random.below(1000)).expect("small");
         let target = self.random.text(len);
         self.both("symlink", |fs, of| {
-            fs.symlink(Place { dir: of(dir), name: &name }, &target, &new)
+            fs.symlink(EntryPlace { dir: of(dir), name: &name }, &target, &new)
         });
     }
 
     fn link(&mut self) {
         let Some(file) = self.file() else { return };
         let (dir, name, at) = (self.dir(), self.name(), self.at);
-        self.both("link", |fs, of| fs.link(of(file), Place { dir: of(dir), name: &name }, at));
+        self.both("link", |fs, of| fs.link(of(file), EntryPlace { dir: of(dir), name: &name }, at));
     }
 
     fn remove(&mut self) {
@@ -313,9 +313,9 @@ impl<'a> Actor<'a> {
         if self.random.below(3) == 0 {
             // `rmdir` removes an empty subvolume too, so close the files that are open in it first.
             self.close_subvolume(dir, &name);
-            self.both("rmdir", |fs, of| fs.rmdir(Place { dir: of(dir), name: &name }, at));
+            self.both("rmdir", |fs, of| fs.rmdir(EntryPlace { dir: of(dir), name: &name }, at));
         } else {
-            self.both("unlink", |fs, of| fs.unlink(Place { dir: of(dir), name: &name }, at));
+            self.both("unlink", |fs, of| fs.unlink(EntryPlace { dir: of(dir), name: &name }, at));
         }
     }
 
@@ -331,8 +331,8 @@ impl<'a> Actor<'a> {
             _ => Rename::Replace,
         };
         self.both("rename", |fs, of| {
-            let from = Place { dir: of(from), name: &old };
-            fs.rename_with(from, Place { dir: of(to), name: &new }, how, at)
+            let from = EntryPlace { dir: of(from), name: &old };
+            fs.rename_with(from, EntryPlace { dir: of(to), name: &new }, how, at)
         });
     }
 
@@ -346,7 +346,9 @@ impl<'a> Actor<'a> {
         self.opened.push(file);
         if self.random.below(2) == 0 {
             let (dir, name, at) = (self.dir(), self.name(), self.at);
-            self.both("link", |fs, of| fs.link(of(file), Place { dir: of(dir), name: &name }, at));
+            self.both("link", |fs, of| {
+                fs.link(of(file), EntryPlace { dir: of(dir), name: &name }, at)
+            });
         }
     }
 

@@ -1,8 +1,8 @@
 //! The calls that change the model.
 
 use offshoot_vfs::{
-    Attr, Dedupe, Errno, Fallocate, FileFlags, FileId, FileSystemMut, FileType, NewFile,
-    Node as NodeKind, Parent, Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    Attr, Dedupe, EntryPlace, Errno, Fallocate, FileFlags, FileId, FilePosition, FileSystemMut,
+    FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::attributes::{FIXED, Inherited};
@@ -11,7 +11,7 @@ use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 
 impl State {
     /// `EEXIST` if the name is taken, and other errors if a new name is forbidden.
-    pub(super) fn require_free(&self, place: Place<'_>) -> Result<()> {
+    pub(super) fn require_free(&self, place: EntryPlace<'_>) -> Result<()> {
         self.directory(place.dir)?;
         if self.node(place.dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, place.dir);
@@ -25,7 +25,7 @@ impl State {
 
     pub(super) fn add_entry(
         &mut self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         file: FileId,
         at: Timestamp,
     ) -> Result<()> {
@@ -40,7 +40,7 @@ impl State {
         self.touch(place.dir, at)
     }
 
-    pub(super) fn remove_entry(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    pub(super) fn remove_entry(&mut self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let directory = self.directory_mut(place.dir)?;
         let cookie = directory.names.remove(place.name);
         cookie.and_then(|cookie| directory.entries.remove(&cookie));
@@ -49,9 +49,9 @@ impl State {
 
     pub(super) fn make(
         &mut self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         body: Body,
-        kind: NodeKind,
+        kind: NewNode,
         new: &NewFile,
     ) -> Result<FileId> {
         self.require_writable(place.dir)?;
@@ -62,7 +62,7 @@ impl State {
     }
 
     /// Makes a new file in `dir`. The caller adds its name.
-    fn insert(&mut self, dir: FileId, body: Body, kind: NodeKind, new: &NewFile) -> Result<FileId> {
+    fn insert(&mut self, dir: FileId, body: Body, kind: NewNode, new: &NewFile) -> Result<FileId> {
         let Inherited { permissions, flags, xattrs } = self.inherited(dir, kind.file_type, new)?;
         let file = id(self.next_ino);
         self.next_ino += 1;
@@ -89,7 +89,7 @@ impl State {
     }
 
     /// Removes a name. The file is removed with its last name unless it is open.
-    fn take_away(&mut self, place: Place<'_>, directory: bool, at: Timestamp) -> Result<()> {
+    fn take_away(&mut self, place: EntryPlace<'_>, directory: bool, at: Timestamp) -> Result<()> {
         self.require_writable(place.dir)?;
         let file = self.lookup(place.dir, place.name)?;
         self.refuse(place.dir, FIXED)?;
@@ -120,7 +120,7 @@ impl State {
     /// Exchanges the names of two files.
     fn exchange(
         &mut self,
-        places: [Place<'_>; 2],
+        places: [EntryPlace<'_>; 2],
         files: [FileId; 2],
         at: Timestamp,
     ) -> Result<()> {
@@ -180,14 +180,14 @@ impl State {
         Ok([size(one)?, size(other)?])
     }
 
-    fn bytes(&self, from: Position, len: u64) -> Result<Vec<u8>> {
+    fn bytes(&self, from: FilePosition, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(len).expect("ranges of the model are small")];
         self.contents(from.file)?.read(from.offset, &mut bytes);
         Ok(bytes)
     }
 
     /// Replaces sectors by a copy of others. The last one may be partial.
-    fn clone_sectors(&mut self, from: Position, to: Position, len: u64) -> Result<()> {
+    fn clone_sectors(&mut self, from: FilePosition, to: FilePosition, len: u64) -> Result<()> {
         let contents = self.contents(from.file)?;
         let sectors = contents.moved(from.offset..from.offset + len, to.offset);
         self.contents_mut(to.file)?.replace(to.offset..to.offset + len, sectors);
@@ -204,7 +204,7 @@ impl State {
 
 /// `EINVAL` unless two ranges consist of whole sectors and do not overlap. With `may_be_cut` the
 /// last sector may be partial.
-fn require_sectors(from: Position, to: Position, len: u64, may_be_cut: bool) -> Result<()> {
+fn require_sectors(from: FilePosition, to: FilePosition, len: u64, may_be_cut: bool) -> Result<()> {
     let is_whole = |at: u64| at.is_multiple_of(SECTOR);
     let are_whole = is_whole(from.offset) && is_whole(to.offset);
     let overlap =
@@ -216,7 +216,7 @@ fn require_sectors(from: Position, to: Position, len: u64, may_be_cut: bool) -> 
 }
 
 impl FileSystemMut for Model {
-    fn mknod(&self, place: Place<'_>, kind: NodeKind, new: &NewFile) -> Result<FileId> {
+    fn mknod(&self, place: EntryPlace<'_>, kind: NewNode, new: &NewFile) -> Result<FileId> {
         let body = match kind.file_type {
             FileType::Regular => Body::Regular(Contents::default()),
             _ => Body::Other,
@@ -224,13 +224,13 @@ impl FileSystemMut for Model {
         self.state().make(place, body, kind, new)
     }
 
-    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
-        let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
+    fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
+        let kind = NewNode { file_type: FileType::Directory, rdev: (0, 0) };
         self.state().make(place, Body::Directory(Directory::default()), kind, new)
     }
 
-    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
-        let kind = NodeKind { file_type: FileType::Symlink, rdev: (0, 0) };
+    fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
+        let kind = NewNode { file_type: FileType::Symlink, rdev: (0, 0) };
         self.state().make(place, Body::Symlink(target.to_vec()), kind, new)
     }
 
@@ -242,14 +242,14 @@ impl FileSystemMut for Model {
             return posix(Errno::NOENT, dir);
         }
         state.refuse(dir, FileFlags::IMMUTABLE)?;
-        let kind = NodeKind { file_type: FileType::Regular, rdev: (0, 0) };
+        let kind = NewNode { file_type: FileType::Regular, rdev: (0, 0) };
         let file = state.insert(dir, Body::Regular(Contents::default()), kind, new)?;
         let node = state.node_mut(file)?;
         (node.attr.nlink, node.opens, node.is_linkable) = (0, 1, is_linkable);
         Ok(file)
     }
 
-    fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn link(&self, file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let mut state = self.state();
         state.require_writable(place.dir)?;
         let attr = state.node(file)?.attr;
@@ -270,18 +270,18 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn unlink(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn unlink(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         self.state().take_away(place, false, at)
     }
 
-    fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn rmdir(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         self.state().take_away(place, true, at)
     }
 
     fn rename_with(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: EntryPlace<'_>,
+        to: EntryPlace<'_>,
         how: Rename,
         at: Timestamp,
     ) -> Result<()> {
@@ -430,7 +430,13 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()> {
+    fn clone_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()> {
         let mut state = self.state();
         state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
@@ -449,7 +455,7 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe> {
+    fn dedupe_range(&self, from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe> {
         let mut state = self.state();
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
         state.refuse(to.file, FileFlags::IMMUTABLE)?;
@@ -472,7 +478,13 @@ impl FileSystemMut for Model {
         Ok(Dedupe::Same { len })
     }
 
-    fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
+    fn copy_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<u64> {
         let mut state = self.state();
         state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
@@ -501,8 +513,10 @@ impl FileSystemMut for Model {
             state.contents_mut(to.file)?.write(to.offset + part.start, &bytes[start..end]);
         }
         if !whole.is_empty() {
-            let place =
-                |position: Position| Position { offset: position.offset + whole.start, ..position };
+            let place = |position: FilePosition| FilePosition {
+                offset: position.offset + whole.start,
+                ..position
+            };
             state.clone_sectors(place(from), place(to), whole.end - whole.start)?;
         }
         state.written(to.file, end, at)?;

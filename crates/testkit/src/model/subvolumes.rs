@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use offshoot_vfs::{
-    Errno, FileId, FileType, NewFile, Node as NodeKind, Parent, Place, Result, Timestamp,
+    EntryPlace, Errno, FileId, FileType, NewFile, NewNode, Parent, Result, Timestamp,
 };
 
 use super::attributes::FIXED;
@@ -16,20 +16,20 @@ use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
 /// directories.
 pub trait Subvolumes: Sync {
     /// Makes an empty subvolume. Returns its root.
-    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId>;
+    fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
 
     /// Makes a snapshot of the subvolume with the root `source`. Returns the root of the snapshot.
     fn snapshot(
         &self,
         source: FileId,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         is_read_only: bool,
         at: Timestamp,
     ) -> Result<FileId>;
 
     /// Deletes a subvolume with everything in it. `EINVAL` if it is not a subvolume, `EPERM` if it
     /// is the default one.
-    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
+    fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
 
     /// Drops the contents of all deleted subvolumes, to the end. Nothing that is shown changes.
     fn drop_deleted(&self) -> Result<()>;
@@ -77,9 +77,9 @@ impl Model {
 }
 
 impl Subvolumes for Model {
-    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+    fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         let mut state = self.state();
-        let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
+        let kind = NewNode { file_type: FileType::Directory, rdev: (0, 0) };
         // The umask applies in any case, and after it what a default access control list allows.
         let permissions = new.permissions & !new.umask.unwrap_or(0);
         let new = NewFile { permissions, ..*new };
@@ -95,7 +95,7 @@ impl Subvolumes for Model {
     fn snapshot(
         &self,
         source: FileId,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         is_read_only: bool,
         at: Timestamp,
     ) -> Result<FileId> {
@@ -111,7 +111,7 @@ impl Subvolumes for Model {
         Ok(root)
     }
 
-    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let mut state = self.state();
         state.require_writable(place.dir)?;
         let root = state.lookup(place.dir, place.name)?;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_testkit::random::Random;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut};
 
 use super::Outcome;
 use crate::worker::{AT, NEW};
@@ -88,8 +88,8 @@ impl Hand {
         names.next().map(|(name, _)| name.clone())
     }
 
-    fn place<'n>(&self, name: &'n str) -> Place<'n> {
-        Place { dir: self.dir, name: name.as_bytes() }
+    fn place<'n>(&self, name: &'n str) -> EntryPlace<'n> {
+        EntryPlace { dir: self.dir, name: name.as_bytes() }
     }
 
     fn new_name(&mut self) -> String {

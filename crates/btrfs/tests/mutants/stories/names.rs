@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::{ItemType, Key, TreeId, encode};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges;
@@ -43,7 +43,7 @@ fn read(fs: &dyn FileSystem, file: FileId) -> String {
 
 /// An entry that leads to an inode.
 fn entry(ino: u64, name: &str) -> Vec<u8> {
-    encode::dir_entry(&DirEntry {
+    encode::dir_entry(&DirItemEntry {
         location: Key::new(ino, ItemType::INODE_ITEM, 0),
         transid: 1,
         file_type: file_type::REG_FILE,

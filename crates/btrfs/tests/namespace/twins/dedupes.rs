@@ -7,7 +7,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::sharing;
 use offshoot_vfs::{
-    Dedupe, Errno, FileFlags, FileSystem, FileSystemMut, NewFile, Position, SetAttr,
+    Dedupe, Errno, FileFlags, FilePosition, FileSystem, FileSystemMut, NewFile, SetAttr,
 };
 
 use super::{TOUCH, mkdir, shell, twins_that_share};
@@ -211,7 +211,7 @@ fn dedupes() {
         }
         for (number, dedupe) in DEDUPES.iter().enumerate() {
             let &(from, offset, other, other_at, len, expected) = dedupe;
-            let place = |name: &str, offset| Position { file: at(fs, name), offset };
+            let place = |name: &str, offset| FilePosition { file: at(fs, name), offset };
             let to = place(&other_name(number, other), other_at);
             let found = fs.dedupe_range(place(from, offset), to, len);
             assert_eq!(found.map_err(|error| error.errno()), expected, "{dedupe:?}");

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::sharing;
 use offshoot_vfs::{
-    Dedupe, Fallocate, FileFlags, FileSystem, FileSystemMut, NewFile, Position, SetAttr,
+    Dedupe, Fallocate, FileFlags, FilePosition, FileSystem, FileSystemMut, NewFile, SetAttr,
 };
 use rustix::fs::FallocateFlags;
 
@@ -129,7 +129,7 @@ fn share_by_kernel(mount: &Path, share: Share) {
 
 fn share_by_ours(fs: &Filesystem, share: Share) {
     let position =
-        |name: &str, sector: u64| Position { file: at(fs, name), offset: sector * SECTOR };
+        |name: &str, sector: u64| FilePosition { file: at(fs, name), offset: sector * SECTOR };
     let size = |name: &str| fs.attr(at(fs, name)).expect("attributes").size;
     let done = match share {
         Cloned(from, at, to, to_at, len) => {
@@ -141,7 +141,7 @@ fn share_by_ours(fs: &Filesystem, share: Share) {
             found.map(|found| assert_eq!(found, Dedupe::Same { len }, "{share:?}"))
         }
         Copied(from, offset, to, to_at, len) => {
-            let position = |name: &str, offset| Position { file: at(fs, name), offset };
+            let position = |name: &str, offset| FilePosition { file: at(fs, name), offset };
             let done = fs.copy_range(position(from, offset), position(to, to_at), len, AT);
             done.map(|done| assert_eq!(done, len, "{share:?}"))
         }

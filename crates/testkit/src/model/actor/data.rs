@@ -5,7 +5,8 @@
 //! size.
 
 use offshoot_vfs::{
-    Dedupe, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, Position, SetAttr,
+    Dedupe, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, FileType,
+    SetAttr,
 };
 
 use super::{Actor, Pair};
@@ -149,8 +150,8 @@ impl Actor<'_> {
         let kind = if kind == 2 && is_read && first == [0; 4096] { 0 } else { kind };
         let at = self.at;
         let shared = self.both("share", |fs: &dyn FileSystemMut, of: &dyn Fn(Pair) -> FileId| {
-            let from = Position { file: of(from), offset };
-            let to = Position { file: of(to), offset: to_offset };
+            let from = FilePosition { file: of(from), offset };
+            let to = FilePosition { file: of(to), offset: to_offset };
             match kind {
                 0..2 => fs.clone_range(from, to, len, at).map(|()| 0),
                 2 => fs.dedupe_range(from, to, len).map(|found| match found {

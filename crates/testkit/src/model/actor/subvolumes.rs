@@ -4,7 +4,7 @@
 //! directory in place of a nested subvolume. Only that actor works in its subvolumes, so a snapshot
 //! holds the same on both sides.
 
-use offshoot_vfs::{FileId, FileSystem, Place, Result};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, Result};
 
 use super::super::subvolumes::Subvolumes;
 use super::{Actor, Pair};
@@ -57,7 +57,7 @@ impl<'a> Actor<'a> {
             0..3 => {
                 let (dir, name, new) = (self.outer_dir(), self.name(), self.new_file());
                 self.both_subvolumes("create_subvolume", ours, |fs, of| {
-                    fs.create_subvolume(Place { dir: of(dir), name: &name }, &new)
+                    fs.create_subvolume(EntryPlace { dir: of(dir), name: &name }, &new)
                 });
             }
             3..7 => {
@@ -65,14 +65,19 @@ impl<'a> Actor<'a> {
                 let (dir, name) = (self.outer_dir(), self.name());
                 let is_read_only = self.random.below(3) == 0;
                 self.both_subvolumes("snapshot", ours, |fs, of| {
-                    fs.snapshot(of(source), Place { dir: of(dir), name: &name }, is_read_only, at)
+                    fs.snapshot(
+                        of(source),
+                        EntryPlace { dir: of(dir), name: &name },
+                        is_read_only,
+                        at,
+                    )
                 });
             }
             7 => {
                 let (dir, name) = (self.outer_dir(), self.name());
                 self.close_subvolume(dir, &name);
                 self.both_subvolumes("delete_subvolume", ours, |fs, of| {
-                    fs.delete_subvolume(Place { dir: of(dir), name: &name }, at)
+                    fs.delete_subvolume(EntryPlace { dir: of(dir), name: &name }, at)
                 });
             }
             8 if self.number == 0 => {
