@@ -6,8 +6,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `in_use` | locks of inodes, their order, and the count of openings |
-//! | `directories` | a cache of facts about directories: numbers for new files, the next index,
-//! names |
+//! | `directories` | a cache of facts about directories: numbers for new files, the next index, names |
 //! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
 //! | `changes` | the changes of one operation, gathered in memory and applied together |
 //! | `entries`, `names` | the two sides of a name: in the directory and in the inode |

@@ -69,7 +69,7 @@ use offshoot_vfs::{Errno, Error, Result};
 #[cfg(debug_assertions)]
 use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
-use crate::counter::Stop;
+use crate::counter::WriteStop;
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::Counters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -107,7 +107,7 @@ pub(crate) struct Live {
     trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
     pub(crate) space: Arc<Space>,
     /// The error that ended all writing, if any.
-    stop: Arc<Stop>,
+    stop: Arc<WriteStop>,
     /// The lock of the threads that wait for the end of a commit. Under it a thread may lock only
     /// the phases.
     commits: parking_lot::Mutex<()>,
@@ -219,7 +219,7 @@ impl Live {
         quotas: Quotas,
         latching: Latching,
         has_log: bool,
-        stop: Arc<Stop>,
+        stop: Arc<WriteStop>,
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
         let running = Transaction::new(first, space.pending.clone(), LogState::new(has_log));

@@ -9,14 +9,13 @@
 //! |---|---|
 //! | `create` | to write and search the directory |
 //! | `snapshot` | the same, to read the source, and to own it |
-//! | `delete` | what `rmdir` needs, and to write and search the subvolume: the rule of
-//! `user_subvol_rm_allowed` |
+//! | `delete` | what `rmdir` needs, and to write and search the subvolume: the rule of `user_subvol_rm_allowed` |
 //! | `set`, `property set ro` | to own the subvolume |
 //! | `property set compression` | to write the file or directory |
 //!
 //! In addition, every verb needs the right to search each directory above.
 
-use offshoot_fuse::Owner;
+use offshoot_fuse::ShownOwner;
 use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
 use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystem, Result};
 
@@ -39,7 +38,7 @@ pub(crate) struct Rights {
     /// All groups of that user.
     pub(crate) groups: Vec<u32>,
     /// The owner that the mount shows for all files, if it is set.
-    pub(crate) shown: Owner,
+    pub(crate) shown: ShownOwner,
 }
 
 impl Rights {

@@ -11,14 +11,10 @@
 //!
 //! | | a read | a write | a flush | a discard |
 //! |---|---|---|---|---|
-//! | [`Fault::Error`] | `EIO` | `EIO`, nothing is written | `EIO`, nothing reaches the device below
-//! | as a flush |
-//! | [`Fault::Short`] | `EIO` | `EIO`, some sectors are written: those before the range, or the
-//! first half | as `Error` | as `Error` |
-//! | [`Fault::Garbage`] by time | every byte of the request comes inverted | every byte is written
-//! inverted | succeeds, and nothing reaches the device below | none |
-//! | [`Fault::Garbage`] by place | the bytes of the range come inverted | none: the medium spoils
-//! what is read | none | none |
+//! | [`Fault::Error`] | `EIO` | `EIO`, nothing is written | `EIO`, nothing reaches the device below | as a flush |
+//! | [`Fault::Short`] | `EIO` | `EIO`, some sectors are written: those before the range, or the first half | as `Error` | as `Error` |
+//! | [`Fault::Garbage`] by time | every byte of the request comes inverted | every byte is written inverted | succeeds, and nothing reaches the device below | none |
+//! | [`Fault::Garbage`] by place | the bytes of the range come inverted | none: the medium spoils what is read | none | none |
 //!
 //! The device does not count hints ([`BlockDevice::prefetch`]), and they never fail.
 

@@ -31,14 +31,11 @@
 //! | device | what it is |
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device of the host |
-//! | [`WindowDevice`] | a part of another device: a partition ([`PartitionTable`]), a volume at an
-//! offset |
+//! | [`WindowDevice`] | a part of another device: a partition ([`PartitionTable`]), a volume at an offset |
 //! | [`open_qcow2`], [`open_vmdk`], [`VmdkDescriptor`], [`open_image`] | the disk in an image |
-//! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another
-//! device |
+//! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
 //! | [`FaultDevice`] | wraps another device, and makes requests fail that a test chooses |
-//! | [`CrashDevice`] | wraps another device, alone or in a set, logs every write and barrier, and
-//! builds what a power cut could leave |
+//! | [`CrashDevice`] | wraps another device, alone or in a set, logs every write and barrier, and builds what a power cut could leave |
 
 mod crash;
 mod delegate;

@@ -24,13 +24,13 @@ const HELD: usize = 7;
 
 /// `fsync` waits here.
 #[derive(Default)]
-struct Door {
+struct FsyncDoor {
     /// How many calls have come, and whether the door is open.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
 
-impl Door {
+impl FsyncDoor {
     fn pass(&self) {
         let mut state = self.state.lock().expect("nobody panics");
         state.0 += 1;
@@ -53,9 +53,9 @@ impl Door {
 }
 
 /// The model, with an `fsync` that waits.
-struct Held {
+struct HeldModel {
     model: Model,
-    door: Arc<Door>,
+    door: Arc<FsyncDoor>,
 }
 
 /// Methods that only call those of the model.
@@ -67,7 +67,7 @@ macro_rules! as_the_model {
     };
 }
 
-impl FileSystem for Held {
+impl FileSystem for HeldModel {
     as_the_model! {
         fn root() -> FileId;
         fn statfs() -> Result<StatFs>;
@@ -85,7 +85,7 @@ impl FileSystem for Held {
     }
 }
 
-impl FileSystemMut for Held {
+impl FileSystemMut for HeldModel {
     as_the_model! {
         fn mknod(place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId>;
         fn mkdir(place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
@@ -126,8 +126,8 @@ fn stay() {
 /// Lets calls wait on a mount, and makes another request meanwhile.
 fn others_are_served(transport: Transport) {
     let dir = scratch_dir();
-    let door = Arc::new(Door::default());
-    let fs = Held { model: Model::made_at(Timestamp::now()), door: door.clone() };
+    let door = Arc::new(FsyncDoor::default());
+    let fs = HeldModel { model: Model::made_at(Timestamp::now()), door: door.clone() };
     let place = MountPoint::new(dir.path(), MountOptions::new("held", "held"));
     let options = ServeOptions { transport, ..ServeOptions::default() };
     let server = Server::start(Box::new(fs), Arc::new(place), options).expect("a mount");

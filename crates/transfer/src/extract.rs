@@ -2,8 +2,7 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done,
-//! what one may keep open |
+//! | [`destination`], [`marker`] | the directory that is filled, going on where it is half done, what one may keep open |
 //! | [`total`] | how much it will be |
 //! | [`tree`], [`mod@file`], [`large`], [`directory`] | making things in it, on all cores |
 //! | [`attributes`] | owner, mode, extended attributes, times |

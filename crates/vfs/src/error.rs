@@ -6,8 +6,7 @@
 //! |---|---|---|
 //! | [`Error::Posix`] | the call itself is wrong, as POSIX defines it | corrects the call |
 //! | [`Error::Io`] | a device or the host failed | tries elsewhere, replaces the device |
-//! | [`Error::Unsupported`] | the volume needs what this program does not have | uses a newer
-//! program |
+//! | [`Error::Unsupported`] | the volume needs what this program does not have | uses a newer program |
 //! | [`Error::Corrupt`] | what is on the device contradicts itself | repairs, restores |
 //!
 //! The errno of each is made in one function, [`Error::errno`].

@@ -19,7 +19,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::{Engine, OpenOptions};
-use crate::counter::{OnStop, Stop};
+use crate::counter::{OnStop, WriteStop};
 use crate::data::Buffers;
 use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
@@ -66,7 +66,7 @@ impl Engine {
         }
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let stop = Stop::new(options.reporter.clone().map(|reporter| -> OnStop {
+        let stop = WriteStop::new(options.reporter.clone().map(|reporter| -> OnStop {
             Box::new(move |problem| {
                 reporter(&Report::ReadOnly { problem: problem.to_owned() });
             })

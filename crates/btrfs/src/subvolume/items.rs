@@ -7,8 +7,7 @@
 //! | root | parent ROOT_REF id | the same, found from the parent |
 //! | root | -5 ORPHAN_ITEM id | that it was deleted and is still to be dropped |
 //! | UUID | UUID_KEY_SUBVOL between the halves of a UUID | the subvolume with this UUID |
-//! | UUID | UUID_KEY_RECEIVED_SUBVOL between the halves of a UUID | all subvolumes that were
-//! received from this one, and snapshots of them |
+//! | UUID | UUID_KEY_RECEIVED_SUBVOL between the halves of a UUID | all subvolumes that were received from this one, and snapshots of them |
 //!
 //! A volume made by an old kernel has no UUID tree. The next newer kernel that mounts it makes one.
 

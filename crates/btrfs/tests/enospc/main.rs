@@ -8,12 +8,9 @@
 //! |---|---|
 //! | no thread hangs | `watch` |
 //! | nothing is refused without need | `quiet` |
-//! | what was acknowledged is there | the model: now, after the volume was opened again, and at the
-//! end as the kernel sees it |
-//! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and
-//! `btrfs check` of that |
-//! | removals are never refused | `worker`; at last all threads remove everything, and the volume
-//! is as empty as before |
+//! | what was acknowledged is there | the model: now, after the volume was opened again, and at the end as the kernel sees it |
+//! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
+//! | removals are never refused | `worker`; at last all threads remove everything, and the volume is as empty as before |
 //!
 //! `faults` has devices fail while room is made. `fits` fills volumes of all sizes beside the
 //! kernel. `moves` moves subvolumes. `shapes` fills volumes in simple ways, again and again.

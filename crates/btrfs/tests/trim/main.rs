@@ -2,13 +2,10 @@
 //!
 //! | test | judge |
 //! |---|---|
-//! | volumes of the kernel of every profile, trimmed | the kernel's own `fstrim` on a copy, `btrfs
-//! check`, the kernel's mount |
-//! | files that are written, read and removed while other threads trim and commits discard | their
-//! bytes, `btrfs check`; the device leaves garbage where it discards |
+//! | volumes of the kernel of every profile, trimmed | the kernel's own `fstrim` on a copy, `btrfs check`, the kernel's mount |
+//! | files that are written, read and removed while other threads trim and commits discard | their bytes, `btrfs check`; the device leaves garbage where it discards |
 //! | devices that fail to discard, or cannot | errors and reports by name |
-//! | `discard`, `flush_on_commit` | the blocks of an image; what a volume shows that was dropped
-//! without a sync |
+//! | `discard`, `flush_on_commit` | the blocks of an image; what a volume shows that was dropped without a sync |
 //!
 //! `tests/crash` has power cuts among discards.
 

@@ -7,8 +7,7 @@
 //! | a process that locks it with `flock` | the lock is not granted | `/proc/locks` |
 //! | QEMU and its tools | their locks ([`qemu_locks`]) | `/proc/PID/fdinfo` |
 //! | a loop device over the image | its backing file is the same inode | `/sys/block/loop*` |
-//! | a mount, a RAID, a mapper, swap over the block device | `O_EXCL` gives `EBUSY` |
-//! `/proc/self/mountinfo`, `holders` in `/sys` |
+//! | a mount, a RAID, a mapper, swap over the block device | `O_EXCL` gives `EBUSY` | `/proc/self/mountinfo`, `holders` in `/sys` |
 //!
 //! The signs decide. The names only go into the message and may be missing: another namespace or
 //! another user may hide them. A loop device whose backing file this namespace does not see cannot

@@ -44,7 +44,7 @@ fn request(op: u32, node: u64, body: &[u8]) -> Vec<u8> {
 fn answer(dispatcher: &Dispatcher, op: u32, node: u64, body: &[u8]) -> (Answer, Vec<u8>) {
     let bytes = request(op, node, body);
     let mut buffer = vec![0; 70_000];
-    let mut out = Output::new(&mut buffer);
+    let mut out = AnswerBody::new(&mut buffer);
     let request = Request::decode(&bytes).expect("a header");
     let answer = dispatcher.answer(&request, &mut out);
     (answer, out.bytes().to_vec())
@@ -204,11 +204,11 @@ fn set_id_bits_go_with_a_write() {
 
 /// Answers ioctl 1 with its data, twice, and remembers which directories were closed.
 #[derive(Default)]
-struct Twice {
+struct TwiceIoctl {
     closed: Mutex<Vec<u64>>,
 }
 
-impl Ioctls for Twice {
+impl Ioctls for TwiceIoctl {
     fn answer(&self, ioctl: &Ioctl<'_>) -> Result<Vec<u8>> {
         assert_eq!((ioctl.directory, ioctl.uid, ioctl.gid), (77, 0, 0));
         match ioctl.command {
@@ -227,7 +227,7 @@ impl Ioctls for Twice {
 #[test]
 fn ioctls_are_passed_on() {
     const DIRECTORY: u32 = 1 << 4;
-    let others = Arc::new(Twice::default());
+    let others = Arc::new(TwiceIoctl::default());
     let options = ServeOptions { ioctls: Some(others.clone()), ..ServeOptions::default() };
     let passing = with_options(options);
     let ask = |dispatcher: &Dispatcher, flags: u32, command: u32, sizes: [u32; 2], data: &[u8]| {

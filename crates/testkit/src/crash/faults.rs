@@ -6,18 +6,11 @@
 //!
 //! | fault | what must hold |
 //! |---|---|
-//! | a write or flush that fails, or writes its beginning only | the step reports it, and after a
-//! failed `fsync` or `sync` the engine refuses everything with `EROFS`; or the engine says that it
-//! survived the failure, and nothing is lost. If the volume can do without any one member, the
-//! engine survives all of these |
+//! | a write or flush that fails, or writes its beginning only | the step reports it, and after a failed `fsync` or `sync` the engine refuses everything with `EROFS`; or the engine says that it survived the failure, and nothing is lost. If the volume can do without any one member, the engine survives all of these |
 //! | a read that fails | the engine reads another mirror, or the step reports the error |
-//! | a read or a write of which every byte is inverted | checksums find it: the engine reads
-//! another mirror, or reports the file, or the files that share the data; a read never returns
-//! wrong data |
-//! | any of these except an error, in a workload that writes data in place | not inflicted: such
-//! data has no checksums |
-//! | any | the volume holds what was promised, passes the check, and can be changed when it is
-//! opened again |
+//! | a read or a write of which every byte is inverted | checksums find it: the engine reads another mirror, or reports the file, or the files that share the data; a read never returns wrong data |
+//! | any of these except an error, in a workload that writes data in place | not inflicted: such data has no checksums |
+//! | any | the volume holds what was promised, passes the check, and can be changed when it is opened again |
 
 use std::ops::AddAssign;
 use std::sync::Arc;
