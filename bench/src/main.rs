@@ -131,9 +131,9 @@ fn run(args: &[String]) -> Result<ExitCode> {
 }
 
 /// The options of a benchmark, each given once at most.
-pub(crate) struct Options(BTreeMap<String, String>);
+pub(crate) struct BenchOptions(BTreeMap<String, String>);
 
-impl Options {
+impl BenchOptions {
     /// Parses the options that all benchmarks have, those in `valued`, which take a value, and
     /// those in `plain`, which take none. Returns `None` for any other option.
     fn parse(args: &[String], valued: &[&str], plain: &[&str]) -> Option<Self> {

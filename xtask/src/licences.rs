@@ -70,9 +70,9 @@ fn is_allowed(licence: &str, allowed: &[String]) -> bool {
     is_one_allowed && words.next().is_none()
 }
 
-type Words<'w> = Peekable<SplitWhitespace<'w>>;
+type ExpressionWords<'w> = Peekable<SplitWhitespace<'w>>;
 
-fn alternatives(words: &mut Words<'_>, allowed: &[String]) -> bool {
+fn alternatives(words: &mut ExpressionWords<'_>, allowed: &[String]) -> bool {
     let mut is_one_allowed = together(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
         is_one_allowed |= together(words, allowed);
@@ -80,7 +80,7 @@ fn alternatives(words: &mut Words<'_>, allowed: &[String]) -> bool {
     is_one_allowed
 }
 
-fn together(words: &mut Words<'_>, allowed: &[String]) -> bool {
+fn together(words: &mut ExpressionWords<'_>, allowed: &[String]) -> bool {
     let mut are_all_allowed = one(words, allowed);
     while words.next_if_eq(&"AND").is_some() {
         are_all_allowed &= one(words, allowed);
@@ -89,7 +89,7 @@ fn together(words: &mut Words<'_>, allowed: &[String]) -> bool {
 }
 
 /// A licence with its exception, or an expression in parentheses.
-fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
+fn one(words: &mut ExpressionWords<'_>, allowed: &[String]) -> bool {
     if words.next_if_eq(&"(").is_some() {
         return alternatives(words, allowed) & words.next_if_eq(&")").is_some();
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use offshoot_machine::{SKIPPED_FILE, may_mount, may_switch_io_uring_on};
 
-use crate::counts::{Counts, Sums};
+use crate::counts::{TestCounts, TestSums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
 use crate::{columns, floors, licences, setup};
 
@@ -53,7 +53,7 @@ fn run(tests: &mut Tests) -> Result {
 /// Runs of `cargo test`, counted.
 #[derive(Default)]
 struct Tests {
-    counts: Counts,
+    counts: TestCounts,
     /// A line for each test that skipped itself, with the run before it.
     skipped: String,
 }
@@ -74,7 +74,7 @@ impl Tests {
         result
     }
 
-    fn sums(&self) -> Sums {
+    fn sums(&self) -> TestSums {
         self.counts.with_skipped(&self.skipped)
     }
 }

@@ -19,7 +19,7 @@ const SHARDS: usize = 64;
 const ROOT: FileId = FileId { dev: 5, ino: 256 };
 
 /// A file.
-struct File {
+struct NullFile {
     attr: Attr,
     target: Vec<u8>,
     parent: Option<FileId>,
@@ -29,18 +29,18 @@ struct File {
 }
 
 /// The filesystem.
-pub(crate) struct Null {
-    shards: [Mutex<HashMap<u64, File>>; SHARDS],
+pub(crate) struct NullFilesystem {
+    shards: [Mutex<HashMap<u64, NullFile>>; SHARDS],
     last: AtomicU64,
 }
 
-type Shard<'a> = MutexGuard<'a, HashMap<u64, File>>;
+type NullShard<'a> = MutexGuard<'a, HashMap<u64, NullFile>>;
 
 fn error(errno: Errno) -> Error {
     Error::posix(errno, "the null filesystem")
 }
 
-impl Null {
+impl NullFilesystem {
     /// An empty filesystem.
     pub(crate) fn new() -> Self {
         let null = Self {
@@ -53,12 +53,12 @@ impl Null {
         null
     }
 
-    fn shard(&self, file: FileId) -> Shard<'_> {
+    fn shard(&self, file: FileId) -> NullShard<'_> {
         let shard = usize::try_from(file.ino % SHARDS as u64).expect("a shard");
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, file: FileId, look: impl FnOnce(&mut File) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, file: FileId, look: impl FnOnce(&mut NullFile) -> Result<T>) -> Result<T> {
         self.shard(file).get_mut(&file.ino).ok_or_else(|| error(Errno::NOENT)).and_then(look)
     }
 
@@ -109,7 +109,7 @@ impl Null {
 }
 
 /// A new file.
-fn file(id: FileId, file_type: FileType, new: &NewFile) -> File {
+fn file(id: FileId, file_type: FileType, new: &NewFile) -> NullFile {
     let attr = Attr {
         file: id,
         file_type,
@@ -126,10 +126,10 @@ fn file(id: FileId, file_type: FileType, new: &NewFile) -> File {
         btime: new.at,
     };
     let (names, entries) = (HashMap::new(), BTreeMap::new());
-    File { attr, target: Vec::new(), parent: None, names, entries, last_cookie: 0 }
+    NullFile { attr, target: Vec::new(), parent: None, names, entries, last_cookie: 0 }
 }
 
-impl FileSystem for Null {
+impl FileSystem for NullFilesystem {
     fn root(&self) -> FileId {
         ROOT
     }
@@ -212,7 +212,7 @@ impl FileSystem for Null {
     fn prefetch(&self, _files: &[FileId]) {}
 }
 
-impl FileSystemMut for Null {
+impl FileSystemMut for NullFilesystem {
     fn mknod(&self, place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId> {
         self.make(place, node.file_type, node.rdev, &[], new)
     }

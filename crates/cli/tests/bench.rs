@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
@@ -93,7 +93,8 @@ type Files = BTreeMap<String, Vec<u8>>;
 #[track_caller]
 fn assert_holds(image: &Path, dirs: u64, expected: &Files, others: &[&str]) {
     run("btrfs", &["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()]);
-    let mount = Mount::try_new(&[image.to_path_buf()], "ro").unwrap_or_else(|why| panic!("{why}"));
+    let mount =
+        MountedMembers::try_new(&[image.to_path_buf()], "ro").unwrap_or_else(|why| panic!("{why}"));
     let listed = |path: &Path| -> Vec<String> {
         let entries = fs::read_dir(path).expect("a directory");
         let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("text");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use offshoot_device::{BlockDevice, FileDevice, FileUse};
-use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use rustix::fs::FlockOperation;
@@ -271,7 +271,7 @@ fn what_the_kernel_uses_is_read_but_not_written() {
         }
     };
 
-    let attached = Attached::new(&disks.images()[..1]);
+    let attached = AttachedImages::new(&disks.images()[..1]);
     let device = PathBuf::from(attached.devices()[0]);
     refused(image, &format!(", through {}", device.display()));
     let writer = FileDevice::open_writable(&device).expect("nobody has mounted it");
@@ -343,7 +343,7 @@ fn large_and_small_writes_to_a_file_are_seen_alike() {
 fn large_and_small_writes_to_a_block_device_are_seen_alike() {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 8);
-    let attached = Attached::new(disks.images());
+    let attached = AttachedImages::new(disks.images());
     assert_seen_alike(Path::new(attached.devices()[0]));
 }
 
@@ -367,7 +367,7 @@ fn a_plain_file_is_what_the_name_itself_is() {
             FileDevice::open_plain(path, usage).expect_err("it is no plain file");
         }
     }
-    let attached = Attached::new(&[file]);
+    let attached = AttachedImages::new(&[file]);
     let device = Path::new(attached.devices()[0]);
     FileDevice::open_for(device, FileUse::Read).expect("a block device");
     FileDevice::open_plain(device, FileUse::Read).expect_err("it is no plain file");

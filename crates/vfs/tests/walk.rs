@@ -1,6 +1,6 @@
 //! Walks through trees in memory.
 
-use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Error, FileType};
 
@@ -38,7 +38,7 @@ impl WalkVisitor for VisitCount {
 fn what_was_given_up_is_read_again() {
     const LEVELS: u64 = 300;
     const FILES: usize = 700;
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"file", 100_000, FileType::Regular);
     let mut directory = ROOT;
     for level in 0..LEVELS {
@@ -57,7 +57,7 @@ fn what_was_given_up_is_read_again() {
 
 #[test]
 fn a_directory_without_a_parent_is_shown_when_it_is_empty() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.node(300, FileType::Directory);
     fs.enter(ROOT, b"stand-in", 300);
     fs.enter(ROOT, b"and again", 300);
@@ -73,7 +73,7 @@ fn a_directory_without_a_parent_is_shown_when_it_is_empty() {
 /// entering it through the one that a cycle gives it.
 #[test]
 fn a_cycle_through_the_top_ends_at_the_top() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
     fs.add(300, b"below", 301, FileType::Directory);
     fs.enter(301, b"again", 300);

@@ -115,7 +115,7 @@ fn judge(mkfs: &[&str], mount: &str) {
     }
 }
 
-fn snapshot_of(kernel: &offshoot_testkit::btrfs::disks::Mount) -> std::path::PathBuf {
+fn snapshot_of(kernel: &offshoot_testkit::btrfs::disks::MountedMembers) -> std::path::PathBuf {
     kernel.path().join("before/shared")
 }
 

@@ -12,7 +12,7 @@ use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
-use offshoot_testkit::crash::{Devices, Engine, Opened};
+use offshoot_testkit::crash::{MemberDevices, OpenedVolume, TestedEngine};
 use offshoot_vfs::{Result, Timestamp};
 use uuid::Uuid;
 
@@ -51,12 +51,12 @@ pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };
 /// The engine that discards.
 pub(crate) const DISCARDING: Ours = Ours { discard: true, ..OURS };
 
-impl Engine for Ours {
-    fn open(&self, devices: Devices) -> Result<Opened> {
+impl TestedEngine for Ours {
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         opened(&Volume::open(devices, &OpenOptions::default())?)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Opened> {
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         let Self { dirty_bytes, tree_log, discard, .. } = *self;
         let compress = self
             .compress
@@ -81,18 +81,18 @@ impl Engine for Ours {
         if discard {
             volume.trim()?;
         }
-        Ok(Opened { survived, ..opened(&volume)? })
+        Ok(OpenedVolume { survived, ..opened(&volume)? })
     }
 
-    fn check(&self, devices: Devices) -> Result<()> {
+    fn check(&self, devices: MemberDevices) -> Result<()> {
         accounts::check(&Volume::open(devices, &OpenOptions::default())?)
     }
 }
 
-fn opened(volume: &Arc<Volume>) -> Result<Opened> {
+fn opened(volume: &Arc<Volume>) -> Result<OpenedVolume> {
     let fs = volume.filesystem(SubvolumeId::FS)?;
     let survived = Arc::default();
-    Ok(Opened { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })
+    Ok(OpenedVolume { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })
 }
 
 /// The members and the layout of a volume.
@@ -163,10 +163,10 @@ impl fmt::Display for Shape {
 
 /// An empty volume over new members. Each run gives it another id, because the kernel does not
 /// mount two volumes with the same id.
-pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
+pub(crate) fn volume(seed: u64, shape: Shape) -> MemberDevices {
     let Shape { members, profiles, node_size, bytes, mixed } = shape;
     let new = || Arc::new(MemoryDevice::sparse(bytes)) as Arc<dyn BlockDevice>;
-    let devices: Devices = (0..members).map(|_| new()).collect();
+    let devices: MemberDevices = (0..members).map(|_| new()).collect();
     let process = u128::from(std::process::id());
     let number = members as u128 | u128::from(node_size) << 4 | u128::from(mixed) << 31;
     let id = u128::from(seed) << 64 | process << 32 | number;
@@ -182,7 +182,7 @@ pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
 
 /// A volume of one member that `mkfs.btrfs` makes with these options. It is for features that our
 /// `mkfs` does not offer.
-pub(crate) fn made_by_progs(judges: &Judges, options: &str) -> Devices {
+pub(crate) fn made_by_progs(judges: &Judges, options: &str) -> MemberDevices {
     let disks = Disks::create(judges, 1, MEMBER_BYTES >> 20);
     disks.mkfs_and_settle(&options.split_whitespace().collect::<Vec<_>>());
     let device = MemoryDevice::sparse(MEMBER_BYTES);

@@ -13,9 +13,9 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{BlockDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::crash::explore::{Explorer, Judge, Tally};
+use offshoot_testkit::crash::explore::{ExplorationCounts, StateExplorer, StateJudge};
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Workload, report};
+use offshoot_testkit::crash::{MemberDevices, TestedEngine, Workload, report};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_testkit::run::command;
 use offshoot_vfs::{
@@ -76,7 +76,7 @@ struct Struck {
     chunks: Vec<Chunk>,
 }
 
-fn devices<D: BlockDevice + 'static>(all: &[Arc<D>]) -> Devices {
+fn devices<D: BlockDevice + 'static>(all: &[Arc<D>]) -> MemberDevices {
     all.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
@@ -92,7 +92,7 @@ fn options(reports: &Arc<Mutex<Vec<Report>>>) -> OpenOptions {
     }
 }
 
-fn open_writable(devices: Devices, reports: &Arc<Mutex<Vec<Report>>>) -> Result<Filesystem> {
+fn open_writable(devices: MemberDevices, reports: &Arc<Mutex<Vec<Report>>>) -> Result<Filesystem> {
     Volume::open_writable(devices, &options(reports))?.filesystem(SubvolumeId::FS)
 }
 
@@ -113,7 +113,7 @@ fn write(fs: &Filesystem, byte: u8, by: By) -> Result<()> {
 
 /// Requires that both files hold `byte` everywhere.
 #[track_caller]
-fn require(devices: Devices, byte: u8, what: &str) {
+fn require(devices: MemberDevices, byte: u8, what: &str) {
     let reports = Arc::default();
     let volume = Volume::open(devices, &options(&reports));
     let fs = volume.and_then(|volume| volume.filesystem(SubvolumeId::FS));
@@ -208,7 +208,7 @@ impl Struck {
         })
     }
 
-    fn without(&self, gone: &[usize]) -> Devices {
+    fn without(&self, gone: &[usize]) -> MemberDevices {
         let all = devices(&self.memory).into_iter().enumerate();
         all.filter(|(index, _)| !gone.contains(index)).map(|(_, device)| device).collect()
     }
@@ -223,14 +223,14 @@ fn superblock(at: u64) -> Range<u64> {
 }
 
 /// Scrubs a volume that nothing else uses.
-fn scrub(devices: Devices) -> ScrubCounts {
+fn scrub(devices: MemberDevices) -> ScrubCounts {
     let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
     let volume = Volume::open(devices, &options).expect("it opens");
     let watch = |_: &offshoot_btrfs::ScrubEvent<'_>| ControlFlow::Continue(());
     volume.scrub(&ScrubOptions::default(), &watch).expect("a scrub")
 }
 
-fn stale(devices: Devices) -> usize {
+fn stale(devices: MemberDevices) -> usize {
     let volume = Volume::open(devices, &OpenOptions::default()).expect("it opens");
     volume.members().iter().filter(|member| member.is_stale()).count()
 }
@@ -492,10 +492,10 @@ fn cuts_behind_failures() {
     let threes = Shape { members: 3, profiles: [Profile::Raid1c3; 2], ..SETS[0] };
     for shape in [SETS[0], threes, SETS[2]] {
         let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 3, ..plan(seed) };
-        let judge = Some((&judge as &Judge<'_>, 400));
-        let explorer = Explorer { engine: &OURS, image: volume(seed, shape), plan, judge };
+        let judge = Some((&judge as &StateJudge<'_>, 400));
+        let explorer = StateExplorer { engine: &OURS, image: volume(seed, shape), plan, judge };
         let in_place = some_twos(&generator, usize::MAX, seed).filter(Workload::writes_in_place);
-        let mut tally = Tally::default();
+        let mut tally = ExplorationCounts::default();
         for workload in in_place.take(1).chain(some_twos(&generator, 1, seed ^ 1)) {
             let outcome = explorer.explore_failing(&workload, 5 * shape.members);
             tally += outcome.unwrap_or_else(|e| panic!("{shape}: {workload}: {e}"));

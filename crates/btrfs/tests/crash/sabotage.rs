@@ -8,9 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, CrashPlan};
-use offshoot_testkit::crash::explore::Explorer;
+use offshoot_testkit::crash::explore::StateExplorer;
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Op, Opened, Step, Workload};
+use offshoot_testkit::crash::{
+    MemberDevices, OpenedVolume, TestedEngine, Workload, WorkloadOp, WorkloadStep,
+};
 use offshoot_vfs::{
     Attr, Dedupe, DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
     FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
@@ -59,12 +61,12 @@ impl offshoot_device::Delegate for Lazy {
 /// Our engine without barriers of one kind.
 struct WithoutBarriers(Barrier);
 
-impl Engine for WithoutBarriers {
-    fn open(&self, devices: Devices) -> Result<Opened> {
+impl TestedEngine for WithoutBarriers {
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         OURS.open(devices)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Opened> {
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         let lazy = |below| {
             let behind = AtomicBool::new(false);
             Arc::new(Lazy { below, left_out: self.0, behind }) as Arc<_>
@@ -72,7 +74,7 @@ impl Engine for WithoutBarriers {
         OURS.open_writable(devices.into_iter().map(lazy).collect())
     }
 
-    fn check(&self, devices: Devices) -> Result<()> {
+    fn check(&self, devices: MemberDevices) -> Result<()> {
         OURS.check(devices)
     }
 }
@@ -80,17 +82,17 @@ impl Engine for WithoutBarriers {
 /// Our engine with an `fsync` that reports success and does nothing.
 struct Pretending;
 
-impl Engine for Pretending {
-    fn open(&self, devices: Devices) -> Result<Opened> {
+impl TestedEngine for Pretending {
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         OURS.open(devices)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Opened> {
-        let Opened { files, subvolumes, survived } = OURS.open_writable(devices)?;
-        Ok(Opened { files: Box::new(WithoutFsync(files)), subvolumes, survived })
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
+        let OpenedVolume { files, subvolumes, survived } = OURS.open_writable(devices)?;
+        Ok(OpenedVolume { files: Box::new(WithoutFsync(files)), subvolumes, survived })
     }
 
-    fn check(&self, devices: Devices) -> Result<()> {
+    fn check(&self, devices: MemberDevices) -> Result<()> {
         OURS.check(devices)
     }
 }
@@ -185,27 +187,27 @@ impl FileSystemMut for WithoutFsync {
 }
 
 /// What the explorer reports about this engine.
-fn explored(engine: &dyn Engine, workload: &Workload) -> std::result::Result<(), String> {
+fn explored(engine: &dyn TestedEngine, workload: &Workload) -> std::result::Result<(), String> {
     // A cut may lose every write between two barriers that has another copy.
     let plan = CrashPlan { exhaustive_limit: 7, ..plan(7) };
-    let explorer = Explorer { engine, image: volume(7, ONE), plan, judge: None };
+    let explorer = StateExplorer { engine, image: volume(7, ONE), plan, judge: None };
     explorer.explore(workload).map(drop)
 }
 
 /// What the explorer reports about the first workload of one operation that ends with such a step.
-fn caught(engine: &dyn Engine, ends: fn(&Step) -> bool) -> String {
+fn caught(engine: &dyn TestedEngine, ends: fn(&WorkloadStep) -> bool) -> String {
     let generator = Generator::default();
     let mut all = (0..generator.ones()).map(|number| generator.one(number));
     let workload = all.find(|one| one.steps.last().is_some_and(ends)).expect("there is one");
     explored(engine, &workload).expect_err("it is broken")
 }
 
-fn is_fsync(step: &Step) -> bool {
-    matches!(step, Step::Fsync(_))
+fn is_fsync(step: &WorkloadStep) -> bool {
+    matches!(step, WorkloadStep::Fsync(_))
 }
 
-fn is_sync(step: &Step) -> bool {
-    *step == Step::Sync
+fn is_sync(step: &WorkloadStep) -> bool {
+    *step == WorkloadStep::Sync
 }
 
 #[test]
@@ -234,8 +236,10 @@ fn an_fsync_that_does_nothing_is_found() {
     // A deduplicated file holds the same bytes as before, and a synchronous file needs no fsync.
     let is_promised = |workload: &Workload| {
         !workload.has(|op| match op {
-            Op::Dedupe(_) => true,
-            Op::SetFlags(_, flags) => flags.intersects(FileFlags::SYNC | FileFlags::DIRSYNC),
+            WorkloadOp::Dedupe(_) => true,
+            WorkloadOp::SetFlags(_, flags) => {
+                flags.intersects(FileFlags::SYNC | FileFlags::DIRSYNC)
+            }
             _ => false,
         })
     };

@@ -15,7 +15,7 @@ use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
-use offshoot_testkit::crash::{Devices, report};
+use offshoot_testkit::crash::{MemberDevices, report};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
     self as vfs, EntryPlace, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
@@ -96,7 +96,7 @@ fn at(fs: &Filesystem, path: &str) -> Result<FileId> {
     names.try_fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()))
 }
 
-fn open(devices: Devices, dirty_bytes: u64) -> Result<Filesystem> {
+fn open(devices: MemberDevices, dirty_bytes: u64) -> Result<Filesystem> {
     let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
     Volume::open_writable(devices, &options)?.filesystem(SubvolumeId::FS)
 }
@@ -189,12 +189,12 @@ fn picture(fs: &Filesystem) -> Result<String> {
     Ok(lines)
 }
 
-fn accounts(devices: Devices) -> Result<()> {
+fn accounts(devices: MemberDevices) -> Result<()> {
     accounts::check(&Volume::open(devices, &OpenOptions::default())?)
 }
 
 /// The deleted subvolumes that are dropped in part: up to which key each drop has come.
-fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
+fn half_dropped(devices: MemberDevices) -> Result<Vec<Key>> {
     let volume = Volume::open(devices, &OpenOptions::default())?;
     let mut found = Vec::new();
     volume.for_each_item(volume.root_tree(), Key::MIN, |key, data| {
@@ -211,7 +211,7 @@ fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
 /// after the set-up, and the outside judges.
 struct Explorer<'a> {
     dirty_bytes: u64,
-    base: &'a Devices,
+    base: &'a MemberDevices,
     plan: CrashPlan,
     outside: Option<&'a Outside>,
     judged_every: usize,
@@ -223,7 +223,7 @@ struct Explorer<'a> {
 impl<'a> Explorer<'a> {
     fn new(
         dirty_bytes: u64,
-        base: &'a Devices,
+        base: &'a MemberDevices,
         plan: CrashPlan,
         outside: Option<&'a Outside>,
         judged_every: usize,
@@ -296,7 +296,7 @@ impl<'a> Explorer<'a> {
 }
 
 /// A volume that `set_up` has run on.
-fn base(seed: u64, shape: Shape, set_up: fn(&Filesystem) -> Result<()>) -> Devices {
+fn base(seed: u64, shape: Shape, set_up: fn(&Filesystem) -> Result<()>) -> MemberDevices {
     let base = volume(seed, shape);
     set_up(&open(base.clone(), 64 << 20).expect("it opens")).expect("there is room");
     base

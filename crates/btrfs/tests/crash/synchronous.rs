@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
 use offshoot_testkit::compare::Compare;
-use offshoot_testkit::crash::{Engine, Opened};
+use offshoot_testkit::crash::{OpenedVolume, TestedEngine};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
     EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileType, NewFile, NewNode,
@@ -18,7 +18,7 @@ use crate::judge::Outside;
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 3 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-type Call<'c> = (&'static str, &'c dyn Fn(&Opened) -> Result<()>);
+type Call<'c> = (&'static str, &'c dyn Fn(&OpenedVolume) -> Result<()>);
 
 fn at(fs: &dyn FileSystem, path: &str) -> FileId {
     let step = |dir, name: &str| fs.lookup(dir, name.as_bytes()).expect("it is there");
@@ -46,7 +46,7 @@ fn flushed(device: &CrashDevice, base: &Arc<dyn BlockDevice>) -> Arc<MemoryDevic
 
 /// Makes each call on a volume that `prepare` set up, and requires that a power cut after it loses
 /// nothing.
-fn none_is_lost(prepare: impl Fn(&Opened) -> Result<()>, calls: &[Call<'_>]) {
+fn none_is_lost(prepare: impl Fn(&OpenedVolume) -> Result<()>, calls: &[Call<'_>]) {
     let base = volume(calls.len() as u64, ONE)[0].clone();
     let fs = OURS.open_writable(vec![base.clone()]).expect("it opens");
     prepare(&fs).expect("there is room");
@@ -69,19 +69,19 @@ fn none_is_lost(prepare: impl Fn(&Opened) -> Result<()>, calls: &[Call<'_>]) {
 #[test]
 fn files() {
     let data = Random::new(5).bytes(100_000);
-    let prepare = |fs: &Opened| {
+    let prepare = |fs: &OpenedVolume| {
         for name in ["file", "other"] {
             fs.create(place(&*fs.files, name), &NEW)?;
         }
         fs.write(at(&*fs.files, "other"), 0, &data, AT)?;
         fs.set_flags(at(&*fs.files, "file"), FileFlags::SYNC, AT)
     };
-    let file = |fs: &Opened| at(&*fs.files, "file");
+    let file = |fs: &OpenedVolume| at(&*fs.files, "file");
     let position =
-        |fs: &Opened, name: &str, offset| FilePosition { file: at(&*fs.files, name), offset };
+        |fs: &OpenedVolume, name: &str, offset| FilePosition { file: at(&*fs.files, name), offset };
     let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let allocate =
-        |what, offset, len| move |fs: &Opened| fs.fallocate(file(fs), what, offset, len, AT);
+        |what, offset, len| move |fs: &OpenedVolume| fs.fallocate(file(fs), what, offset, len, AT);
     none_is_lost(
         prepare,
         &[
@@ -122,15 +122,17 @@ fn files() {
 #[test]
 fn directories() {
     for flag in [FileFlags::DIRSYNC, FileFlags::SYNC] {
-        let prepare = |fs: &Opened| {
+        let prepare = |fs: &OpenedVolume| {
             fs.mkdir(place(&*fs.files, "plain"), &NEW)?;
             let dir = fs.mkdir(place(&*fs.files, "dir"), &NEW)?;
             fs.set_flags(dir, flag, AT)
         };
-        let create = |path| move |fs: &Opened| fs.create(place(&*fs.files, path), &NEW).map(drop);
-        let mkdir = |path| move |fs: &Opened| fs.mkdir(place(&*fs.files, path), &NEW).map(drop);
+        let create =
+            |path| move |fs: &OpenedVolume| fs.create(place(&*fs.files, path), &NEW).map(drop);
+        let mkdir =
+            |path| move |fs: &OpenedVolume| fs.mkdir(place(&*fs.files, path), &NEW).map(drop);
         let rename = |from, to, how| {
-            move |fs: &Opened| {
+            move |fs: &OpenedVolume| {
                 fs.rename_with(place(&*fs.files, from), place(&*fs.files, to), how, AT)
             }
         };

@@ -25,7 +25,7 @@ fn the_list() {
         .subvolumes()
         .map(|info| info.expect("a subvolume"))
         .filter(|info| info.id != TOP)
-        .map(|info| progs::Subvolume {
+        .map(|info| progs::ListedSubvolume {
             id: info.id.0,
             parent: info.parent.expect("none is orphaned").0,
             generation: info.generation.0,

@@ -15,7 +15,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::workload::Runner;
-use offshoot_testkit::crash::{Op, Promised, Step, Workload};
+use offshoot_testkit::crash::{Promised, Workload, WorkloadOp, WorkloadStep};
 use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
 use crate::cut::{SHAPES, Shape, make, top};
@@ -86,10 +86,10 @@ fn begin<'w, 'f>(workload: &'w Workload, ours: &'f Ours) -> (Task<'w>, Doer<'f>)
     let root = fs.attr(fs.root()).expect("the root");
     let promised = Promised::by(workload, &root).expect("it can be done");
     let mut runner = Runner::new(fs, 1).with_subvolumes(ours);
-    let setup: Vec<_> = workload.setup.iter().cloned().map(Step::Do).collect();
+    let setup: Vec<_> = workload.setup.iter().cloned().map(WorkloadStep::Do).collect();
     runner.run_steps(&setup).unwrap_or_else(|e| panic!("{workload}: {e}"));
     let name = workload.to_string();
-    let step = move |step: &Step| {
+    let step = move |step: &WorkloadStep| {
         let done = runner.run_steps(std::slice::from_ref(step));
         done.map_or_else(|e| panic!("{name}: {step}: {e}"), drop);
     };
@@ -113,7 +113,7 @@ fn run(workloads: &[Workload]) {
 /// Whether this workload can share a volume with others. One that sets the default subvolume
 /// cannot, because a volume has only one.
 fn can_share_a_volume(workload: &Workload) -> bool {
-    !workload.has(|op| matches!(op, Op::SetDefault(_)))
+    !workload.has(|op| matches!(op, WorkloadOp::SetDefault(_)))
 }
 
 #[test]

@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Op, Promised, Step, Workload};
+use offshoot_testkit::crash::{Promised, Workload, WorkloadOp, WorkloadStep};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Fallocate, FileSystem};
@@ -58,7 +58,7 @@ pub(crate) struct Task<'w> {
 }
 
 /// Does the steps of one workload.
-pub(crate) type Doer<'d> = Box<dyn FnMut(&Step) + 'd>;
+pub(crate) type Doer<'d> = Box<dyn FnMut(&WorkloadStep) + 'd>;
 
 /// A cut volume, and the workloads that are judged in it.
 pub(crate) type Cut = (Disks, Range<usize>);
@@ -139,7 +139,7 @@ pub(crate) fn directory(workload: &Workload) -> String {
 }
 
 /// Has the kernel do the set-up, and returns the calls that do the other steps.
-fn begin<'w>(mount: &Mount, workload: &'w Workload) -> (Task<'w>, Calls) {
+fn begin<'w>(mount: &MountedMembers, workload: &'w Workload) -> (Task<'w>, Calls) {
     let root = mount.path().join(directory(workload));
     offshoot_testkit::run::run(
         "btrfs",
@@ -158,7 +158,7 @@ fn run_together(judges: &Judges, shape: Shape, workloads: &[Workload], tally: &m
     let (tasks, calls): (Vec<_>, Vec<_>) =
         workloads.iter().map(|workload| begin(&mount, workload)).unzip();
     mount.sync();
-    let doer = |mut calls: Calls| Box::new(move |step: &Step| calls.step(step)) as Doer<'_>;
+    let doer = |mut calls: Calls| Box::new(move |step: &WorkloadStep| calls.step(step)) as Doer<'_>;
     let mut doers: Vec<_> = calls.into_iter().map(doer).collect();
     let cuts = cut_behind(judges, &disks, &tasks, &mut doers, tally);
     drop(doers);
@@ -184,20 +184,20 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
 /// knows of the file: both names, or the removal of the taken one, which then leads nowhere.
 fn syncs_what_was_replaced(workload: &Workload) -> bool {
     let steps = workload.steps.iter().filter_map(|step| match step {
-        Step::Do(op) => Some(op),
+        WorkloadStep::Do(op) => Some(op),
         _ => None,
     });
     let ops: Vec<_> = workload.setup.iter().chain(steps).collect();
     let is_synced = |name: &String| {
         workload.steps.iter().any(|step| match step {
-            Step::Fsync(synced) | Step::Fdatasync(synced) => synced == name,
+            WorkloadStep::Fsync(synced) | WorkloadStep::Fdatasync(synced) => synced == name,
             _ => false,
         })
     };
     let is_taken =
-        |name: &String| ops.iter().any(|op| matches!(op, Op::Rename(_, to) if to == name));
+        |name: &String| ops.iter().any(|op| matches!(op, WorkloadOp::Rename(_, to) if to == name));
     ops.iter().any(|op| match op {
-        Op::Link(one, other) => {
+        WorkloadOp::Link(one, other) => {
             (is_synced(one) && is_taken(other)) || (is_synced(other) && is_taken(one))
         }
         _ => false,
@@ -208,8 +208,8 @@ fn syncs_what_was_replaced(workload: &Workload) -> bool {
 /// sync leaves no log. The kernel moves no data within these files. It makes subvolumes at a time
 /// of its own, so the test could not recognise them.
 fn can_be_logged(workload: &Workload) -> bool {
-    let moves = |step: &Step| match step {
-        Step::Do(Op::Fallocate { what, .. }) => {
+    let moves = |step: &WorkloadStep| match step {
+        WorkloadStep::Do(WorkloadOp::Fallocate { what, .. }) => {
             matches!(what, Fallocate::Collapse | Fallocate::Insert)
         }
         _ => false,
@@ -224,15 +224,17 @@ fn can_be_logged(workload: &Workload) -> bool {
 /// Whether a workload may share preallocated space. If such a file has no hole there, the kernel
 /// takes that space for data when it looks for the next hole.
 fn shares_preallocated(workload: &Workload) -> bool {
-    let is_share = |op: &Op| matches!(op, Op::Clone(_) | Op::Copy(..) | Op::Dedupe(_));
-    workload.has(|op| matches!(op, Op::Fallocate { .. })) && workload.has(is_share)
+    let is_share = |op: &WorkloadOp| {
+        matches!(op, WorkloadOp::Clone(_) | WorkloadOp::Copy(..) | WorkloadOp::Dedupe(_))
+    };
+    workload.has(|op| matches!(op, WorkloadOp::Fallocate { .. })) && workload.has(is_share)
 }
 
 /// Whether a workload makes something in a directory with a default access control list. The kernel
 /// applies the list to new files, and the operations of workloads do not.
 fn inherits_list(workload: &Workload) -> bool {
-    let is_default = |op: &Op| matches!(op, Op::SetAcl { is_default: true, .. });
-    let changes = workload.steps.iter().filter(|step| matches!(step, Step::Do(_)));
+    let is_default = |op: &WorkloadOp| matches!(op, WorkloadOp::SetAcl { is_default: true, .. });
+    let changes = workload.steps.iter().filter(|step| matches!(step, WorkloadStep::Do(_)));
     workload.has(is_default) && changes.count() > 1
 }
 
@@ -279,14 +281,16 @@ fn an_fsync_that_was_left_out_is_found() {
     // An fsync promises nothing of names in other directories. A file after a deduplication holds
     // the same bytes as before.
     let is_promised = |workload: &Workload| {
-        let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = workload.steps.last() else {
+        let Some(WorkloadStep::Fsync(synced) | WorkloadStep::Fdatasync(synced)) =
+            workload.steps.last()
+        else {
             return false;
         };
-        let is_elsewhere = |step: &Step| match step {
-            Step::Do(Op::Dedupe(_)) => true,
-            Step::Do(Op::Rename(from, to) | Op::RenameNoReplace(from, to)) => {
-                ![from, to].iter().any(|path| path.starts_with(synced))
-            }
+        let is_elsewhere = |step: &WorkloadStep| match step {
+            WorkloadStep::Do(WorkloadOp::Dedupe(_)) => true,
+            WorkloadStep::Do(
+                WorkloadOp::Rename(from, to) | WorkloadOp::RenameNoReplace(from, to),
+            ) => ![from, to].iter().any(|path| path.starts_with(synced)),
             _ => false,
         };
         !workload.steps.iter().any(is_elsewhere)

@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 
 use offshoot_btrfs::{Filesystem, ScrubEvent, ScrubOptions};
-use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
     EntryPlace, Error, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut,

@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::btrfs::disks::{Attached, Disks, Mount};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::command;
@@ -122,7 +122,7 @@ impl Judge {
     pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>], mode: Mode) -> Complaints {
         self.hold(devices);
         // `btrfs check` finds several members only if they are block devices.
-        let attached = (self.files.len() > 1).then(|| Attached::new(self.disks.images()));
+        let attached = (self.files.len() > 1).then(|| AttachedImages::new(self.disks.images()));
         let mut check = command("timeout");
         check.args([CHECK_SECONDS, "btrfs", "check", "--readonly"]);
         check.args(["--mode", mode.name()]);
@@ -160,7 +160,7 @@ impl Judge {
         // Even a read-only mount replays a log, and that must not stay in the files.
         let copy = self.disks.copy(&judges);
         let options = "ro,noatime,subvolid=5";
-        let mount = |options: &str| Mount::try_new(copy.images(), options);
+        let mount = |options: &str| MountedMembers::try_new(copy.images(), options);
         let mount = mount(options).or_else(|error| {
             // The devices may still have been busy with the mount before. When we stopped to write
             // a damaged volume, we may have left a log that the kernel cannot replay, because the
@@ -189,7 +189,7 @@ impl Judge {
         let copy = self.disks.copy(&judges);
         let (done, result) = mpsc::channel();
         std::thread::spawn(move || {
-            let mount = Mount::try_new(copy.images(), "rw,noatime,subvolid=5");
+            let mount = MountedMembers::try_new(copy.images(), "rw,noatime,subvolid=5");
             let changed = mount.map(|mount| {
                 work(mount.path());
                 if let Ok(root) = File::open(mount.path()) {

@@ -20,7 +20,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::model::Model;
-use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{EntryPlace, FileId, FileSystemMut};
 
@@ -118,7 +118,7 @@ fn live_of(fs: &dyn FileSystemMut) -> FileId {
 /// time it drops that to the end. `unsummed` are the files without checksums.
 fn change(
     fs: &dyn FileSystemMut,
-    subvolumes: &dyn Subvolumes,
+    subvolumes: &dyn SubvolumeCalls,
     is_model: bool,
     pairs: &[Pair],
     unsummed: &HashSet<String>,

@@ -2,7 +2,7 @@
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
 use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut};
 
 use crate::common::{AT, Groups, NEW, assert_counted_anew, at, by_kernel, made, open, write};

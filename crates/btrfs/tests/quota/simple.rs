@@ -3,7 +3,7 @@
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::progs::Progs;
-use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
 use offshoot_vfs::{EntryPlace, FileId, FilePosition, FileSystem, FileSystemMut};
 
 use crate::common::{AT, Groups, NEW, at, by_kernel, cut, made, open, write};

@@ -13,7 +13,7 @@ use offshoot_btrfs::{
 };
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::damage::flip;
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::fill::{self, subvolumes};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::progs::Progs;
@@ -257,7 +257,7 @@ fn it_can_be_broken_off() {
 fn members_that_missed_commits() {
     let Some(judges) = judges::require() else { return };
     let disks = made(&judges, 2, "-m raid1 -d raid1");
-    let in_place = |mount: &Mount, byte: u8| {
+    let in_place = |mount: &MountedMembers, byte: u8| {
         let path = mount.path().join("in-place");
         if !path.exists() {
             fill::write(&path, b"");

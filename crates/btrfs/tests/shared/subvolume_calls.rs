@@ -2,12 +2,12 @@
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
-use offshoot_testkit::model::subvolumes::{Settings, Subvolumes};
+use offshoot_testkit::model::subvolumes::{Settings, SubvolumeCalls};
 use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Result, Timestamp};
 
 pub(crate) struct Ours(pub(crate) Filesystem);
 
-impl Subvolumes for Ours {
+impl SubvolumeCalls for Ours {
     fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         self.0.create_subvolume(place, new).map(root_of)
     }

@@ -197,7 +197,7 @@ fn listed(mount: &Path) -> Vec<(u64, u64, Option<u64>, String, bool)> {
         _ => Some(all.iter().find(|one| one.uuid == uuid).map_or(0, |one| one.id)),
     };
     assert!(all.iter().all(|one| one.uuid.len() == 36 && one.received_uuid == "-"), "{all:?}");
-    let row = |one: &progs::Subvolume| {
+    let row = |one: &progs::ListedSubvolume| {
         (one.id, one.parent, id_of(&one.parent_uuid), one.path.clone(), one.read_only)
     };
     all.iter().map(row).collect()

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Stdio;
 
-use offshoot_testkit::btrfs::disks::Attached;
+use offshoot_testkit::btrfs::disks::AttachedImages;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 
@@ -275,7 +275,7 @@ fn a_vmdk_is_written() {
     let extent = "subformat=twoGbMaxExtentSparse";
     bench.qemu_img(&["convert", "-O", "vmdk", "-o", extent, "disk.img", "two.vmdk"]);
     let text = std::fs::read_to_string(bench.path("two.vmdk")).expect("a descriptor");
-    let attached = Attached::new(&[bench.path("new.vmdk"), bench.path("two-s001.vmdk")]);
+    let attached = AttachedImages::new(&[bench.path("new.vmdk"), bench.path("two-s001.vmdk")]);
     let [whole, part] = attached.devices()[..] else { panic!("two devices") };
     std::fs::write(bench.path("two.vmdk"), text.replace("two-s001.vmdk", part)).expect("a file");
     for image in [whole, "two.vmdk"] {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 
@@ -141,7 +141,7 @@ fn tables_in_large_sectors() {
     {
         let path = bench.path(image);
         File::create(&path).and_then(|file| file.set_len(240 * MIB)).expect("an image");
-        let attached = Attached::with_sectors(std::slice::from_ref(&path), 4096);
+        let attached = AttachedImages::with_sectors(std::slice::from_ref(&path), 4096);
         let [device] = attached.devices()[..] else { panic!("one device") };
         let words = ["--quiet", "--no-reread", "--no-tell-kernel", device].map(OsStr::new);
         pipe("sfdisk", &words, script.as_bytes());
@@ -166,7 +166,7 @@ fn tables_in_large_sectors() {
     let said = bench.fails(&["mkfs", "mbr.img@5"], 1);
     assert!(said.contains("seems to count in sectors of 4096 bytes"), "{said}");
     // The same bytes on a device with another sector size.
-    let attached = Attached::new(&[bench.path("gpt.img")]);
+    let attached = AttachedImages::new(&[bench.path("gpt.img")]);
     bench.is_named(&[attached.devices()[0]]);
     drop(attached);
     // The first header of the GPT is lost.

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use offshoot_device::FileDevice;
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::scratch_dir;
 
@@ -49,8 +49,8 @@ fn a_volume_in_use_is_not_changed() {
         does(dir.path(), "cp -r v.img:/d out");
     }
     if let Some(_judges) = judges::require() {
-        let _mount =
-            Mount::try_new(std::slice::from_ref(&image), "ro").expect("the kernel mounts it");
+        let _mount = MountedMembers::try_new(std::slice::from_ref(&image), "ro")
+            .expect("the kernel mounts it");
         for change in CHANGES {
             assert!(fails(dir.path(), change, 1).contains("v.img"));
         }

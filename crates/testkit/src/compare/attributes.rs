@@ -4,11 +4,15 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{Attr, FileFlags, FileId, FileSystem, FileType, Result};
 
-use super::{Aspect, Pair, Walk};
+use super::{Aspect, ComparedPair, ComparisonWalk};
 
-impl Walk<'_> {
+impl ComparisonWalk<'_> {
     /// Compares what `stat` returns. Returns the type if both sides have one.
-    pub(super) fn attributes(&mut self, pair: &Pair, empty_subvolume: bool) -> Option<FileType> {
+    pub(super) fn attributes(
+        &mut self,
+        pair: &ComparedPair,
+        empty_subvolume: bool,
+    ) -> Option<FileType> {
         let (ours, judge) = match (self.ours.attr(pair.ours), self.judge.attr(pair.judge)) {
             (Ok(ours), Ok(judge)) => (ours, judge),
             (ours, judge) => {
@@ -24,7 +28,7 @@ impl Walk<'_> {
         (ours.file_type == judge.file_type).then_some(judge.file_type)
     }
 
-    fn stored_attributes(&mut self, pair: &Pair, ours: &Attr, judge: &Attr) {
+    fn stored_attributes(&mut self, pair: &ComparedPair, ours: &Attr, judge: &Attr) {
         self.same(pair, "own identity", &ours.file, &pair.ours);
         self.same(pair, "owner", &(ours.uid, ours.gid), &(judge.uid, judge.gid));
         self.same(pair, "device number", &ours.rdev, &judge.rdev);
@@ -65,7 +69,7 @@ impl Walk<'_> {
     }
 
     /// Compares the extended attributes, as a list and one by one.
-    pub(super) fn xattrs(&mut self, pair: &Pair) {
+    pub(super) fn xattrs(&mut self, pair: &ComparedPair) {
         let ours = sorted_xattrs(self.ours, pair.ours);
         let judge = sorted_xattrs(self.judge, pair.judge);
         if let Ok(list) = &judge {

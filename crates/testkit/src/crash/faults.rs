@@ -21,8 +21,8 @@ use offshoot_vfs::{EntryPlace, Errno, Error, FileSystemMut, NewFile, Timestamp};
 
 use super::explore::enter;
 use super::oracle::History;
-use super::record::{Ready, as_devices};
-use super::{Engine, Workload};
+use super::record::{ReadyVolume, as_devices};
+use super::{TestedEngine, Workload};
 
 /// The faults, each with the kind of requests that it strikes. A run inflicts one of them once.
 const KINDS: [(RequestKind, Fault); 6] = [
@@ -43,7 +43,7 @@ fn can_bear(workload: &Workload, fault: Fault) -> bool {
 /// How faults are inflicted.
 pub struct Inflicter<'a> {
     /// The engine that has to bear them.
-    pub engine: &'a dyn Engine,
+    pub engine: &'a dyn TestedEngine,
     /// The members of an empty volume, on which every run starts.
     pub image: Vec<Arc<dyn BlockDevice>>,
     /// Whether data has several mirrors. Metadata must have several in any case.
@@ -54,7 +54,7 @@ pub struct Inflicter<'a> {
 
 /// The counts of a test with faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Inflicted {
+pub struct FaultCounts {
     /// Faults that were inflicted.
     pub faults: usize,
     /// Faults that a step, or opening the volume, reported.
@@ -65,7 +65,7 @@ pub struct Inflicted {
     pub corrupt: usize,
 }
 
-impl AddAssign for Inflicted {
+impl AddAssign for FaultCounts {
     fn add_assign(&mut self, other: Self) {
         self.faults += other.faults;
         self.reported += other.reported;
@@ -74,7 +74,7 @@ impl AddAssign for Inflicted {
     }
 }
 
-impl std::fmt::Display for Inflicted {
+impl std::fmt::Display for FaultCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { faults, reported, survived, corrupt } = self;
         write!(
@@ -85,7 +85,7 @@ impl std::fmt::Display for Inflicted {
 }
 
 /// A workload that was done with a fault.
-struct Attempt {
+struct FaultAttempt {
     memory: Vec<Arc<MemoryDevice>>,
     devices: Vec<Arc<FaultDevice>>,
     kept: Vec<usize>,
@@ -102,14 +102,14 @@ impl Inflicter<'_> {
     ///
     /// # Errors
     /// The first fault after which a rule of the table above does not hold.
-    pub fn inflict(&self, workload: &Workload) -> Result<Inflicted, String> {
-        let ready = Ready::new(self.engine, &self.image, workload)?;
+    pub fn inflict(&self, workload: &Workload) -> Result<FaultCounts, String> {
+        let ready = ReadyVolume::new(self.engine, &self.image, workload)?;
         let sound = self.attempt(&ready, workload, None)?;
         let refused = sound.outcome.map_err(|e| format!("without a fault: {e}"))?;
-        let history = Ready::new(self.engine, &self.image, workload)?
+        let history = ReadyVolume::new(self.engine, &self.image, workload)?
             .history(workload, &refused)
             .map_err(|e| format!("without a fault: {e}"))?;
-        let mut inflicted = Inflicted::default();
+        let mut inflicted = FaultCounts::default();
         let most = if self.has_copies { 0 } else { workload.most_sharers() };
         for member in 0..self.image.len() {
             for (requests, fault) in
@@ -136,10 +136,10 @@ impl Inflicter<'_> {
     /// When the volume accepts changes after a commit that failed.
     fn attempt(
         &self,
-        ready: &Ready,
+        ready: &ReadyVolume,
         workload: &Workload,
         strike: Option<(usize, RequestKind, u64, Fault)>,
-    ) -> Result<Attempt, String> {
+    ) -> Result<FaultAttempt, String> {
         let memory = ready.copies();
         let devices: Vec<_> =
             as_devices(&memory).into_iter().map(|one| Arc::new(FaultDevice::new(one))).collect();
@@ -163,16 +163,16 @@ impl Inflicter<'_> {
                 done.map_err(|(_, error)| error)
             }
         };
-        Ok(Attempt { memory, devices, kept, begun, survived, outcome })
+        Ok(FaultAttempt { memory, devices, kept, begun, survived, outcome })
     }
 
     fn judge(
         &self,
-        attempt: Attempt,
+        attempt: FaultAttempt,
         history: &History,
         (member, requests, number, fault): (usize, RequestKind, u64, Fault),
         most_corrupt: usize,
-    ) -> Result<Inflicted, String> {
+    ) -> Result<FaultCounts, String> {
         let struck = attempt.devices[member].count(requests) > number;
         let must_be_told = requests != RequestKind::Reads && fault != Fault::Garbage;
         match &attempt.outcome {
@@ -200,7 +200,7 @@ impl Inflicter<'_> {
         }
         let reported = usize::from(attempt.outcome.is_err());
         let survived = usize::from(attempt.survived > 0);
-        Ok(Inflicted { faults: usize::from(struck), reported, survived, corrupt })
+        Ok(FaultCounts { faults: usize::from(struck), reported, survived, corrupt })
     }
 }
 

@@ -19,7 +19,7 @@ use offshoot_vfs::{
 };
 
 use super::Model;
-use super::subvolumes::Subvolumes;
+use super::subvolumes::SubvolumeCalls;
 use crate::names;
 use crate::random::Random;
 
@@ -31,7 +31,7 @@ const MUST_WORK: [&str; 5] = ["unlink", "rmdir", "release", "fsync", "sync"];
 
 /// A file in the filesystem under test and in the model.
 #[derive(Clone, Copy, Debug)]
-struct Pair {
+struct ActorFile {
     ours: FileId,
     model: FileId,
 }
@@ -44,18 +44,18 @@ pub struct Actor<'a> {
     at: Timestamp,
     number: u64,
     prefix: Vec<u8>,
-    root: Pair,
+    root: ActorFile,
     names: Vec<Vec<u8>>,
-    opened: Vec<Pair>,
+    opened: Vec<ActorFile>,
     /// Immutable and append-only files.
-    fixed: Vec<Pair>,
+    fixed: Vec<ActorFile>,
     holes: bool,
     unsummed: Option<&'a HashSet<FileId>>,
     /// Files of ours whose flags the actor has set. An empty file that had no checksums has some
     /// from then on.
     reflagged: HashSet<FileId>,
     may_be_full: bool,
-    subvolumes: Option<&'a dyn Subvolumes>,
+    subvolumes: Option<&'a dyn SubvolumeCalls>,
     tell: &'a (dyn Fn(&'static str) + Sync),
 }
 
@@ -84,7 +84,7 @@ impl<'a> Actor<'a> {
         at: Timestamp,
     ) -> Self {
         let prefix = prefix(number);
-        let root = Pair { ours: ours.root(), model: model.root() };
+        let root = ActorFile { ours: ours.root(), model: model.root() };
         let random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9));
         let names = names_of(number);
         Self {
@@ -164,11 +164,11 @@ impl<'a> Actor<'a> {
     fn both<T>(
         &self,
         what: &'static str,
-        call: impl Fn(&dyn FileSystemMut, &dyn Fn(Pair) -> FileId) -> Result<T>,
+        call: impl Fn(&dyn FileSystemMut, &dyn Fn(ActorFile) -> FileId) -> Result<T>,
     ) -> Option<(T, T)> {
         (self.tell)(what);
-        self.agree(what, call(self.ours, &|pair: Pair| pair.ours), || {
-            call(self.model, &|pair: Pair| pair.model)
+        self.agree(what, call(self.ours, &|pair: ActorFile| pair.ours), || {
+            call(self.model, &|pair: ActorFile| pair.model)
         })
     }
 
@@ -205,13 +205,13 @@ impl<'a> Actor<'a> {
         self.names[index].clone()
     }
 
-    fn find(&self, dir: Pair, name: &[u8]) -> Option<Pair> {
+    fn find(&self, dir: ActorFile, name: &[u8]) -> Option<ActorFile> {
         let found = self.both("lookup", |fs, of| fs.lookup(of(dir), name))?;
-        Some(Pair { ours: found.0, model: found.1 })
+        Some(ActorFile { ours: found.0, model: found.1 })
     }
 
     /// The root, or a directory of this actor at a random depth below it.
-    fn dir(&mut self) -> Pair {
+    fn dir(&mut self) -> ActorFile {
         let mut dir = self.root;
         for _ in 0..self.random.below(4) {
             let name = self.name();
@@ -223,7 +223,7 @@ impl<'a> Actor<'a> {
         dir
     }
 
-    fn file_type(&self, pair: Pair) -> Option<FileType> {
+    fn file_type(&self, pair: ActorFile) -> Option<FileType> {
         let (ours, model) = self.both("attr", |fs, of| fs.attr(of(pair)))?;
         assert_eq!(ours.file_type, model.file_type, "of {pair:?}");
         assert_eq!(ours.nlink, model.nlink, "links of {pair:?}");
@@ -231,7 +231,7 @@ impl<'a> Actor<'a> {
     }
 
     /// A file of this actor, if a random name leads to one.
-    fn file(&mut self) -> Option<Pair> {
+    fn file(&mut self) -> Option<ActorFile> {
         let (dir, name) = (self.dir(), self.name());
         self.find(dir, &name)
     }
@@ -342,7 +342,7 @@ impl<'a> Actor<'a> {
         let made =
             self.both("create_unnamed", |fs, of| fs.create_unnamed(of(dir), is_linkable, &new));
         let Some((ours, model)) = made else { return };
-        let file = Pair { ours, model };
+        let file = ActorFile { ours, model };
         self.opened.push(file);
         if self.random.below(2) == 0 {
             let (dir, name, at) = (self.dir(), self.name(), self.at);

@@ -5,11 +5,11 @@ use offshoot_vfs::{
     FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
-use super::attributes::{FIXED, Inherited};
-use super::contents::{Contents, MAX_SIZE, SECTOR};
-use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
+use super::attributes::{FIXED, InheritedAttributes};
+use super::contents::{MAX_SIZE, SECTOR, SectorContents};
+use super::{Model, ModelDirectory, ModelNode, ModelState, NodeBody, ROOT, id, posix};
 
-impl State {
+impl ModelState {
     /// `EEXIST` if the name is taken, and other errors if a new name is forbidden.
     pub(super) fn require_free(&self, place: EntryPlace<'_>) -> Result<()> {
         self.directory(place.dir)?;
@@ -30,7 +30,7 @@ impl State {
         at: Timestamp,
     ) -> Result<()> {
         let parent = Parent { dir: place.dir, name: place.name.to_vec() };
-        if let Body::Directory(directory) = &mut self.node_mut(file)?.body {
+        if let NodeBody::Directory(directory) = &mut self.node_mut(file)?.body {
             directory.parent = Some(parent);
         }
         let directory = self.directory_mut(place.dir)?;
@@ -50,7 +50,7 @@ impl State {
     pub(super) fn make(
         &mut self,
         place: EntryPlace<'_>,
-        body: Body,
+        body: NodeBody,
         kind: NewNode,
         new: &NewFile,
     ) -> Result<FileId> {
@@ -62,11 +62,18 @@ impl State {
     }
 
     /// Makes a new file in `dir`. The caller adds its name.
-    fn insert(&mut self, dir: FileId, body: Body, kind: NewNode, new: &NewFile) -> Result<FileId> {
-        let Inherited { permissions, flags, xattrs } = self.inherited(dir, kind.file_type, new)?;
+    fn insert(
+        &mut self,
+        dir: FileId,
+        body: NodeBody,
+        kind: NewNode,
+        new: &NewFile,
+    ) -> Result<FileId> {
+        let InheritedAttributes { permissions, flags, xattrs } =
+            self.inherited(dir, kind.file_type, new)?;
         let file = id(self.next_ino);
         self.next_ino += 1;
-        let size = if let Body::Symlink(target) = &body { target.len() as u64 } else { 0 };
+        let size = if let NodeBody::Symlink(target) = &body { target.len() as u64 } else { 0 };
         let attr = Attr {
             file,
             file_type: kind.file_type,
@@ -83,7 +90,7 @@ impl State {
             btime: new.at,
         };
         let subvolume = self.node(dir)?.subvolume;
-        let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
+        let node = ModelNode { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         self.nodes.insert(file.ino, node);
         Ok(file)
     }
@@ -98,12 +105,12 @@ impl State {
             return posix(Errno::PERM, file);
         }
         match (directory, &self.node(file)?.body) {
-            (true, Body::Directory(inner)) if !inner.names.is_empty() => {
+            (true, NodeBody::Directory(inner)) if !inner.names.is_empty() => {
                 return posix(Errno::NOTEMPTY, file);
             }
-            (true, Body::Directory(_)) => {}
+            (true, NodeBody::Directory(_)) => {}
             (true, _) => return posix(Errno::NOTDIR, file),
-            (false, Body::Directory(_)) => return posix(Errno::ISDIR, file),
+            (false, NodeBody::Directory(_)) => return posix(Errno::ISDIR, file),
             (false, _) => {}
         }
         self.remove_entry(place, at)?;
@@ -174,7 +181,7 @@ impl State {
     }
 }
 
-impl State {
+impl ModelState {
     fn sizes(&self, one: FileId, other: FileId) -> Result<[u64; 2]> {
         let size = |file| self.contents(file).and_then(|_| Ok(self.node(file)?.attr.size));
         Ok([size(one)?, size(other)?])
@@ -218,20 +225,20 @@ fn require_sectors(from: FilePosition, to: FilePosition, len: u64, may_be_cut: b
 impl FileSystemMut for Model {
     fn mknod(&self, place: EntryPlace<'_>, kind: NewNode, new: &NewFile) -> Result<FileId> {
         let body = match kind.file_type {
-            FileType::Regular => Body::Regular(Contents::default()),
-            _ => Body::Other,
+            FileType::Regular => NodeBody::Regular(SectorContents::default()),
+            _ => NodeBody::Other,
         };
         self.state().make(place, body, kind, new)
     }
 
     fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         let kind = NewNode { file_type: FileType::Directory, rdev: (0, 0) };
-        self.state().make(place, Body::Directory(Directory::default()), kind, new)
+        self.state().make(place, NodeBody::Directory(ModelDirectory::default()), kind, new)
     }
 
     fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
         let kind = NewNode { file_type: FileType::Symlink, rdev: (0, 0) };
-        self.state().make(place, Body::Symlink(target.to_vec()), kind, new)
+        self.state().make(place, NodeBody::Symlink(target.to_vec()), kind, new)
     }
 
     fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId> {
@@ -243,7 +250,7 @@ impl FileSystemMut for Model {
         }
         state.refuse(dir, FileFlags::IMMUTABLE)?;
         let kind = NewNode { file_type: FileType::Regular, rdev: (0, 0) };
-        let file = state.insert(dir, Body::Regular(Contents::default()), kind, new)?;
+        let file = state.insert(dir, NodeBody::Regular(SectorContents::default()), kind, new)?;
         let node = state.node_mut(file)?;
         (node.attr.nlink, node.opens, node.is_linkable) = (0, 1, is_linkable);
         Ok(file)

@@ -130,7 +130,7 @@ impl WalkVisitor for Total<'_> {
 
 #[cfg(test)]
 mod tests {
-    use offshoot_testkit::memory::{Memory, ROOT, id};
+    use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 
     use super::*;
 
@@ -147,7 +147,7 @@ mod tests {
         assert!(total.add(&Counted::OnHost(host.path())));
         assert_eq!(total.bytes, 4096);
         assert!(!total.add(&Counted::OnHost(&path("none"))));
-        let mut fs = Memory::new();
+        let mut fs = MemoryFilesystem::new();
         fs.add(ROOT, b"dir", 300, FileType::Directory);
         fs.file(300, b"file", 301, b"some data");
         let stored = fs.attr(id(301)).unwrap();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::block::BlockHeader;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
@@ -119,7 +119,7 @@ fn count_otherwise(disks: &Disks, key: Key, refs: u64) {
 
 /// The complaints of `btrfs check`.
 fn complaints(disks: &Disks) -> Vec<String> {
-    let attached = Attached::new(disks.images());
+    let attached = AttachedImages::new(disks.images());
     let output = command("btrfs")
         .args(["check", "--readonly", attached.devices()[0]])
         .output()

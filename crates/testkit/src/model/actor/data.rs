@@ -9,14 +9,14 @@ use offshoot_vfs::{
     SetAttr,
 };
 
-use super::{Actor, Pair};
+use super::{Actor, ActorFile};
 
 /// The offset from which on no file can have data.
 const TOO_FAR: u64 = i64::MAX.cast_unsigned();
 
 impl Actor<'_> {
     /// A file found by its name, or one that is open and may have no name.
-    pub(super) fn file_or_open(&mut self) -> Option<Pair> {
+    pub(super) fn file_or_open(&mut self) -> Option<ActorFile> {
         if self.opened.is_empty() || self.random.below(3) > 0 {
             return self.file();
         }
@@ -131,11 +131,11 @@ impl Actor<'_> {
         // The model knows only one kind of file without checksums: those with the flag NODATACOW.
         let kind = match self.unsummed {
             Some(unsummed) => {
-                let looks = |file: Pair| {
+                let looks = |file: ActorFile| {
                     let flags = self.model.flags(file.model).unwrap_or_default();
                     (unsummed.contains(&file.ours), flags.contains(FileFlags::NODATACOW))
                 };
-                let is_known = |file: Pair| {
+                let is_known = |file: ActorFile| {
                     !unsummed.contains(&file.ours) || !self.reflagged.contains(&file.ours)
                 };
                 let are_alike = looks(from) == looks(to) && is_known(from) && is_known(to);
@@ -149,18 +149,19 @@ impl Actor<'_> {
         let is_read = offset == 0 && self.model.read(from.model, 0, &mut first).is_ok();
         let kind = if kind == 2 && is_read && first == [0; 4096] { 0 } else { kind };
         let at = self.at;
-        let shared = self.both("share", |fs: &dyn FileSystemMut, of: &dyn Fn(Pair) -> FileId| {
-            let from = FilePosition { file: of(from), offset };
-            let to = FilePosition { file: of(to), offset: to_offset };
-            match kind {
-                0..2 => fs.clone_range(from, to, len, at).map(|()| 0),
-                2 => fs.dedupe_range(from, to, len).map(|found| match found {
-                    Dedupe::Same { len } => len,
-                    Dedupe::Differs => u64::MAX,
-                }),
-                _ => fs.copy_range(from, to, len, at),
-            }
-        });
+        let shared =
+            self.both("share", |fs: &dyn FileSystemMut, of: &dyn Fn(ActorFile) -> FileId| {
+                let from = FilePosition { file: of(from), offset };
+                let to = FilePosition { file: of(to), offset: to_offset };
+                match kind {
+                    0..2 => fs.clone_range(from, to, len, at).map(|()| 0),
+                    2 => fs.dedupe_range(from, to, len).map(|found| match found {
+                        Dedupe::Same { len } => len,
+                        Dedupe::Differs => u64::MAX,
+                    }),
+                    _ => fs.copy_range(from, to, len, at),
+                }
+            });
         if let Some((ours, model)) = shared {
             let who = self.prefix.escape_ascii();
             assert_eq!(ours, model, "sharing {len} bytes of {from:?} with {to:?} by {who}");
