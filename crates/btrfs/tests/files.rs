@@ -28,14 +28,14 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, 
 
 /// How many files the threads make, and where.
 #[derive(Clone, Copy, Debug)]
-struct Job {
+struct FilesJob {
     files: u64,
     threads: u64,
     /// Whether all files are in one directory; otherwise each thread has its own.
     in_one: bool,
 }
 
-impl Job {
+impl FilesJob {
     fn dir_of(self, thread: u64) -> String {
         if self.in_one { "all".to_owned() } else { format!("of-{thread}") }
     }
@@ -75,7 +75,7 @@ fn name(number: u64) -> String {
 }
 
 /// The numbers of the files that a thread removes, in random order.
-fn removed(job: Job, thread: u64, seed: u64) -> Vec<u64> {
+fn removed(job: FilesJob, thread: u64, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed.wrapping_add(thread));
     let mut numbers: Vec<_> = job.numbers(thread).collect();
     for last in (1..numbers.len()).rev() {
@@ -105,7 +105,7 @@ fn listed(filesystem: &Filesystem, dir: &str) -> BTreeSet<u64> {
     numbers
 }
 
-fn make_and_remove(job: Job) {
+fn make_and_remove(job: FilesJob) {
     let Some(judges) = judges::require() else { return };
     let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
@@ -190,12 +190,12 @@ fn peak_kib() -> Option<u64> {
 
 #[test]
 fn in_directories_of_their_own() {
-    make_and_remove(Job { files: 20_000, threads: 4, in_one: false });
+    make_and_remove(FilesJob { files: 20_000, threads: 4, in_one: false });
 }
 
 #[test]
 fn in_one_directory() {
-    make_and_remove(Job { files: 20_000, threads: 4, in_one: true });
+    make_and_remove(FilesJob { files: 20_000, threads: 4, in_one: true });
 }
 
 /// Runs every job in a process of its own, so that each has its own peak of memory.
@@ -222,5 +222,5 @@ fn one_of_the_campaign() {
     };
     let number = |text: &str| text.parse().expect("a number");
     let in_one = in_one.parse().expect("true or false");
-    make_and_remove(Job { files: number(files), threads: number(threads), in_one });
+    make_and_remove(FilesJob { files: number(files), threads: number(threads), in_one });
 }

@@ -10,7 +10,7 @@ use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::random::seed_of_run;
 
 use crate::engine::{
-    DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
+    DISCARDING, EAGER, ONE, OURS, OurEngine, PACKING, SETS, SMALL, SMALL_NODES, TINY, VolumeShape,
     WITHOUT_LOGS,
 };
 use crate::{brink_plan, explore, inflict, some_twos, subvolumes};
@@ -25,10 +25,10 @@ const ELSEWHERE: usize = 20;
 const JUDGED: usize = 3000;
 
 /// The engines and volumes that all workloads run on.
-const EVERYWHERE: [(&Ours, Shape); 2] = [(&OURS, ONE), (&EAGER, ONE)];
+const EVERYWHERE: [(&OurEngine, VolumeShape); 2] = [(&OURS, ONE), (&EAGER, ONE)];
 
 /// The engines and volumes that some of the workloads run on.
-const ALSO: [(&Ours, Shape); 10] = [
+const ALSO: [(&OurEngine, VolumeShape); 10] = [
     (&WITHOUT_LOGS, ONE),
     (&PACKING, ONE),
     (&DISCARDING, SMALL),

@@ -17,14 +17,14 @@ use offshoot_vfs::{Result, Timestamp};
 use uuid::Uuid;
 
 use crate::accounts;
-use crate::subvolume_calls::Ours as Calls;
+use crate::subvolume_calls::OurSubvolumes as Calls;
 
 /// The size of a member, in bytes.
 const MEMBER_BYTES: u64 = 160 << 20;
 
 /// The engine under test. It commits when the caller asks for it, or when too much has changed. It
 /// does not commit by the clock, so that every run is the same.
-pub(crate) struct Ours {
+pub(crate) struct OurEngine {
     /// How many changed bytes make it commit by itself.
     pub(crate) dirty_bytes: u64,
     /// How data is compressed.
@@ -36,22 +36,22 @@ pub(crate) struct Ours {
 }
 
 /// The engine as it is by default.
-pub(crate) const OURS: Ours =
-    Ours { dirty_bytes: 64 << 20, compress: None, tree_log: true, discard: false };
+pub(crate) const OURS: OurEngine =
+    OurEngine { dirty_bytes: 64 << 20, compress: None, tree_log: true, discard: false };
 
 /// The engine that commits by itself after almost every change: one changed tree block is too much.
-pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, ..OURS };
+pub(crate) const EAGER: OurEngine = OurEngine { dirty_bytes: 8 << 10, ..OURS };
 
 /// The engine whose fsync commits.
-pub(crate) const WITHOUT_LOGS: Ours = Ours { tree_log: false, ..OURS };
+pub(crate) const WITHOUT_LOGS: OurEngine = OurEngine { tree_log: false, ..OURS };
 
 /// The engine that compresses everything.
-pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };
+pub(crate) const PACKING: OurEngine = OurEngine { compress: Some("zstd:1"), ..OURS };
 
 /// The engine that discards.
-pub(crate) const DISCARDING: Ours = Ours { discard: true, ..OURS };
+pub(crate) const DISCARDING: OurEngine = OurEngine { discard: true, ..OURS };
 
-impl TestedEngine for Ours {
+impl TestedEngine for OurEngine {
     fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         opened(&Volume::open(devices, &OpenOptions::default())?)
     }
@@ -97,7 +97,7 @@ fn opened(volume: &Arc<Volume>) -> Result<OpenedVolume> {
 
 /// The members and the layout of a volume.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct VolumeShape {
     pub(crate) members: usize,
     /// The profiles of metadata and data.
     pub(crate) profiles: [Profile; 2],
@@ -111,13 +111,13 @@ pub(crate) struct Shape {
 }
 
 /// One member, as it is by default.
-pub(crate) const ONE: Shape = shape(1, [Profile::Dup, Profile::Single]);
+pub(crate) const ONE: VolumeShape = shape(1, [Profile::Dup, Profile::Single]);
 
 /// One member with small tree blocks.
-pub(crate) const SMALL_NODES: Shape = Shape { node_size: 4096, ..ONE };
+pub(crate) const SMALL_NODES: VolumeShape = VolumeShape { node_size: 4096, ..ONE };
 
 /// One member of a few MiB, which is soon full.
-pub(crate) const TINY: Shape = Shape {
+pub(crate) const TINY: VolumeShape = VolumeShape {
     node_size: 4096,
     bytes: 18 << 20,
     mixed: true,
@@ -125,20 +125,20 @@ pub(crate) const TINY: Shape = Shape {
 };
 
 /// The same with separate block groups for data and metadata.
-pub(crate) const SMALL: Shape = Shape { bytes: 40 << 20, mixed: false, ..TINY };
+pub(crate) const SMALL: VolumeShape = VolumeShape { bytes: 40 << 20, mixed: false, ..TINY };
 
 /// One member with two copies of everything.
-pub(crate) const ALL_TWICE: Shape = shape(1, [Profile::Dup, Profile::Dup]);
+pub(crate) const ALL_TWICE: VolumeShape = shape(1, [Profile::Dup, Profile::Dup]);
 
 /// Several members.
-pub(crate) const SETS: [Shape; 4] = [
+pub(crate) const SETS: [VolumeShape; 4] = [
     shape(2, [Profile::Raid1, Profile::Raid1]),
     shape(2, [Profile::Raid1, Profile::Raid0]),
     shape(4, [Profile::Raid10, Profile::Raid10]),
     shape(3, [Profile::Raid1c3, Profile::Single]),
 ];
 
-impl Shape {
+impl VolumeShape {
     /// Whether the explorer may tear a superblock. A member that is too small for a copy would have
     /// no superblock afterwards.
     pub(crate) fn has_copies_of_superblock(self) -> bool {
@@ -146,11 +146,11 @@ impl Shape {
     }
 }
 
-const fn shape(members: usize, profiles: [Profile; 2]) -> Shape {
-    Shape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, mixed: false }
+const fn shape(members: usize, profiles: [Profile; 2]) -> VolumeShape {
+    VolumeShape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, mixed: false }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for VolumeShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { members, profiles: [metadata, data], node_size, bytes, .. } = self;
         let mib = bytes >> 20;
@@ -163,8 +163,8 @@ impl fmt::Display for Shape {
 
 /// An empty volume over new members. Each run gives it another id, because the kernel does not
 /// mount two volumes with the same id.
-pub(crate) fn volume(seed: u64, shape: Shape) -> MemberDevices {
-    let Shape { members, profiles, node_size, bytes, mixed } = shape;
+pub(crate) fn volume(seed: u64, shape: VolumeShape) -> MemberDevices {
+    let VolumeShape { members, profiles, node_size, bytes, mixed } = shape;
     let new = || Arc::new(MemoryDevice::sparse(bytes)) as Arc<dyn BlockDevice>;
     let devices: MemberDevices = (0..members).map(|_| new()).collect();
     let process = u128::from(std::process::id());

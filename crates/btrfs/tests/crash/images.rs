@@ -15,7 +15,7 @@ use offshoot_testkit::crash::{MemberDevices, OpenedVolume, TestedEngine, report}
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::{Error, Result};
 
-use crate::engine::{DISCARDING, ONE, OURS, Ours, volume};
+use crate::engine::{DISCARDING, ONE, OURS, OurEngine, volume};
 use crate::{plan, some_twos};
 
 /// The size that the file of an image may grow to, in bytes.
@@ -24,7 +24,7 @@ const FILE_BYTES: u64 = 256 << 20;
 const CHUNK: usize = 64 << 10;
 
 /// An engine whose devices are images.
-struct InImages(Ours);
+struct InImages(OurEngine);
 
 impl TestedEngine for InImages {
     fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {

@@ -20,13 +20,13 @@ use crate::engine::OURS;
 use crate::shown::show;
 
 /// The outside judges, if this machine has them.
-pub(crate) struct Outside {
+pub(crate) struct OutsideJudges {
     judges: Judges,
     /// All states of a run have the same id, and the kernel mounts one volume of an id at a time.
     turn: Mutex<()>,
 }
 
-impl Outside {
+impl OutsideJudges {
     pub(crate) fn new() -> Option<Self> {
         Some(Self { judges: judges::require()?, turn: Mutex::default() })
     }

@@ -56,10 +56,10 @@ use offshoot_testkit::crash::{
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use engine::{
-    ALL_TWICE, DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
-    WITHOUT_LOGS, made_by_progs, volume,
+    ALL_TWICE, DISCARDING, EAGER, ONE, OURS, OurEngine, PACKING, SETS, SMALL, SMALL_NODES, TINY,
+    VolumeShape, WITHOUT_LOGS, made_by_progs, volume,
 };
-use judge::Outside;
+use judge::OutsideJudges;
 
 /// How many workloads of two operations a test run explores.
 const TWOS: usize = 250;
@@ -113,8 +113,8 @@ fn plan(seed: u64) -> CrashPlan {
 /// Explores workloads on a volume of this shape. The outside judges look at one state of
 /// `judged_every`. Prints how many states there were.
 fn explore(
-    engine: &Ours,
-    shape: Shape,
+    engine: &OurEngine,
+    shape: VolumeShape,
     plan: CrashPlan,
     judged_every: usize,
     workloads: impl Iterator<Item = Workload> + Send,
@@ -124,7 +124,7 @@ fn explore(
 
 /// The same on this volume. Messages call it `name`.
 fn explore_on(
-    engine: &Ours,
+    engine: &OurEngine,
     image: MemberDevices,
     name: impl Display,
     plan: CrashPlan,
@@ -132,7 +132,7 @@ fn explore_on(
     workloads: impl Iterator<Item = Workload> + Send,
 ) {
     let started = std::time::Instant::now();
-    let outside = Outside::new();
+    let outside = OutsideJudges::new();
     let judge = |devices: &[Arc<MemoryDevice>]| match &outside {
         Some(outside) => outside.judge(devices),
         None => Ok(()),
@@ -361,7 +361,7 @@ fn assert_makes_room(workload: &Workload, devices: &MemberDevices) {
 }
 
 /// The engines and volumes that get faults, and whether the volume has several copies of data.
-const BEARERS: [(&Ours, Shape, bool); 5] = [
+const BEARERS: [(&OurEngine, VolumeShape, bool); 5] = [
     (&OURS, ONE, false),
     (&OURS, ALL_TWICE, true),
     (&OURS, SETS[0], true),

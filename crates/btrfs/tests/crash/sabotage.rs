@@ -32,14 +32,14 @@ enum Barrier {
 
 /// A device that leaves barriers of one kind out.
 #[derive(Debug)]
-struct Lazy {
+struct LazyBarriers {
     below: Arc<dyn BlockDevice>,
     left_out: Barrier,
     /// Whether a primary superblock was written since the last barrier.
     behind: AtomicBool,
 }
 
-impl offshoot_device::Delegate for Lazy {
+impl offshoot_device::Delegate for LazyBarriers {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.below
     }
@@ -69,7 +69,7 @@ impl TestedEngine for WithoutBarriers {
     fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         let lazy = |below| {
             let behind = AtomicBool::new(false);
-            Arc::new(Lazy { below, left_out: self.0, behind }) as Arc<_>
+            Arc::new(LazyBarriers { below, left_out: self.0, behind }) as Arc<_>
         };
         OURS.open_writable(devices.into_iter().map(lazy).collect())
     }
@@ -80,9 +80,9 @@ impl TestedEngine for WithoutBarriers {
 }
 
 /// Our engine with an `fsync` that reports success and does nothing.
-struct Pretending;
+struct PretendedFsync;
 
-impl TestedEngine for Pretending {
+impl TestedEngine for PretendedFsync {
     fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         OURS.open(devices)
     }
@@ -245,7 +245,7 @@ fn an_fsync_that_does_nothing_is_found() {
     };
     for workload in ones.filter(Workload::ends_with_fsync).filter(is_promised) {
         all += 1;
-        missed.extend(explored(&Pretending, &workload).is_ok().then(|| workload.to_string()));
+        missed.extend(explored(&PretendedFsync, &workload).is_ok().then(|| workload.to_string()));
     }
     println!("{} of {all} were missed", missed.len());
     assert!(missed.is_empty(), "{}", missed.join("\n"));

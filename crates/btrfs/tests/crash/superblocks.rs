@@ -11,7 +11,7 @@ use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
 use offshoot_testkit::crash::{MemberDevices, TestedEngine};
 use offshoot_vfs::{Error, SetAttr, Timestamp};
 
-use crate::engine::{ONE, OURS, SETS, Shape, volume};
+use crate::engine::{ONE, OURS, SETS, VolumeShape, volume};
 
 fn commit(devices: MemberDevices, number: i64) {
     let fs = OURS.open_writable(devices).expect("it opens");
@@ -143,7 +143,7 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
 #[test]
 fn a_member_that_a_commit_put_nothing_on_can_be_behind() {
     // One stripe has room for all blocks of a small commit.
-    let devices = volume(4, Shape { node_size: 4096, ..SETS[2] });
+    let devices = volume(4, VolumeShape { node_size: 4096, ..SETS[2] });
     let is_superblock = |entry: &CrashEntry| match entry {
         CrashEntry::Write { offset, .. } => SUPERBLOCK_OFFSETS.contains(offset),
         _ => true,

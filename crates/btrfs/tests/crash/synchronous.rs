@@ -13,12 +13,12 @@ use offshoot_vfs::{
 };
 
 use crate::engine::{ONE, OURS, volume};
-use crate::judge::Outside;
+use crate::judge::OutsideJudges;
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 3 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-type Call<'c> = (&'static str, &'c dyn Fn(&OpenedVolume) -> Result<()>);
+type SynchronousCall<'c> = (&'static str, &'c dyn Fn(&OpenedVolume) -> Result<()>);
 
 fn at(fs: &dyn FileSystem, path: &str) -> FileId {
     let step = |dir, name: &str| fs.lookup(dir, name.as_bytes()).expect("it is there");
@@ -46,7 +46,7 @@ fn flushed(device: &CrashDevice, base: &Arc<dyn BlockDevice>) -> Arc<MemoryDevic
 
 /// Makes each call on a volume that `prepare` set up, and requires that a power cut after it loses
 /// nothing.
-fn none_is_lost(prepare: impl Fn(&OpenedVolume) -> Result<()>, calls: &[Call<'_>]) {
+fn none_is_lost(prepare: impl Fn(&OpenedVolume) -> Result<()>, calls: &[SynchronousCall<'_>]) {
     let base = volume(calls.len() as u64, ONE)[0].clone();
     let fs = OURS.open_writable(vec![base.clone()]).expect("it opens");
     prepare(&fs).expect("there is room");
@@ -61,7 +61,7 @@ fn none_is_lost(prepare: impl Fn(&OpenedVolume) -> Result<()>, calls: &[Call<'_>
         println!("{name}");
         outcome.assert_same(1);
     }
-    if let Some(outside) = Outside::new() {
+    if let Some(outside) = OutsideJudges::new() {
         outside.judge(&[flushed(&device, &base)]).unwrap_or_else(|problem| panic!("{problem}"));
     }
 }

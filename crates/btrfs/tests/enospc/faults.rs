@@ -20,10 +20,10 @@ use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::{EntryPlace, Errno, Error, FileSystem, FileSystemMut};
 
-use crate::watch::{Post, watched};
+use crate::watch::{ThreadNotice, watched};
 use crate::worker::NEW;
 use crate::{MIB, disks_of, open};
-use Outcome::{Done, Ended, NoRoom};
+use FaultedOutcome::{Done, Ended, NoRoom};
 use hand::Hand;
 use trap::Trap;
 
@@ -39,7 +39,7 @@ fn quiet() -> OpenOptions {
 
 /// The result of an operation.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum FaultedOutcome {
     Done,
     NoRoom,
     Failed,
@@ -47,7 +47,7 @@ enum Outcome {
     Ended,
 }
 
-impl Outcome {
+impl FaultedOutcome {
     fn of<T>(fs: &Filesystem, result: &Result<T, Error>) -> Self {
         let has_ended = || fs.sync().is_err_and(|error| error.errno() == Errno::ROFS);
         match result {
@@ -66,7 +66,7 @@ impl Outcome {
 /// worked long enough. Returns how many operations failed, and how many found that all writing had
 /// stopped.
 fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
-    let posts: Vec<Post> = hands.iter().map(|_| Post::default()).collect();
+    let posts: Vec<ThreadNotice> = hands.iter().map(|_| ThreadNotice::default()).collect();
     let told = [AtomicU64::new(0), AtomicU64::new(0)];
     let hands: Vec<_> = hands.iter_mut().map(Mutex::new).collect();
     watched(fs, &posts, |number| {
@@ -74,9 +74,9 @@ fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
         for _ in 0..MOST_OPERATIONS {
             posts[number].begin("an operation");
             match hand.act(fs) {
-                Outcome::Done | Outcome::NoRoom => {}
-                Outcome::Failed => drop(told[0].fetch_add(1, Ordering::Relaxed)),
-                Outcome::Ended => drop(told[1].fetch_add(1, Ordering::Relaxed)),
+                FaultedOutcome::Done | FaultedOutcome::NoRoom => {}
+                FaultedOutcome::Failed => drop(told[0].fetch_add(1, Ordering::Relaxed)),
+                FaultedOutcome::Ended => drop(told[1].fetch_add(1, Ordering::Relaxed)),
             }
             if trap.struck() > 0 && fs.volume().space_stats().tickets_failed > 0 {
                 break;
@@ -87,13 +87,13 @@ fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
 }
 
 /// A volume with a directory for each hand, and the files that the hands made.
-struct Prepared {
+struct PreparedVolume {
     judges: Judges,
     memory: Arc<MemoryDevice>,
     hands: Vec<Hand>,
 }
 
-impl Prepared {
+impl PreparedVolume {
     /// Fills the volume completely, or a little. Returns `None` where there is no judge.
     fn new(seed: u64, is_full: bool) -> Option<Self> {
         let judges = judges::require()?;
@@ -138,7 +138,7 @@ impl Prepared {
         assert!(space.tickets_failed > 0 || stays_buffered, "{state}, nobody told: {space:#?}");
         // Acknowledged changes get stored, unless all writing has stopped.
         trap.disarm();
-        let synced = Outcome::of(&fs, &fs.sync());
+        let synced = FaultedOutcome::of(&fs, &fs.sync());
         // A failure may have stopped all writing without any operation that got the error.
         let is_told =
             if synced == Done { ended == 0 } else { synced == Ended && failed + ended > 0 };
@@ -163,7 +163,7 @@ impl Prepared {
 
 #[test]
 fn a_fault_while_room_is_made_is_told_and_does_nothing_by_half() {
-    let Some(full) = Prepared::new(seed_of_run(), true) else { return };
+    let Some(full) = PreparedVolume::new(seed_of_run(), true) else { return };
     full.strike(LookAround, Reads);
     full.strike(DelayedItems, Reads);
     full.strike(DirtyData, Reads);
@@ -175,6 +175,6 @@ fn a_fault_while_room_is_made_is_told_and_does_nothing_by_half() {
 
 #[test]
 fn a_fault_while_a_chunk_is_allocated_is_told_and_does_nothing_by_half() {
-    let Some(roomy) = Prepared::new(seed_of_run(), false) else { return };
+    let Some(roomy) = PreparedVolume::new(seed_of_run(), false) else { return };
     roomy.strike(AllocateChunk, Reads);
 }

@@ -32,12 +32,12 @@ const SHARED_MOVE_BYTES: u64 = 12 << 20;
 
 /// The place of a subvolume: a directory and a name.
 #[derive(Clone, Debug)]
-struct At {
+struct NamedSubvolume {
     dir: FileId,
     name: String,
 }
 
-impl At {
+impl NamedSubvolume {
     fn place(&self) -> EntryPlace<'_> {
         EntryPlace { dir: self.dir, name: self.name.as_bytes() }
     }
@@ -48,14 +48,14 @@ fn long(what: &str, number: u64) -> String {
 }
 
 /// What takes and makes room: links in a directory of their own, and snapshots.
-struct Links<'a> {
+struct RoomTaker<'a> {
     fs: &'a Filesystem,
     dir: FileId,
     count: u64,
     snapshots: VecDeque<String>,
 }
 
-impl Links<'_> {
+impl RoomTaker<'_> {
     fn fill(&mut self) {
         loop {
             let name = self.count.to_string();
@@ -90,22 +90,22 @@ impl Links<'_> {
 }
 
 /// Two subvolumes that move.
-struct Moved<'a> {
+struct MovedPair<'a> {
     fs: &'a Filesystem,
     /// Two directories in each of three subvolumes.
     dirs: Vec<FileId>,
-    subvolumes: [(SubvolumeId, At); 2],
+    subvolumes: [(SubvolumeId, NamedSubvolume); 2],
     tries: u64,
 }
 
-impl Moved<'_> {
+impl MovedPair<'_> {
     /// Moves a subvolume in one of several ways. Returns whether it was done.
     fn try_one(&mut self) -> bool {
         self.tries += 1;
         let (fs, tries) = (self.fs, self.tries);
         let which = usize::from(tries.is_multiple_of(3));
         let to_dir = self.dirs[usize::try_from(tries * 7 / 2).expect("small") % self.dirs.len()];
-        let to = At { dir: to_dir, name: long("moved", tries) };
+        let to = NamedSubvolume { dir: to_dir, name: long("moved", tries) };
         let from = self.subvolumes[which].1.clone();
         let is_done = match tries % 4 {
             0 => {
@@ -142,7 +142,7 @@ impl Moved<'_> {
 
     /// Requires that each subvolume is where it was last moved to.
     fn assert_places(&self) {
-        for (id, At { dir, name }) in &self.subvolumes {
+        for (id, NamedSubvolume { dir, name }) in &self.subvolumes {
             let found = self.fs.lookup(*dir, name.as_bytes()).expect("it is there");
             assert_eq!(found, FileId { dev: id.0, ino: 256 });
         }
@@ -151,7 +151,7 @@ impl Moved<'_> {
 
 /// Three subvolumes, with two directories full of names in each of them, and two subvolumes in
 /// these directories.
-fn set_up(fs: &Filesystem) -> ([FileId; 3], Moved<'_>) {
+fn set_up(fs: &Filesystem) -> ([FileId; 3], MovedPair<'_>) {
     let subvolume = |dir, name: &str| {
         fs.create_subvolume(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("there is room")
     };
@@ -169,10 +169,10 @@ fn set_up(fs: &Filesystem) -> ([FileId; 3], Moved<'_>) {
         dirs.push(dir);
     }
     let subvolumes = [0, 3].map(|number: usize| {
-        let at = At { dir: dirs[number], name: long("subvolume", 0) };
+        let at = NamedSubvolume { dir: dirs[number], name: long("subvolume", 0) };
         (subvolume(at.dir, &at.name), at)
     });
-    (holders, Moved { fs, dirs, subvolumes, tries: 0 })
+    (holders, MovedPair { fs, dirs, subvolumes, tries: 0 })
 }
 
 fn moves(has_snapshots: bool) {
@@ -183,7 +183,7 @@ fn moves(has_snapshots: bool) {
     let fs = open(&device, &quiet);
     let (holders, mut moved) = set_up(&fs);
     let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"links" }, &NEW).expect("there is room");
-    let mut links = Links { fs: &fs, dir, count: 0, snapshots: VecDeque::new() };
+    let mut links = RoomTaker { fs: &fs, dir, count: 0, snapshots: VecDeque::new() };
     links.fill();
     fs.sync().expect("a commit");
     assert_no_chunk_is_left(&fs);

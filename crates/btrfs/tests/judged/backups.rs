@@ -29,7 +29,7 @@ const TREES: [(&str, Option<&str>); 6] = [
 ];
 
 /// The address, generation and level of a root.
-type Root = (u64, u64, u64);
+type BackupRoot = (u64, u64, u64);
 
 fn dump(disks: &Disks, what: &[&str]) -> String {
     let image = disks.images()[0].to_str().expect("a plain path");
@@ -43,7 +43,7 @@ fn number(line: &str, name: &str) -> Option<u64> {
 }
 
 /// The roots in each of the four backup slots, in the order of [`TREES`].
-fn remembered(disks: &Disks) -> Vec<Vec<Root>> {
+fn remembered(disks: &Disks) -> Vec<Vec<BackupRoot>> {
     let text = dump(disks, &["dump-super", "-f"]);
     let slots: Vec<_> = text.split("\tbackup ").skip(1).collect();
     let root = |slot: &str, name: &str| {
@@ -57,7 +57,7 @@ fn remembered(disks: &Disks) -> Vec<Vec<Root>> {
 }
 
 /// The roots as they are now.
-fn current(disks: &Disks) -> Vec<Root> {
+fn current(disks: &Disks) -> Vec<BackupRoot> {
     let superblock = dump(disks, &["dump-super"]);
     let field = |name: &str| {
         let line = superblock.lines().find(|line| line.split_whitespace().next() == Some(name));

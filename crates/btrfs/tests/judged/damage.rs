@@ -15,7 +15,7 @@ use offshoot_testkit::compare::compare;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{Error, FileSystem};
 
-use crate::common::{Reports, assert_never_wrong, at, contents, default_filesystem, open};
+use crate::common::{CollectedReports, assert_never_wrong, at, contents, default_filesystem, open};
 
 const FAULTS: [Fault; 2] = [Fault::Garbage, Fault::Error];
 const NODE_BYTES: u64 = 16_384;
@@ -52,7 +52,7 @@ fn data_is_survived(devices: usize, mkfs: &'static str, sets: &[&[u32]]) {
     let places = data_places(&disks);
     let mount = disks.mount("ro,noatime");
     for fault in FAULTS {
-        let all = Reports::default();
+        let all = CollectedReports::default();
         for mirrors in sets {
             let faulty = FaultyMembers::over(&disks);
             // One sector of every stripe. It is not the first, so that the damage splits runs.
@@ -294,7 +294,7 @@ fn rotten_members_are_survived(devices: usize, mkfs: &'static str) {
     let disks = victim(&judges, devices, mkfs);
     let mount = disks.mount("ro,noatime");
     for fault in FAULTS {
-        let all = Reports::default();
+        let all = CollectedReports::default();
         for rotten in 0..devices {
             let faulty = FaultyMembers::over(&disks);
             let (start, end) = (1 << 20, SUPERBLOCKS[1]);

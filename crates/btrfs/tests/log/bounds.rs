@@ -129,7 +129,7 @@ fn names_that_a_log_is_not_good_for() {
 
 /// How a log gets a name that has no room beside the names of its directory, and the entry with it.
 #[derive(Clone, Copy, Debug)]
-enum Order {
+enum LongNameOrder {
     /// The test syncs the file, and then its directory.
     FileFirst,
     /// The test syncs the directory, and this is the only name that the file still has.
@@ -145,7 +145,7 @@ enum Order {
 /// entry. So no log has both, whichever of them comes first.
 #[test]
 fn an_extended_name_and_its_entry_are_not_in_one_log() {
-    use Order::{FileFirst, OnlyName, OnlyNameOfMany, Reached};
+    use LongNameOrder::{FileFirst, OnlyName, OnlyNameOfMany, Reached};
     let Some(judges) = judges::require() else { return };
     for order in [FileFirst, OnlyName, OnlyNameOfMany, Reached] {
         let cut = cut(&judges, |volume| {

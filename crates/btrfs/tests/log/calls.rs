@@ -19,7 +19,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 /// Does operations below a directory.
-pub(crate) struct Calls {
+pub(crate) struct DirectoryCalls {
     root: PathBuf,
     /// Files that stay open.
     open: Vec<File>,
@@ -32,7 +32,7 @@ fn writable(path: &Path) -> File {
     File::options().read(true).write(true).open(path).expect("a file")
 }
 
-impl Calls {
+impl DirectoryCalls {
     pub(crate) fn new(root: PathBuf) -> Self {
         Self { root, open: Vec::new(), next: 1 }
     }

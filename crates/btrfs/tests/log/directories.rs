@@ -18,7 +18,7 @@ use offshoot_vfs::{
 };
 
 use crate::by_us::{new_file, shapes};
-use crate::cut::{PLAIN, Shape, cut, judge, logs, make, read_only, shell, top};
+use crate::cut::{LogShape, PLAIN, cut, judge, logs, make, read_only, shell, top};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 7 };
 
@@ -276,7 +276,7 @@ fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
 const OLD: u64 = 20;
 
 /// Twice, adds many entries to a directory and syncs it, and judges the cut volume each time.
-fn many_entries(judges: &Judges, shape: Shape, log_by_item: bool, seed: u64) -> Stats {
+fn many_entries(judges: &Judges, shape: LogShape, log_by_item: bool, seed: u64) -> Stats {
     let mut random = Random::new(seed);
     let disks = make(judges, shape);
     let volume = open(&disks, log_by_item);

@@ -18,7 +18,7 @@ use offshoot_vfs::{
     Timestamp, XattrMode,
 };
 
-use crate::cut::{PLAIN, SHAPES, Shape, judge, make, read_only, top};
+use crate::cut::{LogShape, PLAIN, SHAPES, judge, make, read_only, top};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 7 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -28,11 +28,11 @@ const DIRECTORIES: usize = 3;
 const NAMES: u64 = 6;
 
 /// A directory by its number, and a name in it.
-type Path = (usize, u64);
+type NumberedPath = (usize, u64);
 
 /// What an fsync promised of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Promise {
+struct FsyncPromise {
     data: Vec<u8>,
     nlink: u32,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -44,7 +44,7 @@ fn name(number: u64) -> Vec<u8> {
         .into_bytes()
 }
 
-fn contents(fs: &Filesystem, file: FileId) -> Promise {
+fn contents(fs: &Filesystem, file: FileId) -> FsyncPromise {
     let attr = fs.attr(file).expect("a file");
     let mut data = vec![0; usize::try_from(attr.size).expect("small")];
     assert_eq!(fs.read(file, 0, &mut data).expect("data"), data.len());
@@ -54,7 +54,7 @@ fn contents(fs: &Filesystem, file: FileId) -> Promise {
         ControlFlow::Continue(())
     };
     fs.xattrs(file, visit).expect("attributes");
-    Promise { data, nlink: attr.nlink, xattrs }
+    FsyncPromise { data, nlink: attr.nlink, xattrs }
 }
 
 fn names(fs: &Filesystem, dir: FileId) -> BTreeMap<Vec<u8>, FileId> {
@@ -68,19 +68,19 @@ fn names(fs: &Filesystem, dir: FileId) -> BTreeMap<Vec<u8>, FileId> {
 }
 
 /// A volume at work, and what fsyncs promised.
-struct Work {
+struct FsyncWork {
     fs: Filesystem,
     random: Random,
     dirs: Vec<FileId>,
-    paths: BTreeMap<Path, FileId>,
-    promises: BTreeMap<FileId, Promise>,
+    paths: BTreeMap<NumberedPath, FileId>,
+    promises: BTreeMap<FileId, FsyncPromise>,
     /// The names that an fsync of a directory promised.
     names: BTreeMap<FileId, BTreeMap<Vec<u8>, FileId>>,
     /// The files that the last commit has.
     committed: BTreeSet<FileId>,
 }
 
-impl Work {
+impl FsyncWork {
     fn begin(volume: &Arc<Volume>, random: Random) -> Self {
         let fs = top(volume);
         let mut dirs = vec![fs.root()];
@@ -100,16 +100,20 @@ impl Work {
         usize::try_from(self.random.below(bound as u64)).expect("an index")
     }
 
-    fn path(&mut self) -> Path {
+    fn path(&mut self) -> NumberedPath {
         (self.below(self.dirs.len()), self.random.below(NAMES))
     }
 
-    fn with_place<T>(&self, (dir, number): Path, call: impl FnOnce(EntryPlace<'_>) -> T) -> T {
+    fn with_place<T>(
+        &self,
+        (dir, number): NumberedPath,
+        call: impl FnOnce(EntryPlace<'_>) -> T,
+    ) -> T {
         call(EntryPlace { dir: self.dirs[dir], name: &name(number) })
     }
 
     /// A path at which there is a file, and the file.
-    fn some(&mut self) -> Option<(Path, FileId)> {
+    fn some(&mut self) -> Option<(NumberedPath, FileId)> {
         let count = self.paths.len();
         let at = if count == 0 { return None } else { self.below(count) };
         self.paths.iter().nth(at).map(|(path, file)| (*path, *file))
@@ -121,11 +125,11 @@ impl Work {
     }
 
     /// The test adds or removes names in a directory, so the promises for it end.
-    fn touch_names(&mut self, (dir, _): Path) {
+    fn touch_names(&mut self, (dir, _): NumberedPath) {
         self.names.remove(&self.dirs[dir]);
     }
 
-    fn gone(&mut self, path: Path) {
+    fn gone(&mut self, path: NumberedPath) {
         self.touch_names(path);
         if let Some(file) = self.paths.remove(&path) {
             self.touch(file);
@@ -210,7 +214,7 @@ impl Work {
 
     /// Makes a directory, and removes or moves it. After that an fsync commits instead of writing a
     /// log, until the next commit.
-    fn change_directories(&mut self, path: Path) {
+    fn change_directories(&mut self, path: NumberedPath) {
         let dir = self.dirs[path.0];
         let (one, other) = (EntryPlace { dir, name: b"one" }, EntryPlace { dir, name: b"other" });
         self.touch_names(path);
@@ -321,12 +325,12 @@ impl Work {
 }
 
 /// Does random operations on volumes of a shape, cuts them `cuts` times, and judges every cut.
-fn run(shape: Shape, seed: u64, cuts: usize) {
+fn run(shape: LogShape, seed: u64, cuts: usize) {
     let Some(judges) = judges::require() else { return };
     let disks = make(&judges, shape);
     let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
-    let mut work = Work::begin(&volume, Random::new(seed));
+    let mut work = FsyncWork::begin(&volume, Random::new(seed));
     let (mut cut, mut step) = (0, 0);
     while cut < cuts {
         step += 1;

@@ -14,13 +14,13 @@ use offshoot_vfs::{
 };
 
 use crate::by_us::{new_file, open, run_together, shapes, subvolume};
-use crate::cut::{PLAIN, Shape, judge, logs, make, read_only, top};
-use crate::workloads::Tally;
+use crate::cut::{LogShape, PLAIN, judge, logs, make, read_only, top};
+use crate::workloads::WorkloadCounts;
 
 /// A story: its name, what is synced before, and the steps up to an fsync.
-type Story = (&'static str, &'static str, &'static str);
+type LogStory = (&'static str, &'static str, &'static str);
 
-const STORIES: &[Story] = &[
+const STORIES: &[LogStory] = &[
     // The new name is there and the old one is not, whichever of the three is synced. Never both
     // are there, and never neither.
     ("rename-file", "mkdir a; mkdir b; create a/x; write a/x 0+9000", "rename a/x b/y; fsync /b/y"),
@@ -309,7 +309,7 @@ const STORIES: &[Story] = &[
     ("log-sync-log", "mkdir a", "create a/x; fsync /a/x; sync; rename a/x a/y; fsync /a"),
 ];
 
-fn workload((name, setup, steps): &Story) -> Workload {
+fn workload((name, setup, steps): &LogStory) -> Workload {
     Workload::parse(name, setup, steps).unwrap_or_else(|problem| panic!("{name}: {problem}"))
 }
 
@@ -317,7 +317,7 @@ fn workload((name, setup, steps): &Story) -> Workload {
 fn alone(name: &str) {
     let Some(judges) = judges::require() else { return };
     let story = STORIES.iter().find(|(known, ..)| *known == name).expect("a story");
-    let mut tally = Tally::default();
+    let mut tally = WorkloadCounts::default();
     run_together(&judges, PLAIN, &[workload(story)], &mut tally);
     tally.tell();
 }
@@ -356,7 +356,7 @@ fn all_of_them_on_all_kinds_of_volumes() {
     let Some(judges) = judges::require() else { return };
     let all: Vec<_> = STORIES.iter().map(workload).collect();
     for shape in shapes() {
-        let mut tally = Tally::default();
+        let mut tally = WorkloadCounts::default();
         for part in all.chunks(24) {
             run_together(&judges, shape, part, &mut tally);
         }
@@ -627,7 +627,7 @@ fn data_that_a_log_has_is_not_written_in_place() {
 #[test]
 fn the_first_compressed_file_makes_a_commit() {
     let Some(judges) = judges::require() else { return };
-    let shape = Shape { mount: ",compress-force=zstd", ..PLAIN };
+    let shape = LogShape { mount: ",compress-force=zstd", ..PLAIN };
     let disks = make(&judges, PLAIN);
     let volume = open(&disks, shape);
     let fs = top(&volume);

@@ -17,8 +17,8 @@ use offshoot_vfs::{
 };
 
 use crate::mutation::index;
-use crate::subvolume_calls::Ours;
-use crate::view::View;
+use crate::subvolume_calls::OurSubvolumes;
+use crate::view::PathView;
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 5 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 7, gid: 7, umask: None, at: AT };
@@ -27,10 +27,10 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 7, gid: 7, umask: None, 
 const ROUNDS: usize = 2;
 
 /// A kind of operation.
-type Operation = fn(&mut Churn) -> Result<()>;
+type ChurnOperation = fn(&mut Churn) -> Result<()>;
 
 /// All kinds.
-const OPERATIONS: [(&str, Operation); 36] = [
+const OPERATIONS: [(&str, ChurnOperation); 36] = [
     ("create", Churn::create),
     ("create many", Churn::create_many),
     ("mkdir", Churn::mkdir),
@@ -72,7 +72,7 @@ const OPERATIONS: [(&str, Operation); 36] = [
 /// The work on one volume.
 pub(crate) struct Churn {
     fs: Filesystem,
-    calls: Ours,
+    calls: OurSubvolumes,
     random: Random,
     /// Files that may be changed, with their paths.
     files: Vec<(Vec<u8>, FileId)>,
@@ -98,7 +98,7 @@ fn is_free(path: &[u8], seed: u64) -> bool {
 
 impl Churn {
     /// No operation was done yet on the volume that shows `view`.
-    pub(crate) fn new(fs: &Filesystem, view: &View, mut random: Random) -> Self {
+    pub(crate) fn new(fs: &Filesystem, view: &PathView, mut random: Random) -> Self {
         let seed = random.number();
         let (mut files, mut dirs, mut subvolumes) = (Vec::new(), Vec::new(), Vec::new());
         let mut places = Vec::new();
@@ -123,7 +123,7 @@ impl Churn {
             // A damaged root is not a directory any more. Operations try it all the same.
             places.push(fs.root());
         }
-        let calls = Ours(fs.clone());
+        let calls = OurSubvolumes(fs.clone());
         let (touched, deleted, told) = (HashSet::new(), BTreeSet::new(), Vec::new());
         let next = 0;
         Self {
@@ -167,7 +167,7 @@ impl Churn {
     }
 
     /// Whether the file at this path of `view` must be as it was.
-    pub(crate) fn is_untouched(&self, view: &View, path: &[u8]) -> bool {
+    pub(crate) fn is_untouched(&self, view: &PathView, path: &[u8]) -> bool {
         let is_in_deleted = |file: FileId| self.deleted.contains(&file.dev);
         // The file is untouched only if everything above it is.
         let above = (0..=path.len()).filter(|&at| at == path.len() || path[at] == b'/');

@@ -17,14 +17,14 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::command;
 
-use crate::image::{Image, Patched};
-use crate::view::{View, view};
+use crate::image::{Patched, SparseImage};
+use crate::view::{PathView, view};
 
 /// How long `btrfs check` may take, in seconds. On some volumes it never ends.
 const CHECK_SECONDS: &str = "20";
 
 /// The images of a volume in files.
-pub(crate) struct Judge {
+pub(crate) struct CheckJudge {
     disks: Disks,
     files: Vec<File>,
     sound: Vec<Patched>,
@@ -34,7 +34,7 @@ pub(crate) struct Judge {
 
 /// The complaints of `btrfs check`: their kinds, and the objects of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Complaints {
+pub(crate) struct CheckComplaints {
     kinds: BTreeMap<String, BTreeSet<String>>,
     /// Whether it crashed or was stopped.
     pub(crate) is_broken: bool,
@@ -42,14 +42,14 @@ pub(crate) struct Complaints {
 
 /// The mode of `btrfs check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum CheckMode {
     /// It keeps a record of each extent and inode.
     Original,
     /// It looks up what belongs to an item when it meets the item.
     Lowmem,
 }
 
-impl Mode {
+impl CheckMode {
     fn name(self) -> &'static str {
         match self {
             Self::Original => "original",
@@ -58,9 +58,9 @@ impl Mode {
     }
 }
 
-impl Judge {
+impl CheckJudge {
     /// A judge of volumes that differ little from the one on `disks`. `images` are its images.
-    pub(crate) fn new(disks: Disks, images: &[Arc<Image>]) -> Self {
+    pub(crate) fn new(disks: Disks, images: &[Arc<SparseImage>]) -> Self {
         let open = |path| File::options().write(true).open(path).expect("an image opens");
         let files: Vec<_> = disks.images().iter().map(open).collect();
         let sound = images.iter().map(Patched::new).collect();
@@ -119,7 +119,11 @@ impl Judge {
     }
 
     /// What `btrfs check` finds in one of its modes.
-    pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>], mode: Mode) -> Complaints {
+    pub(crate) fn check(
+        &mut self,
+        devices: &[Arc<MemoryDevice>],
+        mode: CheckMode,
+    ) -> CheckComplaints {
         self.hold(devices);
         // `btrfs check` finds several members only if they are block devices.
         let attached = (self.files.len() > 1).then(|| AttachedImages::new(self.disks.images()));
@@ -132,7 +136,7 @@ impl Judge {
         };
         let output = check.output().expect("btrfs check runs");
         let text = [output.stdout, output.stderr].concat();
-        let mut complaints = Complaints::parse(&String::from_utf8_lossy(&text));
+        let mut complaints = CheckComplaints::parse(&String::from_utf8_lossy(&text));
         complaints.is_broken = !matches!(output.status.code(), Some(0 | 1));
         complaints
     }
@@ -141,7 +145,7 @@ impl Judge {
     ///
     /// # Errors
     /// The error of the mount, when the kernel refuses it.
-    pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<View, String> {
+    pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<PathView, String> {
         let seen = |mount: &Path| HostFilesystem::new(mount).map(|host| view(&host));
         self.look_at_kernels(devices, seen)?.map_err(|error| error.to_string())
     }
@@ -172,7 +176,7 @@ impl Judge {
     }
 }
 
-impl Judge {
+impl CheckJudge {
     /// Has the kernel mount the volume for writing, and runs `work` on it. Returns the images after
     /// that.
     ///
@@ -205,7 +209,7 @@ impl Judge {
     }
 }
 
-impl Complaints {
+impl CheckComplaints {
     /// The kinds of complaints.
     pub(crate) fn kinds(&self) -> Vec<&str> {
         self.kinds.keys().map(String::as_str).collect()

@@ -15,20 +15,20 @@ use offshoot_vfs::{Errno, Fallocate, FileId, FileSystem, FileSystemMut, SetAttr,
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
-use crate::layout::{Sector, for_each_extent, sectors};
+use crate::layout::{SectorKind, for_each_extent, sectors};
 
 const FILES: u64 = 300;
 const STEPS: u64 = 6;
 
 /// An operation on a file.
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum AllocateOp {
     Write { offset: u64, len: usize },
     Truncate(u64),
     Fallocate(Fallocate, u64, u64),
 }
 
-impl Op {
+impl AllocateOp {
     /// A small random range. Most ranges begin and end on sector boundaries (all of them if
     /// `is_whole`), so that ranges meet.
     fn random(random: &mut Random, is_whole: bool) -> Self {
@@ -108,8 +108,10 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         disks
     });
     let are_whole = |number: u64| number.is_multiple_of(3);
-    let ops: Vec<Vec<Op>> = (0..FILES)
-        .map(|number| (0..STEPS).map(|_| Op::random(&mut random, are_whole(number))).collect())
+    let ops: Vec<Vec<AllocateOp>> = (0..FILES)
+        .map(|number| {
+            (0..STEPS).map(|_| AllocateOp::random(&mut random, are_whole(number))).collect()
+        })
         .collect();
     let name = |number: usize| {
         let dir = if are_whole(number as u64) { "whole/" } else { "" };
@@ -138,7 +140,7 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
             let file = at(&fs, &name(number));
             op.ours(byte, &fs, file);
             cut[number].insert(fs.attr(file).expect("attributes").size / 4096);
-            if let Op::Fallocate(_, offset, len) = op {
+            if let AllocateOp::Fallocate(_, offset, len) = op {
                 let edges = [offset, offset + len].into_iter().filter(|edge| edge % 4096 > 0);
                 cut[number].extend(edges.map(|edge| edge / 4096));
             }
@@ -165,7 +167,7 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         // In sectors that are punched in part, or in which a file ends, the kernel may write zeros
         // where we do not.
         let [theirs, ours] = [&their_fs, &our_fs].map(|fs| {
-            let is_inline = |(at, is)| (at, is == Sector::Inline);
+            let is_inline = |(at, is)| (at, is == SectorKind::Inline);
             let all = sectors(fs, at(fs, &name)).into_iter().map(is_inline);
             all.filter(|(at, _)| !cut[number].contains(at)).collect::<Vec<_>>()
         });
@@ -175,7 +177,7 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         assert_eq!(found.len(), bytes.len() as u64, "size after {ops:?}");
         assert!(std::fs::read(&path).expect("it reads") == *bytes, "bytes after {ops:?}");
         let all = sectors(&our_fs, at(&our_fs, &name));
-        if all.values().all(|&is| is != Sector::Inline) {
+        if all.values().all(|&is| is != SectorKind::Inline) {
             assert_eq!(found.blocks() * 512, all.len() as u64 * 4096, "space after {ops:?}");
         }
     }

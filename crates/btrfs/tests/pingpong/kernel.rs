@@ -13,13 +13,13 @@ use rustix::fs::{FallocateFlags, IFlags, OFlags, XattrFlags};
 use rustix::io::Errno;
 
 /// A source of random system calls below a directory.
-pub(crate) struct Kernel {
+pub(crate) struct KernelCalls {
     root: PathBuf,
     names: Vec<Vec<u8>>,
     random: Random,
 }
 
-impl Kernel {
+impl KernelCalls {
     pub(crate) fn new(root: &Path, names: Vec<Vec<u8>>, seed: u64) -> Self {
         Self { root: root.to_owned(), names, random: Random::new(seed) }
     }

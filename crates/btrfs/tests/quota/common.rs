@@ -43,9 +43,9 @@ pub(crate) fn shell(dir: &Path, script: &str) -> String {
 
 /// The reports of a volume since it was opened.
 #[derive(Clone, Default)]
-pub(crate) struct Told(Arc<Mutex<Vec<Report>>>);
+pub(crate) struct VolumeReports(Arc<Mutex<Vec<Report>>>);
 
-impl Told {
+impl VolumeReports {
     /// How many reports say that quotas are not kept.
     pub(crate) fn not_kept(&self) -> usize {
         self.0.lock().iter().filter(|&report| *report == Report::QuotasNotKept).count()
@@ -54,8 +54,8 @@ impl Told {
 
 /// Opens the volume for writing. It commits only when the caller asks for it, and keeps no data
 /// inline.
-pub(crate) fn open(disks: &Disks) -> (Filesystem, Told) {
-    let told = Told::default();
+pub(crate) fn open(disks: &Disks) -> (Filesystem, VolumeReports) {
+    let told = VolumeReports::default();
     let reports = told.0.clone();
     let options = OpenOptions {
         commit_interval: None,

@@ -183,12 +183,12 @@ fn a_member_is_missing() {
 
 /// A device with sectors that cannot be read until they are written.
 #[derive(Debug)]
-struct Weak {
+struct WeakSectors {
     below: Arc<dyn BlockDevice>,
     bad: Mutex<Vec<Range<u64>>>,
 }
 
-impl offshoot_device::Delegate for Weak {
+impl offshoot_device::Delegate for WeakSectors {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.below
     }
@@ -221,7 +221,7 @@ fn what_cannot_be_read_is_written() {
     let leaf = progs.places(progs.blocks("5")[0], 16_384).swap_remove(0).physical;
     drop(progs);
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over(disks.devices().swap_remove(0)));
-    let weak = Arc::new(Weak { below: memory.clone(), bad: Mutex::default() });
+    let weak = Arc::new(WeakSectors { below: memory.clone(), bad: Mutex::default() });
     weak.bad.lock().expect("no panic").extend([
         data..data + 4096,
         data + 4096..data + 8192,

@@ -5,9 +5,9 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::model::subvolumes::{Settings, SubvolumeCalls};
 use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Result, Timestamp};
 
-pub(crate) struct Ours(pub(crate) Filesystem);
+pub(crate) struct OurSubvolumes(pub(crate) Filesystem);
 
-impl SubvolumeCalls for Ours {
+impl SubvolumeCalls for OurSubvolumes {
     fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         self.0.create_subvolume(place, new).map(root_of)
     }

@@ -17,7 +17,7 @@ const LEN: usize = 5000;
 
 /// The beginning and the end of an action, by a clock that counts every event.
 #[derive(Clone, Copy, Debug)]
-struct During {
+struct ActionMoments {
     begin: u64,
     end: u64,
 }
@@ -26,10 +26,10 @@ struct During {
 struct Clock(AtomicU64);
 
 impl Clock {
-    fn during<T>(&self, work: impl FnOnce() -> T) -> (T, During) {
+    fn during<T>(&self, work: impl FnOnce() -> T) -> (T, ActionMoments) {
         let begin = self.0.fetch_add(1, SeqCst);
         let made = work();
-        (made, During { begin, end: self.0.fetch_add(1, SeqCst) })
+        (made, ActionMoments { begin, end: self.0.fetch_add(1, SeqCst) })
     }
 }
 
@@ -38,7 +38,7 @@ const MOST: usize = 300;
 
 /// Makes files and writes each of them, until `stop` is set. Each file is two actions: it is made,
 /// and it is written.
-fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Vec<During> {
+fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Vec<ActionMoments> {
     let dir = at(fs, "live");
     let mut done = Vec::new();
     while !stop.load(SeqCst) && done.len() < 2 * MOST {
@@ -86,7 +86,12 @@ fn found(fs: &Filesystem, name: &str) -> [usize; THREADS] {
 
 /// Requires one moment: if an action ended before another began, no snapshot has only the later
 /// one.
-fn require_moment(name: &str, taken: During, done: &[Vec<During>], found: [usize; THREADS]) {
+fn require_moment(
+    name: &str,
+    taken: ActionMoments,
+    done: &[Vec<ActionMoments>],
+    found: [usize; THREADS],
+) {
     let parts = || done.iter().zip(found).map(|(all, count)| all.split_at(count));
     let (last_begin, first_end) = (
         parts().filter_map(|(present, _)| present.last()).map(|one| one.begin).max(),
@@ -112,7 +117,7 @@ pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
                 scope.spawn(move || write(fs, thread, clock, stop))
             })
             .collect();
-        let taken: Vec<During> = (0..snapshots)
+        let taken: Vec<ActionMoments> = (0..snapshots)
             .map(|number| {
                 // Between any two snapshots, the threads that still run do something.
                 let goal = clock.0.load(SeqCst) + 20;

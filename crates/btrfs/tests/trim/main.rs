@@ -36,7 +36,7 @@ const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 const MIB: u64 = 1 << 20;
 
-type Devices = Vec<Arc<dyn BlockDevice>>;
+type TrimMembers = Vec<Arc<dyn BlockDevice>>;
 
 /// How much more we may leave than the kernel, which writes while it mounts.
 const SLACK_BYTES: u64 = 4 * MIB;
@@ -61,7 +61,7 @@ fn allocated(disks: &Disks) -> u64 {
     disks.images().iter().map(|image| blocks(image) * 512).sum()
 }
 
-fn open(devices: Devices, options: &OpenOptions) -> Filesystem {
+fn open(devices: TrimMembers, options: &OpenOptions) -> Filesystem {
     let volume = Volume::open_writable(devices, options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
@@ -111,9 +111,9 @@ fn several_members_leave_what_the_kernel_leaves() {
 
 /// A device that writes garbage where it discards.
 #[derive(Debug)]
-struct Spoiling(MemoryDevice);
+struct SpoilingDevice(MemoryDevice);
 
-impl offshoot_device::Delegate for Spoiling {
+impl offshoot_device::Delegate for SpoilingDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &self.0
     }
@@ -126,14 +126,14 @@ impl offshoot_device::Delegate for Spoiling {
 }
 
 /// A new volume on such devices.
-fn spoiling(members: usize, mib: u64, profiles: [Profile; 2]) -> Vec<Arc<Spoiling>> {
-    let new = || Arc::new(Spoiling(MemoryDevice::sparse(mib * MIB)));
+fn spoiling(members: usize, mib: u64, profiles: [Profile; 2]) -> Vec<Arc<SpoilingDevice>> {
+    let new = || Arc::new(SpoilingDevice(MemoryDevice::sparse(mib * MIB)));
     let devices: Vec<_> = (0..members).map(|_| new()).collect();
     make(&as_devices(&devices), profiles);
     devices
 }
 
-fn as_devices<D: BlockDevice + 'static>(devices: &[Arc<D>]) -> Devices {
+fn as_devices<D: BlockDevice + 'static>(devices: &[Arc<D>]) -> TrimMembers {
     devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
@@ -145,13 +145,13 @@ fn make(devices: &[Arc<dyn BlockDevice>], profiles: [Profile; 2]) {
 
 /// The files of one thread by number: the seed of the contents, and the length in bytes.
 #[derive(Default)]
-struct Known(Vec<Option<(u64, usize)>>);
+struct ThreadFiles(Vec<Option<(u64, usize)>>);
 
 const FILES_OF_A_THREAD: u64 = 12;
 
 /// Makes, writes, reads and removes files in `dir`. Fails when a file does not hold what it should.
-fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> Known {
-    let mut known = Known(vec![None; usize::try_from(FILES_OF_A_THREAD).expect("few")]);
+fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> ThreadFiles {
+    let mut known = ThreadFiles(vec![None; usize::try_from(FILES_OF_A_THREAD).expect("few")]);
     for _ in 0..steps {
         let number = usize::try_from(random.below(FILES_OF_A_THREAD)).expect("few");
         let name = number.to_string();
@@ -185,7 +185,7 @@ fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> Known 
     known
 }
 
-impl Known {
+impl ThreadFiles {
     fn judge_one(&self, fs: &Filesystem, dir: FileId, number: usize) {
         let Some((seed, len)) = self.0[number] else { return };
         let file = fs.lookup(dir, number.to_string().as_bytes()).expect("it was made");
@@ -200,7 +200,7 @@ impl Known {
 }
 
 /// Threads work while one thread trims again and again, and commits discard.
-fn beside_writers(devices: &[Arc<Spoiling>], threads: u64, steps: u64) {
+fn beside_writers(devices: &[Arc<SpoilingDevice>], threads: u64, steps: u64) {
     let seed = seed_of_run();
     println!("seed {seed}");
     let options = OpenOptions {
@@ -218,7 +218,7 @@ fn beside_writers(devices: &[Arc<Spoiling>], threads: u64, steps: u64) {
         })
         .collect();
     let is_over = AtomicBool::new(false);
-    let known: Vec<Known> = std::thread::scope(|scope| {
+    let known: Vec<ThreadFiles> = std::thread::scope(|scope| {
         let trimmer = scope.spawn(|| {
             let mut rounds = 0;
             while !is_over.load(Ordering::Relaxed) {
@@ -384,9 +384,9 @@ fn discards_that_fail() {
 
 /// A device on a host that cannot discard.
 #[derive(Debug)]
-struct Unable(MemoryDevice);
+struct NoDiscardDevice(MemoryDevice);
 
-impl offshoot_device::Delegate for Unable {
+impl offshoot_device::Delegate for NoDiscardDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &self.0
     }
@@ -402,9 +402,10 @@ impl offshoot_device::Delegate for Unable {
 
 #[test]
 fn hosts_that_cannot_discard() {
-    let unable = || Arc::new(Unable(MemoryDevice::sparse(256 * MIB))) as Arc<dyn BlockDevice>;
+    let unable =
+        || Arc::new(NoDiscardDevice(MemoryDevice::sparse(256 * MIB))) as Arc<dyn BlockDevice>;
     let able = || Arc::new(MemoryDevice::sparse(256 * MIB)) as Arc<dyn BlockDevice>;
-    let trim = |devices: Devices| {
+    let trim = |devices: TrimMembers| {
         make(&devices, [Profile::Raid1, Profile::Raid1]);
         open(devices, &OpenOptions::default()).volume().trim()
     };

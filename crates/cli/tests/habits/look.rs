@@ -50,12 +50,12 @@ chattr +i od/empty
 cp --reflink=always od/big od/sub/clone
 "#;
 
-pub(super) struct Beside {
+pub(super) struct LookSides {
     pub(super) disks: Disks,
     _judges: Judges,
 }
 
-pub(super) fn filled() -> Option<Beside> {
+pub(super) fn filled() -> Option<LookSides> {
     let judges = judges::require()?;
     let disks = Disks::create(&judges, 1, 256);
     run("mkfs.btrfs", &["-q".as_ref(), disks.images()[0].as_os_str()]);
@@ -82,7 +82,7 @@ pub(super) fn filled() -> Option<Beside> {
             "head -c 400000 /dev/urandom > home/only; head -c 100000 /dev/urandom > home/file; sync -f .",
         );
     }
-    Some(Beside { disks, _judges: judges })
+    Some(LookSides { disks, _judges: judges })
 }
 
 /// Runs a line on both sides, and requires the same output. In the line, `@` is in front of each

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 /// Makes the calls in `root`, and returns their results.
 pub(super) fn make(root: &Path) -> Vec<String> {
-    let mut calls = Calls { root, said: Vec::new() };
+    let mut calls = MountCalls { root, said: Vec::new() };
     calls.names();
     calls.moves();
     calls.links();
@@ -42,7 +42,7 @@ pub(super) fn make(root: &Path) -> Vec<String> {
     calls.said
 }
 
-struct Calls<'a> {
+struct MountCalls<'a> {
     root: &'a Path,
     said: Vec<String>,
 }
@@ -51,7 +51,7 @@ fn mode(bits: u32) -> Mode {
     Mode::from_raw_mode(bits)
 }
 
-impl Calls<'_> {
+impl MountCalls<'_> {
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }

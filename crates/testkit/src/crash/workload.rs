@@ -284,9 +284,7 @@ impl Workload {
     /// Whether the workload may write data in place, which a cut may tear.
     #[must_use]
     pub fn writes_in_place(&self) -> bool {
-        let is_flag = |op: &WorkloadOp| {
-            matches!(op, WorkloadOp::SetFlags(_, flags) if flags.contains(FileFlags::NODATACOW))
-        };
+        let is_flag = |op: &WorkloadOp| matches!(op, WorkloadOp::SetFlags(_, flags) if flags.contains(FileFlags::NODATACOW));
         self.ops().any(is_flag)
     }
 

@@ -31,7 +31,7 @@ fn bytes_of(name: &str) -> Vec<u8> {
 /// An operation that shares space between files of both volumes: two names, two offsets and a
 /// length. They are in sectors, and for a copy in bytes.
 #[derive(Clone, Copy, Debug)]
-enum Share {
+enum ShareOp {
     Clone(&'static str, u64, &'static str, u64, u64),
     Dedupe(&'static str, u64, &'static str, u64, u64),
     Copy(&'static str, u64, &'static str, u64, u64),
@@ -41,10 +41,10 @@ enum Share {
     Snapshot(&'static str, bool),
 }
 
-use Share::{Clone as Cloned, Copy as Copied, Cut, Dedupe as Deduped, Punch, Snapshot, Write};
+use ShareOp::{Clone as Cloned, Copy as Copied, Cut, Dedupe as Deduped, Punch, Snapshot, Write};
 
 /// A length of 0 means up to the end.
-const SHARES: &[Share] = &[
+const SHARES: &[ShareOp] = &[
     Cloned("live/data", 0, "whole", 0, 0),
     Cloned("live/data", 3, "parts", 0, 20),
     Cloned("live/data", 3, "parts", 40, 20),
@@ -83,7 +83,7 @@ const SHARES: &[Share] = &[
     Write("nocow", 60, 2),
 ];
 
-fn share_by_kernel(mount: &Path, share: Share) {
+fn share_by_kernel(mount: &Path, share: ShareOp) {
     let open = |name: &str| {
         File::options().write(true).read(true).open(mount.join(name)).expect("it opens")
     };
@@ -127,7 +127,7 @@ fn share_by_kernel(mount: &Path, share: Share) {
     }
 }
 
-fn share_by_ours(fs: &Filesystem, share: Share) {
+fn share_by_ours(fs: &Filesystem, share: ShareOp) {
     let position =
         |name: &str, sector: u64| FilePosition { file: at(fs, name), offset: sector * SECTOR };
     let size = |name: &str| fs.attr(at(fs, name)).expect("attributes").size;

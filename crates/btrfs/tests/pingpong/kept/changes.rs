@@ -9,7 +9,7 @@ use offshoot_vfs::{
 use super::kinds::{bytes, text};
 use super::{KIB, PROPERTY, access_list};
 
-pub(super) struct Target<'a> {
+pub(super) struct ChangedFile<'a> {
     pub(super) fs: &'a dyn FileSystemMut,
     /// Whether this is the model, which does not derive anything from attributes.
     pub(super) is_model: bool,
@@ -24,9 +24,9 @@ pub(super) struct Target<'a> {
 }
 
 /// A change: its name, and the function that does it.
-pub(super) type Change = (&'static str, fn(&Target<'_>));
+pub(super) type FileChange = (&'static str, fn(&ChangedFile<'_>));
 
-pub(super) const CHANGES: [Change; 32] = [
+pub(super) const CHANGES: [FileChange; 32] = [
     ("first_byte", |to| to.write(0, 1)),
     ("within_the_first_sector", |to| to.write(600, 50)),
     ("within", |to| to.write(10_123, 5000)),
@@ -148,7 +148,7 @@ pub(super) fn at() -> Timestamp {
     Timestamp { secs: 1_900_000_000, nanos: 1 }
 }
 
-impl Target<'_> {
+impl ChangedFile<'_> {
     fn at(&self, offset: u64) -> FilePosition {
         FilePosition { file: self.file, offset }
     }
