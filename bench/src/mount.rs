@@ -184,13 +184,13 @@ impl MountJob {
             figures.iter().take(each).map(|figure| figure.load.as_str()).collect()
         });
         for load in loads {
-            let speeds = |side: MountSide, with_sync: bool| -> Vec<f64> {
+            let speeds = |side: MountSide, is_synced: bool| -> Vec<f64> {
                 let row = rows.iter().find(|(known, _)| *known == side);
                 let figures = row.map_or(&[][..], |(_, figures)| figures);
                 figures
                     .iter()
                     .filter(|figure| figure.load == load)
-                    .map(|f| f.speed(with_sync))
+                    .map(|f| f.speed(is_synced))
                     .collect()
             };
             for (side, figures) in rows {
@@ -218,8 +218,8 @@ impl MountJob {
 
 impl LoadFigure {
     /// The amount per second.
-    fn speed(&self, with_sync: bool) -> f64 {
-        let sync = self.sync.filter(|_| with_sync).unwrap_or_default();
+    fn speed(&self, is_synced: bool) -> f64 {
+        let sync = self.sync.filter(|_| is_synced).unwrap_or_default();
         self.amount / (self.time + sync).as_secs_f64()
     }
 }

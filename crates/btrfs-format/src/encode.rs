@@ -179,7 +179,7 @@ pub fn tree_block_extent(
     identity: &BlockIdentity,
     first_key: Key,
     node_size: u32,
-    skinny: bool,
+    is_skinny: bool,
 ) -> (Key, Vec<u8>) {
     let item = ExtentItem {
         refs: 1.into(),
@@ -188,7 +188,7 @@ pub fn tree_block_extent(
     };
     let mut bytes = item.as_bytes().to_vec();
     let logical = identity.logical.0;
-    let key = if skinny {
+    let key = if is_skinny {
         Key::new(logical, ItemType::METADATA_ITEM, u64::from(identity.level))
     } else {
         let info = TreeBlockInfo { key: first_key.into(), level: identity.level };
@@ -343,14 +343,14 @@ mod tests {
         assert_eq!((names[0].index, names[0].name), (4, &b"x"[..]));
 
         let first_key = Key::new(1, ItemType::DEV_ITEM, 1);
-        for skinny in [true, false] {
-            let (key, bytes) = tree_block_extent(&identity(2), first_key, 16384, skinny);
+        for is_skinny in [true, false] {
+            let (key, bytes) = tree_block_extent(&identity(2), first_key, 16384, is_skinny);
             let extent = ParsedExtent::parse(key.item_type, &bytes).unwrap();
-            assert_eq!(key.offset, if skinny { 2 } else { 16384 });
+            assert_eq!(key.offset, if is_skinny { 2 } else { 16384 });
             assert_eq!((extent.item.refs.get(), extent.item.generation.get()), (1, 7));
             assert_eq!(
                 extent.block.map(|b| (b.key.get(), b.level)),
-                (!skinny).then_some((first_key, 2))
+                (!is_skinny).then_some((first_key, 2))
             );
             let refs: Vec<_> = extent.inline_refs().map(Result::unwrap).collect();
             assert!(matches!(refs[..], [InlineRef::TreeBlock(1)]), "{refs:?}");

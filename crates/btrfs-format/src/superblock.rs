@@ -337,7 +337,7 @@ impl Superblock {
 
     /// Whether there is a log tree: an fsync that no commit has included yet.
     #[must_use]
-    pub fn log_is_pending(&self) -> bool {
+    pub fn has_pending_log(&self) -> bool {
         self.item.log_root.get() != 0
     }
 }

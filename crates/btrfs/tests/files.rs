@@ -32,12 +32,12 @@ struct FilesJob {
     files: u64,
     threads: u64,
     /// Whether all files are in one directory; otherwise each thread has its own.
-    in_one: bool,
+    is_in_one: bool,
 }
 
 impl FilesJob {
     fn dir_of(self, thread: u64) -> String {
-        if self.in_one { "all".to_owned() } else { format!("of-{thread}") }
+        if self.is_in_one { "all".to_owned() } else { format!("of-{thread}") }
     }
 
     /// The numbers of a thread's files.
@@ -117,7 +117,7 @@ fn make_and_remove(job: FilesJob) {
 
     forget_peak();
     let filesystem = open(image);
-    for thread in 0..if job.in_one { 1 } else { job.threads } {
+    for thread in 0..if job.is_in_one { 1 } else { job.threads } {
         let name = job.dir_of(thread);
         filesystem
             .mkdir(EntryPlace { dir: filesystem.root(), name: name.as_bytes() }, &NEW)
@@ -149,9 +149,9 @@ fn make_and_remove(job: FilesJob) {
     check(image);
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     let filesystem = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
-    let mut left = vec![BTreeSet::new(); if job.in_one { 1 } else { gone.len() }];
+    let mut left = vec![BTreeSet::new(); if job.is_in_one { 1 } else { gone.len() }];
     for (thread, gone) in (0..).zip(&gone) {
-        let left = &mut left[if job.in_one { 0 } else { usize::try_from(thread).expect("few") }];
+        let left = &mut left[if job.is_in_one { 0 } else { usize::try_from(thread).expect("few") }];
         left.extend(job.numbers(thread));
         for number in gone {
             assert!(left.remove(number));
@@ -190,12 +190,12 @@ fn peak_kib() -> Option<u64> {
 
 #[test]
 fn in_directories_of_their_own() {
-    make_and_remove(FilesJob { files: 20_000, threads: 4, in_one: false });
+    make_and_remove(FilesJob { files: 20_000, threads: 4, is_in_one: false });
 }
 
 #[test]
 fn in_one_directory() {
-    make_and_remove(FilesJob { files: 20_000, threads: 4, in_one: true });
+    make_and_remove(FilesJob { files: 20_000, threads: 4, is_in_one: true });
 }
 
 /// Runs every job in a process of its own, so that each has its own peak of memory.
@@ -203,11 +203,11 @@ fn in_one_directory() {
 #[ignore = "takes minutes; `cargo xtask campaign files` runs it"]
 fn campaign() {
     let files = std::env::var("OFFSHOOT_FILES").unwrap_or_else(|_| "1000000".to_owned());
-    for in_one in [false, true] {
+    for is_in_one in [false, true] {
         for threads in [1, 2, 12] {
             let mut job = Command::new(std::env::current_exe().expect("this program"));
             job.args(["--ignored", "--nocapture", "--exact", "one_of_the_campaign"]);
-            job.env("OFFSHOOT_JOB", format!("{files} {threads} {in_one}"));
+            job.env("OFFSHOOT_JOB", format!("{files} {threads} {is_in_one}"));
             assert!(job.status().expect("it starts").success());
         }
     }
@@ -217,10 +217,10 @@ fn campaign() {
 #[ignore = "`campaign` runs it"]
 fn one_of_the_campaign() {
     let job = std::env::var("OFFSHOOT_JOB").expect("FILES THREADS true|false");
-    let [files, threads, in_one] = job.split(' ').collect::<Vec<_>>()[..] else {
+    let [files, threads, is_in_one] = job.split(' ').collect::<Vec<_>>()[..] else {
         panic!("not a job: {job}");
     };
     let number = |text: &str| text.parse().expect("a number");
-    let in_one = in_one.parse().expect("true or false");
-    make_and_remove(FilesJob { files: number(files), threads: number(threads), in_one });
+    let is_in_one = is_in_one.parse().expect("true or false");
+    make_and_remove(FilesJob { files: number(files), threads: number(threads), is_in_one });
 }

@@ -319,7 +319,8 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
             model[start..start + bytes.len()].copy_from_slice(&bytes);
         }
         drop(disk);
-        let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, torn: true };
+        let plan =
+            CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, has_torn_writes: true };
         let mut count = 0;
         for state in device.log().states(&plan) {
             let state = state.expect("memory is read");
@@ -394,7 +395,8 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
         }
     });
     drop(disk);
-    let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, torn: true };
+    let plan =
+        CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, has_torn_writes: true };
     let mut count = 0;
     for state in device.log().states(&plan) {
         let state = state.expect("memory is read");

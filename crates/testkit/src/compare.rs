@@ -164,14 +164,14 @@ impl Compare {
         &self,
         ours: &dyn FileSystem,
         judge: &dyn FileSystem,
-        btrfs: bool,
+        is_btrfs: bool,
     ) -> ComparisonOutcome {
         let seed = std::process::id().into();
         let mut walk = ComparisonWalk {
             ours,
             judge,
             compare: self,
-            btrfs,
+            is_btrfs,
             outcome: ComparisonOutcome { seed, ..ComparisonOutcome::default() },
             identities: HashMap::new(),
             random: Random::new(seed),
@@ -180,7 +180,7 @@ impl Compare {
         walk.outcome
     }
 
-    fn with(&self, aspect: Aspect) -> bool {
+    fn includes(&self, aspect: Aspect) -> bool {
         !self.without.contains(&aspect)
     }
 }
@@ -207,7 +207,7 @@ struct ComparisonWalk<'a> {
     judge: &'a dyn FileSystem,
     compare: &'a Compare,
     /// Whether the judge is a btrfs mount of the kernel.
-    btrfs: bool,
+    is_btrfs: bool,
     outcome: ComparisonOutcome,
     /// The file of ours for each file of the judge. An entry also means that the contents were
     /// compared under another name.
@@ -234,10 +234,10 @@ impl ComparisonWalk<'_> {
 
     /// Compares one file without its entries. Returns its type if both sides agree on it.
     fn node(&mut self, pair: &ComparedPair) -> Option<FileType> {
-        let empty_subvolume = self.is_empty_subvolume(pair);
-        let first_visit = empty_subvolume || self.identity(pair);
-        let file_type = self.attributes(pair, empty_subvolume)?;
-        if first_visit && !empty_subvolume {
+        let is_empty_subvolume = self.is_empty_subvolume(pair);
+        let first_visit = is_empty_subvolume || self.is_first_name(pair);
+        let file_type = self.attributes(pair, is_empty_subvolume)?;
+        if first_visit && !is_empty_subvolume {
             self.xattrs(pair);
             match file_type {
                 FileType::Regular => self.content(pair),
@@ -254,12 +254,12 @@ impl ComparisonWalk<'_> {
     }
 
     fn is_empty_subvolume(&self, pair: &ComparedPair) -> bool {
-        self.btrfs && pair.judge.ino == EMPTY_SUBVOLUME_INO
+        self.is_btrfs && pair.judge.ino == EMPTY_SUBVOLUME_INO
     }
 
     /// Compares the identity of the file. Returns whether this is its first name.
-    fn identity(&mut self, pair: &ComparedPair) -> bool {
-        if self.compare.with(Aspect::Ids) {
+    fn is_first_name(&mut self, pair: &ComparedPair) -> bool {
+        if self.compare.includes(Aspect::Ids) {
             self.same(pair, "identity", &pair.ours, &pair.judge);
         }
         match self.identities.insert(pair.judge, pair.ours) {
@@ -298,7 +298,7 @@ impl ComparisonWalk<'_> {
             }
         };
         self.piecewise(pair, &ours);
-        if !self.compare.with(Aspect::Order) {
+        if !self.compare.includes(Aspect::Order) {
             ours.sort_by(|a, b| a.name.cmp(&b.name));
             judge.sort_by(|a, b| a.name.cmp(&b.name));
         }

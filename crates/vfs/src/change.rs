@@ -126,14 +126,14 @@ pub enum Fallocate {
     /// A reader sees no change: space that was not written reads as zeros.
     Allocate {
         /// The file does not become longer.
-        keep_size: bool,
+        keeps_size: bool,
     },
     /// The range becomes a hole. The file stays as long as it is.
     PunchHole,
     /// The range reads as zeros, and has space allocated.
     Zero {
         /// The file does not become longer.
-        keep_size: bool,
+        keeps_size: bool,
     },
     /// The range goes, and the data behind it moves down. It is whole sectors and ends before the
     /// file does: `EINVAL`.

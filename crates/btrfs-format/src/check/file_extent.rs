@@ -58,8 +58,8 @@ fn verify_regular(item: &ItemContext<'_>, extent: &FileExtent<'_>) -> ItemChecke
             }
             num_bytes
         }
-        FileExtentBody::Extent { num_bytes, preallocated, .. } => {
-            verify_extent(item, extent, preallocated)?;
+        FileExtentBody::Extent { num_bytes, is_preallocated, .. } => {
+            verify_extent(item, extent, is_preallocated)?;
             num_bytes
         }
     };
@@ -74,7 +74,7 @@ fn verify_regular(item: &ItemContext<'_>, extent: &FileExtent<'_>) -> ItemChecke
 fn verify_extent(
     item: &ItemContext<'_>,
     extent: &FileExtent<'_>,
-    preallocated: bool,
+    is_preallocated: bool,
 ) -> ItemChecked {
     let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, .. } = extent.body
     else {
@@ -98,7 +98,7 @@ fn verify_extent(
         offset.checked_add(num_bytes).is_some_and(|end| end <= whole),
         "{num_bytes} bytes from {offset} on do not lie in an extent of {whole}"
     );
-    if extent.compression != Compression::None && !preallocated {
+    if extent.compression != Compression::None && !is_preallocated {
         ensure!(
             extent.ram_bytes <= MAX_COMPRESSED_EXTENT && disk_num_bytes <= MAX_COMPRESSED_EXTENT,
             "a compressed extent of {} bytes, {disk_num_bytes} on disk; at most \

@@ -58,7 +58,7 @@ pub(crate) fn superblock(data: &[u8]) -> bool {
     black_box(SuperblockItem::view(&bytes).expect("4096 bytes are a superblock").label().len());
     let Ok(superblock) = Superblock::parse(&bytes, offset) else { return false };
     black_box((superblock.incompat.names(), superblock.compat_ro.names()));
-    black_box((superblock.root(), superblock.chunk_root(), superblock.log_is_pending()));
+    black_box((superblock.root(), superblock.chunk_root(), superblock.has_pending_log()));
     black_box(Geometry::of(&superblock));
     superblock.system_chunks.iter().for_each(touch_chunk);
     true

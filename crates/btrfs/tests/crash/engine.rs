@@ -30,26 +30,26 @@ pub(crate) struct OurEngine {
     /// How data is compressed.
     pub(crate) compress: Option<&'static str>,
     /// Whether fsync writes logs.
-    pub(crate) tree_log: bool,
+    pub(crate) has_tree_log: bool,
     /// Whether it trims the volume after it has opened it, and discards what commits free.
-    pub(crate) discard: bool,
+    pub(crate) discards: bool,
 }
 
 /// The engine as it is by default.
 pub(crate) const OURS: OurEngine =
-    OurEngine { dirty_bytes: 64 << 20, compress: None, tree_log: true, discard: false };
+    OurEngine { dirty_bytes: 64 << 20, compress: None, has_tree_log: true, discards: false };
 
 /// The engine that commits by itself after almost every change: one changed tree block is too much.
 pub(crate) const EAGER: OurEngine = OurEngine { dirty_bytes: 8 << 10, ..OURS };
 
 /// The engine whose fsync commits.
-pub(crate) const WITHOUT_LOGS: OurEngine = OurEngine { tree_log: false, ..OURS };
+pub(crate) const WITHOUT_LOGS: OurEngine = OurEngine { has_tree_log: false, ..OURS };
 
 /// The engine that compresses everything.
 pub(crate) const PACKING: OurEngine = OurEngine { compress: Some("zstd:1"), ..OURS };
 
 /// The engine that discards.
-pub(crate) const DISCARDING: OurEngine = OurEngine { discard: true, ..OURS };
+pub(crate) const DISCARDING: OurEngine = OurEngine { discards: true, ..OURS };
 
 impl TestedEngine for OurEngine {
     fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
@@ -57,7 +57,7 @@ impl TestedEngine for OurEngine {
     }
 
     fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
-        let Self { dirty_bytes, tree_log, discard, .. } = *self;
+        let Self { dirty_bytes, has_tree_log, discards, .. } = *self;
         let compress = self
             .compress
             .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
@@ -72,13 +72,13 @@ impl TestedEngine for OurEngine {
             commit_interval: None,
             dirty_bytes,
             compress,
-            tree_log,
-            discard,
+            tree_log: has_tree_log,
+            discard: discards,
             reporter: Some(reporter),
             ..OpenOptions::default()
         };
         let volume = Volume::open_writable(devices, &options)?;
-        if discard {
+        if discards {
             volume.trim()?;
         }
         Ok(OpenedVolume { survived, ..opened(&volume)? })
@@ -107,7 +107,7 @@ pub(crate) struct VolumeShape {
     /// The size of a member, in bytes.
     pub(crate) bytes: u64,
     /// Whether block groups are mixed: each holds data and metadata.
-    pub(crate) mixed: bool,
+    pub(crate) is_mixed: bool,
 }
 
 /// One member, as it is by default.
@@ -120,12 +120,12 @@ pub(crate) const SMALL_NODES: VolumeShape = VolumeShape { node_size: 4096, ..ONE
 pub(crate) const TINY: VolumeShape = VolumeShape {
     node_size: 4096,
     bytes: 18 << 20,
-    mixed: true,
+    is_mixed: true,
     ..shape(1, [Profile::Single, Profile::Single])
 };
 
 /// The same with separate block groups for data and metadata.
-pub(crate) const SMALL: VolumeShape = VolumeShape { bytes: 40 << 20, mixed: false, ..TINY };
+pub(crate) const SMALL: VolumeShape = VolumeShape { bytes: 40 << 20, is_mixed: false, ..TINY };
 
 /// One member with two copies of everything.
 pub(crate) const ALL_TWICE: VolumeShape = shape(1, [Profile::Dup, Profile::Dup]);
@@ -147,7 +147,7 @@ impl VolumeShape {
 }
 
 const fn shape(members: usize, profiles: [Profile; 2]) -> VolumeShape {
-    VolumeShape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, mixed: false }
+    VolumeShape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, is_mixed: false }
 }
 
 impl fmt::Display for VolumeShape {
@@ -164,16 +164,16 @@ impl fmt::Display for VolumeShape {
 /// An empty volume over new members. Each run gives it another id, because the kernel does not
 /// mount two volumes with the same id.
 pub(crate) fn volume(seed: u64, shape: VolumeShape) -> MemberDevices {
-    let VolumeShape { members, profiles, node_size, bytes, mixed } = shape;
+    let VolumeShape { members, profiles, node_size, bytes, is_mixed } = shape;
     let new = || Arc::new(MemoryDevice::sparse(bytes)) as Arc<dyn BlockDevice>;
     let devices: MemberDevices = (0..members).map(|_| new()).collect();
     let process = u128::from(std::process::id());
-    let number = members as u128 | u128::from(node_size) << 4 | u128::from(mixed) << 31;
+    let number = members as u128 | u128::from(node_size) << 4 | u128::from(is_mixed) << 31;
     let id = u128::from(seed) << 64 | process << 32 | number;
     let mut options = MkfsOptions::new(Uuid::from_u128(id), Timestamp::default());
     [options.metadata, options.data] = profiles.map(Some);
     options.node_size = Some(node_size);
-    if mixed {
+    if is_mixed {
         options.features.apply("mixed-bg").expect("it can be written");
     }
     mkfs(&devices, &options).expect("a volume");

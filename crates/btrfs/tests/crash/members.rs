@@ -149,8 +149,8 @@ impl StruckVolume {
     }
 
     /// Makes this kind of write fail on `members` from now on. On DUP it fails on the first copy
-    /// only, unless `both` is set.
-    fn strike(&self, kind: WriteKind, members: &[usize], both: bool) {
+    /// only, unless `hits_both` is set.
+    fn strike(&self, kind: WriteKind, members: &[usize], hits_both: bool) {
         let flag = match kind {
             WriteKind::Data => BlockGroupFlags::DATA,
             _ => BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM,
@@ -160,7 +160,7 @@ impl StruckVolume {
             match kind {
                 WriteKind::Data | WriteKind::Blocks => {
                     for chunk in self.chunks.iter().filter(|chunk| chunk.flags.0 & flag != 0) {
-                        let copies = if both { usize::MAX } else { 1 };
+                        let copies = if hits_both { usize::MAX } else { 1 };
                         let own =
                             chunk.stripes.iter().filter(|one| one.device.0 == member as u64 + 1);
                         for stripe in own.take(copies) {
@@ -479,7 +479,7 @@ fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), Str
 fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
     let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
     let volume = Volume::open(devices(memory), &options).expect("it opens");
-    volume.superblock().log_is_pending()
+    volume.superblock().has_pending_log()
 }
 
 /// The power is cut at every moment after a member failed. What was promised is there, the engine

@@ -36,7 +36,7 @@ struct LazyBarriers {
     below: Arc<dyn BlockDevice>,
     left_out: Barrier,
     /// Whether a primary superblock was written since the last barrier.
-    behind: AtomicBool,
+    is_behind: AtomicBool,
 }
 
 impl offshoot_device::Delegate for LazyBarriers {
@@ -46,13 +46,13 @@ impl offshoot_device::Delegate for LazyBarriers {
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         if offset == SUPERBLOCK_OFFSETS[0] {
-            self.behind.store(true, Ordering::Relaxed);
+            self.is_behind.store(true, Ordering::Relaxed);
         }
         self.inner().write_at(offset, buf)
     }
 
     fn flush(&self) -> io::Result<()> {
-        let is_behind = self.behind.swap(false, Ordering::Relaxed);
+        let is_behind = self.is_behind.swap(false, Ordering::Relaxed);
         let barrier = if is_behind { Barrier::Behind } else { Barrier::Before };
         if barrier == self.left_out { Ok(()) } else { self.inner().flush() }
     }
@@ -68,8 +68,8 @@ impl TestedEngine for WithoutBarriers {
 
     fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         let lazy = |below| {
-            let behind = AtomicBool::new(false);
-            Arc::new(LazyBarriers { below, left_out: self.0, behind }) as Arc<_>
+            let is_behind = AtomicBool::new(false);
+            Arc::new(LazyBarriers { below, left_out: self.0, is_behind }) as Arc<_>
         };
         OURS.open_writable(devices.into_iter().map(lazy).collect())
     }

@@ -91,9 +91,9 @@ fn files() {
             ("a write behind the end", &|fs| fs.write(file(fs), 300_000, &data, AT)),
             ("truncate", &|fs| fs.set_attr(file(fs), &size(150_001), AT)),
             ("truncate up", &|fs| fs.set_attr(file(fs), &size(200_000), AT)),
-            ("allocate", &allocate(Fallocate::Allocate { keep_size: false }, 190_000, 90_000)),
+            ("allocate", &allocate(Fallocate::Allocate { keeps_size: false }, 190_000, 90_000)),
             ("punch", &allocate(Fallocate::PunchHole, 5000, 50_000)),
-            ("zero", &allocate(Fallocate::Zero { keep_size: true }, 60_000, 20_000)),
+            ("zero", &allocate(Fallocate::Zero { keeps_size: true }, 60_000, 20_000)),
             ("collapse", &allocate(Fallocate::Collapse, 8192, 8192)),
             ("insert", &allocate(Fallocate::Insert, 4096, 12_288)),
             ("clone", &|fs| {

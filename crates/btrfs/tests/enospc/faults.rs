@@ -148,11 +148,11 @@ impl PreparedVolume {
     }
 
     /// Requires that the volume is sound, holds what it may hold, and can be emptied.
-    fn assert_left(&self, memory: &Arc<MemoryDevice>, hands: &[Hand], all: bool) {
+    fn assert_left(&self, memory: &Arc<MemoryDevice>, hands: &[Hand], needs_all: bool) {
         disks_of(&self.judges, memory).assert_checks();
         let left = open(memory, &quiet());
         for hand in hands {
-            hand.assert_left(&left, all);
+            hand.assert_left(&left, needs_all);
             hand.remove_all(&left);
         }
         left.sync().expect("a commit");

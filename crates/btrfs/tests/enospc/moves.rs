@@ -14,7 +14,7 @@ use offshoot_testkit::btrfs::progs;
 use offshoot_vfs::{EntryPlace, Errno, FileId, FileSystem, FileSystemMut, Rename};
 
 use crate::quiet::{assert_no_chunk_is_left, metadata, room};
-use crate::shapes::{accepted, device};
+use crate::shapes::{device, is_accepted};
 use crate::worker::{AT, NEW};
 use crate::{MIB, open};
 
@@ -60,7 +60,7 @@ impl RoomTaker<'_> {
         loop {
             let name = self.count.to_string();
             let place = EntryPlace { dir: self.dir, name: name.as_bytes() };
-            if !accepted(self.fs.symlink(place, &TARGET, &NEW)) {
+            if !is_accepted(self.fs.symlink(place, &TARGET, &NEW)) {
                 return;
             }
             self.count += 1;
@@ -74,7 +74,7 @@ impl RoomTaker<'_> {
             let last = self.count.checked_sub(1).expect("moves are done before all links are gone");
             let name = last.to_string();
             let place = EntryPlace { dir: self.dir, name: name.as_bytes() };
-            if !accepted(self.fs.unlink(place, AT)) {
+            if !is_accepted(self.fs.unlink(place, AT)) {
                 return self.delete_snapshot();
             }
             self.count = last;
@@ -111,7 +111,7 @@ impl MovedPair<'_> {
             0 => {
                 let other = self.subvolumes[1 - which].1.clone();
                 let done = fs.rename_with(from.place(), other.place(), Rename::Exchange, AT);
-                let is_done = accepted(done);
+                let is_done = is_accepted(done);
                 if is_done {
                     let [one, two] = &mut self.subvolumes;
                     std::mem::swap(&mut one.1, &mut two.1);
@@ -121,14 +121,14 @@ impl MovedPair<'_> {
             }
             1 => {
                 // Onto an empty directory, if there is room for one.
-                let is_made = accepted(fs.mkdir(to.place(), &NEW));
-                let is_done = accepted(fs.rename(from.place(), to.place(), AT));
+                let is_made = is_accepted(fs.mkdir(to.place(), &NEW));
+                let is_done = is_accepted(fs.rename(from.place(), to.place(), AT));
                 if is_made && !is_done {
                     fs.rmdir(to.place(), AT).expect("it is as empty as it was");
                 }
                 is_done
             }
-            _ => accepted(fs.rename_with(from.place(), to.place(), Rename::NoReplace, AT)),
+            _ => is_accepted(fs.rename_with(from.place(), to.place(), Rename::NoReplace, AT)),
         };
         if is_done {
             self.subvolumes[which].1 = to.clone();
@@ -194,7 +194,7 @@ fn moves(has_snapshots: bool) {
         for (number, holder) in holders[1..].iter().enumerate().filter(|_| has_snapshots) {
             let (source, name) = (SubvolumeId { 0: holder.dev }, format!("{round}-{number}"));
             let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
-            while !accepted(fs.snapshot(source, place, true, AT)) {
+            while !is_accepted(fs.snapshot(source, place, true, AT)) {
                 links.make_room();
             }
             links.snapshots.push_back(name);

@@ -10,7 +10,7 @@ use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut};
 
 use crate::open;
 use crate::quiet::{assert_no_chunk_is_left, data, metadata};
-use crate::shapes::{accepted, device, name};
+use crate::shapes::{device, is_accepted, name};
 use crate::worker::{AT, NEW};
 
 const FILES: u64 = 1300;
@@ -53,7 +53,7 @@ fn fill_metadata(fs: &Filesystem) -> (FileId, u64) {
     let dir = dir.expect("there is room");
     let link = |number: &u64| {
         let name = name(*number);
-        accepted(fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &LARGE_TARGET, &NEW))
+        is_accepted(fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &LARGE_TARGET, &NEW))
     };
     let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
     assert_no_chunk_is_left(fs);
@@ -79,7 +79,8 @@ fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
 /// stored, and that a file can be removed then.
 fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
     let bytes = vec![7; len];
-    let written = files.iter().take_while(|&&file| accepted(fs.write(file, 0, &bytes, AT))).count();
+    let written =
+        files.iter().take_while(|&&file| is_accepted(fs.write(file, 0, &bytes, AT))).count();
     println!("{written} of {FILES} files were written: {:?}", metadata(fs));
     assert!(data(fs).free_bytes > 1 << 20, "there is room for data");
     fs.sync().expect("there is room for what was accepted");
@@ -105,7 +106,7 @@ fn files_can_be_removed_when_a_snapshot_was_refused() {
     let (dir, links) = fill_metadata(&fs);
     fs.sync().expect("a commit");
     let place = EntryPlace { dir: fs.root(), name: b"snapshot" };
-    assert!(!accepted(fs.snapshot(SubvolumeId::FS, place, true, AT)), "the volume is full");
+    assert!(!is_accepted(fs.snapshot(SubvolumeId::FS, place, true, AT)), "the volume is full");
     for number in 0..links {
         let name = name(number);
         fs.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it is there");

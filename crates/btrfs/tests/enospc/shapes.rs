@@ -49,7 +49,7 @@ fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
     let mut done = 0;
     while done < len {
         let piece = &bytes[..PIECE.min(len - done)];
-        if !accepted(fs.write(file, done as u64, piece, AT)) {
+        if !is_accepted(fs.write(file, done as u64, piece, AT)) {
             break;
         }
         done += piece.len();
@@ -58,7 +58,7 @@ fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
 }
 
 /// Whether it was done. The only error that it may give is a lack of space.
-pub(crate) fn accepted<T>(result: Result<T>) -> bool {
+pub(crate) fn is_accepted<T>(result: Result<T>) -> bool {
     match result {
         Ok(_) => true,
         Err(error) if error.errno() == Errno::NOSPC => false,
@@ -73,8 +73,10 @@ fn fill(fs: &Filesystem, filling: ShapeFilling) -> (u64, usize) {
         let name = name(number);
         let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         let (is_made, wanted, written) = match filling {
-            ShapeFilling::Links => (accepted(fs.symlink(place, &[b'x'; 3000], &NEW)), 3000, 3000),
-            ShapeFilling::Files(len) if accepted(fs.create(place, &NEW)) => {
+            ShapeFilling::Links => {
+                (is_accepted(fs.symlink(place, &[b'x'; 3000], &NEW)), 3000, 3000)
+            }
+            ShapeFilling::Files(len) if is_accepted(fs.create(place, &NEW)) => {
                 let file = fs.lookup(fs.root(), name.as_bytes()).expect("it was made");
                 (true, len, write(fs, file, len))
             }
@@ -204,7 +206,7 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     let dir = fs.mkdir(place("links"), &NEW).expect("there is room for a directory");
     let link = |number: &u64| {
         let name = name(*number);
-        accepted(fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
+        is_accepted(fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
     };
     let written = write(&fs, file, usize::MAX);
     let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
@@ -232,7 +234,7 @@ fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
         posts[number].begin("filling a file");
         let name = name(number as u64);
         let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
-        if accepted(fs.create(place, &NEW)) {
+        if is_accepted(fs.create(place, &NEW)) {
             files.fetch_add(1, Ordering::Relaxed);
             let file = fs.lookup(fs.root(), name.as_bytes()).expect("it was made");
             bytes.fetch_add(write(fs, file, usize::MAX), Ordering::Relaxed);

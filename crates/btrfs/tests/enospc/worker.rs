@@ -307,14 +307,14 @@ impl<'a> EnospcWorker<'a> {
     fn allocate(&mut self) -> Option<()> {
         let Some(index) = self.some_index() else { return Some(()) };
         let name = self.names[index].clone();
-        let keep_size = self.random.below(2) == 0;
+        let keeps_size = self.random.below(2) == 0;
         let (what, most) = match self.random.below(6) {
-            0..3 => (Fallocate::Allocate { keep_size }, 32),
+            0..3 => (Fallocate::Allocate { keeps_size }, 32),
             // The call extends the file after it has zeroed the range, and the extension may be
             // refused.
-            3 => (Fallocate::Zero { keep_size: true }, 1),
+            3 => (Fallocate::Zero { keeps_size: true }, 1),
             4 => (Fallocate::PunchHole, 1),
-            _ if keep_size => (Fallocate::Collapse, 1),
+            _ if keeps_size => (Fallocate::Collapse, 1),
             _ => (Fallocate::Insert, 1),
         };
         let [offset, len] = [self.random.below(16), 1 + self.random.below(most)];

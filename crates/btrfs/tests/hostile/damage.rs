@@ -29,7 +29,7 @@ pub(crate) struct DamageTarget {
     pub(crate) blocks: Vec<CommittedBlock>,
     checksum: ChecksumType,
     /// Whether all data has checksums, so that damage to it never goes unnoticed.
-    pub(crate) all_checked: bool,
+    pub(crate) is_all_checked: bool,
 }
 
 /// What a survey may see of a damaged volume.
@@ -45,11 +45,11 @@ pub(crate) enum AllowedView {
 
 impl DamageTarget {
     /// The volume with these `images` as its members. The volume is sound.
-    pub(crate) fn new(images: Vec<Arc<SparseImage>>, all_checked: bool) -> Self {
+    pub(crate) fn new(images: Vec<Arc<SparseImage>>, is_all_checked: bool) -> Self {
         let superblock = superblock(&images[0], SUPERBLOCK_OFFSETS[0]);
         let superblock = Superblock::parse(&superblock, SUPERBLOCK_OFFSETS[0]).expect("a volume");
         let blocks = blocks(&images, &superblock);
-        Self { images, blocks, checksum: superblock.checksum, all_checked }
+        Self { images, blocks, checksum: superblock.checksum, is_all_checked }
     }
 
     /// The members, undamaged.
@@ -87,17 +87,22 @@ impl DamageTarget {
         let len = 1 + index(random, 4096);
         let noise = if random.below(2) == 0 { vec![0; len] } else { random.bytes(len) };
         members[member].write(page, &noise);
-        if self.all_checked { AllowedView::Errors } else { AllowedView::Anything }
+        if self.is_all_checked { AllowedView::Errors } else { AllowedView::Anything }
     }
 
-    /// Damages superblocks: all copies with right checksums if `fit` is set, otherwise the primary
-    /// of one member.
-    fn superblock(&self, random: &mut Random, members: &mut [Patched], fit: bool) -> AllowedView {
+    /// Damages superblocks: all copies with right checksums if `has_right_checksums` is set,
+    /// otherwise the primary of one member.
+    fn superblock(
+        &self,
+        random: &mut Random,
+        members: &mut [Patched],
+        has_right_checksums: bool,
+    ) -> AllowedView {
         let member = index(random, members.len());
         let mut bytes = superblock(&self.images[member], SUPERBLOCK_OFFSETS[0]);
         let end = [299, 1200, SUPERBLOCK_SIZE][index(random, 3)];
         (0..=random.below(2)).for_each(|_| scramble(random, &mut bytes[32..end]));
-        if !fit {
+        if !has_right_checksums {
             members[member].write(SUPERBLOCK_OFFSETS[0], &bytes);
             return AllowedView::Nothing;
         }

@@ -62,14 +62,14 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// Runs one survey on a thread of its own, within the limits.
-fn survey_within_limits(members: &[Patched], degraded: bool, case: &str) -> Survey {
+fn survey_within_limits(members: &[Patched], is_degraded: bool, case: &str) -> Survey {
     // Resets the kernel's record of the highest use of memory.
     std::fs::write("/proc/self/clear_refs", "5").expect("a process may reset its own mark");
     let before = memory_kib("VmRSS");
     let (done, result) = mpsc::channel();
     let devices = devices(members);
     std::thread::spawn(move || {
-        let _ = done.send(catch_unwind(AssertUnwindSafe(|| survey(devices, degraded))));
+        let _ = done.send(catch_unwind(AssertUnwindSafe(|| survey(devices, is_degraded))));
     });
     let result = result.recv_timeout(CASE_LIMIT);
     let seen = result.unwrap_or_else(|_| panic!("{case}: not done after {CASE_LIMIT:?}"));

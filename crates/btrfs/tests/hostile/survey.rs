@@ -21,13 +21,13 @@ const MAX_XATTR_BYTES: usize = 16 << 20;
 pub(crate) type Survey = BTreeMap<String, Result<String>>;
 
 /// Opens the volume and does everything with it.
-pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Survey {
+pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Survey {
     let mut seen = Survey::new();
     let reporter = |report: &offshoot_btrfs::Report| {
         let _ = report.to_string();
     };
     let options = OpenOptions {
-        degraded,
+        degraded: is_degraded,
         cache_bytes: 4 << 20,
         reporter: Some(Arc::new(reporter)),
         ..OpenOptions::default()

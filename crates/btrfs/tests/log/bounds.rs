@@ -247,7 +247,7 @@ fn data_for_preallocated_space_on_a_full_volume() {
         let fs = top(volume);
         let create = |name| fs.create(place(&fs, name), &new_file()).expect("a file");
         let [kept, old, clone] = ["kept", "old", "clone"].map(create);
-        let keep = Fallocate::Allocate { keep_size: false };
+        let keep = Fallocate::Allocate { keeps_size: false };
         fs.fallocate(kept, keep, 0, 1 << 20, AT).expect("there is room");
         fs.write(old, 0, &vec![1; 65536], AT).expect("there is room");
         fs.sync().expect("a commit");

@@ -204,11 +204,11 @@ fn own(path: &Path, number: u32) -> std::io::Result<()> {
 
 fn fallocate(path: &Path, what: Fallocate, offset: u64, len: u64) -> std::io::Result<()> {
     let flags = match what {
-        Fallocate::Allocate { keep_size: false } => FallocateFlags::empty(),
-        Fallocate::Allocate { keep_size: true } => FallocateFlags::KEEP_SIZE,
+        Fallocate::Allocate { keeps_size: false } => FallocateFlags::empty(),
+        Fallocate::Allocate { keeps_size: true } => FallocateFlags::KEEP_SIZE,
         Fallocate::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-        Fallocate::Zero { keep_size: false } => FallocateFlags::ZERO_RANGE,
-        Fallocate::Zero { keep_size: true } => {
+        Fallocate::Zero { keeps_size: false } => FallocateFlags::ZERO_RANGE,
+        Fallocate::Zero { keeps_size: true } => {
             FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
         }
         Fallocate::Collapse | Fallocate::Insert => panic!("the kernel has neither here"),

@@ -52,11 +52,11 @@ fn paths_below(
     paths(fs, dir).into_iter().map(move |(path, what)| (format!("{name}/{path}"), what))
 }
 
-fn open(disks: &Disks, log_by_item: bool) -> Arc<Volume> {
+fn open(disks: &Disks, logs_by_item: bool) -> Arc<Volume> {
     let options = OpenOptions {
         commit_interval: None,
         tree_log: true,
-        log_by_item,
+        log_by_item: logs_by_item,
         ..OpenOptions::default()
     };
     Volume::open_writable(disks.writable_devices(), &options).expect("it opens")
@@ -276,10 +276,10 @@ fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
 const OLD: u64 = 20;
 
 /// Twice, adds many entries to a directory and syncs it, and judges the cut volume each time.
-fn many_entries(judges: &Judges, shape: LogShape, log_by_item: bool, seed: u64) -> Stats {
+fn many_entries(judges: &Judges, shape: LogShape, logs_by_item: bool, seed: u64) -> Stats {
     let mut random = Random::new(seed);
     let disks = make(judges, shape);
-    let volume = open(&disks, log_by_item);
+    let volume = open(&disks, logs_by_item);
     let (fs, dir) = committed_dir(&volume);
     for number in 0..OLD {
         let name = format!("old{number}");
@@ -296,7 +296,7 @@ fn many_entries(judges: &Judges, shape: LogShape, log_by_item: bool, seed: u64) 
         }
         fs.fsync(dir).expect("an fsync");
         let what =
-            format!("{shape:?}, by item: {log_by_item}, round {round}, OFFSHOOT_SEED={seed}");
+            format!("{shape:?}, by item: {logs_by_item}, round {round}, OFFSHOOT_SEED={seed}");
         let copy = disks.copy(judges);
         let found = paths(&read_only(copy.devices()), dir);
         let names = |paths: &BTreeMap<String, (FileType, u64)>| {

@@ -102,7 +102,7 @@ fn with_lies(
         let error = open(devices.clone(), &OpenOptions::default()).err();
         if error.is_some() {
             let found = at_commit(devices.clone()).superblock().clone();
-            assert!(found.log_is_pending() && found.generation == generation);
+            assert!(found.has_pending_log() && found.generation == generation);
         }
         error
     })

@@ -238,9 +238,9 @@ impl FsyncWork {
             1 => {
                 let all = [
                     Fallocate::PunchHole,
-                    Fallocate::Allocate { keep_size: true },
-                    Fallocate::Allocate { keep_size: false },
-                    Fallocate::Zero { keep_size: false },
+                    Fallocate::Allocate { keeps_size: true },
+                    Fallocate::Allocate { keeps_size: false },
+                    Fallocate::Zero { keeps_size: false },
                 ];
                 let what = all[self.below(all.len())];
                 let done = self.fs.fallocate(file, what, offset, len as u64, AT);

@@ -384,8 +384,8 @@ impl Churn {
     }
 
     fn allocate(&mut self) -> Result<()> {
-        let keep_size = self.random.below(2) == 0;
-        self.fallocate(Fallocate::Allocate { keep_size }, 100_000)
+        let keeps_size = self.random.below(2) == 0;
+        self.fallocate(Fallocate::Allocate { keeps_size }, 100_000)
     }
 
     fn punch(&mut self) -> Result<()> {
@@ -393,7 +393,7 @@ impl Churn {
     }
 
     fn zero(&mut self) -> Result<()> {
-        self.fallocate(Fallocate::Zero { keep_size: true }, 30_000)
+        self.fallocate(Fallocate::Zero { keeps_size: true }, 30_000)
     }
 
     fn move_data(&mut self) -> Result<()> {

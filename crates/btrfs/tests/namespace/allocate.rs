@@ -42,11 +42,11 @@ impl AllocateOp {
         match random.below(9) {
             0..2 => Self::Write { offset, len: usize::try_from(written).expect("small") },
             2 => Self::Truncate(offset),
-            3 => Self::Fallocate(Fallocate::Allocate { keep_size: false }, offset, len),
-            4..6 => Self::Fallocate(Fallocate::Allocate { keep_size: true }, offset, len),
+            3 => Self::Fallocate(Fallocate::Allocate { keeps_size: false }, offset, len),
+            4..6 => Self::Fallocate(Fallocate::Allocate { keeps_size: true }, offset, len),
             6 => Self::Fallocate(Fallocate::PunchHole, offset, len),
-            7 => Self::Fallocate(Fallocate::Zero { keep_size: false }, offset, len),
-            _ => Self::Fallocate(Fallocate::Zero { keep_size: true }, offset, len),
+            7 => Self::Fallocate(Fallocate::Zero { keeps_size: false }, offset, len),
+            _ => Self::Fallocate(Fallocate::Zero { keeps_size: true }, offset, len),
         }
     }
 
@@ -69,8 +69,8 @@ impl AllocateOp {
                 let keep =
                     |keep| if keep { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
                 let flags = match what {
-                    Fallocate::Allocate { keep_size } => keep(keep_size),
-                    Fallocate::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(keep_size),
+                    Fallocate::Allocate { keeps_size } => keep(keeps_size),
+                    Fallocate::Zero { keeps_size } => FallocateFlags::ZERO_RANGE | keep(keeps_size),
                     _ => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
                 };
                 rustix::fs::fallocate(file, flags, offset, len).map_err(Into::into)
@@ -213,7 +213,7 @@ fn allocated_space_can_be_written_on_a_full_volume() {
     let [kept, stream, filler] = ["kept", "stream", "filler"]
         .map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
     for file in [kept, stream] {
-        let what = Fallocate::Allocate { keep_size: true };
+        let what = Fallocate::Allocate { keeps_size: true };
         fs.fallocate(file, what, 0, LEN, AT).expect("there is room");
     }
     let (mut end, mut piece) = (0, 1 << 20);
@@ -269,7 +269,7 @@ fn allocation_goes_on_until_mixed_groups_are_full() {
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
     let (mut end, mut piece) = (0, 64 << 20);
     while piece >= 4096 {
-        match fs.fallocate(file, Fallocate::Allocate { keep_size: false }, end, piece, AT) {
+        match fs.fallocate(file, Fallocate::Allocate { keeps_size: false }, end, piece, AT) {
             Ok(()) => end += piece,
             Err(error) => {
                 assert_eq!(error.errno(), Errno::NOSPC, "{error}");
@@ -333,7 +333,8 @@ fn shared_space_is_written_elsewhere() {
     let names = ["alone", "kept", "cloned"];
     for name in names {
         let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
-        fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, 1 << 20, AT).expect("room");
+        fs.fallocate(file, Fallocate::Allocate { keeps_size: false }, 0, 1 << 20, AT)
+            .expect("room");
     }
     fs.sync().expect("a commit");
     drop(fs);
@@ -393,7 +394,7 @@ fn what_is_allocated_behind_the_end_moves_with_the_rest() {
         fs.write(file, extent * 8192, &[1; 4096], AT).expect("there is room");
     }
     let size = fs.attr(file).expect("attributes").size;
-    let keep = Fallocate::Allocate { keep_size: true };
+    let keep = Fallocate::Allocate { keeps_size: true };
     fs.fallocate(file, keep, size, BEHIND, AT).expect("there is room");
     fs.sync().expect("a commit");
     let move_by_a_sector = |moves: u64| {
@@ -462,7 +463,7 @@ fn written_pieces_of_allocated_space_become_one() {
     rustix::fs::fallocate(&kernel, FallocateFlags::empty(), 0, len).expect("room");
     let fs = open_top(&ours);
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
-    fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, len, AT).expect("room");
+    fs.fallocate(file, Fallocate::Allocate { keeps_size: false }, 0, len, AT).expect("room");
     let bytes = vec![7; usize::try_from(PIECE).expect("small")];
     for piece in ORDER {
         kernel.write_all_at(&bytes, piece * PIECE).expect("it writes");
@@ -475,8 +476,8 @@ fn written_pieces_of_allocated_space_become_one() {
         let fs = open_read_only(disks);
         let mut items = Vec::new();
         for_each_extent(&fs, at(&fs, "file"), |start, extent| {
-            if let FileExtentBody::Extent { num_bytes, preallocated, .. } = extent.body {
-                items.push((start, num_bytes, preallocated));
+            if let FileExtentBody::Extent { num_bytes, is_preallocated, .. } = extent.body {
+                items.push((start, num_bytes, is_preallocated));
             }
         });
         assert_eq!(items, [(0, len, false)]);

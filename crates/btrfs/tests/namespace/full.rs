@@ -122,13 +122,18 @@ fn verify(fs: &Filesystem, dir: &str, made: &[AcceptedFile]) {
     }
 }
 
-/// Removes the files that are not `kept`. The volume must refuse none of that.
-fn remove(fs: &Filesystem, dir: &str, made: &mut Vec<AcceptedFile>, kept: impl Fn(usize) -> bool) {
+/// Removes the files that are not `is_kept`. The volume must refuse none of that.
+fn remove(
+    fs: &Filesystem,
+    dir: &str,
+    made: &mut Vec<AcceptedFile>,
+    is_kept: impl Fn(usize) -> bool,
+) {
     let dir = at(fs, dir);
     let mut index = 0;
     made.retain(|made| {
         index += 1;
-        let keep = kept(index);
+        let keep = is_kept(index);
         if !keep {
             fs.unlink(place(dir, &made.name), AT)
                 .unwrap_or_else(|error| panic!("{} stays: {error}", made.name));

@@ -42,8 +42,8 @@ pub(crate) fn sectors(fs: &Filesystem, file: FileId) -> BTreeMap<u64, SectorKind
     for_each_extent(fs, file, |at, extent| match extent.body {
         FileExtentBody::Inline(_) => drop(all.insert(at, SectorKind::Inline)),
         FileExtentBody::Hole { .. } => {}
-        FileExtentBody::Extent { num_bytes, preallocated, .. } => {
-            let is = if preallocated { SectorKind::Preallocated } else { SectorKind::Data };
+        FileExtentBody::Extent { num_bytes, is_preallocated, .. } => {
+            let is = if is_preallocated { SectorKind::Preallocated } else { SectorKind::Data };
             all.extend((at..at + num_bytes).step_by(4096).map(|at| (at / 4096, is)));
         }
     });

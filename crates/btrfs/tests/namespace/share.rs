@@ -77,7 +77,7 @@ fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
     let (mut all, mut known) = (Vec::new(), Vec::new());
     for name in (0..FILES).map(name) {
         for_each_extent(fs, at(fs, &name), |start, extent| {
-            let FileExtentBody::Extent { disk_bytenr, offset, num_bytes, preallocated, .. } =
+            let FileExtentBody::Extent { disk_bytenr, offset, num_bytes, is_preallocated, .. } =
                 extent.body
             else {
                 return;
@@ -86,7 +86,7 @@ fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
                 known.push(disk_bytenr);
                 known.len() - 1
             });
-            all.push((name.clone(), start, num_bytes, number, offset, preallocated));
+            all.push((name.clone(), start, num_bytes, number, offset, is_preallocated));
         });
     }
     all

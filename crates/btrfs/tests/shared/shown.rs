@@ -17,7 +17,7 @@ pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<ShownVolume> {
     };
     let last_commit = open(true)?;
     let files = Box::new(open(false)?.filesystem(SubvolumeId::FS)?);
-    let has_log = last_commit.superblock().log_is_pending();
+    let has_log = last_commit.superblock().has_pending_log();
     Ok(ShownVolume { files, has_log, has_orphans: has_orphans(&last_commit)? })
 }
 

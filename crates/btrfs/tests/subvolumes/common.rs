@@ -76,13 +76,13 @@ pub(crate) fn subvolume_at(fs: &dyn FileSystem, path: &str) -> SubvolumeId {
     TreeId(file.dev)
 }
 
-/// How many items of a tree have a `wanted` key.
-pub(crate) fn items(fs: &Filesystem, tree: TreeId, wanted: impl Fn(Key) -> bool) -> u64 {
+/// How many items of a tree have a `is_wanted` key.
+pub(crate) fn items(fs: &Filesystem, tree: TreeId, is_wanted: impl Fn(Key) -> bool) -> u64 {
     let volume = fs.volume();
     let root = if tree == TreeId::ROOT { volume.root_tree() } else { volume.tree(tree).unwrap() };
     let mut count = 0;
     let outcome = volume.for_each_item(root, Key::MIN, |key, _| {
-        count += u64::from(wanted(key));
+        count += u64::from(is_wanted(key));
         ControlFlow::Continue(())
     });
     outcome.expect("the tree is sound");

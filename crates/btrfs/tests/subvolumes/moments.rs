@@ -36,12 +36,17 @@ impl Clock {
 /// The most files that a thread makes.
 const MOST: usize = 300;
 
-/// Makes files and writes each of them, until `stop` is set. Each file is two actions: it is made,
-/// and it is written.
-fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Vec<ActionMoments> {
+/// Makes files and writes each of them, until `is_over` is set. Each file is two actions: it is
+/// made, and it is written.
+fn write(
+    fs: &Filesystem,
+    thread: usize,
+    clock: &Clock,
+    is_over: &AtomicBool,
+) -> Vec<ActionMoments> {
     let dir = at(fs, "live");
     let mut done = Vec::new();
-    while !stop.load(SeqCst) && done.len() < 2 * MOST {
+    while !is_over.load(SeqCst) && done.len() < 2 * MOST {
         let name = format!("{thread}-{}", done.len() / 2);
         let (file, made) = clock.during(|| fs.create(place(dir, &name), &NEW).expect("a file"));
         let ((), written) =
@@ -108,13 +113,13 @@ pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
     let volume = open(disks);
     let fs = top(&volume);
     let live = fs.create_subvolume(place(fs.root(), "live"), &NEW).expect("a subvolume");
-    let (clock, stop) = (Clock::default(), AtomicBool::new(false));
+    let (clock, is_over) = (Clock::default(), AtomicBool::new(false));
     let name = |number: usize| format!("snapshot-{number}");
     let (taken, done) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let (fs, clock, stop) = (&fs, &clock, &stop);
-                scope.spawn(move || write(fs, thread, clock, stop))
+                let (fs, clock, is_over) = (&fs, &clock, &is_over);
+                scope.spawn(move || write(fs, thread, clock, is_over))
             })
             .collect();
         let taken: Vec<ActionMoments> = (0..snapshots)
@@ -131,7 +136,7 @@ pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
                 during
             })
             .collect();
-        stop.store(true, SeqCst);
+        is_over.store(true, SeqCst);
         let done: Vec<_> = threads.into_iter().map(|one| one.join().expect("it wrote")).collect();
         (taken, done)
     });

@@ -198,7 +198,7 @@ fn listed(mount: &Path) -> Vec<(u64, u64, Option<u64>, String, bool)> {
     };
     assert!(all.iter().all(|one| one.uuid.len() == 36 && one.received_uuid == "-"), "{all:?}");
     let row = |one: &progs::ListedSubvolume| {
-        (one.id, one.parent, id_of(&one.parent_uuid), one.path.clone(), one.read_only)
+        (one.id, one.parent, id_of(&one.parent_uuid), one.path.clone(), one.is_read_only)
     };
     all.iter().map(row).collect()
 }

@@ -13,7 +13,7 @@ use super::{check, does, fails, volume};
 fn listed(image: &Path) -> Vec<(String, bool, bool)> {
     let mount =
         MountedMembers::try_new(&[image.to_path_buf()], "ro,subvolid=5").expect("it mounts");
-    let row = |one: progs::ListedSubvolume| (one.path, one.read_only, one.parent_uuid != "-");
+    let row = |one: progs::ListedSubvolume| (one.path, one.is_read_only, one.parent_uuid != "-");
     progs::subvolumes(mount.path()).into_iter().map(row).collect()
 }
 

@@ -92,10 +92,10 @@ fn same(
     image: &Path,
     mount: &Path,
     (ours, theirs): (&str, &str),
-    sorted: bool,
+    is_sorted: bool,
     edit: impl Fn(Vec<u8>) -> Vec<u8>,
 ) {
-    let is_anything = is_same(image, mount, (ours, theirs), sorted, edit);
+    let is_anything = is_same(image, mount, (ours, theirs), is_sorted, edit);
     assert!(is_anything, "{ours}: nothing is compared");
 }
 
@@ -105,7 +105,7 @@ pub(super) fn is_same(
     image: &Path,
     mount: &Path,
     (ours, theirs): (&str, &str),
-    sorted: bool,
+    is_sorted: bool,
     edit: impl Fn(Vec<u8>) -> Vec<u8>,
 ) -> bool {
     let dir = image.parent().expect("a directory");
@@ -137,7 +137,7 @@ pub(super) fn is_same(
         });
         let mut lines: Vec<String> =
             text.replace('\0', "\n").replace(prefix, "").lines().map(str::to_owned).collect();
-        if sorted {
+        if is_sorted {
             lines.sort();
         }
         lines

@@ -75,7 +75,7 @@ fn names(dir: &Path) -> Vec<String> {
 /// The kernel's list of subvolumes, without what depends on the clock or on chance.
 fn listed(mount: &MountedMembers) -> Vec<(u64, u64, String, bool, bool)> {
     let all = progs::subvolumes(mount.path()).into_iter();
-    all.map(|s| (s.id, s.parent, s.path, s.read_only, s.parent_uuid != "-")).collect()
+    all.map(|s| (s.id, s.parent, s.path, s.is_read_only, s.parent_uuid != "-")).collect()
 }
 
 /// Every verb says and does the same on a mount as on an image, and the kernel finds the same

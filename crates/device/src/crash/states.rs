@@ -62,7 +62,7 @@ pub struct CrashStates {
     prefix: Vec<MemoryDevice>,
     prefix_len: usize,
     number: usize,
-    failed: bool,
+    has_failed: bool,
 }
 
 /// The writes that are pending before a barrier.
@@ -107,7 +107,7 @@ impl CrashStates {
             prefix_len: 0,
             durable,
             number: 0,
-            failed: false,
+            has_failed: false,
             log,
         }
     }
@@ -212,17 +212,17 @@ impl Iterator for CrashStates {
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut outcome = Ok(());
-        while !self.failed && outcome.is_ok() {
+        while !self.has_failed && outcome.is_ok() {
             if let Some(choice) = self.choices.next(&mut self.random) {
                 let built = self.build(&choice);
-                self.failed = built.is_err();
+                self.has_failed = built.is_err();
                 return Some(built);
             }
             if self.epoch + 1 == self.epochs.len() {
                 return None;
             }
             outcome = self.pass_barrier();
-            self.failed = outcome.is_err();
+            self.has_failed = outcome.is_err();
         }
         outcome.err().map(Err)
     }

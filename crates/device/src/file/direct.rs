@@ -61,14 +61,14 @@ impl std::fmt::Debug for AlignedPage {
 }
 
 impl Direct {
-    /// Opens `file` a second time, for direct reads and, if `writable`, direct writes. `None` where
-    /// the host has no direct I/O.
-    pub(super) fn open(file: &File, writable: bool) -> Option<Self> {
+    /// Opens `file` a second time, for direct reads and, if `is_writable`, direct writes. `None`
+    /// where the host has no direct I/O.
+    pub(super) fn open(file: &File, is_writable: bool) -> Option<Self> {
         // Opened through /proc, because the name of the file may lead to another file by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = OFlags::DIRECT.bits().cast_signed();
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(writable).custom_flags(flags).open(path).ok()?;
+        let file = options.read(true).write(is_writable).custom_flags(flags).open(path).ok()?;
         let [is_refused, reads_are_refused] = [(); 2].map(|()| AtomicBool::new(false));
         Some(Self { file, is_refused, reads_are_refused, buffers: Mutex::default() })
     }

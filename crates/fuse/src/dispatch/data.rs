@@ -29,8 +29,8 @@ fn mode_of(flags: u32) -> Option<Fallocate> {
     let (keep, rest) =
         (flags.contains(FallocateFlags::KEEP_SIZE), flags - FallocateFlags::KEEP_SIZE);
     Some(match rest {
-        rest if rest.is_empty() => Fallocate::Allocate { keep_size: keep },
-        FallocateFlags::ZERO_RANGE => Fallocate::Zero { keep_size: keep },
+        rest if rest.is_empty() => Fallocate::Allocate { keeps_size: keep },
+        FallocateFlags::ZERO_RANGE => Fallocate::Zero { keeps_size: keep },
         FallocateFlags::PUNCH_HOLE if keep => Fallocate::PunchHole,
         FallocateFlags::COLLAPSE_RANGE if !keep => Fallocate::Collapse,
         FallocateFlags::INSERT_RANGE if !keep => Fallocate::Insert,

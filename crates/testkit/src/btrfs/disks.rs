@@ -210,11 +210,11 @@ impl Disks {
             let words = line.split(|c: char| c.is_whitespace() || c == ':');
             !words.into_iter().any(|word| attached.devices().contains(&word))
         };
-        let harmless = |line: &str| {
+        let is_harmless = |line: &str| {
             line.starts_with("ERROR: cannot scan ")
                 || line.starts_with("WARNING: adding device ") && foreign(line)
         };
-        assert_nothing_found(&self.images()[0], &output, harmless);
+        assert_nothing_found(&self.images()[0], &output, is_harmless);
     }
 }
 
@@ -245,11 +245,11 @@ fn check(place: impl AsRef<OsStr>) -> Output {
 
 /// Checks that it succeeded and printed only harmless lines on standard error.
 #[track_caller]
-fn assert_nothing_found(image: &Path, output: &Output, harmless: impl Fn(&str) -> bool) {
+fn assert_nothing_found(image: &Path, output: &Output, is_harmless: impl Fn(&str) -> bool) {
     let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     // Progress lines such as `[3/8] checking extents` go there too.
-    let complaint = stderr.lines().any(|line| !line.starts_with('[') && !harmless(line));
+    let complaint = stderr.lines().any(|line| !line.starts_with('[') && !is_harmless(line));
     assert!(
         output.status.success() && !complaint && stdout.contains("no error found"),
         "btrfs check of {} ends with {}\n{stdout}{stderr}",

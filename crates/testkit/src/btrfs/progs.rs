@@ -143,7 +143,7 @@ pub struct ListedSubvolume {
     /// Its path from the top of the volume.
     pub path: String,
     /// Whether it is read-only.
-    pub read_only: bool,
+    pub is_read_only: bool,
 }
 
 /// The subvolumes of a mounted volume, ordered by id.
@@ -176,7 +176,7 @@ pub fn subvolumes(mount: &Path) -> Vec<ListedSubvolume> {
                 parent_uuid: field("parent_uuid"),
                 received_uuid: field("received_uuid"),
                 path: path.to_owned(),
-                read_only: read_only.contains(&id),
+                is_read_only: read_only.contains(&id),
             }
         })
         .collect();

@@ -26,7 +26,7 @@ impl ComparisonWalk<'_> {
             Ok(ranges) => ranges,
             Err(error) => return self.differs(pair, &format!("the judge fails: {error}")),
         };
-        if self.compare.with(Aspect::Holes) {
+        if self.compare.includes(Aspect::Holes) {
             self.holes(pair, size, &ranges);
         }
         for window in windows(size, &ranges) {
@@ -76,7 +76,7 @@ impl ComparisonWalk<'_> {
             let in_data = |piece: &Range<u64>| {
                 ranges.iter().any(|data| data.start <= piece.start && piece.end <= data.end)
             };
-            if self.compare.with(Aspect::Holes)
+            if self.compare.includes(Aspect::Holes)
                 && let Some(piece) = pieces.iter().find(|piece| !in_data(piece))
             {
                 self.differs(pair, &format!("read_data shows {piece:?}, which is partly hole"));

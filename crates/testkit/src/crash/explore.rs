@@ -159,7 +159,10 @@ impl StateExplorer<'_> {
     ) -> std::result::Result<ExplorationCounts, String> {
         let mut tally = ExplorationCounts { workloads: 1, ..ExplorationCounts::default() };
         let mut seen: HashMap<u64, Picture> = HashMap::new();
-        let plan = CrashPlan { torn: self.plan.torn && !workload.writes_in_place(), ..self.plan };
+        let plan = CrashPlan {
+            has_torn_writes: self.plan.has_torn_writes && !workload.writes_in_place(),
+            ..self.plan
+        };
         for state in log.states(&plan) {
             let state = state.map_err(|e| e.to_string())?;
             let what = format!("state {} ({})", state.number, state.description);

@@ -6,11 +6,11 @@ use super::workload::{SharedRange, Workload, WorkloadOp, WorkloadStep};
 
 /// The words of a script for each kind of `fallocate`.
 pub(super) const FALLOCATE: [(&str, Fallocate); 7] = [
-    ("allocate", Fallocate::Allocate { keep_size: false }),
-    ("allocate-behind", Fallocate::Allocate { keep_size: true }),
+    ("allocate", Fallocate::Allocate { keeps_size: false }),
+    ("allocate-behind", Fallocate::Allocate { keeps_size: true }),
     ("punch", Fallocate::PunchHole),
-    ("zero", Fallocate::Zero { keep_size: false }),
-    ("zero-behind", Fallocate::Zero { keep_size: true }),
+    ("zero", Fallocate::Zero { keeps_size: false }),
+    ("zero-behind", Fallocate::Zero { keeps_size: true }),
     ("collapse", Fallocate::Collapse),
     ("insert", Fallocate::Insert),
 ];

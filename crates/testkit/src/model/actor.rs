@@ -49,7 +49,7 @@ pub struct Actor<'a> {
     opened: Vec<ActorFile>,
     /// Immutable and append-only files.
     fixed: Vec<ActorFile>,
-    holes: bool,
+    sees_holes: bool,
     unsummed: Option<&'a HashSet<FileId>>,
     /// Files of ours whose flags the actor has set. An empty file that had no checksums has some
     /// from then on.
@@ -98,7 +98,7 @@ impl<'a> Actor<'a> {
             names,
             opened: Vec::new(),
             fixed: Vec::new(),
-            holes: true,
+            sees_holes: true,
             unsummed: None,
             reflagged: HashSet::new(),
             may_be_full: false,
@@ -120,7 +120,7 @@ impl<'a> Actor<'a> {
     /// Lets the actor not ask where the holes are.
     #[must_use]
     pub fn without_holes(self) -> Self {
-        Self { holes: false, ..self }
+        Self { sees_holes: false, ..self }
     }
 
     /// Tells the actor which files of ours have no checksums, because no call returns that. Such

@@ -96,7 +96,12 @@ impl ModelState {
     }
 
     /// Removes a name. The file is removed with its last name unless it is open.
-    fn take_away(&mut self, place: EntryPlace<'_>, directory: bool, at: Timestamp) -> Result<()> {
+    fn take_away(
+        &mut self,
+        place: EntryPlace<'_>,
+        is_directory: bool,
+        at: Timestamp,
+    ) -> Result<()> {
         self.require_writable(place.dir)?;
         let file = self.lookup(place.dir, place.name)?;
         self.refuse(place.dir, FIXED)?;
@@ -104,7 +109,7 @@ impl ModelState {
         if file.ino == self.default {
             return posix(Errno::PERM, file);
         }
-        match (directory, &self.node(file)?.body) {
+        match (is_directory, &self.node(file)?.body) {
             (true, NodeBody::Directory(inner)) if !inner.names.is_empty() => {
                 return posix(Errno::NOTEMPTY, file);
             }
@@ -411,7 +416,7 @@ impl FileSystemMut for Model {
         let Some(end) = end else { return posix(Errno::FBIG, file) };
         let is_whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
         let new_size = match what {
-            Fallocate::Allocate { keep_size: false } | Fallocate::Zero { keep_size: false } => {
+            Fallocate::Allocate { keeps_size: false } | Fallocate::Zero { keeps_size: false } => {
                 size.max(end)
             }
             Fallocate::Collapse if !is_whole || end >= size => return posix(Errno::INVAL, file),

@@ -112,9 +112,9 @@ impl Hand {
     }
 
     /// Requires that the directory holds what was synced, with the first so many changes since, or
-    /// with all of them if `all` is set. Every file has the length of then, or a later one that
-    /// write-back stored, and holds its own bytes.
-    pub(super) fn assert_left(&self, fs: &Filesystem, all: bool) {
+    /// with all of them if `needs_all` is set. Every file has the length of then, or a later one
+    /// that write-back stored, and holds its own bytes.
+    pub(super) fn assert_left(&self, fs: &Filesystem, needs_all: bool) {
         let found = self.found(fs);
         let is_it = |names: &NamedFiles| names.keys().eq(found.iter().map(|(name, _)| name));
         let mut names = self.synced.clone();
@@ -124,9 +124,9 @@ impl Hand {
             left = if is_it(&names) { Some(names.clone()) } else { left };
         }
         let left = left.expect("the names are those of a moment");
-        assert!(!all || left == self.names, "something is lost");
+        assert!(!needs_all || left == self.names, "something is lost");
         for (name, file) in found {
-            self.assert_file(fs, left[&name], file, all);
+            self.assert_file(fs, left[&name], file, needs_all);
         }
     }
 
@@ -149,10 +149,10 @@ impl Hand {
         }
     }
 
-    fn assert_file(&self, fs: &Filesystem, id: u64, file: FileId, all: bool) {
+    fn assert_file(&self, fs: &Filesystem, id: u64, file: FileId, needs_all: bool) {
         let len = |lens: &BTreeMap<u64, usize>| lens.get(&id).copied().unwrap_or(0);
         let (synced, len) = (len(&self.synced_lens), len(&self.lens));
-        let least = if all { len } else { synced };
+        let least = if needs_all { len } else { synced };
         let mut bytes = vec![0; len + 1];
         let count = fs.read(file, 0, &mut bytes).expect("it reads");
         assert!((least..=len).contains(&count), "{count} bytes in {id}, and not {least} to {len}");

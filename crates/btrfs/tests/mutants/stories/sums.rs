@@ -67,7 +67,7 @@ fn checksums_of_free_space_are_replaced() {
                         fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
                     }
                     if kind >= 2 {
-                        let what = Fallocate::Allocate { keep_size: kind == 3 };
+                        let what = Fallocate::Allocate { keeps_size: kind == 3 };
                         let len = 2 * bytes.len() as u64;
                         fs.fallocate(file, what, 0, len, AT).expect("there is room");
                     }

@@ -228,7 +228,7 @@ fn shared_space() {
         fs.write(room, 0, b"start", AT).expect("data");
         let set = SetAttr { size: Some(8192), ..SetAttr::default() };
         fs.set_attr(room, &set, AT).expect("a longer file");
-        let what = Fallocate::Allocate { keep_size: false };
+        let what = Fallocate::Allocate { keeps_size: false };
         fs.fallocate(room, what, 40_960, 80_000, AT).expect("room");
         for &share in SHARES {
             fs.sync().expect("a commit");

@@ -52,12 +52,12 @@ pub(super) const CHANGES: [FileChange; 32] = [
         to.set_attr(SetAttr { permissions: Some(0o674), ..SetAttr::default() });
         to.set(b"system.posix_acl_access", &access_list());
     }),
-    ("allocated", |to| to.allocate(Fallocate::Allocate { keep_size: false }, 5000, 300_000)),
+    ("allocated", |to| to.allocate(Fallocate::Allocate { keeps_size: false }, 5000, 300_000)),
     ("allocated_behind", |to| {
-        to.allocate(Fallocate::Allocate { keep_size: true }, to.size + 8 * KIB, 200_000);
+        to.allocate(Fallocate::Allocate { keeps_size: true }, to.size + 8 * KIB, 200_000);
     }),
     ("punched", |to| to.allocate(Fallocate::PunchHole, 5000, 60_000)),
-    ("zeroed", |to| to.allocate(Fallocate::Zero { keep_size: false }, 3000, 100_000)),
+    ("zeroed", |to| to.allocate(Fallocate::Zero { keeps_size: false }, 3000, 100_000)),
     ("collapsed", |to| {
         if to.size > 12 * KIB {
             to.allocate(Fallocate::Collapse, 4 * KIB, 8 * KIB);

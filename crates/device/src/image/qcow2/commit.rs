@@ -48,7 +48,7 @@ impl Qcow2Disk {
 
     /// Commits when the changes in memory exceed the limits.
     pub(super) fn commit_if_needed(&self) -> io::Result<()> {
-        if self.tables.read().need_commit() { self.commit() } else { Ok(()) }
+        if self.tables.read().needs_commit() { self.commit() } else { Ok(()) }
     }
 
     fn write_in_order(&self, changed: &[ChangedPage]) -> io::Result<()> {

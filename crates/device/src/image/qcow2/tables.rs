@@ -69,7 +69,7 @@ impl Qcow2Tables {
     }
 
     /// Whether the changes in memory exceed a limit, so that the next write must commit first.
-    pub(super) fn need_commit(&self) -> bool {
+    pub(super) fn needs_commit(&self) -> bool {
         self.pages.are_many_changed() || self.dropped.len() > self.limits.dropped
     }
 

@@ -197,12 +197,12 @@ fn data(all: &mut Vec<CandidateOp>) {
         }
         for (what, offset, len) in [
             // Ranges inside the file, behind its end, and across its end.
-            (Fallocate::Allocate { keep_size: false }, 0, 30_000),
-            (Fallocate::Allocate { keep_size: true }, end, 20_000),
+            (Fallocate::Allocate { keeps_size: false }, 0, 30_000),
+            (Fallocate::Allocate { keeps_size: true }, end, 20_000),
             (Fallocate::PunchHole, 0, 4096),
             (Fallocate::PunchHole, 50, 6000),
-            (Fallocate::Zero { keep_size: false }, 3000, 12_000),
-            (Fallocate::Zero { keep_size: true }, 3000, 12_000),
+            (Fallocate::Zero { keeps_size: false }, 3000, 12_000),
+            (Fallocate::Zero { keeps_size: true }, 3000, 12_000),
             (Fallocate::Collapse, 0, 4096),
             (Fallocate::Insert, 4096, 4096),
         ] {

@@ -118,7 +118,7 @@ impl PathTree {
                 self.paths.insert(path.clone(), is);
             }
             WorkloadOp::Snapshot { source, to, is_read_only } => {
-                self.snapshot(source, to, *is_read_only)
+                self.snapshot(source, to, *is_read_only);
             }
             WorkloadOp::DeleteSubvolume(path) => {
                 self.paths.retain(|other, _| other != path && !is_below(other, path));
@@ -129,7 +129,7 @@ impl PathTree {
             WorkloadOp::Link(old, new) => drop(self.paths.insert(new.clone(), self.paths[old])),
             WorkloadOp::Unlink(path) | WorkloadOp::Rmdir(path) => drop(self.paths.remove(path)),
             WorkloadOp::Rename(from, to) | WorkloadOp::RenameNoReplace(from, to) => {
-                self.rename(from, to)
+                self.rename(from, to);
             }
             WorkloadOp::Exchange(one, other) => {
                 // No other path has this name.

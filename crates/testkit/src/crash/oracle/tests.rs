@@ -408,7 +408,7 @@ fn a_new_size_with_the_old_data() {
 /// Preallocated blocks behind the end of a file are never read, and yet the `fsync` promised them.
 #[test]
 fn space_behind_the_end_that_is_lost() {
-    let what = Fallocate::Allocate { keep_size: true };
+    let what = Fallocate::Allocate { keeps_size: true };
     let allocate = WorkloadOp::Fallocate { path: "a".into(), what, offset: 4096, len: 8192 };
     let steps = [
         create("a"),

@@ -86,10 +86,10 @@ impl Actor<'_> {
     /// Allocates, frees, zeros or moves a range. The range mostly consists of whole sectors.
     pub(super) fn fallocate(&mut self) {
         let Some(file) = self.file_or_open() else { return };
-        let keep_size = self.random.below(2) == 0;
+        let keeps_size = self.random.below(2) == 0;
         let what = match self.random.below(8) {
-            0..3 => Fallocate::Allocate { keep_size },
-            3 => Fallocate::Zero { keep_size },
+            0..3 => Fallocate::Allocate { keeps_size },
+            3 => Fallocate::Zero { keeps_size },
             4 => Fallocate::Collapse,
             5 => Fallocate::Insert,
             _ => Fallocate::PunchHole,
@@ -192,7 +192,7 @@ impl Actor<'_> {
             let differs = ours.iter().zip(&model).position(|(ours, model)| ours != model);
             assert_eq!(differs, None, "first byte that differs of {what}");
         }
-        if !self.holes {
+        if !self.sees_holes {
             return;
         }
         let next = self.both("next_data", |fs, of| fs.next_data(of(file), offset));

@@ -249,14 +249,18 @@ fn file_extent(data: &[u8]) -> Result<Fields, Malformed> {
         FileExtentBody::Hole { num_bytes } => {
             fields.with("kind", "hole").with("num_bytes", num_bytes)
         }
-        FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, preallocated } => {
-            fields
-                .with("kind", if preallocated { "preallocated" } else { "regular" })
-                .with("disk_bytenr", disk_bytenr.0)
-                .with("disk_num_bytes", disk_num_bytes)
-                .with("offset", offset)
-                .with("num_bytes", num_bytes)
-        }
+        FileExtentBody::Extent {
+            disk_bytenr,
+            disk_num_bytes,
+            offset,
+            num_bytes,
+            is_preallocated,
+        } => fields
+            .with("kind", if is_preallocated { "preallocated" } else { "regular" })
+            .with("disk_bytenr", disk_bytenr.0)
+            .with("disk_num_bytes", disk_num_bytes)
+            .with("offset", offset)
+            .with("num_bytes", num_bytes),
     })
 }
 
