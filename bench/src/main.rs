@@ -94,7 +94,7 @@ Options:
                       which are served over /dev/fuse [default: ours,null,btrfs,xfs]
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
-  --no-proof          Let nobody look at what was made
+  --no-proof          Let no judge look at what was made
 ";
 
 fn main() -> ExitCode {

@@ -58,7 +58,7 @@ impl FilesJob {
 }
 
 fn device(image: &Path) -> Arc<dyn BlockDevice> {
-    Arc::new(FileDevice::open_writable(image).expect("nobody else uses the image"))
+    Arc::new(FileDevice::open_writable(image).expect("no other program uses the image"))
 }
 
 fn open(image: &Path) -> Filesystem {

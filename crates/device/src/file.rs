@@ -1,6 +1,6 @@
 //! A device that is a file or a block device of the host.
 //!
-//! # Who may open what
+//! # Which openings succeed
 //!
 //! | | for reading | for writing |
 //! |---|---|---|

@@ -320,7 +320,7 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
         }
         drop(disk);
         let plan =
-            CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, has_torn_writes: true };
+            CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, tears_writes: true };
         let mut count = 0;
         for state in device.log().states(&plan) {
             let state = state.expect("memory is read");
@@ -395,8 +395,7 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
         }
     });
     drop(disk);
-    let plan =
-        CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, has_torn_writes: true };
+    let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, tears_writes: true };
     let mut count = 0;
     for state in device.log().states(&plan) {
         let state = state.expect("memory is read");

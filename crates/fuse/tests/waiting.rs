@@ -32,22 +32,22 @@ struct FsyncDoor {
 
 impl FsyncDoor {
     fn pass(&self) {
-        let mut state = self.state.lock().expect("nobody panics");
+        let mut state = self.state.lock().expect("no thread panicked");
         state.0 += 1;
         self.changed.notify_all();
-        drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).expect("nobody panics"));
+        drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).expect("no thread panicked"));
     }
 
     /// Waits until `count` calls have come, for at most 30 s. Returns whether they have.
     fn has(&self, count: usize) -> bool {
-        let state = self.state.lock().expect("nobody panics");
+        let state = self.state.lock().expect("no thread panicked");
         let patience = Duration::from_secs(30);
         let waited = self.changed.wait_timeout_while(state, patience, |(held, _)| *held < count);
-        !waited.expect("nobody panics").1.timed_out()
+        !waited.expect("no thread panicked").1.timed_out()
     }
 
     fn open(&self) {
-        self.state.lock().expect("nobody panics").1 = true;
+        self.state.lock().expect("no thread panicked").1 = true;
         self.changed.notify_all();
     }
 }
@@ -157,7 +157,7 @@ fn others_are_served(transport: Transport) {
     let stored = waiting.into_iter().all(|call| call.join().is_ok_and(|result| result.is_ok()));
     // The asking thread fails if its answer came too late.
     let _ = asking.join();
-    unmount(dir.path(), Unmount::Unused).expect("nobody uses it");
+    unmount(dir.path(), Unmount::Unused).expect("no program uses the mount");
     serving.join().expect("no panic").expect("a good end");
     assert!(have_come, "not all calls came to the filesystem");
     assert!(stored, "not all calls that waited went well");

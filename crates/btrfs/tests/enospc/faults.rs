@@ -135,7 +135,10 @@ impl PreparedVolume {
         // A file that fails in write-back stays buffered if nothing in the trees was changed for
         // it.
         let stays_buffered = state == DirtyData && ended == 0;
-        assert!(space.tickets_failed > 0 || stays_buffered, "{state}, nobody told: {space:#?}");
+        assert!(
+            space.tickets_failed > 0 || stays_buffered,
+            "{state}, no operation failed: {space:#?}"
+        );
         // Acknowledged changes get stored, unless all writing has stopped.
         trap.disarm();
         let synced = FaultedOutcome::of(&fs, &fs.sync());

@@ -169,13 +169,13 @@ impl RoundVolume<'_> {
             let mut worker = EnospcWorker::new(&both, number as u64, seed, post, &tally);
             worker.add(|steps| {
                 if number == 0 && self.job.enough.half().is(began, steps) {
-                    let mut cut = cut.lock().expect("nobody panics here");
+                    let mut cut = cut.lock().expect("no thread panicked");
                     cut.get_or_insert_with(|| self.device.snapshot());
                 }
                 self.job.enough.is(began, steps)
             });
         });
-        let cut = cut.into_inner().expect("nobody panics here").expect("the power was cut");
+        let cut = cut.into_inner().expect("no thread panicked").expect("the power was cut");
         disks_of(self.judges, &cut).assert_checks();
         let left = open(&Arc::new(cut), &OpenOptions::default());
         let dirs = (0..self.job.threads as u64).map(own_dir);

@@ -28,7 +28,7 @@ impl ThreadNotice {
     /// Notes that the thread begins this call.
     pub(crate) fn begin(&self, call: &'static str) {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        *self.call.lock().expect("nobody panics here") = Some(call);
+        *self.call.lock().expect("no thread panicked") = Some(call);
     }
 
     pub(crate) fn calls(&self) -> u64 {
@@ -36,7 +36,7 @@ impl ThreadNotice {
     }
 
     fn call(&self) -> Option<&'static str> {
-        *self.call.lock().expect("nobody panics here")
+        *self.call.lock().expect("no thread panicked")
     }
 }
 
@@ -45,7 +45,7 @@ struct ClearNotice<'a>(&'a ThreadNotice);
 
 impl Drop for ClearNotice<'_> {
     fn drop(&mut self) {
-        *self.0.call.lock().expect("nobody panics here") = None;
+        *self.0.call.lock().expect("no thread panicked") = None;
     }
 }
 

@@ -123,7 +123,7 @@ fn conversions_under_way_are_refused_by_name() {
     ] {
         let copy = disks.copy(&judges);
         edit_superblocks(&copy.images()[0], |block| block[56 + bit / 8] |= 1 << (bit % 8));
-        let error = open(copy.devices()).err().expect("nobody knows what it holds");
+        let error = open(copy.devices()).err().expect("it holds what this program does not know");
         assert!(matches!(error, Error::Unsupported(_)), "{error}");
         assert!(error.to_string().contains(name), "bit {bit} is not called `{name}`: {error}");
     }

@@ -453,9 +453,9 @@ fn many_who_fsync_in_one_directory() {
                 let mut round = 0;
                 while !is_done.load(Ordering::Relaxed) {
                     round += 1;
-                    let _busy = still.read().expect("nobody panicked");
+                    let _busy = still.read().expect("no thread panicked");
                     let (file, round) = replace(fs, dir, thread, round, &mut random);
-                    promised.lock().expect("nobody panicked").insert(file, round);
+                    promised.lock().expect("no thread panicked").insert(file, round);
                 }
             });
         }
@@ -463,8 +463,8 @@ fn many_who_fsync_in_one_directory() {
         for cut in 0..CUTS {
             std::thread::sleep(std::time::Duration::from_millis(50));
             let (copy, promised) = {
-                let _still = still.write().expect("nobody panicked");
-                (disks.copy(&judges), promised.lock().expect("nobody panicked").clone())
+                let _still = still.write().expect("no thread panicked");
+                (disks.copy(&judges), promised.lock().expect("no thread panicked").clone())
             };
             let what = format!("cut {cut}, OFFSHOOT_SEED={seed}");
             let found = newest(&read_only(copy.devices()), dir);
@@ -484,7 +484,7 @@ fn many_who_fsync_in_one_directory() {
         stats.fsyncs_logged, stats.log_writes, stats.commits
     );
     assert!(stats.fsyncs_logged > 10 * stats.commits, "{stats:?}");
-    assert!(stats.fsyncs_logged > stats.log_writes, "nobody shared a write: {stats:?}");
+    assert!(stats.fsyncs_logged > stats.log_writes, "no two fsyncs shared a write: {stats:?}");
     drop((fs, volume));
     disks.assert_checks();
 }

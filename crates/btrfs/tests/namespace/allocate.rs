@@ -366,7 +366,7 @@ fn shared_space_is_written_elsewhere() {
     drop(mount);
     write(&["kept", "cloned"]);
     let after = names.map(first);
-    assert_eq!(after[0], before[0], "what nobody else has was not written in place");
+    assert_eq!(after[0], before[0], "an extent that only one file has was not written in place");
     assert!(
         after[1] != before[1] && after[2] != before[2],
         "what others have was written in place"

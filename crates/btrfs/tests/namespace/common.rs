@@ -29,7 +29,7 @@ pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
         .images()
         .iter()
         .map(|image| {
-            let device = FileDevice::open_writable(image).expect("nobody else uses the image");
+            let device = FileDevice::open_writable(image).expect("no other program uses the image");
             Arc::new(device) as Arc<dyn BlockDevice>
         })
         .collect();

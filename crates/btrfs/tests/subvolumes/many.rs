@@ -72,7 +72,7 @@ impl SnapshotStory {
 }
 
 impl SnapshotTimes {
-    fn print(&self, who: &str) {
+    fn print(&self, side: &str) {
         for (what, times) in
             [("changes and a snapshot", &self.with_commit), ("a snapshot alone", &self.alone)]
         {
@@ -80,7 +80,7 @@ impl SnapshotTimes {
             let last = &times[times.len().saturating_sub(100)..];
             let total = times.iter().sum::<Duration>();
             println!(
-                "{who}: {what}: of the first {}, of the last {}, {total:.1?} in all",
+                "{side}: {what}: of the first {}, of the last {}, {total:.1?} in all",
                 middle(first),
                 middle(last)
             );

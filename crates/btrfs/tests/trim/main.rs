@@ -91,7 +91,7 @@ fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
     // Opening reads every superblock, the copies too.
     let (options, said) = recording(&OpenOptions::default());
     Volume::open(ours.devices(), &options).expect("it opens");
-    assert_eq!(*said.lock().expect("nobody panics here"), [""; 0]);
+    assert_eq!(*said.lock().expect("no thread panicked"), [""; 0]);
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn recording(options: &OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let record = said.clone();
     let reporter = Arc::new(move |report: &Report| {
-        record.lock().expect("nobody panics here").push(report.to_string());
+        record.lock().expect("no thread panicked").push(report.to_string());
     });
     (OpenOptions { reporter: Some(reporter), ..options.clone() }, said)
 }
@@ -376,7 +376,7 @@ fn discards_that_fail() {
     assert!(matches!(error, Error::Io { .. }), "{error}");
     write_file(&fs, "afterwards", 5 << 20);
     fs.sync().expect("the volume goes on");
-    let said = said.lock().expect("nobody panics here").clone();
+    let said = said.lock().expect("no thread panicked").clone();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("memory: discarding at"), "{said:?}");
     assert_eq!(device.count(RequestKind::Discards), 2, "one for each");

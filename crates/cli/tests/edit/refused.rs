@@ -41,7 +41,7 @@ fn a_volume_in_use_is_not_changed() {
     let image = dir.path().join("v.img");
     let before = fs::read(&image).expect("an image");
     {
-        let _holder = FileDevice::open_writable(&image).expect("nobody else has it");
+        let _holder = FileDevice::open_writable(&image).expect("no other program has it");
         for change in CHANGES {
             assert!(fails(dir.path(), change, 1).contains("v.img"));
         }

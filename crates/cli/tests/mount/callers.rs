@@ -179,7 +179,7 @@ static LINKS: Mutex<(usize, Vec<PathBuf>)> = Mutex::new((0, Vec::new()));
 
 impl MountLinks {
     pub(super) fn new() -> Self {
-        let mut links = LINKS.lock().expect("nobody panics");
+        let mut links = LINKS.lock().expect("no thread panicked");
         if links.0 == 0 {
             let names = ["/sbin/mount.fuse.offshoot", "/sbin/umount.fuse.offshoot"];
             let program = env!("CARGO_BIN_EXE_offshoot");

@@ -138,7 +138,7 @@ fn killed_under_load() {
         drop(mounted);
         disks.assert_checks();
     }
-    let promised = promised.into_inner().expect("nobody panicked");
+    let promised = promised.into_inner().expect("no thread panicked");
     assert!(promised.len() >= 20, "only {} files were fsynced", promised.len());
     let found = disks.mount("ro");
     for (name, bytes) in &promised {
@@ -171,7 +171,7 @@ impl WritingThread<'_> {
             });
             match written {
                 Ok(()) if number % 3 == 0 => {
-                    promised.lock().expect("nobody panicked").push((name, bytes));
+                    promised.lock().expect("no thread panicked").push((name, bytes));
                 }
                 Ok(()) => {}
                 Err(_) => return,
@@ -344,7 +344,10 @@ fn writes_that_are_durable_when_they_return() {
             assert!(read.is_ok_and(|read| read == expected), "{name} with {options}");
         }
         let lost = fs::read(found.path().join("lost"));
-        assert!(lost.is_err() || lost.is_ok_and(|lost| lost.is_empty()), "nobody synced it");
+        assert!(
+            lost.is_err() || lost.is_ok_and(|lost| lost.is_empty()),
+            "the program had not synced it"
+        );
     }
 }
 

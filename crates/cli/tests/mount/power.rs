@@ -36,7 +36,7 @@ pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
         let device = Arc::new(CrashDevice::new(Arc::new(base)));
         serve_a_database(&device, journal, transactions);
         let plan =
-            CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, has_torn_writes: true };
+            CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, tears_writes: true };
         let mut random = Random::new(seed);
         let mut looked_at = 0;
         for state in device.log().states(&plan) {

@@ -218,7 +218,7 @@ impl Ioctls for TwiceIoctl {
     }
 
     fn closed(&self, directory: u64) {
-        self.closed.lock().expect("nobody panics").push(directory);
+        self.closed.lock().expect("no thread panicked").push(directory);
     }
 }
 
@@ -246,7 +246,7 @@ fn ioctls_are_passed_on() {
     assert_eq!(ask(&dispatcher(), DIRECTORY, 1, [3, 6], b"abc").0, failed(Errno::NOTTY));
     let release = [[5_u64].as_bytes(), &[0; 16]].concat();
     sent(&passing, opcode::RELEASEDIR, 1, &release);
-    assert_eq!(*others.closed.lock().expect("nobody panics"), [5]);
+    assert_eq!(*others.closed.lock().expect("no thread panicked"), [5]);
 }
 
 /// Random requests all get answers, and a valid request still works after them.
@@ -263,7 +263,7 @@ fn hostile_requests() {
         assert_eq!(answer == Answer::Silence, is_silent(op));
         assert!(bytes.len() <= 70_000);
     }
-    create(&dispatcher, b"a name that nobody made up");
+    create(&dispatcher, b"a name that is not random");
 }
 
 fn index(random: &mut Random, bound: u64) -> usize {

@@ -145,7 +145,7 @@ impl RingEntry {
     /// The header and the payload of the received request. They hold a request if the last wait
     /// succeeded.
     pub(super) fn buffers(&mut self) -> (&mut RingHeader, &mut [u8]) {
-        assert!(!self.is_lent, "who looks at a request has waited for it");
+        assert!(!self.is_lent, "the thread that looks at a request has waited for it");
         // SAFETY: both came from boxes that only drop frees. The kernel writes to them only while
         // they are lent. These two references borrow the entry mutably, so meanwhile no code gets
         // the buffers again or lends them.

@@ -1,9 +1,9 @@
 //! Image files, loop devices and mounts, undone on drop.
 //!
 //! ```text
-//! Disks     sparse image files in a temporary directory; one per member
-//!   Mount   all or some of them attached to loop devices and mounted somewhere
-//!     Loop  one image file on one loop device
+//! Disks              sparse image files in a temporary directory; one per member
+//!   MountedMembers   all or some of them attached to loop devices and mounted somewhere
+//!     AttachedLoop   one image file on one loop device
 //! ```
 //!
 //! Everything is undone in the reverse order, also after a panic: unmount, make the kernel forget
@@ -178,7 +178,8 @@ impl Disks {
     /// All members as devices for writing.
     #[must_use]
     pub fn writable_devices(&self) -> Vec<Arc<dyn BlockDevice>> {
-        let open = |image| FileDevice::open_writable(image).expect("nobody else uses the image");
+        let open =
+            |image| FileDevice::open_writable(image).expect("no other program uses the image");
         self.images.iter().map(|image| Arc::new(open(image)) as Arc<dyn BlockDevice>).collect()
     }
 

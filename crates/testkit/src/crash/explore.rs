@@ -160,7 +160,7 @@ impl StateExplorer<'_> {
         let mut tally = ExplorationCounts { workloads: 1, ..ExplorationCounts::default() };
         let mut seen: HashMap<u64, Picture> = HashMap::new();
         let plan = CrashPlan {
-            has_torn_writes: self.plan.has_torn_writes && !workload.writes_in_place(),
+            tears_writes: self.plan.tears_writes && !workload.writes_in_place(),
             ..self.plan
         };
         for state in log.states(&plan) {

@@ -177,7 +177,7 @@ impl Inflicter<'_> {
         let must_be_told = requests != RequestKind::Reads && fault != Fault::Garbage;
         match &attempt.outcome {
             Ok(_) if struck && must_be_told && attempt.survived == 0 => {
-                return Err("nobody was told".into());
+                return Err("no operation reported the failure".into());
             }
             Err(error) if must_be_told && self.spares_members => {
                 return Err(format!("it is not survived: {error}"));

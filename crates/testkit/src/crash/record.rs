@@ -193,7 +193,7 @@ impl Recorded {
             && faulty[member].count(requests) > number
             && survived == 0
         {
-            return Err("nobody was told of the failure".into());
+            return Err("no step reported the failure".into());
         }
         let history = ready.history(workload, &refused)?;
         let shown = shown.without_space();

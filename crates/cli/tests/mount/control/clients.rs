@@ -80,7 +80,10 @@ fn clients_that_are_killed() {
             late.try_wait().expect("a child")
         });
         let status = patience.find_map(|status| status);
-        assert!(status.is_some_and(|status| status.success()), "it waits for who is gone");
+        assert!(
+            status.is_some_and(|status| status.success()),
+            "it waits for a client that is gone"
+        );
         mounted.does("subvolume delete @/late");
     }
     // A reader that closes its pipe ends the verb without an error.

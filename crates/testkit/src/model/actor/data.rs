@@ -163,8 +163,8 @@ impl Actor<'_> {
                 }
             });
         if let Some((ours, model)) = shared {
-            let who = self.prefix.escape_ascii();
-            assert_eq!(ours, model, "sharing {len} bytes of {from:?} with {to:?} by {who}");
+            let actor = self.prefix.escape_ascii();
+            assert_eq!(ours, model, "sharing {len} bytes of {from:?} with {to:?} by {actor}");
         }
     }
 
