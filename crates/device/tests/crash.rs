@@ -145,7 +145,7 @@ fn sector(image: &DeviceBytes, number: u64) -> &[u8] {
 
 /// Compares the states of random logs of `devices` devices with all states that the rules allow.
 fn assert_exactly_what_is_allowed(devices: usize) {
-    let plan = CrashPlan { exhaustive_limit: 4, tears_writes: false, ..CrashPlan::default() };
+    let plan = CrashPlan { exhaustive_limit: 4, tears: false, ..CrashPlan::default() };
     for seed in 0..LOGS {
         let log = random_log(&mut Random::new(seed), devices);
         let mut allowed: BTreeMap<DeviceBytes, BTreeSet<usize>> = BTreeMap::new();
@@ -192,8 +192,7 @@ fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
         }
 
         for exhaustive_limit in [0, 4] {
-            let plan =
-                CrashPlan { exhaustive_limit, samples_per_epoch: 30, seed, tears_writes: true };
+            let plan = CrashPlan { exhaustive_limit, samples_per_epoch: 30, seed, tears: true };
             for state in states(&log, &plan) {
                 let image = image(&state.devices[0]);
                 for marks in state.marks_before_earliest_cut()..=state.marks().len() {
@@ -334,7 +333,7 @@ fn samples_of_a_large_epoch_are_diverse() {
         let block = [u8::try_from(number + 1).expect("a byte"); 1025];
         device.write_at(number * 1024, &block).expect("a write");
     }
-    let plan = CrashPlan { samples_per_epoch: 300, tears_writes: false, ..CrashPlan::default() };
+    let plan = CrashPlan { samples_per_epoch: 300, tears: false, ..CrashPlan::default() };
     let prefixes = usize_of(WRITES) + 1;
     let (mut present, mut alone_of_two, mut swapped) = ([0; 40], [0; 40], [0; 40]);
     let mut sizes = BTreeSet::new();

@@ -319,8 +319,7 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
             model[start..start + bytes.len()].copy_from_slice(&bytes);
         }
         drop(disk);
-        let plan =
-            CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, tears_writes: true };
+        let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, tears: true };
         let mut count = 0;
         for state in device.log().states(&plan) {
             let state = state.expect("memory is read");
@@ -395,7 +394,7 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
         }
     });
     drop(disk);
-    let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, tears_writes: true };
+    let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, tears: true };
     let mut count = 0;
     for state in device.log().states(&plan) {
         let state = state.expect("memory is read");

@@ -54,7 +54,7 @@ fn judged_every() -> usize {
 fn campaign() {
     let generator = Generator::default();
     let seed = seed_of_run();
-    let plan = CrashPlan { exhaustive_limit: 6, samples_per_epoch: 40, seed, tears_writes: true };
+    let plan = CrashPlan { exhaustive_limit: 6, samples_per_epoch: 40, seed, tears: true };
     let what = std::env::var("OFFSHOOT_WORKLOADS").unwrap_or_else(|_| "one".to_owned());
     let ones = || (0..generator.ones()).map(|number| generator.one(number));
     match &what[..] {
@@ -103,10 +103,7 @@ fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
     for ((engine, shape), workloads) in all.chain(ALSO.map(|place| (place, some))) {
         // A small member has no copy of its superblock, so a torn one would be the end of the
         // volume.
-        let plan = CrashPlan {
-            tears_writes: plan.tears_writes && shape.has_copies_of_superblock(),
-            ..plan
-        };
+        let plan = CrashPlan { tears: plan.tears && shape.has_copies_of_superblock(), ..plan };
         explore(engine, shape, plan, judged_every(), workloads.iter().cloned());
     }
 }

@@ -107,7 +107,7 @@ fn does(workload: &Workload, is_of_kind: fn(&WorkloadOp) -> bool) -> bool {
 }
 
 fn plan(seed: u64) -> CrashPlan {
-    CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, tears_writes: true }
+    CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, tears: true }
 }
 
 /// Explores workloads on a volume of this shape. The outside judges look at one state of
@@ -230,7 +230,7 @@ fn discarding() {
     let (seed, generator) = (seed_of_run(), Generator::default());
     assert_discards(&volume(seed, SMALL));
     let twos = some_twos(&generator, 80, seed);
-    let whole = CrashPlan { tears_writes: false, ..plan(seed) };
+    let whole = CrashPlan { tears: false, ..plan(seed) };
     explore(&DISCARDING, SMALL, whole, 1000, twos.chain([long::rounds(6)]));
     explore(&DISCARDING, SETS[1], plan(seed), 250, some_twos(&generator, 3, seed));
     let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed) };
@@ -321,7 +321,7 @@ fn assert_moves_chunks(workload: &Workload, devices: &MemberDevices) {
 /// A plan without torn writes. The outside judges need a whole superblock, and on a full volume we
 /// must not change the state to give them one.
 fn brink_plan(seed: u64) -> CrashPlan {
-    CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, tears_writes: false }
+    CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, tears: false }
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl EpochChoices {
         if len < self.places.len() || !self.is_followed {
             self.ready.push_back(SurvivingWrites { prefix: len, parts: Vec::new() });
         }
-        if let Some(next) = self.places.get(len).filter(|_| self.plan.tears_writes)
+        if let Some(next) = self.places.get(len).filter(|_| self.plan.tears)
             && let Some(torn) = tear(&next.range, random)
         {
             let parts = vec![SurvivingWrite { index: len, torn: Some(torn) }];
@@ -132,7 +132,7 @@ impl EpochChoices {
         for order in self.other_orders(&members, random) {
             self.ready.push_back(whole(&order));
         }
-        if self.plan.tears_writes {
+        if self.plan.tears {
             let mut choice = whole(&members);
             let victim = random.index(members.len());
             choice.parts[victim].torn = tear(&self.places[members[victim]].range, random);
@@ -196,7 +196,7 @@ impl EpochChoices {
         if random.chance(1, 2) {
             random.shuffle(&mut members);
         }
-        let tears = self.plan.tears_writes && random.chance(1, 2);
+        let tears = self.plan.tears && random.chance(1, 2);
         let part = |index: usize| {
             let torn =
                 (tears && random.chance(1, 4)).then(|| tear(&self.places[index].range, random));

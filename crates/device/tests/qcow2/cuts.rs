@@ -164,7 +164,7 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
         let mut count_table = [0; 12];
         device.read_at(48, &mut count_table).expect("memory is read");
         assert_eq!(count_table != image[48..60], case.has_growth, "{}", case.options);
-        let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch, seed, tears_writes: true };
+        let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch, seed, tears: true };
         let (mut count, path) = (0, dir.path().join("cut"));
         for state in device.log().states(&plan) {
             let state = state.expect("memory is read");
@@ -290,8 +290,7 @@ fn writers_at_once_lose_no_count() {
         drop(disk);
         let (code, said) = check(&*device);
         assert_eq!(code, Some(0), "{bits} bits: {said}");
-        let plan =
-            CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, seed: 6, tears_writes: false };
+        let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, seed: 6, tears: false };
         let mut count = 0;
         for state in device.log().states(&plan).step_by(5) {
             let state = state.expect("memory is read");

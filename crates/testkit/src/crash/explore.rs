@@ -159,10 +159,7 @@ impl StateExplorer<'_> {
     ) -> std::result::Result<ExplorationCounts, String> {
         let mut tally = ExplorationCounts { workloads: 1, ..ExplorationCounts::default() };
         let mut seen: HashMap<u64, Picture> = HashMap::new();
-        let plan = CrashPlan {
-            tears_writes: self.plan.tears_writes && !workload.writes_in_place(),
-            ..self.plan
-        };
+        let plan = CrashPlan { tears: self.plan.tears && !workload.writes_in_place(), ..self.plan };
         for state in log.states(&plan) {
             let state = state.map_err(|e| e.to_string())?;
             let what = format!("state {} ({})", state.number, state.description);
