@@ -18,7 +18,7 @@ use crate::key::DiskKey;
 use crate::{Generation, Key, Logical, Malformed, TreeId};
 
 /// How many levels a tree may have: a root has at most level 7, and leaves have level 0.
-pub const MAX_LEVEL: u8 = 8;
+pub const LEVEL_COUNT: u8 = 8;
 
 /// The largest size of a tree block, in bytes.
 pub const MAX_NODESIZE: u32 = 65536;

@@ -7,7 +7,7 @@
 //! [`verify`] proves, in this order:
 //!
 //! 1. The block has the volume's node size, its checksum is right, and it names the
-//!    volume, its own address, a level below [`MAX_LEVEL`] and an owner that is a tree.
+//!    volume, its own address, a level below [`LEVEL_COUNT`] and an owner that is a tree.
 //! 2. It is not newer than the superblock. Only a block of a log tree may be newer, by one
 //!    transaction.
 //! 3. Keys ascend strictly.
@@ -37,7 +37,7 @@ mod space;
 use uuid::Uuid;
 
 use crate::block::{
-    self, BlockHeader, HEADER_RELOC, HEADER_SIZE, LeafItem, MAX_LEVEL, NodePointer,
+    self, BlockHeader, HEADER_RELOC, HEADER_SIZE, LEVEL_COUNT, LeafItem, NodePointer,
 };
 use crate::csum::ChecksumType;
 use crate::superblock::{Incompat, Superblock};
@@ -164,8 +164,8 @@ fn verify_header(
     if header.bytenr.get() != logical.0 {
         return Err(bad(format!("address {logical} expected, {} found", header.bytenr)));
     }
-    if header.level >= MAX_LEVEL {
-        return Err(bad(format!("level {}, the highest is {}", header.level, MAX_LEVEL - 1)));
+    if header.level >= LEVEL_COUNT {
+        return Err(bad(format!("level {}, the highest is {}", header.level, LEVEL_COUNT - 1)));
     }
     let owner = header.owner();
     if !is_tree(owner) {

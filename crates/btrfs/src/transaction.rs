@@ -59,7 +59,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
-use offshoot_btrfs_format::block::{HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, MAX_LEVEL};
+use offshoot_btrfs_format::block::{
+    HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, LEVEL_COUNT,
+};
 use offshoot_btrfs_format::edit::{header_mut, insert_items};
 use offshoot_btrfs_format::encode::{self, BlockIdentity};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SuperblockItem};
@@ -672,7 +674,7 @@ impl<'v> Handle<'v> {
 
     /// Makes an empty block for the tree `tree`.
     pub(crate) fn new_block(&self, tree: TreeId, level: u8) -> Result<WriteLatch> {
-        assert!(level < MAX_LEVEL, "no tree of a volume that can exist is so high");
+        assert!(level < LEVEL_COUNT, "no tree of a volume that can exist is so high");
         let block = self.empty_block(tree, level)?;
         self.count_tree(tree, true)?;
         Ok(block)

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use super::inode::is_free;
 use super::item::{ItemChecked, ItemContext, ItemProblem, ensure};
 use super::root::is_fs_tree;
-use crate::block::MAX_LEVEL;
+use crate::block::LEVEL_COUNT;
 use crate::dir::data_ref_hash;
 use crate::error::view;
 use crate::extent::{
@@ -61,7 +61,7 @@ fn verify_block(item: &ItemContext<'_>, extent: &ParsedExtent<'_>) -> ItemChecke
         );
         extent.block.map_or(0, |block| u64::from(block.level))
     };
-    ensure!(level < u64::from(MAX_LEVEL), "level {level}, the highest is {}", MAX_LEVEL - 1);
+    ensure!(level < u64::from(LEVEL_COUNT), "level {level}, the highest is {}", LEVEL_COUNT - 1);
     Ok(())
 }
 

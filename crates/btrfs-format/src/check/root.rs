@@ -3,7 +3,7 @@
 use super::dir::verify_name;
 use super::item::{ItemChecked, ItemContext, ensure};
 use crate::TreeId;
-use crate::block::MAX_LEVEL;
+use crate::block::LEVEL_COUNT;
 use crate::root::{ROOT_SUBVOL_DEAD, ROOT_SUBVOL_RDONLY, RootItem, RootRef, RootRefItem};
 
 pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
@@ -21,7 +21,7 @@ pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     item.generation("last_snapshot", root.last_snapshot.get())?;
     item.aligned("bytenr", root.bytenr.get())?;
     for (what, level) in [("level", root.level), ("drop_level", root.drop_level)] {
-        ensure!(level < MAX_LEVEL, "{what} {level}, the highest is {}", MAX_LEVEL - 1);
+        ensure!(level < LEVEL_COUNT, "{what} {level}, the highest is {}", LEVEL_COUNT - 1);
     }
     let unknown = root.flags.get() & !(ROOT_SUBVOL_RDONLY | ROOT_SUBVOL_DEAD);
     ensure!(unknown == 0, "unknown flags {unknown:#x}");
