@@ -284,7 +284,10 @@ impl Workload {
     /// Whether the workload may write data in place, which a cut may tear.
     #[must_use]
     pub fn writes_in_place(&self) -> bool {
-        let is_flag = |op: &WorkloadOp| matches!(op, WorkloadOp::SetFlags(_, flags) if flags.contains(FileFlags::NODATACOW));
+        let is_flag = |op: &WorkloadOp| match op {
+            WorkloadOp::SetFlags(_, flags) => flags.contains(FileFlags::NODATACOW),
+            _ => false,
+        };
         self.ops().any(is_flag)
     }
 
