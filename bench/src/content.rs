@@ -29,9 +29,9 @@ const STAMP: usize = 24;
 const FILE_SHIFT: usize = 1 << 20;
 
 /// The contents of files: version 1 is the first write, version 2 overwrites it.
-pub(crate) struct Content(Vec<u8>);
+pub(crate) struct VersionedContent(Vec<u8>);
 
-impl Content {
+impl VersionedContent {
     /// The contents that follow from `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn sectors_of_another_file_place_or_version_are_noticed() {
-        let content = Content::new(1);
+        let content = VersionedContent::new(1);
         let mut buf = vec![0; 4 * SECTOR];
         let filled = |file, offset, version, buf: &mut [u8]| {
             content.fill(file, offset, version, buf);

@@ -30,14 +30,14 @@ use std::path::PathBuf;
 use offshoot_testkit::btrfs::judges;
 use serde_json::json;
 
-use crate::sides::{Kernel, Ours};
+use crate::sides::{LibraryVolume, MountedVolume};
 use crate::table::{median, shown, write_values};
-use crate::{Options, Result};
-use groups::{GROUPS, Row, Work};
+use crate::{BenchOptions, Result};
+use groups::{GROUPS, GroupSizes, SideTime};
 
 /// The options of a run.
-struct Job {
-    work: Work,
+struct DataJob {
+    work: GroupSizes,
     groups: Vec<&'static str>,
     turns: usize,
     dir: PathBuf,
@@ -46,14 +46,14 @@ struct Job {
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     let valued = ["--groups", "--mib", "--random-mib", "--snapshots", "--files", "--turns"];
-    let options = Options::parse(args, &valued, &["--no-proof"])?;
+    let options = BenchOptions::parse(args, &valued, &["--no-proof"])?;
     let named = options.get("--groups").map_or_else(|| GROUPS.to_vec(), |n| n.split(',').collect());
     let known = |name| GROUPS.into_iter().find(|&group| group == name);
     let mib =
         |name, default| options.number(name, default).and_then(|n: u64| n.checked_mul(1 << 20));
     let dir = options.dir()?;
-    let job = Job {
-        work: Work {
+    let job = DataJob {
+        work: GroupSizes {
             bytes: mib("--mib", 1024)?,
             random_bytes: mib("--random-mib", 64)?,
             snapshots: options.number("--snapshots", 1000)?,
@@ -69,7 +69,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     is_sane.then(|| job.run())
 }
 
-impl Job {
+impl DataJob {
     fn run(&self) -> Result {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
@@ -90,12 +90,12 @@ impl Job {
             let (mut ours, mut kernel) = (Vec::new(), Vec::new());
             for turn in 0..self.turns {
                 eprintln!("{group}, turn {} of {}: ours", turn + 1, self.turns);
-                ours.push(self.work.run::<Ours>(group)?);
+                ours.push(self.work.run::<LibraryVolume>(group)?);
                 eprintln!("{group}, turn {} of {}: kernel", turn + 1, self.turns);
-                kernel.push(self.work.run::<Kernel>(group)?);
+                kernel.push(self.work.run::<MountedVolume>(group)?);
             }
-            for (index, &Row { name, .. }) in ours[0].iter().enumerate() {
-                let seconds = |turns: &[Vec<Row>]| -> Vec<f64> {
+            for (index, &SideTime { name, .. }) in ours[0].iter().enumerate() {
+                let seconds = |turns: &[Vec<SideTime>]| -> Vec<f64> {
                     turns.iter().map(|rows| rows[index].time.as_secs_f64()).collect()
                 };
                 let (ours, kernel) = (seconds(&ours), seconds(&kernel));

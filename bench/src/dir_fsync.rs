@@ -12,13 +12,13 @@ use std::path::PathBuf;
 use offshoot_testkit::btrfs::judges;
 use serde_json::{Value, json};
 
-use crate::kernel::Kernel;
+use crate::kernel::KernelVolume;
 use crate::measure::drop_caches;
-use crate::ours::Ours;
+use crate::ours::ProgramPaths;
 use crate::proof::prove;
 use crate::table::{median, shown, write_values};
 use crate::workload::{DirFsync, dir_name};
-use crate::{Options, Result};
+use crate::{BenchOptions, Result};
 
 const KERNEL: &str = "kernel";
 
@@ -26,22 +26,22 @@ const KERNEL: &str = "kernel";
 const BY_ITEM: &str = "log-by-item";
 
 /// The options of a run.
-struct Job {
+struct DirFsyncJob {
     work: DirFsync,
     node_sizes: Vec<u32>,
     turns: usize,
     is_proved: bool,
-    ours: Ours,
+    ours: ProgramPaths,
     dir: PathBuf,
 }
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     let valued = ["--files", "--deletes", "--node-sizes", "--turns"];
-    let options = Options::parse(args, &valued, &["--no-proof"])?;
+    let options = BenchOptions::parse(args, &valued, &["--no-proof"])?;
     let sizes = options.get("--node-sizes").unwrap_or("16384,65536");
     let dir = options.dir()?;
-    let job = Job {
+    let job = DirFsyncJob {
         work: DirFsync {
             files: options.number("--files", 1_000_000)?,
             deletes: options.number("--deletes", 1000)?,
@@ -49,14 +49,14 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         node_sizes: sizes.split(',').map(|size| size.parse().ok()).collect::<Option<_>>()?,
         turns: options.number("--turns", 3)?,
         is_proved: !options.has("--no-proof"),
-        ours: Ours { offshoot: options.program()?, image: dir.join("dir-fsync.img") },
+        ours: ProgramPaths { offshoot: options.program()?, image: dir.join("dir-fsync.img") },
         dir,
     };
     let DirFsync { files, deletes } = job.work;
     ((1..=files).contains(&deletes) && job.turns > 0).then(|| job.run())
 }
 
-impl Job {
+impl DirFsyncJob {
     fn run(&self) -> Result {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
@@ -124,7 +124,7 @@ impl Job {
             .len();
         let nodes = node_size.to_string();
         let mkfs = ["--nodesize", &nodes];
-        let kernel = Kernel::with_options(&self.ours.image, size, &mkfs, "ssd,commit=300")?;
+        let kernel = KernelVolume::with_options(&self.ours.image, size, &mkfs, "ssd,commit=300")?;
         drop_caches()?;
         let (rounds, sync) =
             self.work.run(&kernel).map_err(|error| format!("the kernel's volume: {error}"))?;

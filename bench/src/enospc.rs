@@ -14,13 +14,13 @@ use std::path::PathBuf;
 use offshoot_testkit::btrfs::judges;
 use serde_json::{Value, json};
 
-use crate::kernel::Kernel;
+use crate::kernel::KernelVolume;
 use crate::measure::drop_caches;
-use crate::ours::Ours;
+use crate::ours::ProgramPaths;
 use crate::proof::prove;
 use crate::table::{median, shown, write_values};
 use crate::workload::{Enospc, Round, dir_name, timed_sync};
-use crate::{Options, Result};
+use crate::{BenchOptions, Result};
 
 /// Mechanisms, each with the options that switch it off.
 const SWITCHES: [(&str, &[&str]); 3] = [
@@ -32,19 +32,20 @@ const SWITCHES: [(&str, &[&str]); 3] = [
 const KERNEL: &str = "kernel";
 
 /// The options of a run.
-struct Job {
+struct EnospcJob {
     work: Enospc,
     size_bytes: u64,
     turns: usize,
-    ours: Ours,
+    ours: ProgramPaths,
     dir: PathBuf,
 }
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let options = Options::parse(args, &["--mib", "--workers", "--file-size", "--turns"], &[])?;
+    let options =
+        BenchOptions::parse(args, &["--mib", "--workers", "--file-size", "--turns"], &[])?;
     let dir = options.dir()?;
-    let mut job = Job {
+    let mut job = EnospcJob {
         work: Enospc {
             workers: options.number("--workers", 8)?,
             size: usize::try_from(options.number("--file-size", 1024)?).ok()?,
@@ -52,13 +53,13 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         },
         size_bytes: options.number("--mib", 256_u64)?.checked_mul(1 << 20)?,
         turns: usize::try_from(options.number("--turns", 3)?).ok()?,
-        ours: Ours { offshoot: options.program()?, image: dir.join("enospc.img") },
+        ours: ProgramPaths { offshoot: options.program()?, image: dir.join("enospc.img") },
         dir,
     };
     (job.work.workers > 0 && job.turns > 0).then(|| job.run())
 }
 
-impl Job {
+impl EnospcJob {
     fn run(&mut self) -> Result {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
@@ -149,7 +150,7 @@ impl Job {
     /// Runs the workload once on the kernel.
     fn kernel(&self) -> Result<Value> {
         eprintln!("{KERNEL}");
-        let site = Kernel::new(&self.ours.image, self.size_bytes)?;
+        let site = KernelVolume::new(&self.ours.image, self.size_bytes)?;
         drop_caches()?;
         let failed = |error| format!("the kernel's volume: {error}");
         Enospc::prepare(&site).map_err(failed)?;

@@ -16,12 +16,12 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::command;
 
 use crate::measure::run;
-use crate::table::{self, Side};
-use crate::volumes::{Input, prepare};
-use crate::{Options, Result};
+use crate::table::{self, SideRuns};
+use crate::volumes::{InputVolume, prepare};
+use crate::{BenchOptions, Result};
 
 /// The options of a run.
-struct Sides {
+struct ExtractOptions {
     offshoot: PathBuf,
     dir: PathBuf,
     source: PathBuf,
@@ -30,9 +30,9 @@ struct Sides {
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let options = Options::parse(args, &["--source", "--rounds"], &[])?;
+    let options = BenchOptions::parse(args, &["--source", "--rounds"], &[])?;
     let source = options.get("--source").unwrap_or("/usr/src/linux-source-6.1.tar.xz");
-    let sides = Sides {
+    let sides = ExtractOptions {
         offshoot: options.program()?,
         dir: options.dir()?,
         source: source.into(),
@@ -53,17 +53,17 @@ mount -t btrfs -o ro,noatime "$loop" "$mnt"
 "#;
 
 /// Runs every side of every job in turns, over one volume after the other.
-fn run_sides(options: &Sides, inputs: &[Input]) -> Result<Vec<Side>> {
+fn run_sides(options: &ExtractOptions, inputs: &[InputVolume]) -> Result<Vec<SideRuns>> {
     let (outputs, mnt) = (options.dir.join("out"), options.dir.join("mnt"));
     clear(&outputs)?;
     for dir in [&outputs, &mnt] {
         std::fs::create_dir_all(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     }
-    let mut sides: Vec<Side> = Vec::new();
+    let mut sides: Vec<SideRuns> = Vec::new();
     for input in inputs {
         let jobs = jobs(options, input, &mnt);
         let first = sides.len();
-        sides.extend(jobs.iter().map(|(job, name, _)| Side {
+        sides.extend(jobs.iter().map(|(job, name, _)| SideRuns {
             job: format!("{} {job}", input.name),
             name: (*name).to_owned(),
             runs: Vec::new(),
@@ -96,9 +96,13 @@ fn run_sides(options: &Sides, inputs: &[Input]) -> Result<Vec<Side>> {
     Ok(sides)
 }
 
-type Job<'a> = (&'static str, &'static str, Box<dyn Fn(&Path) -> Command + 'a>);
+type ExtractCommand<'a> = (&'static str, &'static str, Box<dyn Fn(&Path) -> Command + 'a>);
 
-fn jobs<'a>(options: &'a Sides, input: &'a Input, mnt: &'a Path) -> Vec<Job<'a>> {
+fn jobs<'a>(
+    options: &'a ExtractOptions,
+    input: &'a InputVolume,
+    mnt: &'a Path,
+) -> Vec<ExtractCommand<'a>> {
     let image = &input.image;
     let kernel = move |script: String| {
         let mut sh = command("sh");
@@ -179,7 +183,7 @@ fn entries(dir: &Path) -> Result<u64> {
 }
 
 /// Prepares the input, runs all sides in turns, prints the table.
-fn all(options: &Sides) -> Result {
+fn all(options: &ExtractOptions) -> Result {
     let _judges = judges::require().ok_or("the peers mount volumes, which takes root")?;
     std::fs::create_dir_all(&options.dir)
         .map_err(|error| format!("{}: {error}", options.dir.display()))?;

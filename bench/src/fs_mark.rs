@@ -15,13 +15,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use offshoot_testkit::btrfs::judges;
 use serde_json::{Value, json};
 
-use crate::kernel::Kernel;
+use crate::kernel::KernelVolume;
 use crate::measure::{drop_caches, machine_cpu};
-use crate::ours::Ours;
+use crate::ours::ProgramPaths;
 use crate::proof::prove;
 use crate::table::{median, shown, write_values};
 use crate::workload::{FsMark, Names, dir_name};
-use crate::{Options, Result};
+use crate::{BenchOptions, Result};
 
 /// Mechanisms, each with the options that switch it off.
 const SWITCHES: [(&str, &[&str]); 3] = [
@@ -35,41 +35,41 @@ const ONE_CORE: &str = "on one core";
 const KERNEL: &str = "kernel";
 
 /// The options of a run.
-struct Job {
+struct FsMarkJob {
     threads: Vec<u64>,
     files: u64,
     rounds: u64,
     size: usize,
     turns: usize,
     is_proved: bool,
-    ours: Ours,
+    ours: ProgramPaths,
     dir: PathBuf,
 }
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let options = Options::parse(
+    let options = BenchOptions::parse(
         args,
         &["--threads", "--files", "--rounds", "--size", "--turns"],
         &["--no-proof"],
     )?;
     let threads = options.get("--threads").unwrap_or("1,2,12");
     let dir = options.dir()?;
-    let job = Job {
+    let job = FsMarkJob {
         threads: threads.split(',').map(|count| count.parse().ok()).collect::<Option<_>>()?,
         files: options.number("--files", 100_000)?,
         rounds: options.number("--rounds", 10)?,
         size: usize::try_from(options.number("--size", 0)?).ok()?,
         turns: usize::try_from(options.number("--turns", 3)?).ok()?,
         is_proved: !options.has("--no-proof"),
-        ours: Ours { offshoot: options.program()?, image: dir.join("fs-mark.img") },
+        ours: ProgramPaths { offshoot: options.program()?, image: dir.join("fs-mark.img") },
         dir,
     };
     let is_sane = job.threads.iter().all(|&threads| threads > 0) && job.rounds > 0 && job.turns > 0;
     is_sane.then(|| job.run())
 }
 
-impl Job {
+impl FsMarkJob {
     fn run(&self) -> Result {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
@@ -185,7 +185,7 @@ impl Job {
     /// Runs the workload once on the kernel.
     fn kernel(&self, threads: u64) -> Result<Value> {
         eprintln!("{threads} threads: {KERNEL}");
-        let site = Kernel::new(&self.ours.image, self.image_bytes(threads)?)?;
+        let site = KernelVolume::new(&self.ours.image, self.image_bytes(threads)?)?;
         drop_caches()?;
         let (before, started) = (machine_cpu()?, Instant::now());
         let (rounds, sync) = self

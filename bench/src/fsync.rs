@@ -15,22 +15,22 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::try_run;
 use serde_json::{Value, json};
 
-use crate::content::{Content, SECTOR, verify};
-use crate::sides::{Kernel, Ours, Side, Way};
+use crate::content::{SECTOR, VersionedContent, verify};
+use crate::sides::{ComparedVolume, LibraryVolume, MountedVolume, WriteWay};
 use crate::table::{median, shown, write_values};
-use crate::{Options, Result};
+use crate::{BenchOptions, Result};
 
 /// The percentiles, by their names.
 const PERCENTILES: [(&str, f64); 4] =
     [("p50_ms", 0.5), ("p99_ms", 0.99), ("p999_ms", 0.999), ("max_ms", 1.0)];
 
 /// The options of a run.
-struct Job {
+struct FsyncJob {
     threads: Vec<u64>,
     /// The number of fsyncs of all threads together.
     fsyncs: u64,
@@ -42,10 +42,11 @@ struct Job {
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
-    let options = Options::parse(args, &["--threads", "--fsyncs", "--turns"], &["--no-proof"])?;
+    let options =
+        BenchOptions::parse(args, &["--threads", "--fsyncs", "--turns"], &["--no-proof"])?;
     let threads = options.get("--threads").unwrap_or("1,2,4,8,16");
     let dir = options.dir()?;
-    let job = Job {
+    let job = FsyncJob {
         threads: threads.split(',').map(|count| count.parse().ok()).collect::<Option<_>>()?,
         fsyncs: options.number("--fsyncs", 4000)?,
         turns: options.number("--turns", 3)?,
@@ -57,7 +58,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     (is_sane && job.turns > 0).then(|| job.run())
 }
 
-impl Job {
+impl FsyncJob {
     fn run(&self) -> Result {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
@@ -83,8 +84,8 @@ impl Job {
             let (mut ours, mut kernel) = (Vec::new(), Vec::new());
             for turn in 0..self.turns {
                 eprintln!("{threads} threads, turn {} of {}", turn + 1, self.turns);
-                ours.push(self.one::<Ours>("ours", threads)?);
-                kernel.push(self.one::<Kernel>("kernel", threads)?);
+                ours.push(self.one::<LibraryVolume>("ours", threads)?);
+                kernel.push(self.one::<MountedVolume>("kernel", threads)?);
             }
             print_row(threads, &ours, &kernel);
             print_row(threads, &kernel, &kernel);
@@ -94,14 +95,14 @@ impl Job {
     }
 
     /// Runs one side once.
-    fn one<S: Side>(&self, name: &str, threads: u64) -> Result<Value> {
+    fn one<S: ComparedVolume>(&self, name: &str, threads: u64) -> Result<Value> {
         let each = self.fsyncs / threads;
         S::make(&self.image, (2 << 30) + 16 * self.fsyncs * SECTOR as u64)?;
         let side = S::open(&self.image, None)?;
         let files: Vec<S::File> =
             (0..threads).map(|number| side.create(&file_name(number))).collect::<Result<_>>()?;
         side.sync()?;
-        let content = Content::new(threads);
+        let content = VersionedContent::new(threads);
         let (commits, started) = (side.commits(), Instant::now());
         let mut times = std::thread::scope(|scope| {
             let (side, content) = (&side, &content);
@@ -142,7 +143,7 @@ impl Job {
     fn prove(&self, threads: u64, each: u64) -> Result {
         let options = ["check", "--readonly", "--check-data-csum"].map(AsRef::as_ref);
         try_run("btrfs", &[&options[..], &[self.image.as_os_str()]].concat())?;
-        let mount = Mount::try_new(std::slice::from_ref(&self.image), "ro")?;
+        let mount = MountedMembers::try_new(std::slice::from_ref(&self.image), "ro")?;
         for number in 0..threads {
             let path = mount.path().join(file_name(number));
             let failed = |error: std::io::Error| format!("{}: {error}", path.display());
@@ -170,18 +171,18 @@ fn index(number: u64) -> usize {
 }
 
 /// Appends `count` sectors to a file, and syncs it after each. Returns the time of each.
-fn append<S: Side>(
+fn append<S: ComparedVolume>(
     side: &S,
     file: &S::File,
     number: u64,
     count: u64,
-    content: &Content,
+    content: &VersionedContent,
 ) -> Result<Vec<Duration>> {
     let mut sector = [0; SECTOR];
     let one = |at: u64| {
         content.fill(index(number), at * SECTOR as u64, 1, &mut sector);
         let started = Instant::now();
-        side.write(file, at * SECTOR as u64, &sector, Way::Buffered)?;
+        side.write(file, at * SECTOR as u64, &sector, WriteWay::Buffered)?;
         side.fsync(file)?;
         Ok(started.elapsed())
     };

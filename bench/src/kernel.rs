@@ -14,7 +14,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::run::try_run;
 use rustix::fs::{
     AtFlags, Mode, OFlags, fcntl_getfl, fcntl_setfl, fstatvfs, fsync, mkdirat, openat, syncfs,
@@ -26,13 +26,13 @@ use crate::Result;
 use crate::workload::Site;
 
 /// A volume that the kernel has mounted.
-pub(crate) struct Kernel {
+pub(crate) struct KernelVolume {
     root: OwnedFd,
     // Dropped after `root`, so that nothing is open at the unmount.
-    _mount: Option<Mount>,
+    _mount: Option<MountedMembers>,
 }
 
-impl Kernel {
+impl KernelVolume {
     /// Makes a new image of this size, makes a volume on it, and mounts it.
     pub(crate) fn new(image: &Path, size_bytes: u64) -> Result<Self> {
         Self::with_options(image, size_bytes, &[], "")
@@ -52,7 +52,7 @@ impl Kernel {
         let mut options: Vec<&OsStr> = mkfs.iter().map(OsStr::new).collect();
         options.extend([OsStr::new("-q"), image.as_os_str()]);
         try_run("mkfs.btrfs", &options)?;
-        let mount = Mount::try_new(&[image.to_path_buf()], mount)?;
+        let mount = MountedMembers::try_new(&[image.to_path_buf()], mount)?;
         let root = File::open(mount.path()).map_err(|error| format!("the mount: {error}"))?;
         Ok(Self { root: root.into(), _mount: Some(mount) })
     }
@@ -74,7 +74,7 @@ pub(crate) fn remove_image(image: &Path) -> Result {
     }
 }
 
-impl Site for Kernel {
+impl Site for KernelVolume {
     type Dir = OwnedFd;
     type File = OwnedFd;
     type Error = Errno;

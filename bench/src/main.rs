@@ -94,7 +94,7 @@ Options:
                       which are served over /dev/fuse [default: ours,null,btrfs,xfs]
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
-  --no-proof          Let nobody look at what was made
+  --no-proof          Let no judge look at what was made
 ";
 
 fn main() -> ExitCode {
@@ -131,9 +131,9 @@ fn run(args: &[String]) -> Result<ExitCode> {
 }
 
 /// The options of a benchmark, each given once at most.
-pub(crate) struct Options(BTreeMap<String, String>);
+pub(crate) struct BenchOptions(BTreeMap<String, String>);
 
-impl Options {
+impl BenchOptions {
     /// Parses the options that all benchmarks have, those in `valued`, which take a value, and
     /// those in `plain`, which take none. Returns `None` for any other option.
     fn parse(args: &[String], valued: &[&str], plain: &[&str]) -> Option<Self> {

@@ -13,7 +13,7 @@ use crate::Result;
 
 /// The costs of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Run {
+pub(crate) struct RunCosts {
     /// From start to end.
     pub(crate) wall: Duration,
     /// The time of a `sync` right after the run.
@@ -27,7 +27,7 @@ pub(crate) struct Run {
 }
 
 /// Runs `command` with cold caches.
-pub(crate) fn run(command: &mut Command) -> Result<Run> {
+pub(crate) fn run(command: &mut Command) -> Result<RunCosts> {
     drop_caches()?;
     let name = format!("{command:?}");
     let before = machine_cpu()?;
@@ -52,7 +52,7 @@ pub(crate) fn run(command: &mut Command) -> Result<Run> {
     }
     let started = Instant::now();
     rustix::fs::sync();
-    Ok(Run {
+    Ok(RunCosts {
         wall,
         sync: started.elapsed(),
         cpu: used.rusage.utime + used.rusage.stime,

@@ -23,9 +23,9 @@ use offshoot_testkit::run::try_run;
 use serde_json::{Value, json};
 
 use crate::table::{median, shown, write_values};
-use crate::{Options, Result};
-use loads::Figure;
-use places::{Mounted, Places, Side};
+use crate::{BenchOptions, Result};
+use loads::LoadFigure;
+use places::{MountPaths, MountSide, MountedSide};
 
 /// The first argument of the child process that serves the null filesystem.
 pub(crate) const NULL: &str = "serve-null";
@@ -33,8 +33,8 @@ pub(crate) const NULL: &str = "serve-null";
 const LOADS: [&str; 4] = ["empty", "small", "data", "tree"];
 
 /// The options of a run.
-struct Job {
-    sides: Vec<Side>,
+struct MountJob {
+    sides: Vec<MountSide>,
     loads: Vec<String>,
     files: u64,
     rounds: u64,
@@ -49,7 +49,7 @@ struct Job {
 }
 
 /// A side, and its figures turn by turn.
-type Row = (Side, Vec<Figure>);
+type SideFigures = (MountSide, Vec<LoadFigure>);
 
 /// Runs the benchmark; `None` for options that it does not know.
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
@@ -63,15 +63,15 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         "--source",
         "--turns",
     ];
-    let options = Options::parse(args, &valued, &[])?;
+    let options = BenchOptions::parse(args, &valued, &[])?;
     let sides = options.get("--sides").unwrap_or("ours,null,btrfs,xfs");
     let loads = options.get("--loads").map_or_else(
         || LOADS.map(str::to_owned).to_vec(),
         |loads| loads.split(',').map(str::to_owned).collect(),
     );
     let dir = options.dir()?;
-    let job = Job {
-        sides: sides.split(',').map(Side::named).collect::<Option<_>>()?,
+    let job = MountJob {
+        sides: sides.split(',').map(MountSide::named).collect::<Option<_>>()?,
         loads,
         files: options.number("--files", 20_000)?,
         rounds: options.number("--rounds", 3)?,
@@ -100,7 +100,7 @@ pub(crate) fn serve_null(args: &[String]) -> Option<Result> {
     Some(places::serve(Path::new(dir), transport))
 }
 
-impl Job {
+impl MountJob {
     fn has(&self, load: &str) -> bool {
         self.loads.iter().any(|known| known == load)
     }
@@ -111,10 +111,11 @@ impl Job {
         if self.has("tree") {
             self.make_archive()?;
         }
-        let over_ring = [Side::Ours, Side::Null];
+        let over_ring = [MountSide::Ours, MountSide::Null];
         let wants_ring = self.sides.iter().any(|side| over_ring.contains(side));
         let _switched = wants_ring.then(SwitchedOn::new).transpose().map_err(|e| e.to_string())?;
-        let mut rows: Vec<Row> = self.sides.iter().map(|&side| (side, Vec::new())).collect();
+        let mut rows: Vec<SideFigures> =
+            self.sides.iter().map(|&side| (side, Vec::new())).collect();
         for turn in 0..self.turns {
             for (side, figures) in &mut rows {
                 eprintln!("turn {} of {}: {}", turn + 1, self.turns, side.name());
@@ -153,23 +154,23 @@ impl Job {
     }
 
     /// One turn of one side.
-    fn one(&self, side: Side) -> Result<Vec<Figure>> {
+    fn one(&self, side: MountSide) -> Result<Vec<LoadFigure>> {
         let image = self.dir.join("mount.img");
         let dir = self.dir.join("mount");
         let files = self.files * self.rounds * 6;
         let image_bytes = (8 << 30) + 3 * (self.mib << 20) + files * (16 << 10);
-        let places = Places { offshoot: &self.offshoot, image: &image, dir: &dir, image_bytes };
-        let mounted = Mounted::new(side, &places)?;
+        let places = MountPaths { offshoot: &self.offshoot, image: &image, dir: &dir, image_bytes };
+        let mounted = MountedSide::new(side, &places)?;
         let figures = loads::run(self, mounted.path())?;
         mounted.unmount()?;
-        if matches!(side, Side::Ours | Side::OursDevice) {
+        if matches!(side, MountSide::Ours | MountSide::OursDevice) {
             try_run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()])?;
         }
         crate::kernel::remove_image(&image)?;
         Ok(figures)
     }
 
-    fn print(&self, rows: &[Row]) {
+    fn print(&self, rows: &[SideFigures]) {
         println!(
             "medians of {} turns; `with sync` counts what made it durable as well",
             self.turns
@@ -183,13 +184,13 @@ impl Job {
             figures.iter().take(each).map(|figure| figure.load.as_str()).collect()
         });
         for load in loads {
-            let speeds = |side: Side, with_sync: bool| -> Vec<f64> {
+            let speeds = |side: MountSide, is_synced: bool| -> Vec<f64> {
                 let row = rows.iter().find(|(known, _)| *known == side);
                 let figures = row.map_or(&[][..], |(_, figures)| figures);
                 figures
                     .iter()
                     .filter(|figure| figure.load == load)
-                    .map(|f| f.speed(with_sync))
+                    .map(|f| f.speed(is_synced))
                     .collect()
             };
             for (side, figures) in rows {
@@ -206,19 +207,19 @@ impl Job {
                     side.name(),
                     format!("{min:.0}..{max:.0}"),
                     median(speeds(*side, true).into_iter()),
-                    beside(Side::Null),
-                    beside(Side::Btrfs),
-                    beside(Side::Xfs),
+                    beside(MountSide::Null),
+                    beside(MountSide::Btrfs),
+                    beside(MountSide::Xfs),
                 );
             }
         }
     }
 }
 
-impl Figure {
+impl LoadFigure {
     /// The amount per second.
-    fn speed(&self, with_sync: bool) -> f64 {
-        let sync = self.sync.filter(|_| with_sync).unwrap_or_default();
+    fn speed(&self, is_synced: bool) -> f64 {
+        let sync = self.sync.filter(|_| is_synced).unwrap_or_default();
         self.amount / (self.time + sync).as_secs_f64()
     }
 }

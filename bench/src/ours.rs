@@ -10,14 +10,14 @@ use crate::Result;
 use crate::kernel::remove_image;
 
 /// The paths of the program and of its volume.
-pub(crate) struct Ours {
+pub(crate) struct ProgramPaths {
     /// The program, built with optimisation.
     pub(crate) offshoot: PathBuf,
     /// The image that it makes a volume on.
     pub(crate) image: PathBuf,
 }
 
-impl Ours {
+impl ProgramPaths {
     /// Runs `offshoot bench WORKLOAD` with these options on a new image, and returns its JSON. If
     /// `under` is not empty, that command starts the program.
     pub(crate) fn run(&self, under: &[&str], workload: &str, options: &[String]) -> Result<Value> {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::run::try_run;
 
 use crate::Result;
@@ -12,7 +12,7 @@ use crate::Result;
 /// in `expected`.
 pub(crate) fn prove(image: &Path, expected: Vec<(String, Vec<Vec<u8>>)>) -> Result {
     try_run("btrfs", &["check".as_ref(), "--readonly".as_ref(), image.as_os_str()])?;
-    let mount = Mount::try_new(&[PathBuf::from(image)], "ro")?;
+    let mount = MountedMembers::try_new(&[PathBuf::from(image)], "ro")?;
     for (dir, mut expected) in expected {
         let mut found = names(&mount.path().join(&dir))?;
         found.sort_unstable();

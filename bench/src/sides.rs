@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{Compress, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::run::{command, try_run};
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Position, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, FileId, FilePosition, FileSystem, FileSystemMut, NewFile, Timestamp,
+};
 use rustix::fs::OFlags;
 use uuid::Uuid;
 
@@ -21,7 +23,7 @@ use crate::measure::drop_caches;
 
 /// How a write is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum WriteWay {
     /// The data may stay in memory.
     Buffered,
     /// With `O_DIRECT` on the kernel's side, and `write_direct` on ours: no data stays in memory.
@@ -29,7 +31,7 @@ pub(crate) enum Way {
 }
 
 /// An open volume.
-pub(crate) trait Side: Sized + Sync {
+pub(crate) trait ComparedVolume: Sized + Sync {
     /// An open file.
     type File: Send + Sync;
     /// A subvolume.
@@ -46,7 +48,7 @@ pub(crate) trait Side: Sized + Sync {
     /// Opens a file in the root directory.
     fn file(&self, name: &str) -> Result<Self::File>;
     /// Writes all of `data` at `offset`.
-    fn write(&self, file: &Self::File, offset: u64, data: &[u8], way: Way) -> Result;
+    fn write(&self, file: &Self::File, offset: u64, data: &[u8], way: WriteWay) -> Result;
     /// Fills `buf` from `offset` on.
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> Result;
     /// Clones all data of `from` into `to`, which is empty.
@@ -80,11 +82,11 @@ fn said(error: impl ToString) -> String {
 }
 
 /// The library in this process.
-pub(crate) struct Ours(Filesystem);
+pub(crate) struct LibraryVolume(Filesystem);
 
-impl Ours {
-    fn place<'n>(&self, name: &'n str) -> Place<'n> {
-        Place { dir: self.0.root(), name: name.as_bytes() }
+impl LibraryVolume {
+    fn place<'n>(&self, name: &'n str) -> EntryPlace<'n> {
+        EntryPlace { dir: self.0.root(), name: name.as_bytes() }
     }
 }
 
@@ -93,7 +95,7 @@ fn new_file() -> NewFile {
     NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: Timestamp::now() }
 }
 
-impl Side for Ours {
+impl ComparedVolume for LibraryVolume {
     type File = FileId;
     type Subvolume = SubvolumeId;
     const IS_OURS: bool = true;
@@ -127,11 +129,11 @@ impl Side for Ours {
         self.0.lookup(self.0.root(), name.as_bytes()).map_err(said)
     }
 
-    fn write(&self, &file: &FileId, offset: u64, data: &[u8], way: Way) -> Result {
+    fn write(&self, &file: &FileId, offset: u64, data: &[u8], way: WriteWay) -> Result {
         let now = Timestamp::now();
         match way {
-            Way::Buffered => self.0.write(file, offset, data, now),
-            Way::Direct => self.0.write_direct(file, offset, data, now),
+            WriteWay::Buffered => self.0.write(file, offset, data, now),
+            WriteWay::Direct => self.0.write_direct(file, offset, data, now),
         }
         .map_err(said)
     }
@@ -142,7 +144,7 @@ impl Side for Ours {
     }
 
     fn clone(&self, &from: &FileId, &to: &FileId) -> Result {
-        let at = |file| Position { file, offset: 0 };
+        let at = |file| FilePosition { file, offset: 0 };
         self.0.clone_range(at(from), at(to), 0, Timestamp::now()).map_err(said)
     }
 
@@ -151,7 +153,7 @@ impl Side for Ours {
         let dir = self.file(name)?;
         for number in 0..files {
             let name = file_name(number);
-            let file = self.0.create(Place { dir, name: name.as_bytes() }, &new_file());
+            let file = self.0.create(EntryPlace { dir, name: name.as_bytes() }, &new_file());
             self.0.write(file.map_err(said)?, 0, data, Timestamp::now()).map_err(said)?;
         }
         Ok(id)
@@ -182,7 +184,7 @@ impl Side for Ours {
 }
 
 /// A volume that the kernel has mounted.
-pub(crate) struct Kernel(Mount);
+pub(crate) struct MountedVolume(MountedMembers);
 
 /// A file on it, opened twice.
 pub(crate) struct KernelFile {
@@ -190,7 +192,7 @@ pub(crate) struct KernelFile {
     direct: File,
 }
 
-impl Kernel {
+impl MountedVolume {
     fn open_file(&self, name: &str, is_new: bool) -> Result<KernelFile> {
         let path = self.0.path().join(name);
         let open = |flags: OFlags| {
@@ -203,7 +205,7 @@ impl Kernel {
     }
 }
 
-impl Side for Kernel {
+impl ComparedVolume for MountedVolume {
     type File = KernelFile;
     type Subvolume = String;
     const IS_OURS: bool = false;
@@ -216,7 +218,7 @@ impl Side for Kernel {
 
     fn open(image: &Path, compress: Option<&str>) -> Result<Self> {
         let options = compress.map_or_else(String::new, |how| format!("compress-force={how}"));
-        let mount = Mount::try_new(&[PathBuf::from(image)], &options)?;
+        let mount = MountedMembers::try_new(&[PathBuf::from(image)], &options)?;
         for device in mount.devices() {
             try_run::<&str>("losetup", &["--direct-io=on", device])?;
         }
@@ -232,8 +234,8 @@ impl Side for Kernel {
         self.open_file(name, false)
     }
 
-    fn write(&self, file: &KernelFile, offset: u64, data: &[u8], way: Way) -> Result {
-        let file = if way == Way::Direct { &file.direct } else { &file.buffered };
+    fn write(&self, file: &KernelFile, offset: u64, data: &[u8], way: WriteWay) -> Result {
+        let file = if way == WriteWay::Direct { &file.direct } else { &file.buffered };
         file.write_all_at(data, offset).map_err(said)
     }
 

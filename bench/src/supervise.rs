@@ -52,7 +52,7 @@ pub(crate) fn supervise(args: &[String], dir: &Path) -> Result<ExitCode> {
     signals.thread_block().map_err(|errno| format!("signals: {errno}"))?;
     let existing = dir.canonicalize();
     let loops = existing.map_or_else(|_| Vec::new(), |dir| loops_in(&dir));
-    let before = Before { mounts: mounts()?, loops };
+    let before = MountsBefore { mounts: mounts()?, loops };
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut child = Command::new(program)
         .arg(WORKER)
@@ -77,16 +77,16 @@ pub(crate) fn supervise(args: &[String], dir: &Path) -> Result<ExitCode> {
 }
 
 /// The mounts and loop devices from before the benchmark.
-struct Before {
-    mounts: Vec<Mount>,
+struct MountsBefore {
+    mounts: Vec<MountAndSource>,
     loops: Vec<String>,
 }
 
 /// A mount: its directory, and its source.
-type Mount = (PathBuf, String);
+type MountAndSource = (PathBuf, String);
 
 /// Ends the benchmark, and undoes its mounts and loop devices.
-fn end(child: &mut Child, dir: &Path, before: &Before) -> Result {
+fn end(child: &mut Child, dir: &Path, before: &MountsBefore) -> Result {
     let group = Pid::from_child(child);
     kill_process_group(group, rustix::process::Signal::KILL)
         .and_then(|()| child.wait().map(drop).map_err(|_| rustix::io::Errno::CHILD))
@@ -139,7 +139,7 @@ fn detach(device: &str, dir: &Path) -> Result {
 }
 
 /// All mounts.
-fn mounts() -> Result<Vec<Mount>> {
+fn mounts() -> Result<Vec<MountAndSource>> {
     let table = fs::read_to_string("/proc/self/mountinfo");
     let table = table.map_err(|error| format!("the table of mounts: {error}"))?;
     // `36 35 98:0 / /mnt rw,noatime master:1 - ext4 /dev/root rw`

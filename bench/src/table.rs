@@ -6,21 +6,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::measure::Run;
+use crate::measure::RunCosts;
 
 /// One side of one job: all its runs.
 #[derive(Debug)]
-pub(crate) struct Side {
+pub(crate) struct SideRuns {
     /// The job, which several sides run.
     pub(crate) job: String,
     /// The name of the side.
     pub(crate) name: String,
     /// Its runs.
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<RunCosts>,
 }
 
-impl Side {
-    fn median(&self, figure: impl Fn(&Run) -> f64) -> f64 {
+impl SideRuns {
+    fn median(&self, figure: impl Fn(&RunCosts) -> f64) -> f64 {
         median(self.runs.iter().map(figure))
     }
 
@@ -34,7 +34,7 @@ impl Side {
     }
 
     fn json(&self) -> Value {
-        let seconds = |figure: fn(&Run) -> Duration| -> Vec<f64> {
+        let seconds = |figure: fn(&RunCosts) -> Duration| -> Vec<f64> {
             self.runs.iter().map(|run| figure(run).as_secs_f64()).collect()
         };
         json!({
@@ -51,13 +51,13 @@ impl Side {
 
 /// Prints the table. The first side of every job is ours. The last column is the time of a side
 /// divided by ours: 2.00 takes twice as long.
-pub(crate) fn print(sides: &[Side]) {
+pub(crate) fn print(sides: &[SideRuns]) {
     println!(
         "{:<18} {:<24} {:>8} {:>15} {:>8} {:>8} {:>9} {:>9} {:>8}",
         "job", "side", "time s", "min..max", "sync s", "CPU s", "machine s", "peak MiB", "x ours"
     );
     for side in sides {
-        let ours = sides.iter().find(|one| one.job == side.job).map_or(f64::NAN, Side::wall);
+        let ours = sides.iter().find(|one| one.job == side.job).map_or(f64::NAN, SideRuns::wall);
         let (min, max) = side.spread();
         println!(
             "{:<18} {:<24} {:>8.2} {:>15} {:>8.2} {:>8.2} {:>9.2} {:>9.1} {:>8.2}",
@@ -92,8 +92,8 @@ pub(crate) fn shown(figure: f64, places: usize) -> String {
 }
 
 /// Writes all runs of all sides to `path`.
-pub(crate) fn write_json(path: &Path, sides: &[Side]) -> Result {
-    write_values(path, sides.iter().map(Side::json).collect())
+pub(crate) fn write_json(path: &Path, sides: &[SideRuns]) -> Result {
+    write_values(path, sides.iter().map(SideRuns::json).collect())
 }
 
 /// Writes values to `path`, as an array.

@@ -26,7 +26,7 @@ use offshoot_vfs::Timestamp;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::{Options, Result, table};
+use crate::{BenchOptions, Result, table};
 
 const THREADS: [u64; 3] = [1, 2, 12];
 const ORDERS: [&str; 3] = ["series", "ranges", "random"];
@@ -61,7 +61,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         let (_, latching) = SIDES.into_iter().find(|(name, _)| name == side)?;
         return Some(one(order, threads.parse().ok()?, latching, items.parse().ok()?));
     }
-    let options = Options::parse(args, &["--rounds", "--items"], &[])?;
+    let options = BenchOptions::parse(args, &["--rounds", "--items"], &[])?;
     let rounds = options.number("--rounds", 3).filter(|&rounds| rounds > 0)?;
     let items = options.number("--items", 1_000_000).filter(|&items| items > 0)?;
     Some(all(rounds, items, options.dir().as_deref()))

@@ -7,14 +7,14 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::run::try_run;
 
 use crate::Result;
 
 /// A volume to read.
 #[derive(Debug)]
-pub(crate) struct Input {
+pub(crate) struct InputVolume {
     /// Its name in the table.
     pub(crate) name: &'static str,
     /// The image.
@@ -22,7 +22,7 @@ pub(crate) struct Input {
 }
 
 /// Makes the volumes that are missing from `source`: one plain, one compressed.
-pub(crate) fn prepare(dir: &Path, source: &Path) -> Result<Vec<Input>> {
+pub(crate) fn prepare(dir: &Path, source: &Path) -> Result<Vec<InputVolume>> {
     [("plain", "noatime"), ("zstd", "noatime,compress=zstd")]
         .into_iter()
         .map(|(name, options)| {
@@ -30,7 +30,7 @@ pub(crate) fn prepare(dir: &Path, source: &Path) -> Result<Vec<Input>> {
             if !image.exists() {
                 make(&image, options, source)?;
             }
-            Ok(Input { name, image })
+            Ok(InputVolume { name, image })
         })
         .collect()
 }
@@ -49,7 +49,7 @@ fn make(image: &Path, options: &str, source: &Path) -> Result {
         .and_then(|file| file.set_len(SIZE_BYTES))
         .map_err(|error| format!("{}: {error}", unfinished.display()))?;
     try_run("mkfs.btrfs", &["-q".as_ref(), unfinished.as_os_str()])?;
-    let mount = Mount::try_new(std::slice::from_ref(&unfinished), options)?;
+    let mount = MountedMembers::try_new(std::slice::from_ref(&unfinished), options)?;
     if source.is_dir() {
         let from = source.join(".");
         try_run("cp", &["-a".as_ref(), from.as_os_str(), mount.path().as_os_str()])?;

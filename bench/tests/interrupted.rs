@@ -73,7 +73,9 @@ fn nothing_stays_mounted() {
         for image in
             ["mount.img", "data.img"].map(|name| dir.join(name)).iter().filter(|i| i.exists())
         {
-            wait_until("the end of who has the image", || FileDevice::open_writable(image).is_ok());
+            wait_until("the end of the program that has the image", || {
+                FileDevice::open_writable(image).is_ok()
+            });
         }
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn install(tools: &[&str], is_progs_missing: bool) -> Result {
     if !is_progs_missing {
         return Ok(());
     }
-    if !offered() {
+    if !is_offered() {
         add_backports()?;
         update();
     }
@@ -72,7 +72,7 @@ fn update() {
     }
 }
 
-fn offered() -> bool {
+fn is_offered() -> bool {
     best().is_some()
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// The sums of the test programs so far.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub(crate) struct TestCounts {
     passed: u64,
     failed: u64,
     /// The beginning of a line whose end has not come yet.
@@ -18,7 +18,7 @@ pub(crate) struct Counts {
 /// The most bytes of a line to keep. A line of sums is shorter.
 const LINE_BYTES_MAX: usize = 512;
 
-impl Counts {
+impl TestCounts {
     /// Takes a piece of the output of `cargo test`.
     pub(crate) fn see(&mut self, piece: &[u8]) {
         for &byte in piece {
@@ -48,23 +48,23 @@ impl Counts {
     }
 
     /// The sums, given the lines of the file in which tests say that they skipped themselves.
-    pub(crate) fn with_skipped(&self, skipped: &str) -> Sums {
+    pub(crate) fn with_skipped(&self, skipped: &str) -> TestSums {
         // A test that asks for its judges twice writes its line twice.
         let skipped: BTreeSet<&str> = skipped.lines().filter(|line| !line.is_empty()).collect();
         let skipped = skipped.len() as u64;
-        Sums { passed: self.passed.saturating_sub(skipped), failed: self.failed, skipped }
+        TestSums { passed: self.passed.saturating_sub(skipped), failed: self.failed, skipped }
     }
 }
 
 /// The last line of `cargo xtask test`.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Sums {
+pub(crate) struct TestSums {
     passed: u64,
     failed: u64,
     skipped: u64,
 }
 
-impl fmt::Display for Sums {
+impl fmt::Display for TestSums {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { passed, failed, skipped } = self;
         write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
@@ -82,7 +82,7 @@ mod tests {
                       test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered \
                       out; finished in 1.00s\n";
         for len in [1, 7, output.len()] {
-            let mut counts = Counts::default();
+            let mut counts = TestCounts::default();
             output.as_bytes().chunks(len).for_each(|piece| counts.see(piece));
             assert_eq!(counts.with_skipped("").to_string(), "6 passed, 1 failed, 0 skipped");
             let skipped = "/t/a\tone\n/t/a\ttwo\n/t/a\tone\n";
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn other_lines_count_nothing() {
-        let mut counts = Counts::default();
+        let mut counts = TestCounts::default();
         counts.see(b"5 passed\ntest result\n test result: \n12 passed; 3 failed\n");
-        assert_eq!(counts.with_skipped(""), Sums { passed: 0, failed: 0, skipped: 0 });
+        assert_eq!(counts.with_skipped(""), TestSums { passed: 0, failed: 0, skipped: 0 });
     }
 }

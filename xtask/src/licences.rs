@@ -65,33 +65,33 @@ fn allowed() -> Result<Vec<String>> {
 fn is_allowed(licence: &str, allowed: &[String]) -> bool {
     let spaced = licence.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = spaced.split_whitespace().peekable();
-    let is_one_allowed = alternatives(&mut words, allowed);
+    let is_one_allowed = is_one_alternative_allowed(&mut words, allowed);
     // What is left over was not understood.
     is_one_allowed && words.next().is_none()
 }
 
-type Words<'w> = Peekable<SplitWhitespace<'w>>;
+type ExpressionWords<'w> = Peekable<SplitWhitespace<'w>>;
 
-fn alternatives(words: &mut Words<'_>, allowed: &[String]) -> bool {
-    let mut is_one_allowed = together(words, allowed);
+fn is_one_alternative_allowed(words: &mut ExpressionWords<'_>, allowed: &[String]) -> bool {
+    let mut is_one_allowed = are_all_terms_allowed(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
-        is_one_allowed |= together(words, allowed);
+        is_one_allowed |= are_all_terms_allowed(words, allowed);
     }
     is_one_allowed
 }
 
-fn together(words: &mut Words<'_>, allowed: &[String]) -> bool {
-    let mut are_all_allowed = one(words, allowed);
+fn are_all_terms_allowed(words: &mut ExpressionWords<'_>, allowed: &[String]) -> bool {
+    let mut are_all_allowed = is_term_allowed(words, allowed);
     while words.next_if_eq(&"AND").is_some() {
-        are_all_allowed &= one(words, allowed);
+        are_all_allowed &= is_term_allowed(words, allowed);
     }
     are_all_allowed
 }
 
 /// A licence with its exception, or an expression in parentheses.
-fn one(words: &mut Words<'_>, allowed: &[String]) -> bool {
+fn is_term_allowed(words: &mut ExpressionWords<'_>, allowed: &[String]) -> bool {
     if words.next_if_eq(&"(").is_some() {
-        return alternatives(words, allowed) & words.next_if_eq(&")").is_some();
+        return is_one_alternative_allowed(words, allowed) & words.next_if_eq(&")").is_some();
     }
     let mut name = Vec::new();
     while let Some(word) = words.next_if(|word| !["AND", "OR", "(", ")"].contains(word)) {

@@ -13,6 +13,7 @@ mod demo;
 mod floors;
 mod licences;
 mod man;
+mod names;
 mod setup;
 mod shell;
 mod speak;
@@ -38,6 +39,7 @@ Tasks:
   setup    Install what the tests need (as root), or say how to; says first what it will change
   licences Check that everything that is linked is under a permissive licence
   floors   Check that no room of the engine calls one above it, but for those that still do
+  names    Check that a type name is defined once, and says what the type is
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)
@@ -91,6 +93,7 @@ fn main() -> ExitCode {
         ["setup"] => setup::setup(),
         ["licences"] => licences::check(),
         ["floors"] => floors::check(),
+        ["names"] => names::check(),
         ["fixture"] => shell::cargo(&FIXTURE),
         ["bench", what, ref options @ ..] => bench::bench(what, options),
         ["campaign", what, ref options @ ..] => campaign::campaign(what, options),

@@ -14,7 +14,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(4);
 
 /// The streams of a command.
 #[derive(Clone, Copy)]
-enum Stream {
+enum CommandStream {
     Output,
     Errors,
 }
@@ -29,17 +29,21 @@ pub(crate) fn run(
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (sender, receiver) = channel();
     if let Some(output) = child.stdout.take() {
-        forward(output, Stream::Output, sender.clone());
+        forward(output, CommandStream::Output, sender.clone());
     }
     if let Some(errors) = child.stderr.take() {
-        forward(errors, Stream::Errors, sender);
+        forward(errors, CommandStream::Errors, sender);
     }
     pass_on(&mut child, &receiver, what, see)?;
     child.wait()
 }
 
 /// Sends every piece as soon as it comes, so that the dots of tests appear one by one.
-fn forward(mut from: impl Read + Send + 'static, stream: Stream, to: Sender<(Stream, Vec<u8>)>) {
+fn forward(
+    mut from: impl Read + Send + 'static,
+    stream: CommandStream,
+    to: Sender<(CommandStream, Vec<u8>)>,
+) {
     thread::spawn(move || {
         let mut buf = [0; 8192];
         loop {
@@ -54,7 +58,7 @@ fn forward(mut from: impl Read + Send + 'static, stream: Stream, to: Sender<(Str
 
 fn pass_on(
     child: &mut Child,
-    pieces: &Receiver<(Stream, Vec<u8>)>,
+    pieces: &Receiver<(CommandStream, Vec<u8>)>,
     what: &str,
     see: &mut dyn FnMut(&[u8]),
 ) -> io::Result<()> {
@@ -65,11 +69,11 @@ fn pass_on(
             Ok((stream, piece)) => {
                 is_within_line = piece.last() != Some(&b'\n');
                 match stream {
-                    Stream::Output => {
+                    CommandStream::Output => {
                         see(&piece);
                         write(&mut io::stdout(), &piece)?;
                     }
-                    Stream::Errors => write(&mut io::stderr(), &piece)?,
+                    CommandStream::Errors => write(&mut io::stderr(), &piece)?,
                 }
             }
             Err(RecvTimeoutError::Disconnected) => return Ok(()),

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use offshoot_machine::{SKIPPED_FILE, may_mount, may_switch_io_uring_on};
 
-use crate::counts::{Counts, Sums};
+use crate::counts::{TestCounts, TestSums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
-use crate::{columns, floors, licences, setup};
+use crate::{columns, floors, licences, names, setup};
 
-/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, tests and
-/// licences. The last line of output counts the tests, also after a failure.
+/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, names,
+/// tests and licences. The last line of output counts the tests, also after a failure.
 pub(crate) fn test() -> ExitCode {
     let mut tests = Tests::default();
     let result = run(&mut tests);
@@ -33,6 +33,7 @@ fn run(tests: &mut Tests) -> Result {
     style()?;
     columns::check()?;
     floors::check()?;
+    names::check()?;
     // The development profile compiles the engine with little optimisation, and the checksums and
     // decompressors with full. In this way building and running together take the least time.
     tests.run(None, &["test", "--workspace", "--no-fail-fast", "--", "--quiet"])?;
@@ -53,7 +54,7 @@ fn run(tests: &mut Tests) -> Result {
 /// Runs of `cargo test`, counted.
 #[derive(Default)]
 struct Tests {
-    counts: Counts,
+    counts: TestCounts,
     /// A line for each test that skipped itself, with the run before it.
     skipped: String,
 }
@@ -74,7 +75,7 @@ impl Tests {
         result
     }
 
-    fn sums(&self) -> Sums {
+    fn sums(&self) -> TestSums {
         self.counts.with_skipped(&self.skipped)
     }
 }

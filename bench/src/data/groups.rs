@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::try_run;
 
 use crate::Result;
-use crate::content::{Content, SECTOR, verify};
-use crate::sides::{Side, Way, snapshot_name};
+use crate::content::{SECTOR, VersionedContent, verify};
+use crate::sides::{ComparedVolume, WriteWay, snapshot_name};
 
 /// The groups of rows. The first three name the compression of their data.
 pub(super) const GROUPS: [&str; 5] = ["plain", "zstd:3", "zstd:15", "direct", "snapshots"];
@@ -27,7 +27,7 @@ const SMALL: usize = 1024;
 const SEED: u64 = 7;
 
 /// The sizes and counts of all rows.
-pub(super) struct Work {
+pub(super) struct GroupSizes {
     /// The bytes of a file.
     pub(super) bytes: u64,
     /// The bytes that are read and written in random order.
@@ -41,21 +41,21 @@ pub(super) struct Work {
 }
 
 /// The time of one side for a row.
-pub(super) struct Row {
+pub(super) struct SideTime {
     pub(super) name: &'static str,
     pub(super) time: Duration,
 }
 
 /// Measures the time of `work`.
-fn timed(name: &'static str, work: impl FnOnce() -> Result) -> Result<Row> {
+fn timed(name: &'static str, work: impl FnOnce() -> Result) -> Result<SideTime> {
     let started = Instant::now();
     work()?;
-    Ok(Row { name, time: started.elapsed() })
+    Ok(SideTime { name, time: started.elapsed() })
 }
 
-impl Work {
+impl GroupSizes {
     /// Runs all rows of a group on one side.
-    pub(super) fn run<S: Side>(&self, group: &str) -> Result<Vec<Row>> {
+    pub(super) fn run<S: ComparedVolume>(&self, group: &str) -> Result<Vec<SideTime>> {
         match group {
             "direct" => self.direct::<S>(),
             "snapshots" => self.snapshots::<S>(),
@@ -65,12 +65,12 @@ impl Work {
     }
 
     /// Makes a new volume, about twice as large as the data that a group writes.
-    fn make<S: Side>(&self) -> Result {
+    fn make<S: ComparedVolume>(&self) -> Result {
         S::make(&self.image, 4 * self.bytes + (4 << 30))
     }
 
-    fn data<S: Side>(&self, compress: Option<&str>) -> Result<Vec<Row>> {
-        let content = Content::new(SEED);
+    fn data<S: ComparedVolume>(&self, compress: Option<&str>) -> Result<Vec<SideTime>> {
+        let content = VersionedContent::new(SEED);
         let (image, bytes) = (&self.image, self.bytes);
         let open = || S::open(image, compress);
         let half = bytes / 2 / REQUEST as u64 * REQUEST as u64;
@@ -80,7 +80,7 @@ impl Work {
             let side = open()?;
             let file = side.create("one")?;
             rows.push(timed("write", || {
-                write(&side, &file, 0, bytes, &content, Way::Buffered)?;
+                write(&side, &file, 0, bytes, &content, WriteWay::Buffered)?;
                 side.sync()
             })?);
         }
@@ -108,7 +108,7 @@ impl Work {
                 let mut buf = vec![0; SECTOR];
                 for offset in self.places(2) {
                     content.fill(0, offset, 2, &mut buf);
-                    side.write(&file, offset, &buf, Way::Buffered)?;
+                    side.write(&file, offset, &buf, WriteWay::Buffered)?;
                 }
                 side.sync()
             })?);
@@ -118,7 +118,7 @@ impl Work {
             let files = ["two", "three"].map(|name| side.create(name));
             rows.push(timed("write, 2 threads", || {
                 both(&files, |number, file| {
-                    write(&side, file, number, half, &content, Way::Buffered)
+                    write(&side, file, number, half, &content, WriteWay::Buffered)
                 })?;
                 side.sync()
             })?);
@@ -138,8 +138,8 @@ impl Work {
         Ok(rows)
     }
 
-    fn direct<S: Side>(&self) -> Result<Vec<Row>> {
-        let content = Content::new(SEED);
+    fn direct<S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
+        let content = VersionedContent::new(SEED);
         let (image, bytes) = (&self.image, self.bytes);
         let mut rows = Vec::new();
         self.make::<S>()?;
@@ -147,7 +147,7 @@ impl Work {
             let side = S::open(image, None)?;
             let file = side.create("one")?;
             rows.push(timed("write direct", || {
-                write(&side, &file, 0, bytes, &content, Way::Direct)?;
+                write(&side, &file, 0, bytes, &content, WriteWay::Direct)?;
                 side.sync()
             })?);
         }
@@ -164,7 +164,7 @@ impl Work {
         Ok(rows)
     }
 
-    fn snapshots<S: Side>(&self) -> Result<Vec<Row>> {
+    fn snapshots<S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
         const NAME: &str = "subvolume";
         self.make::<S>()?;
         let side = S::open(&self.image, None)?;
@@ -191,20 +191,20 @@ impl Work {
     }
 
     /// Runs `btrfs check` on the volume of ours, and mounts it with the kernel.
-    fn judge<S: Side>(&self) -> Result<Option<Mount>> {
+    fn judge<S: ComparedVolume>(&self) -> Result<Option<MountedMembers>> {
         if !self.is_proved || !S::IS_OURS {
             return Ok(None);
         }
         let options = ["check", "--readonly", "--check-data-csum"].map(AsRef::as_ref);
         try_run("btrfs", &[&options[..], &[self.image.as_os_str()]].concat())?;
-        Mount::try_new(std::slice::from_ref(&self.image), "ro").map(Some)
+        MountedMembers::try_new(std::slice::from_ref(&self.image), "ro").map(Some)
     }
 
     /// Checks the contents of files. Each has a name, a number, a length, and the offsets that
     /// version 2 overwrote.
-    fn prove<S: Side>(
+    fn prove<S: ComparedVolume>(
         &self,
-        content: &Content,
+        content: &VersionedContent,
         files: &[(&str, usize, u64, &BTreeSet<u64>)],
     ) -> Result {
         let Some(mount) = self.judge::<S>()? else { return Ok(()) };
@@ -234,7 +234,7 @@ impl Work {
     }
 
     /// Checks that each snapshot has all data from before it, and none from after it.
-    fn prove_snapshots<S: Side>(&self, name: &str) -> Result {
+    fn prove_snapshots<S: ComparedVolume>(&self, name: &str) -> Result {
         let Some(mount) = self.judge::<S>()? else { return Ok(()) };
         let all = (0..self.snapshots).map(|n| (snapshot_name(n), n + 1));
         for (name, written) in all.chain([(name.to_owned(), self.snapshots)]) {
@@ -254,13 +254,13 @@ impl Work {
     }
 }
 
-fn write<S: Side>(
+fn write<S: ComparedVolume>(
     side: &S,
     file: &S::File,
     number: usize,
     bytes: u64,
-    content: &Content,
-    way: Way,
+    content: &VersionedContent,
+    way: WriteWay,
 ) -> Result {
     // The kernel wants the memory of a direct request to start at a multiple of the sector size.
     let mut memory = vec![0; REQUEST + SECTOR];
@@ -273,7 +273,7 @@ fn write<S: Side>(
     Ok(())
 }
 
-fn read<S: Side>(side: &S, file: &S::File, number: usize, bytes: u64) -> Result {
+fn read<S: ComparedVolume>(side: &S, file: &S::File, number: usize, bytes: u64) -> Result {
     let mut buf = vec![0; REQUEST];
     for offset in (0..bytes).step_by(REQUEST) {
         side.read(file, offset, &mut buf)?;

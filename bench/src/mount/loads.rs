@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::run::try_run;
 use rustix::fs::{fsync, syncfs};
 
-use super::Job;
+use super::MountJob;
 use crate::Result;
-use crate::kernel::Kernel;
+use crate::kernel::KernelVolume;
 use crate::measure::drop_caches;
 use crate::workload::FsMark;
 
@@ -20,7 +20,7 @@ const SMALL: usize = 4096;
 
 /// A figure.
 #[derive(Clone, Debug)]
-pub(super) struct Figure {
+pub(super) struct LoadFigure {
     pub(super) load: String,
     /// The unit of `amount` per second.
     pub(super) unit: &'static str,
@@ -31,7 +31,7 @@ pub(super) struct Figure {
 }
 
 /// Runs all loads of the job on the mount at `root`.
-pub(super) fn run(job: &Job, root: &Path) -> Result<Vec<Figure>> {
+pub(super) fn run(job: &MountJob, root: &Path) -> Result<Vec<LoadFigure>> {
     let mut figures = Vec::new();
     for (group, size) in [("empty", 0), ("small", SMALL)] {
         for threads in job.has(group).then_some([1, 2]).into_iter().flatten() {
@@ -65,7 +65,7 @@ fn as_f64(number: u64) -> f64 {
 }
 
 /// Makes many files of `size` bytes.
-fn files(job: &Job, root: &Path, size: usize, threads: u64) -> Result<Figure> {
+fn files(job: &MountJob, root: &Path, size: usize, threads: u64) -> Result<LoadFigure> {
     let dir = root.join(format!("files-{size}-{threads}"));
     std::fs::create_dir(&dir).map_err(failed(&dir))?;
     let work = FsMark {
@@ -77,7 +77,7 @@ fn files(job: &Job, root: &Path, size: usize, threads: u64) -> Result<Figure> {
         began_secs: 0x6560_0000,
     };
     drop_caches()?;
-    let place = Kernel::at(&dir)?;
+    let place = KernelVolume::at(&dir)?;
     let started = Instant::now();
     let (rounds, _) = work.run(&place).map_err(|errno| failed(&dir)(errno.into()))?;
     let all = started.elapsed();
@@ -85,17 +85,17 @@ fn files(job: &Job, root: &Path, size: usize, threads: u64) -> Result<Figure> {
     let sync = sync(root)? + all.saturating_sub(time);
     let amount = as_f64(rounds.iter().map(|round| round.files).sum());
     let load = format!("create {size} B, {threads} thread{}", if threads == 1 { "" } else { "s" });
-    Ok(Figure { load, unit: "files/s", amount, time, sync: Some(sync) })
+    Ok(LoadFigure { load, unit: "files/s", amount, time, sync: Some(sync) })
 }
 
 /// Writes and reads one large file.
-fn data(job: &Job, root: &Path) -> Result<Vec<Figure>> {
+fn data(job: &MountJob, root: &Path) -> Result<Vec<LoadFigure>> {
     let (all, random) = (job.mib * LARGE as u64, job.random_mib * LARGE as u64);
     let path = root.join("data");
     let io = |error| failed(&path)(error);
     let mut figures = Vec::new();
     let mut note = |load: &str, unit, amount: f64, time, sync| {
-        figures.push(Figure { load: load.to_owned(), unit, amount, time, sync });
+        figures.push(LoadFigure { load: load.to_owned(), unit, amount, time, sync });
     };
     let synced = |file: &File| {
         let started = Instant::now();
@@ -128,14 +128,14 @@ fn data(job: &Job, root: &Path) -> Result<Vec<Figure>> {
     let mut small = vec![7; SMALL];
     drop_caches()?;
     let started = Instant::now();
-    for offset in Shuffled::new(all / SMALL as u64).take(index(count)) {
+    for offset in ShuffledNumbers::new(all / SMALL as u64).take(index(count)) {
         file.read_exact_at(&mut small, offset * SMALL as u64).map_err(io)?;
     }
     note("random read 4 KiB", "reads/s", as_f64(count), started.elapsed(), None);
 
     drop_caches()?;
     let started = Instant::now();
-    for offset in Shuffled::new(all / SMALL as u64).take(index(count)) {
+    for offset in ShuffledNumbers::new(all / SMALL as u64).take(index(count)) {
         file.write_all_at(&small, offset * SMALL as u64).map_err(io)?;
     }
     let time = started.elapsed();
@@ -151,19 +151,19 @@ fn index(number: u64) -> usize {
 }
 
 /// All numbers below `bound`, each once, in a fixed pseudo-random order.
-struct Shuffled {
+struct ShuffledNumbers {
     bound: u64,
     mask: u64,
     next: u64,
 }
 
-impl Shuffled {
+impl ShuffledNumbers {
     fn new(bound: u64) -> Self {
         Self { bound, mask: bound.next_power_of_two().max(8) - 1, next: 1 }
     }
 }
 
-impl Iterator for Shuffled {
+impl Iterator for ShuffledNumbers {
     type Item = u64;
 
     fn next(&mut self) -> Option<u64> {
@@ -183,7 +183,7 @@ impl Iterator for Shuffled {
 }
 
 /// Unpacks a source tree, lists it with attributes and cold caches, and removes it.
-fn tree(job: &Job, root: &Path) -> Result<Vec<Figure>> {
+fn tree(job: &MountJob, root: &Path) -> Result<Vec<LoadFigure>> {
     let dir: PathBuf = root.join("tree");
     std::fs::create_dir(&dir).map_err(failed(&dir))?;
     let timed = |program: &str, words: &[&std::ffi::OsStr]| {
@@ -199,7 +199,7 @@ fn tree(job: &Job, root: &Path) -> Result<Vec<Figure>> {
     let amount = as_f64(files as u64);
     let (_, remove) = timed("rm", &["-rf".as_ref(), place])?;
     let after = sync(root)?;
-    let figure = |load: &str, time, sync| Figure {
+    let figure = |load: &str, time, sync| LoadFigure {
         load: load.to_owned(),
         unit: "files/s",
         amount,

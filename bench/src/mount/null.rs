@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offshoot_vfs::{
-    Attr, Dedupe, DirEntry, Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut,
-    FileType, NewFile, Node, Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp,
-    XattrMode,
+    Attr, Dedupe, DirEntry, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition,
+    FileSystem, FileSystemMut, FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs,
+    Timestamp, XattrMode,
 };
 
 /// Parts of the table of files, so that threads do not wait for each other.
@@ -19,7 +19,7 @@ const SHARDS: usize = 64;
 const ROOT: FileId = FileId { dev: 5, ino: 256 };
 
 /// A file.
-struct File {
+struct NullFile {
     attr: Attr,
     target: Vec<u8>,
     parent: Option<FileId>,
@@ -29,18 +29,18 @@ struct File {
 }
 
 /// The filesystem.
-pub(crate) struct Null {
-    shards: [Mutex<HashMap<u64, File>>; SHARDS],
+pub(crate) struct NullFilesystem {
+    shards: [Mutex<HashMap<u64, NullFile>>; SHARDS],
     last: AtomicU64,
 }
 
-type Shard<'a> = MutexGuard<'a, HashMap<u64, File>>;
+type NullShard<'a> = MutexGuard<'a, HashMap<u64, NullFile>>;
 
 fn error(errno: Errno) -> Error {
     Error::posix(errno, "the null filesystem")
 }
 
-impl Null {
+impl NullFilesystem {
     /// An empty filesystem.
     pub(crate) fn new() -> Self {
         let null = Self {
@@ -53,18 +53,18 @@ impl Null {
         null
     }
 
-    fn shard(&self, file: FileId) -> Shard<'_> {
+    fn shard(&self, file: FileId) -> NullShard<'_> {
         let shard = usize::try_from(file.ino % SHARDS as u64).expect("a shard");
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with<T>(&self, file: FileId, look: impl FnOnce(&mut File) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, file: FileId, look: impl FnOnce(&mut NullFile) -> Result<T>) -> Result<T> {
         self.shard(file).get_mut(&file.ino).ok_or_else(|| error(Errno::NOENT)).and_then(look)
     }
 
     fn make(
         &self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         file_type: FileType,
         rdev: (u32, u32),
         target: &[u8],
@@ -93,7 +93,7 @@ impl Null {
         added.map(|()| made)
     }
 
-    fn remove(&self, place: Place<'_>) -> Result<()> {
+    fn remove(&self, place: EntryPlace<'_>) -> Result<()> {
         let removed = self.lookup(place.dir, place.name)?;
         if self.with(removed, |file| Ok(!file.entries.is_empty()))? {
             return Err(error(Errno::NOTEMPTY));
@@ -109,7 +109,7 @@ impl Null {
 }
 
 /// A new file.
-fn file(id: FileId, file_type: FileType, new: &NewFile) -> File {
+fn file(id: FileId, file_type: FileType, new: &NewFile) -> NullFile {
     let attr = Attr {
         file: id,
         file_type,
@@ -126,10 +126,10 @@ fn file(id: FileId, file_type: FileType, new: &NewFile) -> File {
         btime: new.at,
     };
     let (names, entries) = (HashMap::new(), BTreeMap::new());
-    File { attr, target: Vec::new(), parent: None, names, entries, last_cookie: 0 }
+    NullFile { attr, target: Vec::new(), parent: None, names, entries, last_cookie: 0 }
 }
 
-impl FileSystem for Null {
+impl FileSystem for NullFilesystem {
     fn root(&self) -> FileId {
         ROOT
     }
@@ -212,16 +212,16 @@ impl FileSystem for Null {
     fn prefetch(&self, _files: &[FileId]) {}
 }
 
-impl FileSystemMut for Null {
-    fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
+impl FileSystemMut for NullFilesystem {
+    fn mknod(&self, place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId> {
         self.make(place, node.file_type, node.rdev, &[], new)
     }
 
-    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+    fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         self.make(place, FileType::Directory, (0, 0), &[], new)
     }
 
-    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
+    fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
         self.make(place, FileType::Symlink, (0, 0), target, new)
     }
 
@@ -229,19 +229,25 @@ impl FileSystemMut for Null {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn link(&self, _: FileId, _: Place<'_>, _: Timestamp) -> Result<()> {
+    fn link(&self, _: FileId, _: EntryPlace<'_>, _: Timestamp) -> Result<()> {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn unlink(&self, place: Place<'_>, _at: Timestamp) -> Result<()> {
+    fn unlink(&self, place: EntryPlace<'_>, _at: Timestamp) -> Result<()> {
         self.remove(place)
     }
 
-    fn rmdir(&self, place: Place<'_>, _at: Timestamp) -> Result<()> {
+    fn rmdir(&self, place: EntryPlace<'_>, _at: Timestamp) -> Result<()> {
         self.remove(place)
     }
 
-    fn rename_with(&self, _: Place<'_>, _: Place<'_>, _: Rename, _: Timestamp) -> Result<()> {
+    fn rename_with(
+        &self,
+        _: EntryPlace<'_>,
+        _: EntryPlace<'_>,
+        _: Rename,
+        _: Timestamp,
+    ) -> Result<()> {
         Err(error(Errno::OPNOTSUPP))
     }
 
@@ -279,15 +285,15 @@ impl FileSystemMut for Null {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn clone_range(&self, _: Position, _: Position, _: u64, _: Timestamp) -> Result<()> {
+    fn clone_range(&self, _: FilePosition, _: FilePosition, _: u64, _: Timestamp) -> Result<()> {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn dedupe_range(&self, _: Position, _: Position, _: u64) -> Result<Dedupe> {
+    fn dedupe_range(&self, _: FilePosition, _: FilePosition, _: u64) -> Result<Dedupe> {
         Err(error(Errno::OPNOTSUPP))
     }
 
-    fn copy_range(&self, _: Position, _: Position, _: u64, _: Timestamp) -> Result<u64> {
+    fn copy_range(&self, _: FilePosition, _: FilePosition, _: u64, _: Timestamp) -> Result<u64> {
         Err(error(Errno::OPNOTSUPP))
     }
 

@@ -13,13 +13,13 @@ use offshoot_testkit::run::try_run;
 use rustix::mount::UnmountFlags;
 
 use super::NULL;
-use super::null::Null;
+use super::null::NullFilesystem;
 use crate::Result;
 use crate::kernel::remove_image;
 
 /// A side of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum MountSide {
     Ours,
     OursDevice,
     Btrfs,
@@ -28,7 +28,7 @@ pub(super) enum Side {
     NullDevice,
 }
 
-impl Side {
+impl MountSide {
     const ALL: [(Self, &'static str); 6] = [
         (Self::Ours, "ours"),
         (Self::OursDevice, "ours-dev"),
@@ -49,7 +49,7 @@ impl Side {
 }
 
 /// The paths that a mount needs.
-pub(super) struct Places<'a> {
+pub(super) struct MountPaths<'a> {
     pub(super) offshoot: &'a Path,
     pub(super) image: &'a Path,
     pub(super) dir: &'a Path,
@@ -57,25 +57,25 @@ pub(super) struct Places<'a> {
 }
 
 /// A mounted side.
-pub(super) struct Mounted {
+pub(super) struct MountedSide {
     dir: PathBuf,
-    how: How,
+    how: MountUndo,
 }
 
 /// How to undo a mount.
-enum How {
+enum MountUndo {
     /// The program unmounts.
     Ours(PathBuf),
     /// The system call unmounts, and then the loop device is detached.
-    Kernel { _device: Loop },
+    Kernel { _device: BenchLoop },
     /// The system call unmounts, and then the serving process is ended.
-    Null { _process: Serving },
+    Null { _process: NullServer },
 }
 
 /// A loop device, detached on drop.
-struct Loop(String);
+struct BenchLoop(String);
 
-impl Drop for Loop {
+impl Drop for BenchLoop {
     fn drop(&mut self) {
         if let Err(reason) = try_run("losetup", &["--detach", &self.0]) {
             eprintln!("offshoot-bench: {reason}");
@@ -84,27 +84,27 @@ impl Drop for Loop {
 }
 
 /// The process that serves the null filesystem.
-struct Serving(Child);
+struct NullServer(Child);
 
-impl Drop for Serving {
+impl Drop for NullServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Mounted {
+impl MountedSide {
     /// Mounts a new volume.
-    pub(super) fn new(side: Side, places: &Places<'_>) -> Result<Self> {
+    pub(super) fn new(side: MountSide, places: &MountPaths<'_>) -> Result<Self> {
         let dir = places.dir.to_path_buf();
         std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         let how = match side {
-            Side::Ours => ours(places, "io_uring")?,
-            Side::OursDevice => ours(places, "noio_uring")?,
-            Side::Btrfs => kernel(places, "btrfs", &["-q"])?,
-            Side::Xfs => kernel(places, "xfs", &["-q", "-f"])?,
-            Side::Null => How::Null { _process: null(&dir, "io_uring")? },
-            Side::NullDevice => How::Null { _process: null(&dir, "noio_uring")? },
+            MountSide::Ours => ours(places, "io_uring")?,
+            MountSide::OursDevice => ours(places, "noio_uring")?,
+            MountSide::Btrfs => kernel(places, "btrfs", &["-q"])?,
+            MountSide::Xfs => kernel(places, "xfs", &["-q", "-f"])?,
+            MountSide::Null => MountUndo::Null { _process: null(&dir, "io_uring")? },
+            MountSide::NullDevice => MountUndo::Null { _process: null(&dir, "noio_uring")? },
         };
         Ok(Self { dir, how })
     }
@@ -122,7 +122,7 @@ impl Mounted {
     }
 
     fn undo(&mut self, flags: UnmountFlags) -> Result {
-        if let How::Ours(program) = &self.how
+        if let MountUndo::Ours(program) = &self.how
             && flags.is_empty()
         {
             let words = ["unmount".as_ref(), self.dir.as_os_str()];
@@ -133,7 +133,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for MountedSide {
     fn drop(&mut self) {
         if !self.dir.as_os_str().is_empty()
             && self.undo(UnmountFlags::empty()).is_err()
@@ -145,14 +145,14 @@ impl Drop for Mounted {
 }
 
 /// Makes a new sparse image.
-fn new_image(places: &Places<'_>) -> Result {
+fn new_image(places: &MountPaths<'_>) -> Result {
     remove_image(places.image)?;
     File::create(places.image)
         .and_then(|file| file.set_len(places.image_bytes))
         .map_err(|error| format!("{}: {error}", places.image.display()))
 }
 
-fn ours(places: &Places<'_>, transport: &str) -> Result<How> {
+fn ours(places: &MountPaths<'_>, transport: &str) -> Result<MountUndo> {
     new_image(places)?;
     let program = places.offshoot.display().to_string();
     let image = places.image.as_os_str();
@@ -166,27 +166,28 @@ fn ours(places: &Places<'_>, transport: &str) -> Result<How> {
         .status()
         .map_err(|error| format!("{program}: {error}"))?;
     if status.success() {
-        Ok(How::Ours(places.offshoot.to_path_buf()))
+        Ok(MountUndo::Ours(places.offshoot.to_path_buf()))
     } else {
         Err(format!("`{program} mount` ended with {status}"))
     }
 }
 
-fn kernel(places: &Places<'_>, kind: &str, mkfs: &[&str]) -> Result<How> {
+fn kernel(places: &MountPaths<'_>, kind: &str, mkfs: &[&str]) -> Result<MountUndo> {
     new_image(places)?;
     let image = places.image.as_os_str();
     let mut words: Vec<&OsStr> = mkfs.iter().map(OsStr::new).collect();
     words.push(image);
     try_run(&format!("mkfs.{kind}"), &words)?;
     let attach = ["--direct-io=on", "--find", "--show"].map(OsStr::new);
-    let device = Loop(try_run("losetup", &[&attach[..], &[image]].concat())?.trim().to_owned());
+    let device =
+        BenchLoop(try_run("losetup", &[&attach[..], &[image]].concat())?.trim().to_owned());
     let options = ["-t", kind, "-o", "noatime", &device.0].map(OsStr::new);
     try_run("mount", &[&options[..], &[places.dir.as_os_str()]].concat())?;
-    Ok(How::Kernel { _device: device })
+    Ok(MountUndo::Kernel { _device: device })
 }
 
 /// Starts this program once more, to serve a null filesystem.
-fn null(dir: &Path, transport: &str) -> Result<Serving> {
+fn null(dir: &Path, transport: &str) -> Result<NullServer> {
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut child = Command::new(program)
         .arg(NULL)
@@ -195,7 +196,7 @@ fn null(dir: &Path, transport: &str) -> Result<Serving> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .map(Serving)
+        .map(NullServer)
         .map_err(|error| format!("the null filesystem: {error}"))?;
     let mut line = String::new();
     let output = child.0.stdout.take().ok_or("it has a pipe")?;
@@ -207,7 +208,7 @@ fn null(dir: &Path, transport: &str) -> Result<Serving> {
 pub(super) fn serve(dir: &Path, transport: Transport) -> Result {
     let place = MountPoint::new(dir, MountOptions::new("null", "null"));
     let options = ServeOptions { transport, ..ServeOptions::default() };
-    let server = Server::start(Box::new(Null::new()), Arc::new(place), options)
+    let server = Server::start(Box::new(NullFilesystem::new()), Arc::new(place), options)
         .map_err(|error| error.to_string())?;
     println!("mounted");
     server.wait().map_err(|error| error.to_string())

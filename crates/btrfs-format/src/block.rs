@@ -18,7 +18,7 @@ use crate::key::DiskKey;
 use crate::{Generation, Key, Logical, Malformed, TreeId};
 
 /// How many levels a tree may have: a root has at most level 7, and leaves have level 0.
-pub const MAX_LEVEL: u8 = 8;
+pub const LEVEL_COUNT: u8 = 8;
 
 /// The largest size of a tree block, in bytes.
 pub const MAX_NODESIZE: u32 = 65536;
@@ -26,7 +26,7 @@ pub const MAX_NODESIZE: u32 = 65536;
 /// The header of a tree block.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct Header {
+pub struct BlockHeader {
     /// Checksum of everything after this field.
     pub csum: [u8; 32],
     /// The filesystem id (the metadata UUID, where a volume has one).
@@ -54,13 +54,13 @@ pub const HEADER_RELOC: u64 = 2;
 /// The revision of back references that every block since 2009 has, in the top byte of its flags.
 pub const HEADER_MIXED_BACKREF: u64 = 1 << 56;
 
-/// The size of a [`Header`] in bytes. The offsets of items count from its end.
-pub const HEADER_SIZE: usize = size_of::<Header>();
+/// The size of a [`BlockHeader`] in bytes. The offsets of items count from its end.
+pub const HEADER_SIZE: usize = size_of::<BlockHeader>();
 
 /// An item of a leaf, without its data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct Item {
+pub struct LeafItem {
     /// Its key.
     pub key: DiskKey,
     /// Where its data begins, in bytes after the header.
@@ -72,7 +72,7 @@ pub struct Item {
 /// A pointer of a node.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub struct KeyPtr {
+pub struct NodePointer {
     /// The lowest key in the block it points to.
     pub key: DiskKey,
     /// The address of that block.
@@ -81,7 +81,7 @@ pub struct KeyPtr {
     pub generation: U64,
 }
 
-impl KeyPtr {
+impl NodePointer {
     /// The address of the block below.
     #[must_use]
     pub fn logical(&self) -> Logical {
@@ -89,7 +89,7 @@ impl KeyPtr {
     }
 }
 
-impl Header {
+impl BlockHeader {
     /// Views the header of the tree block in `bytes`.
     pub fn view(bytes: &[u8]) -> Result<&Self, Malformed> {
         Ok(view("tree block", bytes)?.0)
@@ -109,12 +109,12 @@ impl Header {
 }
 
 /// The items of the leaf in `bytes`, as the header counts them.
-pub fn items(bytes: &[u8]) -> Result<&[Item], Malformed> {
+pub fn items(bytes: &[u8]) -> Result<&[LeafItem], Malformed> {
     entries("leaf", bytes)
 }
 
 /// The pointers of the node in `bytes`, as the header counts them.
-pub fn pointers(bytes: &[u8]) -> Result<&[KeyPtr], Malformed> {
+pub fn pointers(bytes: &[u8]) -> Result<&[NodePointer], Malformed> {
     entries("node", bytes)
 }
 
@@ -122,7 +122,7 @@ fn entries<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
     structure: &'static str,
     bytes: &'a [u8],
 ) -> Result<&'a [T], Malformed> {
-    let (header, rest) = view::<Header>(structure, bytes)?;
+    let (header, rest) = view::<BlockHeader>(structure, bytes)?;
     let count = header.nritems.get() as usize;
     let (entries, _) = <[T]>::ref_from_prefix_with_elems(rest, count).map_err(|_| {
         Malformed::new(structure, format!("{count} entries do not fit in {} bytes", bytes.len()))
@@ -131,7 +131,7 @@ fn entries<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
 }
 
 /// The data of `item` in the leaf `bytes`.
-pub fn item_data<'a>(bytes: &'a [u8], item: &Item) -> Result<&'a [u8], Malformed> {
+pub fn item_data<'a>(bytes: &'a [u8], item: &LeafItem) -> Result<&'a [u8], Malformed> {
     let (offset, size) = (item.offset.get() as usize, item.size.get() as usize);
     let behind_header = bytes.get(HEADER_SIZE..).unwrap_or_default();
     let data = behind_header.get(offset..).and_then(|from| from.get(..size));

@@ -7,7 +7,7 @@
 //! [`verify`] proves, in this order:
 //!
 //! 1. The block has the volume's node size, its checksum is right, and it names the
-//!    volume, its own address, a level below [`MAX_LEVEL`] and an owner that is a tree.
+//!    volume, its own address, a level below [`LEVEL_COUNT`] and an owner that is a tree.
 //! 2. It is not newer than the superblock. Only a block of a log tree may be newer, by one
 //!    transaction.
 //! 3. Keys ascend strictly.
@@ -36,7 +36,9 @@ mod space;
 
 use uuid::Uuid;
 
-use crate::block::{self, HEADER_RELOC, HEADER_SIZE, Header, Item, KeyPtr, MAX_LEVEL};
+use crate::block::{
+    self, BlockHeader, HEADER_RELOC, HEADER_SIZE, LEVEL_COUNT, LeafItem, NodePointer,
+};
 use crate::csum::ChecksumType;
 use crate::superblock::{Incompat, Superblock};
 use crate::{Generation, Key, Logical, Malformed, TreeId};
@@ -92,7 +94,7 @@ impl Geometry {
 
 /// What the pointer to a block says of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Expected {
+pub struct ExpectedBlock {
     /// The address of the block.
     pub logical: Logical,
     /// Its level.
@@ -124,7 +126,7 @@ pub fn verify(bytes: &[u8], geometry: &Geometry, logical: Logical) -> Result<(),
             geometry.node_size
         )));
     }
-    let header = Header::view(bytes)?;
+    let header = BlockHeader::view(bytes)?;
     let computed = geometry.checksum.compute(&bytes[header.csum.len()..]);
     let stored = &header.csum[..geometry.checksum.len()];
     if computed.bytes() != stored {
@@ -147,7 +149,11 @@ fn newest(geometry: &Geometry, owner: TreeId) -> u64 {
     if owner == TreeId::TREE_LOG { committed.saturating_add(1) } else { committed }
 }
 
-fn verify_header(header: &Header, geometry: &Geometry, logical: Logical) -> Result<(), Malformed> {
+fn verify_header(
+    header: &BlockHeader,
+    geometry: &Geometry,
+    logical: Logical,
+) -> Result<(), Malformed> {
     let fsid = Uuid::from_bytes(header.fsid);
     if fsid != geometry.metadata_uuid && !geometry.seeds.contains(&fsid) {
         return Err(bad(format!(
@@ -158,8 +164,8 @@ fn verify_header(header: &Header, geometry: &Geometry, logical: Logical) -> Resu
     if header.bytenr.get() != logical.0 {
         return Err(bad(format!("address {logical} expected, {} found", header.bytenr)));
     }
-    if header.level >= MAX_LEVEL {
-        return Err(bad(format!("level {}, the highest is {}", header.level, MAX_LEVEL - 1)));
+    if header.level >= LEVEL_COUNT {
+        return Err(bad(format!("level {}, the highest is {}", header.level, LEVEL_COUNT - 1)));
     }
     let owner = header.owner();
     if !is_tree(owner) {
@@ -183,7 +189,7 @@ fn is_tree(id: TreeId) -> bool {
     id.0 != 0 && (id <= TreeId::LAST_FREE || special.contains(&id))
 }
 
-fn verify_node(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
+fn verify_node(bytes: &[u8], header: &BlockHeader, geometry: &Geometry) -> Result<(), Malformed> {
     let pointers = block::pointers(bytes)?;
     if pointers.is_empty() {
         return Err(bad(format!("a node of level {} without pointers", header.level)));
@@ -204,7 +210,7 @@ fn verify_node(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(),
     Ok(())
 }
 
-fn verify_pointer(pointer: &KeyPtr, geometry: &Geometry, newest: u64) -> Result<(), String> {
+fn verify_pointer(pointer: &NodePointer, geometry: &Geometry, newest: u64) -> Result<(), String> {
     let below = pointer.blockptr.get();
     if below == 0 || !geometry.is_aligned(below) {
         return Err(format!(
@@ -218,7 +224,7 @@ fn verify_pointer(pointer: &KeyPtr, geometry: &Geometry, newest: u64) -> Result<
     Ok(())
 }
 
-fn verify_leaf(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
+fn verify_leaf(bytes: &[u8], header: &BlockHeader, geometry: &Geometry) -> Result<(), Malformed> {
     let items = block::items(bytes)?;
     if items.is_empty() {
         return verify_empty(header, geometry);
@@ -240,7 +246,7 @@ fn verify_leaf(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(),
         end = offset;
         let data = &bytes[HEADER_SIZE + offset..][..size];
         let (owner, generation) = (header.owner(), header.generation.get());
-        item::Context { geometry, owner, generation, slot, key, data, previous }.verify()?;
+        item::ItemContext { geometry, owner, generation, slot, key, data, previous }.verify()?;
         previous = Some((key, data));
     }
     let headers = size_of_val(items);
@@ -254,7 +260,7 @@ fn verify_leaf(bytes: &[u8], header: &Header, geometry: &Geometry) -> Result<(),
 
 /// Checks a leaf without items. Some trees have items for as long as they exist, so they are never
 /// an empty leaf. The blocks of a relocation tree carry the id of another tree and may be empty.
-fn verify_empty(header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
+fn verify_empty(header: &BlockHeader, geometry: &Geometry) -> Result<(), Malformed> {
     let owner = header.owner();
     let never_empty = match owner {
         TreeId::ROOT | TreeId::CHUNK | TreeId::DEV => true,
@@ -274,8 +280,8 @@ fn verify_empty(header: &Header, geometry: &Geometry) -> Result<(), Malformed> {
 ///
 /// # Errors
 /// The first difference.
-pub fn expect(bytes: &[u8], expected: &Expected) -> Result<(), Malformed> {
-    let header = Header::view(bytes)?;
+pub fn expect(bytes: &[u8], expected: &ExpectedBlock) -> Result<(), Malformed> {
+    let header = BlockHeader::view(bytes)?;
     if header.bytenr.get() != expected.logical.0 {
         return Err(bad(format!("address {} expected, {} found", expected.logical, header.bytenr)));
     }
@@ -314,11 +320,11 @@ fn may_own(tree: TreeId, owner: TreeId) -> bool {
     }
 }
 
-fn first_key_of(bytes: &[u8], header: &Header) -> Result<Option<Key>, Malformed> {
+fn first_key_of(bytes: &[u8], header: &BlockHeader) -> Result<Option<Key>, Malformed> {
     Ok(if header.level == 0 {
-        block::items(bytes)?.first().map(|item: &Item| item.key.get())
+        block::items(bytes)?.first().map(|item: &LeafItem| item.key.get())
     } else {
-        block::pointers(bytes)?.first().map(|pointer: &KeyPtr| pointer.key.get())
+        block::pointers(bytes)?.first().map(|pointer: &NodePointer| pointer.key.get())
     })
 }
 

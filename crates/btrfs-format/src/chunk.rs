@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::error::view;
 use crate::key::{DiskKey, objectid};
 use crate::{DeviceId, ItemType, Key, Logical, Malformed, Physical};
-pub use place::{LOWEST_ALLOCATED, Run};
+pub use place::{ChunkRun, LOWEST_ALLOCATED};
 
 /// The unit in bytes in which striped profiles spread data over devices. The format has a field for
 /// it, but only this value is in use.
@@ -206,7 +206,7 @@ pub enum Profile {
 
 /// The copies, parity and stripes of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ProfileShape {
     /// How many copies of every byte there are.
     pub copies: u16,
     /// How many parity stripes there are.
@@ -238,7 +238,7 @@ impl Profile {
 
     /// The copies, parity and stripes of this profile.
     #[must_use]
-    pub fn shape(self) -> Shape {
+    pub fn shape(self) -> ProfileShape {
         let (copies, parity, min_stripes, max_stripes, tolerated) = match self {
             Self::Single => (1, 0, 1, Some(1), 0),
             Self::Dup => (2, 0, 2, Some(2), 0),
@@ -252,7 +252,7 @@ impl Profile {
             // 255 of them; with the two parity stripes that makes 257.
             Self::Raid6 => (1, 2, 3, Some(257), 2),
         };
-        Shape { copies, parity, min_stripes, max_stripes, tolerated }
+        ProfileShape { copies, parity, min_stripes, max_stripes, tolerated }
     }
 }
 

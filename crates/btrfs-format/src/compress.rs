@@ -106,16 +106,16 @@ fn bad(problem: String) -> Malformed {
 
 /// The decoders that a thread keeps. Making one costs as much as decompressing a small extent.
 #[derive(Default)]
-struct Contexts {
+struct ThreadDecoders {
     zlib: Option<Decompress>,
     zstd: Option<DCtx<'static>>,
 }
 
 thread_local! {
-    static CONTEXTS: RefCell<Contexts> = RefCell::default();
+    static CONTEXTS: RefCell<ThreadDecoders> = RefCell::default();
 }
 
-impl Contexts {
+impl ThreadDecoders {
     fn zlib(&mut self, input: &[u8], output: &mut [u8]) -> Result<usize, Malformed> {
         let context = match &mut self.zlib {
             Some(context) => {
@@ -231,14 +231,14 @@ fn decompress_segment(segment: &[u8], sector: usize, output: &mut [u8]) -> Resul
 
 /// How to compress extents: the algorithm and its level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Method {
+pub struct CompressionMethod {
     /// The algorithm; never [`Compression::None`].
     compression: Compression,
     /// The level; 0 for LZO, which has no levels.
     level: i32,
 }
 
-impl Method {
+impl CompressionMethod {
     /// The algorithm with its default level; `None` for [`Compression::None`].
     #[must_use]
     pub fn new(compression: Compression) -> Option<Self> {
@@ -265,7 +265,7 @@ impl Method {
     }
 }
 
-impl FromStr for Method {
+impl FromStr for CompressionMethod {
     type Err = String;
 
     /// Parses a method as in mount options: `zlib`, `lzo` or `zstd`. `zlib` and `zstd` may have a
@@ -290,7 +290,12 @@ impl FromStr for Method {
 /// Compresses `input`, at most [`MAX_COMPRESSED_EXTENT`](crate::file_extent::MAX_COMPRESSED_EXTENT)
 /// bytes, without padding. `None` when the result has more than `most` bytes.
 #[must_use]
-pub fn compress(method: Method, input: &[u8], sector_size: u32, most: usize) -> Option<Vec<u8>> {
+pub fn compress(
+    method: CompressionMethod,
+    input: &[u8],
+    sector_size: u32,
+    most: usize,
+) -> Option<Vec<u8>> {
     let mut output = vec![0; most];
     let made = COMPRESSORS.with_borrow_mut(|all| match method.compression {
         Compression::None => None,

@@ -49,7 +49,7 @@ pub const NAME_LEN: usize = 255;
 
 /// One entry of a DIR_ITEM, DIR_INDEX or XATTR_ITEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirEntry<'a> {
+pub struct DirItemEntry<'a> {
     /// The key that the entry leads to.
     pub location: Key,
     /// The transaction that made the entry.
@@ -63,13 +63,13 @@ pub struct DirEntry<'a> {
 }
 
 /// The entries in `data`. The iterator ends after the first malformed one.
-pub fn dir_entries(data: &[u8]) -> impl Iterator<Item = Result<DirEntry<'_>, Malformed>> {
+pub fn dir_entries(data: &[u8]) -> impl Iterator<Item = Result<DirItemEntry<'_>, Malformed>> {
     sequence(data, |data| {
         let (item, rest) = view::<DirEntryItem>("directory entry", data)?;
         let name_len = usize::from(item.name_len.get());
         let (name, rest) = take("directory entry", "name", rest, name_len)?;
         let (data, rest) = take("directory entry", "data", rest, usize::from(item.data_len.get()))?;
-        let entry = DirEntry {
+        let entry = DirItemEntry {
             location: item.location.get(),
             transid: item.transid.get(),
             file_type: item.file_type,

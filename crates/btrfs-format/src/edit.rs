@@ -19,13 +19,13 @@ use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Key;
-use crate::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
+use crate::block::{BlockHeader, HEADER_SIZE, LeafItem, NodePointer, items, pointers};
 
 /// The size of the header of one item, in bytes.
-pub const ITEM_SIZE: usize = size_of::<Item>();
+pub const ITEM_SIZE: usize = size_of::<LeafItem>();
 
 /// The size of one pointer, in bytes.
-pub const POINTER_SIZE: usize = size_of::<KeyPtr>();
+pub const POINTER_SIZE: usize = size_of::<NodePointer>();
 
 const WELL_FORMED: &str = "the block is well-formed";
 
@@ -43,22 +43,22 @@ pub const fn node_capacity(node_size: u32) -> usize {
 
 /// The header of a block, to be changed.
 #[must_use]
-pub fn header_mut(block: &mut [u8]) -> &mut Header {
-    Header::mut_from_prefix(block).expect(WELL_FORMED).0
+pub fn header_mut(block: &mut [u8]) -> &mut BlockHeader {
+    BlockHeader::mut_from_prefix(block).expect(WELL_FORMED).0
 }
 
-fn items_mut(leaf: &mut [u8], count: usize) -> &mut [Item] {
+fn items_mut(leaf: &mut [u8], count: usize) -> &mut [LeafItem] {
     let body = &mut leaf[HEADER_SIZE..];
-    <[Item]>::mut_from_prefix_with_elems(body, count).expect(WELL_FORMED).0
+    <[LeafItem]>::mut_from_prefix_with_elems(body, count).expect(WELL_FORMED).0
 }
 
-fn pointers_mut(node: &mut [u8], count: usize) -> &mut [KeyPtr] {
+fn pointers_mut(node: &mut [u8], count: usize) -> &mut [NodePointer] {
     let body = &mut node[HEADER_SIZE..];
-    <[KeyPtr]>::mut_from_prefix_with_elems(body, count).expect(WELL_FORMED).0
+    <[NodePointer]>::mut_from_prefix_with_elems(body, count).expect(WELL_FORMED).0
 }
 
 fn count(block: &[u8]) -> usize {
-    Header::view(block).expect(WELL_FORMED).nritems.get() as usize
+    BlockHeader::view(block).expect(WELL_FORMED).nritems.get() as usize
 }
 
 fn set_count(block: &mut [u8], count: usize) {
@@ -125,7 +125,7 @@ fn put_item(leaf: &mut [u8], slot: usize, end: usize, key: Key, data: &[u8]) -> 
     let start = end - data.len();
     let body = &mut leaf[HEADER_SIZE..];
     body[start..end].copy_from_slice(data);
-    let item = Item {
+    let item = LeafItem {
         key: key.into(),
         offset: u32::try_from(start).expect("within a block").into(),
         size: u32::try_from(data.len()).expect("within a block").into(),
@@ -146,7 +146,7 @@ fn put_run(leaf: &mut [u8], slot: usize, end: usize, source: &[u8], run: Range<u
     to.copy_from_slice(&source[HEADER_SIZE..][headers]);
     let moved = u32::try_from(end).expect("within a block");
     let from = u32::try_from(data.end).expect("within a block");
-    for item in <[Item]>::mut_from_bytes(to).expect("whole headers") {
+    for item in <[LeafItem]>::mut_from_bytes(to).expect("whole headers") {
         item.offset = (item.offset.get() + moved - from).into();
     }
     start
@@ -252,7 +252,7 @@ impl<'l> LeafFiller<'l> {
 }
 
 /// Inserts pointers before the pointer at `slot` of a node.
-pub fn insert_pointers(node: &mut [u8], slot: usize, new: &[KeyPtr]) {
+pub fn insert_pointers(node: &mut [u8], slot: usize, new: &[NodePointer]) {
     let old = count(node);
     let body = &mut node[HEADER_SIZE..];
     assert!((old + new.len()) * POINTER_SIZE <= body.len(), "no room in the node");
@@ -275,7 +275,7 @@ pub fn copy_pointers(node: &mut [u8], slot: usize, source: &[u8], from: usize, t
 
 /// The pointer at `slot` of a node, to be changed.
 #[must_use]
-pub fn pointer_mut(node: &mut [u8], slot: usize) -> &mut KeyPtr {
+pub fn pointer_mut(node: &mut [u8], slot: usize) -> &mut NodePointer {
     let count = count(node);
     &mut pointers_mut(node, count)[slot]
 }

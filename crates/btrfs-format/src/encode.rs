@@ -10,10 +10,10 @@
 use uuid::Uuid;
 use zerocopy::IntoBytes;
 
-use crate::block::{HEADER_MIXED_BACKREF, HEADER_WRITTEN, Header};
+use crate::block::{BlockHeader, HEADER_MIXED_BACKREF, HEADER_WRITTEN};
 use crate::chunk::{Chunk, ChunkItem, Profile, STRIPE_LEN, StripeItem};
 use crate::csum::ChecksumType;
-use crate::dir::{DirEntry, DirEntryItem};
+use crate::dir::{DirEntryItem, DirItemEntry};
 use crate::edit::header_mut;
 use crate::extent::{EXTENT_FLAG_TREE_BLOCK, ExtentItem, TreeBlockInfo};
 use crate::inode::InodeRefItem;
@@ -46,7 +46,7 @@ pub struct BlockIdentity {
 #[must_use]
 pub fn new_block(node_size: u32, identity: &BlockIdentity) -> Box<[u8]> {
     let mut block = vec![0; node_size as usize].into_boxed_slice();
-    *header_mut(&mut block) = Header {
+    *header_mut(&mut block) = BlockHeader {
         csum: [0; 32],
         fsid: identity.metadata_uuid.into_bytes(),
         bytenr: identity.logical.0.into(),
@@ -139,7 +139,7 @@ pub fn system_chunk_array<'a>(
 /// One entry of a DIR_ITEM, DIR_INDEX or XATTR_ITEM. Name and data must have at most 65535 bytes
 /// each, because the format stores their lengths in 16 bits.
 #[must_use]
-pub fn dir_entry(entry: &DirEntry<'_>) -> Vec<u8> {
+pub fn dir_entry(entry: &DirItemEntry<'_>) -> Vec<u8> {
     let item = DirEntryItem {
         location: entry.location.into(),
         transid: entry.transid.into(),
@@ -179,7 +179,7 @@ pub fn tree_block_extent(
     identity: &BlockIdentity,
     first_key: Key,
     node_size: u32,
-    skinny: bool,
+    is_skinny: bool,
 ) -> (Key, Vec<u8>) {
     let item = ExtentItem {
         refs: 1.into(),
@@ -188,7 +188,7 @@ pub fn tree_block_extent(
     };
     let mut bytes = item.as_bytes().to_vec();
     let logical = identity.logical.0;
-    let key = if skinny {
+    let key = if is_skinny {
         Key::new(logical, ItemType::METADATA_ITEM, u64::from(identity.level))
     } else {
         let info = TreeBlockInfo { key: first_key.into(), level: identity.level };
@@ -218,7 +218,7 @@ mod tests {
     use crate::chunk::{BlockGroupFlags, DevItem, Stripe, parse_system_chunks};
     use crate::dir::{dir_entries, file_type, name_hash};
     use crate::edit::insert_items;
-    use crate::extent::{Extent, InlineRef};
+    use crate::extent::{InlineRef, ParsedExtent};
     use crate::inode::inode_refs;
     use crate::superblock::{Incompat, MAGIC, Superblock};
 
@@ -323,16 +323,17 @@ mod tests {
 
     #[test]
     fn items_are_read_as_they_were_written() {
-        let entry = DirEntry {
+        let entry = DirItemEntry {
             location: Key::new(257, ItemType::INODE_ITEM, 0),
             transid: 9,
             file_type: file_type::REG_FILE,
             name: b"name",
             data: b"",
         };
-        let two = [dir_entry(&entry), dir_entry(&DirEntry { data: b"value", ..entry })].concat();
+        let two =
+            [dir_entry(&entry), dir_entry(&DirItemEntry { data: b"value", ..entry })].concat();
         let read: Vec<_> = dir_entries(&two).map(Result::unwrap).collect();
-        assert_eq!(read, [entry, DirEntry { data: b"value", ..entry }]);
+        assert_eq!(read, [entry, DirItemEntry { data: b"value", ..entry }]);
         assert_eq!(name_hash(b"default"), 2_378_154_706, "as `dump-tree` shows it");
 
         let reference = RootRef { dirid: 256, sequence: 4, name: b"subvolume" };
@@ -342,14 +343,14 @@ mod tests {
         assert_eq!((names[0].index, names[0].name), (4, &b"x"[..]));
 
         let first_key = Key::new(1, ItemType::DEV_ITEM, 1);
-        for skinny in [true, false] {
-            let (key, bytes) = tree_block_extent(&identity(2), first_key, 16384, skinny);
-            let extent = Extent::parse(key.item_type, &bytes).unwrap();
-            assert_eq!(key.offset, if skinny { 2 } else { 16384 });
+        for is_skinny in [true, false] {
+            let (key, bytes) = tree_block_extent(&identity(2), first_key, 16384, is_skinny);
+            let extent = ParsedExtent::parse(key.item_type, &bytes).unwrap();
+            assert_eq!(key.offset, if is_skinny { 2 } else { 16384 });
             assert_eq!((extent.item.refs.get(), extent.item.generation.get()), (1, 7));
             assert_eq!(
                 extent.block.map(|b| (b.key.get(), b.level)),
-                (!skinny).then_some((first_key, 2))
+                (!is_skinny).then_some((first_key, 2))
             );
             let refs: Vec<_> = extent.inline_refs().map(Result::unwrap).collect();
             assert!(matches!(refs[..], [InlineRef::TreeBlock(1)]), "{refs:?}");

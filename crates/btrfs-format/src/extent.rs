@@ -77,7 +77,7 @@ pub enum InlineRef<'a> {
 
 /// A parsed EXTENT_ITEM or METADATA_ITEM.
 #[derive(Clone, Copy, Debug)]
-pub struct Extent<'a> {
+pub struct ParsedExtent<'a> {
     /// The fixed part.
     pub item: &'a ExtentItem,
     /// Key and level of a tree block, in volumes without skinny metadata.
@@ -85,7 +85,7 @@ pub struct Extent<'a> {
     refs: &'a [u8],
 }
 
-impl<'a> Extent<'a> {
+impl<'a> ParsedExtent<'a> {
     /// Parses `data`, an item of type `item_type`.
     pub fn parse(item_type: ItemType, data: &'a [u8]) -> Result<Self, Malformed> {
         let (item, rest) = view::<ExtentItem>("extent item", data)?;

@@ -84,7 +84,7 @@ pub enum FileExtentBody<'a> {
         /// The length of the range in the file, in bytes.
         num_bytes: u64,
         /// Whether it was allocated and never written: it reads as zeros.
-        preallocated: bool,
+        is_preallocated: bool,
     },
 }
 
@@ -113,7 +113,7 @@ impl<'a> FileExtent<'a> {
                         disk_num_bytes: tail.disk_num_bytes.get(),
                         offset: tail.offset.get(),
                         num_bytes: tail.num_bytes.get(),
-                        preallocated: head.extent_type == extent_type::PREALLOC,
+                        is_preallocated: head.extent_type == extent_type::PREALLOC,
                     },
                 }
             }

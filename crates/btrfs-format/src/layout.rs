@@ -18,9 +18,9 @@ macro_rules! sizes {
 
 sizes! {
     key::DiskKey = 17;
-    block::Header = 101, bytenr @ 48, generation @ 80, owner @ 88, level @ 100;
-    block::Item = 25;
-    block::KeyPtr = 33;
+    block::BlockHeader = 101, bytenr @ 48, generation @ 80, owner @ 88, level @ 100;
+    block::LeafItem = 25;
+    block::NodePointer = 33;
     superblock::SuperblockItem = 4096, magic @ 64, sectorsize @ 144, csum_type @ 196,
         dev_item @ 201, label @ 299, metadata_uuid @ 571, sys_chunk_array @ 811,
         super_roots @ 2859;

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::block::{MAX_LEVEL, MAX_NODESIZE};
+use crate::block::{LEVEL_COUNT, MAX_NODESIZE};
 use crate::chunk::{Chunk, DevItem, parse_system_chunks};
 use crate::csum::ChecksumType;
 use crate::error::view;
@@ -337,7 +337,7 @@ impl Superblock {
 
     /// Whether there is a log tree: an fsync that no commit has included yet.
     #[must_use]
-    pub fn log_is_pending(&self) -> bool {
+    pub fn has_pending_log(&self) -> bool {
         self.item.log_root.get() != 0
     }
 }
@@ -354,7 +354,7 @@ impl SuperblockItem {
         }
         if [self.root_level, self.chunk_root_level, self.log_root_level]
             .iter()
-            .any(|&level| level >= MAX_LEVEL)
+            .any(|&level| level >= LEVEL_COUNT)
         {
             return bad("a root at a level that no tree reaches".into());
         }

@@ -10,8 +10,8 @@ mod mutation;
 use bodies::fix_checksum;
 use leaves::{NODE, blocks, geometry};
 use mutation::pack;
-use offshoot_btrfs_format::block::{HEADER_SIZE, Header, KeyPtr};
-use offshoot_btrfs_format::check::{Expected, Geometry, expect, verify};
+use offshoot_btrfs_format::block::{BlockHeader, HEADER_SIZE, NodePointer};
+use offshoot_btrfs_format::check::{ExpectedBlock, Geometry, expect, verify};
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::dir::{DirEntryItem, extref_hash, name_hash};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
@@ -22,14 +22,14 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
 use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 
-type Items = Vec<(Key, Vec<u8>)>;
+type CheckedItems = Vec<(Key, Vec<u8>)>;
 
 #[test]
 fn what_the_kernel_wrote_passes() {
     let blocks = blocks();
     assert!(blocks.len() >= 60);
     for block in blocks {
-        let header = Header::view(&block).unwrap();
+        let header = BlockHeader::view(&block).unwrap();
         let logical = Logical(header.bytenr.get());
         verify(&block, &geometry(&block), logical)
             .unwrap_or_else(|error| panic!("block {logical} of {}: {error}", header.owner()));
@@ -37,7 +37,7 @@ fn what_the_kernel_wrote_passes() {
 }
 
 /// A leaf of the tree `owner` with these items and the right checksum.
-fn leaf(owner: TreeId, items: &Items) -> (Vec<u8>, Geometry, Logical) {
+fn leaf(owner: TreeId, items: &CheckedItems) -> (Vec<u8>, Geometry, Logical) {
     let mut header = vec![0; NODE];
     header[32..48].fill(9);
     header[48..56].copy_from_slice(&1_048_576u64.to_le_bytes());
@@ -50,7 +50,7 @@ fn leaf(owner: TreeId, items: &Items) -> (Vec<u8>, Geometry, Logical) {
 }
 
 #[track_caller]
-fn accepts(owner: TreeId, items: &Items) {
+fn accepts(owner: TreeId, items: &CheckedItems) {
     let (leaf, geometry, logical) = leaf(owner, items);
     if let Err(error) = verify(&leaf, &geometry, logical) {
         panic!("refused: {error}");
@@ -58,7 +58,7 @@ fn accepts(owner: TreeId, items: &Items) {
 }
 
 #[track_caller]
-fn refuses(owner: TreeId, items: &Items, message: &str) {
+fn refuses(owner: TreeId, items: &CheckedItems, message: &str) {
     let (leaf, geometry, logical) = leaf(owner, items);
     match verify(&leaf, &geometry, logical) {
         Ok(()) => panic!("accepted, though {message}"),
@@ -604,13 +604,13 @@ fn node(pointers: &[(Key, u64, u64)]) -> (Vec<u8>, Geometry, Logical) {
     bytes[96] = u8::try_from(pointers.len()).unwrap();
     bytes[100] = 1;
     for (slot, &(key, blockptr, generation)) in pointers.iter().enumerate() {
-        let pointer = KeyPtr {
+        let pointer = NodePointer {
             key: DiskKey::from(key),
             blockptr: blockptr.into(),
             generation: generation.into(),
         };
-        let at = HEADER_SIZE + slot * size_of::<KeyPtr>();
-        bytes[at..at + size_of::<KeyPtr>()].copy_from_slice(pointer.as_bytes());
+        let at = HEADER_SIZE + slot * size_of::<NodePointer>();
+        bytes[at..at + size_of::<NodePointer>()].copy_from_slice(pointer.as_bytes());
     }
     fix_checksum(&mut bytes, ChecksumType::Crc32c);
     (bytes, geometry, logical)
@@ -634,7 +634,7 @@ fn nodes() {
         assert!(error.contains(message), "{error}: not {message}");
     }
 
-    let expected = Expected {
+    let expected = ExpectedBlock {
         logical,
         level: 1,
         generation: Generation(100),
@@ -643,18 +643,18 @@ fn nodes() {
     };
     expect(&bytes, &expected).unwrap();
     for (other, message) in [
-        (Expected { logical: Logical(0), ..expected }, "address 0 expected, 1048576 found"),
-        (Expected { level: 0, ..expected }, "level 0 expected, 1 found"),
-        (Expected { generation: Generation(99), ..expected }, "generation 99 expected, 100"),
-        (Expected { owner: TreeId::ROOT, ..expected }, "owner 1 expected, 5 found"),
-        (Expected { owner: TreeId::DATA_RELOC, ..expected }, "expected, 5 found"),
-        (Expected { first_key: Some(second), ..expected }, "first key (257 INODE_ITEM 0)"),
+        (ExpectedBlock { logical: Logical(0), ..expected }, "address 0 expected, 1048576 found"),
+        (ExpectedBlock { level: 0, ..expected }, "level 0 expected, 1 found"),
+        (ExpectedBlock { generation: Generation(99), ..expected }, "generation 99 expected, 100"),
+        (ExpectedBlock { owner: TreeId::ROOT, ..expected }, "owner 1 expected, 5 found"),
+        (ExpectedBlock { owner: TreeId::DATA_RELOC, ..expected }, "expected, 5 found"),
+        (ExpectedBlock { first_key: Some(second), ..expected }, "first key (257 INODE_ITEM 0)"),
     ] {
         let error = expect(&bytes, &other).expect_err(message).to_string();
         assert!(error.contains(message), "{error}: not {message}");
     }
     // The trees of a log and of a balance hold blocks of the subvolume.
     for owner in [TreeId::TREE_LOG, TreeId::TREE_RELOC, TreeId::FS] {
-        expect(&bytes, &Expected { owner, first_key: None, ..expected }).unwrap();
+        expect(&bytes, &ExpectedBlock { owner, first_key: None, ..expected }).unwrap();
     }
 }

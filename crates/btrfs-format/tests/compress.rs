@@ -1,12 +1,12 @@
 //! Compression: the decoders that read the kernel's extents read ours.
 
-use offshoot_btrfs_format::compress::{Compression, Method, compress, decompress};
+use offshoot_btrfs_format::compress::{Compression, CompressionMethod, compress, decompress};
 use offshoot_testkit::random::Random;
 
 const SECTOR: u32 = 4096;
 const EXTENT: usize = 128 << 10;
 
-fn all() -> Vec<Method> {
+fn all() -> Vec<CompressionMethod> {
     let zlib = (1..=9).map(|level| format!("zlib:{level}"));
     let zstd = (-15..=15).filter(|&level| level != 0).map(|level| format!("zstd:{level}"));
     let plain = ["zlib", "lzo", "zstd"].map(str::to_owned);
@@ -84,11 +84,11 @@ fn methods_are_called_as_the_kernel_calls_them() {
         "", "none", "gzip", "zlib:0", "zlib:10", "zstd:0", "zstd:16", "zstd:-16", "lzo:1", "zstd:",
         "zstd:x",
     ] {
-        assert!(wrong.parse::<Method>().is_err(), "{wrong}");
+        assert!(wrong.parse::<CompressionMethod>().is_err(), "{wrong}");
     }
-    let default = |compression| Method::new(compression).expect("it is one");
+    let default = |compression| CompressionMethod::new(compression).expect("it is one");
     assert_eq!("zlib:3".parse(), Ok(default(Compression::Zlib)));
     assert_eq!("zstd".parse(), Ok(default(Compression::Zstd)));
     assert_eq!("lzo".parse(), Ok(default(Compression::Lzo)));
-    assert_eq!(Method::new(Compression::None), None);
+    assert_eq!(CompressionMethod::new(Compression::None), None);
 }

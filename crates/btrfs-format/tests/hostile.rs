@@ -12,7 +12,7 @@ mod mutation;
 use bodies::{checked_block, chunk_item, compressed_extent, superblock};
 use leaves::{NODE, blocks, geometry};
 use mutation::{from_env, index, mutate_item, scramble, seed_of};
-use offshoot_btrfs_format::block::{HEADER_SIZE, Header};
+use offshoot_btrfs_format::block::{BlockHeader, HEADER_SIZE};
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_testkit::random::Random;
@@ -30,7 +30,7 @@ fn tree_blocks() {
     for block in blocks() {
         let geometry = geometry(&block);
         assert!(checked_block(&mut block.clone(), &geometry), "a real block is refused");
-        let is_leaf = Header::view(&block).expect("a block").level == 0;
+        let is_leaf = BlockHeader::view(&block).expect("a block").level == 0;
         for _ in 0..700 * rounds {
             let mut mutated = block.clone();
             if is_leaf && random.below(5) != 0 {

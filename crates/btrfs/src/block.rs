@@ -12,8 +12,10 @@ pub(crate) mod lock_order;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::block::{HEADER_SIZE, Header, Item, KeyPtr, items, pointers};
-use offshoot_btrfs_format::check::{self, Expected};
+use offshoot_btrfs_format::block::{
+    BlockHeader, HEADER_SIZE, LeafItem, NodePointer, items, pointers,
+};
+use offshoot_btrfs_format::check::{self, ExpectedBlock};
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::Result;
@@ -51,8 +53,8 @@ impl TreeBlock {
 
     /// Its header.
     #[must_use]
-    pub fn header(&self) -> &Header {
-        Header::view(&self.bytes).expect(VERIFIED)
+    pub fn header(&self) -> &BlockHeader {
+        BlockHeader::view(&self.bytes).expect(VERIFIED)
     }
 
     /// The number of items of a leaf, or of pointers of a node.
@@ -75,13 +77,13 @@ impl TreeBlock {
 
     /// The items of a leaf.
     #[must_use]
-    pub fn items(&self) -> &[Item] {
+    pub fn items(&self) -> &[LeafItem] {
         items(&self.bytes).expect(VERIFIED)
     }
 
     /// The pointers of a node.
     #[must_use]
-    pub fn pointers(&self) -> &[KeyPtr] {
+    pub fn pointers(&self) -> &[NodePointer] {
         pointers(&self.bytes).expect(VERIFIED)
     }
 
@@ -153,9 +155,9 @@ impl TreeBlock {
     }
 
     /// What the header of the child at `slot` must say, in the tree `owner`.
-    pub(crate) fn child_expected(&self, slot: usize, owner: TreeId) -> Expected {
+    pub(crate) fn child_expected(&self, slot: usize, owner: TreeId) -> ExpectedBlock {
         let pointer = &self.pointers()[slot];
-        Expected {
+        ExpectedBlock {
             logical: pointer.logical(),
             level: self.header().level - 1,
             generation: Generation(pointer.generation.get()),
@@ -228,7 +230,7 @@ impl BlockCache {
     pub(crate) fn committed(
         &self,
         storage: &Storage,
-        expected: &Expected,
+        expected: &ExpectedBlock,
     ) -> Result<Arc<TreeBlock>> {
         let read =
             || storage.read_block(expected).map(|bytes| Arc::new(TreeBlock::verified(bytes)));
@@ -265,7 +267,9 @@ mod tests {
 
     use offshoot_device::BlockDevice;
     use offshoot_testkit::btrfs::checked::CheckedDevice;
-    use offshoot_vfs::{FileId, FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
+    use offshoot_vfs::{
+        EntryPlace, FileId, FileSystem as _, FileSystemMut as _, NewFile, Timestamp,
+    };
     use parking_lot::Mutex;
 
     use super::*;
@@ -339,7 +343,7 @@ mod tests {
     fn make_files(fs: &Filesystem, dir: FileId, numbers: Range<u64>) {
         for number in numbers {
             let name = format!("file-{number}");
-            fs.create(Place { dir, name: name.as_bytes() }, &NEW).unwrap();
+            fs.create(EntryPlace { dir, name: name.as_bytes() }, &NEW).unwrap();
         }
         fs.volume().delayed.flush(&fs.volume().base, u64::MAX).unwrap();
     }
@@ -350,7 +354,7 @@ mod tests {
     fn what_was_just_written_is_not_read_again_to_be_changed() {
         let told = Told::new();
         let (volume, fs) = open_without_cache(told.clone());
-        let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &NEW).unwrap();
+        let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).unwrap();
         make_files(&fs, dir, 0..2000);
         fs.sync().unwrap();
         let copied = || volume.stats().copies;
@@ -369,7 +373,7 @@ mod tests {
     #[test]
     fn only_what_may_soon_be_changed_stays_in_memory() {
         let (volume, fs) = open_without_cache(Told::new());
-        let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &NEW).unwrap();
+        let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).unwrap();
         make_files(&fs, dir, 0..2000);
         let live = volume.live().unwrap();
         let [_, made] = live.blocks_in_memory();

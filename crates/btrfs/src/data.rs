@@ -30,7 +30,7 @@ use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::compress::{Compression, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_kit::workers::Task;
+use offshoot_kit::workers::WorkerTask;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::delayed::Queues;
@@ -363,7 +363,7 @@ struct Decoding {
     start: u64,
     wanted: usize,
     extent: Logical,
-    task: Task<Result<Vec<u8>>>,
+    task: WorkerTask<Result<Vec<u8>>>,
 }
 
 impl Decoding {
@@ -385,7 +385,7 @@ impl Decoding {
         read?;
         let (wanted, sector) =
             (index(piece.end - piece.start), volume.base().superblock().sector_size);
-        let task = Task::start(move || {
+        let task = WorkerTask::start(move || {
             let mut bytes = Vec::new();
             decode_into(sector, &stored, decode, wanted, &mut bytes).map(drop)?;
             Ok(bytes)

@@ -131,7 +131,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
-use crate::counter::{Counter, Stop};
+use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::space::Space;
 use crate::transaction::{Handle, Tree};
 use crate::tree::Blocks;
@@ -221,13 +221,13 @@ pub(crate) struct Delayed {
     /// The approximate bytes of tree blocks that flushing everything would dirty.
     dirties: AtomicI64,
     /// The reserved metadata that all nodes hold, in bytes.
-    held: Counter,
+    held: NonNegativeCounter,
 }
 
 impl Delayed {
     /// An empty queue for a volume with nodes of this size. `stop` ends all writing if the held
     /// bytes are counted wrong.
-    pub(crate) fn new(config: DelayedConfig, node_size: u32, stop: &Arc<Stop>) -> Self {
+    pub(crate) fn new(config: DelayedConfig, node_size: u32, stop: &Arc<WriteStop>) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             hasher: FixedState::default(),
@@ -236,7 +236,7 @@ impl Delayed {
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
             backlog: Backlog::new(config.most_bytes),
             dirties: AtomicI64::new(0),
-            held: Counter::new("metadata that queued items hold", stop),
+            held: NonNegativeCounter::new("metadata that queued items hold", stop),
         }
     }
 

@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_vfs::Result;
 
 use crate::block::{Held, TreeBlock};
@@ -103,7 +103,7 @@ impl Blocks for Engine {
         self.base.epoch()
     }
 
-    fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
+    fn block(&self, expected: &ExpectedBlock) -> Result<Arc<TreeBlock>> {
         self.base.block(expected)
     }
 
@@ -115,7 +115,7 @@ impl Blocks for Engine {
         self.base.hold_root(id)
     }
 
-    fn hold(&self, expected: &Expected) -> Result<Held> {
+    fn hold(&self, expected: &ExpectedBlock) -> Result<Held> {
         self.base.hold(expected)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{FileSystem, FileSystemMut, Result, Trimmed, Version};
+use offshoot_vfs::{FileSystem, FileSystemMut, Result, Trimmed, VolumeVersion};
 
 use crate::engine::{Engine, OpenOptions};
 use crate::filesystem::Filesystem;
@@ -82,10 +82,10 @@ impl offshoot_vfs::Volume for Volume {
         Ok(Box::new(self.filesystem(TreeId(dev))?))
     }
 
-    fn version(&self) -> Version {
+    fn version(&self) -> VolumeVersion {
         let superblock = self.superblock();
         let (generation, log) = (superblock.generation, superblock.item.log_root);
-        Version {
+        VolumeVersion {
             volume: superblock.fsid.to_string(),
             state: format!("generation {generation}, log {log}"),
         }

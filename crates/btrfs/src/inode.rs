@@ -45,7 +45,7 @@ pub(crate) mod xattr;
 
 use std::ops::ControlFlow;
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
@@ -146,7 +146,7 @@ pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId
 }
 
 /// The entry called `name` in a DIR_ITEM or XATTR_ITEM item.
-pub(crate) fn entry_called<'d>(data: &'d [u8], name: &[u8]) -> Result<Option<DirEntry<'d>>> {
+pub(crate) fn entry_called<'d>(data: &'d [u8], name: &[u8]) -> Result<Option<DirItemEntry<'d>>> {
     for entry in dir_entries(data) {
         let entry = entry.map_err(malformed)?;
         if entry.name == name {

@@ -93,7 +93,7 @@ pub struct LogTree {
 /// Opens the volume to read it.
 pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Engine> {
     let engine = Engine::open_engine(devices.clone(), options)?;
-    if options.ignore_log || !engine.superblock().log_is_pending() {
+    if options.ignore_log || !engine.superblock().has_pending_log() {
         return Ok(engine);
     }
     let is_dump = engine.superblock().is_metadata_only();
@@ -126,7 +126,7 @@ pub(crate) fn open_writable(
     options: &OpenOptions,
 ) -> Result<Engine> {
     let engine = Engine::open_engine(devices.clone(), options)?;
-    if !engine.superblock().log_is_pending() {
+    if !engine.superblock().has_pending_log() {
         let engine = engine.into_writable(options, Change::Stored)?;
         engine.report_left_out();
         return Ok(engine);
@@ -151,7 +151,7 @@ impl Engine {
     /// The tree of log trees, if a log is pending.
     fn log_root_tree(&self) -> Option<TreeRoot> {
         let item = &self.superblock().item;
-        self.superblock().log_is_pending().then(|| TreeRoot {
+        self.superblock().has_pending_log().then(|| TreeRoot {
             id: TreeId::TREE_LOG,
             logical: Logical(item.log_root.get()),
             level: item.log_root_level,

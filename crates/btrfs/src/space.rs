@@ -74,7 +74,7 @@ pub(crate) use stats::When;
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub(crate) use tickets::Waiter;
 
-use crate::counter::{Counter, Stop};
+use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::storage::Storage;
 use crate::tree::{Blocks, TreeRoot};
 
@@ -99,7 +99,7 @@ pub(crate) trait Roots: Blocks {
 pub(crate) struct Space {
     groups: RwLock<BTreeMap<u64, Arc<BlockGroup>>>,
     /// The bytes of all extents: the superblock's `bytes_used`.
-    bytes_used: Counter,
+    bytes_used: NonNegativeCounter,
     /// Where the next search for data and for metadata begins: in the block group from which space
     /// was taken last. So space that is taken together lies together.
     last: [Mutex<u64>; 2],
@@ -117,7 +117,7 @@ pub(crate) struct Space {
     /// The highest level that the root of a tree has had.
     tallest: AtomicU8,
     /// How many reasons there are to assume that a tree shares blocks with a snapshot.
-    sharing: Counter,
+    sharing: NonNegativeCounter,
     /// The work of the commit of the running transaction.
     pub(crate) pending: Arc<Pending>,
     /// A priority caller found no room, and a commit would make some.
@@ -131,7 +131,7 @@ pub(crate) struct Space {
     freed: Mutex<Option<Freed>>,
     stats: stats::Counters,
     /// Stops all writing when the accounts turn out to be wrong.
-    stop: Arc<Stop>,
+    stop: Arc<WriteStop>,
 }
 
 /// The work of the commit of the running transaction. It is all done when the next transaction
@@ -141,18 +141,21 @@ pub(crate) struct Pending {
     /// The size of the trees that references are written to, in bytes.
     pub(crate) tree_bytes: AtomicU64,
     /// The bytes of items that delayed references may add to these trees.
-    pub(crate) reference_bytes: Counter,
+    pub(crate) reference_bytes: NonNegativeCounter,
     /// The number of trees whose root moved since its item was stored.
-    pub(crate) roots: Counter,
+    pub(crate) roots: NonNegativeCounter,
 }
 
 impl Pending {
     /// No work yet.
-    pub(crate) fn new(stop: &Arc<Stop>) -> Self {
+    pub(crate) fn new(stop: &Arc<WriteStop>) -> Self {
         Self {
             tree_bytes: AtomicU64::new(0),
-            reference_bytes: Counter::new("what delayed references may add to trees", stop),
-            roots: Counter::new("roots to be stored", stop),
+            reference_bytes: NonNegativeCounter::new(
+                "what delayed references may add to trees",
+                stop,
+            ),
+            roots: NonNegativeCounter::new("roots to be stored", stop),
         }
     }
 }
@@ -202,7 +205,7 @@ impl Purpose {
 /// A tree that is about to share blocks with a snapshot. If it never does, dropping this lowers the
 /// reserve again.
 pub(crate) struct Sharing<'s> {
-    reasons: &'s Counter,
+    reasons: &'s NonNegativeCounter,
 }
 
 impl Sharing<'_> {
@@ -228,7 +231,7 @@ impl Space {
         groups: Vec<BlockGroup>,
         storage: &Storage,
         discards: bool,
-        stop: Arc<Stop>,
+        stop: Arc<WriteStop>,
     ) -> Result<Self> {
         let kinds = groups.iter().map(|group| group.flags);
         let is_mixed = profile::has_mixed(kinds.clone());
@@ -240,7 +243,11 @@ impl Space {
         let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
         Ok(Self {
             groups: RwLock::new(groups.collect()),
-            bytes_used: Counter::starting_at(superblock.item.bytes_used.get(), "bytes used", &stop),
+            bytes_used: NonNegativeCounter::starting_at(
+                superblock.item.bytes_used.get(),
+                "bytes used",
+                &stop,
+            ),
             last: Default::default(),
             ledgers: [Purpose::Data, Purpose::Metadata, Purpose::System]
                 .map(|purpose| Ledger::new(purpose, &stop)),
@@ -248,7 +255,7 @@ impl Space {
             taken_from,
             node_size: u64::from(superblock.node_size),
             tallest: AtomicU8::new(0),
-            sharing: Counter::new("trees that share blocks with snapshots", &stop),
+            sharing: NonNegativeCounter::new("trees that share blocks with snapshots", &stop),
             pending: Arc::new(Pending::new(&stop)),
             is_short: AtomicBool::new(false),
             allocated: Allocated::new(storage.members()),

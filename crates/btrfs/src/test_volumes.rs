@@ -8,7 +8,7 @@ use offshoot_btrfs_format::encode::seal_block;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
-use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_vfs::Timestamp;
@@ -120,7 +120,7 @@ pub(crate) fn edit(disks: &Disks, tree: TreeId, edits: &[(Key, Option<Vec<u8>>)]
 
 /// `btrfs check` finds nothing.
 pub(crate) fn check(disks: &Disks) {
-    let attached = Attached::new(disks.images());
+    let attached = AttachedImages::new(disks.images());
     let said = run("btrfs", &["check", "--readonly", attached.devices()[0]]);
     assert!(!said.contains("mismatch"), "{said}");
 }
@@ -144,8 +144,8 @@ pub(crate) fn xattr(name: &[u8], value: &[u8]) -> (Key, Vec<u8>) {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use offshoot_testkit::btrfs::checked::Shown;
-    use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place};
+    use offshoot_testkit::btrfs::checked::ShownVolume;
+    use offshoot_vfs::{EntryPlace, FileSystem as _, FileSystemMut as _, NewFile};
 
     use super::*;
 
@@ -172,13 +172,13 @@ mod tests {
     }
 
     /// Shows another volume than the one that is on the device: it has a file.
-    fn show_another(_: &Arc<dyn BlockDevice>) -> Shown {
+    fn show_another(_: &Arc<dyn BlockDevice>) -> ShownVolume {
         let device: Arc<dyn BlockDevice> = bare(16384);
         let volume = Volume::open_writable(vec![device.clone()], &OpenOptions::default());
         let fs = volume.expect("it opens").filesystem(TreeId::FS).expect("every volume has one");
         let at = Timestamp::default();
         let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at };
-        fs.create(Place { dir: fs.root(), name: b"file" }, &new).expect("there is room");
+        fs.create(EntryPlace { dir: fs.root(), name: b"file" }, &new).expect("there is room");
         fs.sync().expect("a commit");
         show(&[device]).expect("it opens")
     }

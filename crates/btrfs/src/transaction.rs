@@ -59,7 +59,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
-use offshoot_btrfs_format::block::{HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, MAX_LEVEL};
+use offshoot_btrfs_format::block::{
+    HEADER_MIXED_BACKREF, HEADER_RELOC, HEADER_WRITTEN, LEVEL_COUNT,
+};
 use offshoot_btrfs_format::edit::{header_mut, insert_items};
 use offshoot_btrfs_format::encode::{self, BlockIdentity};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SuperblockItem};
@@ -69,7 +71,7 @@ use offshoot_vfs::{Errno, Error, Result};
 #[cfg(debug_assertions)]
 use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
-use crate::counter::Stop;
+use crate::counter::WriteStop;
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::Counters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -107,7 +109,7 @@ pub(crate) struct Live {
     trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
     pub(crate) space: Arc<Space>,
     /// The error that ended all writing, if any.
-    stop: Arc<Stop>,
+    stop: Arc<WriteStop>,
     /// The lock of the threads that wait for the end of a commit. Under it a thread may lock only
     /// the phases.
     commits: parking_lot::Mutex<()>,
@@ -219,7 +221,7 @@ impl Live {
         quotas: Quotas,
         latching: Latching,
         has_log: bool,
-        stop: Arc<Stop>,
+        stop: Arc<WriteStop>,
     ) -> Self {
         let first = Generation(superblock.generation.get() + 1);
         let running = Transaction::new(first, space.pending.clone(), LogState::new(has_log));
@@ -672,7 +674,7 @@ impl<'v> Handle<'v> {
 
     /// Makes an empty block for the tree `tree`.
     pub(crate) fn new_block(&self, tree: TreeId, level: u8) -> Result<WriteLatch> {
-        assert!(level < MAX_LEVEL, "no tree of a volume that can exist is so high");
+        assert!(level < LEVEL_COUNT, "no tree of a volume that can exist is so high");
         let block = self.empty_block(tree, level)?;
         self.count_tree(tree, true)?;
         Ok(block)

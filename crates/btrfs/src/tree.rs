@@ -16,7 +16,7 @@ mod write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
@@ -51,8 +51,8 @@ impl TreeRoot {
     }
 
     /// What the header of its root block must say.
-    pub(crate) fn expected(&self) -> Expected {
-        Expected {
+    pub(crate) fn expected(&self) -> ExpectedBlock {
+        ExpectedBlock {
             logical: self.logical,
             level: self.level,
             generation: self.generation,
@@ -72,7 +72,7 @@ pub(crate) trait Blocks {
     fn epoch(&self) -> u64;
 
     /// The block that `expected` describes, as it is now.
-    fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>>;
+    fn block(&self, expected: &ExpectedBlock) -> Result<Arc<TreeBlock>>;
 
     /// The child at `slot` of `node`, in the tree `owner`. May read the leaves behind it ahead.
     fn child(&self, node: &TreeBlock, slot: usize, owner: TreeId) -> Result<Arc<TreeBlock>>;
@@ -84,7 +84,7 @@ pub(crate) trait Blocks {
     fn hold_root(&self, id: TreeId) -> Result<Held>;
 
     /// The block that `expected` describes. No thread changes it while it is held.
-    fn hold(&self, expected: &Expected) -> Result<Held>;
+    fn hold(&self, expected: &ExpectedBlock) -> Result<Held>;
 }
 
 /// A block on the way to an item.

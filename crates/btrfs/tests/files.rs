@@ -20,7 +20,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, Timestamp};
 use uuid::Uuid;
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -28,16 +28,16 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, 
 
 /// How many files the threads make, and where.
 #[derive(Clone, Copy, Debug)]
-struct Job {
+struct FilesJob {
     files: u64,
     threads: u64,
     /// Whether all files are in one directory; otherwise each thread has its own.
-    in_one: bool,
+    is_in_one: bool,
 }
 
-impl Job {
+impl FilesJob {
     fn dir_of(self, thread: u64) -> String {
-        if self.in_one { "all".to_owned() } else { format!("of-{thread}") }
+        if self.is_in_one { "all".to_owned() } else { format!("of-{thread}") }
     }
 
     /// The numbers of a thread's files.
@@ -58,7 +58,7 @@ impl Job {
 }
 
 fn device(image: &Path) -> Arc<dyn BlockDevice> {
-    Arc::new(FileDevice::open_writable(image).expect("nobody else uses the image"))
+    Arc::new(FileDevice::open_writable(image).expect("no other program uses the image"))
 }
 
 fn open(image: &Path) -> Filesystem {
@@ -75,7 +75,7 @@ fn name(number: u64) -> String {
 }
 
 /// The numbers of the files that a thread removes, in random order.
-fn removed(job: Job, thread: u64, seed: u64) -> Vec<u64> {
+fn removed(job: FilesJob, thread: u64, seed: u64) -> Vec<u64> {
     let mut random = Random::new(seed.wrapping_add(thread));
     let mut numbers: Vec<_> = job.numbers(thread).collect();
     for last in (1..numbers.len()).rev() {
@@ -105,7 +105,7 @@ fn listed(filesystem: &Filesystem, dir: &str) -> BTreeSet<u64> {
     numbers
 }
 
-fn make_and_remove(job: Job) {
+fn make_and_remove(job: FilesJob) {
     let Some(judges) = judges::require() else { return };
     let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
@@ -117,17 +117,17 @@ fn make_and_remove(job: Job) {
 
     forget_peak();
     let filesystem = open(image);
-    for thread in 0..if job.in_one { 1 } else { job.threads } {
+    for thread in 0..if job.is_in_one { 1 } else { job.threads } {
         let name = job.dir_of(thread);
         filesystem
-            .mkdir(Place { dir: filesystem.root(), name: name.as_bytes() }, &NEW)
+            .mkdir(EntryPlace { dir: filesystem.root(), name: name.as_bytes() }, &NEW)
             .expect("a directory");
     }
     let started = Instant::now();
     job.run(&filesystem, |dir, thread| {
         for number in job.numbers(thread) {
             let name = name(number);
-            filesystem.create(Place { dir, name: name.as_bytes() }, &NEW).expect("a file");
+            filesystem.create(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("a file");
         }
     });
     report("made", job.files, started, &filesystem);
@@ -140,7 +140,7 @@ fn make_and_remove(job: Job) {
     job.run(&filesystem, |dir, thread| {
         for &number in &gone[usize::try_from(thread).expect("few")] {
             let name = name(number);
-            filesystem.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it was made");
+            filesystem.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it was made");
         }
     });
     report("removed", gone.iter().map(|gone| gone.len() as u64).sum(), started, &filesystem);
@@ -149,9 +149,9 @@ fn make_and_remove(job: Job) {
     check(image);
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     let filesystem = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
-    let mut left = vec![BTreeSet::new(); if job.in_one { 1 } else { gone.len() }];
+    let mut left = vec![BTreeSet::new(); if job.is_in_one { 1 } else { gone.len() }];
     for (thread, gone) in (0..).zip(&gone) {
-        let left = &mut left[if job.in_one { 0 } else { usize::try_from(thread).expect("few") }];
+        let left = &mut left[if job.is_in_one { 0 } else { usize::try_from(thread).expect("few") }];
         left.extend(job.numbers(thread));
         for number in gone {
             assert!(left.remove(number));
@@ -190,12 +190,12 @@ fn peak_kib() -> Option<u64> {
 
 #[test]
 fn in_directories_of_their_own() {
-    make_and_remove(Job { files: 20_000, threads: 4, in_one: false });
+    make_and_remove(FilesJob { files: 20_000, threads: 4, is_in_one: false });
 }
 
 #[test]
 fn in_one_directory() {
-    make_and_remove(Job { files: 20_000, threads: 4, in_one: true });
+    make_and_remove(FilesJob { files: 20_000, threads: 4, is_in_one: true });
 }
 
 /// Runs every job in a process of its own, so that each has its own peak of memory.
@@ -203,11 +203,11 @@ fn in_one_directory() {
 #[ignore = "takes minutes; `cargo xtask campaign files` runs it"]
 fn campaign() {
     let files = std::env::var("OFFSHOOT_FILES").unwrap_or_else(|_| "1000000".to_owned());
-    for in_one in [false, true] {
+    for is_in_one in [false, true] {
         for threads in [1, 2, 12] {
             let mut job = Command::new(std::env::current_exe().expect("this program"));
             job.args(["--ignored", "--nocapture", "--exact", "one_of_the_campaign"]);
-            job.env("OFFSHOOT_JOB", format!("{files} {threads} {in_one}"));
+            job.env("OFFSHOOT_JOB", format!("{files} {threads} {is_in_one}"));
             assert!(job.status().expect("it starts").success());
         }
     }
@@ -217,10 +217,10 @@ fn campaign() {
 #[ignore = "`campaign` runs it"]
 fn one_of_the_campaign() {
     let job = std::env::var("OFFSHOOT_JOB").expect("FILES THREADS true|false");
-    let [files, threads, in_one] = job.split(' ').collect::<Vec<_>>()[..] else {
+    let [files, threads, is_in_one] = job.split(' ').collect::<Vec<_>>()[..] else {
         panic!("not a job: {job}");
     };
     let number = |text: &str| text.parse().expect("a number");
-    let in_one = in_one.parse().expect("true or false");
-    make_and_remove(Job { files: number(files), threads: number(threads), in_one });
+    let is_in_one = is_in_one.parse().expect("true or false");
+    make_and_remove(FilesJob { files: number(files), threads: number(threads), is_in_one });
 }

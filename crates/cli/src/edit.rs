@@ -12,7 +12,7 @@ use std::sync::Arc;
 use offshoot_transfer::copy::NewName;
 use offshoot_transfer::host::{HostId, host_id_of_file, umask};
 use offshoot_vfs::globs::expand;
-use offshoot_vfs::path::{End, LastLink, at_path, resolve_end};
+use offshoot_vfs::path::{LastLink, PathEnd, at_path, resolve_end};
 use offshoot_vfs::{
     self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Nameless, NewFile,
     Timestamp,
@@ -93,7 +93,7 @@ pub(crate) fn file_or_new(
         (Some(file), _) => Ok(file),
         (None, Some((dir, name))) if !end.must_be_directory => {
             let new = new_file(fs, dir, 0o666, caller)?;
-            let place = vfs::Place { dir, name: &name };
+            let place = vfs::EntryPlace { dir, name: &name };
             fs.create(place, &new).map_err(|error| at_path(error, path))
         }
         _ => Err(Error::posix(Errno::ISDIR, Escaped(path).to_string())),
@@ -353,7 +353,7 @@ pub(crate) enum Aim {
     /// An existing directory: the new names go into it.
     Into(FileId),
     /// The new name itself.
-    Name(End),
+    Name(PathEnd),
 }
 
 impl Aim {
@@ -370,12 +370,12 @@ impl Aim {
         let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
         if !is_name {
             match resolve_end(fs, path, LastLink::Follow) {
-                Ok(End { file: Some(file), .. })
+                Ok(PathEnd { file: Some(file), .. })
                     if fs.attr(file)?.file_type == FileType::Directory =>
                 {
                     return Ok(Self::Into(file));
                 }
-                Ok(End { file: None, .. }) if sources > 1 => return fail(Errno::NOENT),
+                Ok(PathEnd { file: None, .. }) if sources > 1 => return fail(Errno::NOENT),
                 Ok(_) if sources > 1 => return fail(Errno::NOTDIR),
                 Err(error) if sources > 1 => return Err(error),
                 // A dangling link may still be the file to replace.

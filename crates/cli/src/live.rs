@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use offshoot_fuse::KernelCaches;
-use offshoot_vfs::{Error, FileId, Place};
+use offshoot_vfs::{EntryPlace, Error, FileId};
 
 use crate::args::OpenArguments;
 use crate::edit::Caller;
@@ -54,7 +54,7 @@ impl OpenArguments {
 
     /// Prepares to delete the subvolume at `place` so that programs that use it can go on. Returns
     /// its root, or `None` if the volume is not mounted or the root cannot be opened.
-    pub(crate) fn deleting(&self, place: Place<'_>) -> Result<Option<FileId>, Error> {
+    pub(crate) fn deleting(&self, place: EntryPlace<'_>) -> Result<Option<FileId>, Error> {
         let Some(live) = &self.live else { return Ok(None) };
         let Ok(root) = live.fs.lookup(place.dir, place.name) else { return Ok(None) };
         // No program uses a root that cannot be opened. The kernel may forget the root at any
@@ -81,7 +81,7 @@ impl OpenArguments {
 
     /// Tells the kernel that a name was added or removed. The caller must not hold a lock that a
     /// request of the kernel may wait for.
-    pub(crate) fn changed(&self, place: Place<'_>) -> Result<(), Error> {
+    pub(crate) fn changed(&self, place: EntryPlace<'_>) -> Result<(), Error> {
         match &self.live {
             Some(live) => live.caches.forget_name(place.dir, place.name),
             None => Ok(()),

@@ -15,9 +15,9 @@
 //!
 //! In addition, every verb needs the right to search each directory above.
 
-use offshoot_fuse::Owner;
+use offshoot_fuse::ShownOwner;
 use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, Place, Result};
+use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystem, Result};
 
 /// The rights to read a file, to write it, and to search a directory, as the bits of one class of
 /// permissions.
@@ -38,7 +38,7 @@ pub(crate) struct Rights {
     /// All groups of that user.
     pub(crate) groups: Vec<u32>,
     /// The owner that the mount shows for all files, if it is set.
-    pub(crate) shown: Owner,
+    pub(crate) shown: ShownOwner,
 }
 
 impl Rights {
@@ -76,7 +76,7 @@ impl Rights {
     }
 
     /// Checks that the user may delete the subvolume at `place`.
-    pub(crate) fn require_removal(&self, fs: &dyn FileSystem, place: Place<'_>) -> Result<()> {
+    pub(crate) fn require_removal(&self, fs: &dyn FileSystem, place: EntryPlace<'_>) -> Result<()> {
         self.require_way(fs, place.dir)?;
         let root = fs.lookup(place.dir, place.name)?;
         self.require(fs, root, WRITE | SEARCH)?;

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
@@ -87,13 +87,14 @@ fn number(value: &Value) -> u64 {
 }
 
 /// A file of a volume by its directory and name, and what it holds.
-type Files = BTreeMap<String, Vec<u8>>;
+type BenchFiles = BTreeMap<String, Vec<u8>>;
 
 /// Requires that the volume holds these files, and `others` at its root, and nothing else.
 #[track_caller]
-fn assert_holds(image: &Path, dirs: u64, expected: &Files, others: &[&str]) {
+fn assert_holds(image: &Path, dirs: u64, expected: &BenchFiles, others: &[&str]) {
     run("btrfs", &["check".as_ref(), "--check-data-csum".as_ref(), image.as_os_str()]);
-    let mount = Mount::try_new(&[image.to_path_buf()], "ro").unwrap_or_else(|why| panic!("{why}"));
+    let mount =
+        MountedMembers::try_new(&[image.to_path_buf()], "ro").unwrap_or_else(|why| panic!("{why}"));
     let listed = |path: &Path| -> Vec<String> {
         let entries = fs::read_dir(path).expect("a directory");
         let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("text");
@@ -107,14 +108,14 @@ fn assert_holds(image: &Path, dirs: u64, expected: &Files, others: &[&str]) {
     top.sort();
     assert_eq!(listed(mount.path()), top);
     dirs.sort();
-    let mut found = Files::new();
+    let mut found = BenchFiles::new();
     for dir in dirs {
         for name in listed(&mount.path().join(&dir)) {
             let data = fs::read(mount.path().join(&dir).join(&name)).expect("a file");
             found.insert(format!("{dir}/{name}"), data);
         }
     }
-    let names = |files: &Files| files.keys().cloned().collect::<Vec<_>>();
+    let names = |files: &BenchFiles| files.keys().cloned().collect::<Vec<_>>();
     assert!(names(&found) == names(expected), "{} files, not {}", found.len(), expected.len());
     for (name, data) in expected {
         assert!(found[name] == *data, "{name} holds something else");
@@ -122,12 +123,12 @@ fn assert_holds(image: &Path, dirs: u64, expected: &Files, others: &[&str]) {
 }
 
 /// The files that a run of fs-mark reports.
-fn made_by_fs_mark(said: &Value, size: usize) -> Files {
+fn made_by_fs_mark(said: &Value, size: usize) -> BenchFiles {
     let (seed, began) = (number(&said["seed"]), number(&said["began_seconds"]));
     let threads = number(&said["threads"]);
     let rounds = said["rounds"].as_array().expect("an array");
     let each = rounds.iter().map(|round| number(&round["files"])).sum::<u64>() / threads;
-    let mut files = Files::new();
+    let mut files = BenchFiles::new();
     for thread in 0..threads {
         let mut names = Names::new(seed, began, thread);
         for _ in 0..each {
@@ -216,8 +217,8 @@ fn the_names_are_those_of_the_seed() {
 }
 
 /// The files that a run of enospc reports.
-fn made_by_enospc(said: &Value, size: usize) -> Files {
-    let mut files = Files::new();
+fn made_by_enospc(said: &Value, size: usize) -> BenchFiles {
+    let mut files = BenchFiles::new();
     let workers = said["files_of_workers"].as_array().expect("an array");
     for (worker, count) in (0..).zip(workers) {
         for file in 0..number(count) {
@@ -258,7 +259,7 @@ fn enospc_loses_nothing_that_was_acknowledged() {
         assert_eq!(rounds.len(), 2);
         assert_eq!(rounds[1]["phase"], "remove");
         assert_eq!(rounds[0]["files"], rounds[1]["files"]);
-        assert_holds(&image, workers, &Files::new(), &["filler"]);
+        assert_holds(&image, workers, &BenchFiles::new(), &["filler"]);
     }
 }
 
@@ -278,7 +279,8 @@ fn dir_fsync_makes_and_removes_what_it_says() {
         assert_eq!(phases, DirFsync::PHASES);
         let work = DirFsync { files, deletes };
         let left = (1..=files).filter(|&number| !work.removes(number));
-        let left: Files = left.map(|n| (format!("d1/{}", DirFsync::name(n)), Vec::new())).collect();
+        let left: BenchFiles =
+            left.map(|n| (format!("d1/{}", DirFsync::name(n)), Vec::new())).collect();
         assert_eq!(rounds[0]["files"], files);
         assert_eq!(rounds[3]["files"], files - left.len() as u64);
         let removed = number(&rounds[3]["files"]);

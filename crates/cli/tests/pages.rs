@@ -31,9 +31,9 @@ fn script(session: &[&str]) -> String {
 }
 
 /// Unmounts what a failed session has mounted.
-struct Mounts(PathBuf);
+struct SessionMounts(PathBuf);
 
-impl Drop for Mounts {
+impl Drop for SessionMounts {
     fn drop(&mut self) {
         for name in ["home", "mnt"] {
             let unmount = Command::new("umount").arg("-l").arg(self.0.join(name)).output();
@@ -48,7 +48,7 @@ fn the_sessions_of_the_page_on_mounting_are_true() {
         return;
     }
     let dir = scratch_dir();
-    let _mounts = Mounts(dir.path().to_owned());
+    let _mounts = SessionMounts(dir.path().to_owned());
     let expected = sessions(include_str!("../../../docs/mount.md"));
     let program = PathBuf::from(env!("CARGO_BIN_EXE_offshoot"));
     let places = std::env::var("PATH").unwrap_or_default();

@@ -43,11 +43,11 @@ fn on_terminal_raw(words: &str, locale: &str) -> (Option<i32>, Vec<u8>) {
 }
 
 /// A volume, with a directory of the host copied into it.
-struct Volume {
+struct TerminalVolume {
     dir: TempDir,
 }
 
-impl Volume {
+impl TerminalVolume {
     fn new(fill: impl FnOnce(&Path)) -> Self {
         let volume = Self { dir: tempfile::tempdir().expect("a directory") };
         fs::create_dir(volume.path("source")).expect("a directory");
@@ -69,7 +69,7 @@ impl Volume {
 
 #[test]
 fn a_terminal_gets_no_binary() {
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         fs::write(source.join("text"), "some text\n").expect("a file");
         fs::write(source.join("binary"), b"some \0 bytes\n").expect("a file");
     });
@@ -90,7 +90,7 @@ fn a_terminal_gets_no_binary() {
 #[test]
 fn progress_says_how_far_it_is() {
     // So many files that the progress line is drawn before the end.
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         for n in 0..400 {
             fs::write(source.join(format!("file-{n}")), vec![7; 100_000]).expect("a file");
         }
@@ -126,7 +126,7 @@ fn progress_says_how_far_it_is() {
 }
 
 /// Starts an extraction, and sends Ctrl-C as soon as `out` has something in it.
-fn interrupted(volume: &Volume, out: &Path) -> Output {
+fn interrupted(volume: &TerminalVolume, out: &Path) -> Output {
     let mut command = Command::new(program());
     command.arg("extract").arg(volume.path("v.img")).arg(out);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -145,7 +145,7 @@ fn interrupted(volume: &Volume, out: &Path) -> Output {
 #[test]
 fn an_extraction_goes_on_after_ctrl_c() {
     const FILES: usize = 6_000;
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         for n in 0..FILES {
             fs::write(source.join(format!("file-{n:05}")), format!("contents {n}"))
                 .expect("a file");
@@ -205,14 +205,14 @@ fn an_extraction_goes_on_after_ctrl_c() {
 /// A verb that writes more output than a pipe holds waits there until it is interrupted. A verb
 /// that has nothing more to change the second time may end before we look. Then this starts it
 /// again.
-fn interrupted_when_open(volume: &Volume, mut start: impl FnMut() -> Child) -> Output {
+fn interrupted_when_open(volume: &TerminalVolume, mut start: impl FnMut() -> Child) -> Output {
     const TRIES: usize = 100;
     let interrupted = (0..TRIES).find_map(|_| interrupted_if_open(volume, start()));
     interrupted.unwrap_or_else(|| panic!("it ended before, {TRIES} times"))
 }
 
 /// The same for one run; `None` when the run ended before.
-fn interrupted_if_open(volume: &Volume, mut child: Child) -> Option<Output> {
+fn interrupted_if_open(volume: &TerminalVolume, mut child: Child) -> Option<Output> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process");
     let ino = fs::metadata(volume.path("v.img")).expect("an image").ino();
     let is_open = || {
@@ -239,7 +239,7 @@ fn a_change_that_is_interrupted_says_what_is_stored() {
     const FILES: usize = 3000;
     // The lines with the names of a third of the files are more than a pipe holds.
     let name = |n| format!("file-{n}-{}", "x".repeat(100));
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         fs::create_dir(source.join("dir")).expect("a directory");
         for n in 0..FILES {
             fs::write(source.join("dir").join(name(n)), vec![7; 8192]).expect("a file");
@@ -280,7 +280,7 @@ fn a_change_that_is_interrupted_says_what_is_stored() {
 #[test]
 fn changes_are_stored_when_nobody_reads_of_them() {
     const FILES: usize = 3000;
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         for dir in ["a", "b"] {
             fs::create_dir(source.join(dir)).expect("a directory");
         }
@@ -314,7 +314,7 @@ fn changes_are_stored_when_nobody_reads_of_them() {
 /// A match that is gone does not keep back the other matches.
 #[test]
 fn find_goes_on_after_a_match_that_cannot_be_looked_at() {
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         for dir in ["one", "other"] {
             fs::create_dir(source.join(dir)).expect("a directory");
             fs::write(source.join(dir).join("x"), "").expect("a file");
@@ -336,7 +336,7 @@ fn find_goes_on_after_a_match_that_cannot_be_looked_at() {
 
 #[test]
 fn a_copy_that_is_interrupted_says_what_is_stored() {
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         fs::write(source.join("first"), "first").expect("a file");
     });
     let source = volume.path("more");
@@ -453,7 +453,7 @@ fn acted_upon(shown: &[u8]) -> Option<String> {
 fn no_name_speaks_to_the_terminal() {
     let mut random = Random::new(seed_of_run());
     let evil = |random: &mut Random| OsString::from_vec(dangerous_name(random));
-    let volume = Volume::new(|source| {
+    let volume = TerminalVolume::new(|source| {
         fs::create_dir(source.join("etc")).expect("a directory");
         let (user, group) = (dangerous_name(&mut random), dangerous_name(&mut random));
         let entry = |name: &[u8], rest: &str| {

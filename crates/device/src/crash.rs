@@ -141,7 +141,7 @@ pub struct CrashPlan {
     /// The seed of the random choices.
     pub seed: u64,
     /// Whether states with torn writes are built as well.
-    pub torn: bool,
+    pub tears: bool,
 }
 
 /// Shows the offset and the length of a write without its bytes.
@@ -162,7 +162,7 @@ impl fmt::Debug for CrashEntry {
 
 impl Default for CrashPlan {
     fn default() -> Self {
-        Self { exhaustive_limit: 6, samples_per_epoch: 64, seed: 0, torn: true }
+        Self { exhaustive_limit: 6, samples_per_epoch: 64, seed: 0, tears: true }
     }
 }
 

@@ -41,7 +41,7 @@ pub enum Fault {
 
 /// The kinds of requests that a [`FaultDevice`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Requests {
+pub enum RequestKind {
     /// [`BlockDevice::read_at`].
     Reads,
     /// [`BlockDevice::write_at`] and [`BlockDevice::write_vectored_at`]; each call counts as one.
@@ -58,27 +58,27 @@ pub enum Requests {
 #[derive(Debug)]
 pub struct FaultDevice {
     below: Arc<dyn BlockDevice>,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    places: Vec<(Requests, Range<u64>, Fault)>,
-    times: Vec<(Requests, u64, Fault)>,
+struct FaultState {
+    places: Vec<(RequestKind, Range<u64>, Fault)>,
+    times: Vec<(RequestKind, u64, Fault)>,
     reads: u64,
     writes: u64,
     flushes: u64,
     discards: u64,
 }
 
-impl State {
-    fn count(&self, requests: Requests) -> u64 {
+impl FaultState {
+    fn count(&self, requests: RequestKind) -> u64 {
         match requests {
-            Requests::Reads => self.reads,
-            Requests::Writes => self.writes,
-            Requests::Flushes => self.flushes,
-            Requests::Discards => self.discards,
-            Requests::All => self.reads + self.writes + self.flushes + self.discards,
+            RequestKind::Reads => self.reads,
+            RequestKind::Writes => self.writes,
+            RequestKind::Flushes => self.flushes,
+            RequestKind::Discards => self.discards,
+            RequestKind::All => self.reads + self.writes + self.flushes + self.discards,
         }
     }
 }
@@ -92,66 +92,66 @@ impl FaultDevice {
 
     /// Makes all bytes of `range` faulty from now on.
     pub fn add(&self, range: Range<u64>, fault: Fault) {
-        self.add_to(Requests::All, range, fault);
+        self.add_to(RequestKind::All, range, fault);
     }
 
     /// Makes all bytes of `range` faulty for requests of one kind.
-    pub fn add_to(&self, requests: Requests, range: Range<u64>, fault: Fault) {
+    pub fn add_to(&self, requests: RequestKind, range: Range<u64>, fault: Fault) {
         self.state.lock().places.push((requests, range, fault));
     }
 
     /// Makes one request faulty: the one that arrives when [`count`](Self::count) is `number` for
     /// its kind. 0 is the first request since the device was made.
-    pub fn strike(&self, requests: Requests, number: u64, fault: Fault) {
+    pub fn strike(&self, requests: RequestKind, number: u64, fault: Fault) {
         self.state.lock().times.push((requests, number, fault));
     }
 
     /// How many requests of a kind arrived since the device was made.
     #[must_use]
-    pub fn count(&self, requests: Requests) -> u64 {
+    pub fn count(&self, requests: RequestKind) -> u64 {
         self.state.lock().count(requests)
     }
 
     /// Counts one request of the kind `kind`. Returns the fault of its number, and the faults of
     /// the ranges that it touches.
-    fn arrive(&self, kind: Requests, range: &Range<u64>) -> Faults {
+    fn arrive(&self, kind: RequestKind, range: &Range<u64>) -> RequestFaults {
         let mut state = self.state.lock();
         let number = |requests| state.count(requests);
         let hit = |requests, at| {
-            (requests == kind || requests == Requests::All) && at == number(requests)
+            (requests == kind || requests == RequestKind::All) && at == number(requests)
         };
         let in_time = state.times.iter().find(|time| hit(time.0, time.1)).map(|time| time.2);
         let touched = |at: &Range<u64>| at.start.max(range.start)..at.end.min(range.end);
-        let is_of_kind = |of: &Requests| *of == kind || *of == Requests::All;
+        let is_of_kind = |of: &RequestKind| *of == kind || *of == RequestKind::All;
         let places = state.places.iter().filter(|(of, ..)| is_of_kind(of));
         let in_place = places.map(|(_, at, fault)| (touched(at), *fault));
         let in_place = in_place.filter(|(at, _)| !at.is_empty()).collect();
         match kind {
-            Requests::Reads => state.reads += 1,
-            Requests::Writes => state.writes += 1,
-            Requests::Flushes | Requests::All => state.flushes += 1,
-            Requests::Discards => state.discards += 1,
+            RequestKind::Reads => state.reads += 1,
+            RequestKind::Writes => state.writes += 1,
+            RequestKind::Flushes | RequestKind::All => state.flushes += 1,
+            RequestKind::Discards => state.discards += 1,
         }
-        Faults { in_time, in_place }
+        RequestFaults { in_time, in_place }
     }
 }
 
 /// The faults of one request.
-struct Faults {
+struct RequestFaults {
     in_time: Option<Fault>,
     in_place: Vec<(Range<u64>, Fault)>,
 }
 
 /// What happens to a write.
-enum Verdict {
+enum WriteOutcome {
     Done,
     Inverted,
     /// It fails after its first bytes, this many, were written.
     Cut(u64),
 }
 
-impl Faults {
-    fn of_write(&self, range: &Range<u64>) -> Verdict {
+impl RequestFaults {
+    fn of_write(&self, range: &Range<u64>) -> WriteOutcome {
         let sector = |offset: u64| (offset / SECTOR_BYTES * SECTOR_BYTES).max(range.start);
         let middle = range.start + (range.end - range.start) / 2;
         let by_time = match self.in_time {
@@ -165,9 +165,9 @@ impl Faults {
             Fault::Garbage => None,
         });
         match by_place.chain(by_time).min() {
-            Some(end) => Verdict::Cut(end - range.start),
-            None if self.in_time == Some(Fault::Garbage) => Verdict::Inverted,
-            None => Verdict::Done,
+            Some(end) => WriteOutcome::Cut(end - range.start),
+            None if self.in_time == Some(Fault::Garbage) => WriteOutcome::Inverted,
+            None => WriteOutcome::Done,
         }
     }
 }
@@ -179,7 +179,7 @@ impl crate::Delegate for FaultDevice {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let range = offset..offset.saturating_add(buf.len() as u64);
-        let faults = self.arrive(Requests::Reads, &range);
+        let faults = self.arrive(RequestKind::Reads, &range);
         let by_time = faults.in_time.map(|fault| (range, fault));
         self.inner().read_at(offset, buf)?;
         for (range, fault) in by_time.into_iter().chain(faults.in_place) {
@@ -200,14 +200,14 @@ impl crate::Delegate for FaultDevice {
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let range = offset..offset.saturating_add(total_bytes(bufs));
-        match self.arrive(Requests::Writes, &range).of_write(&range) {
-            Verdict::Done => self.inner().write_vectored_at(offset, bufs),
-            Verdict::Inverted => {
+        match self.arrive(RequestKind::Writes, &range).of_write(&range) {
+            WriteOutcome::Done => self.inner().write_vectored_at(offset, bufs),
+            WriteOutcome::Inverted => {
                 let mut bytes = together(bufs).into_owned();
                 invert(&mut bytes);
                 self.inner().write_at(offset, &bytes)
             }
-            Verdict::Cut(len) => {
+            WriteOutcome::Cut(len) => {
                 let len = usize::try_from(len).expect("a part of what is in memory");
                 self.inner().write_at(offset, &together(bufs)[..len])?;
                 Err(Errno::IO.into())
@@ -216,7 +216,7 @@ impl crate::Delegate for FaultDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        match self.arrive(Requests::Flushes, &(0..0)).in_time {
+        match self.arrive(RequestKind::Flushes, &(0..0)).in_time {
             None => self.inner().flush(),
             Some(Fault::Garbage) => Ok(()),
             Some(Fault::Error | Fault::Short) => Err(Errno::IO.into()),
@@ -224,7 +224,7 @@ impl crate::Delegate for FaultDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        let faults = self.arrive(Requests::Discards, &(offset..offset.saturating_add(len)));
+        let faults = self.arrive(RequestKind::Discards, &(offset..offset.saturating_add(len)));
         let in_place = faults.in_place.into_iter().map(|(_, fault)| fault);
         if faults.in_time.into_iter().chain(in_place).any(|fault| fault != Fault::Garbage) {
             return Err(Errno::IO.into());

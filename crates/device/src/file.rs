@@ -1,6 +1,6 @@
 //! A device that is a file or a block device of the host.
 //!
-//! # Who may open what
+//! # Which openings succeed
 //!
 //! | | for reading | for writing |
 //! |---|---|---|
@@ -45,7 +45,7 @@ use rustix::io::{Errno, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
-use qemu_locks::Purpose;
+use qemu_locks::LockPurpose;
 
 /// An image file or a block device. Requests go through the page cache of the host, except large
 /// writes and [`read_medium_at`](BlockDevice::read_medium_at).
@@ -56,13 +56,13 @@ pub struct FileDevice {
     size_bytes: AtomicU64,
     /// A write past the end makes the file longer.
     is_growing: bool,
-    writable: bool,
+    is_writable: bool,
     is_block_device: bool,
     logical_sector_bytes: Option<u64>,
     direct: Option<Direct>,
     /// The next flush must make the length of the file durable as well.
-    resized: AtomicBool,
-    flush_failed: AtomicBool,
+    is_resized: AtomicBool,
+    has_failed_flush: AtomicBool,
 }
 
 /// What a [`FileDevice`] is opened for.
@@ -142,8 +142,8 @@ impl FileDevice {
         };
         match usage {
             FileUse::Read => {}
-            FileUse::Rely => in_use::claim(&file, Purpose::Rely)?,
-            FileUse::Write => in_use::claim(&file, Purpose::Write)?,
+            FileUse::Rely => in_use::claim(&file, LockPurpose::Rely)?,
+            FileUse::Write => in_use::claim(&file, LockPurpose::Write)?,
         }
         Self::with(file, path, is_writable)
     }
@@ -167,7 +167,7 @@ impl FileDevice {
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).open(path) {
             Ok(file) => {
-                let claimed = in_use::claim(&file, Purpose::Write);
+                let claimed = in_use::claim(&file, LockPurpose::Write);
                 let made = claimed.and_then(|()| Self::with(file, path, true));
                 let made = made.and_then(|mut device| {
                     device.grow(size_bytes)?;
@@ -204,19 +204,19 @@ impl FileDevice {
         if size_bytes > now {
             self.file.set_len(size_bytes)?;
             *self.size_bytes.get_mut() = size_bytes;
-            *self.resized.get_mut() = true;
+            *self.is_resized.get_mut() = true;
         }
         Ok(())
     }
 
-    fn with(mut file: File, path: &Path, writable: bool) -> io::Result<Self> {
+    fn with(mut file: File, path: &Path, is_writable: bool) -> io::Result<Self> {
         let is_block_device = is_block_device(&file.metadata()?)?;
         // The metadata of a block device has no size, so seek to its end.
         let size_bytes = file.seek(SeekFrom::End(0))?;
         // The engine asks for its own read-ahead. The host would guess from interleaved readers and
         // fetch bytes that no reader needs.
         fadvise(&file, 0, None, Advice::Random)?;
-        let direct = Direct::open(&file, writable);
+        let direct = Direct::open(&file, is_writable);
         let said = if is_block_device { ioctl_blksszget(&file).ok() } else { None };
         let logical_sector_bytes = said.map(u64::from);
         Ok(Self {
@@ -224,12 +224,12 @@ impl FileDevice {
             name: path.display().to_string(),
             size_bytes: AtomicU64::new(size_bytes),
             is_growing: false,
-            writable,
+            is_writable,
             is_block_device,
             logical_sector_bytes,
             direct,
-            resized: AtomicBool::new(false),
-            flush_failed: AtomicBool::new(false),
+            is_resized: AtomicBool::new(false),
+            has_failed_flush: AtomicBool::new(false),
         })
     }
 
@@ -247,7 +247,7 @@ impl FileDevice {
         let Some(end) = offset.checked_add(total_bytes(bufs)) else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
-        if !self.writable {
+        if !self.is_writable {
             return Err(Errno::ROFS.into());
         }
         write_all(&self.file, offset, bufs)?;
@@ -258,7 +258,7 @@ impl FileDevice {
 
     /// Refuses a change of `len` bytes at `offset` on a read-only device or past its end.
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
-        if !self.writable {
+        if !self.is_writable {
             return Err(Errno::ROFS.into());
         }
         // Checked here, because the kernel would make a regular file longer.
@@ -315,19 +315,19 @@ impl BlockDevice for FileDevice {
     }
 
     fn flush(&self) -> io::Result<()> {
-        if !self.writable {
+        if !self.is_writable {
             // This device has written nothing that could be lost.
             return Ok(());
         }
-        if self.flush_failed.load(Ordering::Acquire) {
+        if self.has_failed_flush.load(Ordering::Acquire) {
             return Err(io::Error::other("an earlier flush failed, and what it lost stays lost"));
         }
-        let resized = self.resized.load(Ordering::Acquire);
-        let result = if resized { self.file.sync_all() } else { self.file.sync_data() };
+        let is_resized = self.is_resized.load(Ordering::Acquire);
+        let result = if is_resized { self.file.sync_all() } else { self.file.sync_data() };
         match result {
-            Ok(()) if resized => self.resized.store(false, Ordering::Release),
+            Ok(()) if is_resized => self.is_resized.store(false, Ordering::Release),
             Ok(()) => {}
-            Err(_) => self.flush_failed.store(true, Ordering::Release),
+            Err(_) => self.has_failed_flush.store(true, Ordering::Release),
         }
         result
     }

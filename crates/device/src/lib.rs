@@ -53,7 +53,7 @@ use std::{fmt, ops};
 
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
 pub use delegate::Delegate;
-pub use fault::{Fault, FaultDevice, Requests};
+pub use fault::{Fault, FaultDevice, RequestKind};
 pub use file::{FileDevice, FileUse};
 pub use image::{
     ImageKind, Qcow2Header, Qcow2Limits, Qcow2Options, Qcow2Snapshot, VmdkDescriptor, VmdkFile,

@@ -46,8 +46,8 @@ const SHARDS: u64 = 64;
 /// A device whose bytes are in memory, for the images of tests and fuzz targets.
 pub struct MemoryDevice {
     size_bytes: u64,
-    base: Base,
-    shards: Vec<RwLock<Arc<Pages>>>,
+    base: BaseBytes,
+    shards: Vec<RwLock<Arc<ShardPages>>>,
     budget: Option<Arc<MemoryBudget>>,
 }
 
@@ -79,21 +79,21 @@ impl MemoryBudget {
 }
 
 /// The pages of one shard by number.
-type Pages = HashMap<u64, Slot>;
-type Page = [u8; PAGE_LEN];
+type ShardPages = HashMap<u64, PageSlot>;
+type PageBytes = [u8; PAGE_LEN];
 
 /// A page that hides the page of the base.
 #[derive(Clone, Debug)]
-enum Slot {
+enum PageSlot {
     /// Zeros.
     Zeros,
     /// Bytes that no caller wrote: [`undefined`].
     Undefined,
     /// A page that a caller wrote.
-    Written(Arc<Page>),
+    Written(Arc<PageBytes>),
 }
 
-impl Slot {
+impl PageSlot {
     fn is_written(&self) -> bool {
         matches!(self, Self::Written(_))
     }
@@ -121,7 +121,7 @@ fn undefined(offset: u64, buf: &mut [u8]) {
 
 /// The bytes of the device where no page is.
 #[derive(Clone)]
-enum Base {
+enum BaseBytes {
     Zeros,
     Bytes(Arc<Vec<u8>>),
     Device(Arc<dyn BlockDevice>),
@@ -131,19 +131,19 @@ impl MemoryDevice {
     /// A device that holds `bytes`.
     #[must_use]
     pub fn new(bytes: Vec<u8>) -> Self {
-        Self::with(bytes.len() as u64, Base::Bytes(Arc::new(bytes)))
+        Self::with(bytes.len() as u64, BaseBytes::Bytes(Arc::new(bytes)))
     }
 
     /// A device of zeros, which takes no memory until it is written.
     #[must_use]
     pub fn sparse(size_bytes: u64) -> Self {
-        Self::with(size_bytes, Base::Zeros)
+        Self::with(size_bytes, BaseBytes::Zeros)
     }
 
     /// A device that shows `below`, and keeps the writes to it in memory.
     #[must_use]
     pub fn over(below: Arc<dyn BlockDevice>) -> Self {
-        Self::with(below.size_bytes(), Base::Device(below))
+        Self::with(below.size_bytes(), BaseBytes::Device(below))
     }
 
     /// As [`over`](Self::over), with the memory for written pages taken from `budget`.
@@ -152,7 +152,7 @@ impl MemoryDevice {
         Self { budget: Some(budget.clone()), ..Self::over(below) }
     }
 
-    fn with(size_bytes: u64, base: Base) -> Self {
+    fn with(size_bytes: u64, base: BaseBytes) -> Self {
         let shards = (0..SHARDS).map(|_| RwLock::default()).collect();
         Self { size_bytes, base, shards, budget: None }
     }
@@ -181,9 +181,9 @@ impl MemoryDevice {
             for number in numbers {
                 hasher.write_u64(number);
                 match &pages[&number] {
-                    Slot::Zeros => hasher.write_u8(0),
-                    Slot::Undefined => hasher.write_u8(1),
-                    Slot::Written(page) => hasher.write(&page[..]),
+                    PageSlot::Zeros => hasher.write_u8(0),
+                    PageSlot::Undefined => hasher.write_u8(1),
+                    PageSlot::Written(page) => hasher.write(&page[..]),
                 }
             }
         }
@@ -211,7 +211,7 @@ impl MemoryDevice {
         Ok(())
     }
 
-    fn shard(&self, offset: u64) -> &RwLock<Arc<Pages>> {
+    fn shard(&self, offset: u64) -> &RwLock<Arc<ShardPages>> {
         &self.shards[small(offset / EXTENT_BYTES % SHARDS)]
     }
 
@@ -220,7 +220,11 @@ impl MemoryDevice {
     }
 
     /// The page with the bytes at `offset`, to be changed.
-    fn page_mut<'a>(&self, pages: &'a mut Arc<Pages>, offset: u64) -> io::Result<&'a mut Page> {
+    fn page_mut<'a>(
+        &self,
+        pages: &'a mut Arc<ShardPages>,
+        offset: u64,
+    ) -> io::Result<&'a mut PageBytes> {
         let number = offset / PAGE_BYTES;
         let slot = match Arc::make_mut(pages).entry(number) {
             hash_map::Entry::Occupied(slot) => slot.into_mut(),
@@ -230,16 +234,16 @@ impl MemoryDevice {
                 let mut page = [0; PAGE_LEN];
                 let inside = small(PAGE_BYTES.min(self.size_bytes - start));
                 self.base.read(start, &mut page[..inside])?;
-                slot.insert(Slot::Written(Arc::new(page)))
+                slot.insert(PageSlot::Written(Arc::new(page)))
             }
         };
         if !slot.is_written() {
             self.take_page()?;
             let mut page = [0; PAGE_LEN];
             slot.read(number * PAGE_BYTES, &mut page);
-            *slot = Slot::Written(Arc::new(page));
+            *slot = PageSlot::Written(Arc::new(page));
         }
-        let Slot::Written(page) = slot else { unreachable!("it was made one") };
+        let PageSlot::Written(page) = slot else { unreachable!("it was made one") };
         Ok(Arc::make_mut(page))
     }
 
@@ -249,13 +253,13 @@ impl MemoryDevice {
     /// # Errors
     /// As [`write_at`](BlockDevice::write_at).
     pub fn spoil(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.cover(offset, len, &Slot::Undefined)
+        self.cover(offset, len, &PageSlot::Undefined)
     }
 
     /// Makes the range read as `slot` says.
-    fn cover(&self, offset: u64, len: u64, slot: &Slot) -> io::Result<()> {
+    fn cover(&self, offset: u64, len: u64, slot: &PageSlot) -> io::Result<()> {
         let range = request_range(self.size_bytes, offset, len)?;
-        let is_base = matches!((slot, &self.base), (Slot::Zeros, Base::Zeros));
+        let is_base = matches!((slot, &self.base), (PageSlot::Zeros, BaseBytes::Zeros));
         let mut at = range.start;
         while at < range.end {
             let end = range.end.min((at / PAGE_BYTES + 1) * PAGE_BYTES);
@@ -274,7 +278,7 @@ impl MemoryDevice {
                 };
                 // A snapshot may keep the page.
                 if let Some(budget) = &self.budget
-                    && let Some(Slot::Written(page)) = before
+                    && let Some(PageSlot::Written(page)) = before
                     && Arc::into_inner(page).is_some()
                 {
                     budget.give_page_back();
@@ -314,8 +318,8 @@ impl fmt::Debug for MemoryDevice {
 impl BlockDevice for MemoryDevice {
     fn name(&self) -> &str {
         match &self.base {
-            Base::Device(below) => below.name(),
-            Base::Zeros | Base::Bytes(_) => "memory",
+            BaseBytes::Device(below) => below.name(),
+            BaseBytes::Zeros | BaseBytes::Bytes(_) => "memory",
         }
     }
 
@@ -333,7 +337,7 @@ impl BlockDevice for MemoryDevice {
     }
 
     fn prefetch(&self, offset: u64, len: u64) {
-        if let Base::Device(below) = &self.base {
+        if let BaseBytes::Device(below) = &self.base {
             below.prefetch(offset, len);
         }
     }
@@ -358,11 +362,11 @@ impl BlockDevice for MemoryDevice {
 
     /// The range reads as zeros afterwards.
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
-        self.cover(offset, len, &Slot::Zeros)
+        self.cover(offset, len, &PageSlot::Zeros)
     }
 }
 
-impl Base {
+impl BaseBytes {
     /// Fills `buf` from `offset` on. The device has checked the range.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         match self {

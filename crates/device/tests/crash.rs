@@ -18,9 +18,9 @@ const SECTORS: u64 = 6;
 const DEVICE_BYTES: u64 = SECTORS * SECTOR_BYTES;
 const LOGS: u64 = 300;
 
-type Image = Vec<u8>;
+type DeviceBytes = Vec<u8>;
 
-fn image(device: &dyn BlockDevice) -> Image {
+fn image(device: &dyn BlockDevice) -> DeviceBytes {
     let mut bytes = vec![0; usize::try_from(device.size_bytes()).expect("a small device")];
     device.read_at(0, &mut bytes).expect("memory is read");
     bytes
@@ -31,7 +31,7 @@ fn states(log: &CrashLog, plan: &CrashPlan) -> Vec<CrashState> {
 }
 
 /// The bytes of all devices, one device behind the other.
-fn images(devices: &[MemoryDevice]) -> Image {
+fn images(devices: &[MemoryDevice]) -> DeviceBytes {
     devices.iter().map(|device| image(device)).collect::<Vec<_>>().concat()
 }
 
@@ -72,13 +72,13 @@ fn random_log(random: &mut Random, count: usize) -> CrashLog {
 }
 
 /// One way to cut a log: the durable bytes, the pending entries, and how many marks came before.
-struct Cut<'a> {
-    durable: Image,
+struct LogCut<'a> {
+    durable: DeviceBytes,
     pending: Vec<&'a CrashEntry>,
     marks: usize,
 }
 
-fn cuts<'a>(base: &Image, log: &'a CrashLog) -> Vec<Cut<'a>> {
+fn cuts<'a>(base: &DeviceBytes, log: &'a CrashLog) -> Vec<LogCut<'a>> {
     (0..=log.entries().len())
         .map(|at| {
             let before = &log.entries()[..at];
@@ -101,12 +101,12 @@ fn cuts<'a>(base: &Image, log: &'a CrashLog) -> Vec<Cut<'a>> {
                     CrashEntry::Barrier { .. } | CrashEntry::Mark(_) => {}
                 }
             }
-            Cut { durable, pending, marks: before.iter().filter(is_mark).count() }
+            LogCut { durable, pending, marks: before.iter().filter(is_mark).count() }
         })
         .collect()
 }
 
-fn apply(image: &mut Image, entry: &CrashEntry) {
+fn apply(image: &mut DeviceBytes, entry: &CrashEntry) {
     let place = |device: usize, offset: u64| device * usize_of(DEVICE_BYTES) + usize_of(offset);
     match entry {
         CrashEntry::Write { device, offset, data } => {
@@ -123,7 +123,11 @@ fn apply(image: &mut Image, entry: &CrashEntry) {
 }
 
 /// Collects every image that some of `pending` in some order can make of `image`.
-fn all_outcomes(image: &Image, pending: &[&CrashEntry], outcomes: &mut BTreeSet<Image>) {
+fn all_outcomes(
+    image: &DeviceBytes,
+    pending: &[&CrashEntry],
+    outcomes: &mut BTreeSet<DeviceBytes>,
+) {
     outcomes.insert(image.clone());
     for (at, entry) in pending.iter().enumerate() {
         let mut next = image.clone();
@@ -134,17 +138,17 @@ fn all_outcomes(image: &Image, pending: &[&CrashEntry], outcomes: &mut BTreeSet<
     }
 }
 
-fn sector(image: &Image, number: u64) -> &[u8] {
+fn sector(image: &DeviceBytes, number: u64) -> &[u8] {
     let len = usize::try_from(SECTOR_BYTES).expect("small");
     &image[usize::try_from(number).expect("small") * len..][..len]
 }
 
 /// Compares the states of random logs of `devices` devices with all states that the rules allow.
 fn assert_exactly_what_is_allowed(devices: usize) {
-    let plan = CrashPlan { exhaustive_limit: 4, torn: false, ..CrashPlan::default() };
+    let plan = CrashPlan { exhaustive_limit: 4, tears: false, ..CrashPlan::default() };
     for seed in 0..LOGS {
         let log = random_log(&mut Random::new(seed), devices);
-        let mut allowed: BTreeMap<Image, BTreeSet<usize>> = BTreeMap::new();
+        let mut allowed: BTreeMap<DeviceBytes, BTreeSet<usize>> = BTreeMap::new();
         for cut in cuts(&base_of(seed, devices), &log) {
             let mut outcomes = BTreeSet::new();
             all_outcomes(&cut.durable, &cut.pending, &mut outcomes);
@@ -152,7 +156,7 @@ fn assert_exactly_what_is_allowed(devices: usize) {
                 allowed.entry(outcome).or_default().insert(cut.marks);
             }
         }
-        let mut built: BTreeMap<Image, BTreeSet<usize>> = BTreeMap::new();
+        let mut built: BTreeMap<DeviceBytes, BTreeSet<usize>> = BTreeMap::new();
         for state in states(&log, &plan) {
             let marks = state.marks_before_earliest_cut()..=state.marks().len();
             built.entry(images(&state.devices)).or_default().extend(marks);
@@ -188,7 +192,7 @@ fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
         }
 
         for exhaustive_limit in [0, 4] {
-            let plan = CrashPlan { exhaustive_limit, samples_per_epoch: 30, seed, torn: true };
+            let plan = CrashPlan { exhaustive_limit, samples_per_epoch: 30, seed, tears: true };
             for state in states(&log, &plan) {
                 let image = image(&state.devices[0]);
                 for marks in state.marks_before_earliest_cut()..=state.marks().len() {
@@ -208,7 +212,7 @@ fn torn_and_sampled_states_are_ones_that_the_rules_allow() {
 }
 
 /// All contents that each sector may have after a cut.
-fn sector_outcomes(cut: &Cut<'_>) -> Vec<BTreeSet<Vec<u8>>> {
+fn sector_outcomes(cut: &LogCut<'_>) -> Vec<BTreeSet<Vec<u8>>> {
     (0..SECTORS)
         .map(|number| {
             let place = number * SECTOR_BYTES..(number + 1) * SECTOR_BYTES;
@@ -233,7 +237,7 @@ fn usize_of(number: u64) -> usize {
 }
 
 /// The base of `random_log`, which takes it from the seed before anything else.
-fn base_of(seed: u64, devices: usize) -> Image {
+fn base_of(seed: u64, devices: usize) -> DeviceBytes {
     Random::new(seed).bytes(usize_of(DEVICE_BYTES) * devices)
 }
 
@@ -267,7 +271,7 @@ fn what_a_mark_behind_a_flush_acknowledges_is_in_every_state_that_has_the_mark()
 #[test]
 fn log_and_plan_decide_the_states() {
     let log = random_log(&mut Random::new(7), 1);
-    let run = |seed| -> Vec<(String, Image)> {
+    let run = |seed| -> Vec<(String, DeviceBytes)> {
         let plan = CrashPlan { exhaustive_limit: 1, seed, ..CrashPlan::default() };
         let states = states(&log, &plan).into_iter();
         states.map(|state| (state.description.clone(), image(&state.devices[0]))).collect()
@@ -329,7 +333,7 @@ fn samples_of_a_large_epoch_are_diverse() {
         let block = [u8::try_from(number + 1).expect("a byte"); 1025];
         device.write_at(number * 1024, &block).expect("a write");
     }
-    let plan = CrashPlan { samples_per_epoch: 300, torn: false, ..CrashPlan::default() };
+    let plan = CrashPlan { samples_per_epoch: 300, tears: false, ..CrashPlan::default() };
     let prefixes = usize_of(WRITES) + 1;
     let (mut present, mut alone_of_two, mut swapped) = ([0; 40], [0; 40], [0; 40]);
     let mut sizes = BTreeSet::new();

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 
 use offshoot_device::{
-    BlockDevice, CrashDevice, CrashEntry, Fault, FaultDevice, MemoryDevice, Requests,
+    BlockDevice, CrashDevice, CrashEntry, Fault, FaultDevice, MemoryDevice, RequestKind,
 };
 
 const EIO: i32 = 5;
@@ -47,17 +47,19 @@ fn workload(device: &dyn BlockDevice) -> Vec<usize> {
 fn every_request_can_be_made_to_fail() {
     let (_, counter) = device();
     assert_eq!(workload(&counter), []);
-    let counts = [Requests::Reads, Requests::Writes, Requests::Flushes, Requests::All]
+    let counts = [RequestKind::Reads, RequestKind::Writes, RequestKind::Flushes, RequestKind::All]
         .map(|requests| counter.count(requests));
     assert_eq!(counts, [3, 3, 3, 9]);
 
     for fault in [Fault::Error, Fault::Short] {
         for number in 0..9 {
             let (_, device) = device();
-            device.strike(Requests::All, number, fault);
+            device.strike(RequestKind::All, number, fault);
             assert_eq!(workload(&device), [usize::try_from(number).expect("small")]);
         }
-        for (kind, at) in [(Requests::Writes, 0), (Requests::Flushes, 1), (Requests::Reads, 2)] {
+        for (kind, at) in
+            [(RequestKind::Writes, 0), (RequestKind::Flushes, 1), (RequestKind::Reads, 2)]
+        {
             for number in 0..3 {
                 let (_, device) = device();
                 device.strike(kind, number as u64, fault);
@@ -70,11 +72,11 @@ fn every_request_can_be_made_to_fail() {
 #[test]
 fn an_error_writes_nothing_and_a_short_write_some_sectors() {
     let (below, device) = device();
-    device.strike(Requests::Writes, 0, Fault::Error);
+    device.strike(RequestKind::Writes, 0, Fault::Error);
     assert!(is_eio(device.write_at(0, &[1; 2048])));
     assert_eq!(bytes(&*below, 0, 2048), [0; 2048]);
 
-    device.strike(Requests::Writes, 1, Fault::Short);
+    device.strike(RequestKind::Writes, 1, Fault::Short);
     let bufs = [IoSlice::new(&[1; 1000]), IoSlice::new(&[2; 1000])];
     // The write ends at 2100. Its middle at 1100 is in the sector that begins at 1024.
     assert!(is_eio(device.write_vectored_at(100, &bufs)));
@@ -82,7 +84,7 @@ fn an_error_writes_nothing_and_a_short_write_some_sectors() {
     assert_eq!((after[99], after[100], after[1023], after[1024]), (0, 1, 1, 0));
 
     // A write inside one sector is done or not done, never torn.
-    device.strike(Requests::Writes, 2, Fault::Short);
+    device.strike(RequestKind::Writes, 2, Fault::Short);
     assert!(is_eio(device.write_at(4096, &[3; 512])));
     assert_eq!(bytes(&*below, 4096, 512), [0; 512]);
 
@@ -93,27 +95,27 @@ fn an_error_writes_nothing_and_a_short_write_some_sectors() {
 #[test]
 fn a_discard_fails_and_does_nothing() {
     let (below, device) = device();
-    device.strike(Requests::Discards, 1, Fault::Error);
+    device.strike(RequestKind::Discards, 1, Fault::Error);
     device.add(8192..8193, Fault::Short);
     device.add(0..1, Fault::Garbage);
     assert!(device.discard(0, 4096).is_ok() && is_eio(device.discard(0, 4096)));
     assert!(is_eio(device.discard(4096, 8192)) && device.discard(0, 4096).is_ok());
-    assert_eq!((device.count(Requests::Discards), below.log().entries().len()), (4, 2));
+    assert_eq!((device.count(RequestKind::Discards), below.log().entries().len()), (4, 2));
 }
 
 #[test]
 fn garbage_is_silent() {
     let (below, device) = device();
     device.write_at(0, &[0x0f; 1024]).expect("a sound write");
-    device.strike(Requests::Reads, 0, Fault::Garbage);
+    device.strike(RequestKind::Reads, 0, Fault::Garbage);
     assert_eq!(bytes(&device, 0, 1024), [0xf0; 1024]);
     assert_eq!(bytes(&device, 0, 1024), [0x0f; 1024]);
 
-    device.strike(Requests::Writes, 1, Fault::Garbage);
+    device.strike(RequestKind::Writes, 1, Fault::Garbage);
     device.write_at(0, &[0x01; 10]).expect("it seems to succeed");
     assert_eq!(bytes(&*below, 0, 11), [[0xfe; 10].as_slice(), &[0x0f]].concat());
 
-    device.strike(Requests::Flushes, 0, Fault::Garbage);
+    device.strike(RequestKind::Flushes, 0, Fault::Garbage);
     device.flush().expect("it seems to succeed");
     let barriers = || {
         let is_barrier = |entry: &&CrashEntry| matches!(entry, CrashEntry::Barrier { .. });
@@ -147,7 +149,7 @@ fn a_place_is_faulty_for_everybody() {
 
     // When two faults lie in the range of a write, the first one takes effect.
     device.add(6144..6145, Fault::Short);
-    device.strike(Requests::Writes, device.count(Requests::Writes), Fault::Short);
+    device.strike(RequestKind::Writes, device.count(RequestKind::Writes), Fault::Short);
     assert!(is_eio(device.write_at(3584, &[2; 4096])));
     assert_eq!(bytes(&*below, 4095, 2), [2, 0]);
 }
@@ -155,7 +157,7 @@ fn a_place_is_faulty_for_everybody() {
 #[test]
 fn a_place_can_be_bad_for_one_kind_of_requests() {
     let device = FaultDevice::new(Arc::new(MemoryDevice::new(vec![7; 8192])));
-    device.add_to(Requests::Writes, 4096..4608, Fault::Error);
+    device.add_to(RequestKind::Writes, 4096..4608, Fault::Error);
     let mut buf = [0; 1024];
     device.read_at(4096, &mut buf).expect("it is read");
     assert_eq!(buf, [7; 1024]);

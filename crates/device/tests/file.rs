@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use offshoot_device::{BlockDevice, FileDevice, FileUse};
-use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use rustix::fs::FlockOperation;
@@ -110,7 +110,7 @@ fn a_second_writer_is_refused_and_told_who_is_first() {
         let me = format!("in use by process {} (", std::process::id());
         assert!(error.to_string().starts_with(&me), "{error}");
     }
-    let reader = FileDevice::open(&path).expect("a reader harms nobody");
+    let reader = FileDevice::open(&path).expect("a reader keeps no other program out");
     drop(first);
     let next = FileDevice::open_writable(&path).expect("a reader keeps no writer away");
     drop((reader, next));
@@ -219,7 +219,7 @@ fn who_locks_as_a_process_is_named() {
     let (_dir, path) = scratch();
     let file = File::create(&path).expect("an image");
     let lock = FlockOperation::NonBlockingLockExclusive;
-    rustix::fs::fcntl_lock(&file, lock).expect("nobody has it");
+    rustix::fs::fcntl_lock(&file, lock).expect("no other program has it");
     let error = FileDevice::open_writable(&path).expect_err("it is locked");
     let me = format!("in use by process {} (", std::process::id());
     let said = error.to_string();
@@ -233,7 +233,7 @@ fn qemu_leaves_alone_what_is_open_here() {
     }
     let (_dir, path) = scratch();
     make_qcow2(&path);
-    let device = FileDevice::open_writable(&path).expect("nobody has it");
+    let device = FileDevice::open_writable(&path).expect("no other program has it");
     let write = ["-c", "write 0 512"];
     for words in [&write[..], &["-r", "-c", "read 0 512"]] {
         let said = QemuIo::does(&path, words).expect_err("it is being written");
@@ -242,12 +242,12 @@ fn qemu_leaves_alone_what_is_open_here() {
     QemuIo::does(&path, &["-r", "-U", "-c", "read 0 512"]).expect("it does not mind");
     drop(device);
     QemuIo::does(&path, &write).expect("it is free again");
-    let base = FileDevice::open_relied_on(&path).expect("nobody has it");
+    let base = FileDevice::open_relied_on(&path).expect("no other program has it");
     let second = FileDevice::open_relied_on(&path).expect("both only read");
-    let said = QemuIo::does(&path, &write).expect_err("somebody relies on it");
+    let said = QemuIo::does(&path, &write).expect_err("a reader relies on it");
     assert!(said.contains("lock"), "{said}");
     QemuIo::does(&path, &["-r", "-c", "read 0 512"]).expect("it only reads");
-    let error = FileDevice::open_writable(&path).expect_err("somebody relies on it");
+    let error = FileDevice::open_writable(&path).expect_err("a reader relies on it");
     assert_eq!(error.kind(), ErrorKind::ResourceBusy, "{error}");
     drop((base, second));
     let _writer = FileDevice::open_writable(&path).expect("it is free again");
@@ -271,10 +271,10 @@ fn what_the_kernel_uses_is_read_but_not_written() {
         }
     };
 
-    let attached = Attached::new(&disks.images()[..1]);
+    let attached = AttachedImages::new(&disks.images()[..1]);
     let device = PathBuf::from(attached.devices()[0]);
     refused(image, &format!(", through {}", device.display()));
-    let writer = FileDevice::open_writable(&device).expect("nobody has mounted it");
+    let writer = FileDevice::open_writable(&device).expect("the kernel has not mounted it");
     assert_eq!(writer.size_bytes(), 256 << 20);
     writer.write_at(1 << 20, &[7; 12_288]).expect("a write to a block device");
     writer.discard((1 << 20) + 1, 12_287).expect("a discard on a block device");
@@ -305,7 +305,7 @@ fn assert_seen_alike(path: &Path) {
     let seed = seed_of_run();
     println!("seed {seed}");
     let mut random = Random::new(seed);
-    let device = FileDevice::open_writable(path).expect("nobody else uses it");
+    let device = FileDevice::open_writable(path).expect("no other program uses it");
     let mut expected = vec![0; usize::try_from(SIZE).expect("it fits")];
     for _ in 0..400 {
         let most = [600, 200_000, 1 << 20][usize::try_from(random.below(3)).expect("of three")];
@@ -343,7 +343,7 @@ fn large_and_small_writes_to_a_file_are_seen_alike() {
 fn large_and_small_writes_to_a_block_device_are_seen_alike() {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 8);
-    let attached = Attached::new(disks.images());
+    let attached = AttachedImages::new(disks.images());
     assert_seen_alike(Path::new(attached.devices()[0]));
 }
 
@@ -367,7 +367,7 @@ fn a_plain_file_is_what_the_name_itself_is() {
             FileDevice::open_plain(path, usage).expect_err("it is no plain file");
         }
     }
-    let attached = Attached::new(&[file]);
+    let attached = AttachedImages::new(&[file]);
     let device = Path::new(attached.devices()[0]);
     FileDevice::open_for(device, FileUse::Read).expect("a block device");
     FileDevice::open_plain(device, FileUse::Read).expect_err("it is no plain file");

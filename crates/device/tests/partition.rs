@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bodies::{disk, mend_gpt};
 use offshoot_device::{
-    BlockDevice, FaultDevice, MemoryDevice, PartitionTable, Requests, TableKind, WindowDevice,
+    BlockDevice, FaultDevice, MemoryDevice, PartitionTable, RequestKind, TableKind, WindowDevice,
 };
 use offshoot_testkit::random::Random;
 
@@ -57,8 +57,8 @@ fn barriers_and_discards_pass_through() {
     window.flush().expect("a barrier");
     window.flush().expect("a barrier");
     window.discard(0, 4096).expect("a discard");
-    assert_eq!(below.count(Requests::Flushes), 2);
-    assert_eq!(below.count(Requests::Discards), 1);
+    assert_eq!(below.count(RequestKind::Flushes), 2);
+    assert_eq!(below.count(RequestKind::Discards), 1);
 }
 
 #[test]

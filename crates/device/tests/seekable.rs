@@ -6,7 +6,7 @@ mod bodies;
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 
-use offshoot_device::{FaultDevice, ImageKind, MemoryDevice, Requests, open_image};
+use offshoot_device::{FaultDevice, ImageKind, MemoryDevice, RequestKind, open_image};
 use offshoot_testkit::random::{Random, seed_of_run};
 
 /// Compresses `bytes` in frames of `frame` bytes, with a table that has checksums.
@@ -61,7 +61,7 @@ fn any_range_is_read_from_its_frames_alone() {
         assert_eq!(ImageKind::detect(&*below).expect("it is read"), Some(ImageKind::Zstd));
         let disk = open_image(below.clone(), ImageKind::Zstd).expect("it opens");
         // Opening reads the footer and the table.
-        assert!(below.count(Requests::Reads) <= 3, "it was read to its end");
+        assert!(below.count(RequestKind::Reads) <= 3, "it was read to its end");
         assert_eq!(disk.size_bytes(), bytes.len() as u64);
         for _ in 0..200 {
             let at = random.below(bytes.len() as u64);
@@ -101,11 +101,11 @@ fn very_many_tiny_frames_are_read_and_not_kept() {
     let mut found = vec![0; FRAMES];
     disk.read_at(0, &mut found).expect("it is read");
     assert!(found == bytes);
-    let before = below.count(Requests::Reads);
+    let before = below.count(RequestKind::Reads);
     disk.read_at(FRAMES as u64 - 10, &mut [0; 10]).expect("the last frames are kept");
-    assert_eq!(below.count(Requests::Reads), before);
+    assert_eq!(below.count(RequestKind::Reads), before);
     disk.read_at(FRAMES as u64 - 1000, &mut [0; 100]).expect("they are read again");
-    assert_eq!(below.count(Requests::Reads), before + 100);
+    assert_eq!(below.count(RequestKind::Reads), before + 100);
 }
 
 /// A table that does not describe the file is ignored, and the whole stream is unpacked.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use offshoot_device::{
     BlockDevice, CrashDevice, CrashPlan, Fault, FaultDevice, FileDevice, ImageKind, MemoryDevice,
-    Requests, VmdkDescriptor, open_vmdk,
+    RequestKind, VmdkDescriptor, open_vmdk,
 };
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -184,11 +184,11 @@ fn images_of_every_kind_are_written_as_a_model_has_it() {
 
 /// A device that is as long as what was written to it.
 #[derive(Debug)]
-struct Grows(Arc<dyn BlockDevice>, AtomicU64);
+struct GrowingDevice(Arc<dyn BlockDevice>, AtomicU64);
 
 /// One on which a table of 2 KiB takes some time, so that other threads come in between.
 #[derive(Debug)]
-struct SlowTables(Grows, AtomicU64);
+struct SlowTables(GrowingDevice, AtomicU64);
 
 impl offshoot_device::Delegate for SlowTables {
     fn inner(&self) -> &dyn BlockDevice {
@@ -204,7 +204,7 @@ impl offshoot_device::Delegate for SlowTables {
     }
 }
 
-impl offshoot_device::Delegate for Grows {
+impl offshoot_device::Delegate for GrowingDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.0
     }
@@ -238,7 +238,7 @@ fn drop_table(bytes: &mut [u8], table: usize) {
 fn written_on(bytes: &[u8]) -> Vec<u8> {
     let len = bytes.len() as u64;
     let below = bodies::disk(bytes, len + MIB);
-    let grows = Grows(below.clone(), AtomicU64::new(len));
+    let grows = GrowingDevice(below.clone(), AtomicU64::new(len));
     let disk = open_vmdk(Arc::new(grows), true).expect("it opens");
     disk.write_at(2 * MIB, &[0xee; 100]).expect("a write");
     drop(disk);
@@ -289,7 +289,7 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
         // The bytes past the end of the file.
         image.resize(usize::try_from(FILE_BYTES).expect("small"), STALE);
         let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
-        let below = Grows(device.clone(), len);
+        let below = GrowingDevice(device.clone(), len);
         let disk = open_vmdk(Arc::new(below), true).expect("it opens");
         assert_eq!(disk.size_bytes(), DISK_BYTES);
         let mut model = read(&*disk);
@@ -319,7 +319,7 @@ fn a_power_cut_leaves_a_vmdk_with_all_that_was_flushed() {
             model[start..start + bytes.len()].copy_from_slice(&bytes);
         }
         drop(disk);
-        let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, torn: true };
+        let plan = CrashPlan { exhaustive_limit: 4, samples_per_epoch: 4, seed, tears: true };
         let mut count = 0;
         for state in device.log().states(&plan) {
             let state = state.expect("memory is read");
@@ -374,7 +374,7 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
     let mut image = std::fs::read(dir.path().join("a")).expect("an image");
     drop_table(&mut image, 2);
     let device = Arc::new(CrashDevice::new(bodies::disk(&image, FILE_BYTES)));
-    let below = Grows(device.clone(), AtomicU64::new(image.len() as u64));
+    let below = GrowingDevice(device.clone(), AtomicU64::new(image.len() as u64));
     let below = SlowTables(below, AtomicU64::new(0));
     let disk = open_vmdk(Arc::new(below), true).expect("it opens");
     // Threads 0 and 1 share a table, and the table of thread 2 is new.
@@ -394,7 +394,7 @@ fn a_flush_beside_other_writers_keeps_its_promise() {
         }
     });
     drop(disk);
-    let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, torn: true };
+    let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch: 4, seed: 3, tears: true };
     let mut count = 0;
     for state in device.log().states(&plan) {
         let state = state.expect("memory is read");
@@ -423,13 +423,13 @@ fn what_fails_is_made_up_for() {
     create(dir.path(), "a", "subformat=monolithicSparse", "40M");
     let mut image = std::fs::read(dir.path().join("a")).expect("an image");
     drop_table(&mut image, 1);
-    let write = |fault: Option<(Requests, u64)>| {
+    let write = |fault: Option<(RequestKind, u64)>| {
         let below = bodies::disk(&image, 4 << 20);
         let device = Arc::new(FaultDevice::new(below.clone()));
         if let Some((requests, number)) = fault {
             device.strike(requests, number, Fault::Error);
         }
-        let grows = Arc::new(Grows(device.clone(), AtomicU64::new(image.len() as u64)));
+        let grows = Arc::new(GrowingDevice(device.clone(), AtomicU64::new(image.len() as u64)));
         let disk = open_vmdk(grows.clone(), true).expect("it opens");
         let mut failures = 0;
         for at in [35 * MIB, 5 * MIB] {
@@ -443,7 +443,7 @@ fn what_fails_is_made_up_for() {
                 }
             }
         }
-        let requests = [Requests::Writes, Requests::Flushes].map(|one| device.count(one));
+        let requests = [RequestKind::Writes, RequestKind::Flushes].map(|one| device.count(one));
         let size_bytes = grows.size_bytes();
         // The image is not closed yet, so this is what the flushes stored.
         let mut bytes = vec![0; 4 << 20];
@@ -458,8 +458,8 @@ fn what_fails_is_made_up_for() {
     };
     let (failures, [writes, flushes], size_bytes) = write(None);
     assert!(failures == 0 && writes > 8 && flushes > 5, "{writes} writes, {flushes} flushes");
-    let faults = (0..writes).map(|number| (Requests::Writes, number));
-    for fault in faults.chain((0..flushes).map(|number| (Requests::Flushes, number))) {
+    let faults = (0..writes).map(|number| (RequestKind::Writes, number));
+    for fault in faults.chain((0..flushes).map(|number| (RequestKind::Flushes, number))) {
         let (failures, _, bytes) = write(Some(fault));
         assert_eq!((failures, bytes), (1, size_bytes), "{fault:?}");
     }

@@ -3,7 +3,7 @@
 use offshoot_vfs::{Attr, FileType, StatFs, Timestamp};
 
 use crate::nodes::number;
-use crate::options::Owner;
+use crate::options::ShownOwner;
 use crate::wire::{AttrOut, Attributes, EntryOut, StatfsOut, StatxOut, StatxTime};
 
 /// How long the kernel may cache an answer, in seconds: a year. Only the kernel changes what is
@@ -41,7 +41,7 @@ pub(crate) fn device_of(number: u32) -> (u32, u32) {
 }
 
 /// The attributes of a file, shown with the owner `owner`.
-pub(crate) fn attributes(attr: &Attr, owner: Owner) -> Attributes {
+pub(crate) fn attributes(attr: &Attr, owner: ShownOwner) -> Attributes {
     Attributes {
         ino: number(attr.file),
         size: attr.size,
@@ -63,12 +63,12 @@ pub(crate) fn attributes(attr: &Attr, owner: Owner) -> Attributes {
 }
 
 /// The answer to GETATTR and SETATTR.
-pub(crate) fn attr_out(attr: &Attr, owner: Owner) -> AttrOut {
+pub(crate) fn attr_out(attr: &Attr, owner: ShownOwner) -> AttrOut {
     AttrOut { attr_valid: lifetime(attr), attr: attributes(attr, owner), ..AttrOut::default() }
 }
 
 /// A name that leads to `node`.
-pub(crate) fn entry_out(node: u64, attr: &Attr, owner: Owner) -> EntryOut {
+pub(crate) fn entry_out(node: u64, attr: &Attr, owner: ShownOwner) -> EntryOut {
     EntryOut {
         nodeid: node,
         entry_valid: FOREVER_SECS,
@@ -88,7 +88,7 @@ fn statx_time(time: Timestamp) -> StatxTime {
 }
 
 /// The answer to STATX.
-pub(crate) fn statx_out(attr: &Attr, owner: Owner) -> StatxOut {
+pub(crate) fn statx_out(attr: &Attr, owner: ShownOwner) -> StatxOut {
     let plain = attributes(attr, owner);
     StatxOut {
         attr_valid: lifetime(attr),

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::mappable::Mappable;
-use crate::nodes::{Nodes, node};
+use crate::nodes::{KnownFiles, node};
 use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 
 /// What the kernel caches of a mount.
@@ -27,7 +27,7 @@ use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 pub struct KernelCaches {
     device: Arc<OwnedFd>,
     root: FileId,
-    nodes: Arc<Nodes>,
+    nodes: Arc<KnownFiles>,
     mappable: Arc<Mappable>,
 }
 
@@ -35,7 +35,7 @@ impl KernelCaches {
     pub(crate) fn new(
         device: Arc<OwnedFd>,
         root: FileId,
-        nodes: Arc<Nodes>,
+        nodes: Arc<KnownFiles>,
         mappable: Arc<Mappable>,
     ) -> Self {
         Self { device, root, nodes, mappable }

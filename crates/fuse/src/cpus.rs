@@ -25,14 +25,14 @@ fn length(list: &str) -> Option<u16> {
 }
 
 /// The CPUs that a thread of a queue runs on. On another CPU it serves the queue more slowly.
-pub(crate) struct Place {
+pub(crate) struct QueueCpus {
     /// The CPU of the queue, where its requests are made.
     own: CpuSet,
     all: Option<CpuSet>,
     is_bound: bool,
 }
 
-impl Place {
+impl QueueCpus {
     /// For a thread that serves `queue`, and may run on `all` while it is not bound.
     pub(crate) fn new(queue: u16, all: Option<CpuSet>) -> Self {
         let mut own = CpuSet::new();

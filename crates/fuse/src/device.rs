@@ -20,7 +20,7 @@ use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use zerocopy::IntoBytes;
 
 use crate::dispatch::{Answer, Dispatcher, MAX_BYTES};
-use crate::output::Output;
+use crate::output::AnswerBody;
 use crate::request::Request;
 use crate::wire::OutHeader;
 
@@ -83,7 +83,7 @@ impl DeviceChannel {
     /// Lets `dispatcher` answer the received request, and sends the answer.
     pub(crate) fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<Answer> {
         let bytes = &self.request[..self.len];
-        let mut out = Output::new(&mut self.answer);
+        let mut out = AnswerBody::new(&mut self.answer);
         let (unique, answer) = match Request::decode(bytes) {
             Ok(request) => (request.header.unique, dispatcher.answer(&request, &mut out)),
             Err(_) => (refused(bytes)?, Answer::Failed(Errno::INVAL)),

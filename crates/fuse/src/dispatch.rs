@@ -1,7 +1,7 @@
 //! From a request to a call of the filesystem, and from its result to an answer.
 //!
 //! The thread that receives a request answers it. Requests share only the tables of this crate,
-//! each locked for a moment, and the locks of [`Modes`]. The kernel keeps conflicting requests
+//! each locked for a moment, and the locks of [`ModeLocks`]. The kernel keeps conflicting requests
 //! apart: while it makes, removes or moves a name, it sends no other change of that directory. It
 //! checks permissions before it sends a request (`default_permissions`).
 //!
@@ -38,16 +38,16 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::caches::KernelCaches;
-use crate::listings::Listings;
+use crate::listings::OpenListings;
 use crate::mappable::Mappable;
-use crate::nodes::{Nodes, is_gate};
-use crate::options::{Owner, ServeOptions};
-use crate::output::Output;
-use crate::request::{Arguments, Malformed, Request, is_silent};
+use crate::nodes::{KnownFiles, is_gate};
+use crate::options::{ServeOptions, ShownOwner};
+use crate::output::AnswerBody;
+use crate::request::{MalformedRequest, Request, RequestArguments, is_silent};
 use crate::wire::opcode;
 
-impl From<Malformed> for Error {
-    fn from(_: Malformed) -> Self {
+impl From<MalformedRequest> for Error {
+    fn from(_: MalformedRequest) -> Self {
         Self::posix(Errno::INVAL, "a request that is not one")
     }
 }
@@ -67,9 +67,9 @@ pub(crate) enum Answer {
 /// direct writes to a file apart, nor changes of attributes between them. Each lock is for the
 /// nodes with one remainder by 32.
 #[derive(Default)]
-struct Modes([Mutex<()>; 32]);
+struct ModeLocks([Mutex<()>; 32]);
 
-impl Modes {
+impl ModeLocks {
     fn lock(&self, node: u64) -> MutexGuard<'_, ()> {
         self.0[usize::try_from(node % 32).expect("a lock")].lock()
     }
@@ -78,11 +78,11 @@ impl Modes {
 /// Answers the requests of a mount, whatever transport they come over.
 pub(crate) struct Dispatcher {
     fs: Box<dyn FileSystemMut>,
-    nodes: Arc<Nodes>,
+    nodes: Arc<KnownFiles>,
     mappable: Arc<Mappable>,
     caches: KernelCaches,
-    modes: Modes,
-    listings: Listings,
+    modes: ModeLocks,
+    listings: OpenListings,
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
@@ -98,14 +98,14 @@ impl Dispatcher {
         device: Arc<OwnedFd>,
     ) -> Self {
         let root = fs.root();
-        let (nodes, mappable) = (Arc::new(Nodes::new(root)), Arc::<Mappable>::default());
+        let (nodes, mappable) = (Arc::new(KnownFiles::new(root)), Arc::<Mappable>::default());
         Self {
             fs,
             nodes: nodes.clone(),
             mappable: mappable.clone(),
             caches: KernelCaches::new(device, root, nodes, mappable),
-            modes: Modes::default(),
-            listings: Listings::default(),
+            modes: ModeLocks::default(),
+            listings: OpenListings::default(),
             options,
             has_setxattr_ext: AtomicBool::new(false),
             has_rings: AtomicBool::new(false),
@@ -128,9 +128,9 @@ impl Dispatcher {
     }
 
     /// Carries out the request, and puts the answer into `out`.
-    pub(crate) fn answer(&self, request: &Request<'_>, out: &mut Output<'_>) -> Answer {
+    pub(crate) fn answer(&self, request: &Request<'_>, out: &mut AnswerBody<'_>) -> Answer {
         let op = request.header.opcode;
-        let result = self.dispatch(op, &Context::new(self, request), request.arguments, out);
+        let result = self.dispatch(op, &RequestContext::new(self, request), request.arguments, out);
         match result {
             _ if is_silent(op) => Answer::Silence,
             Ok(true) => Answer::Sent,
@@ -146,9 +146,9 @@ impl Dispatcher {
     fn dispatch(
         &self,
         op: u32,
-        context: &Context<'_>,
-        arguments: Arguments<'_>,
-        out: &mut Output<'_>,
+        context: &RequestContext<'_>,
+        arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
     ) -> Result<bool> {
         match op {
             opcode::LOOKUP => context.lookup(arguments, out),
@@ -229,14 +229,14 @@ impl Dispatcher {
 }
 
 /// The user and the node of a request that is being answered.
-struct Context<'a> {
+struct RequestContext<'a> {
     to: &'a Dispatcher,
     node: u64,
     uid: u32,
     gid: u32,
 }
 
-impl<'a> Context<'a> {
+impl<'a> RequestContext<'a> {
     fn new(to: &'a Dispatcher, request: &Request<'_>) -> Self {
         let header = &request.header;
         Self { to, node: header.nodeid, uid: header.uid, gid: header.gid }
@@ -257,10 +257,10 @@ impl<'a> Context<'a> {
 
     /// The attributes of the file or gate that the request is about, and the owner that the mount
     /// shows.
-    fn attr(&self) -> Result<(Attr, Owner)> {
+    fn attr(&self) -> Result<(Attr, ShownOwner)> {
         let file = self.to.nodes.file(self.node)?;
         if is_gate(file) {
-            return Ok((self.gate_attr(file)?, Owner::default()));
+            return Ok((self.gate_attr(file)?, ShownOwner::default()));
         }
         Ok((self.fs().attr(file)?, self.to.options.owner))
     }
@@ -272,7 +272,7 @@ impl<'a> Context<'a> {
     }
 
     /// Takes a name from the request.
-    fn name<'n>(&self, arguments: &mut Arguments<'n>) -> Result<&'n [u8]> {
+    fn name<'n>(&self, arguments: &mut RequestArguments<'n>) -> Result<&'n [u8]> {
         self.checked(arguments.name()?)
     }
 

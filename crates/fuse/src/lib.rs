@@ -49,5 +49,5 @@ pub use caches::KernelCaches;
 pub use helper::{Helper, help};
 pub use ioctls::{Ioctl, Ioctls};
 pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
-pub use options::{Find, Gate, Owner, Reporter, ServeOptions, Transport};
-pub use server::{Control, Server};
+pub use options::{ErrorReporter, FindDirectory, Gate, ServeOptions, ShownOwner, Transport};
+pub use server::{MountControl, Server};

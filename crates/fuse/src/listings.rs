@@ -10,13 +10,13 @@ use std::sync::{Mutex, PoisonError};
 
 /// Open directories that programs have read from.
 #[derive(Default)]
-pub(crate) struct Listings {
+pub(crate) struct OpenListings {
     opened: AtomicU64,
     /// The last cookie that each of them shows.
     ends: Mutex<HashMap<u64, u64>>,
 }
 
-impl Listings {
+impl OpenListings {
     /// Gives a handle to a directory that is being opened.
     pub(crate) fn open(&self) -> u64 {
         self.opened.fetch_add(1, Ordering::Relaxed)

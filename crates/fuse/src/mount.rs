@@ -34,15 +34,15 @@ pub struct MountOptions {
     /// The type that the table of mounts shows, behind `fuse.`.
     pub subtype: &'static str,
     /// The mount is read-only.
-    pub read_only: bool,
+    pub is_read_only: bool,
     /// Users other than the one who mounts may use it.
-    pub allow_other: bool,
+    pub allows_others: bool,
     /// The kernel honours set-id bits.
-    pub suid: bool,
+    pub allows_suid: bool,
     /// Device nodes work.
-    pub dev: bool,
+    pub allows_devices: bool,
     /// Programs can be run.
-    pub exec: bool,
+    pub allows_exec: bool,
 }
 
 impl MountOptions {
@@ -52,29 +52,29 @@ impl MountOptions {
         Self {
             source: source.into(),
             subtype,
-            read_only: false,
-            allow_other: false,
-            suid: false,
-            dev: false,
-            exec: true,
+            is_read_only: false,
+            allows_others: false,
+            allows_suid: false,
+            allows_devices: false,
+            allows_exec: true,
         }
     }
 
     fn flags(&self) -> MountFlags {
-        let unless = |allowed: bool, flag| if allowed { MountFlags::empty() } else { flag };
+        let unless = |is_allowed: bool, flag| if is_allowed { MountFlags::empty() } else { flag };
         // Reads do not change access times, and the table of mounts shows that.
         MountFlags::NOATIME
-            | unless(!self.read_only, MountFlags::RDONLY)
-            | unless(self.suid, MountFlags::NOSUID)
-            | unless(self.dev, MountFlags::NODEV)
-            | unless(self.exec, MountFlags::NOEXEC)
+            | unless(!self.is_read_only, MountFlags::RDONLY)
+            | unless(self.allows_suid, MountFlags::NOSUID)
+            | unless(self.allows_devices, MountFlags::NODEV)
+            | unless(self.allows_exec, MountFlags::NOEXEC)
     }
 
     /// The options that both ways take as text: the kernel checks permissions always, and
-    /// `allow_other` is a choice.
+    /// `allows_others` is a choice.
     fn words(&self) -> Vec<String> {
         let mut words = vec!["default_permissions".to_owned()];
-        words.extend(self.allow_other.then(|| "allow_other".to_owned()));
+        words.extend(self.allows_others.then(|| "allow_other".to_owned()));
         words
     }
 }
@@ -178,9 +178,9 @@ fn mount_with_help(dir: &Path, options: &MountOptions) -> Result<OwnedFd> {
     let failed = |error: io::Error| Error::io(format!("mounting with {HELPER}"), error);
     let mut words = options.words();
     words.push(format!("subtype={}", options.subtype));
-    words.push(if options.read_only { "ro" } else { "rw" }.to_owned());
+    words.push(if options.is_read_only { "ro" } else { "rw" }.to_owned());
     words.push("noatime".to_owned());
-    words.extend((!options.exec).then(|| "noexec".to_owned()));
+    words.extend((!options.allows_exec).then(|| "noexec".to_owned()));
     let mut all = OsString::from(words.join(",") + ",fsname=");
     all.push(escaped(&options.source));
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);

@@ -91,7 +91,7 @@ fn file_of(number: u64) -> Option<FileId> {
 }
 
 /// A file that the kernel knows.
-struct Node {
+struct KnownFile {
     file: FileId,
     /// How often answers gave the kernel this node, less what it forgot.
     lookups: u64,
@@ -101,21 +101,21 @@ struct Node {
     lacks_capability: bool,
 }
 
-type Shard = HashMap<u64, Node, RandomState>;
+type NodeShard = HashMap<u64, KnownFile, RandomState>;
 
 /// All files that the kernel knows.
-pub(crate) struct Nodes {
+pub(crate) struct KnownFiles {
     root: FileId,
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Mutex<NodeShard>; SHARDS],
 }
 
-impl Nodes {
+impl KnownFiles {
     /// A table for a kernel that knows only the root.
     pub(crate) fn new(root: FileId) -> Self {
         Self { root, shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    fn shard(&self, node: u64) -> &Mutex<Shard> {
+    fn shard(&self, node: u64) -> &Mutex<NodeShard> {
         // Neighbours in a directory go to different shards.
         &self.shards[usize::try_from(node % SHARDS as u64).expect("a shard")]
     }
@@ -144,7 +144,7 @@ impl Nodes {
         self.told_of(file, false)
     }
 
-    /// As [`Nodes::told`], for a file that was just made.
+    /// As [`KnownFiles::told`], for a file that was just made.
     pub(crate) fn told_new(&self, file: FileId) -> Result<u64> {
         self.told_of(file, true)
     }
@@ -155,7 +155,7 @@ impl Nodes {
         }
         let node = number(file);
         let mut shard = self.shard(node).lock();
-        let new = Node { file, lookups: 0, is_held: false, lacks_capability: is_new };
+        let new = KnownFile { file, lookups: 0, is_held: false, lacks_capability: is_new };
         let known = shard.entry(node).or_insert(new);
         if known.file != file {
             let other = known.file;
@@ -167,12 +167,12 @@ impl Nodes {
     }
 
     /// Marks `file`, which is about to lose a name, as held. Returns whether the caller has to open
-    /// it so that it stays usable. A caller that fails to open it calls [`Nodes::not_held`].
+    /// it so that it stays usable. A caller that fails to open it calls [`KnownFiles::not_held`].
     pub(crate) fn hold(&self, file: FileId) -> bool {
         self.with(file, |node| !std::mem::replace(&mut node.is_held, true)).unwrap_or(false)
     }
 
-    /// Undoes [`Nodes::hold`], because the caller could not open `file`.
+    /// Undoes [`KnownFiles::hold`], because the caller could not open `file`.
     pub(crate) fn not_held(&self, file: FileId) {
         self.with(file, |node| node.is_held = false);
     }
@@ -193,7 +193,7 @@ impl Nodes {
     }
 
     /// Looks at the node of `file`, if the kernel knows it.
-    fn with<T>(&self, file: FileId, look: impl FnOnce(&mut Node) -> T) -> Option<T> {
+    fn with<T>(&self, file: FileId, look: impl FnOnce(&mut KnownFile) -> T) -> Option<T> {
         let number = number(file);
         let mut shard = self.shard(number).lock();
         shard.get_mut(&number).filter(|node| node.file == file).map(look)
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn what_fits_can_be_taken_apart() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = KnownFiles::new(ROOT);
         for (dev, ino) in [(5, 257), (0, 2), (1, 0), ((1 << 23) - 1, (1 << 40) - 1), (256, 256)] {
             let file = file(dev, ino);
             assert!(number(file) < HASHED);
@@ -245,7 +245,7 @@ mod tests {
     /// one, and the table finds the file by it.
     #[test]
     fn what_does_not_fit_is_remembered() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = KnownFiles::new(ROOT);
         for (dev, ino) in [(0, 0), (0, 1), (1 << 23, 5), (5, 1 << 40), (u64::MAX, u64::MAX)] {
             let file = file(dev, ino);
             assert!(number(file) >= HASHED);
@@ -260,7 +260,7 @@ mod tests {
     /// A hostile volume chooses inode numbers that collide.
     #[test]
     fn of_two_files_with_one_number_the_second_is_refused() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = KnownFiles::new(ROOT);
         let (one, other) = (file(5, 1 << 63), file(6, 1 << 63));
         let node = nodes.told(one).expect("it is the first");
         nodes.shard(node).lock().get_mut(&node).expect("it is known").file = other;
@@ -272,7 +272,7 @@ mod tests {
     /// The kernel asks for the capabilities of a file before its first write.
     #[test]
     fn new_files_lack_capabilities_until_they_get_some() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = KnownFiles::new(ROOT);
         let (new, old) = (file(5, 300), file(5, 301));
         nodes.told_new(new).expect("its own number");
         nodes.told(old).expect("its own number");
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_released_with_the_last_lookup() {
-        let nodes = Nodes::new(ROOT);
+        let nodes = KnownFiles::new(ROOT);
         let file = file(5, 300);
         assert!(!nodes.hold(file), "the kernel does not know it");
         let node = nodes.told(file).expect("its own number");

@@ -8,7 +8,7 @@ use crate::ioctls::Ioctls;
 
 /// The owner that the mount shows for all files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Owner {
+pub struct ShownOwner {
     /// The user. With `None` each file shows its own.
     pub uid: Option<u32>,
     /// The group. With `None` each file shows its own.
@@ -28,10 +28,10 @@ pub enum Transport {
 }
 
 /// Receives each error of the filesystem that deserves attention.
-pub type Reporter = Arc<dyn Fn(&Error) + Send + Sync>;
+pub type ErrorReporter = Arc<dyn Fn(&Error) + Send + Sync>;
 
 /// Finds the directory that has this name behind a [`Gate`].
-pub type Find = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
+pub type FindDirectory = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
 
 /// Directories that root finds behind a gate: each can be mounted elsewhere, but may lie outside
 /// the mounted tree.
@@ -45,7 +45,7 @@ pub struct Gate {
     /// The name of the gate.
     pub name: &'static [u8],
     /// Finds the directories behind it.
-    pub find: Find,
+    pub find: FindDirectory,
 }
 
 /// How a filesystem is served.
@@ -53,11 +53,11 @@ pub struct Gate {
 pub struct ServeOptions {
     /// The mount shows all files with this owner. Where it is set, a new file belongs to the owner
     /// of its directory, and changing an owner fails.
-    pub owner: Owner,
+    pub owner: ShownOwner,
     /// How requests come and answers go.
     pub transport: Transport,
     /// Receives errors of the filesystem, in addition to the program whose call failed.
-    pub reporter: Option<Reporter>,
+    pub reporter: Option<ErrorReporter>,
     /// Answers ioctls on directories that this crate does not know.
     pub ioctls: Option<Arc<dyn Ioctls>>,
     /// Directories that root finds outside the tree.

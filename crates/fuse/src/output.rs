@@ -4,12 +4,12 @@ use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{Immutable, IntoBytes};
 
 /// An answer without its header.
-pub(crate) struct Output<'a> {
+pub(crate) struct AnswerBody<'a> {
     buffer: &'a mut [u8],
     len: usize,
 }
 
-impl<'a> Output<'a> {
+impl<'a> AnswerBody<'a> {
     /// An empty answer that can grow to the length of `buffer`.
     pub(crate) fn new(buffer: &'a mut [u8]) -> Self {
         Self { buffer, len: 0 }
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn no_more_than_there_is_room_for() {
         let mut buffer = [0; 10];
-        let mut output = Output::new(&mut buffer);
+        let mut output = AnswerBody::new(&mut buffer);
         output.put(&7_u32).expect("room");
         output.fill(6, |space| Ok(space.len() / 2)).expect("room");
         assert_eq!(output.room(), 3);

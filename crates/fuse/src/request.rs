@@ -1,9 +1,9 @@
 //! Requests, decoded with every bound checked.
 //!
 //! The kernel is trusted, but this decoder may have a fault, and a transport may lose bytes. So it
-//! checks everything. A request is [`Malformed`], and answered with `EINVAL`, if it is shorter than
-//! its opcode needs, if it has a name without a NUL, or if a length in it does not match the bytes
-//! that follow.
+//! checks everything. A request is [`MalformedRequest`], and answered with `EINVAL`, if it is
+//! shorter than its opcode needs, if it has a name without a NUL, or if a length in it does not
+//! match the bytes that follow.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -11,7 +11,7 @@ use crate::wire::{InHeader, opcode};
 
 /// Bytes that are not a valid request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedRequest;
 
 /// The longest text in a request, in bytes: the target of a symbolic link, as long as system calls
 /// take.
@@ -23,20 +23,20 @@ pub(crate) struct Request<'a> {
     /// The opcode, the node and the user.
     pub(crate) header: InHeader,
     /// The rest of the request.
-    pub(crate) arguments: Arguments<'a>,
+    pub(crate) arguments: RequestArguments<'a>,
 }
 
 impl<'a> Request<'a> {
     /// Decodes the request in `bytes`, the result of one read.
-    pub(crate) fn decode(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let (header, rest) = InHeader::read_from_prefix(bytes).map_err(|_| Malformed)?;
+    pub(crate) fn decode(bytes: &'a [u8]) -> Result<Self, MalformedRequest> {
+        let (header, rest) = InHeader::read_from_prefix(bytes).map_err(|_| MalformedRequest)?;
         if usize::try_from(header.len) != Ok(bytes.len()) {
-            return Err(Malformed);
+            return Err(MalformedRequest);
         }
         // Extensions come last. `total_extlen` counts them in units of 8 bytes.
         let extensions = usize::from(header.total_extlen) * 8;
-        let end = rest.len().checked_sub(extensions).ok_or(Malformed)?;
-        Ok(Self { header, arguments: Arguments { fixed: &[], rest: &rest[..end] } })
+        let end = rest.len().checked_sub(extensions).ok_or(MalformedRequest)?;
+        Ok(Self { header, arguments: RequestArguments { fixed: &[], rest: &rest[..end] } })
     }
 
     /// Decodes a request in parts: its header at the start of `head`, its fixed part at the start
@@ -45,54 +45,57 @@ impl<'a> Request<'a> {
         head: &[u8],
         fixed: &'a [u8],
         payload: &'a [u8],
-    ) -> Result<Self, Malformed> {
-        let (header, _) = InHeader::read_from_prefix(head).map_err(|_| Malformed)?;
+    ) -> Result<Self, MalformedRequest> {
+        let (header, _) = InHeader::read_from_prefix(head).map_err(|_| MalformedRequest)?;
         let behind = size_of::<InHeader>() + payload.len();
-        let len = usize::try_from(header.len).map_err(|_| Malformed)?;
-        let fixed = len.checked_sub(behind).and_then(|len| fixed.get(..len)).ok_or(Malformed)?;
+        let len = usize::try_from(header.len).map_err(|_| MalformedRequest)?;
+        let fixed =
+            len.checked_sub(behind).and_then(|len| fixed.get(..len)).ok_or(MalformedRequest)?;
         let extensions = usize::from(header.total_extlen) * 8;
-        let end = payload.len().checked_sub(extensions).ok_or(Malformed)?;
-        Ok(Self { header, arguments: Arguments { fixed, rest: &payload[..end] } })
+        let end = payload.len().checked_sub(extensions).ok_or(MalformedRequest)?;
+        Ok(Self { header, arguments: RequestArguments { fixed, rest: &payload[..end] } })
     }
 }
 
 /// The part of a request that is not decoded yet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Arguments<'a> {
+pub(crate) struct RequestArguments<'a> {
     /// The fixed part, if it lies apart from `rest`.
     fixed: &'a [u8],
     rest: &'a [u8],
 }
 
-impl<'a> Arguments<'a> {
+impl<'a> RequestArguments<'a> {
     /// Takes the next structure.
-    pub(crate) fn take<T: FromBytes + Immutable + KnownLayout>(&mut self) -> Result<T, Malformed> {
+    pub(crate) fn take<T: FromBytes + Immutable + KnownLayout>(
+        &mut self,
+    ) -> Result<T, MalformedRequest> {
         let from = if self.fixed.is_empty() { &mut self.rest } else { &mut self.fixed };
-        let (value, rest) = T::read_from_prefix(from).map_err(|_| Malformed)?;
+        let (value, rest) = T::read_from_prefix(from).map_err(|_| MalformedRequest)?;
         *from = rest;
         Ok(value)
     }
 
     /// Takes the next text, and the NUL behind it, which it leaves out of the result.
-    pub(crate) fn text(&mut self) -> Result<&'a [u8], Malformed> {
+    pub(crate) fn text(&mut self) -> Result<&'a [u8], MalformedRequest> {
         let within = &self.rest[..self.rest.len().min(TEXT_MAX + 1)];
-        let end = within.iter().position(|&byte| byte == 0).ok_or(Malformed)?;
+        let end = within.iter().position(|&byte| byte == 0).ok_or(MalformedRequest)?;
         let text = &self.rest[..end];
         self.rest = &self.rest[end + 1..];
         Ok(text)
     }
 
     /// Takes the name of a directory entry. It may be longer than names of files can be.
-    pub(crate) fn name(&mut self) -> Result<&'a [u8], Malformed> {
+    pub(crate) fn name(&mut self) -> Result<&'a [u8], MalformedRequest> {
         let name = self.text()?;
         let is_special = matches!(name, b"" | b"." | b"..") || name.contains(&b'/');
-        if is_special { Err(Malformed) } else { Ok(name) }
+        if is_special { Err(MalformedRequest) } else { Ok(name) }
     }
 
     /// Takes the next `len` bytes.
-    pub(crate) fn data(&mut self, len: u32) -> Result<&'a [u8], Malformed> {
-        let len = usize::try_from(len).map_err(|_| Malformed)?;
-        let (data, rest) = self.rest.split_at_checked(len).ok_or(Malformed)?;
+    pub(crate) fn data(&mut self, len: u32) -> Result<&'a [u8], MalformedRequest> {
+        let len = usize::try_from(len).map_err(|_| MalformedRequest)?;
+        let (data, rest) = self.rest.split_at_checked(len).ok_or(MalformedRequest)?;
         self.rest = rest;
         Ok(data)
     }
@@ -201,7 +204,7 @@ mod tests {
         assert_eq!(name(&[&[b'n'; 256][..], &[0]].concat()).map(|name| name.len()), Ok(256));
         let long = [&[b'n'; 5000][..], &[0]].concat();
         for bad in [&b""[..], b"\0", b"a", b".\0", b"..\0", b"a/b\0", &long] {
-            assert_eq!(name(bad), Err(Malformed), "{}", bad.escape_ascii());
+            assert_eq!(name(bad), Err(MalformedRequest), "{}", bad.escape_ascii());
         }
     }
 
@@ -210,7 +213,7 @@ mod tests {
         let bytes = request(opcode::WRITE, b"12345678", None, 0);
         let arguments = Request::decode(&bytes).expect("well-formed").arguments;
         for len in [9, 1 << 20, u32::MAX] {
-            assert_eq!(arguments.clone().data(len), Err(Malformed));
+            assert_eq!(arguments.clone().data(len), Err(MalformedRequest));
         }
     }
 }

@@ -28,12 +28,12 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::cpus::{Place, all};
+use crate::cpus::{QueueCpus, all};
 use crate::dispatch::{Answer, Dispatcher};
-use crate::output::Output;
+use crate::output::AnswerBody;
 use crate::request::Request;
 use crate::wire::{InHeader, OutHeader, RingHeader};
-use shared::{Entry, is_gone};
+use shared::{RingEntry, is_gone};
 
 /// Request and answer share one payload buffer, so one of them is copied to a buffer aside. All
 /// requests but those with data fit into it, and all answers but those with data.
@@ -43,7 +43,7 @@ const ASIDE_BYTES: usize = 8192;
 const LARGE_BYTES: usize = 64 << 10;
 
 /// The outcome of a wait for a request.
-pub(crate) enum Received {
+pub(crate) enum ReceivedRequest {
     /// A request is in the buffers.
     Request,
     /// The kernel refuses the entry, and sends requests to other entries or over `/dev/fuse`.
@@ -54,8 +54,8 @@ pub(crate) enum Received {
 
 /// A thread's way to the kernel over io_uring.
 pub(crate) struct RingChannel {
-    place: Place,
-    entry: Entry,
+    place: QueueCpus,
+    entry: RingEntry,
     aside: Box<[u8]>,
 }
 
@@ -63,9 +63,9 @@ impl RingChannel {
     /// Allocates the io_uring and the memory of an entry of `queue`. The thread that serves it may
     /// run on the CPUs of this thread.
     pub(crate) fn new(device: Arc<OwnedFd>, queue: u16) -> io::Result<Self> {
-        let entry = Entry::new(device, queue)?;
+        let entry = RingEntry::new(device, queue)?;
         let aside = vec![0; ASIDE_BYTES].into_boxed_slice();
-        Ok(Self { place: Place::new(queue, all()), entry, aside })
+        Ok(Self { place: QueueCpus::new(queue, all()), entry, aside })
     }
 
     /// Registers the entry, which this thread serves from now on.
@@ -75,16 +75,16 @@ impl RingChannel {
     }
 
     /// Waits for the next request and takes it.
-    pub(crate) fn receive(&mut self) -> io::Result<Received> {
-        let Err(error) = self.entry.wait() else { return Ok(Received::Request) };
+    pub(crate) fn receive(&mut self) -> io::Result<ReceivedRequest> {
+        let Err(error) = self.entry.wait() else { return Ok(ReceivedRequest::Request) };
         match Errno::from_io_error(&error) {
-            Some(errno) if is_gone(errno) => Ok(Received::Gone),
+            Some(errno) if is_gone(errno) => Ok(ReceivedRequest::Gone),
             // FUSE itself returns these errors, and then works without the entry. Other errors come
             // from the layers before FUSE, which would still wait for the entry.
             Some(errno @ (Errno::INVAL | Errno::NOMEM | Errno::FAULT | Errno::OPNOTSUPP))
                 if self.entry.is_refused() =>
             {
-                Ok(Received::Refused(errno))
+                Ok(ReceivedRequest::Refused(errno))
             }
             _ => Err(error),
         }
@@ -118,7 +118,7 @@ fn answer(
         let Ok(request) = Request::of_parts(&header.in_out, &header.op_in, &aside[..asked]) else {
             return malformed;
         };
-        let mut out = Output::new(payload);
+        let mut out = AnswerBody::new(payload);
         let answer = dispatcher.answer(&request, &mut out);
         return (answer, out.bytes().len());
     }
@@ -126,7 +126,7 @@ fn answer(
     let Ok(request) = Request::of_parts(&header.in_out, &header.op_in, data) else {
         return malformed;
     };
-    let mut out = Output::new(aside);
+    let mut out = AnswerBody::new(aside);
     let answer = dispatcher.answer(&request, &mut out);
     let len = out.bytes().len();
     payload[..len].copy_from_slice(&aside[..len]);

@@ -39,7 +39,7 @@ use crate::device::{self, DeviceChannel};
 use crate::dispatch::{Answer, Dispatcher};
 use crate::mount::{Mounter, Unmount};
 use crate::options::{ServeOptions, Transport};
-use crate::ring::{Received, RingChannel};
+use crate::ring::{ReceivedRequest, RingChannel};
 
 /// The most threads of `/dev/fuse`, and of io_uring where that leaves [`LEAST_ENTRIES`] to each
 /// queue.
@@ -72,15 +72,15 @@ fn waiting_threads() -> usize {
 
 /// Threads of io_uring that wait for the decision of the kernel. They serve after [`Self::begin`],
 /// and end if this is dropped without it.
-struct Waiting(Arc<OnceLock<bool>>);
+struct WaitingThreads(Arc<OnceLock<bool>>);
 
-impl Waiting {
+impl WaitingThreads {
     fn begin(&self) {
         let _ = self.0.set(true);
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingThreads {
     fn drop(&mut self) {
         // After `begin` this changes nothing.
         let _ = self.0.set(false);
@@ -177,18 +177,18 @@ impl Server {
 
     /// A handle for other threads while this one serves.
     #[must_use]
-    pub fn control(&self) -> Control {
-        Control { pool: self.pool.clone() }
+    pub fn control(&self) -> MountControl {
+        MountControl { pool: self.pool.clone() }
     }
 }
 
 /// A mount, for threads that do not serve it.
 #[derive(Clone)]
-pub struct Control {
+pub struct MountControl {
     pool: Arc<Pool>,
 }
 
-impl Control {
+impl MountControl {
     /// Makes all changes so far durable.
     ///
     /// # Errors
@@ -232,15 +232,15 @@ impl Pool {
         Ok(())
     }
 
-    /// Starts the threads of io_uring, which wait for [`Waiting::begin`].
+    /// Starts the threads of io_uring, which wait for [`WaitingThreads::begin`].
     fn start_rings(
         self: &Arc<Self>,
         insists: bool,
         errors: &Sender<io::Error>,
-    ) -> io::Result<Waiting> {
+    ) -> io::Result<WaitingThreads> {
         let queues = cpus::queues()?;
         let each = entries(queues, getrlimit(Resource::Nofile).current)?;
-        let waiting = Waiting(Arc::default());
+        let waiting = WaitingThreads(Arc::default());
         for queue in (0..queues).flat_map(|queue| std::iter::repeat_n(queue, each)) {
             let mut channel = RingChannel::new(self.device.clone(), queue)?;
             let (pool, errors, begins) = (self.clone(), errors.clone(), waiting.0.clone());
@@ -259,14 +259,14 @@ impl Pool {
         channel.join()?;
         loop {
             match channel.receive()? {
-                Received::Request => channel.answer(&self.dispatcher)?,
-                Received::Refused(errno) if insists => return Err(errno.into()),
-                Received::Refused(errno) => {
+                ReceivedRequest::Request => channel.answer(&self.dispatcher)?,
+                ReceivedRequest::Refused(errno) if insists => return Err(errno.into()),
+                ReceivedRequest::Refused(errno) => {
                     let what = format!("a thread less serves queue {queue} of FUSE over io_uring");
                     self.dispatcher.report(&Error::io(what, errno));
                     return Ok(());
                 }
-                Received::Gone => return Ok(()),
+                ReceivedRequest::Gone => return Ok(()),
             }
         }
     }

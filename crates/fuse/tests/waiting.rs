@@ -14,8 +14,8 @@ use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::model::Model;
 use offshoot_testkit::scratch_dir;
 use offshoot_vfs::{
-    Attr, Dedupe, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node,
-    Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+    Attr, Dedupe, DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
+    FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -24,38 +24,38 @@ const HELD: usize = 7;
 
 /// `fsync` waits here.
 #[derive(Default)]
-struct Door {
+struct FsyncDoor {
     /// How many calls have come, and whether the door is open.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
 
-impl Door {
+impl FsyncDoor {
     fn pass(&self) {
-        let mut state = self.state.lock().expect("nobody panics");
+        let mut state = self.state.lock().expect("no thread panicked");
         state.0 += 1;
         self.changed.notify_all();
-        drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).expect("nobody panics"));
+        drop(self.changed.wait_while(state, |(_, is_open)| !*is_open).expect("no thread panicked"));
     }
 
     /// Waits until `count` calls have come, for at most 30 s. Returns whether they have.
     fn has(&self, count: usize) -> bool {
-        let state = self.state.lock().expect("nobody panics");
+        let state = self.state.lock().expect("no thread panicked");
         let patience = Duration::from_secs(30);
         let waited = self.changed.wait_timeout_while(state, patience, |(held, _)| *held < count);
-        !waited.expect("nobody panics").1.timed_out()
+        !waited.expect("no thread panicked").1.timed_out()
     }
 
     fn open(&self) {
-        self.state.lock().expect("nobody panics").1 = true;
+        self.state.lock().expect("no thread panicked").1 = true;
         self.changed.notify_all();
     }
 }
 
 /// The model, with an `fsync` that waits.
-struct Held {
+struct HeldModel {
     model: Model,
-    door: Arc<Door>,
+    door: Arc<FsyncDoor>,
 }
 
 /// Methods that only call those of the model.
@@ -67,7 +67,7 @@ macro_rules! as_the_model {
     };
 }
 
-impl FileSystem for Held {
+impl FileSystem for HeldModel {
     as_the_model! {
         fn root() -> FileId;
         fn statfs() -> Result<StatFs>;
@@ -85,24 +85,24 @@ impl FileSystem for Held {
     }
 }
 
-impl FileSystemMut for Held {
+impl FileSystemMut for HeldModel {
     as_the_model! {
-        fn mknod(place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
-        fn mkdir(place: Place<'_>, new: &NewFile) -> Result<FileId>;
-        fn symlink(place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+        fn mknod(place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId>;
+        fn mkdir(place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
+        fn symlink(place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
         fn create_unnamed(dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
-        fn link(file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn unlink(place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn rmdir(place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn rename_with(from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp) -> Result<()>;
+        fn link(file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn unlink(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn rmdir(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn rename_with(from: EntryPlace<'_>, to: EntryPlace<'_>, how: Rename, at: Timestamp) -> Result<()>;
         fn set_attr(file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
         fn set_flags(file: FileId, flags: FileFlags, at: Timestamp) -> Result<()>;
         fn write(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
         fn write_direct(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;
         fn fallocate(file: FileId, what: Fallocate, offset: u64, len: u64, at: Timestamp) -> Result<()>;
-        fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
-        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<Dedupe>;
-        fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
+        fn clone_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<()>;
+        fn dedupe_range(from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe>;
+        fn copy_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<u64>;
         fn set_xattr(file: FileId, name: &[u8], value: &[u8], mode: XattrMode, at: Timestamp) -> Result<()>;
         fn remove_xattr(file: FileId, name: &[u8], at: Timestamp) -> Result<()>;
         fn open(file: FileId) -> Result<()>;
@@ -126,8 +126,8 @@ fn stay() {
 /// Lets calls wait on a mount, and makes another request meanwhile.
 fn others_are_served(transport: Transport) {
     let dir = scratch_dir();
-    let door = Arc::new(Door::default());
-    let fs = Held { model: Model::made_at(Timestamp::now()), door: door.clone() };
+    let door = Arc::new(FsyncDoor::default());
+    let fs = HeldModel { model: Model::made_at(Timestamp::now()), door: door.clone() };
     let place = MountPoint::new(dir.path(), MountOptions::new("held", "held"));
     let options = ServeOptions { transport, ..ServeOptions::default() };
     let server = Server::start(Box::new(fs), Arc::new(place), options).expect("a mount");
@@ -157,7 +157,7 @@ fn others_are_served(transport: Transport) {
     let stored = waiting.into_iter().all(|call| call.join().is_ok_and(|result| result.is_ok()));
     // The asking thread fails if its answer came too late.
     let _ = asking.join();
-    unmount(dir.path(), Unmount::Unused).expect("nobody uses it");
+    unmount(dir.path(), Unmount::Unused).expect("no program uses the mount");
     serving.join().expect("no panic").expect("a good end");
     assert!(have_come, "not all calls came to the filesystem");
     assert!(stored, "not all calls that waited went well");

@@ -2,8 +2,8 @@
 //!
 //! Many threads add to the sums of reserved, free and used space, and subtract from them. A sum
 //! that falls below zero wraps to more than the volume has, and from then on everything fits. So a
-//! [`Counter`] keeps its value when a thread subtracts more than that, and ends all writing: after
-//! one wrong sum, the engine does not know what is free.
+//! [`NonNegativeCounter`] keeps its value when a thread subtracts more than that, and ends all
+//! writing: after one wrong sum, the engine does not know what is free.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -11,18 +11,18 @@ use std::sync::{Arc, OnceLock};
 
 use offshoot_vfs::Error;
 
-/// What a [`Stop`] calls once, with the cause, when writing ends.
+/// What a [`WriteStop`] calls once, with the cause, when writing ends.
 pub type OnStop = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Whether a volume is still written. All parts of an engine that can find a reason to stop writing
 /// share one.
 #[derive(Default)]
-pub struct Stop {
+pub struct WriteStop {
     cause: OnceLock<String>,
     on_stop: Option<OnStop>,
 }
 
-impl Stop {
+impl WriteStop {
     /// A volume that is written.
     #[must_use]
     pub fn new(on_stop: Option<OnStop>) -> Arc<Self> {
@@ -55,7 +55,7 @@ impl Stop {
     }
 }
 
-impl fmt::Debug for Stop {
+impl fmt::Debug for WriteStop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Stop").field(&self.cause()).finish()
     }
@@ -63,21 +63,21 @@ impl fmt::Debug for Stop {
 
 /// A sum of bytes, or a number of things, that must not fall below zero.
 #[derive(Debug)]
-pub struct Counter {
+pub struct NonNegativeCounter {
     /// What it counts, for errors.
     name: &'static str,
     value: AtomicU64,
-    stop: Arc<Stop>,
+    stop: Arc<WriteStop>,
 }
 
-impl Counter {
+impl NonNegativeCounter {
     /// A counter of nothing yet.
-    pub fn new(name: &'static str, stop: &Arc<Stop>) -> Self {
+    pub fn new(name: &'static str, stop: &Arc<WriteStop>) -> Self {
         Self::starting_at(0, name, stop)
     }
 
     /// A counter of `value` already.
-    pub fn starting_at(value: u64, name: &'static str, stop: &Arc<Stop>) -> Self {
+    pub fn starting_at(value: u64, name: &'static str, stop: &Arc<WriteStop>) -> Self {
         Self { name, value: AtomicU64::new(value), stop: stop.clone() }
     }
 
@@ -119,8 +119,9 @@ mod tests {
     fn a_counter_that_would_fall_below_zero_stays_and_ends_writing() {
         let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let telling = told.clone();
-        let stop = Stop::new(Some(Box::new(move |cause| telling.lock().push(cause.to_owned()))));
-        let counter = Counter::starting_at(5, "apples", &stop);
+        let stop =
+            WriteStop::new(Some(Box::new(move |cause| telling.lock().push(cause.to_owned()))));
+        let counter = NonNegativeCounter::starting_at(5, "apples", &stop);
         counter.add(2);
         counter.sub(7);
         assert_eq!((counter.get(), stop.cause()), (0, None));

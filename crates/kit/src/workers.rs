@@ -1,8 +1,8 @@
 //! Worker threads for computations, such as compression.
 //!
-//! The process has one worker for each core, and all volumes share them. The first [`Task`] starts
-//! them. They keep their thread-local encoders and decoders from task to task. The work of a task
-//! holds no lock and no volume, and waits for no other thread.
+//! The process has one worker for each core, and all volumes share them. The first [`WorkerTask`]
+//! starts them. They keep their thread-local encoders and decoders from task to task. The work of a
+//! task holds no lock and no volume, and waits for no other thread.
 //!
 //! A caller that needs a result before a worker has begun the task does the work itself. So no
 //! result depends on the workers: where the host lets the engine start none, the work only takes
@@ -19,14 +19,14 @@ use parking_lot::{Condvar, Mutex};
 use crate::cores;
 
 /// Work that was handed to the workers, and its result.
-pub struct Task<T>(Arc<Job<T>>);
+pub struct WorkerTask<T>(Arc<WorkerJob<T>>);
 
-struct Job<T> {
-    state: Mutex<State<T>>,
+struct WorkerJob<T> {
+    state: Mutex<JobState<T>>,
     is_done: Condvar,
 }
 
-enum State<T> {
+enum JobState<T> {
     Waiting(Box<dyn FnOnce() -> T + Send>),
     /// A thread runs it, or the caller has dropped it or taken its result.
     Taken,
@@ -34,25 +34,25 @@ enum State<T> {
 }
 
 /// What a worker sees of a job.
-trait Work: Send + Sync {
+trait QueuedWork: Send + Sync {
     fn run(&self);
 }
 
-impl<T: Send> Work for Job<T> {
+impl<T: Send> QueuedWork for WorkerJob<T> {
     fn run(&self) {
         let Some(work) = self.take() else { return };
         let result = catch_unwind(AssertUnwindSafe(work));
-        *self.state.lock() = State::Done(result);
+        *self.state.lock() = JobState::Done(result);
         self.is_done.notify_all();
     }
 }
 
-impl<T> Job<T> {
+impl<T> WorkerJob<T> {
     /// The work, if no thread has begun it and the caller has not dropped it.
     fn take(&self) -> Option<Box<dyn FnOnce() -> T + Send>> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, State::Taken) {
-            State::Waiting(work) => Some(work),
+        match std::mem::replace(&mut *state, JobState::Taken) {
+            JobState::Waiting(work) => Some(work),
             other => {
                 *state = other;
                 None
@@ -61,11 +61,11 @@ impl<T> Job<T> {
     }
 }
 
-impl<T: Send + 'static> Task<T> {
+impl<T: Send + 'static> WorkerTask<T> {
     /// Hands `work` to the workers.
     pub fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
-        let state = Mutex::new(State::Waiting(Box::new(work) as Box<_>));
-        let job = Arc::new(Job { state, is_done: Condvar::new() });
+        let state = Mutex::new(JobState::Waiting(Box::new(work) as Box<_>));
+        let job = Arc::new(WorkerJob { state, is_done: Condvar::new() });
         if let Some(workers) = Workers::get() {
             workers.add(job.clone());
         }
@@ -74,8 +74,8 @@ impl<T: Send + 'static> Task<T> {
 
     /// Runs `work` now. For work that takes less time than handing it over.
     pub fn now(work: impl FnOnce() -> T) -> Self {
-        let state = Mutex::new(State::Done(Ok(work())));
-        Self(Arc::new(Job { state, is_done: Condvar::new() }))
+        let state = Mutex::new(JobState::Done(Ok(work())));
+        Self(Arc::new(WorkerJob { state, is_done: Condvar::new() }))
     }
 
     /// Its result.
@@ -88,8 +88,10 @@ impl<T: Send + 'static> Task<T> {
         }
         let mut state = self.0.state.lock();
         loop {
-            match std::mem::replace(&mut *state, State::Taken) {
-                State::Done(result) => return result.unwrap_or_else(|panic| resume_unwind(panic)),
+            match std::mem::replace(&mut *state, JobState::Taken) {
+                JobState::Done(result) => {
+                    return result.unwrap_or_else(|panic| resume_unwind(panic));
+                }
                 other => *state = other,
             }
             self.0.is_done.wait(&mut state);
@@ -97,7 +99,7 @@ impl<T: Send + 'static> Task<T> {
     }
 }
 
-impl<T> Drop for Task<T> {
+impl<T> Drop for WorkerTask<T> {
     fn drop(&mut self) {
         drop(self.0.take());
     }
@@ -106,7 +108,7 @@ impl<T> Drop for Task<T> {
 /// The worker threads, and the jobs that they have not begun.
 #[derive(Default)]
 struct Workers {
-    queue: Mutex<VecDeque<Arc<dyn Work>>>,
+    queue: Mutex<VecDeque<Arc<dyn QueuedWork>>>,
     is_added: Condvar,
 }
 
@@ -128,7 +130,7 @@ impl Workers {
         (*threads > 0).then_some(workers)
     }
 
-    fn add(&self, job: Arc<dyn Work>) {
+    fn add(&self, job: Arc<dyn QueuedWork>) {
         self.queue.lock().push_back(job);
         self.is_added.notify_one();
     }
@@ -159,7 +161,7 @@ mod tests {
         let users: Vec<_> = (0..4)
             .map(|user| {
                 thread::spawn(move || {
-                    let start = |n| Task::start(move || user * 1000 + n);
+                    let start = |n| WorkerTask::start(move || user * 1000 + n);
                     let tasks: Vec<_> = (0..500).map(start).collect();
                     for (n, task) in (0..).zip(tasks) {
                         assert_eq!(task.finish(), user * 1000 + n);
@@ -175,12 +177,12 @@ mod tests {
     #[test]
     fn a_panic_reaches_who_wants_the_result_and_nobody_else() {
         let tasks: Vec<_> =
-            (0..50).map(|n| Task::start(move || assert!(n % 2 == 0, "odd"))).collect();
+            (0..50).map(|n| WorkerTask::start(move || assert!(n % 2 == 0, "odd"))).collect();
         for (n, task) in tasks.into_iter().enumerate() {
             let result = catch_unwind(AssertUnwindSafe(|| task.finish()));
             assert_eq!(result.is_ok(), n % 2 == 0);
         }
-        assert_eq!(Task::start(|| 7).finish(), 7);
+        assert_eq!(WorkerTask::start(|| 7).finish(), 7);
     }
 
     #[test]
@@ -193,15 +195,15 @@ mod tests {
         let busy: Vec<_> = (0..cores)
             .map(|_| {
                 let gate = gate.clone();
-                Task::start(move || drop(gate.lock()))
+                WorkerTask::start(move || drop(gate.lock()))
             })
             .collect();
         for _ in 0..10 {
             let count = count.clone();
-            drop(Task::start(move || count.fetch_add(1, Ordering::Relaxed)));
+            drop(WorkerTask::start(move || count.fetch_add(1, Ordering::Relaxed)));
         }
         drop(held);
-        busy.into_iter().for_each(Task::finish);
+        busy.into_iter().for_each(WorkerTask::finish);
         while Workers::get().is_some_and(|workers| !workers.queue.lock().is_empty()) {
             thread::yield_now();
         }

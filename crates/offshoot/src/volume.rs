@@ -16,7 +16,7 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
-    self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, Place, Result, Timestamp,
+    self as vfs, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, Result, Timestamp,
 };
 
 use crate::OpenOptions;
@@ -138,8 +138,8 @@ struct Name {
 }
 
 impl Name {
-    fn place(&self) -> Place<'_> {
-        Place { dir: self.dir, name: &self.name }
+    fn place(&self) -> EntryPlace<'_> {
+        EntryPlace { dir: self.dir, name: &self.name }
     }
 }
 

@@ -69,7 +69,7 @@ pub struct Compare {
 
 /// What a comparison saw.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct ComparisonOutcome {
     /// Directories on both sides, subvolumes included.
     pub directories: u64,
     /// Names of files that are not directories.
@@ -85,7 +85,7 @@ pub struct Outcome {
     seed: u64,
 }
 
-impl Outcome {
+impl ComparisonOutcome {
     /// Fails the test unless the two sides are equal and at least `at_least` names were seen,
     /// because two empty trees are equal as well.
     #[track_caller]
@@ -96,7 +96,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for ComparisonOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -120,7 +120,7 @@ impl fmt::Display for Outcome {
 
 /// Compares everything that the kernel shows at `path` with `ours`.
 #[must_use]
-pub fn compare(ours: &dyn FileSystem, path: &std::path::Path) -> Outcome {
+pub fn compare(ours: &dyn FileSystem, path: &std::path::Path) -> ComparisonOutcome {
     Compare::default().run(ours, path)
 }
 
@@ -145,25 +145,34 @@ impl Compare {
 
     /// Compares `ours` with the directory of the host at `path`.
     #[must_use]
-    pub fn run(&self, ours: &dyn FileSystem, path: &std::path::Path) -> Outcome {
+    pub fn run(&self, ours: &dyn FileSystem, path: &std::path::Path) -> ComparisonOutcome {
         let judge = HostFilesystem::new(path).expect("the directory of the judge opens");
         self.start(ours, &judge, judge.tells_subvolumes())
     }
 
     /// Compares `ours` with any other filesystem.
     #[must_use]
-    pub fn run_filesystems(&self, ours: &dyn FileSystem, judge: &dyn FileSystem) -> Outcome {
+    pub fn run_filesystems(
+        &self,
+        ours: &dyn FileSystem,
+        judge: &dyn FileSystem,
+    ) -> ComparisonOutcome {
         self.start(ours, judge, false)
     }
 
-    fn start(&self, ours: &dyn FileSystem, judge: &dyn FileSystem, btrfs: bool) -> Outcome {
+    fn start(
+        &self,
+        ours: &dyn FileSystem,
+        judge: &dyn FileSystem,
+        is_btrfs: bool,
+    ) -> ComparisonOutcome {
         let seed = std::process::id().into();
-        let mut walk = Walk {
+        let mut walk = ComparisonWalk {
             ours,
             judge,
             compare: self,
-            btrfs,
-            outcome: Outcome { seed, ..Outcome::default() },
+            is_btrfs,
+            outcome: ComparisonOutcome { seed, ..ComparisonOutcome::default() },
             identities: HashMap::new(),
             random: Random::new(seed),
         };
@@ -171,14 +180,14 @@ impl Compare {
         walk.outcome
     }
 
-    fn with(&self, aspect: Aspect) -> bool {
+    fn includes(&self, aspect: Aspect) -> bool {
         !self.without.contains(&aspect)
     }
 }
 
 /// A file of which both sides have a version.
 #[derive(Clone, Debug)]
-struct Pair {
+struct ComparedPair {
     path: Vec<u8>,
     ours: FileId,
     judge: FileId,
@@ -186,29 +195,30 @@ struct Pair {
 
 /// A directory entry that outlives the visit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct VisitedEntry {
     name: Vec<u8>,
     file: FileId,
     file_type: FileType,
     cookie: u64,
 }
 
-struct Walk<'a> {
+struct ComparisonWalk<'a> {
     ours: &'a dyn FileSystem,
     judge: &'a dyn FileSystem,
     compare: &'a Compare,
     /// Whether the judge is a btrfs mount of the kernel.
-    btrfs: bool,
-    outcome: Outcome,
+    is_btrfs: bool,
+    outcome: ComparisonOutcome,
     /// The file of ours for each file of the judge. An entry also means that the contents were
     /// compared under another name.
     identities: HashMap<FileId, FileId>,
     random: Random,
 }
 
-impl Walk<'_> {
+impl ComparisonWalk<'_> {
     fn run(&mut self) {
-        let root = Pair { path: b".".to_vec(), ours: self.ours.root(), judge: self.judge.root() };
+        let root =
+            ComparedPair { path: b".".to_vec(), ours: self.ours.root(), judge: self.judge.root() };
         let parent = self.ours.parent(root.ours);
         self.same(&root, "parent of the root", &parent.map_err(|e| e.to_string()), &Ok(None));
         let mut stack = vec![root];
@@ -223,11 +233,11 @@ impl Walk<'_> {
     }
 
     /// Compares one file without its entries. Returns its type if both sides agree on it.
-    fn node(&mut self, pair: &Pair) -> Option<FileType> {
-        let empty_subvolume = self.is_empty_subvolume(pair);
-        let first_visit = empty_subvolume || self.identity(pair);
-        let file_type = self.attributes(pair, empty_subvolume)?;
-        if first_visit && !empty_subvolume {
+    fn node(&mut self, pair: &ComparedPair) -> Option<FileType> {
+        let is_empty_subvolume = self.is_empty_subvolume(pair);
+        let first_visit = is_empty_subvolume || self.is_first_name(pair);
+        let file_type = self.attributes(pair, is_empty_subvolume)?;
+        if first_visit && !is_empty_subvolume {
             self.xattrs(pair);
             match file_type {
                 FileType::Regular => self.content(pair),
@@ -243,13 +253,13 @@ impl Walk<'_> {
         Some(file_type)
     }
 
-    fn is_empty_subvolume(&self, pair: &Pair) -> bool {
-        self.btrfs && pair.judge.ino == EMPTY_SUBVOLUME_INO
+    fn is_empty_subvolume(&self, pair: &ComparedPair) -> bool {
+        self.is_btrfs && pair.judge.ino == EMPTY_SUBVOLUME_INO
     }
 
     /// Compares the identity of the file. Returns whether this is its first name.
-    fn identity(&mut self, pair: &Pair) -> bool {
-        if self.compare.with(Aspect::Ids) {
+    fn is_first_name(&mut self, pair: &ComparedPair) -> bool {
+        if self.compare.includes(Aspect::Ids) {
             self.same(pair, "identity", &pair.ours, &pair.judge);
         }
         match self.identities.insert(pair.judge, pair.ours) {
@@ -262,7 +272,7 @@ impl Walk<'_> {
     }
 
     /// Checks that calls that do not fit the file fail as they fail in the kernel.
-    fn refusals(&mut self, pair: &Pair, file_type: FileType) {
+    fn refusals(&mut self, pair: &ComparedPair, file_type: FileType) {
         let missing = self.ours.xattr(pair.ours, b"user.not there");
         self.refused(pair, "a missing attribute", missing.map(drop), Errno::NODATA);
         if file_type != FileType::Symlink {
@@ -278,7 +288,7 @@ impl Walk<'_> {
         }
     }
 
-    fn directory(&mut self, pair: &Pair, stack: &mut Vec<Pair>) {
+    fn directory(&mut self, pair: &ComparedPair, stack: &mut Vec<ComparedPair>) {
         let listings = (entries(self.ours, pair.ours), entries(self.judge, pair.judge));
         let (mut ours, mut judge) = match listings {
             (Ok(ours), Ok(judge)) => (ours, judge),
@@ -288,11 +298,11 @@ impl Walk<'_> {
             }
         };
         self.piecewise(pair, &ours);
-        if !self.compare.with(Aspect::Order) {
+        if !self.compare.includes(Aspect::Order) {
             ours.sort_by(|a, b| a.name.cmp(&b.name));
             judge.sort_by(|a, b| a.name.cmp(&b.name));
         }
-        let names = |list: &[Entry]| list.iter().map(|e| e.name.clone()).collect::<Vec<_>>();
+        let names = |list: &[VisitedEntry]| list.iter().map(|e| e.name.clone()).collect::<Vec<_>>();
         if names(&ours) != names(&judge) {
             self.explain_names(pair, &ours, &judge);
         }
@@ -302,7 +312,7 @@ impl Walk<'_> {
             path.push(b'/');
             path.extend_from_slice(&theirs.name);
             let Some(mine) = by_name.get(&theirs.name) else { continue };
-            let below = Pair { path, ours: mine.file, judge: theirs.file };
+            let below = ComparedPair { path, ours: mine.file, judge: theirs.file };
             self.same(&below, "type in the directory", &mine.file_type, &theirs.file_type);
             let found = self.ours.lookup(pair.ours, &theirs.name).map_err(|e| e.to_string());
             self.same(&below, "lookup", &found, &Ok(mine.file));
@@ -315,7 +325,7 @@ impl Walk<'_> {
     }
 
     /// Checks the way back from a directory to its parent.
-    fn below(&mut self, dir: &Pair, below: &Pair, name: &[u8]) {
+    fn below(&mut self, dir: &ComparedPair, below: &ComparedPair, name: &[u8]) {
         if self.is_empty_subvolume(below) {
             return;
         }
@@ -325,14 +335,14 @@ impl Walk<'_> {
     }
 
     /// Checks that reading a directory in pieces shows the same as reading it at once.
-    fn piecewise(&mut self, pair: &Pair, whole: &[Entry]) {
-        let mut pieces: Vec<Entry> = Vec::new();
+    fn piecewise(&mut self, pair: &ComparedPair, whole: &[VisitedEntry]) {
+        let mut pieces: Vec<VisitedEntry> = Vec::new();
         let mut after = 0;
         loop {
             let mut left = 1 + self.random.below(1 + whole.len() as u64);
             let before = pieces.len();
             let result = self.ours.read_dir(pair.ours, after, &mut |entry| {
-                pieces.push(Entry::from(entry));
+                pieces.push(VisitedEntry::from(entry));
                 left -= 1;
                 if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
@@ -356,7 +366,7 @@ impl Walk<'_> {
         }
     }
 
-    fn missing_names(&mut self, pair: &Pair, judge: &[Entry]) {
+    fn missing_names(&mut self, pair: &ComparedPair, judge: &[VisitedEntry]) {
         let mut absent = vec![b"not there".to_vec(), vec![b'z'; 255]];
         if let Some(first) = judge.first() {
             let hash = names::hash(&first.name);
@@ -374,7 +384,12 @@ impl Walk<'_> {
         }
     }
 
-    fn explain_names(&mut self, pair: &Pair, ours: &[Entry], judge: &[Entry]) {
+    fn explain_names(
+        &mut self,
+        pair: &ComparedPair,
+        ours: &[VisitedEntry],
+        judge: &[VisitedEntry],
+    ) {
         let mut counts: HashMap<&[u8], i64> = HashMap::new();
         for entry in ours {
             *counts.entry(&entry.name).or_default() += 1;
@@ -396,7 +411,7 @@ impl Walk<'_> {
         }
     }
 
-    fn refused(&mut self, pair: &Pair, what: &str, result: Result<()>, errno: Errno) {
+    fn refused(&mut self, pair: &ComparedPair, what: &str, result: Result<()>, errno: Errno) {
         match result {
             Err(offshoot_vfs::Error::Posix { errno: found, .. }) if found == errno => {}
             Err(error) => self.differs(pair, &format!("{what}: {error} instead of {errno}")),
@@ -406,7 +421,7 @@ impl Walk<'_> {
 
     fn same_results<T: PartialEq + Debug>(
         &mut self,
-        pair: &Pair,
+        pair: &ComparedPair,
         what: &str,
         ours: Result<T>,
         judge: Result<T>,
@@ -419,7 +434,7 @@ impl Walk<'_> {
         self.same(pair, what, &text(ours), &text(judge));
     }
 
-    fn same<T: PartialEq + Debug>(&mut self, pair: &Pair, what: &str, ours: &T, judge: &T) {
+    fn same<T: PartialEq + Debug>(&mut self, pair: &ComparedPair, what: &str, ours: &T, judge: &T) {
         if ours != judge {
             let mut text = format!("{what}: ours {ours:?}, judge {judge:?}");
             if let Some((cut, _)) = text.char_indices().nth(600) {
@@ -430,7 +445,7 @@ impl Walk<'_> {
         }
     }
 
-    fn differs(&mut self, pair: &Pair, what: &str) {
+    fn differs(&mut self, pair: &ComparedPair, what: &str) {
         if self.outcome.differences.len() < KEPT {
             self.outcome.differences.push(format!("{}: {what}", show_path(&pair.path)));
         } else {
@@ -439,7 +454,7 @@ impl Walk<'_> {
     }
 }
 
-impl From<offshoot_vfs::DirEntry<'_>> for Entry {
+impl From<offshoot_vfs::DirEntry<'_>> for VisitedEntry {
     fn from(entry: offshoot_vfs::DirEntry<'_>) -> Self {
         Self {
             name: entry.name.to_vec(),
@@ -450,10 +465,10 @@ impl From<offshoot_vfs::DirEntry<'_>> for Entry {
     }
 }
 
-fn entries(fs: &dyn FileSystem, dir: FileId) -> Result<Vec<Entry>> {
+fn entries(fs: &dyn FileSystem, dir: FileId) -> Result<Vec<VisitedEntry>> {
     let mut list = Vec::new();
     fs.read_dir(dir, 0, &mut |entry| {
-        list.push(Entry::from(entry));
+        list.push(VisitedEntry::from(entry));
         ControlFlow::Continue(())
     })?;
     Ok(list)

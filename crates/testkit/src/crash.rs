@@ -46,26 +46,26 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{FileSystemMut, Result};
 
 pub use promised::Promised;
-pub use workload::{Op, Step, Workload};
+pub use workload::{Workload, WorkloadOp, WorkloadStep};
 
-use crate::model::subvolumes::Subvolumes;
+use crate::model::subvolumes::SubvolumeCalls;
 use picture::Picture;
 use workload::Runner;
 
 /// The members of a volume.
-pub type Devices = Vec<Arc<dyn BlockDevice>>;
+pub type MemberDevices = Vec<Arc<dyn BlockDevice>>;
 
 /// An open volume.
-pub struct Opened {
+pub struct OpenedVolume {
     /// The files of the volume.
     pub files: Box<dyn FileSystemMut>,
     /// The calls that change its subvolumes.
-    pub subvolumes: Box<dyn Subvolumes>,
+    pub subvolumes: Box<dyn SubvolumeCalls>,
     /// How many failed writes and flushes the engine has reported as survived.
     pub survived: Arc<AtomicUsize>,
 }
 
-impl Opened {
+impl OpenedVolume {
     /// A runner for the operations of a workload; `first` is the number of its first operation.
     #[must_use]
     pub fn runner(&self, first: u32) -> Runner<'_> {
@@ -77,7 +77,7 @@ impl Opened {
     }
 }
 
-impl Deref for Opened {
+impl Deref for OpenedVolume {
     type Target = dyn FileSystemMut;
 
     fn deref(&self) -> &Self::Target {
@@ -86,15 +86,15 @@ impl Deref for Opened {
 }
 
 /// The engine under test: it opens volumes.
-pub trait Engine: Sync {
+pub trait TestedEngine: Sync {
     /// Opens the volume for reading.
-    fn open(&self, devices: Devices) -> Result<Opened>;
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume>;
 
     /// Opens the volume for writing, as after a crash.
-    fn open_writable(&self, devices: Devices) -> Result<Opened>;
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume>;
 
     /// Reads everything that describes the volume, and returns an error if anything is wrong.
-    fn check(&self, devices: Devices) -> Result<()>;
+    fn check(&self, devices: MemberDevices) -> Result<()>;
 }
 
 /// Prints what was explored to standard error, so that a test that passes shows it too: the test

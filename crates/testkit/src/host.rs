@@ -36,7 +36,7 @@ const PATH_PIECE: usize = 2048;
 pub struct HostFilesystem {
     base: OwnedFd,
     root: FileId,
-    subvolumes: bool,
+    has_subvolumes: bool,
     /// The directory and the name under which each file was seen last.
     seen: Mutex<HashMap<FileId, Parent>>,
     /// The file that was read last, kept open because a file is usually read in several calls.
@@ -59,7 +59,7 @@ impl HostFilesystem {
         Ok(Self {
             base,
             root: file_id(&stat),
-            subvolumes: stat.stx_mask & STATX_SUBVOL.bits() != 0,
+            has_subvolumes: stat.stx_mask & STATX_SUBVOL.bits() != 0,
             seen: Mutex::default(),
             open: Mutex::default(),
         })
@@ -69,7 +69,7 @@ impl HostFilesystem {
     /// itself.
     #[must_use]
     pub fn tells_subvolumes(&self) -> bool {
-        self.subvolumes
+        self.has_subvolumes
     }
 
     /// Opens the directory in which `file` was seen. Returns it with the name of the file there.

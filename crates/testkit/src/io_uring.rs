@@ -31,7 +31,7 @@ pub struct SwitchedOn {
 pub fn can_be_had() -> Result<(), String> {
     may_switch_io_uring_on()?;
     let ring = ::io_uring::IoUring::new(1);
-    ring.map(drop).map_err(|error| format!("this host lets nobody use io_uring: {error}"))
+    ring.map(drop).map_err(|error| format!("this host lets no program use io_uring: {error}"))
 }
 
 impl SwitchedOn {

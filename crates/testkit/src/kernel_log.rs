@@ -163,6 +163,10 @@ mod tests {
         let lines = [warning("btrfs_commit_transaction"), warning("btrfs_recover_log_trees")];
         assert_eq!(warnings_within(&lines.concat(), "btrfs_recover_log_trees"), lines[1][..3]);
         assert!(warnings_within(&lines.concat(), "xfs_log_mount").is_empty());
-        assert_eq!(warnings_within(&lines.concat(), "").len(), 6, "both count for whoever watches");
+        assert_eq!(
+            warnings_within(&lines.concat(), "").len(),
+            6,
+            "both count for a test that watches"
+        );
     }
 }

@@ -17,7 +17,7 @@ pub fn id(ino: u64) -> FileId {
 }
 
 /// One inode.
-pub struct Node {
+pub struct MemoryNode {
     /// What `attr` gives.
     pub attr: Attr,
     /// The names in a directory, and the inodes that they lead to.
@@ -38,12 +38,12 @@ pub struct Node {
 
 /// The filesystem: all inodes by number.
 #[derive(Default)]
-pub struct Memory {
+pub struct MemoryFilesystem {
     /// All inodes.
-    pub nodes: BTreeMap<u64, Node>,
+    pub nodes: BTreeMap<u64, MemoryNode>,
 }
 
-impl Memory {
+impl MemoryFilesystem {
     /// A filesystem with an empty root.
     #[must_use]
     pub fn new() -> Self {
@@ -53,7 +53,7 @@ impl Memory {
     }
 
     /// Makes an inode without a name.
-    pub fn node(&mut self, ino: u64, file_type: FileType) -> &mut Node {
+    pub fn node(&mut self, ino: u64, file_type: FileType) -> &mut MemoryNode {
         let time = |secs| Timestamp { secs, nanos: 123_456_789 };
         let attr = Attr {
             file: id(ino),
@@ -70,7 +70,7 @@ impl Memory {
             ctime: time(1_200_000_000),
             btime: time(900_000_000),
         };
-        self.nodes.entry(ino).or_insert(Node {
+        self.nodes.entry(ino).or_insert(MemoryNode {
             attr,
             entries: Vec::new(),
             parent: None,
@@ -88,26 +88,32 @@ impl Memory {
     }
 
     /// Makes an inode with a name.
-    pub fn add(&mut self, parent: u64, name: &[u8], ino: u64, file_type: FileType) -> &mut Node {
+    pub fn add(
+        &mut self,
+        parent: u64,
+        name: &[u8],
+        ino: u64,
+        file_type: FileType,
+    ) -> &mut MemoryNode {
         self.node(ino, file_type).parent = Some((parent, name.to_vec()));
         self.enter(parent, name, ino);
         self.node(ino, file_type)
     }
 
     /// Makes a regular file with data at its beginning.
-    pub fn file(&mut self, parent: u64, name: &[u8], ino: u64, data: &[u8]) -> &mut Node {
+    pub fn file(&mut self, parent: u64, name: &[u8], ino: u64, data: &[u8]) -> &mut MemoryNode {
         let node = self.add(parent, name, ino, FileType::Regular);
         node.attr.size = data.len() as u64;
         node.pieces = vec![(0, data.to_vec())];
         node
     }
 
-    fn get(&self, file: FileId) -> Result<&Node> {
+    fn get(&self, file: FileId) -> Result<&MemoryNode> {
         self.nodes.get(&file.ino).ok_or_else(|| Error::posix(Errno::NOENT, file.to_string()))
     }
 }
 
-impl FileSystem for Memory {
+impl FileSystem for MemoryFilesystem {
     fn root(&self) -> FileId {
         id(ROOT)
     }

@@ -20,7 +20,7 @@ pub mod subvolumes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use contents::Contents;
+use contents::SectorContents;
 use offshoot_vfs::{Attr, Errno, Error, FileFlags, FileId, FileType, Parent, Result, Timestamp};
 
 /// The inode number of the root.
@@ -29,12 +29,12 @@ const ROOT: u64 = 1;
 /// A filesystem in memory.
 #[derive(Debug)]
 pub struct Model {
-    state: Mutex<State>,
+    state: Mutex<ModelState>,
 }
 
 #[derive(Debug)]
-struct State {
-    nodes: BTreeMap<u64, Node>,
+struct ModelState {
+    nodes: BTreeMap<u64, ModelNode>,
     next_ino: u64,
     /// The roots of read-only subvolumes.
     read_only: BTreeSet<u64>,
@@ -47,11 +47,11 @@ struct State {
 }
 
 #[derive(Clone, Debug)]
-struct Node {
+struct ModelNode {
     attr: Attr,
     /// The inode number of the root of its subvolume.
     subvolume: u64,
-    body: Body,
+    body: NodeBody,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     flags: FileFlags,
     opens: u64,
@@ -60,15 +60,15 @@ struct Node {
 }
 
 #[derive(Clone, Debug)]
-enum Body {
-    Directory(Directory),
-    Regular(Contents),
+enum NodeBody {
+    Directory(ModelDirectory),
+    Regular(SectorContents),
     Symlink(Vec<u8>),
     Other,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Directory {
+struct ModelDirectory {
     parent: Option<Parent>,
     /// The name and inode number of each entry, by its cookie.
     entries: BTreeMap<u64, (Vec<u8>, u64)>,
@@ -90,14 +90,14 @@ impl Model {
     #[must_use]
     pub fn new(root: &Attr) -> Self {
         let attr = Attr { file: id(ROOT), size: 0, nlink: 1, ..*root };
-        let body = Body::Directory(Directory::default());
+        let body = NodeBody::Directory(ModelDirectory::default());
         let (xattrs, flags) = (BTreeMap::new(), FileFlags::empty());
         let subvolume = ROOT;
-        let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
+        let node = ModelNode { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         let (nodes, next_ino) = ([(ROOT, node)].into(), ROOT + 1);
         let (read_only, made) = (BTreeSet::new(), BTreeMap::new());
         let (default, compression) = (ROOT, "zlib");
-        let state = State { nodes, next_ino, read_only, made, default, compression };
+        let state = ModelState { nodes, next_ino, read_only, made, default, compression };
         Self { state: Mutex::new(state) }
     }
 
@@ -127,17 +127,17 @@ impl Model {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ModelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    fn node(&self, file: FileId) -> Result<&Node> {
+impl ModelState {
+    fn node(&self, file: FileId) -> Result<&ModelNode> {
         self.nodes.get(&file.ino).map_or_else(|| posix(Errno::NOENT, file), Ok)
     }
 
-    fn node_mut(&mut self, file: FileId) -> Result<&mut Node> {
+    fn node_mut(&mut self, file: FileId) -> Result<&mut ModelNode> {
         self.nodes.get_mut(&file.ino).map_or_else(|| posix(Errno::NOENT, file), Ok)
     }
 
@@ -161,33 +161,33 @@ impl State {
         self.nodes.get(&file.ino).is_some_and(|node| node.subvolume == file.ino)
     }
 
-    fn directory(&self, dir: FileId) -> Result<&Directory> {
+    fn directory(&self, dir: FileId) -> Result<&ModelDirectory> {
         match &self.node(dir)?.body {
-            Body::Directory(directory) => Ok(directory),
+            NodeBody::Directory(directory) => Ok(directory),
             _ => posix(Errno::NOTDIR, dir),
         }
     }
 
-    fn directory_mut(&mut self, dir: FileId) -> Result<&mut Directory> {
+    fn directory_mut(&mut self, dir: FileId) -> Result<&mut ModelDirectory> {
         match &mut self.node_mut(dir)?.body {
-            Body::Directory(directory) => Ok(directory),
+            NodeBody::Directory(directory) => Ok(directory),
             _ => posix(Errno::NOTDIR, dir),
         }
     }
 
     /// The contents of a regular file; `EISDIR` and `EINVAL` for anything else.
-    fn contents(&self, file: FileId) -> Result<&Contents> {
+    fn contents(&self, file: FileId) -> Result<&SectorContents> {
         match &self.node(file)?.body {
-            Body::Regular(contents) => Ok(contents),
-            Body::Directory(_) => posix(Errno::ISDIR, file),
+            NodeBody::Regular(contents) => Ok(contents),
+            NodeBody::Directory(_) => posix(Errno::ISDIR, file),
             _ => posix(Errno::INVAL, file),
         }
     }
 
-    fn contents_mut(&mut self, file: FileId) -> Result<&mut Contents> {
+    fn contents_mut(&mut self, file: FileId) -> Result<&mut SectorContents> {
         match &mut self.node_mut(file)?.body {
-            Body::Regular(contents) => Ok(contents),
-            Body::Directory(_) => posix(Errno::ISDIR, file),
+            NodeBody::Regular(contents) => Ok(contents),
+            NodeBody::Directory(_) => posix(Errno::ISDIR, file),
             _ => posix(Errno::INVAL, file),
         }
     }

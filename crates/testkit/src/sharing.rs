@@ -15,13 +15,13 @@ use std::path::Path;
 use crate::run::{command, run};
 
 /// A place in a file: its path, and a byte offset.
-pub type At<'p> = (&'p Path, u64);
+pub type FileOffset<'p> = (&'p Path, u64);
 
 /// `FICLONERANGE`: makes `to` share `len` bytes of `from`.
 ///
 /// # Errors
 /// The error number of the kernel.
-pub fn clone_range(from: At<'_>, to: At<'_>, len: u64) -> Result<(), i32> {
+pub fn clone_range(from: FileOffset<'_>, to: FileOffset<'_>, len: u64) -> Result<(), i32> {
     const CALL: &str = r#"
         my $range = pack("qQQQ", fileno($source), $offset, $len, $to_offset);
         exit(ioctl($target, 0x4020940D, $range) ? 0 : $! + 0);"#;
@@ -37,7 +37,7 @@ pub fn clone_range(from: At<'_>, to: At<'_>, len: u64) -> Result<(), i32> {
 ///
 /// # Errors
 /// The error number of the kernel.
-pub fn dedupe_range(from: At<'_>, to: At<'_>, len: u64) -> Result<bool, i32> {
+pub fn dedupe_range(from: FileOffset<'_>, to: FileOffset<'_>, len: u64) -> Result<bool, i32> {
     const DIFFERS: i32 = 200;
     const CALL: &str = r#"
         my $range = pack("QQSSL", $offset, $len, 1, 0, 0)
@@ -54,7 +54,7 @@ pub fn dedupe_range(from: At<'_>, to: At<'_>, len: u64) -> Result<bool, i32> {
 }
 
 /// Makes calls on two open files for which there is no safe function.
-fn call(script: &str, from: At<'_>, to: At<'_>, len: u64) -> i32 {
+fn call(script: &str, from: FileOffset<'_>, to: FileOffset<'_>, len: u64) -> i32 {
     const OPEN: &str = r#"
         my ($from, $offset, $to, $to_offset, $len) = @ARGV;
         use Fcntl;
@@ -77,7 +77,7 @@ fn call(script: &str, from: At<'_>, to: At<'_>, len: u64) -> i32 {
 
 /// What the kernel shows of one file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Space {
+pub struct FileSpace {
     /// The extents that `filefrag` prints: the range in the file, in bytes, and its kinds.
     pub extents: Vec<(Range<u64>, Vec<String>)>,
     /// What `btrfs filesystem du` counts, in bytes: all space of the file, and its exclusive part.
@@ -86,9 +86,9 @@ pub struct Space {
 
 /// What the kernel shows of all regular files below a mounted directory, by relative path.
 #[must_use]
-pub fn spaces(mount: &Path) -> BTreeMap<String, Space> {
+pub fn spaces(mount: &Path) -> BTreeMap<String, FileSpace> {
     rustix::fs::syncfs(File::open(mount).expect("the directory opens")).expect("a sync");
-    let mut all: BTreeMap<String, Space> = BTreeMap::new();
+    let mut all: BTreeMap<String, FileSpace> = BTreeMap::new();
     let shell = |script: &str| {
         run("sh", &["-ec".as_ref(), script.as_ref(), "sh".as_ref(), mount.as_os_str()])
     };
@@ -140,7 +140,7 @@ pub fn assert_alike(ours: &Path, theirs: &Path, at_least: usize) {
         assert_eq!(ours.get(path), Some(theirs), "extents of {path}, ours and the kernel's");
     }
     assert_eq!(ours.len(), theirs.len(), "files");
-    let is_shared = |space: &&Space| {
+    let is_shared = |space: &&FileSpace| {
         space.extents.iter().any(|(_, flags)| flags.iter().any(|flag| flag == "shared"))
     };
     let shared = theirs.values().filter(is_shared).count();

@@ -317,7 +317,7 @@ fn truth() -> tempfile::TempDir {
     dir
 }
 
-fn compare(dir: &Path, lie: Lie) -> offshoot_testkit::compare::Outcome {
+fn compare(dir: &Path, lie: Lie) -> offshoot_testkit::compare::ComparisonOutcome {
     let judge = HostFilesystem::new(dir).expect("the directory opens");
     Compare::default().run_filesystems(&Liar::new(dir, lie), &judge)
 }
@@ -359,8 +359,8 @@ fn what_is_left_out_is_not_compared() {
 
 #[test]
 fn a_failing_judge_is_no_agreement() {
-    struct Broken(HostFilesystem);
-    impl FileSystem for Broken {
+    struct BrokenHost(HostFilesystem);
+    impl FileSystem for BrokenHost {
         fn root(&self) -> FileId {
             self.0.root()
         }
@@ -414,7 +414,7 @@ fn a_failing_judge_is_no_agreement() {
         fn prefetch(&self, _: &[FileId]) {}
     }
     let dir = truth();
-    let open = || Broken(HostFilesystem::new(dir.path()).expect("the directory opens"));
+    let open = || BrokenHost(HostFilesystem::new(dir.path()).expect("the directory opens"));
     let outcome = Compare::default().run_filesystems(&open(), &open());
     assert!(!outcome.differences.is_empty(), "two failures passed for agreement");
 }

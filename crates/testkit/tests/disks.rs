@@ -1,6 +1,6 @@
 //! A test leaves no disks behind, however it ends.
 
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges;
 
 /// The loop device, the image and the mount point of a mount, as the machine knows them.
@@ -11,7 +11,7 @@ struct Traces {
 }
 
 impl Traces {
-    fn of(disks: &Disks, mount: &Mount) -> Self {
+    fn of(disks: &Disks, mount: &MountedMembers) -> Self {
         let device = mount.devices()[0].trim_start_matches("/dev/").to_owned();
         Self {
             backing_file: format!("/sys/block/{device}/loop/backing_file"),

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use offshoot_device::BlockDevice;
-use offshoot_testkit::btrfs::checked::{CheckedDevice, Shown};
+use offshoot_testkit::btrfs::checked::{CheckedDevice, ShownVolume};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
@@ -30,9 +30,9 @@ fn a_mount_that_completes_something_is_told() {
 }
 
 /// Shows an empty directory, whatever is on the device.
-fn show_nothing(_: &Arc<dyn BlockDevice>) -> Shown {
+fn show_nothing(_: &Arc<dyn BlockDevice>) -> ShownVolume {
     let files = HostFilesystem::new(scratch_dir().path()).expect("a directory");
-    Shown { files: Box::new(files), has_log: false, has_orphans: false }
+    ShownVolume { files: Box::new(files), has_log: false, has_orphans: false }
 }
 
 #[test]

@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering;
 
 use offshoot_vfs::path::{climb, prefix};
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
+    Attr, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp,
 };
 
 use crate::extract::{Counters, LinkTable, Problems};
@@ -245,7 +245,7 @@ impl<'a> IntoVolume<'a> {
         let Becomes::Name(new) = &goal.becomes else {
             return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
         };
-        let place = Place { dir: new.dir, name: &new.name };
+        let place = EntryPlace { dir: new.dir, name: &new.name };
         if goal.is_just_made {
             target::require_not_just_made(self, place, original)?;
         }
@@ -313,7 +313,7 @@ impl<'a> IntoVolume<'a> {
     }
 
     /// The path of a place in the volume, for messages.
-    fn path_of(&self, place: Place<'_>) -> Vec<u8> {
+    fn path_of(&self, place: EntryPlace<'_>) -> Vec<u8> {
         shown(b"", climb(self.fs, self.fs.root(), place.dir, SHOWN_PATH_MAX), place.name)
     }
 

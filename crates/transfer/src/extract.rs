@@ -37,7 +37,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::walk::Entry;
+use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{Errno, FileId, FileSystem, FileType, SafeName, Timestamp};
 use serde::Serialize;
 
@@ -162,7 +162,7 @@ pub fn extract(
         let fd = destination.fd.try_clone().map_err(fail)?;
         let top = DirectoryRef::top(&context, fd, source.top, None);
         let name = SafeName::new(own_name)?;
-        let entry = Entry { parent: source.top, name: &name, path: &name, attr: &attr };
+        let entry = WalkedFile { parent: source.top, name: &name, path: &name, attr: &attr };
         let fill = || tree::extract_one(&context, limits, &top, &entry);
         while_counting(&[counted], context.progress, fill);
         // One file is made anew, and the directory is not for its owner alone from here on.

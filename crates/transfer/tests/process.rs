@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 
-use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_transfer::extract::{Mark, Source, extract};
 use offshoot_transfer::host::{Process, umask};
 use offshoot_transfer::{Hint, Progress, Watcher};
@@ -61,7 +61,7 @@ fn only_the_program_changes_the_process() {
     let lower = Rlimit { current: Some(200), maximum: raised.maximum };
     process::setrlimit(Resource::Nofile, lower).expect("a lower limit");
     process::umask(Mode::from_raw_mode(0o027));
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"file", 300, b"some data");
     let source = Source { fs: &fs, top: id(ROOT), path: b"" };
     let temp = tempfile::tempdir().expect("a temporary directory");

@@ -27,7 +27,7 @@ const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct PosixAclEntry {
     tag: u16,
     permissions: u16,
     id: u32,
@@ -44,7 +44,7 @@ pub struct Accessor<'a> {
 /// A list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl {
-    entries: Vec<Entry>,
+    entries: Vec<PosixAclEntry>,
 }
 
 impl Acl {
@@ -67,7 +67,7 @@ impl Acl {
         let (chunks, []) = rest.as_chunks::<8>() else { return Err(invalid()) };
         let entries: Vec<_> = chunks
             .iter()
-            .map(|&[a, b, c, d, e, f, g, h]| Entry {
+            .map(|&[a, b, c, d, e, f, g, h]| PosixAclEntry {
                 tag: u16::from_le_bytes([a, b]),
                 permissions: u16::from_le_bytes([c, d]),
                 id: u32::from_le_bytes([e, f, g, h]),
@@ -138,7 +138,7 @@ impl Acl {
 
     /// The entries that the permissions of the file stand for, each with how far left its bits
     /// stand there.
-    fn classes(&mut self) -> impl Iterator<Item = (&mut Entry, u32)> {
+    fn classes(&mut self) -> impl Iterator<Item = (&mut PosixAclEntry, u32)> {
         let group =
             if self.entries.iter().any(|entry| entry.tag == MASK) { MASK } else { GROUP_OBJ };
         self.entries.iter_mut().filter_map(move |entry| match entry.tag {
@@ -185,7 +185,8 @@ mod tests {
     use super::*;
 
     fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
-        let entries = entries.iter().map(|&(tag, permissions, id)| Entry { tag, permissions, id });
+        let entries =
+            entries.iter().map(|&(tag, permissions, id)| PosixAclEntry { tag, permissions, id });
         Acl { entries: entries.collect() }.to_value()
     }
 

@@ -40,7 +40,7 @@ pub struct NewFile {
 
 /// What kind of file [`FileSystemMut::mknod`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct NewNode {
     /// The type: everything but a directory and a symbolic link.
     pub file_type: FileType,
     /// Major (below 2^12) and minor (below 2^20) number of a device; (0, 0) otherwise.
@@ -126,14 +126,14 @@ pub enum Fallocate {
     /// A reader sees no change: space that was not written reads as zeros.
     Allocate {
         /// The file does not become longer.
-        keep_size: bool,
+        keeps_size: bool,
     },
     /// The range becomes a hole. The file stays as long as it is.
     PunchHole,
     /// The range reads as zeros, and has space allocated.
     Zero {
         /// The file does not become longer.
-        keep_size: bool,
+        keeps_size: bool,
     },
     /// The range goes, and the data behind it moves down. It is whole sectors and ends before the
     /// file does: `EINVAL`.
@@ -159,7 +159,7 @@ pub enum Dedupe {
 
 /// A file and a place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
+pub struct FilePosition {
     /// The file.
     pub file: FileId,
     /// The place, in bytes.
@@ -168,7 +168,7 @@ pub struct Position {
 
 /// A directory and a name in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct EntryPlace<'a> {
     /// The directory.
     pub dir: FileId,
     /// The name.
@@ -182,20 +182,20 @@ pub struct Place<'a> {
 /// bytes and `EINVAL` for one that holds `/` or NUL. Others are listed where they arise.
 pub trait FileSystemMut: FileSystem {
     /// Makes an empty regular file. `EEXIST` when the name is taken.
-    fn create(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
-        self.mknod(place, Node { file_type: FileType::Regular, rdev: (0, 0) }, new)
+    fn create(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
+        self.mknod(place, NewNode { file_type: FileType::Regular, rdev: (0, 0) }, new)
     }
 
     /// Makes a file of any type but a directory (`EPERM`) and a symbolic link (`EINVAL`).
     /// `EEXIST` when the name is taken.
-    fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
+    fn mknod(&self, place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId>;
 
     /// Makes an empty directory. `EEXIST` when the name is taken.
-    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId>;
+    fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
 
     /// Makes a symbolic link to `target`. `EEXIST` when the name is taken, `ENOENT` for an empty
     /// target and `ENAMETOOLONG` for one that is too long for the volume.
-    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+    fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
 
     /// Makes an empty regular file without a name in the filesystem of `dir`, as if it were made
     /// there, and counts it as opened once: it goes with its last [`FileSystemMut::release`], and
@@ -205,25 +205,30 @@ pub trait FileSystemMut: FileSystem {
     /// Gives `file` one more name. `EPERM` for a directory, `EEXIST` when the name is taken,
     /// `EMLINK` when it can have no more names, `ENOENT` when it lost its last one, `EXDEV` in
     /// another subvolume.
-    fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
+    fn link(&self, file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
 
     /// Removes a name of a file that is no directory (`EISDIR`); the file goes with its last
     /// name, or when it is no longer open.
-    fn unlink(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
+    fn unlink(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
 
     /// Removes an empty directory; `ENOTDIR` and `ENOTEMPTY` for anything else.
-    fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
+    fn rmdir(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
 
     /// Moves a file, and replaces what stands at `to`.
-    fn rename(&self, from: Place<'_>, to: Place<'_>, at: Timestamp) -> Result<()> {
+    fn rename(&self, from: EntryPlace<'_>, to: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         self.rename_with(from, to, Rename::Replace, at)
     }
 
     /// Moves a file. Two names of one file are left alone, unless nothing may stand at `to`.
     /// `EINVAL` for a directory moved below itself, `EXDEV` for a move into another subvolume,
     /// where only subvolumes themselves go.
-    fn rename_with(&self, from: Place<'_>, to: Place<'_>, how: Rename, at: Timestamp)
-    -> Result<()>;
+    fn rename_with(
+        &self,
+        from: EntryPlace<'_>,
+        to: EntryPlace<'_>,
+        how: Rename,
+        at: Timestamp,
+    ) -> Result<()>;
 
     /// Changes attributes; the change time becomes `at`. Permissions change the access control list
     /// too. `EPERM` for all but [`SetAttr::TOUCH`] of a file that can only be appended to.
@@ -277,7 +282,13 @@ pub trait FileSystemMut: FileSystem {
     /// `EFBIG` beyond the largest one, `EPERM` where `to` can only be appended to.
     ///
     /// A long range is done piece by piece: a crash may leave its beginning.
-    fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
+    fn clone_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()>;
 
     /// Lets two ranges share their space if all their bytes are the same, and says whether they
     /// are. No reader sees a change in either file, so `to` may be one that can only be appended
@@ -291,12 +302,18 @@ pub trait FileSystemMut: FileSystem {
     /// end of `to`.
     ///
     /// A long range is shared piece by piece: a crash may leave its beginning.
-    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe>;
+    fn dedupe_range(&self, from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe>;
 
     /// Copies `len` bytes, or fewer when `from` ends before that, and gives how many they were.
     /// What can be shared is, as with [`clone_range`](Self::clone_range). `EINVAL` for ranges of
     /// one file that overlap; other errors as for [`write`](Self::write).
-    fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
+    fn copy_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<u64>;
 
     /// Sets an extended attribute. An access control list changes the permissions, and is not
     /// stored when they say the same. `ERANGE` for a name and `E2BIG` for a value that no system
@@ -339,16 +356,16 @@ pub trait FileSystemMut: FileSystem {
 /// that fails: it is made under another name first.
 pub fn make_over(
     fs: &dyn FileSystemMut,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     at: Timestamp,
-    make: impl Fn(Place<'_>) -> Result<()>,
+    make: impl Fn(EntryPlace<'_>) -> Result<()>,
 ) -> Result<()> {
     /// One of so many random names is free.
     const TRIES: usize = 8;
     let mut result = Err(Error::posix(Errno::EXIST, "a temporary name"));
     for _ in 0..TRIES {
         let name = format!(".offshoot-{:016x}", RandomState::new().hash_one(0));
-        let temporary = Place { dir: place.dir, name: name.as_bytes() };
+        let temporary = EntryPlace { dir: place.dir, name: name.as_bytes() };
         result = make(temporary);
         match &result {
             Err(Error::Posix { errno: Errno::EXIST, .. }) => {}

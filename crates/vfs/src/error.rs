@@ -22,7 +22,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The call is wrong for this file or this volume.
-    #[error("{what}{}", Words(*errno))]
+    #[error("{what}{}", ErrnoWords(*errno))]
     Posix {
         /// What was asked for.
         what: String,
@@ -78,9 +78,9 @@ impl fmt::Display for Nameless<'_> {
 
 /// What an error number adds to the words of a call, with a colon in front. A call that makes no
 /// sense has words of its own already, to which "Invalid argument" adds nothing.
-struct Words(Errno);
+struct ErrnoWords(Errno);
 
-impl fmt::Display for Words {
+impl fmt::Display for ErrnoWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Errno::INVAL => Ok(()),

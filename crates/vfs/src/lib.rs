@@ -33,13 +33,13 @@ use std::ops::{ControlFlow, Range};
 
 pub use attr::{Attr, FileId, FileType, StatFs, Timestamp};
 pub use change::{
-    Dedupe, Fallocate, FileSystemMut, NewFile, Node, Place, Position, Rename, SetAttr, SetTime,
-    XattrMode, make_over,
+    Dedupe, EntryPlace, Fallocate, FilePosition, FileSystemMut, NewFile, NewNode, Rename, SetAttr,
+    SetTime, XattrMode, make_over,
 };
 pub use error::{Corrupt, Errno, Error, Nameless, OsReason, Result};
 pub use flags::FileFlags;
 pub use name::SafeName;
-pub use volume::{Trimmed, Version, Volume};
+pub use volume::{Trimmed, Volume, VolumeVersion};
 
 /// The longest name of a directory entry, in bytes.
 pub const NAME_MAX: usize = 255;

@@ -9,7 +9,7 @@
 //! Errors name the path as the caller wrote it, [`Escaped`].
 
 use crate::escape::Escaped;
-use crate::{Errno, Error, FileId, FileSystem, FileType, NAME_MAX, Place, Result};
+use crate::{EntryPlace, Errno, Error, FileId, FileSystem, FileType, NAME_MAX, Result};
 
 /// How many symbolic links one path may follow.
 const LINKS_MAX: u32 = 40;
@@ -29,7 +29,7 @@ pub enum LastLink {
 
 /// Where a path leads.
 #[derive(Clone)]
-pub struct End {
+pub struct PathEnd {
     /// The directory and the name in it; none for the root and for what ends with `..`.
     pub place: Option<(FileId, Vec<u8>)>,
     /// What has that name, if anything has.
@@ -45,7 +45,7 @@ pub fn resolve(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<FileI
 }
 
 /// Where `path` leads, whose last name need not exist.
-pub fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<End> {
+pub fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<PathEnd> {
     let fail = |errno| Error::posix(errno, Escaped(path).to_string());
     let mut must_be_directory = path.ends_with(b"/") || path.ends_with(b"/.");
     let mut todo: Vec<Vec<u8>> = components(path).collect();
@@ -63,7 +63,7 @@ pub fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<E
         }
         let next = match fs.lookup(at, &name) {
             Err(Error::Posix { errno: Errno::NOENT, .. }) if todo.is_empty() => {
-                return Ok(End { place: Some((at, name)), file: None, must_be_directory });
+                return Ok(PathEnd { place: Some((at, name)), file: None, must_be_directory });
             }
             found => found.map_err(|error| at_path(error, path))?,
         };
@@ -97,7 +97,7 @@ pub fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<E
         place = Some((at, name));
         at = next;
     }
-    Ok(End { place, file: Some(at), must_be_directory })
+    Ok(PathEnd { place, file: Some(at), must_be_directory })
 }
 
 /// Names the path in an error: those from below speak of inodes, and the path is what the
@@ -173,7 +173,7 @@ pub fn climb(
 /// none and would be lost for it.
 pub fn leads_to_itself(
     fs: &dyn FileSystem,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     target: &[u8],
     existing: FileId,
 ) -> Result<bool> {
@@ -186,7 +186,7 @@ pub fn leads_to_itself(
     };
     // What leads nowhere does not lead there.
     let end = resolve_end(fs, &path, LastLink::Keep).ok().and_then(|end| end.place);
-    Ok(end.is_some_and(|(dir, name)| Place { dir, name: &name } == place))
+    Ok(end.is_some_and(|(dir, name)| EntryPlace { dir, name: &name } == place))
 }
 
 /// The path of a file for messages, from the root and without a `/` at its end: that of a

@@ -16,7 +16,7 @@ pub trait Volume: Send + Sync {
     fn files(self: Arc<Self>, dev: u64) -> Result<Box<dyn FileSystemMut>>;
 
     /// Which volume it is, and as what it is open.
-    fn version(&self) -> Version;
+    fn version(&self) -> VolumeVersion;
 
     /// The unit in which data is allocated, in bytes.
     fn block_size(&self) -> u32;
@@ -34,7 +34,7 @@ pub trait Volume: Send + Sync {
 
 /// Tells a volume from other ones, and from itself before and after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
+pub struct VolumeVersion {
     /// The identity that the format gives to a volume. It stays the same for as long as the volume
     /// exists.
     pub volume: String,

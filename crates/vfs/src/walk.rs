@@ -25,7 +25,7 @@ const BATCH: usize = 512;
 const BUFFERED_MAX: usize = 64 * 1024;
 
 /// What the walk shows of a file.
-pub struct Entry<'a> {
+pub struct WalkedFile<'a> {
     /// The directory that holds it.
     pub parent: FileId,
     /// Its name there.
@@ -37,12 +37,16 @@ pub struct Entry<'a> {
 }
 
 /// What a walk calls for each file.
-pub trait Visitor {
+pub trait WalkVisitor {
     /// What the visitor keeps for a directory while the walk is in it.
     type Directory;
 
     /// A directory, before its entries; `None` leaves it out.
-    fn enter(&mut self, parent: &Self::Directory, entry: &Entry<'_>) -> Option<Self::Directory>;
+    fn enter(
+        &mut self,
+        parent: &Self::Directory,
+        entry: &WalkedFile<'_>,
+    ) -> Option<Self::Directory>;
 
     /// A directory that was entered, after its entries, and its path from the top.
     fn leave(&mut self, directory: Self::Directory, _path: &[u8]) {
@@ -50,7 +54,7 @@ pub trait Visitor {
     }
 
     /// Any other file.
-    fn visit(&mut self, parent: &Self::Directory, entry: &Entry<'_>);
+    fn visit(&mut self, parent: &Self::Directory, entry: &WalkedFile<'_>);
 
     /// Something at `path` that could not be read, or must not be entered.
     fn failed(&mut self, path: &[u8], error: &Error);
@@ -60,19 +64,19 @@ pub trait Visitor {
 }
 
 /// One directory that the walk is in.
-struct Level<D> {
+struct WalkLevel<D> {
     directory: D,
     file: FileId,
     /// The length of the walk's path without this directory's own name.
     path_len: usize,
-    waiting: std::vec::IntoIter<Waiting>,
+    waiting: std::vec::IntoIter<WaitingDirectory>,
     /// The cookie of the last entry that was taken from `waiting`.
     after: u64,
     /// No entries follow those in `waiting`.
     is_read: bool,
 }
 
-struct Waiting {
+struct WaitingDirectory {
     name: Box<[u8]>,
     file: FileId,
     cookie: u64,
@@ -82,32 +86,33 @@ struct Waiting {
 pub const DEPTH_MAX: usize = 1 << 16;
 
 /// Shows everything below `top`, which the visitor has entered as `directory`.
-pub fn walk<V: Visitor>(
+pub fn walk<V: WalkVisitor>(
     fs: &dyn FileSystem,
     top: FileId,
     directory: V::Directory,
     depth_max: usize,
     visitor: &mut V,
 ) {
-    let mut walk = Walk { fs, top, depth_max, levels: Vec::new(), path: Vec::new(), buffered: 0 };
+    let mut walk =
+        DirectoryWalk { fs, top, depth_max, levels: Vec::new(), path: Vec::new(), buffered: 0 };
     walk.push(directory, top, 0);
     while !walk.levels.is_empty() && !visitor.is_stopped() {
         walk.step(visitor);
     }
 }
 
-struct Walk<'a, D> {
+struct DirectoryWalk<'a, D> {
     fs: &'a dyn FileSystem,
     top: FileId,
     depth_max: usize,
-    levels: Vec<Level<D>>,
+    levels: Vec<WalkLevel<D>>,
     path: Vec<u8>,
     buffered: usize,
 }
 
-impl<D> Walk<'_, D> {
+impl<D> DirectoryWalk<'_, D> {
     fn push(&mut self, directory: D, file: FileId, path_len: usize) {
-        self.levels.push(Level {
+        self.levels.push(WalkLevel {
             directory,
             file,
             path_len,
@@ -118,7 +123,7 @@ impl<D> Walk<'_, D> {
     }
 
     /// Takes one entry of the innermost directory, or leaves it.
-    fn step<V: Visitor<Directory = D>>(&mut self, visitor: &mut V) {
+    fn step<V: WalkVisitor<Directory = D>>(&mut self, visitor: &mut V) {
         let Some(level) = self.levels.last_mut() else { return };
         let Some(waiting) = level.waiting.next() else {
             if level.is_read {
@@ -152,15 +157,15 @@ impl<D> Walk<'_, D> {
     }
 
     /// Shows one entry; `Some` when it is a directory that is to be walked.
-    fn show<V: Visitor<Directory = D>>(
+    fn show<V: WalkVisitor<Directory = D>>(
         &self,
-        waiting: &Waiting,
+        waiting: &WaitingDirectory,
         visitor: &mut V,
     ) -> Result<Option<D>> {
         let Some(level) = self.levels.last() else { return Ok(None) };
         let name = SafeName::new(&waiting.name)?;
         let attr = attr_of(self.fs, &waiting.name, waiting.file)?;
-        let entry = Entry { parent: level.file, name: &name, path: &self.path, attr: &attr };
+        let entry = WalkedFile { parent: level.file, name: &name, path: &self.path, attr: &attr };
         if attr.file_type != FileType::Directory {
             visitor.visit(&level.directory, &entry);
             return Ok(None);
@@ -195,7 +200,11 @@ impl<D> Walk<'_, D> {
                 return ControlFlow::Break(());
             }
             last = entry.cookie;
-            batch.push(Waiting { name: entry.name.into(), file: entry.file, cookie: last });
+            batch.push(WaitingDirectory {
+                name: entry.name.into(),
+                file: entry.file,
+                cookie: last,
+            });
             ControlFlow::Continue(())
         });
         level.is_read = result.is_err() || descends || batch.len() < BATCH;

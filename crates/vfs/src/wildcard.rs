@@ -29,11 +29,11 @@ pub fn unescaped(pattern: &[u8]) -> Vec<u8> {
 
 /// A pattern in the form in which it is matched.
 pub struct Pattern {
-    parts: Vec<Part>,
+    parts: Vec<PatternPart>,
     ignores_case: bool,
 }
 
-enum Part {
+enum PatternPart {
     /// Any number of characters.
     Many,
     /// One character, whichever.
@@ -87,21 +87,21 @@ impl Pattern {
         while let Some(&char) = text.get(at) {
             at += 1;
             parts.push(match char::from_u32(char) {
-                Some('*') => Part::Many,
-                Some('?') => Part::One,
+                Some('*') => PatternPart::Many,
+                Some('?') => PatternPart::One,
                 Some('\\') if at < text.len() => {
                     at += 1;
-                    Part::Just(fold(text[at - 1]))
+                    PatternPart::Just(fold(text[at - 1]))
                 }
                 Some('[') => match class(&text[at..]) {
                     Some((is_negated, ranges, len)) => {
                         at += len;
                         let ranges = ranges.into_iter().map(|(a, b)| (fold(a), fold(b))).collect();
-                        Part::Class { is_negated, ranges }
+                        PatternPart::Class { is_negated, ranges }
                     }
-                    None => Part::Just(char),
+                    None => PatternPart::Just(char),
                 },
-                _ => Part::Just(fold(char)),
+                _ => PatternPart::Just(fold(char)),
             });
         }
         Self { parts, ignores_case }
@@ -121,14 +121,14 @@ impl Pattern {
         let mut again = None;
         while at < name.len() {
             let fits = match self.parts.get(part) {
-                Some(Part::Many) => {
+                Some(PatternPart::Many) => {
                     part += 1;
                     again = Some((part, at));
                     continue;
                 }
-                Some(Part::One) => true,
-                Some(Part::Just(char)) => *char == name[at],
-                Some(Part::Class { is_negated, ranges }) => {
+                Some(PatternPart::One) => true,
+                Some(PatternPart::Just(char)) => *char == name[at],
+                Some(PatternPart::Class { is_negated, ranges }) => {
                     ranges.iter().any(|&(a, b)| (a..=b).contains(&name[at])) != *is_negated
                 }
                 None => false,
@@ -142,7 +142,7 @@ impl Pattern {
                 return false;
             }
         }
-        self.parts[part..].iter().all(|part| matches!(part, Part::Many))
+        self.parts[part..].iter().all(|part| matches!(part, PatternPart::Many))
     }
 }
 

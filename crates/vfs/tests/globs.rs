@@ -1,17 +1,17 @@
 //! Patterns in paths, expanded in a filesystem in memory.
 
-use offshoot_testkit::memory::{Memory, ROOT};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT};
 use offshoot_vfs::FileType;
 use offshoot_vfs::globs::expand;
 
-fn expanded(fs: &Memory, path: &str) -> Vec<String> {
+fn expanded(fs: &MemoryFilesystem, path: &str) -> Vec<String> {
     let found = expand(fs, path.as_bytes()).unwrap();
     found.into_iter().map(|path| String::from_utf8(path).unwrap()).collect()
 }
 
 #[test]
 fn as_in_a_shell() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"od", 300, FileType::Directory);
     fs.add(ROOT, b"other", 301, FileType::Directory);
     for (ino, name) in [(302, "b.c"), (303, "a.c"), (304, ".hidden.c"), (305, "lit*ral")] {

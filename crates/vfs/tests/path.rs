@@ -1,11 +1,11 @@
 //! Paths, resolved in a filesystem in memory.
 
-use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::path::{LastLink, bare, climb, last_name, prefix, resolve, resolve_end};
 use offshoot_vfs::{Errno, FileType};
 
-fn volume() -> Memory {
-    let mut fs = Memory::new();
+fn volume() -> MemoryFilesystem {
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"etc", 300, FileType::Directory);
     fs.file(300, b"fstab", 301, b"x");
     fs.add(ROOT, b"a", 302, FileType::Directory);

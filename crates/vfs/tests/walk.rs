@@ -1,25 +1,25 @@
 //! Walks through trees in memory.
 
-use offshoot_testkit::memory::{Memory, ROOT, id};
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
+use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Error, FileType};
 
 #[derive(Default)]
-struct Count {
+struct VisitCount {
     directories: usize,
     files: usize,
     errors: usize,
 }
 
-impl Visitor for Count {
+impl WalkVisitor for VisitCount {
     type Directory = ();
 
-    fn enter(&mut self, (): &(), _: &Entry<'_>) -> Option<()> {
+    fn enter(&mut self, (): &(), _: &WalkedFile<'_>) -> Option<()> {
         self.directories += 1;
         Some(())
     }
 
-    fn visit(&mut self, (): &(), entry: &Entry<'_>) {
+    fn visit(&mut self, (): &(), entry: &WalkedFile<'_>) {
         assert!(entry.path.ends_with(entry.name));
         self.files += 1;
     }
@@ -38,7 +38,7 @@ impl Visitor for Count {
 fn what_was_given_up_is_read_again() {
     const LEVELS: u64 = 300;
     const FILES: usize = 700;
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"file", 100_000, FileType::Regular);
     let mut directory = ROOT;
     for level in 0..LEVELS {
@@ -49,7 +49,7 @@ fn what_was_given_up_is_read_again() {
         }
         directory = below;
     }
-    let mut count = Count::default();
+    let mut count = VisitCount::default();
     walk(&fs, id(ROOT), (), 1000, &mut count);
     let expected = (300, FILES * 300 + 1, 0);
     assert_eq!((count.directories, count.files, count.errors), expected);
@@ -57,14 +57,14 @@ fn what_was_given_up_is_read_again() {
 
 #[test]
 fn a_directory_without_a_parent_is_shown_when_it_is_empty() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.node(300, FileType::Directory);
     fs.enter(ROOT, b"stand-in", 300);
     fs.enter(ROOT, b"and again", 300);
     fs.node(301, FileType::Directory);
     fs.enter(301, b"self", 301);
     fs.enter(ROOT, b"full", 301);
-    let mut count = Count::default();
+    let mut count = VisitCount::default();
     walk(&fs, id(ROOT), (), 1000, &mut count);
     assert_eq!((count.directories, count.files, count.errors), (2, 0, 1));
 }
@@ -73,11 +73,11 @@ fn a_directory_without_a_parent_is_shown_when_it_is_empty() {
 /// entering it through the one that a cycle gives it.
 #[test]
 fn a_cycle_through_the_top_ends_at_the_top() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
     fs.add(300, b"below", 301, FileType::Directory);
     fs.enter(301, b"again", 300);
-    let mut count = Count::default();
+    let mut count = VisitCount::default();
     walk(&fs, id(300), (), 1000, &mut count);
     assert_eq!((count.directories, count.files, count.errors), (1, 0, 1));
 }

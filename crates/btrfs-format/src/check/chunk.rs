@@ -1,19 +1,19 @@
 //! Checks of chunks and devices.
 
-use super::item::{Checked, Context, ensure};
+use super::item::{ItemChecked, ItemContext, ensure};
 use crate::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem};
 use crate::error::view;
 use crate::key::objectid;
 use crate::superblock::Incompat;
 
-pub(super) fn verify(item: &Context<'_>) -> Checked {
+pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     let (chunk, rest) = Chunk::parse_prefix(item.key, item.data, item.geometry.sector_size)?;
     ensure!(rest.is_empty(), "{} bytes after the stripes", rest.len());
     verify_types(item, chunk.flags)
 }
 
 /// Checks the type bits of a chunk or block group: data, metadata, system, or mixed.
-pub(super) fn verify_types(item: &Context<'_>, flags: BlockGroupFlags) -> Checked {
+pub(super) fn verify_types(item: &ItemContext<'_>, flags: BlockGroupFlags) -> ItemChecked {
     const MIXED: u64 = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
     let types = flags.0 & BlockGroupFlags::TYPES;
     let known = matches!(
@@ -25,7 +25,7 @@ pub(super) fn verify_types(item: &Context<'_>, flags: BlockGroupFlags) -> Checke
     Ok(())
 }
 
-pub(super) fn verify_device(item: &Context<'_>) -> Checked {
+pub(super) fn verify_device(item: &ItemContext<'_>) -> ItemChecked {
     ensure!(item.key.objectid == objectid::DEV_ITEMS, "object id {} expected", objectid::DEV_ITEMS);
     item.size(size_of::<DevItem>())?;
     let device = DevItem::view(item.data)?;
@@ -38,7 +38,7 @@ pub(super) fn verify_device(item: &Context<'_>) -> Checked {
     Ok(())
 }
 
-pub(super) fn verify_device_extent(item: &Context<'_>) -> Checked {
+pub(super) fn verify_device_extent(item: &ItemContext<'_>) -> ItemChecked {
     item.size(size_of::<DevExtent>())?;
     let (extent, _) = view::<DevExtent>("device extent", item.data)?;
     let length = extent.length.get();

@@ -1,14 +1,14 @@
 //! Checks of directory entries, extended attributes, and the directory ranges of a log.
 
 use super::inode::verify_inode_key;
-use super::item::{Checked, Context, ensure};
+use super::item::{ItemChecked, ItemContext, ensure};
 use super::root::is_fs_tree;
-use crate::dir::{DirEntry, NAME_LEN, dir_entries, file_type, name_hash};
+use crate::dir::{DirItemEntry, NAME_LEN, dir_entries, file_type, name_hash};
 use crate::space::DirLogItem;
 use crate::{ItemType, Key};
 
 /// Checks that a file name can be one component of a path, and is neither `.` nor `..`.
-pub(super) fn verify_name(name: &[u8]) -> Checked {
+pub(super) fn verify_name(name: &[u8]) -> ItemChecked {
     verify_name_length(name)?;
     ensure!(
         !name.iter().any(|&byte| byte == 0 || byte == b'/'),
@@ -19,7 +19,7 @@ pub(super) fn verify_name(name: &[u8]) -> Checked {
     Ok(())
 }
 
-fn verify_name_length(name: &[u8]) -> Checked {
+fn verify_name_length(name: &[u8]) -> ItemChecked {
     ensure!(
         (1..=NAME_LEN).contains(&name.len()),
         "a name of 1 to {NAME_LEN} bytes expected, {} found",
@@ -28,7 +28,7 @@ fn verify_name_length(name: &[u8]) -> Checked {
     Ok(())
 }
 
-pub(super) fn verify(item: &Context<'_>) -> Checked {
+pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     let mut count = 0;
     for entry in dir_entries(item.data) {
         let entry = entry?;
@@ -55,7 +55,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     Ok(())
 }
 
-fn verify_xattr(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
+fn verify_xattr(item: &ItemContext<'_>, entry: &DirItemEntry<'_>) -> ItemChecked {
     ensure!(
         entry.file_type == file_type::XATTR,
         "type {} of an extended attribute expected, {} found",
@@ -78,7 +78,7 @@ fn verify_xattr(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
 }
 
 /// Checks where an entry leads.
-fn verify_location(item: &Context<'_>, location: Key) -> Checked {
+fn verify_location(item: &ItemContext<'_>, location: Key) -> ItemChecked {
     if !item.geometry.is_strict {
         return Ok(());
     }
@@ -95,7 +95,7 @@ fn verify_location(item: &Context<'_>, location: Key) -> Checked {
     }
 }
 
-fn verify_entry(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
+fn verify_entry(item: &ItemContext<'_>, entry: &DirItemEntry<'_>) -> ItemChecked {
     let kind = entry.file_type & !file_type::ENCRYPTED;
     ensure!(
         (file_type::REG_FILE..=file_type::SYMLINK).contains(&kind),
@@ -113,6 +113,6 @@ fn verify_entry(item: &Context<'_>, entry: &DirEntry<'_>) -> Checked {
     verify_location(item, entry.location)
 }
 
-pub(super) fn verify_log(item: &Context<'_>) -> Checked {
+pub(super) fn verify_log(item: &ItemContext<'_>) -> ItemChecked {
     item.size(size_of::<DirLogItem>())
 }

@@ -3,22 +3,22 @@
 use std::cmp::Reverse;
 
 use super::inode::is_free;
-use super::item::{Checked, Context, Problem, ensure};
+use super::item::{ItemChecked, ItemContext, ItemProblem, ensure};
 use super::root::is_fs_tree;
-use crate::block::MAX_LEVEL;
+use crate::block::LEVEL_COUNT;
 use crate::dir::data_ref_hash;
 use crate::error::view;
 use crate::extent::{
-    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentDataRef,
-    InlineRef,
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, InlineRef,
+    ParsedExtent,
 };
 use crate::key::objectid;
 use crate::superblock::Incompat;
 use crate::{ItemType, TreeId, U32};
 
-pub(super) fn verify(item: &Context<'_>) -> Checked {
+pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     item.aligned("address", item.key.objectid)?;
-    let extent = Extent::parse(item.key.item_type, item.data)?;
+    let extent = ParsedExtent::parse(item.key.item_type, item.data)?;
     item.generation("generation", extent.item.generation.get())?;
     let flags = extent.item.flags.get();
     let is_block = match flags & (EXTENT_FLAG_DATA | EXTENT_FLAG_TREE_BLOCK) {
@@ -46,7 +46,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     verify_order(item)
 }
 
-fn verify_block(item: &Context<'_>, extent: &Extent<'_>) -> Checked {
+fn verify_block(item: &ItemContext<'_>, extent: &ParsedExtent<'_>) -> ItemChecked {
     let level = if item.key.item_type == ItemType::METADATA_ITEM {
         ensure!(
             item.geometry.incompat.has(Incompat::SKINNY_METADATA),
@@ -61,12 +61,12 @@ fn verify_block(item: &Context<'_>, extent: &Extent<'_>) -> Checked {
         );
         extent.block.map_or(0, |block| u64::from(block.level))
     };
-    ensure!(level < u64::from(MAX_LEVEL), "level {level}, the highest is {}", MAX_LEVEL - 1);
+    ensure!(level < u64::from(LEVEL_COUNT), "level {level}, the highest is {}", LEVEL_COUNT - 1);
     Ok(())
 }
 
 /// One past the last address of the extent with this key.
-fn end(key: crate::Key, item: &Context<'_>) -> Option<u64> {
+fn end(key: crate::Key, item: &ItemContext<'_>) -> Option<u64> {
     let length = if key.item_type == ItemType::METADATA_ITEM {
         u64::from(item.geometry.node_size)
     } else {
@@ -76,7 +76,11 @@ fn end(key: crate::Key, item: &Context<'_>) -> Option<u64> {
 }
 
 /// Checks the inline references, and returns how many references they stand for.
-fn count_inline(item: &Context<'_>, extent: &Extent<'_>, is_block: bool) -> Result<u64, Problem> {
+fn count_inline(
+    item: &ItemContext<'_>,
+    extent: &ParsedExtent<'_>,
+    is_block: bool,
+) -> Result<u64, ItemProblem> {
     let mut total = 0u64;
     let mut before = None;
     for (index, inline) in extent.inline_refs().enumerate() {
@@ -131,7 +135,7 @@ fn order(inline: &InlineRef<'_>) -> (u8, Reverse<u64>) {
 }
 
 /// Checks that the extent before this one in the leaf ends before it.
-fn verify_order(item: &Context<'_>) -> Checked {
+fn verify_order(item: &ItemContext<'_>) -> ItemChecked {
     let before = item.previous.filter(|(previous, _)| {
         matches!(previous.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM)
     });
@@ -141,7 +145,7 @@ fn verify_order(item: &Context<'_>) -> Checked {
 }
 
 /// Checks a reference that has its own item.
-pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
+pub(super) fn verify_ref(item: &ItemContext<'_>) -> ItemChecked {
     item.aligned("address", item.key.objectid)?;
     match item.key.item_type {
         ItemType::TREE_BLOCK_REF => item.size(0),
@@ -168,7 +172,7 @@ pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
 
 /// Checks that the reference is of a file of a subvolume, of the root tree (a free-space cache) or
 /// of the tree in which data is relocated.
-fn verify_data_ref(item: &Context<'_>, data_ref: &ExtentDataRef) -> Checked {
+fn verify_data_ref(item: &ItemContext<'_>, data_ref: &ExtentDataRef) -> ItemChecked {
     if !item.geometry.is_strict {
         return Ok(());
     }
@@ -181,7 +185,7 @@ fn verify_data_ref(item: &Context<'_>, data_ref: &ExtentDataRef) -> Checked {
 }
 
 /// Checks a run of checksums of data.
-pub(super) fn verify_csums(item: &Context<'_>) -> Checked {
+pub(super) fn verify_csums(item: &ItemContext<'_>) -> ItemChecked {
     ensure!(
         item.key.objectid == objectid::EXTENT_CSUM,
         "object id {} expected",

@@ -4,14 +4,14 @@
 //! and length), of the extent (`offset` and `num_bytes`), and of the logical space (`disk_bytenr`
 //! and `disk_num_bytes`).
 
-use super::item::{Checked, Context, ensure};
+use super::item::{ItemChecked, ItemContext, ensure};
 use crate::compress::Compression;
 use crate::error::view;
 use crate::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, MAX_COMPRESSED_EXTENT,
 };
 
-pub(super) fn verify(item: &Context<'_>) -> Checked {
+pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     item.aligned("file offset", item.key.offset)?;
     let extent = FileExtent::parse(item.data)?;
     match extent.body {
@@ -27,7 +27,7 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
 /// Where nothing is compressed, `ram_bytes` repeats the length of the data, but old kernels forgot
 /// it when they truncated a file. The length of the data is what a reader takes; the kernel of
 /// today refuses the leaf.
-fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>, data: &[u8]) -> Checked {
+fn verify_inline(item: &ItemContext<'_>, extent: &FileExtent<'_>, data: &[u8]) -> ItemChecked {
     ensure!(item.key.offset == 0, "an inline extent that is not at the start of the file");
     ensure!(
         extent.ram_bytes <= MAX_COMPRESSED_EXTENT,
@@ -44,7 +44,7 @@ fn verify_inline(item: &Context<'_>, extent: &FileExtent<'_>, data: &[u8]) -> Ch
     Ok(())
 }
 
-fn verify_regular(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
+fn verify_regular(item: &ItemContext<'_>, extent: &FileExtent<'_>) -> ItemChecked {
     item.aligned("ram_bytes", extent.ram_bytes)?;
     let num_bytes = match extent.body {
         FileExtentBody::Inline(_) => return Ok(()),
@@ -58,8 +58,8 @@ fn verify_regular(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
             }
             num_bytes
         }
-        FileExtentBody::Extent { num_bytes, preallocated, .. } => {
-            verify_extent(item, extent, preallocated)?;
+        FileExtentBody::Extent { num_bytes, is_preallocated, .. } => {
+            verify_extent(item, extent, is_preallocated)?;
             num_bytes
         }
     };
@@ -71,7 +71,11 @@ fn verify_regular(item: &Context<'_>, extent: &FileExtent<'_>) -> Checked {
     Ok(())
 }
 
-fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool) -> Checked {
+fn verify_extent(
+    item: &ItemContext<'_>,
+    extent: &FileExtent<'_>,
+    is_preallocated: bool,
+) -> ItemChecked {
     let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, .. } = extent.body
     else {
         return Ok(());
@@ -94,7 +98,7 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
         offset.checked_add(num_bytes).is_some_and(|end| end <= whole),
         "{num_bytes} bytes from {offset} on do not lie in an extent of {whole}"
     );
-    if extent.compression != Compression::None && !preallocated {
+    if extent.compression != Compression::None && !is_preallocated {
         ensure!(
             extent.ram_bytes <= MAX_COMPRESSED_EXTENT && disk_num_bytes <= MAX_COMPRESSED_EXTENT,
             "a compressed extent of {} bytes, {disk_num_bytes} on disk; at most \
@@ -106,7 +110,7 @@ fn verify_extent(item: &Context<'_>, extent: &FileExtent<'_>, preallocated: bool
 }
 
 /// Checks that the previous extent of the file ends before this one begins.
-fn verify_order(item: &Context<'_>) -> Checked {
+fn verify_order(item: &ItemContext<'_>) -> ItemChecked {
     let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
     let previous_extent = FileExtent::parse(data)?;
     let length = match previous_extent.body {

@@ -1,7 +1,7 @@
 //! Checks of inodes and their names.
 
 use super::dir::verify_name;
-use super::item::{Checked, Context, ensure};
+use super::item::{ItemChecked, ItemContext, ensure};
 use crate::dir::extref_hash;
 use crate::inode::{
     InodeExtrefItem, InodeItem, InodeRefItem, inode_extrefs, inode_flags, inode_refs,
@@ -29,7 +29,7 @@ const INCOMPATIBLE_FLAGS: u64 = 0xffff_ffff;
 const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 
-pub(super) fn verify_inode(item: &Context<'_>) -> Checked {
+pub(super) fn verify_inode(item: &ItemContext<'_>) -> ItemChecked {
     item.size(size_of::<InodeItem>())?;
     verify_inode_key(item.key)?;
     let inode = InodeItem::view(item.data)?;
@@ -46,7 +46,7 @@ pub(super) fn verify_inode(item: &Context<'_>) -> Checked {
 }
 
 /// Checks the key of an inode, which entries of directories have too.
-pub(super) fn verify_inode_key(key: Key) -> Checked {
+pub(super) fn verify_inode_key(key: Key) -> ItemChecked {
     let id = key.objectid;
     ensure!(
         is_free(id) || id == objectid::ROOT_TREE_DIR || id == objectid::FREE_INO,
@@ -61,7 +61,7 @@ pub(super) fn is_free(id: u64) -> bool {
     (TreeId::FIRST_FREE.0..=TreeId::LAST_FREE.0).contains(&id)
 }
 
-fn verify_mode(item: &Context<'_>, inode: &InodeItem) -> Checked {
+fn verify_mode(item: &ItemContext<'_>, inode: &InodeItem) -> ItemChecked {
     let mode = inode.mode.get();
     ensure!(mode & !(S_IFMT | 0o7777) == 0, "mode {mode:#o} has unknown bits");
     // Old kernels wrote inodes without a type, of free-space caches above all, which are in the
@@ -75,7 +75,7 @@ fn verify_mode(item: &Context<'_>, inode: &InodeItem) -> Checked {
     Ok(())
 }
 
-pub(super) fn verify_refs(item: &Context<'_>) -> Checked {
+pub(super) fn verify_refs(item: &ItemContext<'_>) -> ItemChecked {
     item.size_at_least(size_of::<InodeRefItem>())?;
     let directory = item.key.offset;
     for name in inode_refs(directory, item.data) {
@@ -93,7 +93,7 @@ fn is_root_directory(id: u64) -> bool {
     id == Ino::ROOT_DIR.0 || id == objectid::ROOT_TREE_DIR
 }
 
-pub(super) fn verify_extrefs(item: &Context<'_>) -> Checked {
+pub(super) fn verify_extrefs(item: &ItemContext<'_>) -> ItemChecked {
     item.size_at_least(size_of::<InodeExtrefItem>())?;
     for name in inode_extrefs(item.data) {
         let name = name?;

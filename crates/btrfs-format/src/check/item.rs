@@ -1,8 +1,9 @@
 //! Chooses the check of an item by its type.
 //!
-//! A check gets the item with its key, and the item before it in the leaf ([`Context`]). It returns
-//! what is wrong ([`Problem`]). This module adds the slot and the key to the message. Types that
-//! are not listed hold nothing that a reader depends on, or are unknown; they are not checked.
+//! A check gets the item with its key, and the item before it in the leaf ([`ItemContext`]). It
+//! returns what is wrong ([`ItemProblem`]). This module adds the slot and the key to the message.
+//! Types that are not listed hold nothing that a reader depends on, or are unknown; they are not
+//! checked.
 
 use std::borrow::Cow;
 
@@ -11,7 +12,7 @@ use crate::{ItemType, Key, Malformed, TreeId};
 
 /// An item of a leaf, with what its check needs to know of the leaf and the volume.
 #[derive(Clone, Copy)]
-pub(super) struct Context<'a> {
+pub(super) struct ItemContext<'a> {
     /// The properties that all blocks of the volume share.
     pub(super) geometry: &'a Geometry,
     /// The owner of the leaf.
@@ -27,40 +28,40 @@ pub(super) struct Context<'a> {
 }
 
 /// What is wrong with an item.
-pub(super) struct Problem(Cow<'static, str>);
+pub(super) struct ItemProblem(Cow<'static, str>);
 
-impl From<String> for Problem {
+impl From<String> for ItemProblem {
     fn from(problem: String) -> Self {
         Self(problem.into())
     }
 }
 
-impl From<&'static str> for Problem {
+impl From<&'static str> for ItemProblem {
     fn from(problem: &'static str) -> Self {
         Self(problem.into())
     }
 }
 
-impl From<Malformed> for Problem {
+impl From<Malformed> for ItemProblem {
     fn from(malformed: Malformed) -> Self {
         Self(malformed.problem)
     }
 }
 
 /// The outcome of a check.
-pub(super) type Checked = Result<(), Problem>;
+pub(super) type ItemChecked = Result<(), ItemProblem>;
 
 /// Returns the formatted problem when the condition does not hold.
 macro_rules! ensure {
     ($condition:expr, $($problem:tt)+) => {
         if !$condition {
-            return Err($crate::check::item::Problem::from(format!($($problem)+)));
+            return Err($crate::check::item::ItemProblem::from(format!($($problem)+)));
         }
     };
 }
 pub(super) use ensure;
 
-impl<'a> Context<'a> {
+impl<'a> ItemContext<'a> {
     /// Checks the contents of the item against its key.
     ///
     /// # Errors
@@ -70,11 +71,11 @@ impl<'a> Context<'a> {
     }
 
     #[cold]
-    fn located(&self, problem: &Problem) -> Malformed {
+    fn located(&self, problem: &ItemProblem) -> Malformed {
         super::bad(format!("slot {} {}: {}", self.slot, self.key, problem.0))
     }
 
-    fn verify_contents(&self) -> Checked {
+    fn verify_contents(&self) -> ItemChecked {
         if self.geometry.is_strict && root::is_fs_tree(self.owner.0) {
             self.verify_neighbour()?;
         }
@@ -104,7 +105,7 @@ impl<'a> Context<'a> {
 
     /// Checks that an item of an inode follows an item of the same inode, in a leaf of a subvolume:
     /// the item of the inode itself comes first.
-    fn verify_neighbour(&self) -> Checked {
+    fn verify_neighbour(&self) -> ItemChecked {
         let is_of_an_inode = matches!(
             self.key.item_type,
             ItemType::INODE_REF
@@ -120,7 +121,7 @@ impl<'a> Context<'a> {
     }
 
     /// Checks that the item has exactly `expected` bytes.
-    pub(super) fn size(&self, expected: usize) -> Checked {
+    pub(super) fn size(&self, expected: usize) -> ItemChecked {
         ensure!(
             self.data.len() == expected,
             "{expected} bytes expected, {} found",
@@ -130,7 +131,7 @@ impl<'a> Context<'a> {
     }
 
     /// Checks that the item has at least `least` bytes.
-    pub(super) fn size_at_least(&self, least: usize) -> Checked {
+    pub(super) fn size_at_least(&self, least: usize) -> ItemChecked {
         ensure!(
             self.data.len() >= least,
             "at least {least} bytes expected, {} found",
@@ -141,7 +142,7 @@ impl<'a> Context<'a> {
 
     /// Checks that the field `what` of the item, with the value `bytes`, is a whole number of
     /// sectors.
-    pub(super) fn aligned(&self, what: &str, bytes: u64) -> Checked {
+    pub(super) fn aligned(&self, what: &str, bytes: u64) -> ItemChecked {
         ensure!(
             self.geometry.is_aligned(bytes),
             "{what} {bytes} is not a multiple of the sector size {}",
@@ -153,7 +154,7 @@ impl<'a> Context<'a> {
     /// Checks that a generation is not newer than an item may carry: the transaction after the
     /// committed one is that of a log. In a volume that is written the leaf may be newer than what
     /// was committed when the volume was opened.
-    pub(super) fn generation(&self, what: &str, generation: u64) -> Checked {
+    pub(super) fn generation(&self, what: &str, generation: u64) -> ItemChecked {
         let newest = self.geometry.generation.0.max(self.generation).saturating_add(1);
         ensure!(generation <= newest, "{what} at most {newest} expected, {generation} found");
         Ok(())

@@ -1,12 +1,12 @@
 //! Checks of the roots of trees and the names of subvolumes.
 
 use super::dir::verify_name;
-use super::item::{Checked, Context, ensure};
+use super::item::{ItemChecked, ItemContext, ensure};
 use crate::TreeId;
-use crate::block::MAX_LEVEL;
+use crate::block::LEVEL_COUNT;
 use crate::root::{ROOT_SUBVOL_DEAD, ROOT_SUBVOL_RDONLY, RootItem, RootRef, RootRefItem};
 
-pub(super) fn verify(item: &Context<'_>) -> Checked {
+pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     ensure!(item.key.objectid != 0, "no tree has the id 0");
     ensure!(
         item.key.objectid != TreeId::TREE_RELOC.0 || item.key.offset != 0,
@@ -21,14 +21,14 @@ pub(super) fn verify(item: &Context<'_>) -> Checked {
     item.generation("last_snapshot", root.last_snapshot.get())?;
     item.aligned("bytenr", root.bytenr.get())?;
     for (what, level) in [("level", root.level), ("drop_level", root.drop_level)] {
-        ensure!(level < MAX_LEVEL, "{what} {level}, the highest is {}", MAX_LEVEL - 1);
+        ensure!(level < LEVEL_COUNT, "{what} {level}, the highest is {}", LEVEL_COUNT - 1);
     }
     let unknown = root.flags.get() & !(ROOT_SUBVOL_RDONLY | ROOT_SUBVOL_DEAD);
     ensure!(unknown == 0, "unknown flags {unknown:#x}");
     Ok(())
 }
 
-pub(super) fn verify_ref(item: &Context<'_>) -> Checked {
+pub(super) fn verify_ref(item: &ItemContext<'_>) -> ItemChecked {
     let root_ref = RootRef::parse(item.data)?;
     item.size(size_of::<RootRefItem>() + root_ref.name.len())?;
     verify_name(root_ref.name)

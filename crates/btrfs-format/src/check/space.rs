@@ -1,7 +1,7 @@
 //! Checks of block groups, free space, quotas, and the small items of the other trees.
 
 use super::chunk::verify_types;
-use super::item::{Checked, Context, ensure};
+use super::item::{ItemChecked, ItemContext, ensure};
 use crate::chunk::{BlockGroupFlags, RaidStride};
 use crate::key::objectid;
 use crate::quota::STATUS_SIMPLE;
@@ -11,7 +11,7 @@ use crate::space::{
 };
 use crate::{ItemType, U64};
 
-pub(super) fn verify_block_group(item: &Context<'_>) -> Checked {
+pub(super) fn verify_block_group(item: &ItemContext<'_>) -> ItemChecked {
     item.size_at_least(size_of::<BlockGroupItem>())?;
     let group = BlockGroupItem::view(item.data)?;
     verify_range(item)?;
@@ -23,7 +23,7 @@ pub(super) fn verify_block_group(item: &Context<'_>) -> Checked {
 }
 
 /// Checks a key that is a range of the address space: its start and its length.
-fn verify_range(item: &Context<'_>) -> Checked {
+fn verify_range(item: &ItemContext<'_>) -> ItemChecked {
     let (start, length) = (item.key.objectid, item.key.offset);
     item.aligned("start", start)?;
     item.aligned("length", length)?;
@@ -32,7 +32,7 @@ fn verify_range(item: &Context<'_>) -> Checked {
 }
 
 /// Checks items of which a reader needs little more than the right size.
-pub(super) fn verify_other(item: &Context<'_>) -> Checked {
+pub(super) fn verify_other(item: &ItemContext<'_>) -> ItemChecked {
     match item.key.item_type {
         ItemType::UNTYPED if item.key.objectid == objectid::FREE_SPACE => {
             item.size(size_of::<FreeSpaceHeader>())

@@ -23,7 +23,7 @@ pub const LOWEST_ALLOCATED: Logical = Logical(SUPERBLOCK_OFFSETS[0]);
 
 /// A range of bytes that is contiguous on every stripe that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ChunkRun {
     /// Its length in bytes.
     pub len: u64,
     /// Its copies: the index of each in [`Chunk::stripes`], and its offset on that device.
@@ -34,7 +34,7 @@ impl Chunk {
     /// The run of at most `len` bytes from `logical`, an address of the chunk, with all its copies.
     /// `None` for a profile with parity, because a write there must also update the parity.
     #[must_use]
-    pub fn run(&self, logical: Logical, len: u64) -> Option<Run> {
+    pub fn run(&self, logical: Logical, len: u64) -> Option<ChunkRun> {
         let offset = logical.0 - self.start.0;
         let len = len.min(self.end().0 - logical.0);
         let width = self.data_stripes();
@@ -44,11 +44,11 @@ impl Chunk {
                 let (unit, within) = (offset / STRIPE_LEN, offset % STRIPE_LEN);
                 let len = len.min(STRIPE_LEN - within);
                 let at = unit / width * STRIPE_LEN + within;
-                return Some(Run { len, copies: self.copies(unit % width, at) });
+                return Some(ChunkRun { len, copies: self.copies(unit % width, at) });
             }
             _ => self.copies(0, offset),
         };
-        Some(Run { len, copies })
+        Some(ChunkRun { len, copies })
     }
 
     /// The copies of the byte that is `offset` bytes into the stripes of group `group`. A group has

@@ -9,13 +9,13 @@
 
 use std::hint::black_box;
 
-use offshoot_btrfs_format::block::{self, Header, KeyPtr};
-use offshoot_btrfs_format::check::{Expected, Geometry, expect, verify};
+use offshoot_btrfs_format::block::{self, BlockHeader, NodePointer};
+use offshoot_btrfs_format::check::{ExpectedBlock, Geometry, expect, verify};
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevItem, parse_system_chunks};
 use offshoot_btrfs_format::compress::{Compression, decompress};
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::dir::dir_entries;
-use offshoot_btrfs_format::extent::Extent;
+use offshoot_btrfs_format::extent::ParsedExtent;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_extrefs, inode_flags, inode_refs};
 use offshoot_btrfs_format::key::{DiskKey, objectid};
@@ -58,7 +58,7 @@ pub(crate) fn superblock(data: &[u8]) -> bool {
     black_box(SuperblockItem::view(&bytes).expect("4096 bytes are a superblock").label().len());
     let Ok(superblock) = Superblock::parse(&bytes, offset) else { return false };
     black_box((superblock.incompat.names(), superblock.compat_ro.names()));
-    black_box((superblock.root(), superblock.chunk_root(), superblock.log_is_pending()));
+    black_box((superblock.root(), superblock.chunk_root(), superblock.has_pending_log()));
     black_box(Geometry::of(&superblock));
     superblock.system_chunks.iter().for_each(touch_chunk);
     true
@@ -99,7 +99,8 @@ pub(crate) fn tree_block(data: &[u8]) -> bool {
 /// Checks a block of the volume with this geometry, as it is and with the right checksum. Returns
 /// whether the second check accepts it.
 pub(crate) fn checked_block(bytes: &mut [u8], geometry: &Geometry) -> bool {
-    let logical = Header::view(bytes).map_or(Logical(0), |header| Logical(header.bytenr.get()));
+    let logical =
+        BlockHeader::view(bytes).map_or(Logical(0), |header| Logical(header.bytenr.get()));
     touch_raw(bytes);
     black_box(verify(bytes, geometry, logical).err().map(|error| error.to_string()));
     fix_checksum(bytes, geometry.checksum);
@@ -119,14 +120,14 @@ fn touch_raw(bytes: &[u8]) {
         }
     }
     if let Ok(pointers) = block::pointers(bytes) {
-        black_box(pointers.iter().map(KeyPtr::logical).max());
+        black_box(pointers.iter().map(NodePointer::logical).max());
     }
 }
 
 fn touch_expect(bytes: &[u8]) {
-    let header = Header::view(bytes).expect("a whole block");
+    let header = BlockHeader::view(bytes).expect("a whole block");
     for owner in [header.owner(), TreeId::FS, TreeId::TREE_LOG] {
-        let expected = Expected {
+        let expected = ExpectedBlock {
             logical: Logical(header.bytenr.get()),
             level: header.level,
             generation: header.generation(),
@@ -139,7 +140,7 @@ fn touch_expect(bytes: &[u8]) {
 
 /// Reads a block that passed the check as a reader does. Nothing may fail.
 fn touch_verified(bytes: &[u8], geometry: &Geometry) {
-    let header = Header::view(bytes).expect("verified");
+    let header = BlockHeader::view(bytes).expect("verified");
     if header.level > 0 {
         assert!(!block::pointers(bytes).expect("verified").is_empty());
         return;
@@ -178,7 +179,7 @@ fn touch_item(key: Key, data: &[u8], geometry: &Geometry) {
             assert_name(RootRef::parse(data).expect("verified").name);
         }
         ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => {
-            let extent = Extent::parse(key.item_type, data).expect("verified");
+            let extent = ParsedExtent::parse(key.item_type, data).expect("verified");
             assert!(extent.inline_refs().all(|inline| inline.is_ok()));
         }
         ItemType::CHUNK_ITEM => {

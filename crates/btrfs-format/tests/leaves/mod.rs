@@ -4,7 +4,7 @@
 //! of 4 KiB, and every feature that adds items of its own.
 
 use offshoot_btrfs_format::Generation;
-use offshoot_btrfs_format::block::Header;
+use offshoot_btrfs_format::block::BlockHeader;
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::superblock::Incompat;
@@ -20,7 +20,7 @@ pub(crate) fn blocks() -> Vec<Vec<u8>> {
 
 /// The geometry of the volume that `block` comes from.
 pub(crate) fn geometry(block: &[u8]) -> Geometry {
-    let header = Header::view(block).expect("a block");
+    let header = BlockHeader::view(block).expect("a block");
     Geometry {
         node_size: u32::try_from(NODE).expect("small"),
         sector_size: 4096,

@@ -6,7 +6,7 @@
 
 #![allow(dead_code, reason = "each of the programs that share this calls a part of it")]
 
-use offshoot_btrfs_format::block::{self, HEADER_SIZE, Item};
+use offshoot_btrfs_format::block::{self, HEADER_SIZE, LeafItem};
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_testkit::random::Random;
@@ -78,18 +78,18 @@ pub(crate) fn pack(like: &[u8], items: &[(Key, Vec<u8>)]) -> Vec<u8> {
     let mut end = like.len();
     let mut count = 0u32;
     for (key, data) in items {
-        let header = HEADER_SIZE + count as usize * size_of::<Item>();
-        if header + size_of::<Item>() + data.len() > end {
+        let header = HEADER_SIZE + count as usize * size_of::<LeafItem>();
+        if header + size_of::<LeafItem>() + data.len() > end {
             break;
         }
         end -= data.len();
         leaf[end..end + data.len()].copy_from_slice(data);
-        let item = Item {
+        let item = LeafItem {
             key: DiskKey::from(*key),
             offset: u32::try_from(end - HEADER_SIZE).expect("in a block").into(),
             size: u32::try_from(data.len()).expect("in a block").into(),
         };
-        leaf[header..header + size_of::<Item>()].copy_from_slice(item.as_bytes());
+        leaf[header..header + size_of::<LeafItem>()].copy_from_slice(item.as_bytes());
         count += 1;
     }
     leaf[96..100].copy_from_slice(&count.to_le_bytes());

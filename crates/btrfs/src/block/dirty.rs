@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use foldhash::fast::RandomState;
-use offshoot_btrfs_format::block::Item;
+use offshoot_btrfs_format::block::LeafItem;
 use offshoot_btrfs_format::edit::leaf_free;
 use offshoot_btrfs_format::{ItemType, Logical};
 
@@ -88,7 +88,7 @@ type Shard = RwLock<HashMap<u64, Arc<Latch>, RandomState>>;
 /// indexes go behind the last item; hashes of names may go to any leaf of a directory.
 pub(crate) fn changes_little(block: &TreeBlock) -> bool {
     let is_full = || leaf_free(block.bytes()) < LITTLE_BYTES;
-    let is_hash = |item: &Item| item.key.get().item_type == ItemType::DIR_ITEM;
+    let is_hash = |item: &LeafItem| item.key.get().item_type == ItemType::DIR_ITEM;
     block.is_leaf() && is_full() && !block.items().iter().any(is_hash)
 }
 

@@ -32,7 +32,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
 use super::{SHARDS, shard_of};
-use crate::counter::{Counter, Stop};
+use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::space::{Kept, Promise, Reservation};
 
 /// The longest run of sectors in one piece of memory, in bytes.
@@ -275,15 +275,15 @@ type Shard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
 /// The buffers of all files of a volume.
 pub(crate) struct Buffers {
     shards: [Shard; SHARDS],
-    bytes: Counter,
+    bytes: NonNegativeCounter,
     /// Held exclusively while extents of a file of this shard are replaced.
     extents: [RwLock<()>; SHARDS],
 }
 
 impl Buffers {
     /// Empty buffers.
-    pub(crate) fn new(stop: &Arc<Stop>) -> Self {
-        let bytes = Counter::new("buffered bytes", stop);
+    pub(crate) fn new(stop: &Arc<WriteStop>) -> Self {
+        let bytes = NonNegativeCounter::new("buffered bytes", stop);
         Self { shards: Default::default(), bytes, extents: Default::default() }
     }
 

@@ -92,12 +92,12 @@ fn in_place(
     part: &Range<u64>,
 ) -> Result<Option<Target>> {
     let extent = FileExtent::parse(data).map_err(malformed)?;
-    let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, preallocated, .. } =
+    let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, is_preallocated, .. } =
         extent.body
     else {
         return Ok(None);
     };
-    if !preallocated && inode.flags.get() & inode_flags::NODATACOW == 0 {
+    if !is_preallocated && inode.flags.get() & inode_flags::NODATACOW == 0 {
         return Ok(None);
     }
     let (root, len) = (TreeId(file.dev), part.end - part.start);
@@ -108,6 +108,6 @@ fn in_place(
         && !handle.is_as_old_as_a_snapshot(root, extent.generation)?
         && handle.is_only_of(disk_bytenr, disk_num_bytes, owner)?
         && !has_checksums(handle.volume(), logical, len)?;
-    let target = Target::InPlace { logical, len, is_preallocated: preallocated };
+    let target = Target::InPlace { logical, len, is_preallocated };
     Ok(is_alone.then_some(target))
 }

@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::compress::{Method, compress, decompress};
+use offshoot_btrfs_format::compress::{CompressionMethod, compress, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
-use offshoot_kit::workers::Task;
+use offshoot_kit::workers::WorkerTask;
 
 use super::store::Sectors;
 
@@ -33,7 +33,7 @@ pub(crate) struct Chunk {
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
-    pub(crate) method: Method,
+    pub(crate) method: CompressionMethod,
     /// The size of a sector, in bytes.
     pub(crate) sector: u32,
 }
@@ -46,7 +46,7 @@ type Packed = Option<Arc<Vec<u8>>>;
 pub(crate) struct Chunks {
     ready: Vec<Chunk>,
     /// The chunks behind `ready`, which are being compressed.
-    coming: VecDeque<(Range<u64>, Task<Packed>)>,
+    coming: VecDeque<(Range<u64>, WorkerTask<Packed>)>,
 }
 
 impl Chunks {
@@ -66,12 +66,12 @@ impl Chunks {
             let (runs, wanted) = (data.runs_of(&range), range.clone());
             let pack = move || pack_one(packing, &Sectors::new(&runs).contents(&wanted));
             let is_alone = ahead - data.start <= MAX_COMPRESSED_EXTENT;
-            (range, if is_alone { Task::now(pack) } else { Task::start(pack) })
+            (range, if is_alone { WorkerTask::now(pack) } else { WorkerTask::start(pack) })
         };
         // If a chunk was stored in part, its rest is compressed again.
         let before: Vec<_> = cut(data.start..first).map(start).collect();
         self.coming.extend(cut(last..ahead.max(last)).map(start));
-        let finished = |(range, task): (_, Task<_>)| Chunk { range, packed: task.finish() };
+        let finished = |(range, task): (_, WorkerTask<_>)| Chunk { range, packed: task.finish() };
         self.ready.splice(..0, before.into_iter().map(finished));
         while (self.ready.len() < MOST_AT_ONCE || self.are_plain())
             && let Some((range, task)) = self.coming.pop_front()
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn data_that_does_not_shrink_is_not_cut() {
         let mut random = Random::new(seed_of_run());
-        let method = Method::new(Compression::Zstd).expect("it is one");
+        let method = CompressionMethod::new(Compression::Zstd).expect("it is one");
         let packing = Packing { method, sector: 4096 };
         let noise = random.bytes(8 << 20);
         for plain in [8 << 20, 5 << 20, 2 << 20] {
@@ -187,7 +187,7 @@ mod tests {
     fn what_is_stored_in_steps_is_what_was_given() {
         const SECTOR: u64 = 4096;
         let mut random = Random::new(seed_of_run());
-        let method = Method::new(Compression::Zstd).expect("it is one");
+        let method = CompressionMethod::new(Compression::Zstd).expect("it is one");
         let packing = Packing { method, sector: 4096 };
         let len = 20 << 20;
         let from = SECTOR * random.below(64);

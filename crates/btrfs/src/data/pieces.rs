@@ -186,7 +186,7 @@ fn piece(
         ));
     }
     let source = match extent.body {
-        FileExtentBody::Hole { .. } | FileExtentBody::Extent { preallocated: true, .. } => {
+        FileExtentBody::Hole { .. } | FileExtentBody::Extent { is_preallocated: true, .. } => {
             return Ok(None);
         }
         FileExtentBody::Inline(stored) => {

@@ -90,7 +90,7 @@ fn place_of(overlap: &Overlap) -> Result<Option<Place>> {
             disk_bytenr: extent,
             disk_num_bytes: extent_len,
             offset,
-            preallocated: is_preallocated,
+            is_preallocated,
             ..
         } => {
             let file_start = overlap.key.offset.wrapping_sub(offset);

@@ -36,12 +36,12 @@ pub(crate) fn share(
     let mut new = Vec::new();
     for Overlap { key, data, end } in items {
         let extent = FileExtent::parse(data).map_err(malformed)?;
-        let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, preallocated, .. } =
+        let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, is_preallocated, .. } =
             extent.body
         else {
             continue;
         };
-        if !preallocated && extent.generation == handle.generation() {
+        if !is_preallocated && extent.generation == handle.generation() {
             handle.obstruct(Obstacle::Clones);
         }
         let from = key.offset.max(range.start);
@@ -55,7 +55,7 @@ pub(crate) fn share(
         handle.log().note_extents(file, to..to + len);
         new.push((Key::new(file.ino, ItemType::EXTENT_DATA, to), part(data, skip, len)?));
         shared.bytes += len;
-        shared.is_preallocated |= preallocated;
+        shared.is_preallocated |= is_preallocated;
     }
     let new: Vec<_> = new.iter().map(|(key, data)| (*key, &data[..])).collect();
     handle.change(root, |tree| tree.insert_batch(&new))?;

@@ -8,7 +8,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, SetAttr, Timestamp};
 
 use crate::{Filesystem, OpenOptions, Volume};
 
@@ -85,7 +85,7 @@ fn judge(mkfs: &[&str], mount: &str) {
         let fs = volume.filesystem(TreeId::FS).expect("the top level");
         if round == 0 {
             let new = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
-            fs.create(Place { dir: fs.root(), name: b"new" }, &new).expect("a file");
+            fs.create(EntryPlace { dir: fs.root(), name: b"new" }, &new).expect("a file");
         }
         for number in 0..90 {
             let which = usize::try_from(random.below(3)).expect("small");
@@ -115,7 +115,7 @@ fn judge(mkfs: &[&str], mount: &str) {
     }
 }
 
-fn snapshot_of(kernel: &offshoot_testkit::btrfs::disks::Mount) -> std::path::PathBuf {
+fn snapshot_of(kernel: &offshoot_testkit::btrfs::disks::MountedMembers) -> std::path::PathBuf {
     kernel.path().join("before/shared")
 }
 
@@ -148,7 +148,7 @@ fn a_file_of_many_extents_is_cut() {
     let volume = open(&disks);
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let new = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: AT };
-    let file = fs.create(Place { dir: fs.root(), name: b"many" }, &new).expect("a file");
+    let file = fs.create(EntryPlace { dir: fs.root(), name: b"many" }, &new).expect("a file");
     for number in 0..1500u64 {
         fs.write(file, number * 8192, &[1], AT).expect("there is room");
     }

@@ -13,7 +13,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp,
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, SetAttr, Timestamp,
 };
 
 use super::*;
@@ -33,8 +33,8 @@ fn open(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Filesystem {
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
-fn place(dir: FileId, name: &str) -> Place<'_> {
-    Place { dir, name: name.as_bytes() }
+fn place(dir: FileId, name: &str) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_bytes() }
 }
 
 fn create(fs: &Filesystem, dir: FileId, name: &str) -> FileId {

@@ -10,7 +10,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
@@ -19,7 +19,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::{Engine, OpenOptions};
-use crate::counter::{OnStop, Stop};
+use crate::counter::{OnStop, WriteStop};
 use crate::data::Buffers;
 use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
@@ -66,7 +66,7 @@ impl Engine {
         }
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let stop = Stop::new(options.reporter.clone().map(|reporter| -> OnStop {
+        let stop = WriteStop::new(options.reporter.clone().map(|reporter| -> OnStop {
             Box::new(move |problem| {
                 reporter(&Report::ReadOnly { problem: problem.to_owned() });
             })
@@ -208,7 +208,7 @@ impl Engine {
             return Ok(());
         }
         // Any tree id of a subvolume accepts the blocks of all subvolumes.
-        let of_subvolume = Expected { owner: TreeId::FS, ..root.expected() };
+        let of_subvolume = ExpectedBlock { owner: TreeId::FS, ..root.expected() };
         let Ok(block) = self.block(&of_subvolume) else { return Ok(()) };
         let owner = block.header().owner();
         let problem = format!("the root of the UUID tree is a block of tree {owner}");

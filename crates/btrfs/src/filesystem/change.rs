@@ -1,8 +1,8 @@
 //! The `vfs` trait for changing a subvolume and those nested in it.
 
 use offshoot_vfs::{
-    Dedupe, Fallocate, FileFlags, FileId, FileSystemMut, NewFile, Node, Place, Position, Rename,
-    Result, SetAttr, Timestamp, XattrMode,
+    Dedupe, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystemMut, NewFile,
+    NewNode, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::{Filesystem, of};
@@ -12,15 +12,15 @@ use crate::log::{self, Wanted};
 use crate::subvolume::{delete, rename};
 
 impl FileSystemMut for Filesystem {
-    fn mknod(&self, place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId> {
+    fn mknod(&self, place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId> {
         make(&self.volume, place, Kind::Node(node), new).map_err(of(place.dir))
     }
 
-    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+    fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         make(&self.volume, place, Kind::Directory, new).map_err(of(place.dir))
     }
 
-    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
+    fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
         make(&self.volume, place, Kind::Symlink(target), new).map_err(of(place.dir))
     }
 
@@ -28,22 +28,22 @@ impl FileSystemMut for Filesystem {
         make_unnamed(&self.volume, dir, is_linkable, new).map_err(of(dir))
     }
 
-    fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn link(&self, file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         unlink::link(&self.volume, file, place, at).map_err(of(file))
     }
 
-    fn unlink(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn unlink(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         unlink::unlink(&self.volume, place, at).map_err(of(place.dir))
     }
 
-    fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn rmdir(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         delete::rmdir(&self.volume, place, at).map_err(of(place.dir))
     }
 
     fn rename_with(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: EntryPlace<'_>,
+        to: EntryPlace<'_>,
         how: Rename,
         at: Timestamp,
     ) -> Result<()> {
@@ -77,15 +77,27 @@ impl FileSystemMut for Filesystem {
         allocate::fallocate(&self.volume, file, what, offset, len, at).map_err(of(file))
     }
 
-    fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()> {
+    fn clone_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()> {
         clone::clone_range(&self.volume, from, to, len, at).map_err(of(to.file))
     }
 
-    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe> {
+    fn dedupe_range(&self, from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe> {
         clone::dedupe_range(&self.volume, from, to, len).map_err(of(to.file))
     }
 
-    fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
+    fn copy_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<u64> {
         clone::copy_range(&self.volume, from, to, len, at).map_err(of(to.file))
     }
 

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use offshoot_btrfs_format::compress::Compression;
-use offshoot_btrfs_format::extent::{Extent, InlineRef};
+use offshoot_btrfs_format::extent::{InlineRef, ParsedExtent};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
@@ -147,7 +147,7 @@ fn references(volume: &Engine, at: Logical, item_type: ItemType, offset: u64) ->
     let mut count = 0;
     match cursor.item() {
         Some((found, data)) if found == key => {
-            let extent = Extent::parse(item_type, data).map_err(malformed)?;
+            let extent = ParsedExtent::parse(item_type, data).map_err(malformed)?;
             for one in extent.inline_refs() {
                 count += u64::from(!matches!(one.map_err(malformed)?, InlineRef::Owner(_)));
             }

@@ -1,6 +1,6 @@
 //! Making and deleting subvolumes, which the `vfs` traits do not have.
 
-use offshoot_vfs::{NewFile, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, NewFile, Result, Timestamp};
 
 use super::{Filesystem, of};
 use crate::SubvolumeId;
@@ -14,7 +14,7 @@ impl Filesystem {
     ///
     /// # Errors
     /// As for a new directory.
-    pub fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<SubvolumeId> {
+    pub fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<SubvolumeId> {
         create(&self.volume, place, new).map_err(of(place.dir))
     }
 
@@ -27,7 +27,7 @@ impl Filesystem {
     pub fn snapshot(
         &self,
         source: SubvolumeId,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         is_read_only: bool,
         at: Timestamp,
     ) -> Result<SubvolumeId> {
@@ -42,7 +42,7 @@ impl Filesystem {
     /// # Errors
     /// `EINVAL` when `place` is no subvolume, `EPERM` for the default subvolume, `ENOTEMPTY` when
     /// it contains subvolumes.
-    pub fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    pub fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         delete(&self.volume, place, Only::Subvolumes, at).map_err(of(place.dir))
     }
 }

@@ -56,9 +56,9 @@ pub(crate) fn fallocate(
     write_back::write_back(volume, file, Patience::Waits)?;
     let work = Work::new(volume, file, at);
     match what {
-        Fallocate::Allocate { keep_size } => work.allocate(&range, keep_size)?,
+        Fallocate::Allocate { keeps_size } => work.allocate(&range, keeps_size)?,
         Fallocate::PunchHole => work.punch(&range)?,
-        Fallocate::Zero { keep_size } => work.zero(&range, keep_size)?,
+        Fallocate::Zero { keeps_size } => work.zero(&range, keeps_size)?,
         Fallocate::Collapse => work.collapse(&range)?,
         Fallocate::Insert => work.insert(&range)?,
     }
@@ -102,7 +102,7 @@ impl<'v> Work<'v> {
         range.start / self.sector * self.sector..range.end.next_multiple_of(self.sector)
     }
 
-    fn allocate(&self, range: &Range<u64>, keep_size: bool) -> Result<()> {
+    fn allocate(&self, range: &Range<u64>, keeps_size: bool) -> Result<()> {
         let touched = self.touched(range);
         if touched.end > self.sector {
             leave_item(self.volume, self.file, self.at)?;
@@ -110,10 +110,10 @@ impl<'v> Work<'v> {
         let is_there =
             |extent: &FileExtent<'_>| !matches!(extent.body, FileExtentBody::Hole { .. });
         self.fill(&touched, is_there)?;
-        self.finish(range.end, keep_size)
+        self.finish(range.end, keeps_size)
     }
 
-    fn zero(&self, range: &Range<u64>, keep_size: bool) -> Result<()> {
+    fn zero(&self, range: &Range<u64>, keeps_size: bool) -> Result<()> {
         let touched = self.touched(range);
         // A sector that the range covers in part keeps its extent if it has data.
         let kept = |at: u64| -> Result<u64> {
@@ -128,11 +128,11 @@ impl<'v> Work<'v> {
         self.zero_edges(range)?;
         if whole.start < whole.end {
             let is_preallocated = |extent: &FileExtent<'_>| {
-                matches!(extent.body, FileExtentBody::Extent { preallocated: true, .. })
+                matches!(extent.body, FileExtentBody::Extent { is_preallocated: true, .. })
             };
             self.fill(&whole, is_preallocated)?;
         }
-        self.finish(range.end, keep_size)
+        self.finish(range.end, keeps_size)
     }
 
     fn punch(&self, range: &Range<u64>) -> Result<()> {
@@ -273,10 +273,10 @@ impl<'v> Work<'v> {
         })
     }
 
-    /// Updates the times of the file, and makes it at least `end` bytes long unless `keep_size`.
-    fn finish(&self, end: u64, keep_size: bool) -> Result<()> {
+    /// Updates the times of the file, and makes it at least `end` bytes long unless `keeps_size`.
+    fn finish(&self, end: u64, keeps_size: bool) -> Result<()> {
         let size = self.size()?;
-        if !keep_size && size < end {
+        if !keeps_size && size < end {
             return write::grow(self.volume, self.file, size, end, self.at);
         }
         self.note_time()

@@ -9,7 +9,7 @@ use std::ops::Range;
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_vfs::{Dedupe, Errno, Error, Position, Result, Timestamp};
+use offshoot_vfs::{Dedupe, Errno, Error, FilePosition, Result, Timestamp};
 
 use super::allocate::{Work, leave_item};
 use super::changes::{refuse_flags, timespec};
@@ -34,8 +34,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Clones `len` bytes of `from` to `to`; 0 means up to the end of the file.
 pub(crate) fn clone_range(
     volume: &Engine,
-    from: Position,
-    to: Position,
+    from: FilePosition,
+    to: FilePosition,
     len: u64,
     at: Timestamp,
 ) -> Result<()> {
@@ -64,8 +64,8 @@ pub(crate) fn clone_range(
 /// Lets two files share `len` bytes if they are the same in both.
 pub(crate) fn dedupe_range(
     volume: &Engine,
-    from: Position,
-    to: Position,
+    from: FilePosition,
+    to: FilePosition,
     len: u64,
 ) -> Result<Dedupe> {
     let subvolume = shareable(volume, to.file)?;
@@ -98,8 +98,8 @@ pub(crate) fn dedupe_range(
 /// target have the same offset within a sector.
 pub(crate) fn copy_range(
     volume: &Engine,
-    from: Position,
-    to: Position,
+    from: FilePosition,
+    to: FilePosition,
     len: u64,
     at: Timestamp,
 ) -> Result<u64> {
@@ -157,7 +157,7 @@ struct Compared {
 }
 
 impl Compared {
-    fn open(volume: &Engine, Position { file, offset: begin }: Position) -> Result<Self> {
+    fn open(volume: &Engine, FilePosition { file, offset: begin }: FilePosition) -> Result<Self> {
         Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
     }
 
@@ -174,10 +174,10 @@ impl Compared {
 
 /// A source and a target, in files whose locks are held.
 struct Pair<'v> {
-    from: Position,
+    from: FilePosition,
     from_item: InodeItem,
     from_size: u64,
-    to: Position,
+    to: FilePosition,
     to_item: InodeItem,
     to_size: u64,
     /// The work on the target file.
@@ -188,8 +188,8 @@ impl<'v> Pair<'v> {
     /// Locks both files. The file of `to` must have none of the flags `refused`.
     fn lock(
         volume: &'v Engine,
-        from: Position,
-        to: Position,
+        from: FilePosition,
+        to: FilePosition,
         refused: u64,
     ) -> Result<(Locks, Self)> {
         let locks = volume.inodes.lock(&[from.file, to.file]);
@@ -307,7 +307,7 @@ impl<'v> Pair<'v> {
         let (sector, volume, to) = (self.work.sector, self.work.volume, self.to);
         let whole =
             range.start..(self.from.offset + range.end).next_multiple_of(sector) - self.from.offset;
-        let of = |position: Position, part: &Range<u64>| {
+        let of = |position: FilePosition, part: &Range<u64>| {
             position.offset + part.start..position.offset + part.end
         };
         let items = overlaps(volume, self.from.file, of(self.from, &whole), MOST_SHARED)?;

@@ -8,7 +8,7 @@
 //! | the property `btrfs.compression` | compressed with that method; new files inherit the property of their directory |
 //! | flag COMPRESS, or [`OpenOptions::compress`](crate::OpenOptions::compress) | compressed with the method of the volume, or with zlib if that has none |
 
-use offshoot_btrfs_format::compress::{Compression, Method};
+use offshoot_btrfs_format::compress::{Compression, CompressionMethod};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileId, Result};
 
@@ -22,7 +22,7 @@ pub(crate) const PROPERTY: &[u8] = b"btrfs.compression";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compress {
     /// The method for files without a compression setting of their own.
-    pub method: Method,
+    pub method: CompressionMethod,
     /// Whether files with the flag NOCOMPRESS are compressed too. If so, no file gets that flag.
     pub forced: bool,
 }
@@ -74,9 +74,11 @@ pub(super) fn choose(volume: &Engine, file: FileId, item: &InodeItem) -> Result<
     let method = match property {
         // The level comes from the volume.
         Some(compression) if default.is_none_or(|method| method.compression() != compression) => {
-            Method::new(compression)
+            CompressionMethod::new(compression)
         }
-        None if has(inode_flags::COMPRESS) => default.or_else(|| Method::new(Compression::Zlib)),
+        None if has(inode_flags::COMPRESS) => {
+            default.or_else(|| CompressionMethod::new(Compression::Zlib))
+        }
         _ => default,
     };
     let packing = |method| Packing { method, sector: volume.superblock().sector_size };

@@ -6,7 +6,7 @@ use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, extent_type};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Node, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, NewFile, NewNode, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::changes::{Changes, timespec};
@@ -27,7 +27,7 @@ const NEW_ITEMS: u64 = 6;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind<'a> {
     /// A regular file or a special one.
-    Node(Node),
+    Node(NewNode),
     /// A directory.
     Directory,
     /// A symbolic link with this target.
@@ -50,7 +50,7 @@ impl Kind<'_> {
     /// The device number as it is stored: 20 bits of minor below 12 bits of major.
     fn rdev(self) -> u64 {
         match self {
-            Self::Node(Node { rdev: (major, minor), .. }) => {
+            Self::Node(NewNode { rdev: (major, minor), .. }) => {
                 u64::from(major) << 20 | u64::from(minor)
             }
             _ => 0,
@@ -62,7 +62,7 @@ impl Kind<'_> {
         match self {
             Self::Directory => Ok(()),
             Self::Symlink(target) => require_target(volume, target),
-            Self::Node(Node { file_type, rdev: (major, minor) }) => {
+            Self::Node(NewNode { file_type, rdev: (major, minor) }) => {
                 let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
                 let errno = match file_type {
                     FileType::Directory => Errno::PERM,
@@ -97,7 +97,7 @@ fn require_target(volume: &Engine, target: &[u8]) -> Result<()> {
 /// Makes a file.
 pub(crate) fn make(
     volume: &Engine,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     kind: Kind<'_>,
     new: &NewFile,
 ) -> Result<FileId> {
@@ -136,7 +136,7 @@ pub(crate) fn make_unnamed(
     is_linkable: bool,
     new: &NewFile,
 ) -> Result<FileId> {
-    let kind = Kind::Node(Node { file_type: FileType::Regular, rdev: (0, 0) });
+    let kind = Kind::Node(NewNode { file_type: FileType::Regular, rdev: (0, 0) });
     let subvolume = writable(volume, dir)?;
     let _locks = volume.inodes.lock(&[dir]);
     let acl = acl::inherited(volume, dir, kind.file_type(), new)?;

@@ -5,10 +5,10 @@
 
 use std::ops::{ControlFlow, RangeInclusive};
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, FileType, NAME_MAX, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
 use super::directories::Directory;
@@ -40,7 +40,7 @@ impl Target {
     }
 
     /// Whether `entry` has this name and leads here. The offset of a location is ignored.
-    fn is_of(self, entry: &DirEntry<'_>, name: &[u8]) -> bool {
+    fn is_of(self, entry: &DirItemEntry<'_>, name: &[u8]) -> bool {
         let ends = |location: Key| (location.objectid, location.item_type);
         entry.name == name && ends(entry.location) == ends(self.location)
     }
@@ -136,7 +136,7 @@ impl Changes<'_, '_> {
     /// anywhere in it.
     pub(crate) fn add_entry(
         &mut self,
-        Place { dir, name }: Place<'_>,
+        EntryPlace { dir, name }: EntryPlace<'_>,
         target: Target,
         index: u64,
         at: Timestamp,
@@ -144,7 +144,7 @@ impl Changes<'_, '_> {
         if dir.ino == ROOT_DIR || target.location.item_type == ItemType::ROOT_ITEM {
             self.require_subvolume_name()?;
         }
-        let entry = encode::dir_entry(&DirEntry {
+        let entry = encode::dir_entry(&DirItemEntry {
             location: target.location,
             transid: self.generation().0,
             file_type: entry_type(target.file_type),
@@ -187,7 +187,7 @@ impl Changes<'_, '_> {
     /// Whether the entry of `dir` at `index` leads to `target` by `name`.
     pub(super) fn is_entry(
         &mut self,
-        Place { dir, name }: Place<'_>,
+        EntryPlace { dir, name }: EntryPlace<'_>,
         target: Target,
         index: u64,
     ) -> Result<bool> {
@@ -197,8 +197,12 @@ impl Changes<'_, '_> {
 
     /// Removes the entry of a subvolume that does not exist, or is attached elsewhere. No reference
     /// stores its index, so this searches for it.
-    pub(super) fn remove_placeholder(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
-        let Place { dir, name } = place;
+    pub(super) fn remove_placeholder(
+        &mut self,
+        place: EntryPlace<'_>,
+        at: Timestamp,
+    ) -> Result<()> {
+        let EntryPlace { dir, name } = place;
         let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
         let entry = entry_called(self.get(key)?.unwrap_or_default(), name)?;
         let location = entry.ok_or_else(|| no_such_file(dir))?.location;
@@ -215,7 +219,7 @@ impl Changes<'_, '_> {
     /// disagree, because removing one of them could remove another entry.
     pub(crate) fn remove_entry(
         &mut self,
-        Place { dir, name }: Place<'_>,
+        EntryPlace { dir, name }: EntryPlace<'_>,
         target: Target,
         index: u64,
         at: Timestamp,
@@ -261,7 +265,7 @@ fn leads_to(data: &[u8], name: &[u8], target: Target) -> Result<bool> {
 /// The entries in `data` without the first for which `is_wanted` holds; `None` when there is none.
 pub(super) fn without_one(
     data: &[u8],
-    is_wanted: impl Fn(&DirEntry<'_>) -> bool,
+    is_wanted: impl Fn(&DirItemEntry<'_>) -> bool,
 ) -> Result<Option<Vec<u8>>> {
     let (mut rest, mut is_found) = (Vec::with_capacity(data.len()), false);
     for entry in dir_entries(data) {

@@ -6,10 +6,10 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
-use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_vfs::{
-    Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
+    EntryPlace, Errno, FileId, FileSystem, FileSystemMut, NewFile, Result, SetAttr, Timestamp,
 };
 
 use crate::test_volumes::in_memory;
@@ -18,7 +18,7 @@ use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
-const FILE: Place<'_> = Place { dir: FileId { dev: 5, ino: 256 }, name: b"file" };
+const FILE: EntryPlace<'_> = EntryPlace { dir: FileId { dev: 5, ino: 256 }, name: b"file" };
 
 /// How often the engine reads a block that never reads: it tries each of two copies twice.
 const TRIES: u64 = 4;
@@ -64,13 +64,13 @@ fn try_every_read(
         let fs = open(device.clone());
         // The first change of a subvolume reads more. It happens here, before the reads are
         // counted.
-        fs.create(Place { name: b"other", ..FILE }, &NEW).expect("there is room");
-        let first = device.count(Requests::Reads);
+        fs.create(EntryPlace { name: b"other", ..FILE }, &NEW).expect("there is room");
+        let first = device.count(RequestKind::Reads);
         for read in read.into_iter().flat_map(|read| read..read + TRIES) {
-            device.strike(Requests::Reads, first + read, Fault::Error);
+            device.strike(RequestKind::Reads, first + read, Fault::Error);
         }
         let outcome = operation(&fs, file);
-        let reads = device.count(Requests::Reads) - first;
+        let reads = device.count(RequestKind::Reads) - first;
         let is_whole = fs.volume().live().and_then(Live::require_whole).is_ok();
         let is_written = fs.sync().is_ok();
         assert!(is_whole || !is_written, "a commit of what is half done");
@@ -120,7 +120,7 @@ fn inline_data_is_replaced_or_not() {
         fs.write(file, 0, &[7; 1000], AT).expect("there is room");
         for name in 0..100 {
             let name = format!("beside-{name}");
-            let place = Place { name: name.as_bytes(), ..FILE };
+            let place = EntryPlace { name: name.as_bytes(), ..FILE };
             fs.create(place, &NEW).expect("there is room");
         }
     };

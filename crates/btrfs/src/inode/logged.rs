@@ -2,7 +2,7 @@
 
 use crate::engine::Handle;
 use offshoot_btrfs_format::inode::InodeItem;
-use offshoot_vfs::{FileId, FileType, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileType, Result, Timestamp};
 
 use super::changes::Changes;
 use super::entries::Target;
@@ -14,7 +14,7 @@ const NEVER: Timestamp = Timestamp { secs: 0, nanos: 0 };
 /// Gives `file` the name at `place` with this index; both are free. The link count does not change.
 pub(crate) fn add_name(
     handle: &Handle<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     file: FileId,
     index: u64,
 ) -> Result<()> {
@@ -28,7 +28,7 @@ pub(crate) fn add_name(
 }
 
 /// Takes the name at `place` from `file`. The link count does not change.
-pub(crate) fn remove_name(handle: &Handle<'_>, place: Place<'_>, file: FileId) -> Result<()> {
+pub(crate) fn remove_name(handle: &Handle<'_>, place: EntryPlace<'_>, file: FileId) -> Result<()> {
     let mut changes = Changes::accepted(handle, place.dir)?;
     let before = changes.inode(place.dir)?;
     let target = Target::inode(file.ino, FileType::Regular);

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::inode::{InodeExtrefItem, InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::{Errno, Error, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, Error, Result};
 use zerocopy::IntoBytes;
 
 use super::changes::Changes;
@@ -31,8 +31,8 @@ impl Changes<'_, '_> {
     ///
     /// # Errors
     /// `EMLINK` when neither item has room for it.
-    pub(crate) fn add_name(&mut self, ino: u64, place: Place<'_>, index: u64) -> Result<()> {
-        let Place { dir, name } = place;
+    pub(crate) fn add_name(&mut self, ino: u64, place: EntryPlace<'_>, index: u64) -> Result<()> {
+        let EntryPlace { dir, name } = place;
         let key = Key::new(ino, ItemType::INODE_REF, dir.ino);
         let mut names = self.get(key)?.unwrap_or_default().to_vec();
         names.extend_from_slice(&encode::inode_ref(index, name));
@@ -56,7 +56,7 @@ impl Changes<'_, '_> {
     }
 
     /// Gives the inode `ino`, which is new, its first name.
-    pub(super) fn first_name(&mut self, ino: u64, place: Place<'_>, index: u64) {
+    pub(super) fn first_name(&mut self, ino: u64, place: EntryPlace<'_>, index: u64) {
         let key = Key::new(ino, ItemType::INODE_REF, place.dir.ino);
         self.put_new(key, encode::inode_ref(index, place.name));
     }
@@ -71,9 +71,9 @@ impl Changes<'_, '_> {
         &mut self,
         ino: u64,
         target: Target,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
     ) -> Result<u64> {
-        let Place { dir, name } = place;
+        let EntryPlace { dir, name } = place;
         let keys = [
             Key::new(ino, ItemType::INODE_REF, dir.ino),
             Key::new(ino, ItemType::INODE_EXTREF, extref_hash(dir.ino, name)),

@@ -4,7 +4,7 @@
 //! operation.
 
 use offshoot_btrfs_format::inode::inode_flags;
-use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Rename, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, Rename, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
 use super::entries::Target;
@@ -32,7 +32,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    pub(crate) fn find(volume: &Engine, from: Place<'_>, to: Place<'_>) -> Result<Self> {
+    pub(crate) fn find(volume: &Engine, from: EntryPlace<'_>, to: EntryPlace<'_>) -> Result<Self> {
         let moved = lookup(volume, from.dir, from.name)?;
         let replaced = match lookup(volume, to.dir, to.name) {
             Ok(file) => Some(file),
@@ -43,7 +43,7 @@ impl Ends {
     }
 
     /// `EEXIST` if there is a file at `to` that must not be there, `ENOENT` if one is missing.
-    pub(crate) fn require(self, how: Rename, to: Place<'_>) -> Result<()> {
+    pub(crate) fn require(self, how: Rename, to: EntryPlace<'_>) -> Result<()> {
         let errno = match (how, self.replaced) {
             (Rename::NoReplace, Some(_)) => Errno::EXIST,
             (Rename::Exchange, None) => Errno::NOENT,
@@ -61,7 +61,7 @@ impl Ends {
 pub(crate) fn still<'s>(
     volume: &Engine,
     subvolume: &'s Subvolume,
-    moves: impl Iterator<Item = (FileId, Place<'s>, FileId)>,
+    moves: impl Iterator<Item = (FileId, EntryPlace<'s>, FileId)>,
 ) -> Result<Option<MutexGuard<'s, ()>>> {
     let mut still = None;
     for (moved, _, dir) in moves {
@@ -106,7 +106,7 @@ fn note_directory(changes: &Changes<'_, '_>, moved: FileType) {
 /// Exchanges the places of two files.
 pub(crate) fn exchange(
     volume: &Engine,
-    ends: [(Place<'_>, FileId); 2],
+    ends: [(EntryPlace<'_>, FileId); 2],
     at: Timestamp,
 ) -> Result<()> {
     let handle = volume.join_for(REPLACING_ITEMS, Claim::Work)?;
@@ -139,8 +139,8 @@ pub(crate) fn exchange(
 /// Moves the inode at `from` to `to`.
 pub(crate) fn rename(
     volume: &Engine,
-    from: Place<'_>,
-    to: Place<'_>,
+    from: EntryPlace<'_>,
+    to: EntryPlace<'_>,
     ends: Ends,
     mut locks: Locks,
     at: Timestamp,

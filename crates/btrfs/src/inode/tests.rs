@@ -5,7 +5,9 @@ use std::sync::Arc;
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, FileId, FileSystem, FileSystemMut, NewFile, SetAttr, Timestamp,
+};
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::in_memory;
@@ -24,8 +26,8 @@ fn open_on(device: Arc<CheckedDevice>) -> Filesystem {
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
-fn place(dir: FileId, name: &str) -> Place<'_> {
-    Place { dir, name: name.as_bytes() }
+fn place(dir: FileId, name: &str) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_bytes() }
 }
 
 /// While a directory moved, a reader once saw it in both places or in none, and called that

@@ -1,7 +1,7 @@
 //! Adding names to files, and removing names.
 
 use offshoot_btrfs_format::inode::inode_flags;
-use offshoot_vfs::{Errno, Error, FileId, FileType, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
 use super::entries::{Target, has_entries, require_name};
@@ -41,7 +41,7 @@ impl Rest {
 
 /// Finds the file at `place`, and locks it and its directory. It takes no lock if the file is in
 /// another subvolume.
-fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks>)> {
+fn lock_place(volume: &Engine, place: EntryPlace<'_>) -> Result<(FileId, Option<Locks>)> {
     {
         // Most files were made after their directory, and so have the higher id.
         let mut locks = volume.inodes.lock(&[place.dir]);
@@ -63,12 +63,12 @@ fn lock_place(volume: &Engine, place: Place<'_>) -> Result<(FileId, Option<Locks
 }
 
 /// Whether `file`, which is at `place`, is an inode of the same subvolume.
-pub(crate) fn is_stored_here(place: Place<'_>, file: FileId) -> bool {
+pub(crate) fn is_stored_here(place: EntryPlace<'_>, file: FileId) -> bool {
     file.dev == place.dir.dev && placeholder_in(file).is_none()
 }
 
 /// Refuses entries that lead to other subvolumes.
-pub(crate) fn require_stored_here(place: Place<'_>, file: FileId) -> Result<()> {
+pub(crate) fn require_stored_here(place: EntryPlace<'_>, file: FileId) -> Result<()> {
     if is_stored_here(place, file) {
         return Ok(());
     }
@@ -77,7 +77,12 @@ pub(crate) fn require_stored_here(place: Place<'_>, file: FileId) -> Result<()> 
 }
 
 /// Gives `file` one more name.
-pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn link(
+    volume: &Engine,
+    file: FileId,
+    place: EntryPlace<'_>,
+    at: Timestamp,
+) -> Result<()> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
     if placeholder_in(file).is_some() {
@@ -116,7 +121,7 @@ pub(crate) fn link(volume: &Engine, file: FileId, place: Place<'_>, at: Timestam
 }
 
 /// Removes a name of a file, which must be no directory.
-pub(crate) fn unlink(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn unlink(volume: &Engine, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
     match remove(volume, place, at, false)? {
         None => Ok(()),
         Some(file) => Err(Error::posix(Errno::ISDIR, file.to_string())),
@@ -124,7 +129,7 @@ pub(crate) fn unlink(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result
 }
 
 /// Removes an empty directory. Returns `false` if it is a subvolume, which this leaves alone.
-pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<bool> {
+pub(crate) fn rmdir(volume: &Engine, place: EntryPlace<'_>, at: Timestamp) -> Result<bool> {
     remove(volume, place, at, true).map(|left| left.is_none())
 }
 
@@ -132,7 +137,7 @@ pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<
 /// nothing.
 fn remove(
     volume: &Engine,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     at: Timestamp,
     directory: bool,
 ) -> Result<Option<FileId>> {
@@ -156,7 +161,7 @@ impl Changes<'_, '_> {
     /// or must not be one. The file is removed with its last name.
     pub(crate) fn take_away(
         &mut self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         file: FileId,
         directory: bool,
         opens: u64,
@@ -205,7 +210,7 @@ impl Changes<'_, '_> {
     /// name.
     pub(crate) fn take_place_away(
         &mut self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         file: FileId,
         directory: bool,
         at: Timestamp,

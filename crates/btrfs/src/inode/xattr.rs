@@ -4,7 +4,7 @@
 //! which must fit into a leaf. Values are stored as they are. Access control lists are the
 //! exception, because they change the permissions.
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode::dir_entry;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key};
@@ -23,7 +23,7 @@ const XATTR_SIZE_MAX: usize = 65_536;
 
 /// The item of one attribute.
 pub(crate) fn encode(generation: u64, name: &[u8], value: &[u8]) -> Vec<u8> {
-    dir_entry(&DirEntry {
+    dir_entry(&DirItemEntry {
         location: Key::MIN,
         transid: generation,
         file_type: file_type::XATTR,

@@ -148,12 +148,17 @@ impl Record<'_, '_> {
     /// Logs the checksums of the extent that an item names, if this transaction wrote the data.
     fn sums_of(&mut self, data: &[u8]) -> Result<(), Stop> {
         let extent = FileExtent::parse(data).map_err(malformed)?;
-        let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, preallocated } =
-            extent.body
+        let FileExtentBody::Extent {
+            disk_bytenr,
+            disk_num_bytes,
+            offset,
+            num_bytes,
+            is_preallocated,
+        } = extent.body
         else {
             return Ok(());
         };
-        if preallocated || extent.generation != self.handle.generation() {
+        if is_preallocated || extent.generation != self.handle.generation() {
             return Ok(());
         }
         let range = if extent.compression == Compression::None {

@@ -5,11 +5,11 @@
 
 use std::ops::RangeInclusive;
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, extref_hash, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, extref_hash, name_hash};
 use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::space::DirLogItem;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::{Error, FileType, Place, Result};
+use offshoot_vfs::{EntryPlace, Error, FileType, Result};
 
 use super::replay::Replay;
 use crate::inode::{entry_called, logged, type_of};
@@ -45,7 +45,7 @@ pub(super) fn names_of(key: Key, data: &[u8]) -> Result<Vec<Name>> {
 }
 
 /// The one entry in a DIR_INDEX item.
-pub(super) fn only_entry(data: &[u8]) -> Result<DirEntry<'_>> {
+pub(super) fn only_entry(data: &[u8]) -> Result<DirItemEntry<'_>> {
     let one = dir_entries(data).next();
     one.ok_or_else(|| Error::corrupt("directory index", "an item without an entry"))?
         .map_err(malformed)
@@ -77,7 +77,7 @@ impl Replay<'_, '_> {
             return Err(Error::Unsupported(what));
         }
         let (dir, file) = (self.file(dir), self.file(location.objectid));
-        logged::remove_name(self.handle, Place { dir, name }, file)?;
+        logged::remove_name(self.handle, EntryPlace { dir, name }, file)?;
         self.uncounted.insert(file.ino);
         Ok(())
     }
@@ -99,7 +99,7 @@ impl Replay<'_, '_> {
         if let Some((other, at)) = at_index.filter(|(other, _)| other != name) {
             self.unlink(*dir, &other, at)?;
         }
-        let place = Place { dir: self.file(*dir), name };
+        let place = EntryPlace { dir: self.file(*dir), name };
         logged::add_name(self.handle, place, self.file(ino), *index)?;
         self.uncounted.insert(ino);
         Ok(())
@@ -145,7 +145,7 @@ impl Replay<'_, '_> {
             else {
                 return Ok(());
             };
-            let DirEntry { name, location, .. } = only_entry(data)?;
+            let DirItemEntry { name, location, .. } = only_entry(data)?;
             let name = name.to_vec();
             next = key.successor();
             drop(cursor);
@@ -162,7 +162,7 @@ impl Replay<'_, '_> {
     /// name to the later pass over names.
     pub(super) fn replay_entry(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let (dir, index) = (key.objectid, key.offset);
-        let DirEntry { name, location, .. } = only_entry(data)?;
+        let DirItemEntry { name, location, .. } = only_entry(data)?;
         if !self.has_directory(key, dir)? {
             return Err(self.wrong(key, "an entry of a directory that there is not"));
         }

@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
 use offshoot_btrfs_format::edit::ITEM_SIZE;
-use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, Extent};
+use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, ParsedExtent};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
@@ -92,7 +92,7 @@ impl<'v> Taken<'v> {
         u64::from(self.volume.superblock().node_size)
     }
 
-    fn walk(&mut self, expected: &Expected) -> Result<()> {
+    fn walk(&mut self, expected: &ExpectedBlock) -> Result<()> {
         let at = expected.logical;
         if expected.generation != self.volume.log_generation() {
             return Err(contradiction(at, "a block of another transaction"));
@@ -207,7 +207,7 @@ fn is_allocated(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
     let key = Key::new(logical.0, ItemType::EXTENT_ITEM, len);
     let root: TreeRoot = volume.tree(TreeId::EXTENT)?;
     let is_data = with_item(volume, root, key, |data| {
-        let extent = Extent::parse(key.item_type, data).map_err(malformed)?;
+        let extent = ParsedExtent::parse(key.item_type, data).map_err(malformed)?;
         Ok(extent.item.flags.get() & EXTENT_FLAG_DATA != 0)
     })?;
     match is_data {

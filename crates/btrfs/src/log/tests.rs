@@ -6,7 +6,9 @@ use std::sync::Arc;
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::checked::CheckedDevice;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, FileId, FileSystem, FileSystemMut, NewFile, Result, Timestamp,
+};
 
 use super::fsync::{committed_root, log_into};
 use crate::test_volumes::{edit_root, in_memory};
@@ -23,8 +25,8 @@ fn open(device: &Arc<CheckedDevice>) -> Filesystem {
     volume.and_then(|volume| volume.filesystem(TreeId::FS)).expect("it opens")
 }
 
-fn place(dir: FileId, name: &str) -> Place<'_> {
-    Place { dir, name: name.as_bytes() }
+fn place(dir: FileId, name: &str) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_bytes() }
 }
 
 /// A block that fsync reads only for the log cannot be read. The commit does not need it, so both

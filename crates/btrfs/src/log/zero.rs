@@ -30,7 +30,7 @@ impl Engine {
     /// When a superblock cannot be written. Others may be written already. The log is pending as
     /// long as the primary superblocks name it.
     pub fn zero_log(&self) -> Result<Option<LostLog>> {
-        if !self.superblock().log_is_pending() {
+        if !self.superblock().has_pending_log() {
             return Ok(None);
         }
         let lost = self.lost_log();
@@ -69,7 +69,7 @@ impl Engine {
                     continue;
                 }
                 let mut found = match superblock_at(&**device, offset) {
-                    Ok(found) if found.log_is_pending() => found,
+                    Ok(found) if found.has_pending_log() => found,
                     Err(error @ Error::Io { .. }) => return Err(error),
                     // No reader uses a superblock that fails verification.
                     Ok(_) | Err(_) => continue,

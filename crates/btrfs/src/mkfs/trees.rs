@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use offshoot_btrfs_format::block::KeyPtr;
+use offshoot_btrfs_format::block::NodePointer;
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::edit::{
     ITEM_SIZE, insert_items, insert_pointers, leaf_capacity, node_capacity,
@@ -124,7 +124,7 @@ impl Tree {
                 let items = &self.items[block.holds.clone()];
                 insert_items(&mut bytes, 0, items.iter().map(|(key, data)| (*key, &data[..])));
             } else {
-                let pointer = |below: &Block| KeyPtr {
+                let pointer = |below: &Block| NodePointer {
                     key: below.first_key.into(),
                     blockptr: below.logical.0.into(),
                     generation: GENERATION.0.into(),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use offshoot_btrfs_format::check;
 use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};
-use offshoot_btrfs_format::extent::{EXTENT_FLAG_TREE_BLOCK, Extent, InlineRef};
+use offshoot_btrfs_format::extent::{EXTENT_FLAG_TREE_BLOCK, InlineRef, ParsedExtent};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeId, block};
 use offshoot_vfs::{Error, Result};
 
@@ -78,11 +78,11 @@ impl Block {
         bytes: &[u8],
     ) -> Result<(), Malformed> {
         check::verify(bytes, volume.storage.geometry(), logical)?;
-        let owner = self.owner.unwrap_or(block::Header::view(bytes)?.owner());
+        let owner = self.owner.unwrap_or(block::BlockHeader::view(bytes)?.owner());
         let Self { level, generation, .. } = *self;
         check::expect(
             bytes,
-            &check::Expected { logical, level, generation, owner, first_key: None },
+            &check::ExpectedBlock { logical, level, generation, owner, first_key: None },
         )
     }
 }
@@ -236,7 +236,7 @@ impl<'v> Committed<'v> {
     }
 
     fn found(&self, key: Key, data: &[u8]) -> Result<Found> {
-        let extent = Extent::parse(key.item_type, data).map_err(malformed)?;
+        let extent = ParsedExtent::parse(key.item_type, data).map_err(malformed)?;
         let is_block = extent.item.flags.get() & EXTENT_FLAG_TREE_BLOCK != 0;
         let is_skinny = key.item_type == ItemType::METADATA_ITEM;
         let node_size = u64::from(self.volume.superblock().node_size);

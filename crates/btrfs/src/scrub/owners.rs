@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use offshoot_btrfs_format::check;
-use offshoot_btrfs_format::extent::{Extent, ExtentDataRef, InlineRef};
+use offshoot_btrfs_format::extent::{ExtentDataRef, InlineRef, ParsedExtent};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
@@ -126,7 +126,7 @@ fn referrers(committed: &Committed<'_>, extent: u64) -> Result<Vec<Referrer>> {
     while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid == extent) {
         match key.item_type {
             ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => {
-                let item = Extent::parse(key.item_type, data).map_err(malformed)?;
+                let item = ParsedExtent::parse(key.item_type, data).map_err(malformed)?;
                 for inline in item.inline_refs() {
                     found.extend(match inline.map_err(malformed)? {
                         InlineRef::ExtentData(one) => Some(file(one)),

@@ -62,7 +62,7 @@ impl Renewal {
                 left.push((index, "it is brought up to date when nothing else uses the volume"));
             } else if is_read_only {
                 left.push((index, "nothing is to be written"));
-            } else if volume.superblock().log_is_pending() {
+            } else if volume.superblock().has_pending_log() {
                 left.push((index, "a tree log is pending; open the volume for writing once"));
             } else if volume.chunks().any(has_parity) {
                 left.push((index, "it has stripes with parity"));

@@ -11,7 +11,7 @@ use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
 use super::{BlockGroup, Claim, Purpose, chunk_plan};
 use crate::engine::Engine;
@@ -80,14 +80,14 @@ fn work(volume: &Arc<Volume>, round: usize) {
     let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
     let names: Vec<_> = (0..400).map(|number| format!("ours-{round}-{number}")).collect();
     for (number, name) in names.iter().enumerate() {
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         let file = fs.create(place, &NEW).expect("there is room");
         let bytes = vec![u8::try_from(number % 251).expect("it is less"); 100 * number];
         fs.write(file, 0, &bytes, AT).expect("there is room");
     }
     fs.sync().expect("a commit");
     for name in names.iter().step_by(2) {
-        fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+        fs.unlink(EntryPlace { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
     }
     fs.sync().expect("a commit");
     for purpose in [Purpose::Data, Purpose::Metadata] {
@@ -95,7 +95,7 @@ fn work(volume: &Arc<Volume>, round: usize) {
         fs.sync().expect("a commit");
     }
     let name = format!("ours-{round}-large");
-    let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW);
+    let file = fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW);
     let (file, piece) = (file.expect("there is room"), vec![7; 1 << 20]);
     for mib in 0..24 {
         fs.write(file, mib << 20, &piece, AT).expect("there is room");
@@ -269,7 +269,7 @@ fn the_lowest_addresses_stay_free() {
             group.is_ok_and(|group| group.usage().used > 0)
         };
         let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
-        let file = fs.create(Place { dir: fs.root(), name: b"first" }, &NEW);
+        let file = fs.create(EntryPlace { dir: fs.root(), name: b"first" }, &NEW);
         fs.write(file.expect("there is room"), 0, &vec![5; 100_000], AT).expect("there is room");
         fs.sync().expect("a commit");
         let mut was_used = is_used();

@@ -48,15 +48,15 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Roots, Space};
-use crate::counter::{Counter, Stop, below_zero};
+use crate::counter::{NonNegativeCounter, WriteStop, below_zero};
 
 /// The free and claimed space of one kind, in block groups whose free ranges are loaded, and the
 /// line of waiting callers.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    free: Counter,
-    reserved: Counter,
-    promised: Counter,
+    free: NonNegativeCounter,
+    reserved: NonNegativeCounter,
+    promised: NonNegativeCounter,
     /// The bytes that the next chunk of this kind would hold; 0 where it does not count.
     next_chunk: AtomicU64,
     /// The most that was ever claimed.
@@ -118,7 +118,7 @@ impl HighWater {
 
 impl Ledger {
     /// An empty ledger of this kind of space.
-    pub(crate) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
+    pub(crate) fn new(purpose: Purpose, stop: &Arc<WriteStop>) -> Self {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
             Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
@@ -127,9 +127,9 @@ impl Ledger {
             }
         };
         Self {
-            free: Counter::new(free, stop),
-            reserved: Counter::new(reserved, stop),
-            promised: Counter::new(promised, stop),
+            free: NonNegativeCounter::new(free, stop),
+            reserved: NonNegativeCounter::new(reserved, stop),
+            promised: NonNegativeCounter::new(promised, stop),
             next_chunk: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             reserved_peak: AtomicU64::new(0),

@@ -9,7 +9,9 @@ use std::time::Duration;
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::checked::CheckedDevice;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp,
+};
 use parking_lot::Mutex;
 
 use super::place::PlaceInLine;
@@ -63,7 +65,7 @@ fn small(size_bytes: u64) -> (Arc<Hooked>, Arc<Filesystem>) {
 }
 
 fn create(fs: &Filesystem, name: &str) -> FileId {
-    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
+    fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
 }
 
 fn space(fs: &Filesystem) -> &Arc<Space> {
@@ -137,7 +139,7 @@ fn what_is_given_up_after_the_commit_of_a_cycle_is_waited_for() {
     fill(&fs, old);
     let new = create(&fs, "new");
     let remover = fs.clone();
-    let remove = move || remover.unlink(Place { dir: remover.root(), name: b"old" }, AT);
+    let remove = move || remover.unlink(EntryPlace { dir: remover.root(), name: b"old" }, AT);
     *device.hook.lock() = Some(Box::new(|| soon(&beside(remove)).expect("a removal")));
     fs.write(new, 0, &vec![2; 4 << 20], AT).expect("there is room for it");
     assert!(device.hook.lock().is_none(), "a commit was made");
@@ -178,7 +180,7 @@ fn what_another_commit_is_about_to_free_is_waited_for() {
     let (tell, told) = mpsc::channel();
     *device.hook.lock() = Some(Box::new(move || {
         let remover = committer.clone();
-        let remove = move || remover.unlink(Place { dir: remover.root(), name: b"old" }, AT);
+        let remove = move || remover.unlink(EntryPlace { dir: remover.root(), name: b"old" }, AT);
         soon(&beside(remove)).expect("a removal");
         // The leader waits for this reservation before the last pass of the cycle.
         let demand = Demand { kind: Kind::MakesRoom, bytes: 0 };
@@ -372,7 +374,7 @@ fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     fill(&fs, create(&fs, "filler"));
     let names = (0..).map(|number| format!("{number}"));
     let make = |name: &String| {
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         fs.symlink(place, &[b'x'; 1500], &NEW)
     };
     let names: Vec<_> = names.take_while(|name| make(name).is_ok()).collect();
@@ -390,7 +392,7 @@ fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     let mut left = names.iter();
     while live.given_up().1 < space(&fs).worth_a_commit() {
         let name = left.next().expect("more is given up by all of them");
-        fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("a removal");
+        fs.unlink(EntryPlace { dir: fs.root(), name: name.as_bytes() }, AT).expect("a removal");
     }
     let (given_up, before) = (live.given_up().1, free());
     assert_eq!(ahead(), 1);

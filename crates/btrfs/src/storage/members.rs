@@ -213,7 +213,7 @@ impl Found {
         };
         let best = read_copies()
             .filter_map(|(offset, copy)| Some((offset, copy.ok()?)))
-            .max_by_key(|(_, found)| (found.generation, found.log_is_pending()));
+            .max_by_key(|(_, found)| (found.generation, found.has_pending_log()));
         let Some((offset, superblock)) = best else {
             let is_btrfs = SUPERBLOCK_OFFSETS.iter().any(|&offset| has_magic(&*device, offset));
             let other = || {

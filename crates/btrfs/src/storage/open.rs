@@ -61,7 +61,7 @@ impl Storage {
             .collect::<Result<Vec<_>>>()?;
         let superblock = choose(&found, &mut reports)?.clone();
         require_supported(&superblock)?;
-        if ignore_log && superblock.log_is_pending() {
+        if ignore_log && superblock.has_pending_log() {
             reports.push(Report::LogIgnored);
         }
         let storage = Self::bootstrap(superblock, &found, reporter)?;
@@ -246,7 +246,7 @@ fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Super
         .filter(|superblock| superblock.fsid == fsid)
         // One member may give a copy in place of a damaged primary. The copy may not name the log
         // that the primaries of the other members name.
-        .max_by_key(|superblock| (superblock.generation, superblock.log_is_pending()))
+        .max_by_key(|superblock| (superblock.generation, superblock.has_pending_log()))
         .expect("`main` is one of them");
     if newest.is_metadata_only() {
         reports.push(Report::MetadataOnly);

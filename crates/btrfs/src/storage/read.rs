@@ -1,6 +1,6 @@
 //! Reading a logical address: the first way whose bytes verify gives the result.
 
-use offshoot_btrfs_format::check::{self, Expected};
+use offshoot_btrfs_format::check::{self, ExpectedBlock};
 use offshoot_btrfs_format::csum::Checksum;
 use offshoot_btrfs_format::{Logical, Malformed};
 use offshoot_vfs::{Corrupt, Error, Result};
@@ -41,7 +41,7 @@ impl Storage {
     ///
     /// # Errors
     /// When no way gives a block that verifies. The error is that of the first way.
-    pub(crate) fn read_block(&self, expected: &Expected) -> Result<Box<[u8]>> {
+    pub(crate) fn read_block(&self, expected: &ExpectedBlock) -> Result<Box<[u8]>> {
         let logical = expected.logical;
         let verify = |bytes: &[u8]| {
             check::verify(bytes, &self.geometry, logical)?;

@@ -5,7 +5,7 @@ use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, NewFile, Result};
 use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -36,7 +36,7 @@ pub(super) fn require_new_name(name: &[u8]) -> Result<()> {
 }
 
 /// Makes an empty subvolume.
-pub(crate) fn create(volume: &Engine, place: Place<'_>, new: &NewFile) -> Result<TreeId> {
+pub(crate) fn create(volume: &Engine, place: EntryPlace<'_>, new: &NewFile) -> Result<TreeId> {
     require_new_name(place.name)?;
     timespec(new.at)?;
     writable(volume, place.dir)?;

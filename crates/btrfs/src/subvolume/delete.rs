@@ -15,7 +15,7 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_DEAD, RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result, Timestamp};
 
 use super::items::{orphan_key, uuids_without};
 use crate::engine::{Engine, Handle};
@@ -39,7 +39,7 @@ pub(crate) enum Only {
 }
 
 /// Removes an empty directory, an empty subvolume, or a placeholder.
-pub(crate) fn rmdir(volume: &Engine, place: Place<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn rmdir(volume: &Engine, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
     if unlink::rmdir(volume, place, at)? { Ok(()) } else { delete(volume, place, Only::Empty, at) }
 }
 
@@ -54,7 +54,12 @@ pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
 }
 
 /// Deletes the subvolume at `place`.
-pub(crate) fn delete(volume: &Engine, place: Place<'_>, only: Only, at: Timestamp) -> Result<()> {
+pub(crate) fn delete(
+    volume: &Engine,
+    place: EntryPlace<'_>,
+    only: Only,
+    at: Timestamp,
+) -> Result<()> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
     let child = lookup(volume, place.dir, place.name)?;
@@ -126,7 +131,7 @@ fn forget(volume: &Engine, id: TreeId) -> Result<()> {
 /// at once, and whether the subvolume has ended.
 fn delete_alone(
     handle: &Handle<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     id: TreeId,
     at: Timestamp,
 ) -> Result<(bool, bool)> {
@@ -192,8 +197,8 @@ pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
 ///
 /// # Errors
 /// When a reference is missing, or names another place. Nothing was changed yet.
-pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<u64> {
-    let Place { dir, name } = place;
+pub(super) fn index_at(volume: &Engine, place: EntryPlace<'_>, id: TreeId) -> Result<u64> {
+    let EntryPlace { dir, name } = place;
     let keys = [
         Key::new(dir.dev, ItemType::ROOT_REF, id.0),
         Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev),
@@ -217,7 +222,7 @@ pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<
 /// subvolume.
 fn remove_placeholder(
     volume: &Engine,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     placeholder: FileId,
     at: Timestamp,
 ) -> Result<()> {

@@ -16,7 +16,7 @@ use offshoot_btrfs_format::encode::{self, uuid_key};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result};
 use zerocopy::IntoBytes;
 
 use crate::engine::{Engine, Handle};
@@ -105,12 +105,12 @@ impl Handle<'_> {
         &self,
         key: Key,
         item: &RootItem,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         index: u64,
         uuids: UuidEdits,
         group: &NewGroup,
     ) -> Result<()> {
-        let Place { dir, name } = place;
+        let EntryPlace { dir, name } = place;
         let id = TreeId(key.objectid);
         self.change(TreeId::ROOT, |tree| tree.insert(key, item.as_bytes()))?;
         self.add_place(id, dir, &RootRef { dirid: dir.ino, sequence: index, name })?;

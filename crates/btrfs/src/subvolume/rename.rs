@@ -8,7 +8,7 @@
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::root::RootRef;
-use offshoot_vfs::{Errno, Error, FileId, Place, Rename, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Rename, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::parent_of;
@@ -34,8 +34,8 @@ const EXCHANGE_ITEMS: u64 = 16;
 /// Moves the file, directory or subvolume at `from` to `to`.
 pub(crate) fn rename(
     volume: &Engine,
-    from: Place<'_>,
-    to: Place<'_>,
+    from: EntryPlace<'_>,
+    to: EntryPlace<'_>,
     how: Rename,
     at: Timestamp,
 ) -> Result<()> {
@@ -92,8 +92,8 @@ pub(crate) fn rename(
 /// and the replaced one are locked, and both names were looked up under these locks.
 fn move_subvolume(
     volume: &Engine,
-    from: Place<'_>,
-    to: Place<'_>,
+    from: EntryPlace<'_>,
+    to: EntryPlace<'_>,
     ends: Ends,
     mut locks: Locks,
     at: Timestamp,
@@ -126,7 +126,7 @@ fn move_subvolume(
 /// directories, and a file that is an inode, are locked.
 pub(crate) fn exchange(
     volume: &Engine,
-    ends: [(Place<'_>, FileId); 2],
+    ends: [(EntryPlace<'_>, FileId); 2],
     at: Timestamp,
 ) -> Result<()> {
     let [(one, file), (place, other)] = ends;
@@ -152,7 +152,7 @@ pub(crate) fn exchange(
 struct Move<'p> {
     id: TreeId,
     from: FileId,
-    to: Place<'p>,
+    to: EntryPlace<'p>,
     /// The index of its new entry.
     index: u64,
 }
@@ -183,7 +183,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
     }
 
     /// Takes `file` from its place.
-    fn take(&mut self, place: Place<'_>, file: FileId, at: Timestamp) -> Result<()> {
+    fn take(&mut self, place: EntryPlace<'_>, file: FileId, at: Timestamp) -> Result<()> {
         let changes = self.changes(place.dir);
         let dir = changes.directory(place.dir)?;
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
@@ -200,7 +200,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
     }
 
     /// Gives `file`, which was in the directory `from`, the place `to`.
-    fn put(&mut self, file: FileId, from: FileId, to: Place<'p>, at: Timestamp) -> Result<()> {
+    fn put(&mut self, file: FileId, from: FileId, to: EntryPlace<'p>, at: Timestamp) -> Result<()> {
         let changes = self.changes(to.dir);
         let index = changes.next_index(to.dir)?;
         if file.ino == ROOT_DIR {
@@ -224,7 +224,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         let _moving = handle.volume().subvolumes.moving();
         handle.whole(|| {
             moves.iter().try_for_each(|one| handle.remove_place(one.id, one.from))?;
-            for Move { id, to: Place { dir, name }, index, .. } in moves {
+            for Move { id, to: EntryPlace { dir, name }, index, .. } in moves {
                 let place = RootRef { dirid: dir.ino, sequence: index, name };
                 handle.add_place(id, dir, &place)?;
             }

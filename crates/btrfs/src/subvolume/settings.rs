@@ -1,7 +1,7 @@
 //! Settings of a subvolume: whether it is read-only, and whether it is the default. Also the label
 //! of the volume.
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, name_hash};
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
@@ -91,7 +91,7 @@ impl Engine {
                 let is_it = entry.name == DEFAULT;
                 is_named |= is_it;
                 let location = if is_it { location } else { entry.location };
-                all.extend(encode::dir_entry(&DirEntry { location, ..entry }));
+                all.extend(encode::dir_entry(&DirItemEntry { location, ..entry }));
             }
             if !is_named {
                 let problem = "it has no entry for the default subvolume";

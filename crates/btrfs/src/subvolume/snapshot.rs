@@ -28,7 +28,7 @@
 
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result, Timestamp};
 use uuid::Uuid;
 use zerocopy::FromZeros;
 
@@ -48,7 +48,7 @@ use crate::tree::TreeRoot;
 #[derive(Clone, Copy)]
 pub(crate) struct Snapshot<'a> {
     pub(crate) source: TreeId,
-    pub(crate) place: Place<'a>,
+    pub(crate) place: EntryPlace<'a>,
     pub(crate) is_read_only: bool,
     pub(crate) at: Timestamp,
 }

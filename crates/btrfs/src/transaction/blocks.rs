@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use offshoot_btrfs_format::block::KeyPtr;
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::block::NodePointer;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_vfs::Result;
 
@@ -28,7 +28,7 @@ impl Blocks for Base {
         self.live.as_ref().map_or(0, |live| live.epoch.load(Ordering::Acquire))
     }
 
-    fn block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
+    fn block(&self, expected: &ExpectedBlock) -> Result<Arc<TreeBlock>> {
         self.recent_block(expected).map_or_else(|| self.committed_block(expected), Ok)
     }
 
@@ -51,7 +51,7 @@ impl Blocks for Base {
         self.hold(&root.expected())
     }
 
-    fn hold(&self, expected: &Expected) -> Result<Held> {
+    fn hold(&self, expected: &ExpectedBlock) -> Result<Held> {
         match self.recent_latch(expected) {
             Some((live, latch)) => Ok(Held::Latched(latch_shared(&latch, &live.stats))),
             None => self.committed_block(expected).map(Held::Committed),
@@ -61,19 +61,19 @@ impl Blocks for Base {
 
 impl Base {
     /// The committed block that `expected` describes.
-    pub(crate) fn committed_block(&self, expected: &Expected) -> Result<Arc<TreeBlock>> {
+    pub(crate) fn committed_block(&self, expected: &ExpectedBlock) -> Result<Arc<TreeBlock>> {
         self.cache.committed(&self.storage, expected)
     }
 
     /// The latch of the block that `expected` describes, if a recent transaction made it and it is
     /// in memory.
-    fn recent_latch(&self, expected: &Expected) -> Option<(&Live, Arc<Latch>)> {
+    fn recent_latch(&self, expected: &ExpectedBlock) -> Option<(&Live, Arc<Latch>)> {
         let live = self.live.as_ref()?;
         Some((live, live.recent_block(expected.generation, expected.logical)?))
     }
 
     /// The block that `expected` describes, if a recent transaction made it and it is in memory.
-    fn recent_block(&self, expected: &Expected) -> Option<Arc<TreeBlock>> {
+    fn recent_block(&self, expected: &ExpectedBlock) -> Option<Arc<TreeBlock>> {
         let (live, latch) = self.recent_latch(expected)?;
         let block = live.stats.lock_shared(latch.try_read(), || latch.read());
         #[cfg(debug_assertions)]
@@ -84,7 +84,7 @@ impl Base {
     /// Hints that the leaves behind `slot` of `node` will be read, if the leaf at `slot` must be
     /// read from the device.
     fn read_ahead(&self, node: &TreeBlock, slot: usize) {
-        let is_held = |pointer: &KeyPtr| {
+        let is_held = |pointer: &NodePointer| {
             let (generation, at) = (Generation(pointer.generation.get()), pointer.logical());
             let recent = |live: &Live| live.recent_block(generation, at).is_some();
             self.cache.contains(at) || self.live_part().is_some_and(recent)
@@ -102,7 +102,7 @@ impl Base {
         let ahead = ahead[..ahead.len().min(READ_AHEAD_BLOCKS)]
             .iter()
             .filter(|pointer| pointer.generation.get() < end.0 && !is_held(pointer))
-            .map(KeyPtr::logical);
+            .map(NodePointer::logical);
         self.storage.prefetch(self, ahead.map(|logical| (logical, node_size)));
     }
 }

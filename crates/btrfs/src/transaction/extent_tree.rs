@@ -18,8 +18,8 @@ use std::ops::Range;
 use offshoot_btrfs_format::block::HEADER_RELOC;
 use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::extent::{
-    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentDataRef,
-    ExtentItem, InlineRef, TreeBlockInfo,
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, ExtentItem,
+    InlineRef, ParsedExtent, TreeBlockInfo,
 };
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::key::DiskKey;
@@ -131,7 +131,7 @@ impl Owner {
 
 impl Record {
     fn parse(key: Key, data: &[u8]) -> Result<Self> {
-        let extent = Extent::parse(key.item_type, data).map_err(malformed)?;
+        let extent = ParsedExtent::parse(key.item_type, data).map_err(malformed)?;
         let (mut inline, mut made_for) = (Vec::new(), None);
         for reference in extent.inline_refs() {
             inline.push(match reference.map_err(malformed)? {

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, TreeId};
 use offshoot_vfs::Result;
@@ -62,12 +62,12 @@ pub(super) fn has_newest_commit(engine: &Base, index: usize) -> Result<bool> {
     Ok(true)
 }
 
-fn is_newest(engine: &Base, block: &Expected) -> bool {
+fn is_newest(engine: &Base, block: &ExpectedBlock) -> bool {
     block.generation == engine.superblock().generation
 }
 
 /// The places on the member that should hold whole copies of a block.
-fn own_places(engine: &Base, index: usize, block: &Expected) -> Result<Vec<Place>> {
+fn own_places(engine: &Base, index: usize, block: &ExpectedBlock) -> Result<Vec<Place>> {
     let len = u64::from(engine.superblock().node_size);
     let all = engine.storage.write_places(block.logical, len)?;
     let own = all.into_iter().filter(|(member, _, part)| *member == index && *part == (0..len));
@@ -76,7 +76,7 @@ fn own_places(engine: &Base, index: usize, block: &Expected) -> Result<Vec<Place
 
 /// The blocks that a block of the tree `owner` points to. Leaves of the root tree point to roots of
 /// trees.
-fn blocks_below(block: &TreeBlock, owner: TreeId) -> Result<Vec<Expected>> {
+fn blocks_below(block: &TreeBlock, owner: TreeId) -> Result<Vec<ExpectedBlock>> {
     if !block.is_leaf() {
         return Ok((0..block.len()).map(|slot| block.child_expected(slot, owner)).collect());
     }

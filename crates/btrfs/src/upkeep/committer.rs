@@ -127,7 +127,7 @@ fn ease(volume: &Engine) -> Result<()> {
 mod tests {
     use offshoot_btrfs_format::{ItemType, TreeId};
     use offshoot_device::{BlockDevice, Fault, FaultDevice};
-    use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+    use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
     use super::*;
     use parking_lot::Mutex;
@@ -140,7 +140,7 @@ mod tests {
     const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 
     fn create(fs: &Filesystem, name: &str) -> offshoot_vfs::FileId {
-        fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).unwrap()
+        fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW).unwrap()
     }
 
     /// Counts reports. Each must be of a failed commit, or of the end of writing.

@@ -15,7 +15,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 /// Extents and free ranges by their start: the end, and whether the range is free.
-type Map = BTreeMap<u64, (u64, bool)>;
+type SpaceMap = BTreeMap<u64, (u64, bool)>;
 
 /// Reads every tree and compares the accounts.
 pub(crate) fn check(volume: &Arc<Volume>) -> Result<()> {
@@ -57,8 +57,8 @@ fn visit(volume: &Arc<Volume>, id: TreeId, mut visit: impl FnMut(Key, &[u8])) ->
 }
 
 /// All extents and all free ranges.
-fn map(volume: &Arc<Volume>) -> Result<Map> {
-    let mut map = Map::new();
+fn map(volume: &Arc<Volume>) -> Result<SpaceMap> {
+    let mut map = SpaceMap::new();
     let node_size = u64::from(volume.superblock().node_size);
     visit(volume, TreeId::EXTENT, |key, _| {
         let len = match key.item_type {
@@ -108,7 +108,7 @@ fn groups(volume: &Arc<Volume>) -> Result<Vec<(Range<u64>, u64)>> {
 }
 
 /// How many bytes the extents of a block group take.
-fn used_in(map: &Map, group: &Range<u64>) -> Result<u64> {
+fn used_in(map: &SpaceMap, group: &Range<u64>) -> Result<u64> {
     let (mut at, mut used) = (group.start, 0);
     for (&start, &(end, is_free)) in map.range(group.clone()) {
         if start != at {

@@ -10,7 +10,7 @@ use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::random::seed_of_run;
 
 use crate::engine::{
-    DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
+    DISCARDING, EAGER, ONE, OURS, OurEngine, PACKING, SETS, SMALL, SMALL_NODES, TINY, VolumeShape,
     WITHOUT_LOGS,
 };
 use crate::{brink_plan, explore, inflict, some_twos, subvolumes};
@@ -25,10 +25,10 @@ const ELSEWHERE: usize = 20;
 const JUDGED: usize = 3000;
 
 /// The engines and volumes that all workloads run on.
-const EVERYWHERE: [(&Ours, Shape); 2] = [(&OURS, ONE), (&EAGER, ONE)];
+const EVERYWHERE: [(&OurEngine, VolumeShape); 2] = [(&OURS, ONE), (&EAGER, ONE)];
 
 /// The engines and volumes that some of the workloads run on.
-const ALSO: [(&Ours, Shape); 10] = [
+const ALSO: [(&OurEngine, VolumeShape); 10] = [
     (&WITHOUT_LOGS, ONE),
     (&PACKING, ONE),
     (&DISCARDING, SMALL),
@@ -54,7 +54,7 @@ fn judged_every() -> usize {
 fn campaign() {
     let generator = Generator::default();
     let seed = seed_of_run();
-    let plan = CrashPlan { exhaustive_limit: 6, samples_per_epoch: 40, seed, torn: true };
+    let plan = CrashPlan { exhaustive_limit: 6, samples_per_epoch: 40, seed, tears: true };
     let what = std::env::var("OFFSHOOT_WORKLOADS").unwrap_or_else(|_| "one".to_owned());
     let ones = || (0..generator.ones()).map(|number| generator.one(number));
     match &what[..] {
@@ -103,7 +103,7 @@ fn everywhere(plan: CrashPlan, all: &[Workload], some: &[Workload]) {
     for ((engine, shape), workloads) in all.chain(ALSO.map(|place| (place, some))) {
         // A small member has no copy of its superblock, so a torn one would be the end of the
         // volume.
-        let plan = CrashPlan { torn: plan.torn && shape.has_copies_of_superblock(), ..plan };
+        let plan = CrashPlan { tears: plan.tears && shape.has_copies_of_superblock(), ..plan };
         explore(engine, shape, plan, judged_every(), workloads.iter().cloned());
     }
 }

@@ -12,52 +12,52 @@ use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
-use offshoot_testkit::crash::{Devices, Engine, Opened};
+use offshoot_testkit::crash::{MemberDevices, OpenedVolume, TestedEngine};
 use offshoot_vfs::{Result, Timestamp};
 use uuid::Uuid;
 
 use crate::accounts;
-use crate::subvolume_calls::Ours as Calls;
+use crate::subvolume_calls::OurSubvolumes as Calls;
 
 /// The size of a member, in bytes.
 const MEMBER_BYTES: u64 = 160 << 20;
 
 /// The engine under test. It commits when the caller asks for it, or when too much has changed. It
 /// does not commit by the clock, so that every run is the same.
-pub(crate) struct Ours {
+pub(crate) struct OurEngine {
     /// How many changed bytes make it commit by itself.
     pub(crate) dirty_bytes: u64,
     /// How data is compressed.
     pub(crate) compress: Option<&'static str>,
     /// Whether fsync writes logs.
-    pub(crate) tree_log: bool,
+    pub(crate) has_tree_log: bool,
     /// Whether it trims the volume after it has opened it, and discards what commits free.
-    pub(crate) discard: bool,
+    pub(crate) discards: bool,
 }
 
 /// The engine as it is by default.
-pub(crate) const OURS: Ours =
-    Ours { dirty_bytes: 64 << 20, compress: None, tree_log: true, discard: false };
+pub(crate) const OURS: OurEngine =
+    OurEngine { dirty_bytes: 64 << 20, compress: None, has_tree_log: true, discards: false };
 
 /// The engine that commits by itself after almost every change: one changed tree block is too much.
-pub(crate) const EAGER: Ours = Ours { dirty_bytes: 8 << 10, ..OURS };
+pub(crate) const EAGER: OurEngine = OurEngine { dirty_bytes: 8 << 10, ..OURS };
 
 /// The engine whose fsync commits.
-pub(crate) const WITHOUT_LOGS: Ours = Ours { tree_log: false, ..OURS };
+pub(crate) const WITHOUT_LOGS: OurEngine = OurEngine { has_tree_log: false, ..OURS };
 
 /// The engine that compresses everything.
-pub(crate) const PACKING: Ours = Ours { compress: Some("zstd:1"), ..OURS };
+pub(crate) const PACKING: OurEngine = OurEngine { compress: Some("zstd:1"), ..OURS };
 
 /// The engine that discards.
-pub(crate) const DISCARDING: Ours = Ours { discard: true, ..OURS };
+pub(crate) const DISCARDING: OurEngine = OurEngine { discards: true, ..OURS };
 
-impl Engine for Ours {
-    fn open(&self, devices: Devices) -> Result<Opened> {
+impl TestedEngine for OurEngine {
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         opened(&Volume::open(devices, &OpenOptions::default())?)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Opened> {
-        let Self { dirty_bytes, tree_log, discard, .. } = *self;
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
+        let Self { dirty_bytes, has_tree_log, discards, .. } = *self;
         let compress = self
             .compress
             .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
@@ -72,32 +72,32 @@ impl Engine for Ours {
             commit_interval: None,
             dirty_bytes,
             compress,
-            tree_log,
-            discard,
+            tree_log: has_tree_log,
+            discard: discards,
             reporter: Some(reporter),
             ..OpenOptions::default()
         };
         let volume = Volume::open_writable(devices, &options)?;
-        if discard {
+        if discards {
             volume.trim()?;
         }
-        Ok(Opened { survived, ..opened(&volume)? })
+        Ok(OpenedVolume { survived, ..opened(&volume)? })
     }
 
-    fn check(&self, devices: Devices) -> Result<()> {
+    fn check(&self, devices: MemberDevices) -> Result<()> {
         accounts::check(&Volume::open(devices, &OpenOptions::default())?)
     }
 }
 
-fn opened(volume: &Arc<Volume>) -> Result<Opened> {
+fn opened(volume: &Arc<Volume>) -> Result<OpenedVolume> {
     let fs = volume.filesystem(SubvolumeId::FS)?;
     let survived = Arc::default();
-    Ok(Opened { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })
+    Ok(OpenedVolume { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })
 }
 
 /// The members and the layout of a volume.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct VolumeShape {
     pub(crate) members: usize,
     /// The profiles of metadata and data.
     pub(crate) profiles: [Profile; 2],
@@ -107,38 +107,38 @@ pub(crate) struct Shape {
     /// The size of a member, in bytes.
     pub(crate) bytes: u64,
     /// Whether block groups are mixed: each holds data and metadata.
-    pub(crate) mixed: bool,
+    pub(crate) is_mixed: bool,
 }
 
 /// One member, as it is by default.
-pub(crate) const ONE: Shape = shape(1, [Profile::Dup, Profile::Single]);
+pub(crate) const ONE: VolumeShape = shape(1, [Profile::Dup, Profile::Single]);
 
 /// One member with small tree blocks.
-pub(crate) const SMALL_NODES: Shape = Shape { node_size: 4096, ..ONE };
+pub(crate) const SMALL_NODES: VolumeShape = VolumeShape { node_size: 4096, ..ONE };
 
 /// One member of a few MiB, which is soon full.
-pub(crate) const TINY: Shape = Shape {
+pub(crate) const TINY: VolumeShape = VolumeShape {
     node_size: 4096,
     bytes: 18 << 20,
-    mixed: true,
+    is_mixed: true,
     ..shape(1, [Profile::Single, Profile::Single])
 };
 
 /// The same with separate block groups for data and metadata.
-pub(crate) const SMALL: Shape = Shape { bytes: 40 << 20, mixed: false, ..TINY };
+pub(crate) const SMALL: VolumeShape = VolumeShape { bytes: 40 << 20, is_mixed: false, ..TINY };
 
 /// One member with two copies of everything.
-pub(crate) const ALL_TWICE: Shape = shape(1, [Profile::Dup, Profile::Dup]);
+pub(crate) const ALL_TWICE: VolumeShape = shape(1, [Profile::Dup, Profile::Dup]);
 
 /// Several members.
-pub(crate) const SETS: [Shape; 4] = [
+pub(crate) const SETS: [VolumeShape; 4] = [
     shape(2, [Profile::Raid1, Profile::Raid1]),
     shape(2, [Profile::Raid1, Profile::Raid0]),
     shape(4, [Profile::Raid10, Profile::Raid10]),
     shape(3, [Profile::Raid1c3, Profile::Single]),
 ];
 
-impl Shape {
+impl VolumeShape {
     /// Whether the explorer may tear a superblock. A member that is too small for a copy would have
     /// no superblock afterwards.
     pub(crate) fn has_copies_of_superblock(self) -> bool {
@@ -146,11 +146,11 @@ impl Shape {
     }
 }
 
-const fn shape(members: usize, profiles: [Profile; 2]) -> Shape {
-    Shape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, mixed: false }
+const fn shape(members: usize, profiles: [Profile; 2]) -> VolumeShape {
+    VolumeShape { members, profiles, node_size: 16 << 10, bytes: MEMBER_BYTES, is_mixed: false }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for VolumeShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { members, profiles: [metadata, data], node_size, bytes, .. } = self;
         let mib = bytes >> 20;
@@ -163,17 +163,17 @@ impl fmt::Display for Shape {
 
 /// An empty volume over new members. Each run gives it another id, because the kernel does not
 /// mount two volumes with the same id.
-pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
-    let Shape { members, profiles, node_size, bytes, mixed } = shape;
+pub(crate) fn volume(seed: u64, shape: VolumeShape) -> MemberDevices {
+    let VolumeShape { members, profiles, node_size, bytes, is_mixed } = shape;
     let new = || Arc::new(MemoryDevice::sparse(bytes)) as Arc<dyn BlockDevice>;
-    let devices: Devices = (0..members).map(|_| new()).collect();
+    let devices: MemberDevices = (0..members).map(|_| new()).collect();
     let process = u128::from(std::process::id());
-    let number = members as u128 | u128::from(node_size) << 4 | u128::from(mixed) << 31;
+    let number = members as u128 | u128::from(node_size) << 4 | u128::from(is_mixed) << 31;
     let id = u128::from(seed) << 64 | process << 32 | number;
     let mut options = MkfsOptions::new(Uuid::from_u128(id), Timestamp::default());
     [options.metadata, options.data] = profiles.map(Some);
     options.node_size = Some(node_size);
-    if mixed {
+    if is_mixed {
         options.features.apply("mixed-bg").expect("it can be written");
     }
     mkfs(&devices, &options).expect("a volume");
@@ -182,7 +182,7 @@ pub(crate) fn volume(seed: u64, shape: Shape) -> Devices {
 
 /// A volume of one member that `mkfs.btrfs` makes with these options. It is for features that our
 /// `mkfs` does not offer.
-pub(crate) fn made_by_progs(judges: &Judges, options: &str) -> Devices {
+pub(crate) fn made_by_progs(judges: &Judges, options: &str) -> MemberDevices {
     let disks = Disks::create(judges, 1, MEMBER_BYTES >> 20);
     disks.mkfs_and_settle(&options.split_whitespace().collect::<Vec<_>>());
     let device = MemoryDevice::sparse(MEMBER_BYTES);

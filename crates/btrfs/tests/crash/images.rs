@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, MemoryDevice, Qcow2Header, Qcow2Options, open_qcow2};
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::crash::explore::{Explorer, Judge};
+use offshoot_testkit::crash::explore::{StateExplorer, StateJudge};
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Opened, report};
+use offshoot_testkit::crash::{MemberDevices, OpenedVolume, TestedEngine, report};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_vfs::{Error, Result};
 
-use crate::engine::{DISCARDING, ONE, OURS, Ours, volume};
+use crate::engine::{DISCARDING, ONE, OURS, OurEngine, volume};
 use crate::{plan, some_twos};
 
 /// The size that the file of an image may grow to, in bytes.
@@ -24,23 +24,23 @@ const FILE_BYTES: u64 = 256 << 20;
 const CHUNK: usize = 64 << 10;
 
 /// An engine whose devices are images.
-struct InImages(Ours);
+struct InImages(OurEngine);
 
-impl Engine for InImages {
-    fn open(&self, devices: Devices) -> Result<Opened> {
+impl TestedEngine for InImages {
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         self.0.open(disks(devices, false)?)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Opened> {
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         self.0.open_writable(disks(devices, true)?)
     }
 
-    fn check(&self, devices: Devices) -> Result<()> {
+    fn check(&self, devices: MemberDevices) -> Result<()> {
         self.0.check(disks(devices, false)?)
     }
 }
 
-fn disks(files: Devices, is_writable: bool) -> Result<Devices> {
+fn disks(files: MemberDevices, is_writable: bool) -> Result<MemberDevices> {
     let disk = |file: Arc<dyn BlockDevice>| {
         let header = Qcow2Header::read(&*file)?;
         open_qcow2(file, &header, Qcow2Options { is_writable, ..Qcow2Options::default() })
@@ -101,9 +101,10 @@ fn in_images() {
                 _ => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
             }
         };
-        let judge = Some((&judge as &Judge<'_>, 10));
+        let judge = Some((&judge as &StateJudge<'_>, 10));
         let engine = &InImages(engine);
-        let explorer = Explorer { engine, image: vec![Arc::new(image)], plan: plan(seed), judge };
+        let explorer =
+            StateExplorer { engine, image: vec![Arc::new(image)], plan: plan(seed), judge };
         let tally = explorer.explore_all(some_twos(&generator, 10, seed.wrapping_add(number)));
         report(format_args!("{words:?}: {tally}"));
         assert!(tally.judged > 20, "{tally}");

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use offshoot_btrfs::{Filesystem, OpenOptions, Report, Reporter, SubvolumeId, Volume};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::btrfs::checked::Shown;
-use offshoot_testkit::btrfs::disks::{Attached, Disks, Mount};
+use offshoot_testkit::btrfs::checked::ShownVolume;
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::outside::{change, require_change, require_same};
 use offshoot_testkit::compare::{Aspect, Compare};
-use offshoot_testkit::crash::{Devices, Engine};
+use offshoot_testkit::crash::{MemberDevices, TestedEngine};
 use offshoot_testkit::kernel_log::KernelLog;
 use offshoot_testkit::run::try_run;
 use offshoot_vfs::{SetAttr, Timestamp};
@@ -20,13 +20,13 @@ use crate::engine::OURS;
 use crate::shown::show;
 
 /// The outside judges, if this machine has them.
-pub(crate) struct Outside {
+pub(crate) struct OutsideJudges {
     judges: Judges,
     /// All states of a run have the same id, and the kernel mounts one volume of an id at a time.
     turn: Mutex<()>,
 }
 
-impl Outside {
+impl OutsideJudges {
     pub(crate) fn new() -> Option<Self> {
         Some(Self { judges: judges::require()?, turn: Mutex::default() })
     }
@@ -48,7 +48,7 @@ impl Outside {
         let contents: Vec<_> = devices.iter().map(|device| &**device as &dyn BlockDevice).collect();
         disks.fill(&contents).map_err(|e| format!("a copy of the state: {e}"))?;
         check(&disks)?;
-        let Shown { has_log, has_orphans, .. } =
+        let ShownVolume { has_log, has_orphans, .. } =
             show(&shared(&devices)).map_err(failed("opening it for a judge"))?;
         let mut log = KernelLog::start();
         let (is_changed, mut complaints) = show_and_change(&disks, &devices, has_log)?;
@@ -69,7 +69,7 @@ impl Outside {
     }
 }
 
-fn shared(devices: &[Arc<MemoryDevice>]) -> Devices {
+fn shared(devices: &[Arc<MemoryDevice>]) -> MemberDevices {
     devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
@@ -93,7 +93,7 @@ fn all_name_one_log(devices: &[Arc<MemoryDevice>]) -> bool {
 fn shows_other(
     compare: &Compare,
     devices: &[Arc<MemoryDevice>],
-    mount: &Mount,
+    mount: &MountedMembers,
 ) -> Result<bool, String> {
     if all_name_one_log(devices) {
         return Ok(false);
@@ -156,11 +156,11 @@ fn failed(what: &'static str) -> impl Fn(offshoot_vfs::Error) -> String {
 }
 
 /// The first subvolume, as our reader shows it.
-fn top(devices: Devices) -> Result<Filesystem, String> {
+fn top(devices: MemberDevices) -> Result<Filesystem, String> {
     shown_with(devices, &OpenOptions::default())
 }
 
-fn shown_with(devices: Devices, options: &OpenOptions) -> Result<Filesystem, String> {
+fn shown_with(devices: MemberDevices, options: &OpenOptions) -> Result<Filesystem, String> {
     let volume = Volume::open(devices, options);
     volume.and_then(|volume| volume.filesystem(SubvolumeId::FS)).map_err(failed("opening it"))
 }
@@ -170,9 +170,9 @@ fn shown_with(devices: Devices, options: &OpenOptions) -> Result<Filesystem, Str
 /// The log begins after the devices are attached: the kernel may have complained of an earlier user
 /// of these loop devices. Another process that scans or forgets devices at the wrong moment makes
 /// the mount of several members fail, so a failed mount is tried once more.
-fn mount(disks: &Disks, options: &str) -> Result<(Mount, KernelLog), String> {
+fn mount(disks: &Disks, options: &str) -> Result<(MountedMembers, KernelLog), String> {
     let mount = || {
-        let attached = Attached::new(disks.images());
+        let attached = AttachedImages::new(disks.images());
         let log = KernelLog::start();
         attached.mount(options).map(|mount| (mount, log))
     };
@@ -203,7 +203,7 @@ fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevic
 }
 
 fn check(disks: &Disks) -> Result<(), String> {
-    let attached = Attached::new(disks.images());
+    let attached = AttachedImages::new(disks.images());
     let words = ["check", "--readonly", "--check-data-csum", attached.devices()[0]];
     try_run("btrfs", &words).map(drop).map_err(|e| format!("btrfs check: {e}"))
 }

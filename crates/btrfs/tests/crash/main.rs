@@ -46,18 +46,20 @@ use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{CrashDevice, CrashEntry, CrashPlan, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::crash::explore::{Explorer, Judge};
-use offshoot_testkit::crash::faults::{Inflicted, Inflicter};
+use offshoot_testkit::crash::explore::{StateExplorer, StateJudge};
+use offshoot_testkit::crash::faults::{FaultCounts, Inflicter};
 use offshoot_testkit::crash::generate::{Generator, long};
 use offshoot_testkit::crash::workload::Runner;
-use offshoot_testkit::crash::{Devices, Engine, Op, Step, Workload, report};
+use offshoot_testkit::crash::{
+    MemberDevices, TestedEngine, Workload, WorkloadOp, WorkloadStep, report,
+};
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use engine::{
-    ALL_TWICE, DISCARDING, EAGER, ONE, OURS, Ours, PACKING, SETS, SMALL, SMALL_NODES, Shape, TINY,
-    WITHOUT_LOGS, made_by_progs, volume,
+    ALL_TWICE, DISCARDING, EAGER, ONE, OURS, OurEngine, PACKING, SETS, SMALL, SMALL_NODES, TINY,
+    VolumeShape, WITHOUT_LOGS, made_by_progs, volume,
 };
-use judge::Outside;
+use judge::OutsideJudges;
 
 /// How many workloads of two operations a test run explores.
 const TWOS: usize = 250;
@@ -70,43 +72,49 @@ const OF_A_KIND: usize = 8;
 
 /// Workloads with operations that a random sample may leave out.
 const KINDS: [fn(&Workload) -> bool; 18] = [
-    |workload| does(workload, |op| matches!(op, Op::Fallocate { .. })),
-    |workload| does(workload, |op| matches!(op, Op::Copy(..))),
-    |workload| does(workload, |op| matches!(op, Op::Clone(_))),
-    |workload| does(workload, |op| matches!(op, Op::Dedupe(_))),
-    |workload| does(workload, |op| matches!(op, Op::WriteDirect { .. })),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::Fallocate { .. })),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::Copy(..))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::Clone(_))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::Dedupe(_))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::WriteDirect { .. })),
     |workload| workload.writes_in_place(),
-    |workload| does(workload, |op| matches!(op, Op::SetFlags(..))),
-    |workload| does(workload, |op| matches!(op, Op::SetAcl { .. })),
-    |workload| does(workload, |op| matches!(op, Op::SetCompression(..))),
-    |workload| does(workload, |op| matches!(op, Op::RenameNoReplace(..))),
-    |workload| does(workload, |op| matches!(op, Op::Fifo(_) | Op::Device(_))),
-    |workload| does(workload, |op| matches!(op, Op::SetReadOnly(..) | Op::SetDefault(_))),
-    |workload| does(workload, |op| matches!(op, Op::Subvolume(_))),
-    |workload| does(workload, |op| matches!(op, Op::Snapshot { .. })),
-    |workload| does(workload, |op| matches!(op, Op::DeleteSubvolume(_))),
-    |workload| does(workload, |op| matches!(op, Op::DropDeleted)),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::SetFlags(..))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::SetAcl { .. })),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::SetCompression(..))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::RenameNoReplace(..))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::Fifo(_) | WorkloadOp::Device(_))),
     |workload| {
-        workload.has_step_on_subvolume(|op, path| matches!(op, Op::Rename(from, _) if from == path))
+        does(workload, |op| matches!(op, WorkloadOp::SetReadOnly(..) | WorkloadOp::SetDefault(_)))
+    },
+    |workload| does(workload, |op| matches!(op, WorkloadOp::Subvolume(_))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::Snapshot { .. })),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::DeleteSubvolume(_))),
+    |workload| does(workload, |op| matches!(op, WorkloadOp::DropDeleted)),
+    |workload| {
+        workload.has_step_on_subvolume(
+            |op, path| matches!(op, WorkloadOp::Rename(from, _) if from == path),
+        )
     },
     |workload| {
-        workload.has_step_on_subvolume(|op, path| matches!(op, Op::Exchange(one, _) if one == path))
+        workload.has_step_on_subvolume(
+            |op, path| matches!(op, WorkloadOp::Exchange(one, _) if one == path),
+        )
     },
 ];
 
-fn does(workload: &Workload, is_of_kind: fn(&Op) -> bool) -> bool {
-    workload.steps.iter().any(|step| matches!(step, Step::Do(op) if is_of_kind(op)))
+fn does(workload: &Workload, is_of_kind: fn(&WorkloadOp) -> bool) -> bool {
+    workload.steps.iter().any(|step| matches!(step, WorkloadStep::Do(op) if is_of_kind(op)))
 }
 
 fn plan(seed: u64) -> CrashPlan {
-    CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, torn: true }
+    CrashPlan { exhaustive_limit: 4, samples_per_epoch: 8, seed, tears: true }
 }
 
 /// Explores workloads on a volume of this shape. The outside judges look at one state of
 /// `judged_every`. Prints how many states there were.
 fn explore(
-    engine: &Ours,
-    shape: Shape,
+    engine: &OurEngine,
+    shape: VolumeShape,
     plan: CrashPlan,
     judged_every: usize,
     workloads: impl Iterator<Item = Workload> + Send,
@@ -116,21 +124,21 @@ fn explore(
 
 /// The same on this volume. Messages call it `name`.
 fn explore_on(
-    engine: &Ours,
-    image: Devices,
+    engine: &OurEngine,
+    image: MemberDevices,
     name: impl Display,
     plan: CrashPlan,
     judged_every: usize,
     workloads: impl Iterator<Item = Workload> + Send,
 ) {
     let started = std::time::Instant::now();
-    let outside = Outside::new();
+    let outside = OutsideJudges::new();
     let judge = |devices: &[Arc<MemoryDevice>]| match &outside {
         Some(outside) => outside.judge(devices),
         None => Ok(()),
     };
-    let judge = outside.is_some().then_some((&judge as &Judge<'_>, judged_every));
-    let explorer = Explorer { engine, image, plan, judge };
+    let judge = outside.is_some().then_some((&judge as &StateJudge<'_>, judged_every));
+    let explorer = StateExplorer { engine, image, plan, judge };
     let tally = explorer.explore_all(workloads);
     report(format_args!("{name}: {tally}, in {} ms", started.elapsed().as_millis()));
     assert!(tally.states > 0, "nothing was explored");
@@ -205,11 +213,12 @@ fn commits_by_itself() {
 }
 
 /// Requires that the eager engine commits although no caller asks for it.
-fn assert_commits_by_itself(devices: &Devices) {
+fn assert_commits_by_itself(devices: &MemberDevices) {
     let crash = Arc::new(CrashDevice::new(devices[0].clone()));
     let fs = EAGER.open_writable(vec![crash.clone()]).expect("it opens");
     let steps = long::rounds(4).steps;
-    let steps: Vec<Step> = steps.into_iter().filter(|step| *step != Step::Sync).collect();
+    let steps: Vec<WorkloadStep> =
+        steps.into_iter().filter(|step| *step != WorkloadStep::Sync).collect();
     Runner::new(&*fs, 1).run_steps(&steps).expect("there is room");
     let log = crash.log();
     let barriers = log.entries().iter().filter(|one| matches!(one, CrashEntry::Barrier { .. }));
@@ -221,7 +230,7 @@ fn discarding() {
     let (seed, generator) = (seed_of_run(), Generator::default());
     assert_discards(&volume(seed, SMALL));
     let twos = some_twos(&generator, 80, seed);
-    let whole = CrashPlan { torn: false, ..plan(seed) };
+    let whole = CrashPlan { tears: false, ..plan(seed) };
     explore(&DISCARDING, SMALL, whole, 1000, twos.chain([long::rounds(6)]));
     explore(&DISCARDING, SETS[1], plan(seed), 250, some_twos(&generator, 3, seed));
     let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed) };
@@ -229,7 +238,7 @@ fn discarding() {
 }
 
 /// Requires that the discarding engine discards after it has opened a volume, and after commits.
-fn assert_discards(devices: &Devices) {
+fn assert_discards(devices: &MemberDevices) {
     let crash = Arc::new(CrashDevice::new(devices[0].clone()));
     let discards = || {
         let log = crash.log();
@@ -257,8 +266,14 @@ fn quotas() {
     }
 }
 
-fn is_about_subvolumes(op: &Op) -> bool {
-    matches!(op, Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_) | Op::DropDeleted)
+fn is_about_subvolumes(op: &WorkloadOp) -> bool {
+    matches!(
+        op,
+        WorkloadOp::Subvolume(_)
+            | WorkloadOp::Snapshot { .. }
+            | WorkloadOp::DeleteSubvolume(_)
+            | WorkloadOp::DropDeleted
+    )
 }
 
 #[test]
@@ -284,14 +299,14 @@ fn tides() {
 }
 
 /// Requires that the workload allocates chunks until it begins to remove, and then frees as many.
-fn assert_moves_chunks(workload: &Workload, devices: &Devices) {
+fn assert_moves_chunks(workload: &Workload, devices: &MemberDevices) {
     let chunks = || {
         let volume = Volume::open(devices.clone(), &OpenOptions::default()).expect("it opens");
         volume.chunks().len()
     };
-    let is_removal = |step: &Step| matches!(step, Step::Do(Op::Unlink(_)));
-    let setup = workload.setup.iter().cloned().map(Step::Do);
-    let steps: Vec<Step> = setup.chain(workload.steps.iter().cloned()).collect();
+    let is_removal = |step: &WorkloadStep| matches!(step, WorkloadStep::Do(WorkloadOp::Unlink(_)));
+    let setup = workload.setup.iter().cloned().map(WorkloadStep::Do);
+    let steps: Vec<WorkloadStep> = setup.chain(workload.steps.iter().cloned()).collect();
     let ebb = steps.iter().position(is_removal).expect("it removes");
     let before = chunks();
     let fs = OURS.open_writable(devices.clone()).expect("it opens");
@@ -306,7 +321,7 @@ fn assert_moves_chunks(workload: &Workload, devices: &Devices) {
 /// A plan without torn writes. The outside judges need a whole superblock, and on a full volume we
 /// must not change the state to give them one.
 fn brink_plan(seed: u64) -> CrashPlan {
-    CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, torn: false }
+    CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, tears: false }
 }
 
 #[test]
@@ -325,13 +340,14 @@ fn brink_of_mixed_groups() {
 }
 
 /// Requires that the volume becomes full, and that the engine makes room in all ways that it has.
-fn assert_makes_room(workload: &Workload, devices: &Devices) {
+fn assert_makes_room(workload: &Workload, devices: &MemberDevices) {
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let volume = Volume::open_writable(devices.clone(), &options).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
-    let setup: Vec<Step> = workload.setup.iter().cloned().map(Step::Do).collect();
+    let setup: Vec<WorkloadStep> = workload.setup.iter().cloned().map(WorkloadStep::Do).collect();
     let mut runner = Runner::new(&fs, 1);
-    let mut run = |steps: &[Step]| runner.run_steps(steps).expect("nothing else goes wrong");
+    let mut run =
+        |steps: &[WorkloadStep]| runner.run_steps(steps).expect("nothing else goes wrong");
     let refused = run(&[&setup[..], &workload.steps[..]].concat());
     let space = volume.space_stats();
     report(format_args!(
@@ -345,7 +361,7 @@ fn assert_makes_room(workload: &Workload, devices: &Devices) {
 }
 
 /// The engines and volumes that get faults, and whether the volume has several copies of data.
-const BEARERS: [(&Ours, Shape, bool); 5] = [
+const BEARERS: [(&OurEngine, VolumeShape, bool); 5] = [
     (&OURS, ONE, false),
     (&OURS, ALL_TWICE, true),
     (&OURS, SETS[0], true),
@@ -360,7 +376,7 @@ fn inflict(seed: u64, workloads: impl Fn() -> Vec<Workload>) {
         let spares_members = shape.members > 1;
         let inflicter =
             Inflicter { engine, image: volume(seed, shape), has_copies, spares_members };
-        let mut all = Inflicted::default();
+        let mut all = FaultCounts::default();
         for workload in workloads() {
             all += inflicter.inflict(&workload).unwrap_or_else(|e| panic!("{workload}: {e}"));
         }

@@ -10,20 +10,21 @@ use offshoot_btrfs::{
 };
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
-use offshoot_device::{BlockDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::crash::explore::{Explorer, Judge, Tally};
+use offshoot_testkit::crash::explore::{ExplorationCounts, StateExplorer, StateJudge};
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Workload, report};
+use offshoot_testkit::crash::{MemberDevices, TestedEngine, Workload, report};
 use offshoot_testkit::random::seed_of_run;
 use offshoot_testkit::run::command;
 use offshoot_vfs::{
-    Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp,
+    EntryPlace, Errno, Error, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Result,
+    Timestamp,
 };
 
-use crate::engine::{OURS, SETS, Shape, volume};
-use crate::judge::Outside;
+use crate::engine::{OURS, SETS, VolumeShape, volume};
+use crate::judge::OutsideJudges;
 use crate::{plan, some_twos};
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
@@ -37,7 +38,7 @@ const NAMES: [&[u8]; 2] = [b"summed", b"plain"];
 
 /// A kind of write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum WriteKind {
     Data,
     /// Tree blocks, of a commit or of a log.
     Blocks,
@@ -47,11 +48,12 @@ enum Kind {
     Flush,
 }
 
-const KINDS: [Kind; 5] = [Kind::Data, Kind::Blocks, Kind::Primary, Kind::Copies, Kind::Flush];
+const KINDS: [WriteKind; 5] =
+    [WriteKind::Data, WriteKind::Blocks, WriteKind::Primary, WriteKind::Copies, WriteKind::Flush];
 
 /// The call that makes changes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum DurableCall {
     Sync,
     Fsync,
 }
@@ -68,14 +70,14 @@ const SHAPES: [(Profile, usize); 7] = [
 ];
 
 /// A volume with both files. The test lets some of its members fail.
-struct Struck {
+struct StruckVolume {
     memory: Vec<Arc<MemoryDevice>>,
     faulty: Vec<Arc<FaultDevice>>,
     reports: Arc<Mutex<Vec<Report>>>,
     chunks: Vec<Chunk>,
 }
 
-fn devices<D: BlockDevice + 'static>(all: &[Arc<D>]) -> Devices {
+fn devices<D: BlockDevice + 'static>(all: &[Arc<D>]) -> MemberDevices {
     all.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
@@ -91,7 +93,7 @@ fn options(reports: &Arc<Mutex<Vec<Report>>>) -> OpenOptions {
     }
 }
 
-fn open_writable(devices: Devices, reports: &Arc<Mutex<Vec<Report>>>) -> Result<Filesystem> {
+fn open_writable(devices: MemberDevices, reports: &Arc<Mutex<Vec<Report>>>) -> Result<Filesystem> {
     Volume::open_writable(devices, &options(reports))?.filesystem(SubvolumeId::FS)
 }
 
@@ -100,19 +102,19 @@ fn file(fs: &Filesystem, name: &[u8]) -> FileId {
 }
 
 /// Overwrites both files with this byte, and makes that durable.
-fn write(fs: &Filesystem, byte: u8, by: By) -> Result<()> {
+fn write(fs: &Filesystem, byte: u8, by: DurableCall) -> Result<()> {
     for name in NAMES {
         fs.write(file(fs, name), 0, &vec![byte; LEN], AT)?;
-        if by == By::Fsync {
+        if by == DurableCall::Fsync {
             fs.fsync(file(fs, name))?;
         }
     }
-    if by == By::Sync { fs.sync() } else { Ok(()) }
+    if by == DurableCall::Sync { fs.sync() } else { Ok(()) }
 }
 
 /// Requires that both files hold `byte` everywhere.
 #[track_caller]
-fn require(devices: Devices, byte: u8, what: &str) {
+fn require(devices: MemberDevices, byte: u8, what: &str) {
     let reports = Arc::default();
     let volume = Volume::open(devices, &options(&reports));
     let fs = volume.and_then(|volume| volume.filesystem(SubvolumeId::FS));
@@ -126,20 +128,20 @@ fn require(devices: Devices, byte: u8, what: &str) {
     }
 }
 
-impl Struck {
+impl StruckVolume {
     fn new(profile: Profile, members: usize) -> Self {
-        let shape = Shape { members, profiles: [profile; 2], ..SETS[0] };
+        let shape = VolumeShape { members, profiles: [profile; 2], ..SETS[0] };
         let memory: Vec<_> =
             volume(7, shape).into_iter().map(|one| Arc::new(MemoryDevice::over(one))).collect();
         let reports = Arc::default();
         let fs = open_writable(devices(&memory), &reports).expect("it opens");
         for name in NAMES {
-            let file = fs.create(Place { dir: fs.root(), name }, &NEW).expect("a file");
+            let file = fs.create(EntryPlace { dir: fs.root(), name }, &NEW).expect("a file");
             if name == NAMES[1] {
                 fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
             }
         }
-        write(&fs, b'a', By::Sync).expect("nothing fails yet");
+        write(&fs, b'a', DurableCall::Sync).expect("nothing fails yet");
         let chunks = fs.volume().chunks().collect();
         let faulty: Vec<_> =
             memory.iter().map(|one| Arc::new(FaultDevice::new(one.clone()))).collect();
@@ -147,48 +149,48 @@ impl Struck {
     }
 
     /// Makes this kind of write fail on `members` from now on. On DUP it fails on the first copy
-    /// only, unless `both` is set.
-    fn strike(&self, kind: Kind, members: &[usize], both: bool) {
+    /// only, unless `hits_both` is set.
+    fn strike(&self, kind: WriteKind, members: &[usize], hits_both: bool) {
         let flag = match kind {
-            Kind::Data => BlockGroupFlags::DATA,
+            WriteKind::Data => BlockGroupFlags::DATA,
             _ => BlockGroupFlags::METADATA | BlockGroupFlags::SYSTEM,
         };
         for &member in members {
             let device = &self.faulty[member];
             match kind {
-                Kind::Data | Kind::Blocks => {
+                WriteKind::Data | WriteKind::Blocks => {
                     for chunk in self.chunks.iter().filter(|chunk| chunk.flags.0 & flag != 0) {
-                        let copies = if both { usize::MAX } else { 1 };
+                        let copies = if hits_both { usize::MAX } else { 1 };
                         let own =
                             chunk.stripes.iter().filter(|one| one.device.0 == member as u64 + 1);
                         for stripe in own.take(copies) {
                             let at = stripe.physical.0;
                             device.add_to(
-                                Requests::Writes,
+                                RequestKind::Writes,
                                 at..at + chunk.stripe_bytes(),
                                 Fault::Error,
                             );
                         }
                     }
                 }
-                Kind::Primary => {
+                WriteKind::Primary => {
                     device.add_to(
-                        Requests::Writes,
+                        RequestKind::Writes,
                         superblock(SUPERBLOCK_OFFSETS[0]),
                         Fault::Error,
                     );
                 }
-                Kind::Copies => {
+                WriteKind::Copies => {
                     device.add_to(
-                        Requests::Writes,
+                        RequestKind::Writes,
                         superblock(SUPERBLOCK_OFFSETS[1]),
                         Fault::Error,
                     );
                 }
-                Kind::Flush => {
-                    let next = device.count(Requests::Flushes);
+                WriteKind::Flush => {
+                    let next = device.count(RequestKind::Flushes);
                     (next..next + 64).for_each(|number| {
-                        device.strike(Requests::Flushes, number, Fault::Error);
+                        device.strike(RequestKind::Flushes, number, Fault::Error);
                     });
                 }
             }
@@ -207,7 +209,7 @@ impl Struck {
         })
     }
 
-    fn without(&self, gone: &[usize]) -> Devices {
+    fn without(&self, gone: &[usize]) -> MemberDevices {
         let all = devices(&self.memory).into_iter().enumerate();
         all.filter(|(index, _)| !gone.contains(index)).map(|(_, device)| device).collect()
     }
@@ -222,29 +224,35 @@ fn superblock(at: u64) -> Range<u64> {
 }
 
 /// Scrubs a volume that nothing else uses.
-fn scrub(devices: Devices) -> ScrubCounts {
+fn scrub(devices: MemberDevices) -> ScrubCounts {
     let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
     let volume = Volume::open(devices, &options).expect("it opens");
     let watch = |_: &offshoot_btrfs::ScrubEvent<'_>| ControlFlow::Continue(());
     volume.scrub(&ScrubOptions::default(), &watch).expect("a scrub")
 }
 
-fn stale(devices: Devices) -> usize {
+fn stale(devices: MemberDevices) -> usize {
     let volume = Volume::open(devices, &OpenOptions::default()).expect("it opens");
     volume.members().iter().filter(|member| member.is_stale()).count()
 }
 
 /// Requires that a volume survives when members fail, if its profile can, and that it takes them
 /// back.
-fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -> Struck {
+fn survive(
+    kind: WriteKind,
+    by: DurableCall,
+    profile: Profile,
+    count: usize,
+    gone: &[usize],
+) -> StruckVolume {
     let what = format!("{kind:?} by {by:?} on {gone:?} of {count} with {profile}");
-    let struck = Struck::new(profile, count);
+    let struck = StruckVolume::new(profile, count);
     let spared = struck.can_do_without(gone);
     let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
     struck.strike(kind, gone, true);
     let mut outcome = write(&fs, b'b', by);
     // An fsync writes no copies of the superblock, and logs one file at a time.
-    if outcome.is_ok() && by == By::Fsync {
+    if outcome.is_ok() && by == DurableCall::Fsync {
         outcome = write(&fs, b'b', by);
     }
     if !spared {
@@ -272,7 +280,7 @@ fn survive(kind: Kind, by: By, profile: Profile, count: usize, gone: &[usize]) -
     let fs = open_writable(devices(&struck.memory), &struck.reports).expect("it opens");
     let left_out = struck.said(|one| matches!(one, Report::LeftOut { .. }));
     assert_eq!(left_out, gone.len(), "{what}: {:?}", struck.reports);
-    write(&fs, b'd', By::Sync).unwrap_or_else(|e| panic!("{what}, opened again: {e}"));
+    write(&fs, b'd', DurableCall::Sync).unwrap_or_else(|e| panic!("{what}, opened again: {e}"));
     drop(fs);
     for (&member, before) in gone.iter().zip(&before) {
         assert!(hash_of(&struck.memory[member]) == *before, "{what}: {member} was written");
@@ -311,12 +319,12 @@ fn what_a_profile_survives_is_survived_for_every_kind_of_write() {
     let (mut survived, mut refused) = (0, 0);
     for (profile, count) in SHAPES {
         for kind in KINDS {
-            for by in [By::Sync, By::Fsync] {
+            for by in [DurableCall::Sync, DurableCall::Fsync] {
                 // All copies of DUP are on one member.
                 for failing in 1..=count {
                     let first = (failing + kind as usize) % (count - failing + 1);
                     let gone: Vec<_> = (first..first + failing).collect();
-                    let struck = Struck::new(profile, count);
+                    let struck = StruckVolume::new(profile, count);
                     if !is_certain(&struck, kind, profile, &gone) {
                         continue;
                     }
@@ -337,9 +345,9 @@ fn what_a_profile_survives_is_survived_for_every_kind_of_write() {
 /// Whether, on a volume that cannot do without these members, some writes of this kind certainly go
 /// to them. A few tree blocks may all lie on some of the stripes. With the single profile, a chunk
 /// is on one member.
-fn is_certain(struck: &Struck, kind: Kind, profile: Profile, gone: &[usize]) -> bool {
+fn is_certain(struck: &StruckVolume, kind: WriteKind, profile: Profile, gone: &[usize]) -> bool {
     let is_striped = matches!(profile, Profile::Single | Profile::Raid0 | Profile::Raid10);
-    let is_few = kind == Kind::Blocks || kind == Kind::Data && profile == Profile::Single;
+    let is_few = kind == WriteKind::Blocks || kind == WriteKind::Data && profile == Profile::Single;
     let has_all = gone.len() == struck.memory.len();
     !is_striped || !is_few || has_all || struck.can_do_without(gone)
 }
@@ -347,15 +355,15 @@ fn is_certain(struck: &Struck, kind: Kind, profile: Profile, gone: &[usize]) -> 
 /// A write of something with checksums survives when one copy of DUP fails, and a scrub finds it.
 #[test]
 fn one_copy_of_dup_stays_bad_and_is_repaired() {
-    for kind in [Kind::Blocks, Kind::Data] {
-        let struck = Struck::new(Profile::Dup, 1);
+    for kind in [WriteKind::Blocks, WriteKind::Data] {
+        let struck = StruckVolume::new(Profile::Dup, 1);
         let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
         struck.strike(kind, &[0], false);
         let summed = file(&fs, NAMES[0]);
         fs.write(summed, 0, &vec![b'b'; LEN], AT).expect("in memory");
         fs.sync().unwrap_or_else(|e| panic!("{kind:?}: {e}"));
         assert!(struck.said(|one| matches!(one, Report::BadWrite { .. })) > 0, "{kind:?}");
-        if kind == Kind::Data {
+        if kind == WriteKind::Data {
             // Without a checksum, nothing would show that one of the copies is old.
             fs.write(file(&fs, NAMES[1]), 0, &vec![b'b'; LEN], AT).expect("in memory");
             assert!(matches!(fs.sync(), Err(Error::Io { .. })));
@@ -376,12 +384,13 @@ fn one_copy_of_dup_stays_bad_and_is_repaired() {
 /// copy was written, and a failed barrier is not survived.
 #[test]
 fn a_member_that_has_something_alone_is_not_done_without() {
-    for (kind, is_survived) in [(Kind::Blocks, true), (Kind::Flush, false), (Kind::Primary, false)]
+    for (kind, is_survived) in
+        [(WriteKind::Blocks, true), (WriteKind::Flush, false), (WriteKind::Primary, false)]
     {
-        let shape = Shape { profiles: [Profile::Raid1, Profile::Raid0], ..SETS[1] };
+        let shape = VolumeShape { profiles: [Profile::Raid1, Profile::Raid0], ..SETS[1] };
         let base = volume(8, shape);
         let fs = open_writable(base.clone(), &Arc::default()).expect("it opens");
-        fs.create(Place { dir: fs.root(), name: b"before" }, &NEW).expect("a file");
+        fs.create(EntryPlace { dir: fs.root(), name: b"before" }, &NEW).expect("a file");
         fs.sync().expect("a commit");
         let chunks: Vec<_> = fs.volume().chunks().collect();
         drop(fs);
@@ -389,15 +398,19 @@ fn a_member_that_has_something_alone_is_not_done_without() {
             base.into_iter().map(|one| Arc::new(MemoryDevice::over(one))).collect();
         let faulty: Vec<_> =
             memory.iter().map(|one| Arc::new(FaultDevice::new(one.clone()))).collect();
-        let struck = Struck { memory, faulty, reports: Arc::default(), chunks };
+        let struck = StruckVolume { memory, faulty, reports: Arc::default(), chunks };
         let fs = open_writable(devices(&struck.faulty), &struck.reports).expect("it opens");
         struck.strike(kind, &[1], true);
-        fs.create(Place { dir: fs.root(), name: b"new" }, &NEW).expect("a file");
+        fs.create(EntryPlace { dir: fs.root(), name: b"new" }, &NEW).expect("a file");
         assert_eq!(fs.sync().is_ok(), is_survived, "{kind:?}");
         drop(fs);
         OURS.check(devices(&struck.memory)).expect("it is in order");
         // As after a power cut between two superblocks.
-        assert_eq!(stale(devices(&struck.memory)), usize::from(kind == Kind::Primary), "{kind:?}");
+        assert_eq!(
+            stale(devices(&struck.memory)),
+            usize::from(kind == WriteKind::Primary),
+            "{kind:?}"
+        );
         assert_eq!(scrub(devices(&struck.memory)).left_errors, 0, "{kind:?}");
         assert_eq!(stale(devices(&struck.memory)), 0, "{kind:?}");
     }
@@ -410,9 +423,9 @@ fn the_kernel_shows_the_errors_and_a_whole_volume() {
     let Some(judges) = judges::require() else { return };
     let shapes = [(Profile::Raid1, 2), (Profile::Raid1c3, 3), (Profile::Raid10, 4)];
     for (profile, count) in shapes {
-        for kind in [Kind::Data, Kind::Blocks, Kind::Flush] {
+        for kind in [WriteKind::Data, WriteKind::Blocks, WriteKind::Flush] {
             let gone = count - 1;
-            let struck = survive(kind, By::Sync, profile, count, &[gone]);
+            let struck = survive(kind, DurableCall::Sync, profile, count, &[gone]);
             let disks = Disks::create(&judges, count, struck.memory[0].size_bytes() >> 20);
             let contents: Vec<_> =
                 struck.memory.iter().map(|device| &**device as &dyn BlockDevice).collect();
@@ -423,7 +436,7 @@ fn the_kernel_shows_the_errors_and_a_whole_volume() {
             let output = output.expect("btrfs runs");
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
             let (name, other) =
-                if kind == Kind::Flush { ("flush", "write") } else { ("write", "flush") };
+                if kind == WriteKind::Flush { ("flush", "write") } else { ("write", "flush") };
             for (member, device) in mount.devices().iter().enumerate() {
                 let value = |of: &str| -> u64 {
                     let key = format!("[{device}].{of}_io_errs");
@@ -466,7 +479,7 @@ fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), Str
 fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
     let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
     let volume = Volume::open(devices(memory), &options).expect("it opens");
-    volume.superblock().log_is_pending()
+    volume.superblock().has_pending_log()
 }
 
 /// The power is cut at every moment after a member failed. What was promised is there, the engine
@@ -474,7 +487,7 @@ fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
 #[test]
 fn cuts_behind_failures() {
     let (seed, generator) = (seed_of_run(), Generator::default());
-    let outside = Outside::new();
+    let outside = OutsideJudges::new();
     let judge = |devices: &[Arc<MemoryDevice>]| {
         let copy: Vec<_> = devices.iter().map(|one| Arc::new(one.snapshot())).collect();
         bring_up_to_date(&copy)?;
@@ -488,13 +501,13 @@ fn cuts_behind_failures() {
             _ => judged,
         }
     };
-    let threes = Shape { members: 3, profiles: [Profile::Raid1c3; 2], ..SETS[0] };
+    let threes = VolumeShape { members: 3, profiles: [Profile::Raid1c3; 2], ..SETS[0] };
     for shape in [SETS[0], threes, SETS[2]] {
         let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 3, ..plan(seed) };
-        let judge = Some((&judge as &Judge<'_>, 400));
-        let explorer = Explorer { engine: &OURS, image: volume(seed, shape), plan, judge };
+        let judge = Some((&judge as &StateJudge<'_>, 400));
+        let explorer = StateExplorer { engine: &OURS, image: volume(seed, shape), plan, judge };
         let in_place = some_twos(&generator, usize::MAX, seed).filter(Workload::writes_in_place);
-        let mut tally = Tally::default();
+        let mut tally = ExplorationCounts::default();
         for workload in in_place.take(1).chain(some_twos(&generator, 1, seed ^ 1)) {
             let outcome = explorer.explore_failing(&workload, 5 * shape.members);
             tally += outcome.unwrap_or_else(|e| panic!("{shape}: {workload}: {e}"));

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, CrashPlan};
-use offshoot_testkit::crash::explore::Explorer;
+use offshoot_testkit::crash::explore::StateExplorer;
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Devices, Engine, Op, Opened, Step, Workload};
+use offshoot_testkit::crash::{
+    MemberDevices, OpenedVolume, TestedEngine, Workload, WorkloadOp, WorkloadStep,
+};
 use offshoot_vfs::{
-    Attr, Dedupe, DirEntry, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, NewFile, Node,
-    Parent, Place, Position, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
+    Attr, Dedupe, DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
+    FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
 };
 
 use crate::engine::{ONE, OURS, volume};
@@ -30,27 +32,27 @@ enum Barrier {
 
 /// A device that leaves barriers of one kind out.
 #[derive(Debug)]
-struct Lazy {
+struct LazyBarriers {
     below: Arc<dyn BlockDevice>,
     left_out: Barrier,
     /// Whether a primary superblock was written since the last barrier.
-    behind: AtomicBool,
+    is_behind: AtomicBool,
 }
 
-impl offshoot_device::Delegate for Lazy {
+impl offshoot_device::Delegate for LazyBarriers {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.below
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         if offset == SUPERBLOCK_OFFSETS[0] {
-            self.behind.store(true, Ordering::Relaxed);
+            self.is_behind.store(true, Ordering::Relaxed);
         }
         self.inner().write_at(offset, buf)
     }
 
     fn flush(&self) -> io::Result<()> {
-        let is_behind = self.behind.swap(false, Ordering::Relaxed);
+        let is_behind = self.is_behind.swap(false, Ordering::Relaxed);
         let barrier = if is_behind { Barrier::Behind } else { Barrier::Before };
         if barrier == self.left_out { Ok(()) } else { self.inner().flush() }
     }
@@ -59,38 +61,38 @@ impl offshoot_device::Delegate for Lazy {
 /// Our engine without barriers of one kind.
 struct WithoutBarriers(Barrier);
 
-impl Engine for WithoutBarriers {
-    fn open(&self, devices: Devices) -> Result<Opened> {
+impl TestedEngine for WithoutBarriers {
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         OURS.open(devices)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Opened> {
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         let lazy = |below| {
-            let behind = AtomicBool::new(false);
-            Arc::new(Lazy { below, left_out: self.0, behind }) as Arc<_>
+            let is_behind = AtomicBool::new(false);
+            Arc::new(LazyBarriers { below, left_out: self.0, is_behind }) as Arc<_>
         };
         OURS.open_writable(devices.into_iter().map(lazy).collect())
     }
 
-    fn check(&self, devices: Devices) -> Result<()> {
+    fn check(&self, devices: MemberDevices) -> Result<()> {
         OURS.check(devices)
     }
 }
 
 /// Our engine with an `fsync` that reports success and does nothing.
-struct Pretending;
+struct PretendedFsync;
 
-impl Engine for Pretending {
-    fn open(&self, devices: Devices) -> Result<Opened> {
+impl TestedEngine for PretendedFsync {
+    fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
         OURS.open(devices)
     }
 
-    fn open_writable(&self, devices: Devices) -> Result<Opened> {
-        let Opened { files, subvolumes, survived } = OURS.open_writable(devices)?;
-        Ok(Opened { files: Box::new(WithoutFsync(files)), subvolumes, survived })
+    fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
+        let OpenedVolume { files, subvolumes, survived } = OURS.open_writable(devices)?;
+        Ok(OpenedVolume { files: Box::new(WithoutFsync(files)), subvolumes, survived })
     }
 
-    fn check(&self, devices: Devices) -> Result<()> {
+    fn check(&self, devices: MemberDevices) -> Result<()> {
         OURS.check(devices)
     }
 }
@@ -139,16 +141,16 @@ impl FileSystem for WithoutFsync {
 
 impl FileSystemMut for WithoutFsync {
     pass_on! {
-        fn mknod(place: Place<'_>, node: Node, new: &NewFile) -> Result<FileId>;
-        fn mkdir(place: Place<'_>, new: &NewFile) -> Result<FileId>;
-        fn symlink(place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
+        fn mknod(place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId>;
+        fn mkdir(place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
+        fn symlink(place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId>;
         fn create_unnamed(dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId>;
-        fn link(file: FileId, place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn unlink(place: Place<'_>, at: Timestamp) -> Result<()>;
-        fn rmdir(place: Place<'_>, at: Timestamp) -> Result<()>;
+        fn link(file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn unlink(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
+        fn rmdir(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
         fn rename_with(
-            from: Place<'_>,
-            to: Place<'_>,
+            from: EntryPlace<'_>,
+            to: EntryPlace<'_>,
             how: Rename,
             at: Timestamp
         ) -> Result<()>;
@@ -163,9 +165,9 @@ impl FileSystemMut for WithoutFsync {
             len: u64,
             at: Timestamp
         ) -> Result<()>;
-        fn clone_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<()>;
-        fn dedupe_range(from: Position, to: Position, len: u64) -> Result<Dedupe>;
-        fn copy_range(from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64>;
+        fn clone_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<()>;
+        fn dedupe_range(from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe>;
+        fn copy_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<u64>;
         fn set_xattr(
             file: FileId,
             name: &[u8],
@@ -185,27 +187,27 @@ impl FileSystemMut for WithoutFsync {
 }
 
 /// What the explorer reports about this engine.
-fn explored(engine: &dyn Engine, workload: &Workload) -> std::result::Result<(), String> {
+fn explored(engine: &dyn TestedEngine, workload: &Workload) -> std::result::Result<(), String> {
     // A cut may lose every write between two barriers that has another copy.
     let plan = CrashPlan { exhaustive_limit: 7, ..plan(7) };
-    let explorer = Explorer { engine, image: volume(7, ONE), plan, judge: None };
+    let explorer = StateExplorer { engine, image: volume(7, ONE), plan, judge: None };
     explorer.explore(workload).map(drop)
 }
 
 /// What the explorer reports about the first workload of one operation that ends with such a step.
-fn caught(engine: &dyn Engine, ends: fn(&Step) -> bool) -> String {
+fn caught(engine: &dyn TestedEngine, ends: fn(&WorkloadStep) -> bool) -> String {
     let generator = Generator::default();
     let mut all = (0..generator.ones()).map(|number| generator.one(number));
     let workload = all.find(|one| one.steps.last().is_some_and(ends)).expect("there is one");
     explored(engine, &workload).expect_err("it is broken")
 }
 
-fn is_fsync(step: &Step) -> bool {
-    matches!(step, Step::Fsync(_))
+fn is_fsync(step: &WorkloadStep) -> bool {
+    matches!(step, WorkloadStep::Fsync(_))
 }
 
-fn is_sync(step: &Step) -> bool {
-    *step == Step::Sync
+fn is_sync(step: &WorkloadStep) -> bool {
+    *step == WorkloadStep::Sync
 }
 
 #[test]
@@ -234,14 +236,16 @@ fn an_fsync_that_does_nothing_is_found() {
     // A deduplicated file holds the same bytes as before, and a synchronous file needs no fsync.
     let is_promised = |workload: &Workload| {
         !workload.has(|op| match op {
-            Op::Dedupe(_) => true,
-            Op::SetFlags(_, flags) => flags.intersects(FileFlags::SYNC | FileFlags::DIRSYNC),
+            WorkloadOp::Dedupe(_) => true,
+            WorkloadOp::SetFlags(_, flags) => {
+                flags.intersects(FileFlags::SYNC | FileFlags::DIRSYNC)
+            }
             _ => false,
         })
     };
     for workload in ones.filter(Workload::ends_with_fsync).filter(is_promised) {
         all += 1;
-        missed.extend(explored(&Pretending, &workload).is_ok().then(|| workload.to_string()));
+        missed.extend(explored(&PretendedFsync, &workload).is_ok().then(|| workload.to_string()));
     }
     println!("{} of {all} were missed", missed.len());
     assert!(missed.is_empty(), "{}", missed.join("\n"));

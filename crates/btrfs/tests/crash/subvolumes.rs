@@ -15,23 +15,23 @@ use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
-use offshoot_testkit::crash::{Devices, report};
+use offshoot_testkit::crash::{MemberDevices, report};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
-    self as vfs, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
+    self as vfs, EntryPlace, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
     Timestamp,
 };
 
 use crate::accounts;
-use crate::engine::{EAGER, ONE, OURS, SMALL_NODES, Shape, volume};
-use crate::judge::Outside;
+use crate::engine::{EAGER, ONE, OURS, SMALL_NODES, VolumeShape, volume};
+use crate::judge::OutsideJudges;
 use crate::plan;
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum SubvolumeOp {
     Create(&'static str),
     Snapshot(&'static str, &'static str, bool),
     Delete(&'static str),
@@ -47,13 +47,13 @@ enum Op {
     Sync,
 }
 
-use Op::{
+use SubvolumeOp::{
     Create, Delete, Drop, Exchange, File, Rename, Rmdir, SetDefault, SetLabel, SetReadOnly,
     Snapshot, Sync, Unlink,
 };
 
 /// All operations, on the volume that [`set_up`] makes.
-const OPS: [Op; 22] = [
+const OPS: [SubvolumeOp; 22] = [
     Create("new"),
     Create("a/new"),
     Snapshot("a", "of-a", false),
@@ -96,16 +96,16 @@ fn at(fs: &Filesystem, path: &str) -> Result<FileId> {
     names.try_fold(fs.root(), |dir, name| fs.lookup(dir, name.as_bytes()))
 }
 
-fn open(devices: Devices, dirty_bytes: u64) -> Result<Filesystem> {
+fn open(devices: MemberDevices, dirty_bytes: u64) -> Result<Filesystem> {
     let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
     Volume::open_writable(devices, &options)?.filesystem(SubvolumeId::FS)
 }
 
-impl Op {
+impl SubvolumeOp {
     fn run(self, fs: &Filesystem) -> Result<()> {
-        let split = |path: &'static str| -> Result<Place<'static>> {
+        let split = |path: &'static str| -> Result<EntryPlace<'static>> {
             let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-            Ok(Place { dir: at(fs, dir)?, name: name.as_bytes() })
+            Ok(EntryPlace { dir: at(fs, dir)?, name: name.as_bytes() })
         };
         let id = |path| at(fs, path).map(|root| SubvolumeId { 0: root.dev });
         match self {
@@ -135,7 +135,7 @@ fn set_up(fs: &Filesystem) -> Result<()> {
     Create("a").run(fs)?;
     let fill = |path: &str, from: u64| -> Result<()> {
         for number in from..from + 60 {
-            let place = Place { dir: at(fs, path)?, name: &number.to_string().into_bytes() };
+            let place = EntryPlace { dir: at(fs, path)?, name: &number.to_string().into_bytes() };
             let file = fs.create(place, &NEW)?;
             if number.is_multiple_of(7) {
                 fs.write(file, 0, &[u8::try_from(number).expect("small"); 9000], AT)?;
@@ -189,12 +189,12 @@ fn picture(fs: &Filesystem) -> Result<String> {
     Ok(lines)
 }
 
-fn accounts(devices: Devices) -> Result<()> {
+fn accounts(devices: MemberDevices) -> Result<()> {
     accounts::check(&Volume::open(devices, &OpenOptions::default())?)
 }
 
 /// The deleted subvolumes that are dropped in part: up to which key each drop has come.
-fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
+fn half_dropped(devices: MemberDevices) -> Result<Vec<Key>> {
     let volume = Volume::open(devices, &OpenOptions::default())?;
     let mut found = Vec::new();
     volume.for_each_item(volume.root_tree(), Key::MIN, |key, data| {
@@ -209,30 +209,30 @@ fn half_dropped(devices: Devices) -> Result<Vec<Key>> {
 
 /// One exploration: the limit of changed bytes before the engine commits by itself, the volume
 /// after the set-up, and the outside judges.
-struct Explorer<'a> {
+struct SubvolumeExplorer<'a> {
     dirty_bytes: u64,
-    base: &'a Devices,
+    base: &'a MemberDevices,
     plan: CrashPlan,
-    outside: Option<&'a Outside>,
+    outside: Option<&'a OutsideJudges>,
     judged_every: usize,
     states: usize,
     /// The keys up to which partly dropped subvolumes were dropped, in all states.
     half_dropped: BTreeSet<Key>,
 }
 
-impl<'a> Explorer<'a> {
+impl<'a> SubvolumeExplorer<'a> {
     fn new(
         dirty_bytes: u64,
-        base: &'a Devices,
+        base: &'a MemberDevices,
         plan: CrashPlan,
-        outside: Option<&'a Outside>,
+        outside: Option<&'a OutsideJudges>,
         judged_every: usize,
     ) -> Self {
         let (states, half_dropped) = (0, BTreeSet::new());
         Self { dirty_bytes, base, plan, outside, judged_every, states, half_dropped }
     }
 
-    fn explore(&mut self, ops: &[Op]) -> std::result::Result<(), String> {
+    fn explore(&mut self, ops: &[SubvolumeOp]) -> std::result::Result<(), String> {
         let copy = Arc::new(MemoryDevice::over(self.base[0].clone()));
         let device = Arc::new(CrashDevice::new(copy));
         let failed = |e: offshoot_vfs::Error| e.to_string();
@@ -296,17 +296,23 @@ impl<'a> Explorer<'a> {
 }
 
 /// A volume that `set_up` has run on.
-fn base(seed: u64, shape: Shape, set_up: fn(&Filesystem) -> Result<()>) -> Devices {
+fn base(seed: u64, shape: VolumeShape, set_up: fn(&Filesystem) -> Result<()>) -> MemberDevices {
     let base = volume(seed, shape);
     set_up(&open(base.clone(), 64 << 20).expect("it opens")).expect("there is room");
     base
 }
 
 /// Explores pairs of operations, each pair with a sync at its end.
-fn explore(shape: Shape, dirty_bytes: u64, plan: CrashPlan, pairs: &[(Op, Op)], every: usize) {
+fn explore(
+    shape: VolumeShape,
+    dirty_bytes: u64,
+    plan: CrashPlan,
+    pairs: &[(SubvolumeOp, SubvolumeOp)],
+    every: usize,
+) {
     let base = base(plan.seed ^ dirty_bytes, shape, set_up);
-    let outside = Outside::new();
-    let mut explorer = Explorer::new(dirty_bytes, &base, plan, outside.as_ref(), every);
+    let outside = OutsideJudges::new();
+    let mut explorer = SubvolumeExplorer::new(dirty_bytes, &base, plan, outside.as_ref(), every);
     for &(first, second) in pairs {
         let ops = [first, second, Sync];
         explorer.explore(&ops).unwrap_or_else(|problem| panic!("{ops:?}: {problem}"));
@@ -315,7 +321,7 @@ fn explore(shape: Shape, dirty_bytes: u64, plan: CrashPlan, pairs: &[(Op, Op)], 
     assert!(explorer.states > 0, "nothing was explored");
 }
 
-fn all_pairs() -> Vec<(Op, Op)> {
+fn all_pairs() -> Vec<(SubvolumeOp, SubvolumeOp)> {
     OPS.iter().flat_map(|&first| OPS.iter().map(move |&second| (first, second))).collect()
 }
 
@@ -339,7 +345,7 @@ fn set_up_large(fs: &Filesystem) -> Result<()> {
         let dir = at(fs, path)?;
         for number in numbers {
             let name = format!("{number:05}").into_bytes();
-            let file = fs.create(Place { dir, name: &name }, &NEW)?;
+            let file = fs.create(EntryPlace { dir, name: &name }, &NEW)?;
             if number.is_multiple_of(9) {
                 fs.write(file, 0, &[7; 5000], AT)?;
             }
@@ -365,10 +371,10 @@ fn set_up_large(fs: &Filesystem) -> Result<()> {
 fn a_drop_that_is_cut_between_its_steps() {
     let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, ..plan(seed_of_run()) };
     let base = base(plan.seed, SMALL_NODES, set_up_large);
-    let outside = Outside::new();
+    let outside = OutsideJudges::new();
     // A step changes one tree block, which is already more than this limit.
     let dirty_bytes = u64::from(SMALL_NODES.node_size) / 2;
-    let mut explorer = Explorer::new(dirty_bytes, &base, plan, outside.as_ref(), 40);
+    let mut explorer = SubvolumeExplorer::new(dirty_bytes, &base, plan, outside.as_ref(), 40);
     let ops = [Delete("b"), Drop, Sync];
     explorer.explore(&ops).unwrap_or_else(|problem| panic!("{ops:?}: {problem}"));
     let (states, places) = (explorer.states, explorer.half_dropped.len());

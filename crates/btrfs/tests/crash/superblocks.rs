@@ -8,12 +8,12 @@ use offshoot_btrfs::{Member, OpenOptions, Volume};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
-use offshoot_testkit::crash::{Devices, Engine};
+use offshoot_testkit::crash::{MemberDevices, TestedEngine};
 use offshoot_vfs::{Error, SetAttr, Timestamp};
 
-use crate::engine::{ONE, OURS, SETS, Shape, volume};
+use crate::engine::{ONE, OURS, SETS, VolumeShape, volume};
 
-fn commit(devices: Devices, number: i64) {
+fn commit(devices: MemberDevices, number: i64) {
     let fs = OURS.open_writable(devices).expect("it opens");
     let at = Timestamp { secs: number, nanos: 0 };
     fs.set_attr(fs.root(), &SetAttr::default(), at).expect("a change");
@@ -34,7 +34,7 @@ fn over(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
 /// Requires that the volume can be written without the member `behind`. The engine does not change
 /// that member, and still sees that it missed commits.
 #[track_caller]
-fn require_left_out(devices: Devices, behind: usize) {
+fn require_left_out(devices: MemberDevices, behind: usize) {
     let hash = |device: &Arc<dyn BlockDevice>| {
         let mut hasher = DefaultHasher::new();
         let mut bytes = vec![0; 1 << 20];
@@ -88,7 +88,7 @@ fn a_commit_that_was_cut_between_the_superblocks_of_its_members_can_be_written_o
     let old = superblock(&*devices[1]);
     for missed in 1..3 {
         commit(devices.clone(), missed);
-        let cut: Devices = devices.iter().map(over).collect();
+        let cut: MemberDevices = devices.iter().map(over).collect();
         cut[1].write_at(SUPERBLOCK_OFFSETS[0], &old).expect("memory is written");
         if missed == 1 {
             commit(cut.clone(), 9);
@@ -109,15 +109,15 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
     for set in SETS {
         let old = volume(3, set);
         commit(old.clone(), 1);
-        let new: Devices = old.iter().map(over).collect();
+        let new: MemberDevices = old.iter().map(over).collect();
         commit(new.clone(), 2);
         for behind in 0..set.members {
-            let cut: Devices = new.iter().map(over).collect();
+            let cut: MemberDevices = new.iter().map(over).collect();
             let superblock = superblock(&*old[behind]);
             cut[behind].write_at(SUPERBLOCK_OFFSETS[0], &superblock).expect("memory is written");
             commit(cut.clone(), 9);
             OURS.check(cut).expect("it is in order");
-            let mut away: Devices = new.iter().map(over).collect();
+            let mut away: MemberDevices = new.iter().map(over).collect();
             away[behind] = over(&old[behind]);
             // If other members have all that is on this member, the engine leaves it out. Otherwise
             // the engine refuses the volume.
@@ -143,7 +143,7 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
 #[test]
 fn a_member_that_a_commit_put_nothing_on_can_be_behind() {
     // One stripe has room for all blocks of a small commit.
-    let devices = volume(4, Shape { node_size: 4096, ..SETS[2] });
+    let devices = volume(4, VolumeShape { node_size: 4096, ..SETS[2] });
     let is_superblock = |entry: &CrashEntry| match entry {
         CrashEntry::Write { offset, .. } => SUPERBLOCK_OFFSETS.contains(offset),
         _ => true,
@@ -152,13 +152,13 @@ fn a_member_that_a_commit_put_nothing_on_can_be_behind() {
     for number in 1..20 {
         let logged = |device: &Arc<dyn BlockDevice>| Arc::new(CrashDevice::new(device.clone()));
         let members: Vec<_> = devices.iter().map(logged).collect();
-        let new: Devices = members.iter().map(|member| member.clone() as _).collect();
+        let new: MemberDevices = members.iter().map(|member| member.clone() as _).collect();
         commit(new.clone(), number);
         for (behind, member) in members.iter().enumerate() {
             if !member.log().entries().iter().all(is_superblock) {
                 continue;
             }
-            let cut: Devices = new.iter().map(over).collect();
+            let cut: MemberDevices = new.iter().map(over).collect();
             let superblock = superblock(&*devices[behind]);
             cut[behind].write_at(SUPERBLOCK_OFFSETS[0], &superblock).expect("memory is written");
             commit(cut.clone(), 99);

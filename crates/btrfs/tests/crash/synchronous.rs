@@ -5,29 +5,29 @@ use std::sync::Arc;
 
 use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
 use offshoot_testkit::compare::Compare;
-use offshoot_testkit::crash::{Engine, Opened};
+use offshoot_testkit::crash::{OpenedVolume, TestedEngine};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileId, FileSystem, FileType, NewFile, Node, Place, Position, Rename,
-    Result, SetAttr, Timestamp, XattrMode,
+    EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileType, NewFile, NewNode,
+    Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use crate::engine::{ONE, OURS, volume};
-use crate::judge::Outside;
+use crate::judge::OutsideJudges;
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 3 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
-type Call<'c> = (&'static str, &'c dyn Fn(&Opened) -> Result<()>);
+type SynchronousCall<'c> = (&'static str, &'c dyn Fn(&OpenedVolume) -> Result<()>);
 
 fn at(fs: &dyn FileSystem, path: &str) -> FileId {
     let step = |dir, name: &str| fs.lookup(dir, name.as_bytes()).expect("it is there");
     path.split('/').filter(|name| !name.is_empty()).fold(fs.root(), step)
 }
 
-fn place<'p>(fs: &dyn FileSystem, path: &'p str) -> Place<'p> {
+fn place<'p>(fs: &dyn FileSystem, path: &'p str) -> EntryPlace<'p> {
     let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-    Place { dir: at(fs, dir), name: name.as_bytes() }
+    EntryPlace { dir: at(fs, dir), name: name.as_bytes() }
 }
 
 /// What a power cut leaves when it loses every write that no barrier made durable.
@@ -46,7 +46,7 @@ fn flushed(device: &CrashDevice, base: &Arc<dyn BlockDevice>) -> Arc<MemoryDevic
 
 /// Makes each call on a volume that `prepare` set up, and requires that a power cut after it loses
 /// nothing.
-fn none_is_lost(prepare: impl Fn(&Opened) -> Result<()>, calls: &[Call<'_>]) {
+fn none_is_lost(prepare: impl Fn(&OpenedVolume) -> Result<()>, calls: &[SynchronousCall<'_>]) {
     let base = volume(calls.len() as u64, ONE)[0].clone();
     let fs = OURS.open_writable(vec![base.clone()]).expect("it opens");
     prepare(&fs).expect("there is room");
@@ -61,7 +61,7 @@ fn none_is_lost(prepare: impl Fn(&Opened) -> Result<()>, calls: &[Call<'_>]) {
         println!("{name}");
         outcome.assert_same(1);
     }
-    if let Some(outside) = Outside::new() {
+    if let Some(outside) = OutsideJudges::new() {
         outside.judge(&[flushed(&device, &base)]).unwrap_or_else(|problem| panic!("{problem}"));
     }
 }
@@ -69,19 +69,19 @@ fn none_is_lost(prepare: impl Fn(&Opened) -> Result<()>, calls: &[Call<'_>]) {
 #[test]
 fn files() {
     let data = Random::new(5).bytes(100_000);
-    let prepare = |fs: &Opened| {
+    let prepare = |fs: &OpenedVolume| {
         for name in ["file", "other"] {
             fs.create(place(&*fs.files, name), &NEW)?;
         }
         fs.write(at(&*fs.files, "other"), 0, &data, AT)?;
         fs.set_flags(at(&*fs.files, "file"), FileFlags::SYNC, AT)
     };
-    let file = |fs: &Opened| at(&*fs.files, "file");
+    let file = |fs: &OpenedVolume| at(&*fs.files, "file");
     let position =
-        |fs: &Opened, name: &str, offset| Position { file: at(&*fs.files, name), offset };
+        |fs: &OpenedVolume, name: &str, offset| FilePosition { file: at(&*fs.files, name), offset };
     let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let allocate =
-        |what, offset, len| move |fs: &Opened| fs.fallocate(file(fs), what, offset, len, AT);
+        |what, offset, len| move |fs: &OpenedVolume| fs.fallocate(file(fs), what, offset, len, AT);
     none_is_lost(
         prepare,
         &[
@@ -91,9 +91,9 @@ fn files() {
             ("a write behind the end", &|fs| fs.write(file(fs), 300_000, &data, AT)),
             ("truncate", &|fs| fs.set_attr(file(fs), &size(150_001), AT)),
             ("truncate up", &|fs| fs.set_attr(file(fs), &size(200_000), AT)),
-            ("allocate", &allocate(Fallocate::Allocate { keep_size: false }, 190_000, 90_000)),
+            ("allocate", &allocate(Fallocate::Allocate { keeps_size: false }, 190_000, 90_000)),
             ("punch", &allocate(Fallocate::PunchHole, 5000, 50_000)),
-            ("zero", &allocate(Fallocate::Zero { keep_size: true }, 60_000, 20_000)),
+            ("zero", &allocate(Fallocate::Zero { keeps_size: true }, 60_000, 20_000)),
             ("collapse", &allocate(Fallocate::Collapse, 8192, 8192)),
             ("insert", &allocate(Fallocate::Insert, 4096, 12_288)),
             ("clone", &|fs| {
@@ -122,19 +122,21 @@ fn files() {
 #[test]
 fn directories() {
     for flag in [FileFlags::DIRSYNC, FileFlags::SYNC] {
-        let prepare = |fs: &Opened| {
+        let prepare = |fs: &OpenedVolume| {
             fs.mkdir(place(&*fs.files, "plain"), &NEW)?;
             let dir = fs.mkdir(place(&*fs.files, "dir"), &NEW)?;
             fs.set_flags(dir, flag, AT)
         };
-        let create = |path| move |fs: &Opened| fs.create(place(&*fs.files, path), &NEW).map(drop);
-        let mkdir = |path| move |fs: &Opened| fs.mkdir(place(&*fs.files, path), &NEW).map(drop);
+        let create =
+            |path| move |fs: &OpenedVolume| fs.create(place(&*fs.files, path), &NEW).map(drop);
+        let mkdir =
+            |path| move |fs: &OpenedVolume| fs.mkdir(place(&*fs.files, path), &NEW).map(drop);
         let rename = |from, to, how| {
-            move |fs: &Opened| {
+            move |fs: &OpenedVolume| {
                 fs.rename_with(place(&*fs.files, from), place(&*fs.files, to), how, AT)
             }
         };
-        let fifo = Node { file_type: FileType::Fifo, rdev: (0, 0) };
+        let fifo = NewNode { file_type: FileType::Fifo, rdev: (0, 0) };
         none_is_lost(
             prepare,
             &[

@@ -1,7 +1,7 @@
 //! A truncation with a commit in the middle of it. The explorer found the fault.
 
-use offshoot_testkit::crash::explore::Explorer;
-use offshoot_testkit::crash::{Op, Step, Workload};
+use offshoot_testkit::crash::explore::StateExplorer;
+use offshoot_testkit::crash::{Workload, WorkloadOp, WorkloadStep};
 
 use crate::engine::{EAGER, ONE, volume};
 use crate::plan;
@@ -12,17 +12,17 @@ use crate::plan;
 fn a_file_that_is_cut_half_way_has_no_zeros_in_it() {
     let path = "file".to_owned();
     for (len, size) in [(10_000, 5000), (10_000, 110), (30_000, 8192), (5000, 4097), (5000, 1)] {
-        let write = Op::Write { path: path.clone(), offset: 0, len };
-        let setup = vec![Op::Create(path.clone()), write];
+        let write = WorkloadOp::Write { path: path.clone(), offset: 0, len };
+        let setup = vec![WorkloadOp::Create(path.clone()), write];
         let steps = vec![
-            Step::Do(Op::Truncate(path.clone(), size)),
+            WorkloadStep::Do(WorkloadOp::Truncate(path.clone(), size)),
             // This operation commits what was done so far before it begins.
-            Step::Do(Op::Mkdir("directory".into())),
-            Step::Sync,
+            WorkloadStep::Do(WorkloadOp::Mkdir("directory".into())),
+            WorkloadStep::Sync,
         ];
         let workload = Workload { name: format!("{len} to {size}"), setup, steps };
         let image = volume(size, ONE);
-        let explorer = Explorer { engine: &EAGER, image, plan: plan(size), judge: None };
+        let explorer = StateExplorer { engine: &EAGER, image, plan: plan(size), judge: None };
         explorer.explore(&workload).unwrap_or_else(|problem| panic!("{workload}: {problem}"));
     }
 }

@@ -13,17 +13,17 @@ use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::FlushState::{AllocateChunk, Commit, DelayedItems, DirtyData, LookAround};
 use offshoot_btrfs::{Filesystem, FlushState, OpenOptions};
-use offshoot_device::Requests::{Flushes, Reads, Writes};
-use offshoot_device::{MemoryDevice, Requests};
+use offshoot_device::RequestKind::{Flushes, Reads, Writes};
+use offshoot_device::{MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::seed_of_run;
-use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileSystem, FileSystemMut};
 
-use crate::watch::{Post, watched};
+use crate::watch::{ThreadNotice, watched};
 use crate::worker::NEW;
 use crate::{MIB, disks_of, open};
-use Outcome::{Done, Ended, NoRoom};
+use FaultedOutcome::{Done, Ended, NoRoom};
 use hand::Hand;
 use trap::Trap;
 
@@ -39,7 +39,7 @@ fn quiet() -> OpenOptions {
 
 /// The result of an operation.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum FaultedOutcome {
     Done,
     NoRoom,
     Failed,
@@ -47,7 +47,7 @@ enum Outcome {
     Ended,
 }
 
-impl Outcome {
+impl FaultedOutcome {
     fn of<T>(fs: &Filesystem, result: &Result<T, Error>) -> Self {
         let has_ended = || fs.sync().is_err_and(|error| error.errno() == Errno::ROFS);
         match result {
@@ -66,7 +66,7 @@ impl Outcome {
 /// worked long enough. Returns how many operations failed, and how many found that all writing had
 /// stopped.
 fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
-    let posts: Vec<Post> = hands.iter().map(|_| Post::default()).collect();
+    let posts: Vec<ThreadNotice> = hands.iter().map(|_| ThreadNotice::default()).collect();
     let told = [AtomicU64::new(0), AtomicU64::new(0)];
     let hands: Vec<_> = hands.iter_mut().map(Mutex::new).collect();
     watched(fs, &posts, |number| {
@@ -74,9 +74,9 @@ fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
         for _ in 0..MOST_OPERATIONS {
             posts[number].begin("an operation");
             match hand.act(fs) {
-                Outcome::Done | Outcome::NoRoom => {}
-                Outcome::Failed => drop(told[0].fetch_add(1, Ordering::Relaxed)),
-                Outcome::Ended => drop(told[1].fetch_add(1, Ordering::Relaxed)),
+                FaultedOutcome::Done | FaultedOutcome::NoRoom => {}
+                FaultedOutcome::Failed => drop(told[0].fetch_add(1, Ordering::Relaxed)),
+                FaultedOutcome::Ended => drop(told[1].fetch_add(1, Ordering::Relaxed)),
             }
             if trap.struck() > 0 && fs.volume().space_stats().tickets_failed > 0 {
                 break;
@@ -87,13 +87,13 @@ fn work(fs: &Filesystem, hands: &mut [Hand], trap: &Trap) -> [u64; 2] {
 }
 
 /// A volume with a directory for each hand, and the files that the hands made.
-struct Prepared {
+struct PreparedVolume {
     judges: Judges,
     memory: Arc<MemoryDevice>,
     hands: Vec<Hand>,
 }
 
-impl Prepared {
+impl PreparedVolume {
     /// Fills the volume completely, or a little. Returns `None` where there is no judge.
     fn new(seed: u64, is_full: bool) -> Option<Self> {
         let judges = judges::require()?;
@@ -103,7 +103,7 @@ impl Prepared {
         let fs = open(&memory, &quiet());
         let hands = (0..HANDS as u64).map(|number| {
             let name = number.to_string();
-            let place = Place { dir: fs.root(), name: name.as_bytes() };
+            let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
             Hand::new(fs.mkdir(place, &NEW).expect("a directory"), seed ^ number << 32)
         });
         let mut hands: Vec<_> = hands.collect();
@@ -123,7 +123,7 @@ impl Prepared {
 
     /// Lets all hands work, with faults while the state is under way, and checks what the devices
     /// hold.
-    fn strike(&self, state: FlushState, requests: Requests) {
+    fn strike(&self, state: FlushState, requests: RequestKind) {
         let (memory, mut hands) = (Arc::new(self.memory.snapshot()), self.hands.clone());
         let trap = Arc::new(Trap::new(memory.clone(), state, requests));
         let fs = open(&trap, &OpenOptions { cache_bytes: 0, ..quiet() });
@@ -135,10 +135,13 @@ impl Prepared {
         // A file that fails in write-back stays buffered if nothing in the trees was changed for
         // it.
         let stays_buffered = state == DirtyData && ended == 0;
-        assert!(space.tickets_failed > 0 || stays_buffered, "{state}, nobody told: {space:#?}");
+        assert!(
+            space.tickets_failed > 0 || stays_buffered,
+            "{state}, no operation failed: {space:#?}"
+        );
         // Acknowledged changes get stored, unless all writing has stopped.
         trap.disarm();
-        let synced = Outcome::of(&fs, &fs.sync());
+        let synced = FaultedOutcome::of(&fs, &fs.sync());
         // A failure may have stopped all writing without any operation that got the error.
         let is_told =
             if synced == Done { ended == 0 } else { synced == Ended && failed + ended > 0 };
@@ -148,11 +151,11 @@ impl Prepared {
     }
 
     /// Requires that the volume is sound, holds what it may hold, and can be emptied.
-    fn assert_left(&self, memory: &Arc<MemoryDevice>, hands: &[Hand], all: bool) {
+    fn assert_left(&self, memory: &Arc<MemoryDevice>, hands: &[Hand], needs_all: bool) {
         disks_of(&self.judges, memory).assert_checks();
         let left = open(memory, &quiet());
         for hand in hands {
-            hand.assert_left(&left, all);
+            hand.assert_left(&left, needs_all);
             hand.remove_all(&left);
         }
         left.sync().expect("a commit");
@@ -163,7 +166,7 @@ impl Prepared {
 
 #[test]
 fn a_fault_while_room_is_made_is_told_and_does_nothing_by_half() {
-    let Some(full) = Prepared::new(seed_of_run(), true) else { return };
+    let Some(full) = PreparedVolume::new(seed_of_run(), true) else { return };
     full.strike(LookAround, Reads);
     full.strike(DelayedItems, Reads);
     full.strike(DirtyData, Reads);
@@ -175,6 +178,6 @@ fn a_fault_while_room_is_made_is_told_and_does_nothing_by_half() {
 
 #[test]
 fn a_fault_while_a_chunk_is_allocated_is_told_and_does_nothing_by_half() {
-    let Some(roomy) = Prepared::new(seed_of_run(), false) else { return };
+    let Some(roomy) = PreparedVolume::new(seed_of_run(), false) else { return };
     roomy.strike(AllocateChunk, Reads);
 }

@@ -12,9 +12,9 @@ use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::run::try_run;
-use offshoot_vfs::{Fallocate, FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, Fallocate, FileId, FileSystem, FileSystemMut};
 
-use crate::shapes::{accepted, name};
+use crate::shapes::{is_accepted, name};
 use crate::worker::{AT, NEW};
 
 const GIB_IN_MIB: u64 = 1 << 10;
@@ -35,7 +35,7 @@ fn open(disks: &Disks) -> Filesystem {
 }
 
 fn file(fs: &Filesystem, name: &str) -> FileId {
-    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("there is room")
+    fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("there is room")
 }
 
 /// How many bytes the chunks take on the members.
@@ -46,8 +46,8 @@ fn allocated(fs: &Filesystem) -> u64 {
 
 /// Preallocates for a file, and returns whether it was done. A refusal leaves the file as it was.
 fn preallocate(fs: &Filesystem, file: FileId, at: u64, len: u64) -> bool {
-    let what = Fallocate::Allocate { keep_size: false };
-    let is_done = accepted(fs.fallocate(file, what, at, len, AT));
+    let what = Fallocate::Allocate { keeps_size: false };
+    let is_done = is_accepted(fs.fallocate(file, what, at, len, AT));
     let attr = fs.attr(file).expect("it is there");
     let expected = if is_done { at + len } else { at };
     assert_eq!((attr.size, attr.allocated_bytes), (expected, expected), "{len} bytes at {at}");
@@ -181,13 +181,13 @@ fn we_fill(fs: &Filesystem, len: usize) -> u64 {
     let mut all = 0;
     for number in 0.. {
         let name = name(number);
-        let made = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW);
+        let made = fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW);
         let Ok(file) = made else {
-            assert!(!accepted(made), "there is no more room");
+            assert!(!is_accepted(made), "there is no more room");
             break;
         };
         for piece in 0..len.div_ceil(PIECE) {
-            if !accepted(fs.write(file, (piece * PIECE) as u64, &bytes, AT)) {
+            if !is_accepted(fs.write(file, (piece * PIECE) as u64, &bytes, AT)) {
                 return all;
             }
             all += bytes.len() as u64;

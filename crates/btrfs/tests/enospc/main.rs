@@ -9,7 +9,7 @@
 //! | no thread hangs | `watch` |
 //! | nothing is refused without need | `quiet` |
 //! | what was acknowledged is there | the model: now, after the volume was opened again, and at the end as the kernel sees it |
-//! | what was synced is there after a power cut in the middle of the work | [`Round::cut`], and `btrfs check` of that |
+//! | what was synced is there after a power cut in the middle of the work | [`RoundVolume::cut`], and `btrfs check` of that |
 //! | removals are never refused | `worker`; at last all threads remove everything, and the volume is as empty as before |
 //!
 //! `faults` has devices fail while room is made. `fits` fills volumes of all sizes beside the
@@ -43,10 +43,10 @@ use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::names_of;
 use offshoot_testkit::random::seed_of_run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut};
 
-use watch::{Post, watched};
-use worker::{ALL, Both, NEW, Tally, Worker, actors_dir, own_dir, prefix};
+use watch::{ThreadNotice, watched};
+use worker::{ALL, EnospcWorker, NEW, VolumeAndModel, WorkerCounts, actors_dir, own_dir, prefix};
 
 /// The size of the volume, in MiB.
 const MIB: u64 = 128;
@@ -55,23 +55,23 @@ const MIB: u64 = 128;
 const PROBES: &str = "probes";
 
 /// One test of many rounds.
-struct Job<'a> {
+struct RoundsJob<'a> {
     mkfs: &'a [&'a str],
     threads: usize,
     rounds: u64,
     /// How much a thread does in a round.
-    enough: Enough,
+    enough: EnoughWork,
     seed: u64,
 }
 
 /// When a thread has done enough: after this many steps on a full volume, or after this time.
 #[derive(Clone, Copy)]
-enum Enough {
+enum EnoughWork {
     Steps(u64),
     Time(Duration),
 }
 
-impl Enough {
+impl EnoughWork {
     fn half(self) -> Self {
         match self {
             Self::Steps(steps) => Self::Steps(steps / 2),
@@ -89,8 +89,8 @@ impl Enough {
 }
 
 /// A volume in one round.
-struct Round<'a> {
-    job: &'a Job<'a>,
+struct RoundVolume<'a> {
+    job: &'a RoundsJob<'a>,
     judges: &'a Judges,
     device: Arc<MemoryDevice>,
     fs: Filesystem,
@@ -123,19 +123,21 @@ fn disks_of(judges: &Judges, device: &MemoryDevice) -> Disks {
     disks
 }
 
-impl Round<'_> {
+impl RoundVolume<'_> {
     fn seed(&self, number: usize) -> u64 {
         self.job.seed ^ self.number << 48 ^ (number as u64) << 40
     }
 
     /// All threads work, most of the time on a full volume.
     fn work(&self, model: &Model) {
-        let (both, tally) = (Both { fs: &self.fs, model }, Tally::default());
-        let posts: Vec<Post> = (0..self.job.threads).map(|_| Post::default()).collect();
+        let (both, tally) = (VolumeAndModel { fs: &self.fs, model }, WorkerCounts::default());
+        let posts: Vec<ThreadNotice> =
+            (0..self.job.threads).map(|_| ThreadNotice::default()).collect();
         let began = Instant::now();
         watched(&self.fs, &posts, |number| {
             let post = &posts[number];
-            let mut worker = Worker::new(&both, number as u64, self.seed(number), post, &tally);
+            let mut worker =
+                EnospcWorker::new(&both, number as u64, self.seed(number), post, &tally);
             worker.work(|steps| self.job.enough.is(began, steps));
         });
         println!("round {}: {tally:?}", self.number);
@@ -157,22 +159,23 @@ impl Round<'_> {
     fn cut(&self, model: &Model) {
         self.fs.sync().expect("what was acknowledged can be stored");
         let synced = Model::copy(model).expect("the model reads");
-        let (both, tally) = (Both { fs: &self.fs, model }, Tally::default());
-        let posts: Vec<Post> = (0..self.job.threads).map(|_| Post::default()).collect();
+        let (both, tally) = (VolumeAndModel { fs: &self.fs, model }, WorkerCounts::default());
+        let posts: Vec<ThreadNotice> =
+            (0..self.job.threads).map(|_| ThreadNotice::default()).collect();
         let (began, cut) = (Instant::now(), Mutex::new(None));
         watched(&self.fs, &posts, |number| {
             let post = &posts[number];
             let seed = !self.seed(number);
-            let mut worker = Worker::new(&both, number as u64, seed, post, &tally);
+            let mut worker = EnospcWorker::new(&both, number as u64, seed, post, &tally);
             worker.add(|steps| {
                 if number == 0 && self.job.enough.half().is(began, steps) {
-                    let mut cut = cut.lock().expect("nobody panics here");
+                    let mut cut = cut.lock().expect("no thread panicked");
                     cut.get_or_insert_with(|| self.device.snapshot());
                 }
                 self.job.enough.is(began, steps)
             });
         });
-        let cut = cut.into_inner().expect("nobody panics here").expect("the power was cut");
+        let cut = cut.into_inner().expect("no thread panicked").expect("the power was cut");
         disks_of(self.judges, &cut).assert_checks();
         let left = open(&Arc::new(cut), &OpenOptions::default());
         let dirs = (0..self.job.threads as u64).map(own_dir);
@@ -206,8 +209,8 @@ fn assert_holds(left: &Filesystem, synced: &Model, dir: &str) {
 
 /// All threads remove their files, and no removal is refused.
 fn empty(fs: &Filesystem, model: &Model, threads: usize) {
-    let both = Both { fs, model };
-    let posts: Vec<Post> = (0..threads).map(|_| Post::default()).collect();
+    let both = VolumeAndModel { fs, model };
+    let posts: Vec<ThreadNotice> = (0..threads).map(|_| ThreadNotice::default()).collect();
     watched(fs, &posts, |number| {
         let (post, number) = (&posts[number], number as u64);
         let (prefix, actors) = (prefix(number), names_of(number));
@@ -226,16 +229,18 @@ fn assert_kernel_sees(disks: &Disks, model: &Model) {
 }
 
 /// A volume with the directories of all threads, and the model of it.
-fn prepare(job: &Job<'_>, disks: &Disks) -> (Arc<MemoryDevice>, Model) {
+fn prepare(job: &RoundsJob<'_>, disks: &Disks) -> (Arc<MemoryDevice>, Model) {
     disks.mkfs(job.mkfs);
     let device = Arc::new(MemoryDevice::over(disks.devices().remove(0)));
     let fs = open(&device, &options(0));
     let model = Model::new(&fs.attr(fs.root()).expect("the root has attributes"));
     let dirs = (0..job.threads as u64).flat_map(|number| [own_dir(number), actors_dir(number)]);
     for name in dirs.chain([ALL.into(), PROBES.into()]).collect::<BTreeSet<_>>() {
-        Both { fs: &fs, model: &model }.must("mkdir", [fs.root(), model.root()], |fs, dir| {
-            fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW)
-        });
+        VolumeAndModel { fs: &fs, model: &model }.must(
+            "mkdir",
+            [fs.root(), model.root()],
+            |fs, dir| fs.mkdir(EntryPlace { dir, name: name.as_bytes() }, &NEW),
+        );
     }
     fs.sync().expect("a commit");
     (device, model)
@@ -245,7 +250,7 @@ fn used(fs: &Filesystem) -> u64 {
     fs.statfs().expect("sizes").used_bytes
 }
 
-fn run(job: &Job<'_>) {
+fn run(job: &RoundsJob<'_>) {
     let Some(judges) = judges::require() else { return };
     println!("{:?}, {} threads, OFFSHOOT_SEED={}", job.mkfs, job.threads, job.seed);
     let disks = Disks::create(&judges, 1, MIB);
@@ -253,7 +258,7 @@ fn run(job: &Job<'_>) {
     let before = used(&open(&device, &options(0)));
     for number in 0..job.rounds {
         let fs = open(&device, &options(number));
-        let round = Round { job, judges: &judges, device: device.clone(), fs, number };
+        let round = RoundVolume { job, judges: &judges, device: device.clone(), fs, number };
         round.work(&model);
         round.look(&model);
         round.cut(&model);
@@ -278,14 +283,14 @@ fn run(job: &Job<'_>) {
 
 #[test]
 fn threads_meet_the_end_of_space() {
-    let (seed, enough) = (seed_of_run(), Enough::Steps(100));
-    run(&Job { mkfs: &[], threads: 64, rounds: 2, enough, seed });
+    let (seed, enough) = (seed_of_run(), EnoughWork::Steps(100));
+    run(&RoundsJob { mkfs: &[], threads: 64, rounds: 2, enough, seed });
 }
 
 #[test]
 fn threads_meet_the_end_of_space_in_mixed_groups_of_small_nodes() {
-    let (seed, enough) = (seed_of_run(), Enough::Steps(100));
-    run(&Job { mkfs: &["--mixed"], threads: 64, rounds: 1, enough, seed });
+    let (seed, enough) = (seed_of_run(), EnoughWork::Steps(100));
+    run(&RoundsJob { mkfs: &["--mixed"], threads: 64, rounds: 1, enough, seed });
 }
 
 /// The number in a variable, or `usual` without one.
@@ -303,7 +308,7 @@ fn campaign() {
     let time = Duration::from_secs(number("OFFSHOOT_SECONDS", 60));
     let kinds: [&[&str]; 4] = [&[], &["-m", "single"], &["-m", "single", "-n", "4k"], &["--mixed"]];
     for mkfs in kinds {
-        let enough = Enough::Time(time / ROUNDS / 2);
-        run(&Job { mkfs, threads, rounds: ROUNDS.into(), enough, seed });
+        let enough = EnoughWork::Time(time / ROUNDS / 2);
+        run(&RoundsJob { mkfs, threads, rounds: ROUNDS.into(), enough, seed });
     }
 }

@@ -11,10 +11,10 @@ use offshoot_device::MemoryDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::progs;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Rename};
+use offshoot_vfs::{EntryPlace, Errno, FileId, FileSystem, FileSystemMut, Rename};
 
 use crate::quiet::{assert_no_chunk_is_left, metadata, room};
-use crate::shapes::{accepted, device};
+use crate::shapes::{device, is_accepted};
 use crate::worker::{AT, NEW};
 use crate::{MIB, open};
 
@@ -32,14 +32,14 @@ const SHARED_MOVE_BYTES: u64 = 12 << 20;
 
 /// The place of a subvolume: a directory and a name.
 #[derive(Clone, Debug)]
-struct At {
+struct NamedSubvolume {
     dir: FileId,
     name: String,
 }
 
-impl At {
-    fn place(&self) -> Place<'_> {
-        Place { dir: self.dir, name: self.name.as_bytes() }
+impl NamedSubvolume {
+    fn place(&self) -> EntryPlace<'_> {
+        EntryPlace { dir: self.dir, name: self.name.as_bytes() }
     }
 }
 
@@ -48,19 +48,19 @@ fn long(what: &str, number: u64) -> String {
 }
 
 /// What takes and makes room: links in a directory of their own, and snapshots.
-struct Links<'a> {
+struct RoomTaker<'a> {
     fs: &'a Filesystem,
     dir: FileId,
     count: u64,
     snapshots: VecDeque<String>,
 }
 
-impl Links<'_> {
+impl RoomTaker<'_> {
     fn fill(&mut self) {
         loop {
             let name = self.count.to_string();
-            let place = Place { dir: self.dir, name: name.as_bytes() };
-            if !accepted(self.fs.symlink(place, &TARGET, &NEW)) {
+            let place = EntryPlace { dir: self.dir, name: name.as_bytes() };
+            if !is_accepted(self.fs.symlink(place, &TARGET, &NEW)) {
                 return;
             }
             self.count += 1;
@@ -73,8 +73,8 @@ impl Links<'_> {
         for _ in 0..LINKS_OF_A_LEAF {
             let last = self.count.checked_sub(1).expect("moves are done before all links are gone");
             let name = last.to_string();
-            let place = Place { dir: self.dir, name: name.as_bytes() };
-            if !accepted(self.fs.unlink(place, AT)) {
+            let place = EntryPlace { dir: self.dir, name: name.as_bytes() };
+            if !is_accepted(self.fs.unlink(place, AT)) {
                 return self.delete_snapshot();
             }
             self.count = last;
@@ -83,35 +83,35 @@ impl Links<'_> {
 
     fn delete_snapshot(&mut self) {
         let name = self.snapshots.pop_front().expect("only beside a snapshot a removal is refused");
-        let place = Place { dir: self.fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: self.fs.root(), name: name.as_bytes() };
         self.fs.delete_subvolume(place, AT).expect("it makes room");
         self.fs.volume().drop_deleted().expect("it makes room");
     }
 }
 
 /// Two subvolumes that move.
-struct Moved<'a> {
+struct MovedPair<'a> {
     fs: &'a Filesystem,
     /// Two directories in each of three subvolumes.
     dirs: Vec<FileId>,
-    subvolumes: [(SubvolumeId, At); 2],
+    subvolumes: [(SubvolumeId, NamedSubvolume); 2],
     tries: u64,
 }
 
-impl Moved<'_> {
+impl MovedPair<'_> {
     /// Moves a subvolume in one of several ways. Returns whether it was done.
     fn try_one(&mut self) -> bool {
         self.tries += 1;
         let (fs, tries) = (self.fs, self.tries);
         let which = usize::from(tries.is_multiple_of(3));
         let to_dir = self.dirs[usize::try_from(tries * 7 / 2).expect("small") % self.dirs.len()];
-        let to = At { dir: to_dir, name: long("moved", tries) };
+        let to = NamedSubvolume { dir: to_dir, name: long("moved", tries) };
         let from = self.subvolumes[which].1.clone();
         let is_done = match tries % 4 {
             0 => {
                 let other = self.subvolumes[1 - which].1.clone();
                 let done = fs.rename_with(from.place(), other.place(), Rename::Exchange, AT);
-                let is_done = accepted(done);
+                let is_done = is_accepted(done);
                 if is_done {
                     let [one, two] = &mut self.subvolumes;
                     std::mem::swap(&mut one.1, &mut two.1);
@@ -121,14 +121,14 @@ impl Moved<'_> {
             }
             1 => {
                 // Onto an empty directory, if there is room for one.
-                let is_made = accepted(fs.mkdir(to.place(), &NEW));
-                let is_done = accepted(fs.rename(from.place(), to.place(), AT));
+                let is_made = is_accepted(fs.mkdir(to.place(), &NEW));
+                let is_done = is_accepted(fs.rename(from.place(), to.place(), AT));
                 if is_made && !is_done {
                     fs.rmdir(to.place(), AT).expect("it is as empty as it was");
                 }
                 is_done
             }
-            _ => accepted(fs.rename_with(from.place(), to.place(), Rename::NoReplace, AT)),
+            _ => is_accepted(fs.rename_with(from.place(), to.place(), Rename::NoReplace, AT)),
         };
         if is_done {
             self.subvolumes[which].1 = to.clone();
@@ -142,7 +142,7 @@ impl Moved<'_> {
 
     /// Requires that each subvolume is where it was last moved to.
     fn assert_places(&self) {
-        for (id, At { dir, name }) in &self.subvolumes {
+        for (id, NamedSubvolume { dir, name }) in &self.subvolumes {
             let found = self.fs.lookup(*dir, name.as_bytes()).expect("it is there");
             assert_eq!(found, FileId { dev: id.0, ino: 256 });
         }
@@ -151,28 +151,28 @@ impl Moved<'_> {
 
 /// Three subvolumes, with two directories full of names in each of them, and two subvolumes in
 /// these directories.
-fn set_up(fs: &Filesystem) -> ([FileId; 3], Moved<'_>) {
+fn set_up(fs: &Filesystem) -> ([FileId; 3], MovedPair<'_>) {
     let subvolume = |dir, name: &str| {
-        fs.create_subvolume(Place { dir, name: name.as_bytes() }, &NEW).expect("there is room")
+        fs.create_subvolume(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("there is room")
     };
     let [one, other] =
         ["one", "other"].map(|name| FileId { dev: subvolume(fs.root(), name).0, ino: 256 });
     let holders = [fs.root(), one, other];
     let mut dirs = Vec::new();
     for (holder, name) in holders.iter().flat_map(|&holder| [(holder, "d"), (holder, "e")]) {
-        let dir = fs.mkdir(Place { dir: holder, name: name.as_bytes() }, &NEW);
+        let dir = fs.mkdir(EntryPlace { dir: holder, name: name.as_bytes() }, &NEW);
         let dir = dir.expect("there is room");
         for number in 0..FILES {
             let name = long("file", number);
-            fs.create(Place { dir, name: name.as_bytes() }, &NEW).expect("there is room");
+            fs.create(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("there is room");
         }
         dirs.push(dir);
     }
     let subvolumes = [0, 3].map(|number: usize| {
-        let at = At { dir: dirs[number], name: long("subvolume", 0) };
+        let at = NamedSubvolume { dir: dirs[number], name: long("subvolume", 0) };
         (subvolume(at.dir, &at.name), at)
     });
-    (holders, Moved { fs, dirs, subvolumes, tries: 0 })
+    (holders, MovedPair { fs, dirs, subvolumes, tries: 0 })
 }
 
 fn moves(has_snapshots: bool) {
@@ -182,8 +182,8 @@ fn moves(has_snapshots: bool) {
     let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let fs = open(&device, &quiet);
     let (holders, mut moved) = set_up(&fs);
-    let dir = fs.mkdir(Place { dir: fs.root(), name: b"links" }, &NEW).expect("there is room");
-    let mut links = Links { fs: &fs, dir, count: 0, snapshots: VecDeque::new() };
+    let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"links" }, &NEW).expect("there is room");
+    let mut links = RoomTaker { fs: &fs, dir, count: 0, snapshots: VecDeque::new() };
     links.fill();
     fs.sync().expect("a commit");
     assert_no_chunk_is_left(&fs);
@@ -193,8 +193,8 @@ fn moves(has_snapshots: bool) {
         // From now on a move has to copy what is shared, and the snapshots keep the old blocks.
         for (number, holder) in holders[1..].iter().enumerate().filter(|_| has_snapshots) {
             let (source, name) = (SubvolumeId { 0: holder.dev }, format!("{round}-{number}"));
-            let place = Place { dir: fs.root(), name: name.as_bytes() };
-            while !accepted(fs.snapshot(source, place, true, AT)) {
+            let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
+            while !is_accepted(fs.snapshot(source, place, true, AT)) {
                 links.make_room();
             }
             links.snapshots.push_back(name);

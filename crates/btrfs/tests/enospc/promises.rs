@@ -6,11 +6,11 @@
 //! 1300 leaves of 16 KiB.
 
 use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut};
 
 use crate::open;
 use crate::quiet::{assert_no_chunk_is_left, data, metadata};
-use crate::shapes::{accepted, device, name};
+use crate::shapes::{device, is_accepted, name};
 use crate::worker::{AT, NEW};
 
 const FILES: u64 = 1300;
@@ -33,10 +33,10 @@ fn quiet() -> Option<Filesystem> {
 fn scattered(fs: &Filesystem) -> Vec<FileId> {
     let make = |number| {
         let [own, links] = [name(number), format!("link-{number}")];
-        let file = fs.create(Place { dir: fs.root(), name: own.as_bytes() }, &NEW);
+        let file = fs.create(EntryPlace { dir: fs.root(), name: own.as_bytes() }, &NEW);
         for link in 0..LINKS {
             let name = format!("{links}-{link}");
-            let place = Place { dir: fs.root(), name: name.as_bytes() };
+            let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
             fs.symlink(place, &TARGET, &NEW).expect("there is room");
         }
         file.expect("there is room")
@@ -49,11 +49,11 @@ fn scattered(fs: &Filesystem) -> Vec<FileId> {
 /// Makes links in a directory of their own until one is refused. Returns the directory, and how
 /// many links there are.
 fn fill_metadata(fs: &Filesystem) -> (FileId, u64) {
-    let dir = fs.mkdir(Place { dir: fs.root(), name: b"large links" }, &NEW);
+    let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"large links" }, &NEW);
     let dir = dir.expect("there is room");
     let link = |number: &u64| {
         let name = name(*number);
-        accepted(fs.symlink(Place { dir, name: name.as_bytes() }, &LARGE_TARGET, &NEW))
+        is_accepted(fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &LARGE_TARGET, &NEW))
     };
     let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
     assert_no_chunk_is_left(fs);
@@ -69,7 +69,7 @@ fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
     fs.sync().expect("a commit");
     for number in links - free_links..links {
         let name = name(number);
-        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+        fs.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it is there");
     }
     fs.sync().expect("a commit");
     Some((fs, files))
@@ -79,11 +79,12 @@ fn nearly_full(free_links: u64) -> Option<(Filesystem, Vec<FileId>)> {
 /// stored, and that a file can be removed then.
 fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
     let bytes = vec![7; len];
-    let written = files.iter().take_while(|&&file| accepted(fs.write(file, 0, &bytes, AT))).count();
+    let written =
+        files.iter().take_while(|&&file| is_accepted(fs.write(file, 0, &bytes, AT))).count();
     println!("{written} of {FILES} files were written: {:?}", metadata(fs));
     assert!(data(fs).free_bytes > 1 << 20, "there is room for data");
     fs.sync().expect("there is room for what was accepted");
-    fs.unlink(Place { dir: fs.root(), name: name(0).as_bytes() }, AT).expect("it is there");
+    fs.unlink(EntryPlace { dir: fs.root(), name: name(0).as_bytes() }, AT).expect("it is there");
     fs.sync().expect("a commit");
 }
 
@@ -92,7 +93,7 @@ fn assert_can_be_stored(fs: &Filesystem, files: &[FileId], len: usize) {
 #[test]
 fn what_is_written_beside_a_snapshot_can_be_stored() {
     let Some((fs, files)) = nearly_full(5200) else { return };
-    let place = Place { dir: fs.root(), name: b"snapshot" };
+    let place = EntryPlace { dir: fs.root(), name: b"snapshot" };
     fs.snapshot(SubvolumeId::FS, place, true, AT).expect("there is room");
     assert_can_be_stored(&fs, &files, 4096);
 }
@@ -104,11 +105,11 @@ fn files_can_be_removed_when_a_snapshot_was_refused() {
     let Some(fs) = quiet() else { return };
     let (dir, links) = fill_metadata(&fs);
     fs.sync().expect("a commit");
-    let place = Place { dir: fs.root(), name: b"snapshot" };
-    assert!(!accepted(fs.snapshot(SubvolumeId::FS, place, true, AT)), "the volume is full");
+    let place = EntryPlace { dir: fs.root(), name: b"snapshot" };
+    assert!(!is_accepted(fs.snapshot(SubvolumeId::FS, place, true, AT)), "the volume is full");
     for number in 0..links {
         let name = name(number);
-        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+        fs.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it is there");
     }
     fs.snapshot(SubvolumeId::FS, place, true, AT).expect("there is room");
     fs.sync().expect("a commit");

@@ -12,7 +12,7 @@ use offshoot_btrfs::{Filesystem, KindStats, SpaceKind};
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, FileId, FileSystemMut, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, FileId, FileSystemMut, Result};
 
 use crate::MIB;
 use crate::worker::{AT, NEW};
@@ -117,7 +117,7 @@ pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
     let name = |what: &str, number| format!("{what}-{number}");
     let links = until_refused("a link", |number| {
         let name = name("link", number);
-        fs.symlink(Place { dir, name: name.as_bytes() }, &TARGET, &NEW).map(drop)
+        fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &TARGET, &NEW).map(drop)
     });
     fs.sync().expect("a commit");
     assert_hardly_any(&metadata(fs), commit_trees(fs));
@@ -126,10 +126,10 @@ pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
     // A removal makes room for the metadata of a file's data.
     for number in 0..links {
         let name = name("link", number);
-        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+        fs.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it is there");
     }
     fs.sync().expect("a commit");
-    let file = match fs.create(Place { dir, name: b"file" }, &NEW) {
+    let file = match fs.create(EntryPlace { dir, name: b"file" }, &NEW) {
         Ok(file) => file,
         Err(error) if error.errno() == Errno::NOSPC => return,
         Err(error) => panic!("a file: {error}"),
@@ -147,6 +147,6 @@ pub(crate) fn assert_refused_rightly(fs: &Filesystem, dir: FileId) {
         "refused with {data:#?} and {metadata:#?}"
     );
     assert_no_chunk_is_left(fs);
-    fs.unlink(Place { dir, name: b"file" }, AT).expect("it is there");
+    fs.unlink(EntryPlace { dir, name: b"file" }, AT).expect("it is there");
     fs.sync().expect("a commit");
 }

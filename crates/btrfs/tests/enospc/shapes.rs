@@ -10,10 +10,10 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::MemoryDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_vfs::{Errno, FileId, FileSystem, FileSystemMut, Place, Result};
+use offshoot_vfs::{EntryPlace, Errno, FileId, FileSystem, FileSystemMut, Result};
 
 use crate::quiet::assert_no_chunk_is_left;
-use crate::watch::{Post, watched};
+use crate::watch::{ThreadNotice, watched};
 use crate::worker::{AT, NEW};
 use crate::{MIB, open, options};
 
@@ -22,7 +22,7 @@ const PIECE: usize = 128 << 10;
 
 /// What a volume is filled with.
 #[derive(Clone, Copy, Debug)]
-enum Filling {
+enum ShapeFilling {
     /// Files of this many bytes.
     Files(usize),
     /// Links with targets that take much of a leaf.
@@ -49,7 +49,7 @@ fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
     let mut done = 0;
     while done < len {
         let piece = &bytes[..PIECE.min(len - done)];
-        if !accepted(fs.write(file, done as u64, piece, AT)) {
+        if !is_accepted(fs.write(file, done as u64, piece, AT)) {
             break;
         }
         done += piece.len();
@@ -58,7 +58,7 @@ fn write(fs: &Filesystem, file: FileId, len: usize) -> usize {
 }
 
 /// Whether it was done. The only error that it may give is a lack of space.
-pub(crate) fn accepted<T>(result: Result<T>) -> bool {
+pub(crate) fn is_accepted<T>(result: Result<T>) -> bool {
     match result {
         Ok(_) => true,
         Err(error) if error.errno() == Errno::NOSPC => false,
@@ -67,18 +67,20 @@ pub(crate) fn accepted<T>(result: Result<T>) -> bool {
 }
 
 /// Fills the volume. Returns how many files there are, and how many bytes were accepted.
-fn fill(fs: &Filesystem, filling: Filling) -> (u64, usize) {
+fn fill(fs: &Filesystem, filling: ShapeFilling) -> (u64, usize) {
     let mut bytes = 0;
     for number in 0.. {
         let name = name(number);
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         let (is_made, wanted, written) = match filling {
-            Filling::Links => (accepted(fs.symlink(place, &[b'x'; 3000], &NEW)), 3000, 3000),
-            Filling::Files(len) if accepted(fs.create(place, &NEW)) => {
+            ShapeFilling::Links => {
+                (is_accepted(fs.symlink(place, &[b'x'; 3000], &NEW)), 3000, 3000)
+            }
+            ShapeFilling::Files(len) if is_accepted(fs.create(place, &NEW)) => {
                 let file = fs.lookup(fs.root(), name.as_bytes()).expect("it was made");
                 (true, len, write(fs, file, len))
             }
-            Filling::Files(_) => (false, 0, 0),
+            ShapeFilling::Files(_) => (false, 0, 0),
         };
         if !is_made {
             return (number, bytes);
@@ -93,12 +95,12 @@ fn fill(fs: &Filesystem, filling: Filling) -> (u64, usize) {
 
 fn remove(fs: &Filesystem, number: u64) {
     let name = name(number);
-    fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+    fs.unlink(EntryPlace { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
 /// Fills and empties a volume again and again, with one kind of filling after the other. It holds
 /// as much of each as the first time.
-fn refill(mkfs: &[&str], fillings: &[Filling]) {
+fn refill(mkfs: &[&str], fillings: &[ShapeFilling]) {
     let Some(device) = device(mkfs) else { return };
     let mut first = vec![None; fillings.len()];
     for round in 0..4 {
@@ -123,35 +125,35 @@ fn refill(mkfs: &[&str], fillings: &[Filling]) {
 
 #[test]
 fn what_held_files_holds_as_many_again() {
-    refill(&[], &[Filling::Files(1 << 20)]);
+    refill(&[], &[ShapeFilling::Files(1 << 20)]);
 }
 
 /// Chunks that are empty again are removed.
 #[test]
 fn what_held_files_holds_links_and_files_again() {
-    refill(&["-m", "single"], &[Filling::Files(1 << 20), Filling::Links]);
+    refill(&["-m", "single"], &[ShapeFilling::Files(1 << 20), ShapeFilling::Links]);
 }
 
 #[test]
 fn what_held_small_files_holds_as_many_again() {
-    refill(&["-m", "single"], &[Filling::Files(5000)]);
+    refill(&["-m", "single"], &[ShapeFilling::Files(5000)]);
 }
 
 #[test]
 fn what_held_links_holds_as_many_again() {
-    refill(&[], &[Filling::Links]);
+    refill(&[], &[ShapeFilling::Links]);
 }
 
 #[test]
 fn what_held_files_in_mixed_groups_holds_as_many_again() {
-    refill(&["--mixed"], &[Filling::Files(30_000)]);
+    refill(&["--mixed"], &[ShapeFilling::Files(30_000)]);
 }
 
 /// With quotas, items of extents are larger, and commits change one more tree.
 #[test]
 fn what_held_small_files_beside_quotas_holds_as_many_again() {
-    refill(&["-m", "single", "-O", "squota"], &[Filling::Files(5000)]);
-    refill(&["-m", "single", "-O", "quota"], &[Filling::Files(5000)]);
+    refill(&["-m", "single", "-O", "squota"], &[ShapeFilling::Files(5000)]);
+    refill(&["-m", "single", "-O", "quota"], &[ShapeFilling::Files(5000)]);
 }
 
 /// Where data fills the volume, a file is removed and one of the same size is written, without a
@@ -161,11 +163,11 @@ fn a_file_takes_the_place_of_one_as_large() {
     const LEN: usize = 2 << 20;
     let Some(device) = device(&[]) else { return };
     let fs = open(&device, &options(0));
-    let (files, _) = fill(&fs, Filling::Files(LEN));
+    let (files, _) = fill(&fs, ShapeFilling::Files(LEN));
     for number in 0..files - 1 {
         remove(&fs, number);
         let name = name(number);
-        let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW);
+        let file = fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW);
         let file = file.expect("there is room for a file");
         assert_eq!(write(&fs, file, LEN), LEN, "file {number} of {files}");
     }
@@ -195,16 +197,16 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     const PIECE_BYTES: usize = 8192;
     let Some(device) = device(&["-m", "single", "-n", "4k"]) else { return };
     let fs = open(&device, &options(0));
-    let (files, _) = fill(&fs, Filling::Files(PIECE_BYTES));
+    let (files, _) = fill(&fs, ShapeFilling::Files(PIECE_BYTES));
     fs.sync().expect("there is room for what was accepted");
     (0..files).step_by(2).for_each(|number| remove(&fs, number));
     fs.sync().expect("a commit");
-    let place = |name: &'static str| Place { dir: fs.root(), name: name.as_bytes() };
+    let place = |name: &'static str| EntryPlace { dir: fs.root(), name: name.as_bytes() };
     let file = fs.create(place("in pieces"), &NEW).expect("there is room for a file");
     let dir = fs.mkdir(place("links"), &NEW).expect("there is room for a directory");
     let link = |number: &u64| {
         let name = name(*number);
-        accepted(fs.symlink(Place { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
+        is_accepted(fs.symlink(EntryPlace { dir, name: name.as_bytes() }, &[b'x'; 3000], &NEW))
     };
     let written = write(&fs, file, usize::MAX);
     let links = (0..1 << 20).find(|number| !link(number)).expect("the volume has an end");
@@ -216,7 +218,7 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
     assert!(extents > 5000 && extents > pieces / 10 * 9, "{extents} extents of {pieces} pieces");
     for number in 0..links {
         let name = name(number);
-        fs.unlink(Place { dir, name: name.as_bytes() }, AT).expect("it is there");
+        fs.unlink(EntryPlace { dir, name: name.as_bytes() }, AT).expect("it is there");
     }
     (1..files).step_by(2).for_each(|number| remove(&fs, number));
     fs.unlink(place("in pieces"), AT).expect("it is there");
@@ -227,12 +229,12 @@ fn a_file_in_many_pieces_leaves_room_for_removals() {
 /// something. Returns how many threads have a file, and how many bytes were accepted.
 fn fill_by_threads(fs: &Filesystem, threads: u64) -> (u64, usize) {
     let (files, bytes) = (AtomicU64::new(0), AtomicUsize::new(0));
-    let posts: Vec<Post> = (0..threads).map(|_| Post::default()).collect();
+    let posts: Vec<ThreadNotice> = (0..threads).map(|_| ThreadNotice::default()).collect();
     watched(fs, &posts, |number| {
         posts[number].begin("filling a file");
         let name = name(number as u64);
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
-        if accepted(fs.create(place, &NEW)) {
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
+        if is_accepted(fs.create(place, &NEW)) {
             files.fetch_add(1, Ordering::Relaxed);
             let file = fs.lookup(fs.root(), name.as_bytes()).expect("it was made");
             bytes.fetch_add(write(fs, file, usize::MAX), Ordering::Relaxed);

@@ -18,17 +18,17 @@ const PATIENCE: u64 = 480;
 
 /// A thread's notice of what it is doing.
 #[derive(Default)]
-pub(crate) struct Post {
+pub(crate) struct ThreadNotice {
     calls: AtomicU64,
     /// `None` between calls.
     call: Mutex<Option<&'static str>>,
 }
 
-impl Post {
+impl ThreadNotice {
     /// Notes that the thread begins this call.
     pub(crate) fn begin(&self, call: &'static str) {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        *self.call.lock().expect("nobody panics here") = Some(call);
+        *self.call.lock().expect("no thread panicked") = Some(call);
     }
 
     pub(crate) fn calls(&self) -> u64 {
@@ -36,23 +36,23 @@ impl Post {
     }
 
     fn call(&self) -> Option<&'static str> {
-        *self.call.lock().expect("nobody panics here")
+        *self.call.lock().expect("no thread panicked")
     }
 }
 
 /// Clears the notice when the thread ends, by a panic too.
-struct Leave<'a>(&'a Post);
+struct ClearNotice<'a>(&'a ThreadNotice);
 
-impl Drop for Leave<'_> {
+impl Drop for ClearNotice<'_> {
     fn drop(&mut self) {
-        *self.0.call.lock().expect("nobody panics here") = None;
+        *self.0.call.lock().expect("no thread panicked") = None;
     }
 }
 
 /// Ends the watch when the work ends, by a panic too.
-struct Over<'a>(&'a AtomicBool, Thread);
+struct EndWatch<'a>(&'a AtomicBool, Thread);
 
-impl Drop for Over<'_> {
+impl Drop for EndWatch<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
         self.1.unpark();
@@ -60,16 +60,16 @@ impl Drop for Over<'_> {
 }
 
 /// Runs `work` with its number on one thread for each of `posts`, under watch.
-pub(crate) fn watched(fs: &Filesystem, posts: &[Post], work: impl Fn(usize) + Sync) {
+pub(crate) fn watched(fs: &Filesystem, posts: &[ThreadNotice], work: impl Fn(usize) + Sync) {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watch = scope.spawn(|| watch(fs, posts, &is_over));
-        let _over = Over(&is_over, watch.thread().clone());
+        let _over = EndWatch(&is_over, watch.thread().clone());
         std::thread::scope(|scope| {
             for (number, post) in posts.iter().enumerate() {
                 let work = &work;
                 scope.spawn(move || {
-                    let _leave = Leave(post);
+                    let _leave = ClearNotice(post);
                     work(number);
                 });
             }
@@ -77,7 +77,7 @@ pub(crate) fn watched(fs: &Filesystem, posts: &[Post], work: impl Fn(usize) + Sy
     });
 }
 
-fn watch(fs: &Filesystem, posts: &[Post], is_over: &AtomicBool) {
+fn watch(fs: &Filesystem, posts: &[ThreadNotice], is_over: &AtomicBool) {
     let mut seen: Vec<(u64, u64)> = vec![(0, 0); posts.len()];
     while !is_over.load(Ordering::Relaxed) {
         std::thread::park_timeout(LOOK);
@@ -93,7 +93,7 @@ fn watch(fs: &Filesystem, posts: &[Post], is_over: &AtomicBool) {
 }
 
 /// Ends the program: joining threads that never end would hang too.
-fn give_up(fs: &Filesystem, posts: &[Post]) -> ! {
+fn give_up(fs: &Filesystem, posts: &[ThreadNotice]) -> ! {
     // Standard error directly: a test's captured output appears only when the test ends.
     let mut out = std::io::stderr().lock();
     let _ = writeln!(out, "a thread hangs; each with the number of its call:");

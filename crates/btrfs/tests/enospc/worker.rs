@@ -12,11 +12,11 @@ use offshoot_testkit::model::Model;
 use offshoot_testkit::model::actor::Actor;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Errno, Fallocate, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result,
+    EntryPlace, Errno, Fallocate, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
     Timestamp,
 };
 
-use crate::watch::Post;
+use crate::watch::ThreadNotice;
 
 /// The time of all changes: a directory's time then does not depend on which thread changed it
 /// last.
@@ -57,28 +57,28 @@ const PIECE: usize = 32 << 10;
 const LONG_NAME: &str = "a name that is as long as names of files often are";
 
 /// The volume, and the model of what the volume acknowledged.
-pub(crate) struct Both<'a> {
+pub(crate) struct VolumeAndModel<'a> {
     pub(crate) fs: &'a Filesystem,
     pub(crate) model: &'a Model,
 }
 
 /// What all workers count together.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct WorkerCounts {
     /// Calls that changed something.
     pub(crate) done: AtomicU64,
     /// Calls that were refused for want of space.
     pub(crate) refused: AtomicU64,
 }
 
-impl Tally {
+impl WorkerCounts {
     fn count(&self, is_done: bool) {
         let count = if is_done { &self.done } else { &self.refused };
         count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Both<'_> {
+impl VolumeAndModel<'_> {
     /// The directory at the root with this name, in the volume and in the model.
     pub(crate) fn dir(&self, name: &str) -> [FileId; 2] {
         self.sides().map(|fs| fs.lookup(fs.root(), name.as_bytes()).expect("it was made"))
@@ -113,12 +113,17 @@ impl Both<'_> {
 
     /// Removes the chosen entries of a directory, with all that is below. The volume must refuse
     /// none of that.
-    pub(crate) fn remove_all(&self, dir: [FileId; 2], post: &Post, chosen: &dyn Fn(&[u8]) -> bool) {
+    pub(crate) fn remove_all(
+        &self,
+        dir: [FileId; 2],
+        post: &ThreadNotice,
+        chosen: &dyn Fn(&[u8]) -> bool,
+    ) {
         for (name, file_type) in self.names(dir[1]) {
             if !chosen(&name) {
                 continue;
             }
-            let place = |dir| Place { dir, name: &name };
+            let place = |dir| EntryPlace { dir, name: &name };
             if file_type == FileType::Directory {
                 let below = self.must("lookup", dir, |fs, dir| fs.lookup(dir, &name));
                 self.remove_all(below, post, &|_| true);
@@ -133,53 +138,53 @@ impl Both<'_> {
 }
 
 /// A name: which of the worker's directories, and the name in it.
-type Name = (usize, Vec<u8>);
+type WorkerName = (usize, Vec<u8>);
 
 /// The volume or the model, with the directories of a worker.
-struct Side<'a> {
+struct WorkerSide<'a> {
     fs: &'a dyn FileSystemMut,
     dirs: [FileId; 2],
 }
 
-impl Side<'_> {
-    fn place<'n>(&self, (dir, name): &'n Name) -> Place<'n> {
-        Place { dir: self.dirs[*dir], name }
+impl WorkerSide<'_> {
+    fn place<'n>(&self, (dir, name): &'n WorkerName) -> EntryPlace<'n> {
+        EntryPlace { dir: self.dirs[*dir], name }
     }
 
-    fn find(&self, (dir, name): &Name) -> Result<FileId> {
+    fn find(&self, (dir, name): &WorkerName) -> Result<FileId> {
         self.fs.lookup(self.dirs[*dir], name)
     }
 }
 
 /// One of the threads.
-pub(crate) struct Worker<'a> {
-    both: &'a Both<'a>,
+pub(crate) struct EnospcWorker<'a> {
+    both: &'a VolumeAndModel<'a>,
     number: u64,
-    post: &'a Post,
-    tally: &'a Tally,
+    post: &'a ThreadNotice,
+    tally: &'a WorkerCounts,
     seed: u64,
     random: Random,
     /// Its own directory, and the one that all workers share.
     dirs: [[FileId; 2]; 2],
-    /// The names in them, as [`Name`] says. The ones that it found at the start come first.
-    names: Vec<Name>,
+    /// The names in them, as [`WorkerName`] says. The ones that it found at the start come first.
+    names: Vec<WorkerName>,
     /// How many of these names, the first ones, it leaves alone.
     kept: usize,
     made: u64,
 }
 
-impl<'a> Worker<'a> {
+impl<'a> EnospcWorker<'a> {
     pub(crate) fn new(
-        both: &'a Both<'a>,
+        both: &'a VolumeAndModel<'a>,
         number: u64,
         seed: u64,
-        post: &'a Post,
-        tally: &'a Tally,
+        post: &'a ThreadNotice,
+        tally: &'a WorkerCounts,
     ) -> Self {
         let dirs = [own_dir(number), ALL.to_owned()].map(|dir| both.dir(&dir));
         let names =
             |dir: usize| both.names(dirs[dir][1]).into_iter().map(move |(name, _)| (dir, name));
-        let is_own = |(_, name): &Name| name.starts_with(prefix(number).as_bytes());
+        let is_own = |(_, name): &WorkerName| name.starts_with(prefix(number).as_bytes());
         let names = names(0).chain(names(1)).filter(is_own).collect();
         let random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Self { both, number, post, tally, seed, random, dirs, names, kept: 0, made: 0 }
@@ -233,9 +238,15 @@ impl<'a> Worker<'a> {
     }
 
     /// Makes the same call on both, unless the volume has no room.
-    fn change(&self, what: &'static str, call: impl Fn(&Side<'_>) -> Result<()>) -> Option<()> {
-        let [ours, model] = [0, 1]
-            .map(|side| Side { fs: self.both.sides()[side], dirs: self.dirs.map(|dir| dir[side]) });
+    fn change(
+        &self,
+        what: &'static str,
+        call: impl Fn(&WorkerSide<'_>) -> Result<()>,
+    ) -> Option<()> {
+        let [ours, model] = [0, 1].map(|side| WorkerSide {
+            fs: self.both.sides()[side],
+            dirs: self.dirs.map(|dir| dir[side]),
+        });
         self.post.begin(what);
         let result = call(&ours);
         self.tally.count(result.is_ok());
@@ -249,7 +260,7 @@ impl<'a> Worker<'a> {
     }
 
     /// A name that never existed before.
-    fn new_name(&mut self) -> Name {
+    fn new_name(&mut self) -> WorkerName {
         self.made += 1;
         let dir = usize::from(self.random.below(3) == 0);
         let len = usize::try_from(self.random.below(40)).expect("small");
@@ -283,7 +294,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Writes `len` bytes from the beginning.
-    fn write(&mut self, name: &Name, len: usize) -> Option<()> {
+    fn write(&mut self, name: &WorkerName, len: usize) -> Option<()> {
         let bytes = self.random.bytes(len);
         for (offset, piece) in (0..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
             self.change("write", |side| side.fs.write(side.find(name)?, offset, piece, AT))?;
@@ -296,14 +307,14 @@ impl<'a> Worker<'a> {
     fn allocate(&mut self) -> Option<()> {
         let Some(index) = self.some_index() else { return Some(()) };
         let name = self.names[index].clone();
-        let keep_size = self.random.below(2) == 0;
+        let keeps_size = self.random.below(2) == 0;
         let (what, most) = match self.random.below(6) {
-            0..3 => (Fallocate::Allocate { keep_size }, 32),
+            0..3 => (Fallocate::Allocate { keeps_size }, 32),
             // The call extends the file after it has zeroed the range, and the extension may be
             // refused.
-            3 => (Fallocate::Zero { keep_size: true }, 1),
+            3 => (Fallocate::Zero { keeps_size: true }, 1),
             4 => (Fallocate::PunchHole, 1),
-            _ if keep_size => (Fallocate::Collapse, 1),
+            _ if keeps_size => (Fallocate::Collapse, 1),
             _ => (Fallocate::Insert, 1),
         };
         let [offset, len] = [self.random.below(16), 1 + self.random.below(most)];

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::block::{self, HEADER_SIZE, Header, KeyPtr};
+use offshoot_btrfs_format::block::{self, BlockHeader, HEADER_SIZE, NodePointer};
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
@@ -13,28 +13,28 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::random::Random;
 
-use crate::image::{Image, Patched};
+use crate::image::{Patched, SparseImage};
 use crate::mutation::{index, mutate_item, pack, scramble, unpack};
 
 /// A tree block of the last commit, and every place that holds a copy.
-pub(crate) struct Block {
+pub(crate) struct CommittedBlock {
     pub(crate) bytes: Vec<u8>,
     /// The member and the offset on it, of every copy.
     pub(crate) places: Vec<(usize, u64)>,
 }
 
 /// A volume to be damaged.
-pub(crate) struct Target {
-    images: Vec<Arc<Image>>,
-    pub(crate) blocks: Vec<Block>,
+pub(crate) struct DamageTarget {
+    images: Vec<Arc<SparseImage>>,
+    pub(crate) blocks: Vec<CommittedBlock>,
     checksum: ChecksumType,
     /// Whether all data has checksums, so that damage to it never goes unnoticed.
-    pub(crate) all_checked: bool,
+    pub(crate) is_all_checked: bool,
 }
 
 /// What a survey may see of a damaged volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Allowed {
+pub(crate) enum AllowedView {
     /// Exactly what the sound volume shows: another copy is good.
     Nothing,
     /// Errors, and otherwise what the sound volume shows: a checksum reveals the damage.
@@ -43,13 +43,13 @@ pub(crate) enum Allowed {
     Anything,
 }
 
-impl Target {
+impl DamageTarget {
     /// The volume with these `images` as its members. The volume is sound.
-    pub(crate) fn new(images: Vec<Arc<Image>>, all_checked: bool) -> Self {
+    pub(crate) fn new(images: Vec<Arc<SparseImage>>, is_all_checked: bool) -> Self {
         let superblock = superblock(&images[0], SUPERBLOCK_OFFSETS[0]);
         let superblock = Superblock::parse(&superblock, SUPERBLOCK_OFFSETS[0]).expect("a volume");
         let blocks = blocks(&images, &superblock);
-        Self { images, blocks, checksum: superblock.checksum, all_checked }
+        Self { images, blocks, checksum: superblock.checksum, is_all_checked }
     }
 
     /// The members, undamaged.
@@ -58,7 +58,7 @@ impl Target {
     }
 
     /// The members with one random damage, and what a survey may see of it.
-    pub(crate) fn damaged(&self, random: &mut Random) -> (Vec<Patched>, Allowed) {
+    pub(crate) fn damaged(&self, random: &mut Random) -> (Vec<Patched>, AllowedView) {
         let mut members = self.sound();
         let allowed = match random.below(20) {
             0 => self.truncate(random, &mut members),
@@ -72,34 +72,39 @@ impl Target {
     }
 
     /// Cuts the end off a member.
-    fn truncate(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+    fn truncate(&self, random: &mut Random, members: &mut [Patched]) -> AllowedView {
         let member = index(random, members.len());
         let used = self.images[member].used();
         members[member].truncate(used[index(random, used.len())] + random.below(4096));
-        Allowed::Errors
+        AllowedView::Errors
     }
 
     /// Writes noise or zeros over a page that is in use.
-    fn garbage(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+    fn garbage(&self, random: &mut Random, members: &mut [Patched]) -> AllowedView {
         let member = index(random, members.len());
         let used = self.images[member].used();
         let page = used[index(random, used.len())];
         let len = 1 + index(random, 4096);
         let noise = if random.below(2) == 0 { vec![0; len] } else { random.bytes(len) };
         members[member].write(page, &noise);
-        if self.all_checked { Allowed::Errors } else { Allowed::Anything }
+        if self.is_all_checked { AllowedView::Errors } else { AllowedView::Anything }
     }
 
-    /// Damages superblocks: all copies with right checksums if `fit` is set, otherwise the primary
-    /// of one member.
-    fn superblock(&self, random: &mut Random, members: &mut [Patched], fit: bool) -> Allowed {
+    /// Damages superblocks: all copies with right checksums if `has_right_checksums` is set,
+    /// otherwise the primary of one member.
+    fn superblock(
+        &self,
+        random: &mut Random,
+        members: &mut [Patched],
+        has_right_checksums: bool,
+    ) -> AllowedView {
         let member = index(random, members.len());
         let mut bytes = superblock(&self.images[member], SUPERBLOCK_OFFSETS[0]);
         let end = [299, 1200, SUPERBLOCK_SIZE][index(random, 3)];
         (0..=random.below(2)).for_each(|_| scramble(random, &mut bytes[32..end]));
-        if !fit {
+        if !has_right_checksums {
             members[member].write(SUPERBLOCK_OFFSETS[0], &bytes);
-            return Allowed::Nothing;
+            return AllowedView::Nothing;
         }
         for offset in SUPERBLOCK_OFFSETS {
             if offset + SUPERBLOCK_SIZE as u64 <= members[member].size_bytes() {
@@ -108,11 +113,11 @@ impl Target {
                 members[member].write(offset, &bytes);
             }
         }
-        Allowed::Anything
+        AllowedView::Anything
     }
 
     /// Changes bytes of a tree block, in one copy of it or in all.
-    fn flip(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+    fn flip(&self, random: &mut Random, members: &mut [Patched]) -> AllowedView {
         let block = self.block(random);
         let one = random.below(3) == 0;
         let mut bytes = block.bytes.clone();
@@ -121,11 +126,11 @@ impl Target {
         for &(member, offset) in places {
             members[member].write(offset, &bytes);
         }
-        if places.len() < block.places.len() { Allowed::Nothing } else { Allowed::Errors }
+        if places.len() < block.places.len() { AllowedView::Nothing } else { AllowedView::Errors }
     }
 
     /// Changes the contents of a few tree blocks, in all copies, and makes the checksums right.
-    fn lie(&self, random: &mut Random, members: &mut [Patched]) -> Allowed {
+    fn lie(&self, random: &mut Random, members: &mut [Patched]) -> AllowedView {
         for _ in 0..=random.below(3) {
             let block = self.block(random);
             let is_leaf = header(&block.bytes).level == 0;
@@ -144,10 +149,10 @@ impl Target {
                 members[member].write(offset, &bytes);
             }
         }
-        Allowed::Anything
+        AllowedView::Anything
     }
 
-    fn block(&self, random: &mut Random) -> &Block {
+    fn block(&self, random: &mut Random) -> &CommittedBlock {
         &self.blocks[index(random, self.blocks.len())]
     }
 
@@ -173,8 +178,8 @@ impl Target {
     /// Makes a pointer of a node lead to another block that exists.
     fn redirect(&self, random: &mut Random, node: &[u8]) -> Vec<u8> {
         let mut bytes = node.to_vec();
-        let count = block::pointers(node).map_or(0, <[KeyPtr]>::len);
-        let at = HEADER_SIZE + index(random, count.max(1)) * size_of::<KeyPtr>();
+        let count = block::pointers(node).map_or(0, <[NodePointer]>::len);
+        let at = HEADER_SIZE + index(random, count.max(1)) * size_of::<NodePointer>();
         let target = header(&self.block(random).bytes);
         bytes[at + 17..at + 25].copy_from_slice(&target.bytenr.get().to_le_bytes());
         bytes[at + 25..at + 33].copy_from_slice(&target.generation.get().to_le_bytes());
@@ -188,18 +193,18 @@ impl Target {
     }
 }
 
-pub(crate) fn header(bytes: &[u8]) -> &Header {
-    Header::view(bytes).expect("a whole block")
+pub(crate) fn header(bytes: &[u8]) -> &BlockHeader {
+    BlockHeader::view(bytes).expect("a whole block")
 }
 
-fn superblock(image: &Arc<Image>, offset: u64) -> Vec<u8> {
+fn superblock(image: &Arc<SparseImage>, offset: u64) -> Vec<u8> {
     let mut bytes = vec![0; SUPERBLOCK_SIZE];
     Patched::new(image).read_at(offset, &mut bytes).expect("every image has a superblock");
     bytes
 }
 
 /// All tree blocks that can be reached from the superblock.
-fn blocks(images: &[Arc<Image>], superblock: &Superblock) -> Vec<Block> {
+fn blocks(images: &[Arc<SparseImage>], superblock: &Superblock) -> Vec<CommittedBlock> {
     let mut written = scan(images, superblock);
     let mut wanted = vec![
         (superblock.root().0, superblock.generation.0),
@@ -232,8 +237,11 @@ fn roots_in(leaf: &[u8]) -> Vec<(u64, u64)> {
 }
 
 /// All tree blocks on the images, old ones too, by address and generation.
-fn scan(images: &[Arc<Image>], superblock: &Superblock) -> HashMap<(u64, u64), Block> {
-    let mut found: HashMap<(u64, u64), Block> = HashMap::new();
+fn scan(
+    images: &[Arc<SparseImage>],
+    superblock: &Superblock,
+) -> HashMap<(u64, u64), CommittedBlock> {
+    let mut found: HashMap<(u64, u64), CommittedBlock> = HashMap::new();
     let mut bytes = vec![0; superblock.node_size as usize];
     for (member, image) in images.iter().enumerate() {
         let device = Patched::new(image);
@@ -247,7 +255,7 @@ fn scan(images: &[Arc<Image>], superblock: &Superblock) -> HashMap<(u64, u64), B
                 && head.csum.starts_with(sum.bytes())
             {
                 let place = (head.bytenr.get(), head.generation.get());
-                let new = || Block { bytes: bytes.clone(), places: Vec::new() };
+                let new = || CommittedBlock { bytes: bytes.clone(), places: Vec::new() };
                 found.entry(place).or_insert_with(new).places.push((member, offset));
             }
         }

@@ -15,12 +15,12 @@ const PAGE: usize = 4096;
 
 /// An image in memory that does not store its pages of zeros.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct SparseImage {
     size: u64,
     pages: HashMap<u64, Box<[u8]>>,
 }
 
-impl Image {
+impl SparseImage {
     pub(crate) fn read(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
         let size = file.metadata()?.len();
@@ -48,14 +48,14 @@ impl Image {
 /// An image with changes over it.
 #[derive(Clone, Debug)]
 pub(crate) struct Patched {
-    image: Arc<Image>,
+    image: Arc<SparseImage>,
     pages: HashMap<u64, Vec<u8>>,
     size: u64,
 }
 
 impl Patched {
     /// `image` as it is.
-    pub(crate) fn new(image: &Arc<Image>) -> Self {
+    pub(crate) fn new(image: &Arc<SparseImage>) -> Self {
         Self { image: image.clone(), pages: HashMap::new(), size: image.size }
     }
 

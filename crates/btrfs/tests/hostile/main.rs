@@ -23,8 +23,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use damage::{Allowed, Target};
-use image::{Image, Patched};
+use damage::{AllowedView, DamageTarget};
+use image::{Patched, SparseImage};
 use mutation::{from_env, seed_of};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::Disks;
@@ -62,14 +62,14 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// Runs one survey on a thread of its own, within the limits.
-fn survey_within_limits(members: &[Patched], degraded: bool, case: &str) -> Survey {
+fn survey_within_limits(members: &[Patched], is_degraded: bool, case: &str) -> Survey {
     // Resets the kernel's record of the highest use of memory.
     std::fs::write("/proc/self/clear_refs", "5").expect("a process may reset its own mark");
     let before = memory_kib("VmRSS");
     let (done, result) = mpsc::channel();
     let devices = devices(members);
     std::thread::spawn(move || {
-        let _ = done.send(catch_unwind(AssertUnwindSafe(|| survey(devices, degraded))));
+        let _ = done.send(catch_unwind(AssertUnwindSafe(|| survey(devices, is_degraded))));
     });
     let result = result.recv_timeout(CASE_LIMIT);
     let seen = result.unwrap_or_else(|_| panic!("{case}: not done after {CASE_LIMIT:?}"));
@@ -80,8 +80,8 @@ fn survey_within_limits(members: &[Patched], degraded: bool, case: &str) -> Surv
 }
 
 /// Compares what was seen of a damaged volume with what the sound one shows.
-fn judge(sound: &Survey, seen: &Survey, allowed: Allowed, case: &str) {
-    if allowed == Allowed::Anything {
+fn judge(sound: &Survey, seen: &Survey, allowed: AllowedView, case: &str) {
+    if allowed == AllowedView::Anything {
         return;
     }
     let mut failed = 0;
@@ -92,7 +92,7 @@ fn judge(sound: &Survey, seen: &Survey, allowed: Allowed, case: &str) {
                 assert_eq!(Some(found), expected, "{case}: {what} is wrong");
             }
             Err(error) => {
-                assert!(allowed == Allowed::Errors, "{case}: {what}: {error}");
+                assert!(allowed == AllowedView::Errors, "{case}: {what}: {error}");
                 failed += 1;
             }
         }
@@ -103,7 +103,7 @@ fn judge(sound: &Survey, seen: &Survey, allowed: Allowed, case: &str) {
     }
 }
 
-fn sweep(name: &str, target: &Target, cases: u64) {
+fn sweep(name: &str, target: &DamageTarget, cases: u64) {
     let seed = seed_of(name);
     let cases = from_env("OFFSHOOT_SWEEP").unwrap_or(cases);
     let mut random = Random::new(seed);
@@ -129,8 +129,8 @@ fn sweep(name: &str, target: &Target, cases: u64) {
     }
 }
 
-fn images(paths: &[impl AsRef<Path>]) -> Vec<Arc<Image>> {
-    paths.iter().map(|path| Arc::new(Image::read(path.as_ref()).expect("an image"))).collect()
+fn images(paths: &[impl AsRef<Path>]) -> Vec<Arc<SparseImage>> {
+    paths.iter().map(|path| Arc::new(SparseImage::read(path.as_ref()).expect("an image"))).collect()
 }
 
 /// The volume that the repository carries. It needs no judge, so it runs on every machine.
@@ -140,11 +140,11 @@ fn the_carried_volume() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("kernel.btrfs");
     fixture::unpack(&path).expect("the fixture unpacks");
-    sweep("the_carried_volume", &Target::new(images(&[path]), true), CASES_CARRIED);
+    sweep("the_carried_volume", &DamageTarget::new(images(&[path]), true), CASES_CARRIED);
 }
 
-fn of(disks: &Disks) -> Target {
-    Target::new(images(disks.images()), false)
+fn of(disks: &Disks) -> DamageTarget {
+    DamageTarget::new(images(disks.images()), false)
 }
 
 #[test]

@@ -21,13 +21,13 @@ const MAX_XATTR_BYTES: usize = 16 << 20;
 pub(crate) type Survey = BTreeMap<String, Result<String>>;
 
 /// Opens the volume and does everything with it.
-pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Survey {
+pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Survey {
     let mut seen = Survey::new();
     let reporter = |report: &offshoot_btrfs::Report| {
         let _ = report.to_string();
     };
     let options = OpenOptions {
-        degraded,
+        degraded: is_degraded,
         cache_bytes: 4 << 20,
         reporter: Some(Arc::new(reporter)),
         ..OpenOptions::default()
@@ -53,7 +53,7 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Surv
     ids.extend(subvolumes.iter().flatten().map(|one| one.id).filter(|&id| id != TreeId::FS));
     for id in ids {
         match volume.filesystem(id) {
-            Ok(fs) => Walk::new(&fs, id).run(&mut seen),
+            Ok(fs) => SurveyWalk::new(&fs, id).run(&mut seen),
             Err(error) => drop(seen.insert(format!("subvolume {id}"), Err(error))),
         }
     }
@@ -115,14 +115,14 @@ impl std::fmt::Display for Digest {
 }
 
 /// A walk over all files of one subvolume and those nested in it.
-struct Walk<'f> {
+struct SurveyWalk<'f> {
     fs: &'f dyn FileSystem,
     id: TreeId,
     entries: usize,
     data_bytes: u64,
 }
 
-impl<'f> Walk<'f> {
+impl<'f> SurveyWalk<'f> {
     fn new(fs: &'f dyn FileSystem, id: TreeId) -> Self {
         Self { fs, id, entries: 0, data_bytes: 0 }
     }

@@ -13,7 +13,7 @@ use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::manifest::manifest;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, Error, FileSystem, FileSystemMut, NewFile, Timestamp};
 
 use crate::common::open;
 
@@ -29,7 +29,7 @@ const TREES: [(&str, Option<&str>); 6] = [
 ];
 
 /// The address, generation and level of a root.
-type Root = (u64, u64, u64);
+type BackupRoot = (u64, u64, u64);
 
 fn dump(disks: &Disks, what: &[&str]) -> String {
     let image = disks.images()[0].to_str().expect("a plain path");
@@ -43,7 +43,7 @@ fn number(line: &str, name: &str) -> Option<u64> {
 }
 
 /// The roots in each of the four backup slots, in the order of [`TREES`].
-fn remembered(disks: &Disks) -> Vec<Vec<Root>> {
+fn remembered(disks: &Disks) -> Vec<Vec<BackupRoot>> {
     let text = dump(disks, &["dump-super", "-f"]);
     let slots: Vec<_> = text.split("\tbackup ").skip(1).collect();
     let root = |slot: &str, name: &str| {
@@ -57,7 +57,7 @@ fn remembered(disks: &Disks) -> Vec<Vec<Root>> {
 }
 
 /// The roots as they are now.
-fn current(disks: &Disks) -> Vec<Root> {
+fn current(disks: &Disks) -> Vec<BackupRoot> {
     let superblock = dump(disks, &["dump-super"]);
     let field = |name: &str| {
         let line = superblock.lines().find(|line| line.split_whitespace().next() == Some(name));
@@ -88,7 +88,8 @@ fn commit(disks: &Disks, number: usize) {
     let at = Timestamp { secs: 1_600_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at };
     let name = format!("commit-{number}");
-    let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &new).expect("a file");
+    let file =
+        fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &new).expect("a file");
     fs.write(file, 0, &vec![7; 100_000], at).expect("there is room");
     fs.sync().expect("a commit");
 }

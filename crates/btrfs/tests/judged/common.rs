@@ -16,9 +16,9 @@ pub(crate) const TOP: SubvolumeId = SubvolumeId::FS;
 
 /// What the engine reported.
 #[derive(Clone, Default)]
-pub(crate) struct Reports(Arc<Mutex<Vec<Report>>>);
+pub(crate) struct CollectedReports(Arc<Mutex<Vec<Report>>>);
 
-impl Reports {
+impl CollectedReports {
     pub(crate) fn all(&self) -> Vec<Report> {
         self.0.lock().expect("no test panics while it reports").clone()
     }
@@ -62,14 +62,16 @@ fn show(reports: &[Report]) -> String {
 }
 
 /// Opens a volume with all its members.
-pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Result<(Arc<Volume>, Reports)> {
-    let reports = Reports::default();
+pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Result<(Arc<Volume>, CollectedReports)> {
+    let reports = CollectedReports::default();
     Ok((Volume::open(devices, &reports.options())?, reports))
 }
 
 /// Opens a volume of which some members may be missing.
-pub(crate) fn open_degraded(devices: Vec<Arc<dyn BlockDevice>>) -> Result<(Arc<Volume>, Reports)> {
-    let reports = Reports::default();
+pub(crate) fn open_degraded(
+    devices: Vec<Arc<dyn BlockDevice>>,
+) -> Result<(Arc<Volume>, CollectedReports)> {
+    let reports = CollectedReports::default();
     let options = OpenOptions { degraded: true, ..reports.options() };
     Ok((Volume::open(devices, &options)?, reports))
 }
@@ -109,7 +111,7 @@ pub(crate) fn contents(fs: &dyn FileSystem, file: FileId) -> Result<Vec<u8>> {
 
 /// Counts the results of a walk over a damaged volume.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct WalkCounts {
     /// Regular files that were read and were right.
     pub(crate) right: u64,
     /// Files and directories that could not be read.
@@ -121,9 +123,9 @@ pub(crate) struct Seen {
 /// Walks everything. What `fs` returns must be what the judge's mount at `path` shows. What `fs`
 /// cannot return must be an error, and the walk continues with the next file.
 #[track_caller]
-pub(crate) fn assert_never_wrong(fs: &dyn FileSystem, path: &Path) -> Seen {
+pub(crate) fn assert_never_wrong(fs: &dyn FileSystem, path: &Path) -> WalkCounts {
     let judge = HostFilesystem::new(path).expect("the mount opens");
-    let mut seen = Seen::default();
+    let mut seen = WalkCounts::default();
     let mut stack = vec![(fs.root(), judge.root())];
     while let Some((ours, theirs)) = stack.pop() {
         let truth = judge.attr(theirs).expect("the judge reads its volume");
@@ -161,7 +163,7 @@ pub(crate) fn assert_never_wrong(fs: &dyn FileSystem, path: &Path) -> Seen {
 }
 
 /// The reports that contain none of `words`.
-pub(crate) fn reports_besides(reports: &Reports, words: &[&str]) -> Vec<String> {
+pub(crate) fn reports_besides(reports: &CollectedReports, words: &[&str]) -> Vec<String> {
     let texts = reports.all().iter().map(ToString::to_string).collect::<Vec<_>>();
     texts.into_iter().filter(|text| !words.iter().any(|word| text.contains(word))).collect()
 }

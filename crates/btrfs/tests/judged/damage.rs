@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use offshoot_device::Fault;
-use offshoot_testkit::btrfs::damage::{Faulty, SUPERBLOCK_BYTES, SUPERBLOCKS, flip};
+use offshoot_testkit::btrfs::damage::{FaultyMembers, SUPERBLOCK_BYTES, SUPERBLOCKS, flip};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges::{self, Judges};
-use offshoot_testkit::btrfs::progs::{Place, Progs};
+use offshoot_testkit::btrfs::progs::{MirrorPlace, Progs};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{Error, FileSystem};
 
-use crate::common::{Reports, assert_never_wrong, at, contents, default_filesystem, open};
+use crate::common::{CollectedReports, assert_never_wrong, at, contents, default_filesystem, open};
 
 const FAULTS: [Fault; 2] = [Fault::Garbage, Fault::Error];
 const NODE_BYTES: u64 = 16_384;
@@ -36,7 +36,7 @@ fn with_victim(root: &Path) {
 const VICTIM_INO: u64 = 257;
 
 /// Where the copies of the victim's data are: members and offsets.
-fn data_places(disks: &Disks) -> Vec<Place> {
+fn data_places(disks: &Disks) -> Vec<MirrorPlace> {
     let progs = Progs::of(disks);
     let extents = progs.extents("5", VICTIM_INO);
     extents.iter().flat_map(|extent| progs.places(extent.logical, extent.disk_bytes)).collect()
@@ -52,9 +52,9 @@ fn data_is_survived(devices: usize, mkfs: &'static str, sets: &[&[u32]]) {
     let places = data_places(&disks);
     let mount = disks.mount("ro,noatime");
     for fault in FAULTS {
-        let all = Reports::default();
+        let all = CollectedReports::default();
         for mirrors in sets {
-            let faulty = Faulty::over(&disks);
+            let faulty = FaultyMembers::over(&disks);
             // One sector of every stripe. It is not the first, so that the damage splits runs.
             for place in places.iter().filter(|place| mirrors.contains(&place.mirror)) {
                 faulty.strike_at(place.member, place.physical + 8192, 4096, fault);
@@ -100,7 +100,7 @@ fn column_is_survived(devices: usize, mkfs: &'static str, members: &[usize]) {
     let places = data_places(&disks);
     let mount = disks.mount("ro,noatime");
     for fault in FAULTS {
-        let faulty = Faulty::over(&disks);
+        let faulty = FaultyMembers::over(&disks);
         for place in places.iter().filter(|place| members.contains(&place.member)) {
             faulty.strike_at(place.member, place.physical, 65_536, fault);
         }
@@ -132,7 +132,7 @@ fn lost_data_is_an_error(devices: usize, mkfs: &'static str) {
     let places = data_places(&disks);
     let mount = disks.mount("ro,noatime");
     for fault in FAULTS {
-        let faulty = Faulty::over(&disks);
+        let faulty = FaultyMembers::over(&disks);
         let logical = places[0].logical + 8192;
         // With parity, the rest of the row must not give the sector back either. Bytes that are
         // inverted in two columns cancel out, so each column is damaged elsewhere.
@@ -224,7 +224,7 @@ fn lost_compressed_data() {
         let disks = Recipe::new().mount(options).fill(with_text).make(&judges);
         let places = data_places(&disks);
         let mount = disks.mount("ro,noatime");
-        let faulty = Faulty::over(&disks);
+        let faulty = FaultyMembers::over(&disks);
         faulty.strike_at(places[0].member, places[0].physical, 1, Fault::Garbage);
         let (volume, _) = open(faulty.devices()).expect("the volume opens");
         let seen = assert_never_wrong(&default_filesystem(&volume), mount.path());
@@ -243,7 +243,7 @@ fn with_text(root: &Path) {
 fn blocks_are_survived(devices: usize, mkfs: &'static str) {
     let Some(judges) = judges::require() else { return };
     let disks = victim(&judges, devices, mkfs);
-    let places: Vec<Place> = {
+    let places: Vec<MirrorPlace> = {
         let progs = Progs::of(&disks);
         ["root", "chunk", "5", "csum"]
             .iter()
@@ -255,7 +255,7 @@ fn blocks_are_survived(devices: usize, mkfs: &'static str) {
     // By turns, so that every second block is bad in the copy that is read first.
     for parity in [0, 1] {
         for fault in FAULTS {
-            let faulty = Faulty::over(&disks);
+            let faulty = FaultyMembers::over(&disks);
             let mut last = (0, 0);
             for place in &places {
                 if last.1 != place.logical {
@@ -294,9 +294,9 @@ fn rotten_members_are_survived(devices: usize, mkfs: &'static str) {
     let disks = victim(&judges, devices, mkfs);
     let mount = disks.mount("ro,noatime");
     for fault in FAULTS {
-        let all = Reports::default();
+        let all = CollectedReports::default();
         for rotten in 0..devices {
-            let faulty = Faulty::over(&disks);
+            let faulty = FaultyMembers::over(&disks);
             let (start, end) = (1 << 20, SUPERBLOCKS[1]);
             faulty.strike_at(rotten, start, end - start, fault);
             faulty.strike_at(rotten, end + SUPERBLOCK_BYTES, 400 << 20, fault);
@@ -336,7 +336,7 @@ fn lost_tree_blocks_are_errors() {
     let mount = disks.mount("ro,noatime");
     for (logical, places) in blocks.iter().zip(places) {
         for fault in FAULTS {
-            let faulty = Faulty::over(&disks);
+            let faulty = FaultyMembers::over(&disks);
             for place in &places {
                 faulty.strike(place, NODE_BYTES, fault);
             }
@@ -396,13 +396,13 @@ fn superblocks() {
     let disks = victim(&judges, 1, "");
     let mount = disks.mount("ro,noatime");
     for fault in FAULTS {
-        let faulty = Faulty::over(&disks);
+        let faulty = FaultyMembers::over(&disks);
         faulty.strike_at(0, SUPERBLOCKS[0], SUPERBLOCK_BYTES, fault);
         let (volume, reports) = open(faulty.devices()).expect("the copy is used");
         compare(&default_filesystem(&volume), mount.path()).assert_same(300);
         reports.assert_said(&["superblock", &SUPERBLOCKS[1].to_string()]);
 
-        let faulty = Faulty::over(&disks);
+        let faulty = FaultyMembers::over(&disks);
         faulty.strike_at(0, SUPERBLOCKS[0], SUPERBLOCK_BYTES, fault);
         faulty.strike_at(0, SUPERBLOCKS[1], SUPERBLOCK_BYTES, fault);
         let error = open(faulty.devices()).err().expect("no superblock is left");
@@ -412,7 +412,7 @@ fn superblocks() {
     let mut random = Random::new(0x5b);
     for _ in 0..50 {
         let copy_of_primary = SUPERBLOCKS[0] + random.below(SUPERBLOCK_BYTES);
-        let faulty = Faulty::over(&disks);
+        let faulty = FaultyMembers::over(&disks);
         faulty.strike_at(0, copy_of_primary, 1, Fault::Garbage);
         let (_, reports) = open(faulty.devices()).expect("the copy is used");
         reports.assert_said(&["superblock"]);
@@ -426,7 +426,7 @@ fn a_superblock_of_one_member() {
     let disks = victim(&judges, 2, "-d raid1 -m raid1");
     let mount = disks.mount("ro,noatime");
     for member in [0, 1] {
-        let faulty = Faulty::over(&disks);
+        let faulty = FaultyMembers::over(&disks);
         faulty.strike_at(member, SUPERBLOCKS[0], SUPERBLOCK_BYTES, Fault::Garbage);
         let (volume, reports) = open(faulty.devices()).expect("the copy is used");
         compare(&default_filesystem(&volume), mount.path()).assert_same(300);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{OpenOptions, Report, ScrubEvent, ScrubOptions, Volume};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
@@ -210,7 +210,7 @@ fn judge_put_back(judges: &Judges, devices: usize, mkfs: &'static str) {
 }
 
 #[track_caller]
-fn judge_all_orders(members: &[Arc<dyn BlockDevice>], judge: &Mount) {
+fn judge_all_orders(members: &[Arc<dyn BlockDevice>], judge: &MountedMembers) {
     for backwards in [false, true] {
         let mut members = members.to_vec();
         if backwards {
@@ -385,7 +385,7 @@ fn a_replaced_device() {
     let mut disks = Recipe::new().devices(2).mkfs("-d raid1 -m raid1").make(&judges);
     disks.add(512);
     {
-        let spare = offshoot_testkit::btrfs::disks::Attached::new(&disks.images()[2..]);
+        let spare = offshoot_testkit::btrfs::disks::AttachedImages::new(&disks.images()[2..]);
         let mount = disks.mount_some(&[0, 1], "rw,noatime");
         let old = mount.devices()[1].to_owned();
         let args = ["replace", "start", "-B", "-f", &old, spare.devices()[0]];

@@ -15,7 +15,7 @@ use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
 use offshoot_vfs::Error;
 
-use crate::common::{Reports, default_filesystem, judge, open};
+use crate::common::{CollectedReports, default_filesystem, judge, open};
 
 /// A copy of a mounted volume with a log that an fsync wrote since the last commit. It shows what
 /// was fsynced. Without the log it shows the last commit. The engine reports both.
@@ -40,7 +40,7 @@ fn a_pending_log() {
     assert!(!log.ends_with("\t0"), "the kernel wrote no log: {log}");
 
     let mount = crashed.mount("ro,noatime,rescue=nologreplay");
-    let reports = Reports::default();
+    let reports = CollectedReports::default();
     let options = OpenOptions { ignore_log: true, ..reports.options() };
     let volume = Volume::open(crashed.devices(), &options).expect("the volume opens");
     compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
@@ -123,7 +123,7 @@ fn conversions_under_way_are_refused_by_name() {
     ] {
         let copy = disks.copy(&judges);
         edit_superblocks(&copy.images()[0], |block| block[56 + bit / 8] |= 1 << (bit % 8));
-        let error = open(copy.devices()).err().expect("nobody knows what it holds");
+        let error = open(copy.devices()).err().expect("it holds what this program does not know");
         assert!(matches!(error, Error::Unsupported(_)), "{error}");
         assert!(error.to_string().contains(name), "bit {bit} is not called `{name}`: {error}");
     }

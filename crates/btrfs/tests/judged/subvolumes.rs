@@ -25,7 +25,7 @@ fn the_list() {
         .subvolumes()
         .map(|info| info.expect("a subvolume"))
         .filter(|info| info.id != TOP)
-        .map(|info| progs::Subvolume {
+        .map(|info| progs::ListedSubvolume {
             id: info.id.0,
             parent: info.parent.expect("none is orphaned").0,
             generation: info.generation.0,
@@ -35,7 +35,7 @@ fn the_list() {
             received_uuid: uuid(info.received_uuid),
             path: String::from_utf8(info.path.expect("it is read"))
                 .expect("the filler uses plain names"),
-            read_only: info.read_only,
+            is_read_only: info.read_only,
         })
         .collect();
     ours.sort();

@@ -6,7 +6,7 @@ use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::manifest::{differences, manifest};
 
-use crate::common::{Reports, default_filesystem};
+use crate::common::{CollectedReports, default_filesystem};
 
 #[test]
 fn all_of_them_see_the_same() {
@@ -17,7 +17,7 @@ fn all_of_them_see_the_same() {
     let expected = manifest(&host).expect("the kernel reads its own volume");
 
     for cache_bytes in [0, 64 << 10, 64 << 20] {
-        let reports = Reports::default();
+        let reports = CollectedReports::default();
         let options = OpenOptions { cache_bytes, ..reports.options() };
         let volume = Volume::open(disks.devices(), &options).expect("the volume opens");
         let fs = default_filesystem(&volume);

@@ -5,7 +5,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::names::colliding;
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileSystem, FileSystemMut, Place, Position, SetAttr, Timestamp,
+    EntryPlace, Fallocate, FileFlags, FilePosition, FileSystem, FileSystemMut, SetAttr, Timestamp,
 };
 
 use crate::by_us::{new_file, open};
@@ -59,8 +59,9 @@ fn an_fsync_of_very_many_extents_makes_a_commit() {
     fs.sync().expect("a commit");
     for number in 0..66_000 {
         // The second sector and the first by turns, so that no two extents merge.
-        let from = Position { file: x, offset: (number + 1) % 2 * 4096 };
-        fs.clone_range(from, Position { file: y, offset: number * 4096 }, 4096, AT).expect("room");
+        let from = FilePosition { file: x, offset: (number + 1) % 2 * 4096 };
+        fs.clone_range(from, FilePosition { file: y, offset: number * 4096 }, 4096, AT)
+            .expect("room");
     }
     fs.fsync(y).expect("a commit");
     let stats = volume.stats();
@@ -98,7 +99,7 @@ fn names_that_a_log_is_not_good_for() {
     let cut = cut(&judges, |volume| {
         let fs = top(volume);
         let names = colliding(b"name", 200, 60);
-        let at = |name| Place { dir: fs.root(), name };
+        let at = |name| EntryPlace { dir: fs.root(), name };
         for name in &names[..20] {
             fs.create(at(name), &new_file()).expect("a file");
         }
@@ -115,10 +116,10 @@ fn names_that_a_log_is_not_good_for() {
         fs.sync().expect("a commit");
         // Many links of one file. The first of them are removed.
         let dir = fs.mkdir(place(&fs, "dir"), &new_file()).expect("a directory");
-        let file = fs.create(Place { dir, name: b"file" }, &new_file()).expect("a file");
+        let file = fs.create(EntryPlace { dir, name: b"file" }, &new_file()).expect("a file");
         let link = |number: u32| format!("{number:0200}");
         for number in 0..100 {
-            fs.link(file, Place { dir, name: link(number).as_bytes() }, AT).expect("a link");
+            fs.link(file, EntryPlace { dir, name: link(number).as_bytes() }, AT).expect("a link");
         }
         fs.fsync(dir).expect("an fsync");
         assert_eq!(volume.stats().fsyncs_with_many_names, 1);
@@ -128,7 +129,7 @@ fn names_that_a_log_is_not_good_for() {
 
 /// How a log gets a name that has no room beside the names of its directory, and the entry with it.
 #[derive(Clone, Copy, Debug)]
-enum Order {
+enum LongNameOrder {
     /// The test syncs the file, and then its directory.
     FileFirst,
     /// The test syncs the directory, and this is the only name that the file still has.
@@ -144,7 +145,7 @@ enum Order {
 /// entry. So no log has both, whichever of them comes first.
 #[test]
 fn an_extended_name_and_its_entry_are_not_in_one_log() {
-    use Order::{FileFirst, OnlyName, OnlyNameOfMany, Reached};
+    use LongNameOrder::{FileFirst, OnlyName, OnlyNameOfMany, Reached};
     let Some(judges) = judges::require() else { return };
     for order in [FileFirst, OnlyName, OnlyNameOfMany, Reached] {
         let cut = cut(&judges, |volume| {
@@ -152,24 +153,26 @@ fn an_extended_name_and_its_entry_are_not_in_one_log() {
             let top = fs.mkdir(place(&fs, "top"), &new_file()).expect("a directory");
             fs.sync().expect("a commit");
             let dir = match order {
-                Reached => fs.mkdir(Place { dir: top, name: b"dir" }, &new_file()),
+                Reached => fs.mkdir(EntryPlace { dir: top, name: b"dir" }, &new_file()),
                 _ => Ok(top),
             };
             let dir = dir.expect("a directory");
-            let file = fs.create(Place { dir: top, name: b"file" }, &new_file()).expect("a file");
+            let file =
+                fs.create(EntryPlace { dir: top, name: b"file" }, &new_file()).expect("a file");
             let links: Vec<_> = (0..100).map(|number| format!("{number:0200}")).collect();
             for link in &links {
-                fs.link(file, Place { dir, name: link.as_bytes() }, AT).expect("a link");
+                fs.link(file, EntryPlace { dir, name: link.as_bytes() }, AT).expect("a link");
             }
             if matches!(order, OnlyName | OnlyNameOfMany) {
                 for gone in links[..99].iter().map(String::as_str).chain(["file"]) {
-                    fs.unlink(Place { dir, name: gone.as_bytes() }, AT).expect("it is there");
+                    fs.unlink(EntryPlace { dir, name: gone.as_bytes() }, AT).expect("it is there");
                 }
             }
             if matches!(order, OnlyNameOfMany) {
                 for number in 0..100 {
                     let name = format!("new{number}");
-                    fs.create(Place { dir, name: name.as_bytes() }, &new_file()).expect("a file");
+                    fs.create(EntryPlace { dir, name: name.as_bytes() }, &new_file())
+                        .expect("a file");
                 }
             }
             let first = if matches!(order, FileFirst) { file } else { top };
@@ -188,7 +191,7 @@ fn names_of_one_hash_that_do_not_fit_together() {
     let cut = cut(&judges, |volume| {
         let fs = top(volume);
         let names = colliding(b"name", 200, 100);
-        let at = |name| Place { dir: fs.root(), name };
+        let at = |name| EntryPlace { dir: fs.root(), name };
         for name in &names[..50] {
             fs.create(at(name), &new_file()).expect("a file");
         }
@@ -244,7 +247,7 @@ fn data_for_preallocated_space_on_a_full_volume() {
         let fs = top(volume);
         let create = |name| fs.create(place(&fs, name), &new_file()).expect("a file");
         let [kept, old, clone] = ["kept", "old", "clone"].map(create);
-        let keep = Fallocate::Allocate { keep_size: false };
+        let keep = Fallocate::Allocate { keeps_size: false };
         fs.fallocate(kept, keep, 0, 1 << 20, AT).expect("there is room");
         fs.write(old, 0, &vec![1; 65536], AT).expect("there is room");
         fs.sync().expect("a commit");
@@ -258,7 +261,7 @@ fn data_for_preallocated_space_on_a_full_volume() {
         }
         fs.sync().expect("a commit");
         fs.write(kept, 0, &vec![2; 1 << 20], AT).expect("it has space of its own");
-        let [from, to] = [old, clone].map(|file| Position { file, offset: 0 });
+        let [from, to] = [old, clone].map(|file| FilePosition { file, offset: 0 });
         fs.clone_range(from, to, 0, AT).expect("it takes no data");
         let before = volume.stats();
         fs.fsync(clone).expect("an fsync");

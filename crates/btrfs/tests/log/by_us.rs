@@ -15,23 +15,25 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::generate::Generator;
 use offshoot_testkit::crash::workload::Runner;
-use offshoot_testkit::crash::{Op, Promised, Step, Workload};
-use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_testkit::crash::{Promised, Workload, WorkloadOp, WorkloadStep};
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
-use crate::cut::{SHAPES, Shape, make, top};
-use crate::subvolume_calls::Ours;
-use crate::workloads::{Doer, Tally, Task, cut_behind, directory, judge_cuts, twos};
+use crate::cut::{LogShape, SHAPES, make, top};
+use crate::subvolume_calls::OurSubvolumes;
+use crate::workloads::{
+    StepDoer, WorkloadCounts, WorkloadTask, cut_behind, directory, judge_cuts, twos,
+};
 
 /// How many workloads share one volume.
 const TOGETHER: usize = 24;
 
 /// The shapes that we can write to.
-pub(crate) fn shapes() -> impl Iterator<Item = Shape> {
+pub(crate) fn shapes() -> impl Iterator<Item = LogShape> {
     SHAPES.into_iter().filter(|shape| !shape.mkfs.contains("^free-space-tree"))
 }
 
 /// Opens a volume for writing. It commits when the caller asks for it, and not by the clock.
-pub(crate) fn open(disks: &Disks, shape: Shape) -> Arc<Volume> {
+pub(crate) fn open(disks: &Disks, shape: LogShape) -> Arc<Volume> {
     let method = |option: &'static str, forced| {
         let method = shape.mount.strip_prefix(option)?;
         Some(Compress { method: method.parse().expect("a method"), forced })
@@ -51,7 +53,7 @@ pub(crate) fn new_file() -> NewFile {
 /// A new subvolume below the top one.
 pub(crate) fn subvolume(volume: &Arc<Volume>, name: &str) -> Filesystem {
     let top = top(volume);
-    let place = Place { dir: top.root(), name: name.as_bytes() };
+    let place = EntryPlace { dir: top.root(), name: name.as_bytes() };
     let id = top.create_subvolume(place, &new_file()).expect("a subvolume");
     volume.filesystem(id).expect("it is there")
 }
@@ -59,13 +61,13 @@ pub(crate) fn subvolume(volume: &Arc<Volume>, name: &str) -> Filesystem {
 /// Does the workloads in one volume, cuts it, and judges what is there.
 pub(crate) fn run_together(
     judges: &Judges,
-    shape: Shape,
+    shape: LogShape,
     workloads: &[Workload],
-    tally: &mut Tally,
+    tally: &mut WorkloadCounts,
 ) {
     let disks = make(judges, shape);
     let volume = open(&disks, shape);
-    let subvolume = |workload| Ours(subvolume(&volume, &directory(workload)));
+    let subvolume = |workload| OurSubvolumes(subvolume(&volume, &directory(workload)));
     let subvolumes: Vec<_> = workloads.iter().map(subvolume).collect();
     let (tasks, mut doers): (Vec<_>, Vec<_>) =
         workloads.iter().zip(&subvolumes).map(|(workload, fs)| begin(workload, fs)).unzip();
@@ -81,25 +83,28 @@ pub(crate) fn run_together(
 }
 
 /// Does the set-up, and returns a function that does the other steps.
-fn begin<'w, 'f>(workload: &'w Workload, ours: &'f Ours) -> (Task<'w>, Doer<'f>) {
+fn begin<'w, 'f>(
+    workload: &'w Workload,
+    ours: &'f OurSubvolumes,
+) -> (WorkloadTask<'w>, StepDoer<'f>) {
     let fs = &ours.0;
     let root = fs.attr(fs.root()).expect("the root");
     let promised = Promised::by(workload, &root).expect("it can be done");
     let mut runner = Runner::new(fs, 1).with_subvolumes(ours);
-    let setup: Vec<_> = workload.setup.iter().cloned().map(Step::Do).collect();
+    let setup: Vec<_> = workload.setup.iter().cloned().map(WorkloadStep::Do).collect();
     runner.run_steps(&setup).unwrap_or_else(|e| panic!("{workload}: {e}"));
     let name = workload.to_string();
-    let step = move |step: &Step| {
+    let step = move |step: &WorkloadStep| {
         let done = runner.run_steps(std::slice::from_ref(step));
         done.map_or_else(|e| panic!("{name}: {step}: {e}"), drop);
     };
-    (Task { workload, promised }, Box::new(step))
+    (WorkloadTask { workload, promised }, Box::new(step))
 }
 
 /// Does all of `workloads`, each chunk on another shape of volumes.
 fn run(workloads: &[Workload]) {
     let Some(judges) = judges::require() else { return };
-    let mut tally = Tally::default();
+    let mut tally = WorkloadCounts::default();
     let all: Vec<_> = shapes().collect();
     for (part, shape) in workloads.chunks(TOGETHER).zip(all.into_iter().cycle()) {
         run_together(&judges, shape, part, &mut tally);
@@ -113,7 +118,7 @@ fn run(workloads: &[Workload]) {
 /// Whether this workload can share a volume with others. One that sets the default subvolume
 /// cannot, because a volume has only one.
 fn can_share_a_volume(workload: &Workload) -> bool {
-    !workload.has(|op| matches!(op, Op::SetDefault(_)))
+    !workload.has(|op| matches!(op, WorkloadOp::SetDefault(_)))
 }
 
 #[test]

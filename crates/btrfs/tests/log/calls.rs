@@ -8,9 +8,9 @@ use std::os::unix::fs::{
 use std::path::{Path, PathBuf};
 
 use offshoot_testkit::crash::workload::{
-    COMPRESSION, DEVICE_MAJOR, PERMISSIONS, Share, acl, acl_name, bytes, target,
+    COMPRESSION, DEVICE_MAJOR, PERMISSIONS, SharedRange, acl, acl_name, bytes, target,
 };
-use offshoot_testkit::crash::{Op, Step};
+use offshoot_testkit::crash::{WorkloadOp, WorkloadStep};
 use offshoot_testkit::sharing;
 use offshoot_vfs::Fallocate;
 use rustix::fs::{
@@ -19,7 +19,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 /// Does operations below a directory.
-pub(crate) struct Calls {
+pub(crate) struct DirectoryCalls {
     root: PathBuf,
     /// Files that stay open.
     open: Vec<File>,
@@ -32,49 +32,53 @@ fn writable(path: &Path) -> File {
     File::options().read(true).write(true).open(path).expect("a file")
 }
 
-impl Calls {
+impl DirectoryCalls {
     pub(crate) fn new(root: PathBuf) -> Self {
         Self { root, open: Vec::new(), next: 1 }
     }
 
-    pub(crate) fn step(&mut self, step: &Step) {
+    pub(crate) fn step(&mut self, step: &WorkloadStep) {
         match step {
-            Step::Do(op) | Step::Try(op) => self.run(op),
-            Step::Fsync(path) => {
+            WorkloadStep::Do(op) | WorkloadStep::Try(op) => self.run(op),
+            WorkloadStep::Fsync(path) => {
                 let path = self.root.join(path);
                 File::open(path).and_then(|file| file.sync_all()).expect("an fsync");
             }
-            Step::Fdatasync(path) => {
+            WorkloadStep::Fdatasync(path) => {
                 let path = self.root.join(path);
                 File::open(path).and_then(|file| file.sync_data()).expect("an fdatasync");
             }
-            Step::Sync => {
+            WorkloadStep::Sync => {
                 let root = File::open(&self.root).expect("a directory");
                 rustix::fs::syncfs(root).expect("a sync");
             }
         }
     }
 
-    pub(crate) fn run(&mut self, op: &Op) {
+    pub(crate) fn run(&mut self, op: &WorkloadOp) {
         let number = self.next;
         self.next += 1;
         let root = self.root.clone();
         let at = |path: &str| root.join(path);
         let done = match op {
-            Op::Create(path) => File::create_new(at(path)).and_then(|_| own(&at(path), number)),
-            Op::Mkdir(path) => std::fs::create_dir(at(path)).and_then(|()| own(&at(path), number)),
-            Op::Symlink(path) => symlink(target(number, path), at(path))
+            WorkloadOp::Create(path) => {
+                File::create_new(at(path)).and_then(|_| own(&at(path), number))
+            }
+            WorkloadOp::Mkdir(path) => {
+                std::fs::create_dir(at(path)).and_then(|()| own(&at(path), number))
+            }
+            WorkloadOp::Symlink(path) => symlink(target(number, path), at(path))
                 .and_then(|()| lchown(at(path), Some(number), None)),
-            Op::Link(old, new) => std::fs::hard_link(at(old), at(new)),
-            Op::Unlink(path) => std::fs::remove_file(at(path)),
-            Op::Rmdir(path) => std::fs::remove_dir(at(path)),
-            Op::Rename(from, to) => std::fs::rename(at(from), at(to)),
-            Op::Exchange(one, other) => {
+            WorkloadOp::Link(old, new) => std::fs::hard_link(at(old), at(new)),
+            WorkloadOp::Unlink(path) => std::fs::remove_file(at(path)),
+            WorkloadOp::Rmdir(path) => std::fs::remove_dir(at(path)),
+            WorkloadOp::Rename(from, to) => std::fs::rename(at(from), at(to)),
+            WorkloadOp::Exchange(one, other) => {
                 let exchange = RenameFlags::EXCHANGE;
                 rustix::fs::renameat_with(CWD, at(one), CWD, at(other), exchange)
                     .map_err(Into::into)
             }
-            Op::Unnamed(path) => {
+            WorkloadOp::Unnamed(path) => {
                 let dir = at(path).parent().expect("a directory").to_owned();
                 let flags = OFlags::TMPFILE | OFlags::RDWR;
                 let file = rustix::fs::open(dir, flags, Mode::from(PERMISSIONS)).expect("a file");
@@ -83,78 +87,80 @@ impl Calls {
                 rustix::fs::linkat(CWD, proc, CWD, at(path), AtFlags::SYMLINK_FOLLOW)
                     .map_err(Into::into)
             }
-            Op::RenameNoReplace(from, to) => {
+            WorkloadOp::RenameNoReplace(from, to) => {
                 let noreplace = RenameFlags::NOREPLACE;
                 rustix::fs::renameat_with(CWD, at(from), CWD, at(to), noreplace).map_err(Into::into)
             }
-            Op::Fifo(path) => {
+            WorkloadOp::Fifo(path) => {
                 special(&at(path), FileType::Fifo, 0).and_then(|()| own(&at(path), number))
             }
-            Op::Device(path) => {
+            WorkloadOp::Device(path) => {
                 let device = rustix::fs::makedev(DEVICE_MAJOR, number);
                 special(&at(path), FileType::CharacterDevice, device)
                     .and_then(|()| own(&at(path), number))
             }
             // An immutable file cannot be opened for writing.
-            Op::SetFlags(path, flags) => File::open(at(path)).and_then(|file| {
+            WorkloadOp::SetFlags(path, flags) => File::open(at(path)).and_then(|file| {
                 let flags = IFlags::from_bits_retain(flags.bits());
                 Ok(rustix::fs::ioctl_setflags(file, flags)?)
             }),
-            Op::Open(path) => {
+            WorkloadOp::Open(path) => {
                 self.open.push(writable(&at(path)));
                 Ok(())
             }
-            Op::Write { path, offset, len } => {
+            WorkloadOp::Write { path, offset, len } => {
                 writable(&at(path)).write_all_at(&bytes(number, *offset, *len), *offset)
             }
-            Op::WriteDirect { path, offset, len } => {
+            WorkloadOp::WriteDirect { path, offset, len } => {
                 write_direct(&at(path), &bytes(number, *offset, *len), *offset)
             }
-            Op::WriteSame(from, to) => {
+            WorkloadOp::WriteSame(from, to) => {
                 std::fs::read(at(from)).and_then(|data| writable(&at(to)).write_all_at(&data, 0))
             }
-            Op::Truncate(path, size) => writable(&at(path)).set_len(*size),
-            Op::Fallocate { path, what, offset, len } => fallocate(&at(path), *what, *offset, *len),
-            Op::Copy(from, to) => copy(&at(from), &at(to)),
-            Op::Clone(share) => clone(&root, share),
-            Op::Dedupe(share) => {
+            WorkloadOp::Truncate(path, size) => writable(&at(path)).set_len(*size),
+            WorkloadOp::Fallocate { path, what, offset, len } => {
+                fallocate(&at(path), *what, *offset, *len)
+            }
+            WorkloadOp::Copy(from, to) => copy(&at(from), &at(to)),
+            WorkloadOp::Clone(share) => clone(&root, share),
+            WorkloadOp::Dedupe(share) => {
                 dedupe(&root, share);
                 Ok(())
             }
-            Op::SetXattr(path, name, len) => {
+            WorkloadOp::SetXattr(path, name, len) => {
                 set_xattr(&at(path), name.as_bytes(), &bytes(number, 0, *len))
             }
-            Op::SetAcl { path, is_default, permissions } => {
+            WorkloadOp::SetAcl { path, is_default, permissions } => {
                 set_xattr(&at(path), acl_name(*is_default), &acl(number, *permissions))
             }
-            Op::SetCompression(path, how) => {
+            WorkloadOp::SetCompression(path, how) => {
                 set_xattr(&at(path), COMPRESSION.as_bytes(), how.as_bytes())
             }
-            Op::RemoveXattr(path, name) => {
+            WorkloadOp::RemoveXattr(path, name) => {
                 rustix::fs::removexattr(at(path), name.as_str()).map_err(Into::into)
             }
-            Op::Chmod(path, mode) => {
+            WorkloadOp::Chmod(path, mode) => {
                 std::fs::set_permissions(at(path), PermissionsExt::from_mode(*mode))
             }
-            Op::Subvolume(_)
-            | Op::Snapshot { .. }
-            | Op::DeleteSubvolume(_)
-            | Op::DropDeleted
-            | Op::SetReadOnly(..)
-            | Op::SetDefault(_) => Err(std::io::ErrorKind::Unsupported.into()),
+            WorkloadOp::Subvolume(_)
+            | WorkloadOp::Snapshot { .. }
+            | WorkloadOp::DeleteSubvolume(_)
+            | WorkloadOp::DropDeleted
+            | WorkloadOp::SetReadOnly(..)
+            | WorkloadOp::SetDefault(_) => Err(std::io::ErrorKind::Unsupported.into()),
         };
         done.unwrap_or_else(|error| panic!("{op}: {error}"));
     }
 }
 
 /// The two files of a shared range, their lengths, and whether they are the same file.
-fn ends(root: &Path, share: &Share) -> ([PathBuf; 2], [u64; 2], bool) {
+fn ends(root: &Path, share: &SharedRange) -> ([PathBuf; 2], [u64; 2], bool) {
     let paths = [&share.from, &share.to].map(|path| root.join(path));
     let [from, to] = [0, 1].map(|at: usize| paths[at].metadata().expect("a file"));
     (paths, [from.len(), to.len()], from.ino() == to.ino())
 }
 
-fn clone(root: &Path, share: &Share) -> std::io::Result<()> {
+fn clone(root: &Path, share: &SharedRange) -> std::io::Result<()> {
     let ([from, to], sizes, are_one) = ends(root, share);
     if !share.can_be_cloned(sizes, are_one) {
         return Ok(());
@@ -163,7 +169,7 @@ fn clone(root: &Path, share: &Share) -> std::io::Result<()> {
         .map_err(std::io::Error::from_raw_os_error)
 }
 
-fn dedupe(root: &Path, share: &Share) {
+fn dedupe(root: &Path, share: &SharedRange) {
     let ([from, to], sizes, are_one) = ends(root, share);
     if share.can_be_deduped(sizes, are_one) {
         // Where the bytes differ, the kernel shares nothing.
@@ -198,11 +204,11 @@ fn own(path: &Path, number: u32) -> std::io::Result<()> {
 
 fn fallocate(path: &Path, what: Fallocate, offset: u64, len: u64) -> std::io::Result<()> {
     let flags = match what {
-        Fallocate::Allocate { keep_size: false } => FallocateFlags::empty(),
-        Fallocate::Allocate { keep_size: true } => FallocateFlags::KEEP_SIZE,
+        Fallocate::Allocate { keeps_size: false } => FallocateFlags::empty(),
+        Fallocate::Allocate { keeps_size: true } => FallocateFlags::KEEP_SIZE,
         Fallocate::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-        Fallocate::Zero { keep_size: false } => FallocateFlags::ZERO_RANGE,
-        Fallocate::Zero { keep_size: true } => {
+        Fallocate::Zero { keeps_size: false } => FallocateFlags::ZERO_RANGE,
+        Fallocate::Zero { keeps_size: true } => {
             FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
         }
         Fallocate::Collapse | Fallocate::Insert => panic!("the kernel has neither here"),

@@ -50,7 +50,7 @@ fn a_replay_that_is_cut() {
             let ignoring = OpenOptions { ignore_log: true, ..OpenOptions::default() };
             let volume =
                 Volume::open(shared(), &ignoring).unwrap_or_else(|e| panic!("{what}: {e}"));
-            if volume.superblock().log_is_pending() {
+            if volume.superblock().has_pending_log() {
                 pending += 1;
             } else {
                 done += 1;

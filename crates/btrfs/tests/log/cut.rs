@@ -16,7 +16,7 @@ use offshoot_vfs::FileSystemMut;
 
 /// How a volume is made and mounted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct LogShape {
     pub(crate) members: usize,
     /// Options of `mkfs.btrfs`.
     pub(crate) mkfs: &'static str,
@@ -25,18 +25,22 @@ pub(crate) struct Shape {
 }
 
 /// A volume with default options.
-pub(crate) const PLAIN: Shape = Shape { members: 1, mkfs: "", mount: "" };
+pub(crate) const PLAIN: LogShape = LogShape { members: 1, mkfs: "", mount: "" };
 
 /// Small and large nodes, hole items, compressed data, several devices, mixed block groups, and no
 /// free-space tree.
-pub(crate) const SHAPES: [Shape; 7] = [
+pub(crate) const SHAPES: [LogShape; 7] = [
     PLAIN,
-    Shape { mkfs: "-n 4k", ..PLAIN },
-    Shape { mkfs: "-n 4k -O ^no-holes", ..PLAIN },
-    Shape { mkfs: "-n 16k -O ^no-holes --csum xxhash", mount: ",compress-force=zstd", members: 1 },
-    Shape { members: 2, mkfs: "-d raid0 -m raid1", mount: ",compress=lzo" },
-    Shape { mkfs: "--mixed -n 4k", ..PLAIN },
-    Shape { mkfs: "-O ^free-space-tree,^block-group-tree", mount: ",nospace_cache", members: 1 },
+    LogShape { mkfs: "-n 4k", ..PLAIN },
+    LogShape { mkfs: "-n 4k -O ^no-holes", ..PLAIN },
+    LogShape {
+        mkfs: "-n 16k -O ^no-holes --csum xxhash",
+        mount: ",compress-force=zstd",
+        members: 1,
+    },
+    LogShape { members: 2, mkfs: "-d raid0 -m raid1", mount: ",compress=lzo" },
+    LogShape { mkfs: "--mixed -n 4k", ..PLAIN },
+    LogShape { mkfs: "-O ^free-space-tree,^block-group-tree", mount: ",nospace_cache", members: 1 },
 ];
 
 /// Runs a script in a directory.
@@ -46,12 +50,12 @@ pub(crate) fn shell(dir: &Path, script: &str) {
 }
 
 /// Mount options with which the kernel commits only on request.
-pub(crate) fn mount_options(shape: Shape) -> String {
+pub(crate) fn mount_options(shape: LogShape) -> String {
     format!("rw,noatime,commit=300{}", shape.mount)
 }
 
 /// An empty volume.
-pub(crate) fn make(judges: &Judges, shape: Shape) -> Disks {
+pub(crate) fn make(judges: &Judges, shape: LogShape) -> Disks {
     let disks = Disks::create(judges, shape.members, 256);
     disks.mkfs(&shape.mkfs.split_whitespace().collect::<Vec<_>>());
     disks
@@ -60,7 +64,7 @@ pub(crate) fn make(judges: &Judges, shape: Shape) -> Disks {
 /// A volume that a power cut leaves after the kernel did `before`, committed, and then did `after`.
 pub(crate) fn cut(
     judges: &Judges,
-    shape: Shape,
+    shape: LogShape,
     before: impl FnOnce(&Path),
     after: impl FnOnce(&Path),
 ) -> Disks {
@@ -77,7 +81,7 @@ pub(crate) fn cut(
 #[track_caller]
 pub(crate) fn cut_with_log(
     judges: &Judges,
-    shape: Shape,
+    shape: LogShape,
     before: impl Fn(&Path),
     after: impl Fn(&Path),
 ) -> Disks {

@@ -13,11 +13,13 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Error, FileSystem, FileSystemMut};
 
 use crate::by_us::{new_file, open};
-use crate::cut::{PLAIN, SHAPES, Shape, at_commit, cut, logs, make, read_only, replay, shell, top};
+use crate::cut::{
+    LogShape, PLAIN, SHAPES, at_commit, cut, logs, make, read_only, replay, shell, top,
+};
 use crate::mutation::{index, scramble};
 use crate::stories::{place, write_and_fsync};
 
-fn logged(judges: &Judges, shape: Shape) -> Disks {
+fn logged(judges: &Judges, shape: LogShape) -> Disks {
     cut(
         judges,
         shape,
@@ -42,8 +44,8 @@ fn logged(judges: &Judges, shape: Shape) -> Disks {
 fn a_log_without_a_member() {
     let Some(judges) = judges::require() else { return };
     let compare = Compare::default().without(Aspect::TimesOfNames);
-    let mirrors = Shape { members: 2, mkfs: "-d raid1 -m raid1", mount: "" };
-    let more = Shape { members: 4, mkfs: "-n 4k -d raid10 -m raid1c3", mount: "" };
+    let mirrors = LogShape { members: 2, mkfs: "-d raid1 -m raid1", mount: "" };
+    let more = LogShape { members: 4, mkfs: "-n 4k -d raid10 -m raid1c3", mount: "" };
     for shape in [mirrors, more] {
         for is_ours in [false, true] {
             let cut = if is_ours { logged_by_us(&judges, shape) } else { logged(&judges, shape) };
@@ -68,7 +70,7 @@ fn a_log_without_a_member() {
 }
 
 /// As [`logged`], written by us.
-fn logged_by_us(judges: &Judges, shape: Shape) -> Disks {
+fn logged_by_us(judges: &Judges, shape: LogShape) -> Disks {
     let disks = make(judges, shape);
     let volume = open(&disks, shape);
     let fs = top(&volume);
@@ -90,7 +92,7 @@ pub(crate) fn shared(members: &[Arc<MemoryDevice>]) -> Vec<Arc<dyn BlockDevice>>
 }
 
 /// A block of a log, and every place where the first member has it.
-pub(crate) struct Block {
+pub(crate) struct LogBlock {
     pub(crate) logical: u64,
     pub(crate) bytes: Vec<u8>,
     pub(crate) places: Vec<u64>,
@@ -101,7 +103,7 @@ pub(crate) fn number(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The blocks of all logs, the roots first.
-pub(crate) fn log_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
+pub(crate) fn log_blocks(disks: &Disks, node_size: usize) -> Vec<LogBlock> {
     let image = std::fs::read(&disks.images()[0]).expect("an image");
     let volume = at_commit(disks.devices());
     let generation = volume.superblock().generation.0 + 1;
@@ -122,7 +124,7 @@ pub(crate) fn log_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
             next.extend((0..count).map(|slot| number(&bytes, 101 + 33 * slot + 17)));
         }
         let places = places.into_iter().map(|at| at as u64).collect();
-        blocks.push(Block { logical, bytes, places });
+        blocks.push(LogBlock { logical, bytes, places });
     }
     blocks
 }
@@ -134,7 +136,7 @@ fn a_damaged_log_is_an_error_with_two_ways_on() {
     let Some(judges) = judges::require() else { return };
     let cut = logged(&judges, PLAIN);
     assert_eq!(logs(&cut), 1);
-    for Block { logical, places, .. } in log_blocks(&cut, 16384) {
+    for LogBlock { logical, places, .. } in log_blocks(&cut, 16384) {
         let members = in_memory(&cut);
         for place in places {
             members[0].write_at(place + 200, b"damage").expect("memory");
@@ -204,15 +206,15 @@ fn more_than_there_is_memory_for() {
 }
 
 /// All tree blocks, among them blocks of former logs.
-fn all_blocks(disks: &Disks, node_size: usize) -> Vec<Block> {
+fn all_blocks(disks: &Disks, node_size: usize) -> Vec<LogBlock> {
     let image = std::fs::read(&disks.images()[0]).expect("an image");
     let fsid = *at_commit(disks.devices()).superblock().metadata_uuid.as_bytes();
-    let mut blocks = BTreeMap::<u64, Block>::new();
+    let mut blocks = BTreeMap::<u64, LogBlock>::new();
     for at in (0..image.len() - node_size).step_by(4096) {
         let bytes = &image[at..at + node_size];
         if bytes[32..48] == fsid && number(bytes, 64) != u64::from_le_bytes(*b"_BHRfS_M") {
             let logical = number(bytes, 48);
-            let new = || Block { logical, bytes: bytes.to_vec(), places: Vec::new() };
+            let new = || LogBlock { logical, bytes: bytes.to_vec(), places: Vec::new() };
             blocks.entry(logical).or_insert_with(new).places.push(at as u64);
         }
     }
@@ -234,7 +236,7 @@ fn hostile_logs() {
         for case in 0..cases / 2 {
             let blocks = if case % 3 == 0 { &all } else { &of_logs };
             let members = in_memory(&cut);
-            let Block { bytes, places, .. } = &blocks[index(&mut random, blocks.len())];
+            let LogBlock { bytes, places, .. } = &blocks[index(&mut random, blocks.len())];
             let mut bytes = bytes.clone();
             lie(&mut random, &mut bytes);
             offshoot_btrfs_format::encode::seal_block(&mut bytes, checksum);

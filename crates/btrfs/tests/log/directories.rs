@@ -13,11 +13,12 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
-    DirEntry, FileId, FileSystem, FileSystemMut, FileType, Node, Place, Timestamp, XattrMode,
+    DirEntry, EntryPlace, FileId, FileSystem, FileSystemMut, FileType, NewNode, Timestamp,
+    XattrMode,
 };
 
 use crate::by_us::{new_file, shapes};
-use crate::cut::{PLAIN, Shape, cut, judge, logs, make, read_only, shell, top};
+use crate::cut::{LogShape, PLAIN, cut, judge, logs, make, read_only, shell, top};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 7 };
 
@@ -51,11 +52,11 @@ fn paths_below(
     paths(fs, dir).into_iter().map(move |(path, what)| (format!("{name}/{path}"), what))
 }
 
-fn open(disks: &Disks, log_by_item: bool) -> Arc<Volume> {
+fn open(disks: &Disks, logs_by_item: bool) -> Arc<Volume> {
     let options = OpenOptions {
         commit_interval: None,
         tree_log: true,
-        log_by_item,
+        log_by_item: logs_by_item,
         ..OpenOptions::default()
     };
     Volume::open_writable(disks.writable_devices(), &options).expect("it opens")
@@ -64,7 +65,8 @@ fn open(disks: &Disks, log_by_item: bool) -> Arc<Volume> {
 /// A directory `dir` that the last commit has.
 fn committed_dir(volume: &Arc<Volume>) -> (Filesystem, FileId) {
     let fs = top(volume);
-    let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &new_file()).expect("a directory");
+    let dir =
+        fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &new_file()).expect("a directory");
     (fs, dir)
 }
 
@@ -80,7 +82,7 @@ fn make_tree(fs: &Filesystem, dir: FileId) {
             .split('/')
             .filter(|name| !name.is_empty())
             .fold(dir, |dir, name| fs.lookup(dir, name.as_bytes()).expect("it was made before"));
-        Place { dir: parent, name: name.as_bytes() }
+        EntryPlace { dir: parent, name: name.as_bytes() }
     };
     for path in NEW_TREE {
         fs.mkdir(place(path), &new_file()).expect("a directory");
@@ -125,8 +127,8 @@ fn new_directories_below_are_in_the_log() {
         judge(&judges, &copy, &format!("{shape:?}"), 1);
         // A file that is made later is there after a sync of its own directory.
         let below = fs.lookup(dir, b"a").expect("it is there");
-        fs.create(Place { dir: below, name: b"later" }, &new_file()).expect("a file");
-        fs.unlink(Place { dir: below, name: b"x" }, AT).expect("it was there");
+        fs.create(EntryPlace { dir: below, name: b"later" }, &new_file()).expect("a file");
+        fs.unlink(EntryPlace { dir: below, name: b"x" }, AT).expect("it was there");
         fs.fsync(below).expect("an fsync");
         let copy = disks.copy(&judges);
         assert_eq!((volume.stats().commits, logs(&copy)), (commits, 1), "{shape:?}");
@@ -168,10 +170,10 @@ fn new_directories_below_are_in_the_log_again() {
         let deep = ["b", "c"]
             .iter()
             .fold(a, |dir, name| fs.lookup(dir, name.as_bytes()).expect("it is there"));
-        fs.unlink(Place { dir: d, name: b"z" }, AT).expect("it was there");
-        let e = fs.mkdir(Place { dir: d, name: b"e" }, &new_file()).expect("a directory");
+        fs.unlink(EntryPlace { dir: d, name: b"z" }, AT).expect("it was there");
+        let e = fs.mkdir(EntryPlace { dir: d, name: b"e" }, &new_file()).expect("a directory");
         for (dir, name) in [(e, "f"), (a, "later"), (dir, "top")] {
-            fs.create(Place { dir, name: name.as_bytes() }, &new_file()).expect("a file");
+            fs.create(EntryPlace { dir, name: name.as_bytes() }, &new_file()).expect("a file");
         }
         let check = |what| {
             let what = format!("{shape:?}, {what}");
@@ -187,7 +189,7 @@ fn new_directories_below_are_in_the_log_again() {
         let lost: Vec<_> = theirs.keys().filter(|path| !ours.contains_key(*path)).collect();
         assert!(lost.is_empty(), "the kernel kept {lost:?} too");
         // Only the lowest directory has changed.
-        fs.create(Place { dir: deep, name: b"deep" }, &new_file()).expect("a file");
+        fs.create(EntryPlace { dir: deep, name: b"deep" }, &new_file()).expect("a file");
         fs.fsync(dir).expect("an fsync");
         check("changed below");
         // A sync of what has just been logged writes nothing.
@@ -208,11 +210,11 @@ fn a_new_directory_that_names_need_is_in_the_log_with_its_entries() {
     let volume = open(&disks, false);
     let (fs, dir) = committed_dir(&volume);
     fs.sync().expect("a commit");
-    let p = fs.mkdir(Place { dir, name: b"p" }, &new_file()).expect("a directory");
-    let q = fs.mkdir(Place { dir: p, name: b"q" }, &new_file()).expect("a directory");
-    fs.create(Place { dir: q, name: b"z" }, &new_file()).expect("a file");
-    let file = fs.create(Place { dir, name: b"f" }, &new_file()).expect("a file");
-    fs.link(file, Place { dir: q, name: b"g" }, AT).expect("a name");
+    let p = fs.mkdir(EntryPlace { dir, name: b"p" }, &new_file()).expect("a directory");
+    let q = fs.mkdir(EntryPlace { dir: p, name: b"q" }, &new_file()).expect("a directory");
+    fs.create(EntryPlace { dir: q, name: b"z" }, &new_file()).expect("a file");
+    let file = fs.create(EntryPlace { dir, name: b"f" }, &new_file()).expect("a file");
+    fs.link(file, EntryPlace { dir: q, name: b"g" }, AT).expect("a name");
     fs.fsync(dir).expect("an fsync");
     let copy = disks.copy(&judges);
     assert_eq!((volume.stats().fsyncs_logged, logs(&copy)), (1, 1));
@@ -228,15 +230,15 @@ fn a_new_directory_that_names_need_is_in_the_log_with_its_entries() {
 fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
     let name =
         format!("new-{number}-{}", "n".repeat(usize::try_from(random.below(60)).expect("small")));
-    let place = Place { dir, name: name.as_bytes() };
+    let place = EntryPlace { dir, name: name.as_bytes() };
     let create = || fs.create(place, &new_file()).expect("a file");
     let old = random.below(OLD);
     let old = format!("old{old}");
-    let old = Place { dir, name: old.as_bytes() };
+    let old = EntryPlace { dir, name: old.as_bytes() };
     match random.below(24) {
         0 => drop(fs.symlink(place, b"somewhere/else", &new_file()).expect("a link")),
         1 => {
-            let node = Node { file_type: FileType::Fifo, rdev: (0, 0) };
+            let node = NewNode { file_type: FileType::Fifo, rdev: (0, 0) };
             fs.mknod(place, node, &new_file()).expect("a pipe");
         }
         2 => fs.write(create(), 0, &[7; 5000], AT).expect("room"),
@@ -246,11 +248,11 @@ fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
         }
         4 => {
             let new = fs.mkdir(place, &new_file()).expect("a directory");
-            fs.create(Place { dir: new, name: b"in it" }, &new_file()).expect("a file");
+            fs.create(EntryPlace { dir: new, name: b"in it" }, &new_file()).expect("a file");
         }
         5 => {
             // A second name in another directory.
-            fs.link(create(), Place { dir: fs.root(), name: place.name }, AT).expect("a link");
+            fs.link(create(), EntryPlace { dir: fs.root(), name: place.name }, AT).expect("a link");
         }
         6 => {
             if let Ok(file) = fs.lookup(dir, old.name) {
@@ -274,14 +276,15 @@ fn make_entry(fs: &Filesystem, dir: FileId, number: u64, random: &mut Random) {
 const OLD: u64 = 20;
 
 /// Twice, adds many entries to a directory and syncs it, and judges the cut volume each time.
-fn many_entries(judges: &Judges, shape: Shape, log_by_item: bool, seed: u64) -> Stats {
+fn many_entries(judges: &Judges, shape: LogShape, logs_by_item: bool, seed: u64) -> Stats {
     let mut random = Random::new(seed);
     let disks = make(judges, shape);
-    let volume = open(&disks, log_by_item);
+    let volume = open(&disks, logs_by_item);
     let (fs, dir) = committed_dir(&volume);
     for number in 0..OLD {
         let name = format!("old{number}");
-        let file = fs.create(Place { dir, name: name.as_bytes() }, &new_file()).expect("a file");
+        let file =
+            fs.create(EntryPlace { dir, name: name.as_bytes() }, &new_file()).expect("a file");
         fs.write(file, 0, &[1; 3000], AT).expect("room");
     }
     fs.sync().expect("a commit");
@@ -293,7 +296,7 @@ fn many_entries(judges: &Judges, shape: Shape, log_by_item: bool, seed: u64) -> 
         }
         fs.fsync(dir).expect("an fsync");
         let what =
-            format!("{shape:?}, by item: {log_by_item}, round {round}, OFFSHOOT_SEED={seed}");
+            format!("{shape:?}, by item: {logs_by_item}, round {round}, OFFSHOOT_SEED={seed}");
         let copy = disks.copy(judges);
         let found = paths(&read_only(copy.devices()), dir);
         let names = |paths: &BTreeMap<String, (FileType, u64)>| {
@@ -351,7 +354,7 @@ fn a_commit_is_made_where_it_is_cheaper_than_a_log() {
         for (dir, count) in [(fs.root(), beside), (dir, 600)] {
             for number in 0..count {
                 let name = format!("new-{number}");
-                fs.create(Place { dir, name: name.as_bytes() }, &new_file()).expect("a file");
+                fs.create(EntryPlace { dir, name: name.as_bytes() }, &new_file()).expect("a file");
             }
         }
         fs.fsync(dir).expect("an fsync");

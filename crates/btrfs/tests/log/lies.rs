@@ -11,8 +11,8 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_vfs::{Error, FileSystem};
 
-use crate::cut::{PLAIN, Shape, at_commit, cut, logs, read_only, replay, shell, top};
-use crate::damage::{Block, in_memory, log_blocks, number, shared};
+use crate::cut::{LogShape, PLAIN, at_commit, cut, logs, read_only, replay, shell, top};
+use crate::damage::{LogBlock, in_memory, log_blocks, number, shared};
 
 const INODE_REF: u8 = 12;
 const DIR_INDEX: u8 = 96;
@@ -20,12 +20,12 @@ const EXTENT_DATA: u8 = 108;
 const EXTENT_CSUM: u8 = 128;
 
 /// An item of a leaf of a log.
-struct Item<'a> {
+struct LogItem<'a> {
     leaf: &'a mut [u8],
     header: usize,
 }
 
-impl Item<'_> {
+impl LogItem<'_> {
     fn set(&mut self, at: usize, value: u64) {
         self.leaf[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
@@ -62,18 +62,18 @@ impl Item<'_> {
 fn lied(
     cut: &Disks,
     count: usize,
-    lie: impl Fn(&mut Item<'_>) -> bool,
+    lie: impl Fn(&mut LogItem<'_>) -> bool,
 ) -> Vec<Arc<dyn BlockDevice>> {
     let superblock = at_commit(cut.devices()).superblock().clone();
     let members = in_memory(cut);
     let mut lies = 0;
-    for Block { mut bytes, places, .. } in log_blocks(cut, superblock.node_size as usize) {
+    for LogBlock { mut bytes, places, .. } in log_blocks(cut, superblock.node_size as usize) {
         if bytes[100] > 0 {
             continue;
         }
         let items = u32::from_le_bytes(bytes[96..100].try_into().expect("4 bytes")) as usize;
         for slot in 0..items {
-            let mut item = Item { leaf: &mut bytes, header: 101 + 25 * slot };
+            let mut item = LogItem { leaf: &mut bytes, header: 101 + 25 * slot };
             let before = item.key();
             if lie(&mut item) {
                 println!("{before:?} became {:?}", item.key());
@@ -91,14 +91,18 @@ fn lied(
 
 /// The errors of opening the volume, in memory and on the devices, with a log in which `lie`
 /// changed `count` items.
-fn with_lies(cut: &Disks, count: usize, lie: impl Fn(&mut Item<'_>) -> bool) -> [Option<Error>; 2] {
+fn with_lies(
+    cut: &Disks,
+    count: usize,
+    lie: impl Fn(&mut LogItem<'_>) -> bool,
+) -> [Option<Error>; 2] {
     let devices = lied(cut, count, lie);
     let generation = at_commit(cut.devices()).superblock().generation;
     [Volume::open, Volume::open_writable].map(|open| {
         let error = open(devices.clone(), &OpenOptions::default()).err();
         if error.is_some() {
             let found = at_commit(devices.clone()).superblock().clone();
-            assert!(found.log_is_pending() && found.generation == generation);
+            assert!(found.has_pending_log() && found.generation == generation);
         }
         error
     })
@@ -115,7 +119,7 @@ fn assert_corrupt(errors: [Option<Error>; 2], problem: &str) {
 
 fn of(judges: &Judges, mkfs: &'static str, before: &str, after: &str) -> Disks {
     let script = |script: String| move |path: &Path| shell(path, &script);
-    let shape = Shape { mkfs, ..PLAIN };
+    let shape = LogShape { mkfs, ..PLAIN };
     let cut = cut(judges, shape, script(before.to_owned()), script(after.to_owned()));
     assert_eq!(logs(&cut), 1);
     cut

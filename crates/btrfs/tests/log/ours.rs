@@ -14,11 +14,11 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::threads::SetOnDrop;
 use offshoot_vfs::{
-    DirEntry, Fallocate, FileId, FileSystem, FileSystemMut, NewFile, Place, Rename, SetAttr,
+    DirEntry, EntryPlace, Fallocate, FileId, FileSystem, FileSystemMut, NewFile, Rename, SetAttr,
     Timestamp, XattrMode,
 };
 
-use crate::cut::{PLAIN, SHAPES, Shape, judge, make, read_only, top};
+use crate::cut::{LogShape, PLAIN, SHAPES, judge, make, read_only, top};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 7 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -28,11 +28,11 @@ const DIRECTORIES: usize = 3;
 const NAMES: u64 = 6;
 
 /// A directory by its number, and a name in it.
-type Path = (usize, u64);
+type NumberedPath = (usize, u64);
 
 /// What an fsync promised of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Promise {
+struct FsyncPromise {
     data: Vec<u8>,
     nlink: u32,
     xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -44,7 +44,7 @@ fn name(number: u64) -> Vec<u8> {
         .into_bytes()
 }
 
-fn contents(fs: &Filesystem, file: FileId) -> Promise {
+fn contents(fs: &Filesystem, file: FileId) -> FsyncPromise {
     let attr = fs.attr(file).expect("a file");
     let mut data = vec![0; usize::try_from(attr.size).expect("small")];
     assert_eq!(fs.read(file, 0, &mut data).expect("data"), data.len());
@@ -54,7 +54,7 @@ fn contents(fs: &Filesystem, file: FileId) -> Promise {
         ControlFlow::Continue(())
     };
     fs.xattrs(file, visit).expect("attributes");
-    Promise { data, nlink: attr.nlink, xattrs }
+    FsyncPromise { data, nlink: attr.nlink, xattrs }
 }
 
 fn names(fs: &Filesystem, dir: FileId) -> BTreeMap<Vec<u8>, FileId> {
@@ -68,26 +68,28 @@ fn names(fs: &Filesystem, dir: FileId) -> BTreeMap<Vec<u8>, FileId> {
 }
 
 /// A volume at work, and what fsyncs promised.
-struct Work {
+struct FsyncWork {
     fs: Filesystem,
     random: Random,
     dirs: Vec<FileId>,
-    paths: BTreeMap<Path, FileId>,
-    promises: BTreeMap<FileId, Promise>,
+    paths: BTreeMap<NumberedPath, FileId>,
+    promises: BTreeMap<FileId, FsyncPromise>,
     /// The names that an fsync of a directory promised.
     names: BTreeMap<FileId, BTreeMap<Vec<u8>, FileId>>,
     /// The files that the last commit has.
     committed: BTreeSet<FileId>,
 }
 
-impl Work {
+impl FsyncWork {
     fn begin(volume: &Arc<Volume>, random: Random) -> Self {
         let fs = top(volume);
         let mut dirs = vec![fs.root()];
         for number in 1..DIRECTORIES {
             let dir = *dirs.last().expect("the first");
             let name = format!("dir{number}");
-            dirs.push(fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW).expect("a directory"));
+            dirs.push(
+                fs.mkdir(EntryPlace { dir, name: name.as_bytes() }, &NEW).expect("a directory"),
+            );
         }
         let (paths, promises, names) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let committed = BTreeSet::new();
@@ -98,16 +100,20 @@ impl Work {
         usize::try_from(self.random.below(bound as u64)).expect("an index")
     }
 
-    fn path(&mut self) -> Path {
+    fn path(&mut self) -> NumberedPath {
         (self.below(self.dirs.len()), self.random.below(NAMES))
     }
 
-    fn with_place<T>(&self, (dir, number): Path, call: impl FnOnce(Place<'_>) -> T) -> T {
-        call(Place { dir: self.dirs[dir], name: &name(number) })
+    fn with_place<T>(
+        &self,
+        (dir, number): NumberedPath,
+        call: impl FnOnce(EntryPlace<'_>) -> T,
+    ) -> T {
+        call(EntryPlace { dir: self.dirs[dir], name: &name(number) })
     }
 
     /// A path at which there is a file, and the file.
-    fn some(&mut self) -> Option<(Path, FileId)> {
+    fn some(&mut self) -> Option<(NumberedPath, FileId)> {
         let count = self.paths.len();
         let at = if count == 0 { return None } else { self.below(count) };
         self.paths.iter().nth(at).map(|(path, file)| (*path, *file))
@@ -119,11 +125,11 @@ impl Work {
     }
 
     /// The test adds or removes names in a directory, so the promises for it end.
-    fn touch_names(&mut self, (dir, _): Path) {
+    fn touch_names(&mut self, (dir, _): NumberedPath) {
         self.names.remove(&self.dirs[dir]);
     }
 
-    fn gone(&mut self, path: Path) {
+    fn gone(&mut self, path: NumberedPath) {
         self.touch_names(path);
         if let Some(file) = self.paths.remove(&path) {
             self.touch(file);
@@ -142,7 +148,7 @@ impl Work {
             if kind == 0 && self.dirs.len() < 8 {
                 let (dir, number) = (self.dirs[path.0], self.dirs.len());
                 let name = format!("new{number}");
-                let made = self.fs.mkdir(Place { dir, name: name.as_bytes() }, &NEW);
+                let made = self.fs.mkdir(EntryPlace { dir, name: name.as_bytes() }, &NEW);
                 self.dirs.push(made.expect("a directory"));
             } else if !self.paths.contains_key(&path) {
                 let made = self.with_place(path, |place| self.fs.create(place, &NEW));
@@ -156,8 +162,8 @@ impl Work {
                     return;
                 }
                 let (from, to) = (name(old.1), name(path.1));
-                let from = Place { dir: self.dirs[old.0], name: &from };
-                let to = Place { dir: self.dirs[path.0], name: &to };
+                let from = EntryPlace { dir: self.dirs[old.0], name: &from };
+                let to = EntryPlace { dir: self.dirs[path.0], name: &to };
                 self.fs.rename_with(from, to, Rename::Replace, AT).expect("a rename");
                 self.gone(path);
                 self.gone(old);
@@ -168,8 +174,8 @@ impl Work {
                     return;
                 };
                 let (from, to) = (name(old.1), name(path.1));
-                let from = Place { dir: self.dirs[old.0], name: &from };
-                let to = Place { dir: self.dirs[path.0], name: &to };
+                let from = EntryPlace { dir: self.dirs[old.0], name: &from };
+                let to = EntryPlace { dir: self.dirs[path.0], name: &to };
                 self.fs.rename_with(from, to, Rename::Exchange, AT).expect("an exchange");
                 self.gone(old);
                 self.gone(path);
@@ -208,9 +214,9 @@ impl Work {
 
     /// Makes a directory, and removes or moves it. After that an fsync commits instead of writing a
     /// log, until the next commit.
-    fn change_directories(&mut self, path: Path) {
+    fn change_directories(&mut self, path: NumberedPath) {
         let dir = self.dirs[path.0];
-        let (one, other) = (Place { dir, name: b"one" }, Place { dir, name: b"other" });
+        let (one, other) = (EntryPlace { dir, name: b"one" }, EntryPlace { dir, name: b"other" });
         self.touch_names(path);
         match self.fs.rmdir(other, AT) {
             Ok(()) => {}
@@ -232,9 +238,9 @@ impl Work {
             1 => {
                 let all = [
                     Fallocate::PunchHole,
-                    Fallocate::Allocate { keep_size: true },
-                    Fallocate::Allocate { keep_size: false },
-                    Fallocate::Zero { keep_size: false },
+                    Fallocate::Allocate { keeps_size: true },
+                    Fallocate::Allocate { keeps_size: false },
+                    Fallocate::Zero { keeps_size: false },
                 ];
                 let what = all[self.below(all.len())];
                 let done = self.fs.fallocate(file, what, offset, len as u64, AT);
@@ -242,11 +248,11 @@ impl Work {
             }
             2 => {
                 let size = self.fs.attr(file).expect("a file").size;
-                let at = |offset| offshoot_vfs::Position { file, offset };
+                let at = |offset| offshoot_vfs::FilePosition { file, offset };
                 let Some((_, other)) = self.some().filter(|(_, other)| *other != file) else {
                     return;
                 };
-                let to = offshoot_vfs::Position { file: other, offset: 0 };
+                let to = offshoot_vfs::FilePosition { file: other, offset: 0 };
                 let len = size / 4096 * 4096;
                 if len > 0 && self.fs.attr(other).expect("a file").size < (1 << 20) {
                     self.fs.clone_range(at(0), to, len, AT).expect("a clone");
@@ -319,12 +325,12 @@ impl Work {
 }
 
 /// Does random operations on volumes of a shape, cuts them `cuts` times, and judges every cut.
-fn run(shape: Shape, seed: u64, cuts: usize) {
+fn run(shape: LogShape, seed: u64, cuts: usize) {
     let Some(judges) = judges::require() else { return };
     let disks = make(&judges, shape);
     let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
-    let mut work = Work::begin(&volume, Random::new(seed));
+    let mut work = FsyncWork::begin(&volume, Random::new(seed));
     let (mut cut, mut step) = (0, 0);
     while cut < cuts {
         step += 1;
@@ -395,11 +401,11 @@ fn replace(
 ) -> ((u64, u64), u64) {
     let number = random.below(FILES);
     let (new, old) = (format!("new{thread}"), format!("file{thread}-{number}"));
-    let from = Place { dir, name: new.as_bytes() };
+    let from = EntryPlace { dir, name: new.as_bytes() };
     let file = fs.create(from, &NEW).expect("a file");
     fs.write(file, 0, &version(thread, number, round, random), AT).expect("room");
     fs.fsync(file).expect("an fsync");
-    fs.rename(from, Place { dir, name: old.as_bytes() }, AT).expect("a rename");
+    fs.rename(from, EntryPlace { dir, name: old.as_bytes() }, AT).expect("a rename");
     match random.below(4) {
         0 => fs.fsync(dir).expect("an fsync"),
         1 => fs.fsync(file).expect("an fsync"),
@@ -435,7 +441,7 @@ fn many_who_fsync_in_one_directory() {
     let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
     let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = top(&volume);
-    let dir = fs.mkdir(Place { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");
+    let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");
     // The threads stop while an image is copied.
     let (still, promised) = (RwLock::new(()), Mutex::new(BTreeMap::new()));
     let is_done = AtomicBool::new(false);
@@ -447,9 +453,9 @@ fn many_who_fsync_in_one_directory() {
                 let mut round = 0;
                 while !is_done.load(Ordering::Relaxed) {
                     round += 1;
-                    let _busy = still.read().expect("nobody panicked");
+                    let _busy = still.read().expect("no thread panicked");
                     let (file, round) = replace(fs, dir, thread, round, &mut random);
-                    promised.lock().expect("nobody panicked").insert(file, round);
+                    promised.lock().expect("no thread panicked").insert(file, round);
                 }
             });
         }
@@ -457,8 +463,8 @@ fn many_who_fsync_in_one_directory() {
         for cut in 0..CUTS {
             std::thread::sleep(std::time::Duration::from_millis(50));
             let (copy, promised) = {
-                let _still = still.write().expect("nobody panicked");
-                (disks.copy(&judges), promised.lock().expect("nobody panicked").clone())
+                let _still = still.write().expect("no thread panicked");
+                (disks.copy(&judges), promised.lock().expect("no thread panicked").clone())
             };
             let what = format!("cut {cut}, OFFSHOOT_SEED={seed}");
             let found = newest(&read_only(copy.devices()), dir);
@@ -478,7 +484,7 @@ fn many_who_fsync_in_one_directory() {
         stats.fsyncs_logged, stats.log_writes, stats.commits
     );
     assert!(stats.fsyncs_logged > 10 * stats.commits, "{stats:?}");
-    assert!(stats.fsyncs_logged > stats.log_writes, "nobody shared a write: {stats:?}");
+    assert!(stats.fsyncs_logged > stats.log_writes, "no two fsyncs shared a write: {stats:?}");
     drop((fs, volume));
     disks.assert_checks();
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use offshoot_testkit::btrfs::judges;
 
-use crate::cut::{PLAIN, Shape, cut_with_log, judge, shell};
+use crate::cut::{LogShape, PLAIN, cut_with_log, judge, shell};
 
 fn path_of(dir: &Path, number: usize) -> std::path::PathBuf {
     dir.join(format!("{number:0186}"))
@@ -16,7 +16,7 @@ fn path_of(dir: &Path, number: usize) -> std::path::PathBuf {
 #[test]
 fn one_range_that_removes_thousands_of_names() {
     let Some(judges) = judges::require() else { return };
-    let shape = Shape { mkfs: "-n 4k -m single", ..PLAIN };
+    let shape = LogShape { mkfs: "-n 4k -m single", ..PLAIN };
     let before = |root: &Path| {
         for dir in ["d", "e"] {
             fs::create_dir(root.join(dir)).expect("a directory");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use offshoot_testkit::btrfs::judges;
 
-use crate::cut::{SHAPES, Shape, cut, judge, logs, make, mount_options, shell};
+use crate::cut::{LogShape, SHAPES, cut, judge, logs, make, mount_options, shell};
 
 /// What the kernel does to an empty subvolume: before a commit, and after it up to an fsync.
 struct Scenario {
@@ -178,7 +178,7 @@ const LOGGED: &[Scenario] = &[
 ];
 
 /// Does all of `scenarios` side by side, and returns how many logs there are.
-fn all(shape: Shape, scenarios: &[Scenario]) {
+fn all(shape: LogShape, scenarios: &[Scenario]) {
     let Some(judges) = judges::require() else { return };
     let in_each = |path: &Path, script: &dyn Fn(&Scenario) -> &'static str| {
         for one in scenarios {

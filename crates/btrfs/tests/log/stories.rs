@@ -9,17 +9,18 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::Workload;
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, Place, Position, SetAttr, Timestamp,
+    EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr,
+    Timestamp,
 };
 
 use crate::by_us::{new_file, open, run_together, shapes, subvolume};
-use crate::cut::{PLAIN, Shape, judge, logs, make, read_only, top};
-use crate::workloads::Tally;
+use crate::cut::{LogShape, PLAIN, judge, logs, make, read_only, top};
+use crate::workloads::WorkloadCounts;
 
 /// A story: its name, what is synced before, and the steps up to an fsync.
-type Story = (&'static str, &'static str, &'static str);
+type LogStory = (&'static str, &'static str, &'static str);
 
-const STORIES: &[Story] = &[
+const STORIES: &[LogStory] = &[
     // The new name is there and the old one is not, whichever of the three is synced. Never both
     // are there, and never neither.
     ("rename-file", "mkdir a; mkdir b; create a/x; write a/x 0+9000", "rename a/x b/y; fsync /b/y"),
@@ -308,7 +309,7 @@ const STORIES: &[Story] = &[
     ("log-sync-log", "mkdir a", "create a/x; fsync /a/x; sync; rename a/x a/y; fsync /a"),
 ];
 
-fn workload((name, setup, steps): &Story) -> Workload {
+fn workload((name, setup, steps): &LogStory) -> Workload {
     Workload::parse(name, setup, steps).unwrap_or_else(|problem| panic!("{name}: {problem}"))
 }
 
@@ -316,7 +317,7 @@ fn workload((name, setup, steps): &Story) -> Workload {
 fn alone(name: &str) {
     let Some(judges) = judges::require() else { return };
     let story = STORIES.iter().find(|(known, ..)| *known == name).expect("a story");
-    let mut tally = Tally::default();
+    let mut tally = WorkloadCounts::default();
     run_together(&judges, PLAIN, &[workload(story)], &mut tally);
     tally.tell();
 }
@@ -355,7 +356,7 @@ fn all_of_them_on_all_kinds_of_volumes() {
     let Some(judges) = judges::require() else { return };
     let all: Vec<_> = STORIES.iter().map(workload).collect();
     for shape in shapes() {
-        let mut tally = Tally::default();
+        let mut tally = WorkloadCounts::default();
         for part in all.chunks(24) {
             run_together(&judges, shape, part, &mut tally);
         }
@@ -377,8 +378,8 @@ pub(crate) fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) 
     cut
 }
 
-pub(crate) fn place<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
-    Place { dir: fs.root(), name: name.as_bytes() }
+pub(crate) fn place<'n>(fs: &Filesystem, name: &'n str) -> EntryPlace<'n> {
+    EntryPlace { dir: fs.root(), name: name.as_bytes() }
 }
 
 /// Makes or finds a file in the root, writes to it and syncs it.
@@ -599,7 +600,7 @@ fn data_that_a_log_has_is_not_written_in_place() {
         }
         fs.write(a, 0, &vec![1; 65536], AT).expect("there is room");
         fs.sync().expect("a commit");
-        let at = |file| Position { file, offset: 0 };
+        let at = |file| FilePosition { file, offset: 0 };
         fs.clone_range(at(a), at(b), 0, AT).expect("a clone");
         fs.fsync(b).expect("an fsync");
         fs.write(shifted, 0, &[vec![1; 65536], vec![3; 65536]].concat(), AT)
@@ -626,7 +627,7 @@ fn data_that_a_log_has_is_not_written_in_place() {
 #[test]
 fn the_first_compressed_file_makes_a_commit() {
     let Some(judges) = judges::require() else { return };
-    let shape = Shape { mount: ",compress-force=zstd", ..PLAIN };
+    let shape = LogShape { mount: ",compress-force=zstd", ..PLAIN };
     let disks = make(&judges, PLAIN);
     let volume = open(&disks, shape);
     let fs = top(&volume);

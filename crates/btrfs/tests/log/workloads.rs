@@ -11,25 +11,25 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::Aspect;
 use offshoot_testkit::crash::generate::Generator;
-use offshoot_testkit::crash::{Op, Promised, Step, Workload};
+use offshoot_testkit::crash::{Promised, Workload, WorkloadOp, WorkloadStep};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Fallocate, FileSystem};
 
-use crate::calls::Calls;
-use crate::cut::{SHAPES, Shape, at_commit, compare, judge_by, logs, make, mount_options, top};
-use crate::subvolume_calls::Ours;
+use crate::calls::DirectoryCalls;
+use crate::cut::{LogShape, SHAPES, at_commit, compare, judge_by, logs, make, mount_options, top};
+use crate::subvolume_calls::OurSubvolumes;
 
 /// How many workloads share one volume.
 const TOGETHER: usize = 24;
 
 /// Counts the results of workloads.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct WorkloadCounts {
     pub(crate) workloads: usize,
     /// Workloads that ended with a commit.
     pub(crate) committed: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Tally {
     broken: Vec<String>,
 }
 
-impl Tally {
+impl WorkloadCounts {
     /// Prints the counts, and fails when a promise was broken.
     #[track_caller]
     pub(crate) fn tell(&self) {
@@ -52,16 +52,16 @@ impl Tally {
 }
 
 /// A workload, and what it promises.
-pub(crate) struct Task<'w> {
+pub(crate) struct WorkloadTask<'w> {
     pub(crate) workload: &'w Workload,
     pub(crate) promised: Promised,
 }
 
 /// Does the steps of one workload.
-pub(crate) type Doer<'d> = Box<dyn FnMut(&Step) + 'd>;
+pub(crate) type StepDoer<'d> = Box<dyn FnMut(&WorkloadStep) + 'd>;
 
 /// A cut volume, and the workloads that are judged in it.
-pub(crate) type Cut = (Disks, Range<usize>);
+pub(crate) type CutVolume = (Disks, Range<usize>);
 
 fn generation(disks: &Disks) -> u64 {
     at_commit(disks.devices()).superblock().generation.0
@@ -72,12 +72,12 @@ fn generation(disks: &Disks) -> u64 {
 pub(crate) fn cut_behind(
     judges: &Judges,
     disks: &Disks,
-    tasks: &[Task<'_>],
-    doers: &mut [Doer<'_>],
-    tally: &mut Tally,
-) -> Vec<Cut> {
+    tasks: &[WorkloadTask<'_>],
+    doers: &mut [StepDoer<'_>],
+    tally: &mut WorkloadCounts,
+) -> Vec<CutVolume> {
     let mut cuts = Vec::new();
-    let mut last: Option<Cut> = None;
+    let mut last: Option<CutVolume> = None;
     let mut committed = generation(disks);
     for (number, (task, step)) in tasks.iter().zip(doers).enumerate() {
         task.workload.steps.iter().for_each(step);
@@ -101,10 +101,10 @@ pub(crate) fn cut_behind(
 #[track_caller]
 pub(crate) fn judge_cuts(
     judges: &Judges,
-    shape: Shape,
-    cuts: &[Cut],
-    tasks: &[Task<'_>],
-    tally: &mut Tally,
+    shape: LogShape,
+    cuts: &[CutVolume],
+    tasks: &[WorkloadTask<'_>],
+    tally: &mut WorkloadCounts,
 ) {
     let shares = tasks.iter().any(|task| shares_preallocated(task.workload));
     let compare = if shares { compare().without(Aspect::Holes) } else { compare() };
@@ -125,12 +125,12 @@ pub(crate) fn judge_cuts(
 }
 
 /// The promises of a workload that a cut volume breaks.
-fn broken_promises(cut: &Disks, task: &Task<'_>) -> Vec<String> {
+fn broken_promises(cut: &Disks, task: &WorkloadTask<'_>) -> Vec<String> {
     let volume = Volume::open(cut.devices(), &OpenOptions::default()).expect("the volume opens");
     let fs = top(&volume);
     let root = fs.lookup(fs.root(), directory(task.workload).as_bytes()).expect("the subvolume");
     let fs = volume.filesystem(SubvolumeId { 0: root.dev }).expect("the subvolume");
-    task.promised.judge(&fs, &Ours(fs.clone())).unwrap_or_else(|error| vec![error])
+    task.promised.judge(&fs, &OurSubvolumes(fs.clone())).unwrap_or_else(|error| vec![error])
 }
 
 /// The subvolume in which a workload is done.
@@ -139,7 +139,7 @@ pub(crate) fn directory(workload: &Workload) -> String {
 }
 
 /// Has the kernel do the set-up, and returns the calls that do the other steps.
-fn begin<'w>(mount: &Mount, workload: &'w Workload) -> (Task<'w>, Calls) {
+fn begin<'w>(mount: &MountedMembers, workload: &'w Workload) -> (WorkloadTask<'w>, DirectoryCalls) {
     let root = mount.path().join(directory(workload));
     offshoot_testkit::run::run(
         "btrfs",
@@ -147,18 +147,25 @@ fn begin<'w>(mount: &Mount, workload: &'w Workload) -> (Task<'w>, Calls) {
     );
     let attr = HostFilesystem::new(&root).and_then(|host| host.attr(host.root()));
     let promised = Promised::by(workload, &attr.expect("a directory")).expect("it can be done");
-    let mut calls = Calls::new(root);
+    let mut calls = DirectoryCalls::new(root);
     workload.setup.iter().for_each(|op| calls.run(op));
-    (Task { workload, promised: promised.of_the_kernel() }, calls)
+    (WorkloadTask { workload, promised: promised.of_the_kernel() }, calls)
 }
 
-fn run_together(judges: &Judges, shape: Shape, workloads: &[Workload], tally: &mut Tally) {
+fn run_together(
+    judges: &Judges,
+    shape: LogShape,
+    workloads: &[Workload],
+    tally: &mut WorkloadCounts,
+) {
     let disks = make(judges, shape);
     let mount = disks.mount(&mount_options(shape));
     let (tasks, calls): (Vec<_>, Vec<_>) =
         workloads.iter().map(|workload| begin(&mount, workload)).unzip();
     mount.sync();
-    let doer = |mut calls: Calls| Box::new(move |step: &Step| calls.step(step)) as Doer<'_>;
+    let doer = |mut calls: DirectoryCalls| {
+        Box::new(move |step: &WorkloadStep| calls.step(step)) as StepDoer<'_>
+    };
     let mut doers: Vec<_> = calls.into_iter().map(doer).collect();
     let cuts = cut_behind(judges, &disks, &tasks, &mut doers, tally);
     drop(doers);
@@ -167,9 +174,9 @@ fn run_together(judges: &Judges, shape: Shape, workloads: &[Workload], tally: &m
 }
 
 /// Does all of `workloads`, each chunk on another shape of volumes.
-fn run(workloads: &[Workload], shapes: &[Shape]) {
+fn run(workloads: &[Workload], shapes: &[LogShape]) {
     let Some(judges) = judges::require() else { return };
-    let mut tally = Tally::default();
+    let mut tally = WorkloadCounts::default();
     for (part, shape) in workloads.chunks(TOGETHER).zip(shapes.iter().cycle()) {
         run_together(&judges, *shape, part, &mut tally);
     }
@@ -184,20 +191,20 @@ fn run(workloads: &[Workload], shapes: &[Shape]) {
 /// knows of the file: both names, or the removal of the taken one, which then leads nowhere.
 fn syncs_what_was_replaced(workload: &Workload) -> bool {
     let steps = workload.steps.iter().filter_map(|step| match step {
-        Step::Do(op) => Some(op),
+        WorkloadStep::Do(op) => Some(op),
         _ => None,
     });
     let ops: Vec<_> = workload.setup.iter().chain(steps).collect();
     let is_synced = |name: &String| {
         workload.steps.iter().any(|step| match step {
-            Step::Fsync(synced) | Step::Fdatasync(synced) => synced == name,
+            WorkloadStep::Fsync(synced) | WorkloadStep::Fdatasync(synced) => synced == name,
             _ => false,
         })
     };
     let is_taken =
-        |name: &String| ops.iter().any(|op| matches!(op, Op::Rename(_, to) if to == name));
+        |name: &String| ops.iter().any(|op| matches!(op, WorkloadOp::Rename(_, to) if to == name));
     ops.iter().any(|op| match op {
-        Op::Link(one, other) => {
+        WorkloadOp::Link(one, other) => {
             (is_synced(one) && is_taken(other)) || (is_synced(other) && is_taken(one))
         }
         _ => false,
@@ -208,8 +215,8 @@ fn syncs_what_was_replaced(workload: &Workload) -> bool {
 /// sync leaves no log. The kernel moves no data within these files. It makes subvolumes at a time
 /// of its own, so the test could not recognise them.
 fn can_be_logged(workload: &Workload) -> bool {
-    let moves = |step: &Step| match step {
-        Step::Do(Op::Fallocate { what, .. }) => {
+    let moves = |step: &WorkloadStep| match step {
+        WorkloadStep::Do(WorkloadOp::Fallocate { what, .. }) => {
             matches!(what, Fallocate::Collapse | Fallocate::Insert)
         }
         _ => false,
@@ -224,15 +231,17 @@ fn can_be_logged(workload: &Workload) -> bool {
 /// Whether a workload may share preallocated space. If such a file has no hole there, the kernel
 /// takes that space for data when it looks for the next hole.
 fn shares_preallocated(workload: &Workload) -> bool {
-    let is_share = |op: &Op| matches!(op, Op::Clone(_) | Op::Copy(..) | Op::Dedupe(_));
-    workload.has(|op| matches!(op, Op::Fallocate { .. })) && workload.has(is_share)
+    let is_share = |op: &WorkloadOp| {
+        matches!(op, WorkloadOp::Clone(_) | WorkloadOp::Copy(..) | WorkloadOp::Dedupe(_))
+    };
+    workload.has(|op| matches!(op, WorkloadOp::Fallocate { .. })) && workload.has(is_share)
 }
 
 /// Whether a workload makes something in a directory with a default access control list. The kernel
 /// applies the list to new files, and the operations of workloads do not.
 fn inherits_list(workload: &Workload) -> bool {
-    let is_default = |op: &Op| matches!(op, Op::SetAcl { is_default: true, .. });
-    let changes = workload.steps.iter().filter(|step| matches!(step, Step::Do(_)));
+    let is_default = |op: &WorkloadOp| matches!(op, WorkloadOp::SetAcl { is_default: true, .. });
+    let changes = workload.steps.iter().filter(|step| matches!(step, WorkloadStep::Do(_)));
     workload.has(is_default) && changes.count() > 1
 }
 
@@ -279,14 +288,16 @@ fn an_fsync_that_was_left_out_is_found() {
     // An fsync promises nothing of names in other directories. A file after a deduplication holds
     // the same bytes as before.
     let is_promised = |workload: &Workload| {
-        let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = workload.steps.last() else {
+        let Some(WorkloadStep::Fsync(synced) | WorkloadStep::Fdatasync(synced)) =
+            workload.steps.last()
+        else {
             return false;
         };
-        let is_elsewhere = |step: &Step| match step {
-            Step::Do(Op::Dedupe(_)) => true,
-            Step::Do(Op::Rename(from, to) | Op::RenameNoReplace(from, to)) => {
-                ![from, to].iter().any(|path| path.starts_with(synced))
-            }
+        let is_elsewhere = |step: &WorkloadStep| match step {
+            WorkloadStep::Do(WorkloadOp::Dedupe(_)) => true,
+            WorkloadStep::Do(
+                WorkloadOp::Rename(from, to) | WorkloadOp::RenameNoReplace(from, to),
+            ) => ![from, to].iter().any(|path| path.starts_with(synced)),
             _ => false,
         };
         !workload.steps.iter().any(is_elsewhere)
@@ -305,7 +316,7 @@ fn an_fsync_that_was_left_out_is_found() {
     let cut = disks.copy(&judges);
     let tasks: Vec<_> = all.into_iter().map(|(task, _)| task).collect();
     drop(mount);
-    let is_missed = |task: &&Task<'_>| broken_promises(&cut, task).is_empty();
+    let is_missed = |task: &&WorkloadTask<'_>| broken_promises(&cut, task).is_empty();
     let missed = tasks.iter().filter(is_missed).map(|task| task.workload.to_string());
     let missed: Vec<_> = missed.collect();
     println!("{} of {} were missed", missed.len(), some.len());

@@ -81,10 +81,10 @@ fn scrub(disks: &Disks) {
     assert!(blocks > 0 && errors == 0, "the scrub of a new volume:\n{output}");
 }
 
-type Reports = Arc<Mutex<Vec<String>>>;
+type ReportLines = Arc<Mutex<Vec<String>>>;
 
-fn open(disks: &Disks) -> (Arc<Volume>, Reports) {
-    let reports = Reports::default();
+fn open(disks: &Disks) -> (Arc<Volume>, ReportLines) {
+    let reports = ReportLines::default();
     let said = reports.clone();
     let record = move |report: &Report| {
         said.lock().expect("no test panics while it reports").push(report.to_string());
@@ -94,7 +94,7 @@ fn open(disks: &Disks) -> (Arc<Volume>, Reports) {
 }
 
 #[track_caller]
-fn assert_silent(reports: &Reports) {
+fn assert_silent(reports: &ReportLines) {
     let all = reports.lock().expect("no test panics while it reports");
     assert!(all.is_empty(), "a sound volume was reported on: {all:?}");
 }

@@ -6,7 +6,7 @@ use offshoot_btrfs::{MkfsOptions, OpenOptions, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{
-    BlockDevice, CrashDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, Requests,
+    BlockDevice, CrashDevice, CrashPlan, Fault, FaultDevice, MemoryDevice, RequestKind,
 };
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -162,9 +162,9 @@ fn a_sparse_image_stays_sparse() {
 #[test]
 fn errors_of_a_device_are_reported() {
     for (requests, word, least) in [
-        (Requests::Reads, "reading", 20),
-        (Requests::Writes, "writing", 8),
-        (Requests::Flushes, "flush", 3),
+        (RequestKind::Reads, "reading", 20),
+        (RequestKind::Writes, "writing", 8),
+        (RequestKind::Flushes, "flush", 3),
     ] {
         for number in 0.. {
             let devices = [device(200 * MIB), device(200 * MIB)];

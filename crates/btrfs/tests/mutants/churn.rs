@@ -9,16 +9,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 
 use offshoot_btrfs::{Filesystem, ScrubEvent, ScrubOptions};
-use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place,
-    Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    EntryPlace, Error, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut,
+    FileType, NewFile, NewNode, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use crate::mutation::index;
-use crate::subvolume_calls::Ours;
-use crate::view::View;
+use crate::subvolume_calls::OurSubvolumes;
+use crate::view::PathView;
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 5 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 7, gid: 7, umask: None, at: AT };
@@ -27,10 +27,10 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 7, gid: 7, umask: None, 
 const ROUNDS: usize = 2;
 
 /// A kind of operation.
-type Operation = fn(&mut Churn) -> Result<()>;
+type ChurnOperation = fn(&mut Churn) -> Result<()>;
 
 /// All kinds.
-const OPERATIONS: [(&str, Operation); 36] = [
+const OPERATIONS: [(&str, ChurnOperation); 36] = [
     ("create", Churn::create),
     ("create many", Churn::create_many),
     ("mkdir", Churn::mkdir),
@@ -72,7 +72,7 @@ const OPERATIONS: [(&str, Operation); 36] = [
 /// The work on one volume.
 pub(crate) struct Churn {
     fs: Filesystem,
-    calls: Ours,
+    calls: OurSubvolumes,
     random: Random,
     /// Files that may be changed, with their paths.
     files: Vec<(Vec<u8>, FileId)>,
@@ -98,7 +98,7 @@ fn is_free(path: &[u8], seed: u64) -> bool {
 
 impl Churn {
     /// No operation was done yet on the volume that shows `view`.
-    pub(crate) fn new(fs: &Filesystem, view: &View, mut random: Random) -> Self {
+    pub(crate) fn new(fs: &Filesystem, view: &PathView, mut random: Random) -> Self {
         let seed = random.number();
         let (mut files, mut dirs, mut subvolumes) = (Vec::new(), Vec::new(), Vec::new());
         let mut places = Vec::new();
@@ -123,7 +123,7 @@ impl Churn {
             // A damaged root is not a directory any more. Operations try it all the same.
             places.push(fs.root());
         }
-        let calls = Ours(fs.clone());
+        let calls = OurSubvolumes(fs.clone());
         let (touched, deleted, told) = (HashSet::new(), BTreeSet::new(), Vec::new());
         let next = 0;
         Self {
@@ -167,7 +167,7 @@ impl Churn {
     }
 
     /// Whether the file at this path of `view` must be as it was.
-    pub(crate) fn is_untouched(&self, view: &View, path: &[u8]) -> bool {
+    pub(crate) fn is_untouched(&self, view: &PathView, path: &[u8]) -> bool {
         let is_in_deleted = |file: FileId| self.deleted.contains(&file.dev);
         // The file is untouched only if everything above it is.
         let above = (0..=path.len()).filter(|&at| at == path.len() || path[at] == b'/');
@@ -245,7 +245,7 @@ impl Churn {
 
     fn create(&mut self) -> Result<()> {
         let (dir, name) = self.new_place();
-        let file = self.fs.create(Place { dir, name: &name }, &NEW)?;
+        let file = self.fs.create(EntryPlace { dir, name: &name }, &NEW)?;
         let len = [0, 100, 5000, 70_000][index(&mut self.random, 4)];
         let bytes = self.bytes(len);
         self.fs.write(file, 0, &bytes, AT)
@@ -255,7 +255,7 @@ impl Churn {
         let (dir, name) = self.new_place();
         for number in 0..12 {
             let name = [&name[..], format!("-{number}").as_bytes()].concat();
-            let file = self.fs.create(Place { dir, name: &name }, &NEW)?;
+            let file = self.fs.create(EntryPlace { dir, name: &name }, &NEW)?;
             self.fs.write(file, 0, &name, AT)?;
         }
         Ok(())
@@ -263,20 +263,20 @@ impl Churn {
 
     fn mkdir(&mut self) -> Result<()> {
         let (dir, name) = self.new_place();
-        let made = self.fs.mkdir(Place { dir, name: &name }, &NEW)?;
+        let made = self.fs.mkdir(EntryPlace { dir, name: &name }, &NEW)?;
         self.places.push(made);
         Ok(())
     }
 
     fn symlink(&mut self) -> Result<()> {
         let (dir, name) = self.new_place();
-        self.fs.symlink(Place { dir, name: &name }, b"elsewhere", &NEW).map(drop)
+        self.fs.symlink(EntryPlace { dir, name: &name }, b"elsewhere", &NEW).map(drop)
     }
 
     fn mknod(&mut self) -> Result<()> {
         let (dir, name) = self.new_place();
-        let node = Node { file_type: FileType::CharDevice, rdev: (1, 3) };
-        self.fs.mknod(Place { dir, name: &name }, node, &NEW).map(drop)
+        let node = NewNode { file_type: FileType::CharDevice, rdev: (1, 3) };
+        self.fs.mknod(EntryPlace { dir, name: &name }, node, &NEW).map(drop)
     }
 
     fn unnamed(&mut self) -> Result<()> {
@@ -285,26 +285,29 @@ impl Churn {
         let bytes = self.bytes(9000);
         let written = self.fs.write(file, 0, &bytes, AT);
         let is_linked = self.random.below(2) == 0;
-        let linked =
-            if is_linked { self.fs.link(file, Place { dir, name: &name }, AT) } else { Ok(()) };
+        let linked = if is_linked {
+            self.fs.link(file, EntryPlace { dir, name: &name }, AT)
+        } else {
+            Ok(())
+        };
         self.fs.release(file).and(written).and(linked)
     }
 
     fn link(&mut self) -> Result<()> {
         let file = self.file()?;
         let (dir, name) = self.new_place_beside(file);
-        self.fs.link(file, Place { dir, name: &name }, AT)
+        self.fs.link(file, EntryPlace { dir, name: &name }, AT)
     }
 
     fn unlink(&mut self) -> Result<()> {
         let (dir, name, _) = self.place_of()?;
-        self.fs.unlink(Place { dir, name: &name }, AT)
+        self.fs.unlink(EntryPlace { dir, name: &name }, AT)
     }
 
     fn unlink_open(&mut self) -> Result<()> {
         let (dir, name, file) = self.place_of()?;
         self.fs.open(file)?;
-        let gone = self.fs.unlink(Place { dir, name: &name }, AT);
+        let gone = self.fs.unlink(EntryPlace { dir, name: &name }, AT);
         let written = self.fs.write(file, 0, b"while it has no name", AT);
         self.fs.release(file).and(gone).and(written)
     }
@@ -312,7 +315,7 @@ impl Churn {
     fn rmdir(&mut self) -> Result<()> {
         let (path, file) = Self::pick(&mut self.random, &self.dirs)?;
         let (dir, name) = self.split(&path)?;
-        let removed = self.fs.rmdir(Place { dir, name: &name }, AT);
+        let removed = self.fs.rmdir(EntryPlace { dir, name: &name }, AT);
         if removed.is_ok() {
             self.touched.insert(file);
             self.dirs.retain(|one| one.1 != file);
@@ -324,17 +327,17 @@ impl Churn {
     fn rename(&mut self) -> Result<()> {
         let (dir, name, file) = self.place_of()?;
         let (to, new) = self.new_place_beside(file);
-        self.fs.rename(Place { dir, name: &name }, Place { dir: to, name: &new }, AT)
+        self.fs.rename(EntryPlace { dir, name: &name }, EntryPlace { dir: to, name: &new }, AT)
     }
 
     fn replace(&mut self) -> Result<()> {
         let ((dir, name, _), (to, new, _)) = (self.place_of()?, self.place_of()?);
-        self.fs.rename(Place { dir, name: &name }, Place { dir: to, name: &new }, AT)
+        self.fs.rename(EntryPlace { dir, name: &name }, EntryPlace { dir: to, name: &new }, AT)
     }
 
     fn exchange(&mut self) -> Result<()> {
         let ((dir, name, _), (to, new, _)) = (self.place_of()?, self.place_of()?);
-        let (from, to) = (Place { dir, name: &name }, Place { dir: to, name: &new });
+        let (from, to) = (EntryPlace { dir, name: &name }, EntryPlace { dir: to, name: &new });
         self.fs.rename_with(from, to, Rename::Exchange, AT)
     }
 
@@ -381,8 +384,8 @@ impl Churn {
     }
 
     fn allocate(&mut self) -> Result<()> {
-        let keep_size = self.random.below(2) == 0;
-        self.fallocate(Fallocate::Allocate { keep_size }, 100_000)
+        let keeps_size = self.random.below(2) == 0;
+        self.fallocate(Fallocate::Allocate { keeps_size }, 100_000)
     }
 
     fn punch(&mut self) -> Result<()> {
@@ -390,7 +393,7 @@ impl Churn {
     }
 
     fn zero(&mut self) -> Result<()> {
-        self.fallocate(Fallocate::Zero { keep_size: true }, 30_000)
+        self.fallocate(Fallocate::Zero { keeps_size: true }, 30_000)
     }
 
     fn move_data(&mut self) -> Result<()> {
@@ -399,11 +402,11 @@ impl Churn {
     }
 
     /// The same range of an old file and of a new one beside it.
-    fn pair(&mut self) -> Result<(Position, Position, u64)> {
+    fn pair(&mut self) -> Result<(FilePosition, FilePosition, u64)> {
         let file = self.file()?;
         let (dir, name) = self.new_place_beside(file);
-        let other = self.fs.create(Place { dir, name: &name }, &NEW)?;
-        let at = |file| Position { file, offset: 0 };
+        let other = self.fs.create(EntryPlace { dir, name: &name }, &NEW)?;
+        let at = |file| FilePosition { file, offset: 0 };
         Ok((at(file), at(other), self.fs.attr(file)?.size.min(1 << 20)))
     }
 
@@ -413,7 +416,8 @@ impl Churn {
             return self.fs.clone_range(from, to, 0, AT);
         }
         let (from, to) = (self.file()?, self.file()?);
-        let (from, to) = (Position { file: from, offset: 0 }, Position { file: to, offset: 4096 });
+        let (from, to) =
+            (FilePosition { file: from, offset: 0 }, FilePosition { file: to, offset: 4096 });
         self.fs.clone_range(from, to, 8192, AT)
     }
 
@@ -476,10 +480,10 @@ impl Churn {
 
     fn new_subvolume(&mut self) -> Result<()> {
         let (dir, name) = self.new_place();
-        let root = self.calls.create_subvolume(Place { dir, name: &name }, &NEW)?;
+        let root = self.calls.create_subvolume(EntryPlace { dir, name: &name }, &NEW)?;
         self.places.push(root);
         self.subvolumes.push((Vec::new(), root));
-        self.fs.create(Place { dir: root, name: b"first" }, &NEW).map(drop)
+        self.fs.create(EntryPlace { dir: root, name: b"first" }, &NEW).map(drop)
     }
 
     fn snapshot(&mut self) -> Result<()> {
@@ -487,7 +491,7 @@ impl Churn {
         let roots: Vec<_> = self.places.iter().filter(|one| one.ino == 256).copied().collect();
         let source = roots[index(&mut self.random, roots.len())];
         let is_read_only = self.random.below(3) == 0;
-        let place = Place { dir, name: &name };
+        let place = EntryPlace { dir, name: &name };
         let root = self.calls.snapshot(source, place, is_read_only, AT)?;
         self.places.push(root);
         Ok(())
@@ -499,7 +503,7 @@ impl Churn {
             return Ok(());
         }
         let (dir, name) = self.split(&path)?;
-        self.calls.delete_subvolume(Place { dir, name: &name }, AT)?;
+        self.calls.delete_subvolume(EntryPlace { dir, name: &name }, AT)?;
         self.deleted.insert(root.dev);
         self.subvolumes.retain(|one| one.1 != root);
         self.places.retain(|one| one.dev != root.dev);

@@ -4,7 +4,7 @@ use offshoot_btrfs_format::ItemType;
 
 /// A number in an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Field {
+pub(crate) struct ItemField {
     pub(crate) name: String,
     /// The offset of its first byte.
     pub(crate) at: usize,
@@ -14,12 +14,12 @@ pub(crate) struct Field {
 
 /// The fields of a structure with these names and widths in bytes, from offset `at` on. A field `_`
 /// is skipped.
-fn layout(at: usize, fields: &[(&str, usize)]) -> Vec<Field> {
+fn layout(at: usize, fields: &[(&str, usize)]) -> Vec<ItemField> {
     let mut at = at;
     let mut all = Vec::new();
     for &(name, width) in fields {
         if name != "_" {
-            all.push(Field { name: name.to_owned(), at, width });
+            all.push(ItemField { name: name.to_owned(), at, width });
         }
         at += width;
     }
@@ -153,7 +153,7 @@ const SUPERBLOCK_AT: usize = 56;
 const SYSTEM_CHUNKS_AT: usize = 811;
 
 /// The fields of a superblock.
-pub(crate) fn of_superblock() -> Vec<Field> {
+pub(crate) fn of_superblock() -> Vec<ItemField> {
     let mut all = layout(SUPERBLOCK_AT, &SUPERBLOCK);
     all.extend(layout(201, &DEVICE));
     all.extend(layout(563, &[("uuid_tree_generation", 8)]));
@@ -165,7 +165,7 @@ pub(crate) fn of_superblock() -> Vec<Field> {
 }
 
 /// The inline references of an extent item, from offset `at` on.
-fn inline_references(data: &[u8], mut at: usize) -> Vec<Field> {
+fn inline_references(data: &[u8], mut at: usize) -> Vec<ItemField> {
     let mut all = Vec::new();
     while let Some(&kind) = data.get(at) {
         all.extend(layout(at, &[("reference type", 1)]));
@@ -183,7 +183,7 @@ fn inline_references(data: &[u8], mut at: usize) -> Vec<Field> {
 }
 
 /// The fields of an item of this type, as far as these contents reach.
-pub(crate) fn of_item(item_type: ItemType, data: &[u8]) -> Vec<Field> {
+pub(crate) fn of_item(item_type: ItemType, data: &[u8]) -> Vec<ItemField> {
     let mut all = match item_type {
         ItemType::CHUNK_ITEM => {
             let mut all = layout(0, &CHUNK);

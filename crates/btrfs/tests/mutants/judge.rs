@@ -12,19 +12,19 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_testkit::btrfs::disks::{Attached, Disks, Mount};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::command;
 
-use crate::image::{Image, Patched};
-use crate::view::{View, view};
+use crate::image::{Patched, SparseImage};
+use crate::view::{PathView, view};
 
 /// How long `btrfs check` may take, in seconds. On some volumes it never ends.
 const CHECK_SECONDS: &str = "20";
 
 /// The images of a volume in files.
-pub(crate) struct Judge {
+pub(crate) struct CheckJudge {
     disks: Disks,
     files: Vec<File>,
     sound: Vec<Patched>,
@@ -34,7 +34,7 @@ pub(crate) struct Judge {
 
 /// The complaints of `btrfs check`: their kinds, and the objects of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Complaints {
+pub(crate) struct CheckComplaints {
     kinds: BTreeMap<String, BTreeSet<String>>,
     /// Whether it crashed or was stopped.
     pub(crate) is_broken: bool,
@@ -42,14 +42,14 @@ pub(crate) struct Complaints {
 
 /// The mode of `btrfs check`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum CheckMode {
     /// It keeps a record of each extent and inode.
     Original,
     /// It looks up what belongs to an item when it meets the item.
     Lowmem,
 }
 
-impl Mode {
+impl CheckMode {
     fn name(self) -> &'static str {
         match self {
             Self::Original => "original",
@@ -58,9 +58,9 @@ impl Mode {
     }
 }
 
-impl Judge {
+impl CheckJudge {
     /// A judge of volumes that differ little from the one on `disks`. `images` are its images.
-    pub(crate) fn new(disks: Disks, images: &[Arc<Image>]) -> Self {
+    pub(crate) fn new(disks: Disks, images: &[Arc<SparseImage>]) -> Self {
         let open = |path| File::options().write(true).open(path).expect("an image opens");
         let files: Vec<_> = disks.images().iter().map(open).collect();
         let sound = images.iter().map(Patched::new).collect();
@@ -119,10 +119,14 @@ impl Judge {
     }
 
     /// What `btrfs check` finds in one of its modes.
-    pub(crate) fn check(&mut self, devices: &[Arc<MemoryDevice>], mode: Mode) -> Complaints {
+    pub(crate) fn check(
+        &mut self,
+        devices: &[Arc<MemoryDevice>],
+        mode: CheckMode,
+    ) -> CheckComplaints {
         self.hold(devices);
         // `btrfs check` finds several members only if they are block devices.
-        let attached = (self.files.len() > 1).then(|| Attached::new(self.disks.images()));
+        let attached = (self.files.len() > 1).then(|| AttachedImages::new(self.disks.images()));
         let mut check = command("timeout");
         check.args([CHECK_SECONDS, "btrfs", "check", "--readonly"]);
         check.args(["--mode", mode.name()]);
@@ -132,7 +136,7 @@ impl Judge {
         };
         let output = check.output().expect("btrfs check runs");
         let text = [output.stdout, output.stderr].concat();
-        let mut complaints = Complaints::parse(&String::from_utf8_lossy(&text));
+        let mut complaints = CheckComplaints::parse(&String::from_utf8_lossy(&text));
         complaints.is_broken = !matches!(output.status.code(), Some(0 | 1));
         complaints
     }
@@ -141,7 +145,7 @@ impl Judge {
     ///
     /// # Errors
     /// The error of the mount, when the kernel refuses it.
-    pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<View, String> {
+    pub(crate) fn kernel(&mut self, devices: &[Arc<MemoryDevice>]) -> Result<PathView, String> {
         let seen = |mount: &Path| HostFilesystem::new(mount).map(|host| view(&host));
         self.look_at_kernels(devices, seen)?.map_err(|error| error.to_string())
     }
@@ -160,7 +164,7 @@ impl Judge {
         // Even a read-only mount replays a log, and that must not stay in the files.
         let copy = self.disks.copy(&judges);
         let options = "ro,noatime,subvolid=5";
-        let mount = |options: &str| Mount::try_new(copy.images(), options);
+        let mount = |options: &str| MountedMembers::try_new(copy.images(), options);
         let mount = mount(options).or_else(|error| {
             // The devices may still have been busy with the mount before. When we stopped to write
             // a damaged volume, we may have left a log that the kernel cannot replay, because the
@@ -172,7 +176,7 @@ impl Judge {
     }
 }
 
-impl Judge {
+impl CheckJudge {
     /// Has the kernel mount the volume for writing, and runs `work` on it. Returns the images after
     /// that.
     ///
@@ -189,7 +193,7 @@ impl Judge {
         let copy = self.disks.copy(&judges);
         let (done, result) = mpsc::channel();
         std::thread::spawn(move || {
-            let mount = Mount::try_new(copy.images(), "rw,noatime,subvolid=5");
+            let mount = MountedMembers::try_new(copy.images(), "rw,noatime,subvolid=5");
             let changed = mount.map(|mount| {
                 work(mount.path());
                 if let Ok(root) = File::open(mount.path()) {
@@ -205,7 +209,7 @@ impl Judge {
     }
 }
 
-impl Complaints {
+impl CheckComplaints {
     /// The kinds of complaints.
     pub(crate) fn kinds(&self) -> Vec<&str> {
         self.kinds.keys().map(String::as_str).collect()

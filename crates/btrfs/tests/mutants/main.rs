@@ -55,15 +55,15 @@ use std::time::Duration;
 
 use churn::Churn;
 use image::Patched;
-use judge::{Judge, Mode, NO_END};
+use judge::{CheckJudge, CheckMode, NO_END};
 use mutation::{from_env, seed_of};
 use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{Error, Result};
-use view::{View, view};
-use volumes::{LAYOUTS, Sound};
+use view::{PathView, view};
+use volumes::{LAYOUTS, SoundVolume};
 
 /// How long one mutant may take, on a slow machine.
 const CASE_LIMIT: Duration = Duration::from_secs(120);
@@ -77,19 +77,19 @@ const SEED: u64 = 19;
 /// The kernel looks at one mutant of so many without a reason.
 const KERNEL_EVERY: u64 = 40;
 
-type Members = Vec<Arc<MemoryDevice>>;
+type MutantMembers = Vec<Arc<MemoryDevice>>;
 
-fn devices(members: &Members) -> Vec<Arc<dyn BlockDevice>> {
+fn devices(members: &MutantMembers) -> Vec<Arc<dyn BlockDevice>> {
     members.iter().map(|member| member.clone() as Arc<dyn BlockDevice>).collect()
 }
 
 /// Devices with the same contents. What is written to them does not reach the originals.
-fn copies(members: &Members) -> Members {
+fn copies(members: &MutantMembers) -> MutantMembers {
     members.iter().map(|member| Arc::new(member.snapshot())).collect()
 }
 
 /// A hash of what the devices hold over their images.
-fn hash(members: &Members) -> u64 {
+fn hash(members: &MutantMembers) -> u64 {
     let mut hasher = DefaultHasher::new();
     for member in members {
         member.hash_changes(&mut hasher);
@@ -99,7 +99,7 @@ fn hash(members: &Members) -> u64 {
 
 /// What our reader shows. Where writing stopped, there may be a log that cannot be replayed,
 /// because the replay meets the damage.
-fn show(members: &Members) -> Result<View> {
+fn show(members: &MutantMembers) -> Result<PathView> {
     let open = |options: &OpenOptions| {
         let volume = Volume::open(devices(members), options)?;
         volume.filesystem(SubvolumeId::FS)
@@ -110,9 +110,9 @@ fn show(members: &Members) -> Result<View> {
 }
 
 /// The result of one mutant.
-struct Outcome {
+struct MutantOutcome {
     /// What our reader showed before; an error when the volume did not open.
-    before: Result<View>,
+    before: Result<PathView>,
     /// Why we refused to write it, if we did.
     refused: Option<Error>,
     /// The operations that were done, and the paths of `before` that they left alone.
@@ -121,7 +121,7 @@ struct Outcome {
 }
 
 /// Opens a mutant, does every operation, and closes it.
-fn write(members: &Members, random: Random, has_thread: bool) -> Outcome {
+fn write(members: &MutantMembers, random: Random, has_thread: bool) -> MutantOutcome {
     let before = show(members);
     let told = Arc::new(Mutex::new(Vec::new()));
     let reports = told.clone();
@@ -137,10 +137,10 @@ fn write(members: &Members, random: Random, has_thread: bool) -> Outcome {
     let fs = match opened {
         Ok(fs) => fs,
         Err(error) => {
-            return Outcome { before, refused: Some(error), told: vec![], untouched: vec![] };
+            return MutantOutcome { before, refused: Some(error), told: vec![], untouched: vec![] };
         }
     };
-    let empty = View::new();
+    let empty = PathView::new();
     let seen = before.as_ref().unwrap_or(&empty);
     let mut churn = Churn::new(&fs, seen, random);
     churn.run();
@@ -148,15 +148,15 @@ fn write(members: &Members, random: Random, has_thread: bool) -> Outcome {
     let mut all = std::mem::take(&mut churn.told);
     drop((churn, fs));
     all.append(&mut told.lock().expect("nothing panics"));
-    Outcome { before, refused: None, told: all, untouched }
+    MutantOutcome { before, refused: None, told: all, untouched }
 }
 
 /// Runs [`write`] on a thread of its own, within [`CASE_LIMIT`].
 fn write_within_limit(
-    members: &Members,
+    members: &MutantMembers,
     random: Random,
     has_thread: bool,
-) -> std::result::Result<Outcome, String> {
+) -> std::result::Result<MutantOutcome, String> {
     let (done, result) = mpsc::channel();
     let members = members.clone();
     std::thread::spawn(move || {
@@ -176,7 +176,7 @@ fn write_within_limit(
 }
 
 /// The untouched paths that do not read as before.
-fn changed(before: &View, after: &View, untouched: &[Vec<u8>]) -> Vec<Vec<u8>> {
+fn changed(before: &PathView, after: &PathView, untouched: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let is_lost = |path: &&Vec<u8>| {
         let old = &before[*path];
         old.contents.is_ok() && after.get(*path).is_none_or(|new| !new.reads_as(old))
@@ -191,7 +191,7 @@ fn paths(paths: &[Vec<u8>]) -> String {
 
 /// Counts the results of mutants.
 #[derive(Debug, Default)]
-struct Tally {
+struct MutantCounts {
     refused: u64,
     written: u64,
     broken_off: u64,
@@ -203,10 +203,10 @@ struct Tally {
 
 /// Makes and writes one mutant of a volume. Returns the problems.
 fn judge(
-    sound: &mut Sound,
+    sound: &mut SoundVolume,
     seed: u64,
     number: u64,
-    tally: &mut Tally,
+    tally: &mut MutantCounts,
     is_told: bool,
 ) -> Vec<String> {
     // Each output of a generator seeds the next one, because streams of nearby seeds are much
@@ -216,7 +216,7 @@ fn judge(
     let patch = std::iter::repeat_with(|| sound.structures.draw(&sound.target, &mut random));
     let patch = patch.flatten().next().expect("some patch can be done");
     let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
-    let mutant: Members = sound.images.iter().map(over).collect();
+    let mutant: MutantMembers = sound.images.iter().map(over).collect();
     patch.apply(&sound.target, &mutant);
     let members = copies(&mutant);
     let has_thread = random.below(4) == 0;
@@ -227,7 +227,7 @@ fn judge(
         problems = verdict(sound, &mutant, &members, outcome, tally, kernel_is_asked);
     }
     let told = match outcome {
-        Ok(Outcome { refused, told, .. }) => {
+        Ok(MutantOutcome { refused, told, .. }) => {
             [refused.map(|error| format!("refused: {error}")).into_iter().collect(), told].concat()
         }
         Err(problem) => {
@@ -251,7 +251,7 @@ fn judge(
 }
 
 /// A change for the worse.
-enum Problem {
+enum MutantProblem {
     /// A kind of complaints of `btrfs check`, and an example.
     Complaint(String, String),
     /// Untouched files are lost.
@@ -260,7 +260,7 @@ enum Problem {
     Never(String),
 }
 
-impl Problem {
+impl MutantProblem {
     fn text(self) -> String {
         match self {
             Self::Complaint(_, text) => format!("btrfs check: {text}"),
@@ -274,25 +274,29 @@ impl Problem {
 /// Its original mode loses its records of inodes where an entry names the last inode number, or
 /// where a damaged entry is in a leaf that snapshots share. So its low-memory mode must confirm
 /// complaints about files.
-fn complaints(judge: &mut Judge, before: &Members, now: &Members) -> Vec<Problem> {
-    let after = judge.check(now, Mode::Original);
+fn complaints(
+    judge: &mut CheckJudge,
+    before: &MutantMembers,
+    now: &MutantMembers,
+) -> Vec<MutantProblem> {
+    let after = judge.check(now, CheckMode::Original);
     if after.is_empty() {
         return vec![];
     }
-    let known = judge.check(before, Mode::Original);
+    let known = judge.check(before, CheckMode::Original);
     // Where it does not end, it reports nothing.
     if known.is_broken {
         return vec![];
     }
     let mut beyond = after.beyond(&known);
     if beyond.keys().any(|kind| is_of_files(kind)) {
-        let after = judge.check(now, Mode::Lowmem);
-        let known = judge.check(before, Mode::Lowmem);
+        let after = judge.check(now, CheckMode::Lowmem);
+        let known = judge.check(before, CheckMode::Lowmem);
         if !after.is_worse_for_files_than(&known) {
             beyond.retain(|kind, _| !is_of_files(kind));
         }
     }
-    beyond.into_iter().map(|(kind, text)| Problem::Complaint(kind, text)).collect()
+    beyond.into_iter().map(|(kind, text)| MutantProblem::Complaint(kind, text)).collect()
 }
 
 /// Whether this kind of complaints is about inodes and names of a subvolume, or may come from them.
@@ -303,9 +307,9 @@ fn is_of_files(kind: &str) -> bool {
 /// The untouched paths that the kernel does not show any more; `None` when the kernel did not mount
 /// the volume before.
 fn lost_to_kernel(
-    judge: &mut Judge,
-    before: &Members,
-    now: &Members,
+    judge: &mut CheckJudge,
+    before: &MutantMembers,
+    now: &MutantMembers,
     untouched: &[Vec<u8>],
 ) -> Option<std::result::Result<Vec<Vec<u8>>, String>> {
     let before = judge.kernel(before).ok()?;
@@ -314,11 +318,11 @@ fn lost_to_kernel(
 
 /// The problems of `mutant`, which has become `members`.
 fn verdict(
-    sound: &mut Sound,
-    mutant: &Members,
-    members: &Members,
-    outcome: &Outcome,
-    tally: &mut Tally,
+    sound: &mut SoundVolume,
+    mutant: &MutantMembers,
+    members: &MutantMembers,
+    outcome: &MutantOutcome,
+    tally: &mut MutantCounts,
     kernel_is_asked: bool,
 ) -> Vec<String> {
     let mut problems = Vec::new();
@@ -329,7 +333,7 @@ fn verdict(
         }
         // Before the first subvolume is opened, the engine removes files without names.
         if !matches!(error, Error::Corrupt(_)) {
-            problems.push(Problem::Never(format!("it is refused and was written: {error}")));
+            problems.push(MutantProblem::Never(format!("it is refused and was written: {error}")));
         }
     } else {
         tally.written += 1;
@@ -347,16 +351,19 @@ fn verdict(
             tally.seen_by_kernel += 1;
             match lost_to_kernel(&mut sound.judge, mutant, members, &outcome.untouched) {
                 Some(Ok(lost)) if lost.is_empty() => {}
-                Some(Ok(lost)) => problems.push(Problem::Lost(format!(
+                Some(Ok(lost)) => problems.push(MutantProblem::Lost(format!(
                     "the kernel does not show any more: {}",
                     paths(&lost)
                 ))),
                 Some(Err(error)) => {
-                    problems.push(Problem::Lost(format!("it does not mount any more: {error}")));
+                    problems
+                        .push(MutantProblem::Lost(format!("it does not mount any more: {error}")));
                 }
                 None if lost.is_empty() => {}
-                None => problems
-                    .push(Problem::Lost(format!("we do not show any more: {}", paths(&lost)))),
+                None => problems.push(MutantProblem::Lost(format!(
+                    "we do not show any more: {}",
+                    paths(&lost)
+                ))),
             }
         }
         if !problems.is_empty() {
@@ -364,16 +371,16 @@ fn verdict(
             tally.excused += u64::from(problems.is_empty());
         }
     }
-    problems.into_iter().map(Problem::text).collect()
+    problems.into_iter().map(MutantProblem::text).collect()
 }
 
 /// Removes the problems that the kernel causes as well, when it changes a copy as much.
 fn excuse(
-    judge: &mut Judge,
-    mutant: &Members,
-    before: &View,
+    judge: &mut CheckJudge,
+    mutant: &MutantMembers,
+    before: &PathView,
     untouched: &[Vec<u8>],
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<MutantProblem>,
 ) {
     let touched: Vec<_> = before.keys().filter(|path| !untouched.contains(path)).cloned().collect();
     let disks = match judge.kernel_changes(mutant, move |mount| kernel::churn(mount, &touched)) {
@@ -388,23 +395,23 @@ fn excuse(
         None => false,
     };
     let is_theirs = |kind: &String| {
-        kinds.iter().any(|theirs| matches!(theirs, Problem::Complaint(one, _) if one == kind))
+        kinds.iter().any(|theirs| matches!(theirs, MutantProblem::Complaint(one, _) if one == kind))
     };
     problems.retain(|problem| match problem {
-        Problem::Complaint(kind, _) => !is_theirs(kind) && !is_lost,
-        Problem::Lost(_) => !is_lost,
-        Problem::Never(_) => true,
+        MutantProblem::Complaint(kind, _) => !is_theirs(kind) && !is_lost,
+        MutantProblem::Lost(_) => !is_lost,
+        MutantProblem::Never(_) => true,
     });
     if !problems.is_empty() {
-        let theirs = kinds.into_iter().map(Problem::text).collect::<Vec<_>>();
+        let theirs = kinds.into_iter().map(MutantProblem::text).collect::<Vec<_>>();
         println!("    the kernel loses {is_lost}, and leaves: {}", theirs.join("; "));
     }
 }
 
 /// Judges mutants of a volume, and returns the problems.
-fn sweep(mut sound: Sound, seed: u64, numbers: impl Iterator<Item = u64>) -> Vec<String> {
+fn sweep(mut sound: SoundVolume, seed: u64, numbers: impl Iterator<Item = u64>) -> Vec<String> {
     let is_told = from_env("OFFSHOOT_MUTANT").is_some();
-    let (mut tally, mut problems) = (Tally::default(), Vec::new());
+    let (mut tally, mut problems) = (MutantCounts::default(), Vec::new());
     for number in numbers {
         let found = judge(&mut sound, seed, number, &mut tally, is_told);
         problems.extend(found.into_iter().map(|problem| format!("{}: {problem}", sound.name)));

@@ -10,15 +10,15 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::Random;
 
-use crate::damage::{Target, header};
-use crate::fields::{self, Field};
+use crate::damage::{DamageTarget, header};
+use crate::fields::{self, ItemField};
 use crate::mutation::{index, pack, unpack};
 
 /// The size of a sector, in bytes.
 const SECTOR: u64 = 4096;
 
 /// The items of a leaf.
-pub(crate) type Items = Vec<(Key, Vec<u8>)>;
+pub(crate) type LeafItems = Vec<(Key, Vec<u8>)>;
 
 /// A change of a volume.
 pub(crate) struct Patch {
@@ -32,7 +32,7 @@ pub(crate) struct Patch {
 
 /// The leaves of a volume, unpacked, and where there are items of each type.
 pub(crate) struct Structures {
-    leaves: BTreeMap<usize, Items>,
+    leaves: BTreeMap<usize, LeafItems>,
     by_type: BTreeMap<u8, Vec<(usize, usize)>>,
     /// Leaves that a pointer leads to. The pointer repeats their first key.
     pointed: HashSet<usize>,
@@ -49,7 +49,7 @@ fn is_asked_for(item_type: u8) -> bool {
 }
 
 impl Structures {
-    pub(crate) fn of(target: &Target) -> Self {
+    pub(crate) fn of(target: &DamageTarget) -> Self {
         let mut leaves = BTreeMap::new();
         let mut by_type: BTreeMap<u8, Vec<_>> = BTreeMap::new();
         let mut children = HashSet::new();
@@ -79,7 +79,7 @@ impl Structures {
 
     /// A patch of a structure of any type, each type with the same chance; `None` when the drawn
     /// patch cannot be done.
-    pub(crate) fn draw(&self, target: &Target, random: &mut Random) -> Option<Patch> {
+    pub(crate) fn draw(&self, target: &DamageTarget, random: &mut Random) -> Option<Patch> {
         let types: Vec<_> = self.by_type.keys().copied().filter(|&one| is_asked_for(one)).collect();
         let drawn = index(random, types.len() + 1);
         let Some(item_type) = types.get(drawn) else {
@@ -93,7 +93,7 @@ impl Structures {
     /// A patch of one item of a leaf.
     pub(crate) fn draw_in(
         &self,
-        target: &Target,
+        target: &DamageTarget,
         random: &mut Random,
         leaf: usize,
     ) -> Option<Patch> {
@@ -107,13 +107,13 @@ impl Structures {
     }
 
     /// The leaves, by the numbers of their blocks, with their items.
-    pub(crate) fn leaves(&self) -> impl Iterator<Item = (usize, &Items)> {
+    pub(crate) fn leaves(&self) -> impl Iterator<Item = (usize, &LeafItems)> {
         self.leaves.iter().map(|(&number, items)| (number, items))
     }
 
     fn patch(
         &self,
-        target: &Target,
+        target: &DamageTarget,
         random: &mut Random,
         (leaf, slot): (usize, usize),
     ) -> Option<Patch> {
@@ -174,8 +174,13 @@ fn get(bytes: &[u8]) -> u64 {
 }
 
 /// Changes a field in `bytes`, and describes the change; `None` when the field stays as it is.
-fn change(random: &mut Random, bytes: &mut [u8], other: &[u8], field: &Field) -> Option<String> {
-    let Field { name, at, width } = field;
+fn change(
+    random: &mut Random,
+    bytes: &mut [u8],
+    other: &[u8],
+    field: &ItemField,
+) -> Option<String> {
+    let ItemField { name, at, width } = field;
     let range = *at..at + width;
     if *width > 8 {
         let bit = random.below(*width as u64 * 8);
@@ -196,12 +201,12 @@ fn field(random: &mut Random, item: &mut (Key, Vec<u8>), other: &(Key, Vec<u8>))
 }
 
 /// Whether the keys of a leaf ascend.
-fn is_ordered(items: &Items) -> bool {
+fn is_ordered(items: &LeafItems) -> bool {
     items.is_sorted_by(|one, other| one.0 < other.0)
 }
 
 /// Changes the key of an item, and leaves the item in its slot.
-fn key(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
+fn key(random: &mut Random, items: &mut LeafItems, slot: usize) -> Option<String> {
     let key = &mut items[slot].0;
     let change = |random: &mut Random, old: u64| value(random, old, old, 8).0;
     match random.below(4) {
@@ -214,7 +219,7 @@ fn key(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
 }
 
 /// Adds a copy of an item behind it.
-fn copy(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
+fn copy(random: &mut Random, items: &mut LeafItems, slot: usize) -> Option<String> {
     let (mut key, data) = items[slot].clone();
     key.offset = key.offset.checked_add([1, SECTOR, 16 << 10][index(random, 3)])?;
     items.insert(slot + 1, (key, data));
@@ -223,7 +228,7 @@ fn copy(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
 
 /// Gives the object of an item, often an inode, another item: of an unknown type, or of a type that
 /// is not used here.
-fn unknown(random: &mut Random, items: &mut Items, slot: usize) -> Option<String> {
+fn unknown(random: &mut Random, items: &mut LeafItems, slot: usize) -> Option<String> {
     const TYPES: [u8; 6] = [2, 36, 37, 38, 99, 254];
     let item_type = ItemType(TYPES[index(random, TYPES.len())]);
     let key = Key::new(items[slot].0.objectid, item_type, random.below(3));
@@ -238,7 +243,7 @@ fn unknown(random: &mut Random, items: &mut Items, slot: usize) -> Option<String
 }
 
 /// Changes a field of all superblocks.
-fn superblock(target: &Target, random: &mut Random) -> Patch {
+fn superblock(target: &DamageTarget, random: &mut Random) -> Patch {
     let mut bytes = vec![0; SUPERBLOCK_SIZE];
     target.sound()[0].read_at(SUPERBLOCK_OFFSETS[0], &mut bytes).expect("a superblock");
     let fields = fields::of_superblock();
@@ -257,7 +262,7 @@ impl Patch {
     }
 
     /// Writes it to the members of the volume.
-    pub(crate) fn apply(&self, target: &Target, members: &[Arc<MemoryDevice>]) {
+    pub(crate) fn apply(&self, target: &DamageTarget, members: &[Arc<MemoryDevice>]) {
         if let Some((number, bytes)) = &self.block {
             let mut bytes = bytes.clone();
             target.fit_checksum(&mut bytes);

@@ -19,12 +19,12 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_or};
 
-use crate::Members;
+use crate::MutantMembers;
 use crate::damage::header;
 use crate::image::Patched;
-use crate::judge::Judge;
+use crate::judge::CheckJudge;
 use crate::mutation::from_env;
-use crate::volumes::{LAYOUTS, Layout, Sound};
+use crate::volumes::{LAYOUTS, MutantLayout, SoundVolume};
 
 /// How often each leaf is patched in an ordinary run.
 const ROUNDS: u64 = 6;
@@ -69,10 +69,10 @@ fn kernel_reads(mount: &Path, places: &[(TreeId, Key)]) -> Vec<bool> {
 }
 
 /// A leaf that the kernel is asked for: the number of its block, its tree, its first key.
-type Leaf = (usize, TreeId, Key);
+type AskedLeaf = (usize, TreeId, Key);
 
 /// The leaves that a mount can do without.
-fn leaves(sound: &Sound) -> Vec<Leaf> {
+fn leaves(sound: &SoundVolume) -> Vec<AskedLeaf> {
     let owner = |leaf: usize| TreeId(header(&sound.target.blocks[leaf].bytes).owner.get());
     // A search for block groups meets other leaves of the extent tree, where they are in that.
     let is_of_use = |tree| match tree {
@@ -102,17 +102,17 @@ fn leaves(sound: &Sound) -> Vec<Leaf> {
 
 /// Which of these leaves the kernel reads, when it mounts the volume.
 fn read_by_kernel(
-    judge: &mut Judge,
-    members: &Members,
-    leaves: &[Leaf],
+    judge: &mut CheckJudge,
+    members: &MutantMembers,
+    leaves: &[AskedLeaf],
 ) -> Result<Vec<bool>, String> {
     let places: Vec<_> = leaves.iter().map(|&(_, tree, key)| (tree, key)).collect();
     judge.look_at_kernels(members, |mount| kernel_reads(mount, &places))
 }
 
 /// Patches all leaves so many times, and tells which ones only the kernel refuses.
-fn compare(mut sound: Sound, seed: u64, rounds: u64) -> Vec<String> {
-    let fresh = |images: &[Arc<_>]| -> Members {
+fn compare(mut sound: SoundVolume, seed: u64, rounds: u64) -> Vec<String> {
+    let fresh = |images: &[Arc<_>]| -> MutantMembers {
         let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
         images.iter().map(over).collect()
     };
@@ -132,7 +132,7 @@ fn compare(mut sound: Sound, seed: u64, rounds: u64) -> Vec<String> {
         let members = fresh(&sound.images);
         let mut patched = Vec::new();
         for &leaf in &leaves {
-            let Sound { structures, target, .. } = &sound;
+            let SoundVolume { structures, target, .. } = &sound;
             if let Some(patch) = structures.draw_in(target, &mut random, leaf.0) {
                 patch.apply(target, &members);
                 patched.push((leaf, patch));
@@ -178,7 +178,7 @@ fn leaves_that_the_kernel_refuses_are_refused() {
     let seed = seed_or(SEED);
     println!("OFFSHOOT_SEED={seed}");
     let rounds = from_env("OFFSHOOT_ROUNDS").unwrap_or(ROUNDS);
-    let compared = |layout: &Layout| compare(layout.carried(&judges), seed, rounds);
+    let compared = |layout: &MutantLayout| compare(layout.carried(&judges), seed, rounds);
     // Another test has copies of the volume with several members at the same time, and tools tell
     // members of two volumes with one id not apart.
     let layouts = LAYOUTS.iter().filter(|layout| !layout.has_several_members());

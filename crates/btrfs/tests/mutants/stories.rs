@@ -14,25 +14,25 @@ use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
-use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Timestamp};
 
-use crate::damage::{Target, header};
-use crate::image::{Image, Patched};
-use crate::judge::{Complaints, Judge, Mode};
+use crate::damage::{DamageTarget, header};
+use crate::image::{Patched, SparseImage};
+use crate::judge::{CheckComplaints, CheckJudge, CheckMode};
 use crate::mutation::{pack, unpack};
-use crate::{Members, copies, devices};
+use crate::{MutantMembers, copies, devices};
 
 const AT: Timestamp = Timestamp { secs: 1_700_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// A volume of the kernel, with one named damage.
-struct Story {
-    target: Target,
-    judge: Judge,
-    members: Members,
+struct DamageStory {
+    target: DamageTarget,
+    judge: CheckJudge,
+    members: MutantMembers,
 }
 
-impl Story {
+impl DamageStory {
     /// A volume with the files that `fill` writes, in small tree blocks.
     fn new(judges: &Judges, fill: fn(&Path)) -> Self {
         Self::of(judges, fill, |_| {})
@@ -60,10 +60,10 @@ impl Story {
 
     /// The volume on these disks in its present state.
     fn on(disks: Disks) -> Self {
-        let read = |path: &std::path::PathBuf| Arc::new(Image::read(path).expect("an image"));
+        let read = |path: &std::path::PathBuf| Arc::new(SparseImage::read(path).expect("an image"));
         let images: Vec<_> = disks.images().iter().map(read).collect();
-        let target = Target::new(images.clone(), false);
-        let judge = Judge::new(disks, &images);
+        let target = DamageTarget::new(images.clone(), false);
+        let judge = CheckJudge::new(disks, &images);
         let over = |image| Arc::new(MemoryDevice::over(Arc::new(Patched::new(image))));
         Self { target, judge, members: images.iter().map(over).collect() }
     }
@@ -115,13 +115,13 @@ impl Story {
     }
 
     /// What `btrfs check` reports about the volume now.
-    fn check(&mut self) -> Complaints {
-        self.judge.check(&self.members, Mode::Original)
+    fn check(&mut self) -> CheckComplaints {
+        self.judge.check(&self.members, CheckMode::Original)
     }
 
     /// Requires that `btrfs check` finds nothing that it did not find before.
     #[track_caller]
-    fn assert_no_worse_than(&mut self, before: &Complaints) {
+    fn assert_no_worse_than(&mut self, before: &CheckComplaints) {
         let beyond = self.check().beyond(before);
         assert!(beyond.is_empty(), "btrfs check: {:#?}", beyond.values());
     }
@@ -184,6 +184,6 @@ fn at(fs: &dyn FileSystem, path: &str) -> FileId {
     })
 }
 
-fn place(dir: FileId, name: &str) -> Place<'_> {
-    Place { dir, name: name.as_bytes() }
+fn place(dir: FileId, name: &str) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_bytes() }
 }

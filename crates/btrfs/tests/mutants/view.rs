@@ -17,7 +17,7 @@ const MOST_DEPTH: usize = 40;
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct SeenPath {
     pub(crate) file: FileId,
     /// The type, and what reads of it give: a hash of data, length, target and extended attributes,
     /// or the error.
@@ -25,7 +25,7 @@ pub(crate) struct Seen {
     pub(crate) contents: std::result::Result<u64, String>,
 }
 
-impl Seen {
+impl SeenPath {
     /// Whether reads give the same for both. The place of a file does not matter.
     pub(crate) fn reads_as(&self, other: &Self) -> bool {
         self.file_type == other.file_type && self.contents == other.contents
@@ -33,11 +33,11 @@ impl Seen {
 }
 
 /// Everything below a root, by path; the root itself is the empty path.
-pub(crate) type View = BTreeMap<Vec<u8>, Seen>;
+pub(crate) type PathView = BTreeMap<Vec<u8>, SeenPath>;
 
 /// Looks at everything.
-pub(crate) fn view(fs: &dyn FileSystem) -> View {
-    let mut view = View::new();
+pub(crate) fn view(fs: &dyn FileSystem) -> PathView {
+    let mut view = PathView::new();
     let mut directories = HashSet::new();
     let mut left = vec![(Vec::new(), fs.root(), 0)];
     while let Some((path, file, depth)) = left.pop() {
@@ -72,7 +72,7 @@ pub(crate) fn view(fs: &dyn FileSystem) -> View {
             }
         }
         let contents = contents.map_err(|error| error.errno().to_string());
-        view.insert(path, Seen { file, file_type: file_type.ok(), contents });
+        view.insert(path, SeenPath { file, file_type: file_type.ok(), contents });
     }
     view
 }

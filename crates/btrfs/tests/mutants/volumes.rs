@@ -12,26 +12,26 @@ use offshoot_testkit::btrfs::fill::handful;
 use offshoot_testkit::btrfs::fixture::{pack_file, repository, unpack_file};
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
-use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
-use crate::damage::Target;
-use crate::image::Image;
-use crate::judge::Judge;
+use crate::damage::DamageTarget;
+use crate::image::SparseImage;
+use crate::judge::CheckJudge;
 use crate::patch::Structures;
 
 /// A layout: its name, its members, and the options of `mkfs.btrfs`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct MutantLayout {
     pub(crate) name: &'static str,
     members: usize,
     mkfs: &'static str,
 }
 
-const fn layout(name: &'static str, members: usize, mkfs: &'static str) -> Layout {
-    Layout { name, members, mkfs }
+const fn layout(name: &'static str, members: usize, mkfs: &'static str) -> MutantLayout {
+    MutantLayout { name, members, mkfs }
 }
 
-pub(crate) const LAYOUTS: [Layout; 7] = [
+pub(crate) const LAYOUTS: [MutantLayout; 7] = [
     layout("default", 1, ""),
     layout("small-nodes", 1, "-n 4096 -m single"),
     layout("raid1", 2, "-d raid1 -m raid1"),
@@ -42,30 +42,30 @@ pub(crate) const LAYOUTS: [Layout; 7] = [
 ];
 
 /// A sound volume, and the structures of it that are patched.
-pub(crate) struct Sound {
+pub(crate) struct SoundVolume {
     /// The name of its layout, and a number for it.
     pub(crate) name: &'static str,
     pub(crate) number: u64,
-    pub(crate) images: Vec<Arc<Image>>,
-    pub(crate) target: Target,
+    pub(crate) images: Vec<Arc<SparseImage>>,
+    pub(crate) target: DamageTarget,
     pub(crate) structures: Structures,
-    pub(crate) judge: Judge,
+    pub(crate) judge: CheckJudge,
 }
 
 /// The size of a member, in MiB.
 const MIB: u64 = 256;
 
-impl Layout {
+impl MutantLayout {
     pub(crate) fn has_several_members(&self) -> bool {
         self.members > 1
     }
 
-    pub(crate) fn make(&self, judges: &Judges) -> Sound {
+    pub(crate) fn make(&self, judges: &Judges) -> SoundVolume {
         self.sound(self.disks(judges))
     }
 
     /// The volume that the repository carries.
-    pub(crate) fn carried(&self, judges: &Judges) -> Sound {
+    pub(crate) fn carried(&self, judges: &Judges) -> SoundVolume {
         let disks = Disks::create(judges, self.members, MIB);
         for (member, image) in disks.images().iter().enumerate() {
             unpack_file(&self.packed(member), image).expect("a carried volume unpacks");
@@ -93,16 +93,16 @@ impl Layout {
         disks
     }
 
-    fn sound(&self, disks: Disks) -> Sound {
+    fn sound(&self, disks: Disks) -> SoundVolume {
         let read = |path: &std::path::PathBuf| {
-            Arc::new(Image::read(Path::new(path)).expect("an image reads"))
+            Arc::new(SparseImage::read(Path::new(path)).expect("an image reads"))
         };
         let images: Vec<_> = disks.images().iter().map(read).collect();
-        let target = Target::new(images.clone(), false);
+        let target = DamageTarget::new(images.clone(), false);
         let structures = Structures::of(&target);
-        let judge = Judge::new(disks, &images);
+        let judge = CheckJudge::new(disks, &images);
         let number = u64::from(offshoot_testkit::names::hash(self.name.as_bytes()));
-        Sound { name: self.name, number, images, target, structures, judge }
+        SoundVolume { name: self.name, number, images, target, structures, judge }
     }
 }
 
@@ -120,6 +120,6 @@ fn leave_orphans(disks: &Disks) {
         let file = fs.create_unnamed(dir, false, &new).expect("there is room");
         fs.write(file, 0, &vec![b'o'; len], at).expect("there is room");
     }
-    fs.delete_subvolume(Place { dir: volumes, name: b"to-delete" }, at).expect("it goes");
+    fs.delete_subvolume(EntryPlace { dir: volumes, name: b"to-delete" }, at).expect("it goes");
     fs.sync().expect("a commit");
 }

@@ -15,20 +15,20 @@ use offshoot_vfs::{Errno, Fallocate, FileId, FileSystem, FileSystemMut, SetAttr,
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
-use crate::layout::{Sector, for_each_extent, sectors};
+use crate::layout::{SectorKind, for_each_extent, sectors};
 
 const FILES: u64 = 300;
 const STEPS: u64 = 6;
 
 /// An operation on a file.
 #[derive(Clone, Copy, Debug)]
-enum Op {
+enum AllocateOp {
     Write { offset: u64, len: usize },
     Truncate(u64),
     Fallocate(Fallocate, u64, u64),
 }
 
-impl Op {
+impl AllocateOp {
     /// A small random range. Most ranges begin and end on sector boundaries (all of them if
     /// `is_whole`), so that ranges meet.
     fn random(random: &mut Random, is_whole: bool) -> Self {
@@ -42,11 +42,11 @@ impl Op {
         match random.below(9) {
             0..2 => Self::Write { offset, len: usize::try_from(written).expect("small") },
             2 => Self::Truncate(offset),
-            3 => Self::Fallocate(Fallocate::Allocate { keep_size: false }, offset, len),
-            4..6 => Self::Fallocate(Fallocate::Allocate { keep_size: true }, offset, len),
+            3 => Self::Fallocate(Fallocate::Allocate { keeps_size: false }, offset, len),
+            4..6 => Self::Fallocate(Fallocate::Allocate { keeps_size: true }, offset, len),
             6 => Self::Fallocate(Fallocate::PunchHole, offset, len),
-            7 => Self::Fallocate(Fallocate::Zero { keep_size: false }, offset, len),
-            _ => Self::Fallocate(Fallocate::Zero { keep_size: true }, offset, len),
+            7 => Self::Fallocate(Fallocate::Zero { keeps_size: false }, offset, len),
+            _ => Self::Fallocate(Fallocate::Zero { keeps_size: true }, offset, len),
         }
     }
 
@@ -69,8 +69,8 @@ impl Op {
                 let keep =
                     |keep| if keep { FallocateFlags::KEEP_SIZE } else { FallocateFlags::empty() };
                 let flags = match what {
-                    Fallocate::Allocate { keep_size } => keep(keep_size),
-                    Fallocate::Zero { keep_size } => FallocateFlags::ZERO_RANGE | keep(keep_size),
+                    Fallocate::Allocate { keeps_size } => keep(keeps_size),
+                    Fallocate::Zero { keeps_size } => FallocateFlags::ZERO_RANGE | keep(keeps_size),
                     _ => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
                 };
                 rustix::fs::fallocate(file, flags, offset, len).map_err(Into::into)
@@ -108,8 +108,10 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         disks
     });
     let are_whole = |number: u64| number.is_multiple_of(3);
-    let ops: Vec<Vec<Op>> = (0..FILES)
-        .map(|number| (0..STEPS).map(|_| Op::random(&mut random, are_whole(number))).collect())
+    let ops: Vec<Vec<AllocateOp>> = (0..FILES)
+        .map(|number| {
+            (0..STEPS).map(|_| AllocateOp::random(&mut random, are_whole(number))).collect()
+        })
         .collect();
     let name = |number: usize| {
         let dir = if are_whole(number as u64) { "whole/" } else { "" };
@@ -138,7 +140,7 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
             let file = at(&fs, &name(number));
             op.ours(byte, &fs, file);
             cut[number].insert(fs.attr(file).expect("attributes").size / 4096);
-            if let Op::Fallocate(_, offset, len) = op {
+            if let AllocateOp::Fallocate(_, offset, len) = op {
                 let edges = [offset, offset + len].into_iter().filter(|edge| edge % 4096 > 0);
                 cut[number].extend(edges.map(|edge| edge / 4096));
             }
@@ -165,7 +167,7 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         // In sectors that are punched in part, or in which a file ends, the kernel may write zeros
         // where we do not.
         let [theirs, ours] = [&their_fs, &our_fs].map(|fs| {
-            let is_inline = |(at, is)| (at, is == Sector::Inline);
+            let is_inline = |(at, is)| (at, is == SectorKind::Inline);
             let all = sectors(fs, at(fs, &name)).into_iter().map(is_inline);
             all.filter(|(at, _)| !cut[number].contains(at)).collect::<Vec<_>>()
         });
@@ -175,7 +177,7 @@ fn the_kernel_does_the_same(mkfs: &[&str]) {
         assert_eq!(found.len(), bytes.len() as u64, "size after {ops:?}");
         assert!(std::fs::read(&path).expect("it reads") == *bytes, "bytes after {ops:?}");
         let all = sectors(&our_fs, at(&our_fs, &name));
-        if all.values().all(|&is| is != Sector::Inline) {
+        if all.values().all(|&is| is != SectorKind::Inline) {
             assert_eq!(found.blocks() * 512, all.len() as u64 * 4096, "space after {ops:?}");
         }
     }
@@ -211,7 +213,7 @@ fn allocated_space_can_be_written_on_a_full_volume() {
     let [kept, stream, filler] = ["kept", "stream", "filler"]
         .map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
     for file in [kept, stream] {
-        let what = Fallocate::Allocate { keep_size: true };
+        let what = Fallocate::Allocate { keeps_size: true };
         fs.fallocate(file, what, 0, LEN, AT).expect("there is room");
     }
     let (mut end, mut piece) = (0, 1 << 20);
@@ -267,7 +269,7 @@ fn allocation_goes_on_until_mixed_groups_are_full() {
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
     let (mut end, mut piece) = (0, 64 << 20);
     while piece >= 4096 {
-        match fs.fallocate(file, Fallocate::Allocate { keep_size: false }, end, piece, AT) {
+        match fs.fallocate(file, Fallocate::Allocate { keeps_size: false }, end, piece, AT) {
             Ok(()) => end += piece,
             Err(error) => {
                 assert_eq!(error.errno(), Errno::NOSPC, "{error}");
@@ -331,7 +333,8 @@ fn shared_space_is_written_elsewhere() {
     let names = ["alone", "kept", "cloned"];
     for name in names {
         let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
-        fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, 1 << 20, AT).expect("room");
+        fs.fallocate(file, Fallocate::Allocate { keeps_size: false }, 0, 1 << 20, AT)
+            .expect("room");
     }
     fs.sync().expect("a commit");
     drop(fs);
@@ -363,7 +366,7 @@ fn shared_space_is_written_elsewhere() {
     drop(mount);
     write(&["kept", "cloned"]);
     let after = names.map(first);
-    assert_eq!(after[0], before[0], "what nobody else has was not written in place");
+    assert_eq!(after[0], before[0], "an extent that only one file has was not written in place");
     assert!(
         after[1] != before[1] && after[2] != before[2],
         "what others have was written in place"
@@ -391,7 +394,7 @@ fn what_is_allocated_behind_the_end_moves_with_the_rest() {
         fs.write(file, extent * 8192, &[1; 4096], AT).expect("there is room");
     }
     let size = fs.attr(file).expect("attributes").size;
-    let keep = Fallocate::Allocate { keep_size: true };
+    let keep = Fallocate::Allocate { keeps_size: true };
     fs.fallocate(file, keep, size, BEHIND, AT).expect("there is room");
     fs.sync().expect("a commit");
     let move_by_a_sector = |moves: u64| {
@@ -460,7 +463,7 @@ fn written_pieces_of_allocated_space_become_one() {
     rustix::fs::fallocate(&kernel, FallocateFlags::empty(), 0, len).expect("room");
     let fs = open_top(&ours);
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
-    fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, len, AT).expect("room");
+    fs.fallocate(file, Fallocate::Allocate { keeps_size: false }, 0, len, AT).expect("room");
     let bytes = vec![7; usize::try_from(PIECE).expect("small")];
     for piece in ORDER {
         kernel.write_all_at(&bytes, piece * PIECE).expect("it writes");
@@ -473,8 +476,8 @@ fn written_pieces_of_allocated_space_become_one() {
         let fs = open_read_only(disks);
         let mut items = Vec::new();
         for_each_extent(&fs, at(&fs, "file"), |start, extent| {
-            if let FileExtentBody::Extent { num_bytes, preallocated, .. } = extent.body {
-                items.push((start, num_bytes, preallocated));
+            if let FileExtentBody::Extent { num_bytes, is_preallocated, .. } = extent.body {
+                items.push((start, num_bytes, is_preallocated));
             }
         });
         assert_eq!(items, [(0, len, false)]);

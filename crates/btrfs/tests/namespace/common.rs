@@ -8,7 +8,7 @@ use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Timestamp};
 use uuid::Uuid;
 
 use crate::shown::show;
@@ -29,7 +29,7 @@ pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
         .images()
         .iter()
         .map(|image| {
-            let device = FileDevice::open_writable(image).expect("nobody else uses the image");
+            let device = FileDevice::open_writable(image).expect("no other program uses the image");
             Arc::new(device) as Arc<dyn BlockDevice>
         })
         .collect();
@@ -71,8 +71,8 @@ pub(crate) fn check(disks: &Disks) {
     run("btrfs", &["check", "--readonly", disks.images()[0].to_str().expect("a plain path")]);
 }
 
-pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> Place<'_> {
-    Place { dir, name: name.as_ref() }
+pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_ref() }
 }
 
 /// The file at a path below the root of `fs`.

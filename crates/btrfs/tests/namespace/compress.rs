@@ -20,8 +20,8 @@ use crate::layout::{flags, for_each_extent};
 
 const PROPERTY: &[u8] = b"btrfs.compression";
 
-fn options(method: &str, forced: bool) -> OpenOptions {
-    let compress = Compress { method: method.parse().expect("a method"), forced };
+fn options(method: &str, is_forced: bool) -> OpenOptions {
+    let compress = Compress { method: method.parse().expect("a method"), forced: is_forced };
     OpenOptions { compress: Some(compress), ..OpenOptions::default() }
 }
 
@@ -239,7 +239,8 @@ fn force_and_what_no_force_compresses() {
         // Again, after the result of the first write is known.
         fs.write(file, both.len() as u64, &text, AT).expect("there is room");
         let file = fs.create(place(fs.root(), &format!("kept{forced}")), &NEW).expect("a file");
-        fs.fallocate(file, Fallocate::Allocate { keep_size: false }, 0, 131_072, AT).expect("room");
+        fs.fallocate(file, Fallocate::Allocate { keeps_size: false }, 0, 131_072, AT)
+            .expect("room");
         fs.write(file, 0, &text, AT).expect("there is room");
         let file = fs.create(place(fs.root(), &format!("nocow{forced}")), &NEW).expect("a file");
         fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
@@ -323,7 +324,7 @@ fn a_fragmented_volume_is_filled_with_compressed_files() {
     let fs = open(&disks, &options("lzo", true));
     // Most of the space is not needed.
     let most = fs.create(place(fs.root(), "most"), &NEW).expect("a file");
-    fs.fallocate(most, Fallocate::Allocate { keep_size: true }, 0, 32 << 20, AT).expect("room");
+    fs.fallocate(most, Fallocate::Allocate { keeps_size: true }, 0, 32 << 20, AT).expect("room");
     let mut files = Vec::new();
     let mut fill = |prefix: &str, len: usize, files: &mut Vec<(String, Vec<u8>)>| {
         for number in 0.. {

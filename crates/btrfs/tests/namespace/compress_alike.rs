@@ -33,7 +33,7 @@ const SECTOR: u64 = 4096;
 const CHUNK: usize = 131_072;
 
 /// A step for a file, on both volumes.
-enum Step {
+enum CompressStep {
     Make,
     /// The letter of a flag.
     Flag(&'static str),
@@ -51,12 +51,12 @@ fn better_in_a_sample(random: &mut Random) -> Vec<u8> {
 }
 
 /// The files, each with its steps.
-fn files() -> Vec<(String, Vec<Step>)> {
-    use Step::{Flag, Make, Property, Sync, Write};
+fn files() -> Vec<(String, Vec<CompressStep>)> {
+    use CompressStep::{Flag, Make, Property, Sync, Write};
 
     let mut random = Random::new(21);
     let mut files = Vec::new();
-    let mut add = |name: &str, steps: Vec<Step>| files.push((name.to_owned(), steps));
+    let mut add = |name: &str, steps: Vec<CompressStep>| files.push((name.to_owned(), steps));
     for len in [900, 2048, 2500, 4096, 4097, 8192, 20_000, 70_000, CHUNK, CHUNK + 100, 1_300_000] {
         add(&format!("text{len}"), vec![Make, Write(0, random.text(len))]);
     }
@@ -87,21 +87,21 @@ fn files() -> Vec<(String, Vec<Step>)> {
     files
 }
 
-fn by_kernel(root: &Path, files: &[(String, Vec<Step>)]) {
+fn by_kernel(root: &Path, files: &[(String, Vec<CompressStep>)]) {
     for (name, steps) in files {
         let path = root.join(name);
         for step in steps {
             match step {
-                Step::Make => drop(File::create(&path).expect("a file")),
-                Step::Flag(letter) => shell(root, &format!("chattr +{letter} {name}")),
-                Step::Property(value) => {
+                CompressStep::Make => drop(File::create(&path).expect("a file")),
+                CompressStep::Flag(letter) => shell(root, &format!("chattr +{letter} {name}")),
+                CompressStep::Property(value) => {
                     shell(root, &format!("btrfs property set {name} compression {value}"));
                 }
-                Step::Write(offset, bytes) => {
+                CompressStep::Write(offset, bytes) => {
                     let file = File::options().write(true).open(&path).expect("it opens");
                     file.write_all_at(bytes, *offset).expect("it writes");
                 }
-                Step::Sync => {
+                CompressStep::Sync => {
                     rustix::fs::syncfs(File::open(root).expect("the root")).expect("a sync");
                 }
             }
@@ -110,23 +110,25 @@ fn by_kernel(root: &Path, files: &[(String, Vec<Step>)]) {
     shell(root, &format!("chmod 644 *; {TOUCH}"));
 }
 
-fn by_us(fs: &Filesystem, files: &[(String, Vec<Step>)]) {
+fn by_us(fs: &Filesystem, files: &[(String, Vec<CompressStep>)]) {
     for (name, steps) in files {
         let file = || at(fs, name);
         for step in steps {
             match step {
-                Step::Make => drop(fs.create(place(fs.root(), name), &NEW).expect("a file")),
-                Step::Flag(letter) => {
+                CompressStep::Make => {
+                    fs.create(place(fs.root(), name), &NEW).expect("a file");
+                }
+                CompressStep::Flag(letter) => {
                     let flags = letter.chars().filter_map(FileFlags::of_letter).collect();
                     fs.set_flags(file(), flags, AT).expect("flags");
                 }
-                Step::Property(value) => fs
+                CompressStep::Property(value) => fs
                     .set_xattr(file(), PROPERTY, value.as_bytes(), XattrMode::Set, AT)
                     .expect("a property"),
-                Step::Write(offset, bytes) => {
+                CompressStep::Write(offset, bytes) => {
                     fs.write(file(), *offset, bytes, AT).expect("there is room");
                 }
-                Step::Sync => fs.sync().expect("a commit"),
+                CompressStep::Sync => fs.sync().expect("a commit"),
             }
         }
     }
@@ -135,7 +137,7 @@ fn by_us(fs: &Filesystem, files: &[(String, Vec<Step>)]) {
 /// A range of a file: its start and length, its compression, whether it is inline, and the bytes
 /// that it takes on disk. All numbers are in bytes.
 #[derive(Debug)]
-struct Range {
+struct CompressedRange {
     start: u64,
     len: u64,
     compression: Compression,
@@ -143,7 +145,7 @@ struct Range {
     stored: u64,
 }
 
-impl Range {
+impl CompressedRange {
     fn is_plain(&self) -> bool {
         self.compression == Compression::None && !self.is_inline
     }
@@ -162,12 +164,12 @@ impl Range {
 }
 
 /// The ranges of a file. Uncompressed data is one range even if it is in several extents.
-fn ranges(fs: &Filesystem, name: &str) -> Vec<Range> {
-    let mut all: Vec<Range> = Vec::new();
+fn ranges(fs: &Filesystem, name: &str) -> Vec<CompressedRange> {
+    let mut all: Vec<CompressedRange> = Vec::new();
     for_each_extent(fs, at(fs, name), |start, extent| {
         let compression = extent.compression;
         let range = match extent.body {
-            FileExtentBody::Inline(data) => Range {
+            FileExtentBody::Inline(data) => CompressedRange {
                 start,
                 len: extent.ram_bytes,
                 compression,
@@ -178,7 +180,7 @@ fn ranges(fs: &Filesystem, name: &str) -> Vec<Range> {
             FileExtentBody::Extent { disk_num_bytes, num_bytes, .. } => {
                 let is_plain = compression == Compression::None;
                 let stored = if is_plain { num_bytes } else { disk_num_bytes };
-                Range { start, len: num_bytes, compression, is_inline: false, stored }
+                CompressedRange { start, len: num_bytes, compression, is_inline: false, stored }
             }
         };
         match all.last_mut() {

@@ -17,14 +17,14 @@ use crate::layout::sectors;
 
 /// Where the data of an extent item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stored {
+enum ItemData {
     Inline(usize),
     Hole,
     At(u64),
 }
 
 /// The extent items of a file: their offset in the file, and where their data is.
-fn stored(disks: &Disks, file: FileId) -> Vec<(u64, Stored)> {
+fn stored(disks: &Disks, file: FileId) -> Vec<(u64, ItemData)> {
     let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
     let root = volume.tree(TreeId(file.dev)).expect("the subvolume");
     let mut all = Vec::new();
@@ -37,10 +37,10 @@ fn stored(disks: &Disks, file: FileId) -> Vec<(u64, Stored)> {
         all.push((
             key.offset,
             match extent.body {
-                FileExtentBody::Inline(data) => Stored::Inline(data.len()),
-                FileExtentBody::Hole { .. } => Stored::Hole,
+                FileExtentBody::Inline(data) => ItemData::Inline(data.len()),
+                FileExtentBody::Hole { .. } => ItemData::Hole,
                 FileExtentBody::Extent { disk_bytenr, offset, .. } => {
-                    Stored::At(disk_bytenr.0 + offset)
+                    ItemData::At(disk_bytenr.0 + offset)
                 }
             },
         ));
@@ -97,7 +97,7 @@ fn small_files_are_inline_where_the_kernel_has_them_inline() {
             ["kernel", "new", "grown", "cut"].map(|kind| at(&fs, &format!("{kind}{size}")))
         });
         drop(fs);
-        let is_inline = |file| matches!(stored(&disks, file)[..], [(0, Stored::Inline(_))]);
+        let is_inline = |file| matches!(stored(&disks, file)[..], [(0, ItemData::Inline(_))]);
         for (size, [kernel, new, grown, cut]) in sizes.into_iter().zip(files) {
             if size == 0 {
                 continue;

@@ -28,7 +28,7 @@ const ROUNDS: u64 = 3;
 
 /// What fills the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Filling {
+enum FullFilling {
     /// Files of 4 MiB.
     Data,
     /// Empty files with an attribute.
@@ -39,13 +39,13 @@ enum Filling {
 
 /// A file as it was accepted.
 #[derive(Clone, Debug)]
-struct Made {
+struct AcceptedFile {
     name: String,
     len: usize,
     attribute: usize,
 }
 
-impl Made {
+impl AcceptedFile {
     /// Bytes that only this file has.
     fn bytes(&self, len: usize) -> Vec<u8> {
         let seed = self.name.bytes().fold(0, |sum: u64, byte| sum * 31 + u64::from(byte));
@@ -57,9 +57,9 @@ impl Made {
 struct Filler<'a> {
     fs: &'a Filesystem,
     dir: FileId,
-    filling: Filling,
+    filling: FullFilling,
     random: Random,
-    made: Vec<Made>,
+    made: Vec<AcceptedFile>,
 }
 
 /// Whether it was done. The only error that it may give is a lack of space.
@@ -82,12 +82,12 @@ impl Filler<'_> {
     fn add(&mut self, name: &str) -> Option<()> {
         let (fs, random) = (self.fs, &mut self.random);
         let (len, attribute) = match self.filling {
-            Filling::Data => (4 << 20, 0),
-            Filling::Metadata => (0, 3000),
-            Filling::Both => (random.below(100_000), random.below(1500)),
+            FullFilling::Data => (4 << 20, 0),
+            FullFilling::Metadata => (0, 3000),
+            FullFilling::Both => (random.below(100_000), random.below(1500)),
         };
         let file = accepted(fs.create(place(self.dir, name), &NEW))?;
-        self.made.push(Made { name: name.to_owned(), len: 0, attribute: 0 });
+        self.made.push(AcceptedFile { name: name.to_owned(), len: 0, attribute: 0 });
         let made = self.made.last_mut().expect("it was just added");
         let bytes = made.bytes(usize::try_from(len).expect("small"));
         for piece in bytes.chunks(PIECE) {
@@ -102,7 +102,7 @@ impl Filler<'_> {
 }
 
 /// Requires that the directory holds everything that was accepted, and nothing else.
-fn verify(fs: &Filesystem, dir: &str, made: &[Made]) {
+fn verify(fs: &Filesystem, dir: &str, made: &[AcceptedFile]) {
     let dir = at(fs, dir);
     let mut names = 0;
     fs.read_dir(dir, 0, &mut |_| {
@@ -122,13 +122,18 @@ fn verify(fs: &Filesystem, dir: &str, made: &[Made]) {
     }
 }
 
-/// Removes the files that are not `kept`. The volume must refuse none of that.
-fn remove(fs: &Filesystem, dir: &str, made: &mut Vec<Made>, kept: impl Fn(usize) -> bool) {
+/// Removes the files that are not `is_kept`. The volume must refuse none of that.
+fn remove(
+    fs: &Filesystem,
+    dir: &str,
+    made: &mut Vec<AcceptedFile>,
+    is_kept: impl Fn(usize) -> bool,
+) {
     let dir = at(fs, dir);
     let mut index = 0;
     made.retain(|made| {
         index += 1;
-        let keep = kept(index);
+        let keep = is_kept(index);
         if !keep {
             fs.unlink(place(dir, &made.name), AT)
                 .unwrap_or_else(|error| panic!("{} stays: {error}", made.name));
@@ -139,7 +144,13 @@ fn remove(fs: &Filesystem, dir: &str, made: &mut Vec<Made>, kept: impl Fn(usize)
 
 /// Fills the volume with one thread for each list in `made`. Each list has the files of that
 /// thread.
-fn fill(fs: &Filesystem, filling: Filling, made: &mut [Vec<Made>], round: u64, seed: u64) {
+fn fill(
+    fs: &Filesystem,
+    filling: FullFilling,
+    made: &mut [Vec<AcceptedFile>],
+    round: u64,
+    seed: u64,
+) {
     std::thread::scope(|scope| {
         for (thread, made) in made.iter_mut().enumerate() {
             let random = Random::new(seed ^ (round << 32) ^ thread as u64);
@@ -154,11 +165,11 @@ fn fill(fs: &Filesystem, filling: Filling, made: &mut [Vec<Made>], round: u64, s
 }
 
 /// How much the volume holds: the bytes of data and attributes, and 300 bytes for each file.
-fn weight(made: &[Vec<Made>]) -> u64 {
+fn weight(made: &[Vec<AcceptedFile>]) -> u64 {
     made.iter().flatten().map(|made| (made.len + made.attribute + 300) as u64).sum()
 }
 
-fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
+fn rounds(mib: u64, mkfs: &[&str], filling: FullFilling, threads: usize) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
     let disks = Disks::create(&judges, 1, mib);
@@ -196,7 +207,7 @@ fn rounds(mib: u64, mkfs: &[&str], filling: Filling, threads: usize) {
 
 /// Our reader, `btrfs check` and the kernel find what was accepted, and the kernel can write the
 /// volume.
-fn verdict(disks: &Disks, made: &[Vec<Made>]) {
+fn verdict(disks: &Disks, made: &[Vec<AcceptedFile>]) {
     disks.assert_checks();
     let fs = open_read_only(disks);
     for (thread, made) in made.iter().enumerate() {
@@ -209,7 +220,7 @@ fn verdict(disks: &Disks, made: &[Vec<Made>]) {
 
 /// Actors work on a full volume. A refused operation has changed nothing, even if it consists of
 /// several steps. Removals and commits are never refused.
-fn act_on_full(mib: u64, mkfs: &[&str], filling: Filling) {
+fn act_on_full(mib: u64, mkfs: &[&str], filling: FullFilling) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
     let disks = Disks::create(&judges, 1, mib);
@@ -242,7 +253,7 @@ fn act_on_full(mib: u64, mkfs: &[&str], filling: Filling) {
 }
 
 /// The kernel removes all files from a volume that we filled: we leave enough free space for it.
-fn kernel_empties(mib: u64, mkfs: &[&str], filling: Filling) {
+fn kernel_empties(mib: u64, mkfs: &[&str], filling: FullFilling) {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, mib);
     disks.mkfs_and_settle(mkfs);
@@ -262,28 +273,28 @@ fn kernel_empties(mib: u64, mkfs: &[&str], filling: Filling) {
 
 #[test]
 fn the_kernel_empties_what_metadata_fills() {
-    kernel_empties(128, &["-m", "single"], Filling::Metadata);
-    kernel_empties(160, &["-m", "dup", "-n", "4k"], Filling::Metadata);
+    kernel_empties(128, &["-m", "single"], FullFilling::Metadata);
+    kernel_empties(160, &["-m", "dup", "-n", "4k"], FullFilling::Metadata);
 }
 
 #[test]
 fn the_kernel_empties_mixed_groups() {
-    kernel_empties(96, &["--mixed"], Filling::Both);
+    kernel_empties(96, &["--mixed"], FullFilling::Both);
 }
 
 #[test]
 fn actors_where_data_fills() {
-    act_on_full(128, &["-m", "single"], Filling::Data);
+    act_on_full(128, &["-m", "single"], FullFilling::Data);
 }
 
 #[test]
 fn actors_where_metadata_fills() {
-    act_on_full(128, &["-m", "single", "-n", "4k", "-O", "^no-holes"], Filling::Metadata);
+    act_on_full(128, &["-m", "single", "-n", "4k", "-O", "^no-holes"], FullFilling::Metadata);
 }
 
 #[test]
 fn actors_where_both_fill_mixed_groups() {
-    act_on_full(96, &["--mixed"], Filling::Both);
+    act_on_full(96, &["--mixed"], FullFilling::Both);
 }
 
 /// Makes one test of each line: its name, MiB, options of mkfs, filling, threads.
@@ -292,7 +303,7 @@ macro_rules! full {
         $(
             #[test]
             fn $name() {
-                rounds($mib, &$mkfs, Filling::$filling, $threads);
+                rounds($mib, &$mkfs, FullFilling::$filling, $threads);
             }
         )*
     };

@@ -11,7 +11,7 @@ use offshoot_vfs::FileId;
 
 /// What a sector is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Sector {
+pub(crate) enum SectorKind {
     Inline,
     Preallocated,
     Data,
@@ -37,13 +37,13 @@ pub(crate) fn for_each_extent(
 }
 
 /// The kinds of a file's sectors, without holes.
-pub(crate) fn sectors(fs: &Filesystem, file: FileId) -> BTreeMap<u64, Sector> {
+pub(crate) fn sectors(fs: &Filesystem, file: FileId) -> BTreeMap<u64, SectorKind> {
     let mut all = BTreeMap::new();
     for_each_extent(fs, file, |at, extent| match extent.body {
-        FileExtentBody::Inline(_) => drop(all.insert(at, Sector::Inline)),
+        FileExtentBody::Inline(_) => drop(all.insert(at, SectorKind::Inline)),
         FileExtentBody::Hole { .. } => {}
-        FileExtentBody::Extent { num_bytes, preallocated, .. } => {
-            let is = if preallocated { Sector::Preallocated } else { Sector::Data };
+        FileExtentBody::Extent { num_bytes, is_preallocated, .. } => {
+            let is = if is_preallocated { SectorKind::Preallocated } else { SectorKind::Data };
             all.extend((at..at + num_bytes).step_by(4096).map(|at| (at / 4096, is)));
         }
     });

@@ -11,12 +11,12 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::names;
 use offshoot_testkit::random::Random;
-use offshoot_vfs::{Errno, FileSystem, FileSystemMut, Node, SetAttr, XattrMode};
+use offshoot_vfs::{Errno, FileSystem, FileSystemMut, NewNode, SetAttr, XattrMode};
 use rustix::fs::{XattrFlags, setxattr};
 
 use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
 
-const REGULAR: Node = Node { file_type: offshoot_vfs::FileType::Regular, rdev: (0, 0) };
+const REGULAR: NewNode = NewNode { file_type: offshoot_vfs::FileType::Regular, rdev: (0, 0) };
 
 #[test]
 fn colliding_names_fill_an_item() {

@@ -18,7 +18,7 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{FileSystem, FileSystemMut, SetAttr, SetTime, Timestamp};
 
 use crate::common::{AT, at, check, judge, open_read_only, open_with, place};
-use crate::subvolume_calls::Ours;
+use crate::subvolume_calls::OurSubvolumes;
 
 const THREADS: u64 = 4;
 const STEPS: u64 = 1200;
@@ -41,7 +41,7 @@ fn compare_with_kernel(disks: &Disks, model: &Model) {
 
 /// The actors work at the same time, each on a thread of its own.
 fn act(fs: &Filesystem, model: &Model, seed: u64, now: Timestamp) {
-    let subvolumes = &Ours(fs.clone());
+    let subvolumes = &OurSubvolumes(fs.clone());
     std::thread::scope(|scope| {
         for number in 0..THREADS {
             scope.spawn(move || {

@@ -146,7 +146,7 @@ const MOST_READS: u64 = 200;
 
 /// A device that makes a commit whenever the reader reads a piece.
 #[derive(Debug)]
-struct Busy {
+struct CommittingDevice {
     below: Arc<dyn BlockDevice>,
     reader: Mutex<Option<ThreadId>>,
     volume: OnceLock<Weak<Volume>>,
@@ -156,7 +156,7 @@ struct Busy {
     commits: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Busy {
+impl CommittingDevice {
     /// Has another thread change the volume and commit. Waits for that, unless the commit waits for
     /// this read.
     fn disturb(&self) {
@@ -177,7 +177,7 @@ impl Busy {
     }
 }
 
-impl offshoot_device::Delegate for Busy {
+impl offshoot_device::Delegate for CommittingDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.below
     }
@@ -196,7 +196,7 @@ impl offshoot_device::Delegate for Busy {
 /// piece.
 #[test]
 fn a_reader_beside_a_busy_committer_is_put_off_a_few_times() {
-    let busy = Arc::new(Busy {
+    let busy = Arc::new(CommittingDevice {
         below: in_memory(NODE_SIZE, 300),
         reader: Mutex::default(),
         volume: OnceLock::new(),

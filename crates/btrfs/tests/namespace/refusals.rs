@@ -3,7 +3,7 @@
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{Errno, FileSystem, FileSystemMut, FileType, Node, Result, XattrMode};
+use offshoot_vfs::{Errno, FileSystem, FileSystemMut, FileType, NewNode, Result, XattrMode};
 
 use crate::common::{AT, NEW, at, judge, open_read_only, open_top, place};
 
@@ -55,7 +55,7 @@ fn what_posix_refuses() {
     refused(fs.rename(place(root, "file"), place(root, "dir"), AT), Errno::ISDIR);
     refused(fs.rename(place(dir, "inner"), place(root, "dir"), AT), Errno::NOTEMPTY);
     refused(fs.symlink(place(root, "x"), b"", &NEW), Errno::NOENT);
-    let device = Node { file_type: FileType::CharDevice, rdev: (4096, 0) };
+    let device = NewNode { file_type: FileType::CharDevice, rdev: (4096, 0) };
     refused(fs.mknod(place(root, "x"), device, &NEW), Errno::INVAL);
     refused(fs.unlink(place(root, "fixed"), AT), Errno::PERM);
     refused(fs.set_xattr(link, b"user.x", b"", XattrMode::Set, AT), Errno::PERM);

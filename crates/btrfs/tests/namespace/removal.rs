@@ -28,13 +28,13 @@ fn fragmented(path: &Path, blocks: u64) {
     }
 }
 
-fn items(fs: &Filesystem, tree: TreeId, wanted: impl Fn(Key) -> bool) -> u64 {
+fn items(fs: &Filesystem, tree: TreeId, is_wanted: impl Fn(Key) -> bool) -> u64 {
     let volume = fs.volume();
     let root = volume.tree(tree).expect("the tree is there");
     let mut count = 0;
     volume
         .for_each_item(root, Key::MIN, |key, _| {
-            count += u64::from(wanted(key));
+            count += u64::from(is_wanted(key));
             ControlFlow::Continue(())
         })
         .expect("the tree is sound");

@@ -11,7 +11,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;
-use offshoot_vfs::{Dedupe, Errno, FileId, FileSystem, FileSystemMut, Position, SetAttr};
+use offshoot_vfs::{Dedupe, Errno, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr};
 use rustix::fs::{FallocateFlags, IFlags};
 
 use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
@@ -77,7 +77,7 @@ fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
     let (mut all, mut known) = (Vec::new(), Vec::new());
     for name in (0..FILES).map(name) {
         for_each_extent(fs, at(fs, &name), |start, extent| {
-            let FileExtentBody::Extent { disk_bytenr, offset, num_bytes, preallocated, .. } =
+            let FileExtentBody::Extent { disk_bytenr, offset, num_bytes, is_preallocated, .. } =
                 extent.body
             else {
                 return;
@@ -86,7 +86,7 @@ fn layout(fs: &Filesystem) -> Vec<(String, u64, u64, usize, u64, bool)> {
                 known.push(disk_bytenr);
                 known.len() - 1
             });
-            all.push((name.clone(), start, num_bytes, number, offset, preallocated));
+            all.push((name.clone(), start, num_bytes, number, offset, is_preallocated));
         });
     }
     all
@@ -135,7 +135,8 @@ fn the_kernel_shares_the_same_extents() {
         let size = |number| fs.attr(at(&fs, &name(number))).expect("attributes").size;
         let clone = random_clone(&mut random, &(0..FILES).map(size).collect::<Vec<_>>());
         let Clone { from, offset, to, to_offset, len } = clone.clone();
-        let position = |number: usize, offset| Position { file: at(&fs, &name(number)), offset };
+        let position =
+            |number: usize, offset| FilePosition { file: at(&fs, &name(number)), offset };
         let ours = fs.clone_range(position(from, offset), position(to, to_offset), len, AT);
         let path = |number| mount.path().join(name(number));
         let kernel = sharing::clone_range((&path(from), offset), (&path(to), to_offset), len);
@@ -185,7 +186,7 @@ fn the_same_bytes_are_shared_and_others_are_not() {
     changed[299_000] ^= 1;
     let other = make("other", &changed);
     let small = make("small", &data[..100]);
-    let place = |file: FileId, offset| Position { file, offset };
+    let place = |file: FileId, offset| FilePosition { file, offset };
     let whole = data.len() as u64;
     let before = [one, same, other, small].map(|file| fs.attr(file).expect("attributes"));
     let dedupe = |from, to, len| fs.dedupe_range(from, to, len);
@@ -246,7 +247,7 @@ fn holes_in_both_files_are_not_read() {
     };
     let [one, same, other] = [("one", 1), ("same", 1), ("other", 2)].map(|(n, last)| make(n, last));
     let dedupe = |to, len| {
-        let begin = |file| Position { file, offset: 0 };
+        let begin = |file| FilePosition { file, offset: 0 };
         fs.dedupe_range(begin(one), begin(to), len).expect("they are compared")
     };
     assert_eq!(dedupe(same, 4 * FAR), Dedupe::Same { len: 4 * FAR });

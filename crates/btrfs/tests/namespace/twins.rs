@@ -18,8 +18,8 @@ use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Rename, SetAttr,
-    SetTime, XattrMode,
+    Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, NewNode, Rename,
+    SetAttr, SetTime, XattrMode,
 };
 use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, RenameFlags};
 
@@ -132,7 +132,7 @@ fn access_control_lists() {
         let below = mkdir(fs, lists, "dir", &dir);
         create(below, "file");
         fs.symlink(place(lists, "link"), b"target", &file).expect("a link");
-        let pipe = Node { file_type: FileType::Fifo, rdev: (0, 0) };
+        let pipe = NewNode { file_type: FileType::Fifo, rdev: (0, 0) };
         fs.mknod(place(lists, "pipe"), pipe, &file).expect("a pipe");
         chmod(create(lists, "cut"), 0o604);
         let stripped = create(lists, "bare");

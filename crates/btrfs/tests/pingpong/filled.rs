@@ -10,9 +10,9 @@ use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::model::actor::names_of;
 use offshoot_testkit::random::seed_of_run;
 
-use crate::kernel::Kernel;
+use crate::kernel::KernelCalls;
 use crate::rounds::play_on;
-use crate::volume::{Layout, Maker, open_read_only};
+use crate::volume::{PingpongLayout, VolumeMaker, open_read_only};
 
 /// How many operations the kernel does in the source directory for each actor.
 const OPERATIONS: u64 = 600;
@@ -37,7 +37,7 @@ fn play(options: &'static str) {
         }));
     }
     for (dir, number) in &areas {
-        Kernel::new(dir, names_of(*number), seed ^ number).act(OPERATIONS);
+        KernelCalls::new(dir, names_of(*number), seed ^ number).act(OPERATIONS);
     }
     mount.sync();
     let disks = Disks::create(&judges, 1, 512);
@@ -52,8 +52,8 @@ fn play(options: &'static str) {
     let compare = compare.without(Aspect::DirectoryShape).without(Aspect::Nanoseconds);
     compare.run(&open_read_only(&disks), mount.path()).assert_same(20);
     drop(mount);
-    let layout = Layout { devices: 1, mib: 512, options };
-    play_on(&disks, &layout, Maker::Progs, ROUNDS);
+    let layout = PingpongLayout { devices: 1, mib: 512, options };
+    play_on(&disks, &layout, VolumeMaker::Progs, ROUNDS);
 }
 
 #[test]

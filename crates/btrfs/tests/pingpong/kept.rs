@@ -20,14 +20,14 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::model::Model;
-use offshoot_testkit::model::subvolumes::Subvolumes;
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileId, FileSystemMut};
 
 use crate::rounds::{assert_kernel_shows, assert_shows};
-use crate::subvolume_calls::Ours;
-use crate::volume::{self, Layout, Maker, open, open_read_only};
-use changes::{CHANGES, Target, at, make_in};
+use crate::subvolume_calls::OurSubvolumes;
+use crate::volume::{self, PingpongLayout, VolumeMaker, open, open_read_only};
+use changes::{CHANGES, ChangedFile, at, make_in};
 use kinds::{DIRS, KINDS};
 
 const KIB: u64 = 1 << 10;
@@ -48,7 +48,7 @@ fn access_list() -> Vec<u8> {
 
 /// A file, with the number of the kind that the kernel makes it as, and of the change that we do
 /// first.
-struct Pair {
+struct KindAndChange {
     name: String,
     kind: usize,
     change: usize,
@@ -56,13 +56,13 @@ struct Pair {
 
 /// Every third pair of a kind and a change. Three volumes that start at different pairs have all
 /// pairs. On each volume every kind meets every change in three rounds.
-fn pairs(third: usize) -> Vec<Pair> {
+fn pairs(third: usize) -> Vec<KindAndChange> {
     let all =
         (0..KINDS.len()).flat_map(|kind| (0..CHANGES.len()).map(move |change| (kind, change)));
     all.filter(|(kind, change)| (kind + change) % 3 == third % 3)
         .map(|(kind, change)| {
             let name = format!("{}-{}", KINDS[kind].name, CHANGES[change].0);
-            Pair { name, kind, change }
+            KindAndChange { name, kind, change }
         })
         .collect()
 }
@@ -74,7 +74,7 @@ fn subvolume(words: &[&str], paths: &[&Path]) {
 
 /// Has the kernel make all files, a file for exchanges, a file to clone from, and a snapshot of
 /// them.
-fn make(path: &Path, pairs: &[Pair]) {
+fn make(path: &Path, pairs: &[KindAndChange]) {
     let live = path.join("live");
     subvolume(&["create"], &[&live]);
     for (name, prepare) in DIRS {
@@ -82,7 +82,7 @@ fn make(path: &Path, pairs: &[Pair]) {
         std::fs::create_dir(&dir).expect("a new directory");
         prepare(&dir);
     }
-    for Pair { name, kind, .. } in pairs {
+    for KindAndChange { name, kind, .. } in pairs {
         let kind = &KINDS[*kind];
         let (born, place) = (live.join(kind.dir).join(name), live.join(name));
         (kind.make)(&born, &File::create_new(&born).expect("a new file"));
@@ -99,7 +99,7 @@ fn make(path: &Path, pairs: &[Pair]) {
 }
 
 /// The names of the files of `live` without checksums.
-fn names_without_checksums(fs: &Filesystem, pairs: &[Pair]) -> HashSet<String> {
+fn names_without_checksums(fs: &Filesystem, pairs: &[KindAndChange]) -> HashSet<String> {
     let (files, live) = (volume::without_checksums(fs.volume()), live_of(fs));
     let names = pairs.iter().map(|pair| pair.name.clone()).chain(["source".into()]);
     names.filter(|name| files.contains(&find(fs, live, name))).collect()
@@ -118,20 +118,20 @@ fn live_of(fs: &dyn FileSystemMut) -> FileId {
 /// time it drops that to the end. `unsummed` are the files without checksums.
 fn change(
     fs: &dyn FileSystemMut,
-    subvolumes: &dyn Subvolumes,
+    subvolumes: &dyn SubvolumeCalls,
     is_model: bool,
-    pairs: &[Pair],
+    pairs: &[KindAndChange],
     unsummed: &HashSet<String>,
     round: usize,
 ) {
     let live = live_of(fs);
     let source = (find(fs, live, "source"), !unsummed.contains("source"));
-    for Pair { name, change, .. } in pairs {
+    for KindAndChange { name, change, .. } in pairs {
         let file = find(fs, live, name);
         let size = fs.attr(file).expect("its attributes").size;
-        let place = Place { dir: live, name: name.as_bytes() };
+        let place = EntryPlace { dir: live, name: name.as_bytes() };
         let has_checksums = !unsummed.contains(name);
-        let target = Target { fs, is_model, place, file, size, has_checksums, source };
+        let target = ChangedFile { fs, is_model, place, file, size, has_checksums, source };
         target.unlock();
         (CHANGES[(change + round) % CHANGES.len()].1)(&target);
     }
@@ -139,7 +139,7 @@ fn change(
         make_in(fs, is_model, find(fs, live, dir), &format!("ours-{round}"));
     }
     let snapshot = |name: &str, is_read_only| {
-        let place = Place { dir: fs.root(), name: name.as_bytes() };
+        let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
         subvolumes.snapshot(live, place, is_read_only, at()).expect("a snapshot");
     };
     if round == 0 {
@@ -147,7 +147,7 @@ fn change(
     }
     snapshot(&format!("ours-{round}"), round == 1);
     let theirs = format!("theirs-{round}");
-    let place = Place { dir: fs.root(), name: theirs.as_bytes() };
+    let place = EntryPlace { dir: fs.root(), name: theirs.as_bytes() };
     subvolumes.delete_subvolume(place, at()).expect("it is deleted");
     if round % 2 == 1 {
         subvolumes.drop_deleted().expect("everything reads");
@@ -156,9 +156,9 @@ fn change(
 
 /// The kernel does to every file what makes the kind `round + 1` places after its own. It makes a
 /// snapshot, and deletes one of ours; every second time it waits until that is dropped.
-fn change_by_kernel(path: &Path, pairs: &[Pair], round: usize) {
+fn change_by_kernel(path: &Path, pairs: &[KindAndChange], round: usize) {
     let (live, ours) = (path.join("live"), path.join(format!("ours-{round}")));
-    for Pair { name, kind, .. } in pairs {
+    for KindAndChange { name, kind, .. } in pairs {
         let kind = &KINDS[(kind + round + 1) % KINDS.len()];
         let place = live.join(name);
         kinds::unlock(&place);
@@ -174,19 +174,19 @@ fn change_by_kernel(path: &Path, pairs: &[Pair], round: usize) {
     }
 }
 
-fn play(third: usize, devices: usize, options: &'static str, maker: Maker, mount: &str) {
+fn play(third: usize, devices: usize, options: &'static str, maker: VolumeMaker, mount: &str) {
     const ROUNDS: usize = 3;
     let Some(judges) = judges::require() else { return };
-    let layout = Layout { devices, mib: 512, options };
+    let layout = PingpongLayout { devices, mib: 512, options };
     let disks = layout.make(&judges, maker);
     let mount = format!("rw,noatime,{mount}");
     let pairs = pairs(third);
-    make(disks.mount_watched(&mount, &layout.expected(maker == Maker::Progs)).path(), &pairs);
+    make(disks.mount_watched(&mount, &layout.expected(maker == VolumeMaker::Progs)).path(), &pairs);
     for round in 0..ROUNDS {
         let model = shown(&disks);
         let fs = open(&disks, ["zstd:1", "lzo", "zlib"].get(round).copied().filter(|_| round > 0));
         let unsummed = names_without_checksums(&fs, &pairs);
-        change(&fs, &Ours(fs.clone()), false, &pairs, &unsummed, round);
+        change(&fs, &OurSubvolumes(fs.clone()), false, &pairs, &unsummed, round);
         change(&model, &model, true, &pairs, &unsummed, round);
         assert_shows(&fs, &model);
         fs.sync().expect("a commit");
@@ -200,7 +200,7 @@ fn play(third: usize, devices: usize, options: &'static str, maker: Maker, mount
     }
     // Everything that was deleted is dropped, and what stays is sound.
     let (model, fs) = (shown(&disks), open(&disks, None));
-    Ours(fs.clone()).drop_deleted().expect("everything reads");
+    OurSubvolumes(fs.clone()).drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     drop(fs);
     verdict(&disks, &model);
@@ -221,61 +221,61 @@ fn verdict(disks: &Disks, model: &Model) {
 
 #[test]
 fn defaults() {
-    play(0, 1, "", Maker::Progs, "compress=zstd,max_inline=4095");
+    play(0, 1, "", VolumeMaker::Progs, "compress=zstd,max_inline=4095");
 }
 
 #[test]
 fn block_group_tree_lzo() {
-    play(1, 1, "-O block-group-tree", Maker::Ours, "compress=lzo");
+    play(1, 1, "-O block-group-tree", VolumeMaker::Ours, "compress=lzo");
 }
 
 #[test]
 fn explicit_holes_small_nodes() {
     let options = "-n 4096 -O ^block-group-tree,^no-holes";
-    play(2, 1, options, Maker::Ours, "compress=zlib,max_inline=2000");
+    play(2, 1, options, VolumeMaker::Ours, "compress=zlib,max_inline=2000");
 }
 
 #[test]
 fn old_references_mixed() {
     let options = "-n 4096 -d single -m single -O mixed-bg,^no-holes,^skinny-metadata,^extref";
-    play(0, 1, options, Maker::Progs, "compress=zlib");
+    play(0, 1, options, VolumeMaker::Progs, "compress=zlib");
 }
 
 #[test]
 fn without_checksums() {
-    play(1, 1, "", Maker::Ours, "nodatasum");
+    play(1, 1, "", VolumeMaker::Ours, "nodatasum");
 }
 
 #[test]
 fn without_cow() {
-    play(2, 1, "--csum xxhash", Maker::Progs, "nodatacow");
+    play(2, 1, "--csum xxhash", VolumeMaker::Progs, "nodatacow");
 }
 
 #[test]
 fn two_copies_all_compressed() {
-    play(0, 1, "-d dup -m dup --csum sha256", Maker::Progs, "compress-force=zstd:3");
+    play(0, 1, "-d dup -m dup --csum sha256", VolumeMaker::Progs, "compress-force=zstd:3");
 }
 
 #[test]
 fn two_members_large_nodes() {
     let options = "-d raid1 -m raid1 -n 65536 --csum blake2";
-    play(1, 2, options, Maker::Progs, "compress-force=lzo,max_inline=0");
+    play(1, 2, options, VolumeMaker::Progs, "compress-force=lzo,max_inline=0");
 }
 
 #[test]
 fn quotas() {
-    play(0, 1, "-O quota", Maker::Progs, "compress=zstd");
+    play(0, 1, "-O quota", VolumeMaker::Progs, "compress=zstd");
 }
 
 /// A subvolume's quota counts the same, whichever side made, shared or released the space.
 #[test]
 fn simple_quotas_small_nodes() {
-    play(1, 1, "-n 4096 -O squota", Maker::Progs, "compress=lzo");
+    play(1, 1, "-n 4096 -O squota", VolumeMaker::Progs, "compress=lzo");
 }
 
 /// The kernel keeps free space in files. We do not trust these, and leave them invalid.
 #[test]
 fn free_space_in_files() {
     let options = "-O ^block-group-tree,^free-space-tree";
-    play(2, 1, options, Maker::Progs, "space_cache=v1,compress=zstd");
+    play(2, 1, options, VolumeMaker::Progs, "space_cache=v1,compress=zstd");
 }

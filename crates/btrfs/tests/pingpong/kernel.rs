@@ -13,13 +13,13 @@ use rustix::fs::{FallocateFlags, IFlags, OFlags, XattrFlags};
 use rustix::io::Errno;
 
 /// A source of random system calls below a directory.
-pub(crate) struct Kernel {
+pub(crate) struct KernelCalls {
     root: PathBuf,
     names: Vec<Vec<u8>>,
     random: Random,
 }
 
-impl Kernel {
+impl KernelCalls {
     pub(crate) fn new(root: &Path, names: Vec<Vec<u8>>, seed: u64) -> Self {
         Self { root: root.to_owned(), names, random: Random::new(seed) }
     }
@@ -203,11 +203,11 @@ impl Kernel {
 }
 
 /// Opens the regular file at `path`, never what a link or a pipe leads to.
-fn open(path: &Path, create: bool) -> Result<File> {
+fn open(path: &Path, is_new: bool) -> Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).expect("flags of open");
     let mut options = File::options();
-    options.read(true).write(true).create(create).truncate(false).custom_flags(flags).open(path)
+    options.read(true).write(true).create(is_new).truncate(false).custom_flags(flags).open(path)
 }
 
 /// The errors of random calls: names that exist or not, and files of another type or with other

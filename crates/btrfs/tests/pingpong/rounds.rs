@@ -17,8 +17,8 @@ use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_vfs::{FileSystem, FileSystemMut, Timestamp};
 
-use crate::kernel::Kernel;
-use crate::volume::{Layout, Maker, open, open_read_only, without_checksums};
+use crate::kernel::KernelCalls;
+use crate::volume::{PingpongLayout, VolumeMaker, open, open_read_only, without_checksums};
 
 /// Steps of each actor in a round.
 const STEPS: u64 = 500;
@@ -42,13 +42,13 @@ const MOUNTS: [&str; 7] = [
 ];
 
 /// Makes a volume, and changes it by turns with the kernel.
-pub(crate) fn play(judges: &Judges, layout: &Layout, maker: Maker, rounds: u64) {
+pub(crate) fn play(judges: &Judges, layout: &PingpongLayout, maker: VolumeMaker, rounds: u64) {
     eprintln!("{layout:?} made by {maker:?}");
     play_on(&layout.make(judges, maker), layout, maker, rounds);
 }
 
 /// Changes a new volume by turns with the kernel.
-pub(crate) fn play_on(disks: &Disks, layout: &Layout, maker: Maker, rounds: u64) {
+pub(crate) fn play_on(disks: &Disks, layout: &PingpongLayout, maker: VolumeMaker, rounds: u64) {
     let seed = seed_of_run();
     let mut model = Model::copy(&open_read_only(disks)).expect("a new volume is read");
     for round in 0..rounds {
@@ -56,7 +56,7 @@ pub(crate) fn play_on(disks: &Disks, layout: &Layout, maker: Maker, rounds: u64)
         ours(disks, &model, seed, round);
         disks.assert_checks();
         assert_shows(&open_read_only(disks), &model);
-        let is_first_mount = round == 0 && maker == Maker::Progs;
+        let is_first_mount = round == 0 && maker == VolumeMaker::Progs;
         model = theirs(disks, &model, seed, round, &layout.expected(is_first_mount));
         disks.assert_checks();
         assert_shows(&open_read_only(disks), &model);
@@ -129,7 +129,7 @@ fn theirs(disks: &Disks, model: &Model, seed: u64, round: u64, expected: &[&'sta
     subvolumes(path, round);
     for (area, number) in AREAS {
         let seed = random.number();
-        Kernel::new(&path.join(area), names_of(number), seed).act(OPERATIONS);
+        KernelCalls::new(&path.join(area), names_of(number), seed).act(OPERATIONS);
     }
     drop(mount);
     // A new mount shows what is stored. In memory the kernel may have known of more data.

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use offshoot_testkit::btrfs::judges;
 
 use crate::rounds::play;
-use crate::volume::{Layout, Maker};
+use crate::volume::{PingpongLayout, VolumeMaker};
 
 /// A line of the matrix.
-struct Row {
+struct MatrixRow {
     name: &'static str,
-    layout: Layout,
+    layout: PingpongLayout,
 }
 
 /// Makes all rows, and a test of each line with a maker. A line has a name, the maker of the volume
@@ -18,17 +18,17 @@ struct Row {
 /// members, and the options of mkfs.
 macro_rules! rows {
     ($($name:ident: $makers:tt, $devices:expr, $mib:expr, $options:expr;)*) => {
-        const ROWS: &[Row] = &[
-            $(Row {
+        const ROWS: &[MatrixRow] = &[
+            $(MatrixRow {
                 name: stringify!($name),
-                layout: Layout { devices: $devices, mib: $mib, options: $options },
+                layout: PingpongLayout { devices: $devices, mib: $mib, options: $options },
             }),*
         ];
         $(rows!(@test $name $makers);)*
     };
     (@test $name:ident campaign) => {};
-    (@test $name:ident both) => { rows!(@test $name [Maker::Ours, Maker::Progs]); };
-    (@test $name:ident $one:ident) => { rows!(@test $name [Maker::$one]); };
+    (@test $name:ident both) => { rows!(@test $name [VolumeMaker::Ours, VolumeMaker::Progs]); };
+    (@test $name:ident $one:ident) => { rows!(@test $name [VolumeMaker::$one]); };
     (@test $name:ident $makers:expr) => {
         #[test]
         fn $name() {
@@ -38,7 +38,7 @@ macro_rules! rows {
 }
 
 /// Plays two rounds of one row.
-fn sample(name: &str, makers: &[Maker]) {
+fn sample(name: &str, makers: &[VolumeMaker]) {
     let Some(judges) = judges::require() else { return };
     let row = ROWS.iter().find(|row| row.name == name).expect("a test is made of a row");
     for &maker in makers {

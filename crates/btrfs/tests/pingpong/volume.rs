@@ -17,26 +17,26 @@ use uuid::Uuid;
 
 /// The side that makes a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Maker {
+pub(crate) enum VolumeMaker {
     Ours,
     Progs,
 }
 
 /// A volume: how many members of how many MiB, and the options of `mkfs.btrfs`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct PingpongLayout {
     pub(crate) devices: usize,
     pub(crate) mib: u64,
     pub(crate) options: &'static str,
 }
 
-impl Layout {
-    pub(crate) fn make(&self, judges: &Judges, maker: Maker) -> Disks {
+impl PingpongLayout {
+    pub(crate) fn make(&self, judges: &Judges, maker: VolumeMaker) -> Disks {
         let disks = Disks::create(judges, self.devices, self.mib);
         let words: Vec<_> = self.options.split_whitespace().collect();
         match maker {
-            Maker::Progs => disks.mkfs(&words),
-            Maker::Ours => {
+            VolumeMaker::Progs => disks.mkfs(&words),
+            VolumeMaker::Ours => {
                 mkfs(&disks.writable_devices(), &options(&words)).expect("mkfs");
             }
         }
@@ -44,8 +44,12 @@ impl Layout {
     }
 
     /// The sides that can make it: our `mkfs` offers no quotas.
-    pub(crate) fn makers(&self) -> &'static [Maker] {
-        if self.options.contains("quota") { &[Maker::Progs] } else { &[Maker::Ours, Maker::Progs] }
+    pub(crate) fn makers(&self) -> &'static [VolumeMaker] {
+        if self.options.contains("quota") {
+            &[VolumeMaker::Progs]
+        } else {
+            &[VolumeMaker::Ours, VolumeMaker::Progs]
+        }
     }
 
     /// What the kernel may say of it in its log, on the first mount or on a later one. We make the

@@ -12,7 +12,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, SetAttr, Timestamp};
 use parking_lot::Mutex;
 
 /// The time of all changes.
@@ -43,9 +43,9 @@ pub(crate) fn shell(dir: &Path, script: &str) -> String {
 
 /// The reports of a volume since it was opened.
 #[derive(Clone, Default)]
-pub(crate) struct Told(Arc<Mutex<Vec<Report>>>);
+pub(crate) struct VolumeReports(Arc<Mutex<Vec<Report>>>);
 
-impl Told {
+impl VolumeReports {
     /// How many reports say that quotas are not kept.
     pub(crate) fn not_kept(&self) -> usize {
         self.0.lock().iter().filter(|&report| *report == Report::QuotasNotKept).count()
@@ -54,8 +54,8 @@ impl Told {
 
 /// Opens the volume for writing. It commits only when the caller asks for it, and keeps no data
 /// inline.
-pub(crate) fn open(disks: &Disks) -> (Filesystem, Told) {
-    let told = Told::default();
+pub(crate) fn open(disks: &Disks) -> (Filesystem, VolumeReports) {
+    let told = VolumeReports::default();
     let reports = told.0.clone();
     let options = OpenOptions {
         commit_interval: None,
@@ -77,7 +77,7 @@ pub(crate) fn at(fs: &dyn FileSystem, path: &str) -> FileId {
 
 /// Writes a new file.
 pub(crate) fn write(fs: &dyn FileSystemMut, dir: FileId, name: &str, bytes: usize) -> FileId {
-    let place = Place { dir, name: name.as_bytes() };
+    let place = EntryPlace { dir, name: name.as_bytes() };
     let file = fs.create(place, &NEW).expect("a new file");
     fs.write(file, 0, &vec![7; bytes], AT).expect("there is room");
     file

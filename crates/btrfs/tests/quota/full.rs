@@ -2,11 +2,11 @@
 
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_testkit::model::subvolumes::Subvolumes;
-use offshoot_vfs::{FileSystem, FileSystemMut, Place};
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut};
 
 use crate::common::{AT, Groups, NEW, assert_counted_anew, at, by_kernel, made, open, write};
-use crate::subvolume_calls::Ours;
+use crate::subvolume_calls::OurSubvolumes;
 
 /// Subvolumes with data in groups, and a snapshot that shares some of it.
 const BEGINNING: &str = "btrfs -q subvolume create a; btrfs -q subvolume create b
@@ -39,9 +39,9 @@ fn what_is_written_is_counted_anew() {
         let disks = beginning(&judges, mkfs);
         let (fs, told) = open(&disks);
         assert_eq!(told.not_kept(), 0, "nothing is written yet");
-        let subvolumes = Ours(fs.clone());
+        let subvolumes = OurSubvolumes(fs.clone());
         let root = fs.root();
-        let named = |name: &'static str| Place { dir: root, name: name.as_bytes() };
+        let named = |name: &'static str| EntryPlace { dir: root, name: name.as_bytes() };
         subvolumes.create_subvolume(named("new"), &NEW).expect("a subvolume");
         write(&fs, at(&fs, "new"), "data", 500_000);
         let data = at(&fs, "a/data");
@@ -55,7 +55,7 @@ fn what_is_written_is_counted_anew() {
         subvolumes.snapshot(a, named("snapshot"), false, AT).expect("a snapshot");
         subvolumes.delete_subvolume(named("b"), AT).expect("it is deleted");
         subvolumes.drop_deleted().expect("everything reads");
-        fs.unlink(Place { dir: at(&fs, "c"), name: b"data" }, AT).expect("it is removed");
+        fs.unlink(EntryPlace { dir: at(&fs, "c"), name: b"data" }, AT).expect("it is removed");
         fs.sync().expect("a commit");
         assert_eq!(told.not_kept(), 1, "it is said once");
         drop((subvolumes, fs));
@@ -86,7 +86,9 @@ fn what_is_written_is_counted_anew() {
 /// We delete the subvolume `b`, and commit.
 fn delete_b(disks: &Disks) {
     let (fs, _) = open(disks);
-    Ours(fs.clone()).delete_subvolume(Place { dir: fs.root(), name: b"b" }, AT).expect("it goes");
+    OurSubvolumes(fs.clone())
+        .delete_subvolume(EntryPlace { dir: fs.root(), name: b"b" }, AT)
+        .expect("it goes");
     fs.sync().expect("a commit");
     drop(fs);
 }
@@ -100,7 +102,7 @@ fn a_drop_alone_is_said() {
     let before = Groups::of(&disks);
     assert!(before.is_inconsistent() && before.used.contains_key("0/257"), "{before:?}");
     let (fs, told) = open(&disks);
-    Ours(fs.clone()).drop_deleted().expect("everything reads");
+    OurSubvolumes(fs.clone()).drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     assert_eq!(told.not_kept(), 0, "they were marked before");
     drop(fs);
@@ -118,7 +120,7 @@ fn groups_go_whoever_drops_the_subvolume() {
     assert!(!Groups::of(&disks).used.contains_key("0/257"));
     by_kernel(&disks, "btrfs -q subvolume delete -c c", &[]);
     let (fs, _) = open(&disks);
-    Ours(fs.clone()).drop_deleted().expect("everything reads");
+    OurSubvolumes(fs.clone()).drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     drop(fs);
     assert_eq!(Groups::of(&disks).names(), ["0/256", "0/5", "1/1", "2/1"]);

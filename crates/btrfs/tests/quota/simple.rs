@@ -3,11 +3,11 @@
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::progs::Progs;
-use offshoot_testkit::model::subvolumes::Subvolumes;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place, Position};
+use offshoot_testkit::model::subvolumes::SubvolumeCalls;
+use offshoot_vfs::{EntryPlace, FileId, FilePosition, FileSystem, FileSystemMut};
 
 use crate::common::{AT, Groups, NEW, at, by_kernel, cut, made, open, write};
-use crate::subvolume_calls::Ours;
+use crate::subvolume_calls::OurSubvolumes;
 
 /// Two subvolumes, one of them in groups from the beginning. If a group that already uses space is
 /// added to another one by two ways, the kernel adds its use twice.
@@ -29,14 +29,15 @@ const CALLS: &str = "btrfs -q subvolume create a/inner
     btrfs -q subvolume sync .; sync";
 
 fn clone_all(fs: &dyn FileSystemMut, from: FileId, to: FileId, len: u64) {
-    let from = Position { file: from, offset: 0 };
-    fs.clone_range(from, Position { file: to, offset: 0 }, len, AT).expect("a clone");
+    let from = FilePosition { file: from, offset: 0 };
+    fs.clone_range(from, FilePosition { file: to, offset: 0 }, len, AT).expect("a clone");
 }
 
 fn ours(disks: &Disks) {
     let (fs, told) = open(disks);
-    let subvolumes = Ours(fs.clone());
-    let within = |dir: &str, name: &'static str| Place { dir: at(&fs, dir), name: name.as_bytes() };
+    let subvolumes = OurSubvolumes(fs.clone());
+    let within =
+        |dir: &str, name: &'static str| EntryPlace { dir: at(&fs, dir), name: name.as_bytes() };
     subvolumes.create_subvolume(within("a", "inner"), &NEW).expect("a subvolume");
     for (dir, name, bytes) in [
         ("a", "one", 1 << 20),
@@ -87,7 +88,7 @@ fn the_kernel_counts_the_same() {
     by_kernel(&one, "rm -r b/kept/one b/clone; sync", &[]);
     let (fs, _) = open(&other);
     for (dir, name) in [("b/kept", "one"), ("b", "clone")] {
-        let place = Place { dir: at(&fs, dir), name: name.as_bytes() };
+        let place = EntryPlace { dir: at(&fs, dir), name: name.as_bytes() };
         fs.unlink(place, AT).expect("it is removed");
     }
     fs.sync().expect("a commit");
@@ -103,8 +104,9 @@ fn a_new_subvolume_is_in_the_groups_of_its_holder() {
     let Some(judges) = judges::require() else { return };
     let disks = beginning(&judges);
     let (fs, _) = open(&disks);
-    let subvolumes = Ours(fs.clone());
-    let within = |dir: &str, name: &'static str| Place { dir: at(&fs, dir), name: name.as_bytes() };
+    let subvolumes = OurSubvolumes(fs.clone());
+    let within =
+        |dir: &str, name: &'static str| EntryPlace { dir: at(&fs, dir), name: name.as_bytes() };
     subvolumes.create_subvolume(within("a", "new"), &NEW).expect("a subvolume");
     subvolumes.snapshot(at(&fs, "b"), within("a", "of-b"), true, AT).expect("a snapshot");
     subvolumes.snapshot(at(&fs, "a"), within("b", "of-a"), false, AT).expect("a snapshot");
@@ -134,7 +136,7 @@ fn what_is_older_than_the_quotas_does_not_count() {
     let dir = at(&fs, "a");
     for number in 1..=20 {
         let name = number.to_string();
-        let place = Place { dir, name: name.as_bytes() };
+        let place = EntryPlace { dir, name: name.as_bytes() };
         fs.unlink(place, AT).expect("it is removed");
         write(&fs, dir, &format!("new-{number}"), 40_000);
     }
@@ -162,14 +164,14 @@ fn owners_stay_when_quotas_are_off() {
     for number in 1..=10 {
         let name = number.to_string();
         let clone = format!("clone-{number}");
-        let clone = fs.create(Place { dir, name: clone.as_bytes() }, &NEW).expect("a file");
+        let clone = fs.create(EntryPlace { dir, name: clone.as_bytes() }, &NEW).expect("a file");
         clone_all(&fs, at(&fs, &format!("a/{name}")), clone, 16384);
     }
     write(&fs, dir, "new", 40_000);
-    fs.unlink(Place { dir, name: b"20" }, AT).expect("it is removed");
+    fs.unlink(EntryPlace { dir, name: b"20" }, AT).expect("it is removed");
     fs.sync().expect("a commit");
-    Ours(fs.clone())
-        .snapshot(dir, Place { dir: fs.root(), name: b"snapshot" }, false, AT)
+    OurSubvolumes(fs.clone())
+        .snapshot(dir, EntryPlace { dir: fs.root(), name: b"snapshot" }, false, AT)
         .expect("a snapshot");
     write(&fs, dir, "newer", 40_000);
     fs.sync().expect("a commit");
@@ -198,7 +200,7 @@ fn a_group_that_was_left_is_taken_over() {
     let left = Groups::of(&one).used["0/257"][0];
     assert!(left >= 500_000, "{left} bytes");
     let (fs, _) = open(&one);
-    fs.create_subvolume(Place { dir: fs.root(), name: b"new" }, &NEW).expect("a subvolume");
+    fs.create_subvolume(EntryPlace { dir: fs.root(), name: b"new" }, &NEW).expect("a subvolume");
     write(&fs, at(&fs, "new"), "data", 70_000);
     fs.sync().expect("a commit");
     drop(fs);

@@ -13,7 +13,7 @@ use offshoot_btrfs::{
 };
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::damage::flip;
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::fill::{self, subvolumes};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::progs::Progs;
@@ -183,12 +183,12 @@ fn a_member_is_missing() {
 
 /// A device with sectors that cannot be read until they are written.
 #[derive(Debug)]
-struct Weak {
+struct WeakSectors {
     below: Arc<dyn BlockDevice>,
     bad: Mutex<Vec<Range<u64>>>,
 }
 
-impl offshoot_device::Delegate for Weak {
+impl offshoot_device::Delegate for WeakSectors {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.below
     }
@@ -221,7 +221,7 @@ fn what_cannot_be_read_is_written() {
     let leaf = progs.places(progs.blocks("5")[0], 16_384).swap_remove(0).physical;
     drop(progs);
     let memory: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::over(disks.devices().swap_remove(0)));
-    let weak = Arc::new(Weak { below: memory.clone(), bad: Mutex::default() });
+    let weak = Arc::new(WeakSectors { below: memory.clone(), bad: Mutex::default() });
     weak.bad.lock().expect("no panic").extend([
         data..data + 4096,
         data + 4096..data + 8192,
@@ -257,7 +257,7 @@ fn it_can_be_broken_off() {
 fn members_that_missed_commits() {
     let Some(judges) = judges::require() else { return };
     let disks = made(&judges, 2, "-m raid1 -d raid1");
-    let in_place = |mount: &Mount, byte: u8| {
+    let in_place = |mount: &MountedMembers, byte: u8| {
         let path = mount.path().join("in-place");
         if !path.exists() {
             fill::write(&path, b"");

@@ -13,7 +13,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::threads::SetOnDrop;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, Timestamp};
 use uuid::Uuid;
 
 use crate::scrub;
@@ -23,23 +23,23 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, 
 const MIB: u64 = 1 << 20;
 const SECTOR: usize = 4096;
 
-type Devices = Vec<Arc<MemoryDevice>>;
+type MemoryMembers = Vec<Arc<MemoryDevice>>;
 
 /// A new volume in memory.
-fn volume(members: usize, mib: u64, profiles: [Profile; 2]) -> Devices {
+fn volume(members: usize, mib: u64, profiles: [Profile; 2]) -> MemoryMembers {
     let new = || Arc::new(MemoryDevice::sparse(mib * MIB));
-    let devices: Devices = (0..members).map(|_| new()).collect();
+    let devices: MemoryMembers = (0..members).map(|_| new()).collect();
     let mut options = MkfsOptions::new(Uuid::new_v4(), AT);
     [options.metadata, options.data] = profiles.map(Some);
     mkfs(&as_devices(&devices), &options).expect("a volume");
     devices
 }
 
-fn as_devices(devices: &Devices) -> Vec<Arc<dyn BlockDevice>> {
+fn as_devices(devices: &MemoryMembers) -> Vec<Arc<dyn BlockDevice>> {
     devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
-fn open(devices: &Devices) -> Filesystem {
+fn open(devices: &MemoryMembers) -> Filesystem {
     // Many commits, so that much space is freed and reused.
     let options = OpenOptions {
         commit_interval: Some(Duration::from_millis(5)),
@@ -51,7 +51,7 @@ fn open(devices: &Devices) -> Filesystem {
 }
 
 fn write(fs: &Filesystem, dir: FileId, name: &str, bytes: &[u8]) {
-    let place = Place { dir, name: name.as_bytes() };
+    let place = EntryPlace { dir, name: name.as_bytes() };
     let file = fs.create(place, &NEW).expect("there is room for names");
     fs.write(file, 0, bytes, AT).expect("there is room");
 }
@@ -63,7 +63,7 @@ fn work(fs: &Filesystem, dir: FileId, seed: u64, is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         let number = usize::try_from(random.below(10)).expect("few");
         let name = number.to_string();
-        let place = Place { dir, name: name.as_bytes() };
+        let place = EntryPlace { dir, name: name.as_bytes() };
         let len = usize::try_from(1 + random.below(300_000)).expect("small");
         match (random.below(8), names[number]) {
             (0, _) => fs.sync().expect("a sync"),
@@ -85,7 +85,7 @@ fn work(fs: &Filesystem, dir: FileId, seed: u64, is_over: &AtomicBool) {
 }
 
 /// Where the devices hold a sector that begins with these bytes.
-fn places_of(devices: &Devices, sector: &[u8]) -> Vec<(usize, u64)> {
+fn places_of(devices: &MemoryMembers, sector: &[u8]) -> Vec<(usize, u64)> {
     let mut places = Vec::new();
     let mut bytes = vec![0; usize::try_from(MIB).expect("small")];
     for (index, device) in devices.iter().enumerate() {
@@ -100,7 +100,7 @@ fn places_of(devices: &Devices, sector: &[u8]) -> Vec<(usize, u64)> {
 
 /// Threads change the volume while it is scrubbed again and again. The scrub finds only what the
 /// test damages, and repairs it.
-fn beside_writers(devices: &Devices, copies: usize) {
+fn beside_writers(devices: &MemoryMembers, copies: usize) {
     const ROUNDS: u64 = 30;
     let seed = seed_of_run();
     println!("seed {seed}");
@@ -111,7 +111,8 @@ fn beside_writers(devices: &Devices, copies: usize) {
     let dirs: Vec<_> = (0..3)
         .map(|number| {
             let name = format!("of-{number}");
-            fs.mkdir(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a directory")
+            fs.mkdir(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW)
+                .expect("a directory")
         })
         .collect();
     let is_over = AtomicBool::new(false);

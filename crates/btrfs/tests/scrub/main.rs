@@ -22,13 +22,13 @@ use offshoot_testkit::run::command;
 use offshoot_vfs::Result;
 
 /// Opens a volume as it is stored, without a replay of its log.
-fn stored(devices: Vec<Arc<dyn BlockDevice>>, degraded: bool) -> Arc<Volume> {
-    let options = OpenOptions { ignore_log: true, degraded, ..OpenOptions::default() };
+fn stored(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Arc<Volume> {
+    let options = OpenOptions { ignore_log: true, degraded: is_degraded, ..OpenOptions::default() };
     Volume::open(devices, &options).expect("it opens")
 }
 
 /// The counters and findings of a scrub.
-fn scrub(volume: &Volume, read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFinding>)> {
+fn scrub(volume: &Volume, is_read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFinding>)> {
     let found = Mutex::new(Vec::new());
     let watch = |event: &ScrubEvent<'_>| {
         match event {
@@ -38,7 +38,7 @@ fn scrub(volume: &Volume, read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFind
         }
         ControlFlow::Continue(())
     };
-    let counts = volume.scrub(&ScrubOptions { read_only }, &watch)?;
+    let counts = volume.scrub(&ScrubOptions { read_only: is_read_only }, &watch)?;
     Ok((counts, found.into_inner().expect("no panic")))
 }
 

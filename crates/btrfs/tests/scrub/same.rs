@@ -6,7 +6,7 @@ use std::path::Path;
 use offshoot_btrfs::ScrubOutcome;
 use offshoot_testkit::btrfs::damage::{SUPERBLOCKS, flip};
 use offshoot_testkit::btrfs::disks::Disks;
-use offshoot_testkit::btrfs::progs::{Place, Progs};
+use offshoot_testkit::btrfs::progs::{MirrorPlace, Progs};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::btrfs::{fill, judges};
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -24,7 +24,7 @@ fn with_victim(root: &Path) {
 }
 
 /// Places to damage: sectors of data, and tree blocks. Each keeps one good copy.
-fn targets(disks: &Disks, node: u64, copies: u32, random: &mut Random) -> Vec<(Place, u64)> {
+fn targets(disks: &Disks, node: u64, copies: u32, random: &mut Random) -> Vec<(MirrorPlace, u64)> {
     let progs = Progs::of(disks);
     let mut targets = Vec::new();
     let spare =

@@ -6,19 +6,19 @@ use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_testkit::btrfs::checked::Shown;
+use offshoot_testkit::btrfs::checked::ShownVolume;
 use offshoot_vfs::Result;
 
 /// What the devices hold.
-pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<Shown> {
+pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<ShownVolume> {
     let open = |ignore_log| {
         let options = OpenOptions { ignore_log, ..OpenOptions::default() };
         Volume::open(devices.to_vec(), &options)
     };
     let last_commit = open(true)?;
     let files = Box::new(open(false)?.filesystem(SubvolumeId::FS)?);
-    let has_log = last_commit.superblock().log_is_pending();
-    Ok(Shown { files, has_log, has_orphans: has_orphans(&last_commit)? })
+    let has_log = last_commit.superblock().has_pending_log();
+    Ok(ShownVolume { files, has_log, has_orphans: has_orphans(&last_commit)? })
 }
 
 /// Whether there are files or subvolumes without a name.

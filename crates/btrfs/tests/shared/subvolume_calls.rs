@@ -2,27 +2,27 @@
 
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
-use offshoot_testkit::model::subvolumes::{Settings, Subvolumes};
-use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Result, Timestamp};
+use offshoot_testkit::model::subvolumes::{Settings, SubvolumeCalls};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Result, Timestamp};
 
-pub(crate) struct Ours(pub(crate) Filesystem);
+pub(crate) struct OurSubvolumes(pub(crate) Filesystem);
 
-impl Subvolumes for Ours {
-    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+impl SubvolumeCalls for OurSubvolumes {
+    fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         self.0.create_subvolume(place, new).map(root_of)
     }
 
     fn snapshot(
         &self,
         source: FileId,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         is_read_only: bool,
         at: Timestamp,
     ) -> Result<FileId> {
         self.0.snapshot(subvolume_of(source), place, is_read_only, at).map(root_of)
     }
 
-    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         self.0.delete_subvolume(place, at)
     }
 

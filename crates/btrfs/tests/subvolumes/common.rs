@@ -8,7 +8,7 @@ use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::compare;
-use offshoot_vfs::{FileId, FileSystem, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, NewFile, Timestamp};
 
 /// The time of all changes.
 pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456_789 };
@@ -49,8 +49,8 @@ pub(crate) fn judge(disks: &Disks, at_least: u64) {
     compare(&open_read_only(disks), mount.path()).assert_same(at_least);
 }
 
-pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> Place<'_> {
-    Place { dir, name: name.as_ref() }
+pub(crate) fn place(dir: FileId, name: &(impl AsRef<[u8]> + ?Sized)) -> EntryPlace<'_> {
+    EntryPlace { dir, name: name.as_ref() }
 }
 
 /// The file at a path below the root of `fs`.
@@ -76,13 +76,13 @@ pub(crate) fn subvolume_at(fs: &dyn FileSystem, path: &str) -> SubvolumeId {
     TreeId(file.dev)
 }
 
-/// How many items of a tree have a `wanted` key.
-pub(crate) fn items(fs: &Filesystem, tree: TreeId, wanted: impl Fn(Key) -> bool) -> u64 {
+/// How many items of a tree have a `is_wanted` key.
+pub(crate) fn items(fs: &Filesystem, tree: TreeId, is_wanted: impl Fn(Key) -> bool) -> u64 {
     let volume = fs.volume();
     let root = if tree == TreeId::ROOT { volume.root_tree() } else { volume.tree(tree).unwrap() };
     let mut count = 0;
     let outcome = volume.for_each_item(root, Key::MIN, |key, _| {
-        count += u64::from(wanted(key));
+        count += u64::from(is_wanted(key));
         ControlFlow::Continue(())
     });
     outcome.expect("the tree is sound");

@@ -1,7 +1,8 @@
 //! Many snapshots of one tree that changes between them. Half of them are deleted, and at last all.
 //!
-//! A [`Story`] says what changes between two snapshots. `kernel` has the kernel do the same story,
-//! to compare the cost of a snapshot. `cost` shows that this cost does not grow with the tree.
+//! A [`SnapshotStory`] says what changes between two snapshots. `kernel` has the kernel do the same
+//! story, to compare the cost of a snapshot. `cost` shows that this cost does not grow with the
+//! tree.
 
 mod cost;
 mod kernel;
@@ -26,7 +27,7 @@ const KEPT: u64 = 5;
 
 /// Snapshots of a tree of files that change between them.
 #[derive(Clone, Copy)]
-struct Story {
+struct SnapshotStory {
     snapshots: u64,
     files: u64,
     seed: u64,
@@ -34,22 +35,22 @@ struct Story {
 
 /// How long snapshots took.
 #[derive(Default)]
-struct Times {
+struct SnapshotTimes {
     /// Snapshots after changes, which include a commit of these.
     with_commit: Vec<Duration>,
     /// Snapshots without changes: the cost of a snapshot alone.
     alone: Vec<Duration>,
 }
 
-impl Story {
+impl SnapshotStory {
     /// Calls `write` with a file, an offset and bytes, and `snapshot` with its number. `snapshot`
     /// returns how long it took.
     fn tell(
         self,
         mut write: impl FnMut(u64, u64, &[u8]),
         mut snapshot: impl FnMut(u64) -> Duration,
-    ) -> Times {
-        let (mut random, mut times) = (Random::new(self.seed), Times::default());
+    ) -> SnapshotTimes {
+        let (mut random, mut times) = (Random::new(self.seed), SnapshotTimes::default());
         for number in 0..self.snapshots {
             // Sometimes nothing changes, so that one commit is enough for several snapshots.
             let is_changed = number % 10 < 8;
@@ -70,8 +71,8 @@ impl Story {
     }
 }
 
-impl Times {
-    fn print(&self, who: &str) {
+impl SnapshotTimes {
+    fn print(&self, side: &str) {
         for (what, times) in
             [("changes and a snapshot", &self.with_commit), ("a snapshot alone", &self.alone)]
         {
@@ -79,7 +80,7 @@ impl Times {
             let last = &times[times.len().saturating_sub(100)..];
             let total = times.iter().sum::<Duration>();
             println!(
-                "{who}: {what}: of the first {}, of the last {}, {total:.1?} in all",
+                "{side}: {what}: of the first {}, of the last {}, {total:.1?} in all",
                 middle(first),
                 middle(last)
             );
@@ -94,8 +95,8 @@ fn middle(times: &[Duration]) -> String {
     format!("{:.1?}, at most {:.1?}", times[times.len() / 2], times[times.len() - 1])
 }
 
-fn many(disks: &Disks, story: Story) {
-    let Story { snapshots, files, .. } = story;
+fn many(disks: &Disks, story: SnapshotStory) {
+    let SnapshotStory { snapshots, files, .. } = story;
     let empty = open_read_only(disks).statfs().expect("sizes").used_bytes;
     let volume = open(disks);
     let fs = top(&volume);
@@ -136,7 +137,7 @@ fn many(disks: &Disks, story: Story) {
     let full = fs.statfs().expect("sizes").used_bytes;
     let began = Instant::now();
     let is_left =
-        |number: u64| Story::is_left(number) || kept.iter().any(|(one, _)| *one == number);
+        |number: u64| SnapshotStory::is_left(number) || kept.iter().any(|(one, _)| *one == number);
     for number in (0..snapshots).filter(|&number| !is_left(number)) {
         let name = number.to_string();
         fs.delete_subvolume(place(fs.root(), &name), AT).expect("it is there");
@@ -178,7 +179,7 @@ fn many_snapshots() {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 1024);
     disks.mkfs(&["-n", "4k"]);
-    many(&disks, Story { snapshots: 200, files: 300, seed: seed_of_run() });
+    many(&disks, SnapshotStory { snapshots: 200, files: 300, seed: seed_of_run() });
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn campaign() {
     };
     let snapshots = number("OFFSHOOT_SNAPSHOTS", 10_000);
     let files = number("OFFSHOOT_FILES", 10_000);
-    let story = Story { snapshots, files, seed: seed_of_run() };
+    let story = SnapshotStory { snapshots, files, seed: seed_of_run() };
     let volume = || {
         let disks = Disks::create(&judges, 1, 64 << 10);
         disks.mkfs(&[]);

@@ -17,7 +17,7 @@ const LEN: usize = 5000;
 
 /// The beginning and the end of an action, by a clock that counts every event.
 #[derive(Clone, Copy, Debug)]
-struct During {
+struct ActionMoments {
     begin: u64,
     end: u64,
 }
@@ -26,22 +26,27 @@ struct During {
 struct Clock(AtomicU64);
 
 impl Clock {
-    fn during<T>(&self, work: impl FnOnce() -> T) -> (T, During) {
+    fn during<T>(&self, work: impl FnOnce() -> T) -> (T, ActionMoments) {
         let begin = self.0.fetch_add(1, SeqCst);
         let made = work();
-        (made, During { begin, end: self.0.fetch_add(1, SeqCst) })
+        (made, ActionMoments { begin, end: self.0.fetch_add(1, SeqCst) })
     }
 }
 
 /// The most files that a thread makes.
 const MOST: usize = 300;
 
-/// Makes files and writes each of them, until `stop` is set. Each file is two actions: it is made,
-/// and it is written.
-fn write(fs: &Filesystem, thread: usize, clock: &Clock, stop: &AtomicBool) -> Vec<During> {
+/// Makes files and writes each of them, until `is_over` is set. Each file is two actions: it is
+/// made, and it is written.
+fn write(
+    fs: &Filesystem,
+    thread: usize,
+    clock: &Clock,
+    is_over: &AtomicBool,
+) -> Vec<ActionMoments> {
     let dir = at(fs, "live");
     let mut done = Vec::new();
-    while !stop.load(SeqCst) && done.len() < 2 * MOST {
+    while !is_over.load(SeqCst) && done.len() < 2 * MOST {
         let name = format!("{thread}-{}", done.len() / 2);
         let (file, made) = clock.during(|| fs.create(place(dir, &name), &NEW).expect("a file"));
         let ((), written) =
@@ -86,7 +91,12 @@ fn found(fs: &Filesystem, name: &str) -> [usize; THREADS] {
 
 /// Requires one moment: if an action ended before another began, no snapshot has only the later
 /// one.
-fn require_moment(name: &str, taken: During, done: &[Vec<During>], found: [usize; THREADS]) {
+fn require_moment(
+    name: &str,
+    taken: ActionMoments,
+    done: &[Vec<ActionMoments>],
+    found: [usize; THREADS],
+) {
     let parts = || done.iter().zip(found).map(|(all, count)| all.split_at(count));
     let (last_begin, first_end) = (
         parts().filter_map(|(present, _)| present.last()).map(|one| one.begin).max(),
@@ -103,16 +113,16 @@ pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
     let volume = open(disks);
     let fs = top(&volume);
     let live = fs.create_subvolume(place(fs.root(), "live"), &NEW).expect("a subvolume");
-    let (clock, stop) = (Clock::default(), AtomicBool::new(false));
+    let (clock, is_over) = (Clock::default(), AtomicBool::new(false));
     let name = |number: usize| format!("snapshot-{number}");
     let (taken, done) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let (fs, clock, stop) = (&fs, &clock, &stop);
-                scope.spawn(move || write(fs, thread, clock, stop))
+                let (fs, clock, is_over) = (&fs, &clock, &is_over);
+                scope.spawn(move || write(fs, thread, clock, is_over))
             })
             .collect();
-        let taken: Vec<During> = (0..snapshots)
+        let taken: Vec<ActionMoments> = (0..snapshots)
             .map(|number| {
                 // Between any two snapshots, the threads that still run do something.
                 let goal = clock.0.load(SeqCst) + 20;
@@ -126,7 +136,7 @@ pub(crate) fn among_writers(disks: &Disks, snapshots: usize) {
                 during
             })
             .collect();
-        stop.store(true, SeqCst);
+        is_over.store(true, SeqCst);
         let done: Vec<_> = threads.into_iter().map(|one| one.join().expect("it wrote")).collect();
         (taken, done)
     });

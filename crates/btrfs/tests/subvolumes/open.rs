@@ -157,7 +157,7 @@ fn they_are_opened_and_closed_while_it_is_deleted() {
         });
         fs.create(place(fs.root(), &format!("after-{round}")), &NEW).expect("it is written");
     }
-    assert!(uses > 0, "nobody opened anything");
+    assert!(uses > 0, "no thread opened a file");
     volume.drop_deleted().expect("everything reads");
     fs.sync().expect("a commit");
     for id in ids {

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use offshoot_btrfs::{Filesystem, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
-use offshoot_vfs::{Errno, FileFlags, FileId, FileSystem, FileSystemMut, Position, Rename, Result};
+use offshoot_vfs::{
+    Errno, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, Rename, Result,
+};
 
 use crate::common::{AT, NEW, at, fresh, judge, open, place, top};
 
@@ -28,7 +30,7 @@ fn work(fs: &Filesystem, dir: FileId, prefix: &str, count: u64) -> Result<()> {
 }
 
 #[track_caller]
-fn done_or_gone<T>(result: Result<T>) -> bool {
+fn is_done_or_gone<T>(result: Result<T>) -> bool {
     match result {
         Ok(_) => true,
         Err(error) => {
@@ -58,7 +60,7 @@ fn a_source_is_deleted_while_a_snapshot_is_taken() {
             }
             fs.delete_subvolume(place(fs.root(), &name), AT).expect("it is there");
             volume.drop_deleted().expect("everything reads");
-            taken += u32::from(done_or_gone(snapshot.join().expect("no panic")));
+            taken += u32::from(is_done_or_gone(snapshot.join().expect("no panic")));
         });
         fs.create(place(fs.root(), &format!("after-{round}")), &NEW).expect("it is written");
     }
@@ -89,7 +91,7 @@ fn a_source_is_deleted_while_it_is_cloned() {
         }
         fs.sync().expect("a commit");
         let to = fs.create(place(fs.root(), &format!("clone-{round}")), &NEW).expect("a file");
-        let begin = |file| Position { file, offset: 0 };
+        let begin = |file| FilePosition { file, offset: 0 };
         std::thread::scope(|scope| {
             let clone = scope.spawn(|| fs.clone_range(begin(from), begin(to), 0, AT));
             // The clone has begun, or is over already.
@@ -98,7 +100,7 @@ fn a_source_is_deleted_while_it_is_cloned() {
             }
             fs.delete_subvolume(place(fs.root(), "source"), AT).expect("it is there");
             volume.drop_deleted().expect("everything reads");
-            done += u32::from(done_or_gone(clone.join().expect("no panic")));
+            done += u32::from(is_done_or_gone(clone.join().expect("no panic")));
         });
         let size = fs.attr(to).expect("it stays").size;
         let mut bytes = vec![9; usize::try_from(size).expect("small")];
@@ -143,7 +145,7 @@ fn a_subvolume_is_deleted_while_its_orphans_are_removed() {
             std::thread::sleep(std::time::Duration::from_micros(200 * round));
             fs.delete_subvolume(place(fs.root(), "orphans"), AT).expect("it is there");
             volume.drop_deleted().expect("everything reads");
-            done_or_gone(first.join().expect("no panic"));
+            is_done_or_gone(first.join().expect("no panic"));
         });
         fs.sync().expect("a commit");
         drop((fs, volume));

@@ -118,7 +118,7 @@ fn nobody_finds_a_deleted_one() {
         }
     }
     let next = fs.create_subvolume(place(root, "next"), &NEW).expect("a subvolume");
-    assert!(next > id, "the number {id} is used again while somebody may remember it");
+    assert!(next > id, "the number {id} is used again while the kernel may remember it");
     fs.sync().expect("a commit");
     drop((fs, within, volume));
     judge(&disks, 2);

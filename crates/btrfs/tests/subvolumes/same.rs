@@ -21,7 +21,7 @@ use crate::common::{
 
 /// A call on both volumes. Paths start at the top level.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum SubvolumeCall {
     Create(&'static str),
     Snapshot(&'static str, &'static str),
     ReadOnlySnapshot(&'static str, &'static str),
@@ -36,12 +36,12 @@ enum Step {
     Exchange(&'static str, &'static str),
 }
 
-use Step::{
+use SubvolumeCall::{
     Create, Delete, Exchange, Mkdir, ReadOnlySnapshot, Rename, Rmdir, SetDefault, SetReadOnly,
     Snapshot, Unlink, Write,
 };
 
-const STEPS: &[Step] = &[
+const STEPS: &[SubvolumeCall] = &[
     Create("outer"),
     Write("outer/file", 10_000),
     Mkdir("outer/between"),
@@ -103,7 +103,7 @@ fn bytes(len: usize) -> Vec<u8> {
     Random::new(len as u64).bytes(len)
 }
 
-fn by_kernel(mount: &Path, step: Step) {
+fn by_kernel(mount: &Path, step: SubvolumeCall) {
     let path = |path: &str| mount.join(path);
     let btrfs = |words: &[&str], paths: &[&str]| {
         let paths: Vec<_> = paths.iter().map(|one| path(one).into_os_string()).collect();
@@ -134,7 +134,7 @@ fn by_kernel(mount: &Path, step: Step) {
     }
 }
 
-fn by_ours(fs: &Filesystem, step: Step) {
+fn by_ours(fs: &Filesystem, step: SubvolumeCall) {
     let volume = fs.volume();
     let snapshot = |from, to, is_read_only| {
         let (dir, name) = split(fs, to);
@@ -197,8 +197,8 @@ fn listed(mount: &Path) -> Vec<(u64, u64, Option<u64>, String, bool)> {
         _ => Some(all.iter().find(|one| one.uuid == uuid).map_or(0, |one| one.id)),
     };
     assert!(all.iter().all(|one| one.uuid.len() == 36 && one.received_uuid == "-"), "{all:?}");
-    let row = |one: &progs::Subvolume| {
-        (one.id, one.parent, id_of(&one.parent_uuid), one.path.clone(), one.read_only)
+    let row = |one: &progs::ListedSubvolume| {
+        (one.id, one.parent, id_of(&one.parent_uuid), one.path.clone(), one.is_read_only)
     };
     all.iter().map(row).collect()
 }
@@ -340,5 +340,5 @@ fn snapshots_hold_nothing_without_a_name() {
     judge(&disks, FILES);
 }
 
-const SNAPSHOTS: [Step; 3] =
+const SNAPSHOTS: [SubvolumeCall; 3] =
     [ReadOnlySnapshot("source", "ro"), Snapshot("source", "rw"), Snapshot("ro", "of-ro")];

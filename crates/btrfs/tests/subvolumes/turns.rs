@@ -14,10 +14,10 @@ use offshoot_vfs::{FileSystem, FileSystemMut};
 use crate::common::{AT, NEW, at, judge, open, place, split, subvolume_at, top};
 
 /// All subvolumes by their path from the top level, and whether each is read-only.
-type Subvolumes = BTreeMap<String, bool>;
+type SubvolumeFlags = BTreeMap<String, bool>;
 
 /// The operations of a turn, which both sides can do.
-trait Side {
+trait TurnSide {
     fn create(&self, path: &str);
     fn snapshot(&self, from: &str, to: &str, is_read_only: bool);
     fn delete(&self, path: &str);
@@ -25,9 +25,9 @@ trait Side {
     fn write(&self, path: &str, len: usize);
 }
 
-struct Kernel<'a>(&'a Path);
+struct KernelTurn<'a>(&'a Path);
 
-impl Side for Kernel<'_> {
+impl TurnSide for KernelTurn<'_> {
     fn create(&self, path: &str) {
         fill::subvolumes::create(&self.0.join(path));
     }
@@ -46,9 +46,9 @@ impl Side for Kernel<'_> {
     }
 }
 
-struct Ours<'a>(&'a Filesystem);
+struct OurTurn<'a>(&'a Filesystem);
 
-impl Side for Ours<'_> {
+impl TurnSide for OurTurn<'_> {
     fn create(&self, path: &str) {
         let (dir, name) = split(self.0, path);
         self.0.create_subvolume(place(dir, name), &NEW).expect("a subvolume");
@@ -75,7 +75,7 @@ impl Side for Ours<'_> {
 }
 
 /// One of the subvolumes for which `fits` is true, or the top level.
-fn one(all: &Subvolumes, random: &mut Random, fits: impl Fn(&str, bool) -> bool) -> String {
+fn one(all: &SubvolumeFlags, random: &mut Random, fits: impl Fn(&str, bool) -> bool) -> String {
     let fitting: Vec<_> = all.iter().filter(|(path, ro)| fits(path, **ro)).collect();
     let index = usize::try_from(random.below(fitting.len() as u64 + 1)).expect("small");
     fitting.get(index).map_or(String::new(), |(path, _)| (*path).clone())
@@ -85,7 +85,7 @@ fn joined(dir: &str, name: &str) -> String {
     if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") }
 }
 
-fn turn(side: &dyn Side, all: &mut Subvolumes, random: &mut Random, round: u64) {
+fn turn(side: &dyn TurnSide, all: &mut SubvolumeFlags, random: &mut Random, round: u64) {
     for step in 0..12 {
         let inside = one(all, random, |_, ro| !ro);
         let new = joined(&inside, &format!("{round}-{step}"));
@@ -126,11 +126,11 @@ fn play(mkfs: &[&str], rounds: u64) {
     let mut random = Random::new(seed_of_run());
     let disks = Disks::create(&judges, 1, 1024);
     disks.mkfs_and_settle(mkfs);
-    let mut all = Subvolumes::new();
+    let mut all = SubvolumeFlags::new();
     for round in 0..rounds {
         let volume = open(&disks);
         let fs = top(&volume);
-        turn(&Ours(&fs), &mut all, &mut random, 2 * round);
+        turn(&OurTurn(&fs), &mut all, &mut random, 2 * round);
         if random.below(2) == 0 {
             volume.drop_deleted().expect("everything reads");
         }
@@ -138,7 +138,7 @@ fn play(mkfs: &[&str], rounds: u64) {
         drop((fs, volume));
         judge(&disks, 1);
         let mount = disks.mount_watched("rw,noatime", &[]);
-        turn(&Kernel(mount.path()), &mut all, &mut random, 2 * round + 1);
+        turn(&KernelTurn(mount.path()), &mut all, &mut random, 2 * round + 1);
         mount.sync();
         drop(mount);
         judge(&disks, 1);

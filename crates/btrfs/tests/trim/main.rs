@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Report, SubvolumeId, Volume, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
-use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::btrfs::{fill, judges};
@@ -27,14 +27,16 @@ use offshoot_testkit::compare::compare;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_testkit::threads::SetOnDrop;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp,
+};
 use uuid::Uuid;
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 const MIB: u64 = 1 << 20;
 
-type Devices = Vec<Arc<dyn BlockDevice>>;
+type TrimMembers = Vec<Arc<dyn BlockDevice>>;
 
 /// How much more we may leave than the kernel, which writes while it mounts.
 const SLACK_BYTES: u64 = 4 * MIB;
@@ -59,7 +61,7 @@ fn allocated(disks: &Disks) -> u64 {
     disks.images().iter().map(|image| blocks(image) * 512).sum()
 }
 
-fn open(devices: Devices, options: &OpenOptions) -> Filesystem {
+fn open(devices: TrimMembers, options: &OpenOptions) -> Filesystem {
     let volume = Volume::open_writable(devices, options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
@@ -89,7 +91,7 @@ fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
     // Opening reads every superblock, the copies too.
     let (options, said) = recording(&OpenOptions::default());
     Volume::open(ours.devices(), &options).expect("it opens");
-    assert_eq!(*said.lock().expect("nobody panics here"), [""; 0]);
+    assert_eq!(*said.lock().expect("no thread panicked"), [""; 0]);
 }
 
 #[test]
@@ -109,9 +111,9 @@ fn several_members_leave_what_the_kernel_leaves() {
 
 /// A device that writes garbage where it discards.
 #[derive(Debug)]
-struct Spoiling(MemoryDevice);
+struct SpoilingDevice(MemoryDevice);
 
-impl offshoot_device::Delegate for Spoiling {
+impl offshoot_device::Delegate for SpoilingDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &self.0
     }
@@ -124,14 +126,14 @@ impl offshoot_device::Delegate for Spoiling {
 }
 
 /// A new volume on such devices.
-fn spoiling(members: usize, mib: u64, profiles: [Profile; 2]) -> Vec<Arc<Spoiling>> {
-    let new = || Arc::new(Spoiling(MemoryDevice::sparse(mib * MIB)));
+fn spoiling(members: usize, mib: u64, profiles: [Profile; 2]) -> Vec<Arc<SpoilingDevice>> {
+    let new = || Arc::new(SpoilingDevice(MemoryDevice::sparse(mib * MIB)));
     let devices: Vec<_> = (0..members).map(|_| new()).collect();
     make(&as_devices(&devices), profiles);
     devices
 }
 
-fn as_devices<D: BlockDevice + 'static>(devices: &[Arc<D>]) -> Devices {
+fn as_devices<D: BlockDevice + 'static>(devices: &[Arc<D>]) -> TrimMembers {
     devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
@@ -143,17 +145,17 @@ fn make(devices: &[Arc<dyn BlockDevice>], profiles: [Profile; 2]) {
 
 /// The files of one thread by number: the seed of the contents, and the length in bytes.
 #[derive(Default)]
-struct Known(Vec<Option<(u64, usize)>>);
+struct ThreadFiles(Vec<Option<(u64, usize)>>);
 
 const FILES_OF_A_THREAD: u64 = 12;
 
 /// Makes, writes, reads and removes files in `dir`. Fails when a file does not hold what it should.
-fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> Known {
-    let mut known = Known(vec![None; usize::try_from(FILES_OF_A_THREAD).expect("few")]);
+fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> ThreadFiles {
+    let mut known = ThreadFiles(vec![None; usize::try_from(FILES_OF_A_THREAD).expect("few")]);
     for _ in 0..steps {
         let number = usize::try_from(random.below(FILES_OF_A_THREAD)).expect("few");
         let name = number.to_string();
-        let place = Place { dir, name: name.as_bytes() };
+        let place = EntryPlace { dir, name: name.as_bytes() };
         match (random.below(10), known.0[number]) {
             (0..=4, None) => {
                 let file = fs.create(place, &NEW).expect("there is room for names");
@@ -183,7 +185,7 @@ fn work(fs: &Filesystem, dir: FileId, random: &mut Random, steps: u64) -> Known 
     known
 }
 
-impl Known {
+impl ThreadFiles {
     fn judge_one(&self, fs: &Filesystem, dir: FileId, number: usize) {
         let Some((seed, len)) = self.0[number] else { return };
         let file = fs.lookup(dir, number.to_string().as_bytes()).expect("it was made");
@@ -198,7 +200,7 @@ impl Known {
 }
 
 /// Threads work while one thread trims again and again, and commits discard.
-fn beside_writers(devices: &[Arc<Spoiling>], threads: u64, steps: u64) {
+fn beside_writers(devices: &[Arc<SpoilingDevice>], threads: u64, steps: u64) {
     let seed = seed_of_run();
     println!("seed {seed}");
     let options = OpenOptions {
@@ -211,11 +213,12 @@ fn beside_writers(devices: &[Arc<Spoiling>], threads: u64, steps: u64) {
     let dirs: Vec<_> = (0..threads)
         .map(|number| {
             let name = format!("of-{number}");
-            fs.mkdir(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a directory")
+            fs.mkdir(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW)
+                .expect("a directory")
         })
         .collect();
     let is_over = AtomicBool::new(false);
-    let known: Vec<Known> = std::thread::scope(|scope| {
+    let known: Vec<ThreadFiles> = std::thread::scope(|scope| {
         let trimmer = scope.spawn(|| {
             let mut rounds = 0;
             while !is_over.load(Ordering::Relaxed) {
@@ -288,7 +291,7 @@ fn beside_chunks_that_come_and_go() {
         let chunks: Vec<_> = (0..12)
             .map(|round| {
                 let expected = vec![round + 1; LEN];
-                let file = fs.create(Place { dir: fs.root(), name: b"file" }, &NEW);
+                let file = fs.create(EntryPlace { dir: fs.root(), name: b"file" }, &NEW);
                 let file = file.expect("there is room");
                 fs.write(file, 0, &expected, AT).expect("there is room");
                 fs.sync().expect("a sync");
@@ -307,13 +310,13 @@ fn beside_chunks_that_come_and_go() {
 }
 
 fn write_file(fs: &Filesystem, name: &str, len: usize) -> FileId {
-    let file = fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("room");
+    let file = fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("room");
     fs.write(file, 0, &Random::new(1).bytes(len), AT).expect("room");
     file
 }
 
 fn remove_file(fs: &Filesystem, name: &str) {
-    fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+    fs.unlink(EntryPlace { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
 }
 
 /// With the option `discard`, what commits free is discarded before the volume is closed at the
@@ -345,7 +348,7 @@ fn recording(options: &OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let record = said.clone();
     let reporter = Arc::new(move |report: &Report| {
-        record.lock().expect("nobody panics here").push(report.to_string());
+        record.lock().expect("no thread panicked").push(report.to_string());
     });
     (OpenOptions { reporter: Some(reporter), ..options.clone() }, said)
 }
@@ -361,7 +364,7 @@ fn discards_that_fail() {
     let (options, said) = recording(&options);
     let fs = open(as_devices(std::slice::from_ref(&device)), &options);
     for number in 0..10 {
-        device.strike(Requests::Discards, number, Fault::Error);
+        device.strike(RequestKind::Discards, number, Fault::Error);
     }
     for round in 0..3 {
         write_file(&fs, &round.to_string(), 5 << 20);
@@ -373,17 +376,17 @@ fn discards_that_fail() {
     assert!(matches!(error, Error::Io { .. }), "{error}");
     write_file(&fs, "afterwards", 5 << 20);
     fs.sync().expect("the volume goes on");
-    let said = said.lock().expect("nobody panics here").clone();
+    let said = said.lock().expect("no thread panicked").clone();
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("memory: discarding at"), "{said:?}");
-    assert_eq!(device.count(Requests::Discards), 2, "one for each");
+    assert_eq!(device.count(RequestKind::Discards), 2, "one for each");
 }
 
 /// A device on a host that cannot discard.
 #[derive(Debug)]
-struct Unable(MemoryDevice);
+struct NoDiscardDevice(MemoryDevice);
 
-impl offshoot_device::Delegate for Unable {
+impl offshoot_device::Delegate for NoDiscardDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &self.0
     }
@@ -399,9 +402,10 @@ impl offshoot_device::Delegate for Unable {
 
 #[test]
 fn hosts_that_cannot_discard() {
-    let unable = || Arc::new(Unable(MemoryDevice::sparse(256 * MIB))) as Arc<dyn BlockDevice>;
+    let unable =
+        || Arc::new(NoDiscardDevice(MemoryDevice::sparse(256 * MIB))) as Arc<dyn BlockDevice>;
     let able = || Arc::new(MemoryDevice::sparse(256 * MIB)) as Arc<dyn BlockDevice>;
-    let trim = |devices: Devices| {
+    let trim = |devices: TrimMembers| {
         make(&devices, [Profile::Raid1, Profile::Raid1]);
         open(devices, &OpenOptions::default()).volume().trim()
     };
@@ -463,9 +467,10 @@ fn files_are_written_back_before_commits() {
             let fs = open(as_devices(&devices), &options);
             write_file(&fs, "first", 100_000);
             if is_snapshot {
-                let other = fs.create_subvolume(Place { dir: fs.root(), name: b"other" }, &NEW);
+                let other =
+                    fs.create_subvolume(EntryPlace { dir: fs.root(), name: b"other" }, &NEW);
                 let other = other.expect("room");
-                let place = Place { dir: fs.root(), name: b"snapshot" };
+                let place = EntryPlace { dir: fs.root(), name: b"snapshot" };
                 fs.snapshot(other, place, true, AT).expect("room");
             } else {
                 fs.fsync(write_file(&fs, "second", 10)).expect("a commit");

@@ -38,11 +38,11 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
     let dir = mounting.directory.canonicalize();
     let dir = dir.map_err(|error| failed(&mounting.directory.display().to_string(), error))?;
     let options = MountOptions {
-        read_only: wanted.read_only,
-        allow_other: wanted.allow_other,
-        suid: wanted.suid,
-        dev: wanted.dev,
-        exec: wanted.exec,
+        is_read_only: wanted.read_only,
+        allows_others: wanted.allow_other,
+        allows_suid: wanted.suid,
+        allows_devices: wanted.dev,
+        allows_exec: wanted.exec,
         ..MountOptions::new(source_name(mounting.volume), SUBTYPE)
     };
     std::env::set_current_dir("/").map_err(|error| failed("/", error))?;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use nix::unistd::{Group, User};
 use offshoot_btrfs::{Compress, NewFiles};
-use offshoot_fuse::{Owner, Transport};
+use offshoot_fuse::{ShownOwner, Transport};
 use offshoot_vfs::Error;
 
 use crate::exit::{Failure, Result};
@@ -36,7 +36,7 @@ pub(crate) struct Wanted {
     pub(crate) nofail: bool,
     /// Give up all rights that the process does not need while it serves.
     pub(crate) sandbox: bool,
-    pub(crate) owner: Owner,
+    pub(crate) owner: ShownOwner,
     pub(crate) transport: Transport,
     pub(crate) subvolume: Option<OsString>,
     /// The id of the subvolume. If a path is given too, both must name the same subvolume.
@@ -67,7 +67,7 @@ impl Default for Wanted {
             remount: false,
             nofail: false,
             sandbox: true,
-            owner: Owner::default(),
+            owner: ShownOwner::default(),
             transport: Transport::default(),
             subvolume: None,
             subvolume_id: None,
@@ -406,12 +406,12 @@ mod tests {
         );
         let wanted = wanted.expect("all of them are known");
         assert_eq!(wanted.subvolume, Some("/2024".into()));
-        assert_eq!(wanted.owner, Owner { uid: Some(7), gid: None });
+        assert_eq!(wanted.owner, ShownOwner { uid: Some(7), gid: None });
         assert_eq!(wanted.commit, Some(Duration::from_secs(5)));
         assert!(wanted.compress.is_some_and(|compress| compress.forced));
         assert!(!wanted.read_only && !wanted.exec && wanted.dev && !wanted.suid);
         assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume_id), Some(5));
-        let root = Owner { uid: Some(0), gid: Some(0) };
+        let root = ShownOwner { uid: Some(0), gid: Some(0) };
         assert_eq!(parse("uid=root,gid=root").map(|wanted| wanted.owner).ok(), Some(root));
         for option in ["norecovery", "nologreplay", "rescue=nologreplay"] {
             assert_eq!(parse(option).map(|wanted| wanted.ignore_log).ok(), Some(true), "{option}");

@@ -16,7 +16,9 @@ use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
 use offshoot_btrfs::Report;
-use offshoot_fuse::{Control, Gate, Helper, Mounter, ServeOptions, Server, Transport, Unmount};
+use offshoot_fuse::{
+    Gate, Helper, MountControl, Mounter, ServeOptions, Server, Transport, Unmount,
+};
 use offshoot_vfs::{Error, OsReason};
 use rustix::io::Errno;
 use rustix::process::setpgid;
@@ -218,7 +220,7 @@ fn not_pointed(errno: Errno) -> Failure {
 }
 
 /// Waits for signals, and ends the mount when they come.
-fn wait_for_signals(signals: &SigSet, control: &Control, helper: &Helper, log: &Log) {
+fn wait_for_signals(signals: &SigSet, control: &MountControl, helper: &Helper, log: &Log) {
     let sync = || {
         if let Err(error) = control.sync() {
             log.line(&format_args!("not everything that was done is stored: {error}"));

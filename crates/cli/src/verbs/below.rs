@@ -1,7 +1,7 @@
 //! Visits a file and, with `-R`, everything below it, for verbs that change attributes.
 
 use offshoot_vfs::path::{LastLink, at_path, resolve};
-use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
 use crate::edit::{Report, joined};
@@ -36,7 +36,7 @@ struct Below<'a, 'r, 'f, 'c> {
 }
 
 impl Below<'_, '_, '_, '_> {
-    fn change(&mut self, entry: &Entry<'_>) {
+    fn change(&mut self, entry: &WalkedFile<'_>) {
         let path = || joined(self.top, entry.path);
         if let Err(error) = (self.change)(entry.attr, &path, self.report) {
             self.report.error(&at_path(error, &path()));
@@ -44,15 +44,15 @@ impl Below<'_, '_, '_, '_> {
     }
 }
 
-impl Visitor for Below<'_, '_, '_, '_> {
+impl WalkVisitor for Below<'_, '_, '_, '_> {
     type Directory = ();
 
-    fn enter(&mut self, (): &(), entry: &Entry<'_>) -> Option<()> {
+    fn enter(&mut self, (): &(), entry: &WalkedFile<'_>) -> Option<()> {
         self.change(entry);
         Some(())
     }
 
-    fn visit(&mut self, (): &(), entry: &Entry<'_>) {
+    fn visit(&mut self, (): &(), entry: &WalkedFile<'_>) {
         self.change(entry);
     }
 

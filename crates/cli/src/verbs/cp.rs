@@ -21,7 +21,9 @@ use offshoot_transfer::extract::{
 use offshoot_transfer::host::{HostId, Process, host_id_of_file, umask};
 use offshoot_transfer::stream::{StreamFailure, write_contents};
 use offshoot_vfs::globs::expand;
-use offshoot_vfs::path::{End, LastLink, at_path, bare, last_name, prefix, resolve, resolve_end};
+use offshoot_vfs::path::{
+    LastLink, PathEnd, at_path, bare, last_name, prefix, resolve, resolve_end,
+};
 use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, SafeName, Timestamp};
 
@@ -291,7 +293,7 @@ impl Seen {
                 path.symlink_metadata().is_err() || self.on_host.insert((parent, name.to_vec()))
             }
             Opened::Volume(_, fs, path) => match resolve_end(&**fs, bare(path), LastLink::Keep) {
-                Ok(End { file: Some(_), place: Some((dir, name)), .. }) => {
+                Ok(PathEnd { file: Some(_), place: Some((dir, name)), .. }) => {
                     let volume = Arc::as_ptr(&fs.volume()).addr();
                     self.in_volumes.insert((volume, dir, name))
                 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, resolve};
-use offshoot_vfs::{Dedupe, Errno, Error, FileId, FileSystemMut, Position};
+use offshoot_vfs::{Dedupe, Errno, Error, FileId, FilePosition, FileSystemMut};
 use serde::Serialize;
 
 use crate::args::DedupeArguments;
@@ -76,8 +76,8 @@ pub(super) fn run(
 /// Ranges of two files.
 struct Pair<'a> {
     fs: &'a dyn FileSystemMut,
-    from: Position,
-    to: Position,
+    from: FilePosition,
+    to: FilePosition,
     len: u64,
 }
 
@@ -89,9 +89,9 @@ impl<'a> Pair<'a> {
         to: FileId,
         arguments: &DedupeArguments,
     ) -> Result<Self, Error> {
-        let from = Position { file: from, offset: arguments.offset };
-        let to = Position { file: to, offset: arguments.to_offset.unwrap_or(arguments.offset) };
-        let rest = |at: Position| {
+        let from = FilePosition { file: from, offset: arguments.offset };
+        let to = FilePosition { file: to, offset: arguments.to_offset.unwrap_or(arguments.offset) };
+        let rest = |at: FilePosition| {
             let rest = fs.attr(at.file)?.size.checked_sub(at.offset);
             rest.ok_or_else(|| Error::posix(Errno::INVAL, "a range behind the end"))
         };
@@ -120,10 +120,10 @@ impl<'a> Pair<'a> {
     /// The same for a range, counted from where both begin, or for its halves. Returns the equal
     /// bytes.
     fn share(&self, range: Range<u64>) -> Result<u64, Error> {
-        let at = |begin: Position| {
+        let at = |begin: FilePosition| {
             let offset = begin.offset.checked_add(range.start);
             let offset = offset.ok_or_else(|| Error::posix(Errno::INVAL, "beyond any file"))?;
-            Ok::<_, Error>(Position { offset, ..begin })
+            Ok::<_, Error>(FilePosition { offset, ..begin })
         };
         let len = range.end - range.start;
         if let Dedupe::Same { len } = self.fs.dedupe_range(at(self.from)?, at(self.to)?, len)? {

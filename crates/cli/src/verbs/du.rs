@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::{ExtentUse, SharingCache};
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 use serde::Serialize;
 
@@ -217,7 +217,7 @@ struct Sums<'u, 'a, 's> {
 }
 
 impl Sums<'_, '_, '_> {
-    fn seen(&mut self, entry: &Entry<'_>) -> Option<Space> {
+    fn seen(&mut self, entry: &WalkedFile<'_>) -> Option<Space> {
         match self.usage.space(self.session, entry.attr, &mut self.shared) {
             Ok(space) => space,
             Err(error) => {
@@ -228,11 +228,11 @@ impl Sums<'_, '_, '_> {
     }
 }
 
-impl Visitor for Sums<'_, '_, '_> {
+impl WalkVisitor for Sums<'_, '_, '_> {
     /// How many directories the walk was in before it entered this one.
     type Directory = usize;
 
-    fn enter(&mut self, _: &usize, entry: &Entry<'_>) -> Option<usize> {
+    fn enter(&mut self, _: &usize, entry: &WalkedFile<'_>) -> Option<usize> {
         if self.usage.arguments.one_file_system && entry.attr.file.dev != entry.parent.dev {
             return None;
         }
@@ -241,7 +241,7 @@ impl Visitor for Sums<'_, '_, '_> {
         Some(self.levels.len())
     }
 
-    fn visit(&mut self, _: &usize, entry: &Entry<'_>) {
+    fn visit(&mut self, _: &usize, entry: &WalkedFile<'_>) {
         let Some(space) = self.seen(entry) else { return };
         let depth = self.levels.len();
         if let Some(level) = self.levels.last_mut() {

@@ -10,7 +10,7 @@ use offshoot_transfer as transfer;
 use offshoot_transfer::extract::{Mark, Outcome, Source, extract, extract_tar};
 use offshoot_transfer::host::Process;
 use offshoot_vfs::path::{LastLink, climb_file};
-use offshoot_vfs::{FileId, FileSystem, Version};
+use offshoot_vfs::{FileId, FileSystem, VolumeVersion};
 
 use crate::args::ExtractArguments;
 use crate::edit::{moment, place_in};
@@ -86,7 +86,7 @@ pub(super) fn run(
 
 /// The mark that says that a directory is being filled from `top` in its current state.
 fn mark(session: &PlaceSession, top: FileId) -> Mark {
-    let Version { volume, state } = session.fs.volume().version();
+    let VolumeVersion { volume, state } = session.fs.volume().version();
     Mark {
         place: format!("{volume} {} {}", top.dev, top.ino),
         state: format!("{state}, boot {}", boot()),

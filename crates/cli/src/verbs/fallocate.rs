@@ -26,12 +26,12 @@ pub(super) fn run(arguments: &FallocateArguments, console: &Arc<Console>) -> Res
 }
 
 fn what(arguments: &FallocateArguments) -> Fallocate {
-    let keep_size = arguments.keep_size;
+    let keeps_size = arguments.keep_size;
     match arguments {
         FallocateArguments { punch_hole: true, .. } => Fallocate::PunchHole,
-        FallocateArguments { zero_range: true, .. } => Fallocate::Zero { keep_size },
+        FallocateArguments { zero_range: true, .. } => Fallocate::Zero { keeps_size },
         FallocateArguments { collapse_range: true, .. } => Fallocate::Collapse,
         FallocateArguments { insert_range: true, .. } => Fallocate::Insert,
-        _ => Fallocate::Allocate { keep_size },
+        _ => Fallocate::Allocate { keeps_size },
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, resolve, resolve_end};
-use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Nameless, Timestamp};
 
 use super::rm::require_name;
@@ -280,7 +280,7 @@ impl<'a> Finding<'a, '_> {
     /// Removes a file. If the place is the root of the volume, it stays.
     fn delete(&mut self, one: &Candidate<'_>) -> bool {
         let Some((dir, name)) = one.place else { return true };
-        let place = offshoot_vfs::Place { dir, name };
+        let place = offshoot_vfs::EntryPlace { dir, name };
         let removed = if one.attr.file_type == FileType::Directory {
             if one.attr.file.dev == dir.dev {
                 self.fs.rmdir(place, self.now)
@@ -350,7 +350,7 @@ struct Walk<'w, 'a, 'f> {
 }
 
 impl Walk<'_, '_, '_> {
-    fn show(&mut self, entry: &Entry<'_>, depth: usize) -> bool {
+    fn show(&mut self, entry: &WalkedFile<'_>, depth: usize) -> bool {
         let path = joined(&self.finding.top, entry.path);
         self.finding.show(&Candidate {
             path: &path,
@@ -362,11 +362,11 @@ impl Walk<'_, '_, '_> {
     }
 }
 
-impl Visitor for Walk<'_, '_, '_> {
+impl WalkVisitor for Walk<'_, '_, '_> {
     /// The depth of a directory; 0 for the place.
     type Directory = usize;
 
-    fn enter(&mut self, depth: &usize, entry: &Entry<'_>) -> Option<usize> {
+    fn enter(&mut self, depth: &usize, entry: &WalkedFile<'_>) -> Option<usize> {
         let depth = depth + 1;
         let is_other = entry.attr.file.dev != entry.parent.dev;
         let search = self.finding.search;
@@ -384,7 +384,7 @@ impl Visitor for Walk<'_, '_, '_> {
         Some(depth)
     }
 
-    fn visit(&mut self, depth: &usize, entry: &Entry<'_>) {
+    fn visit(&mut self, depth: &usize, entry: &WalkedFile<'_>) {
         self.show(entry, depth + 1);
     }
 

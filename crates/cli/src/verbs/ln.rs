@@ -5,7 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, last_name, leads_to_itself, resolve, resolve_end};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, make_over};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, make_over,
+};
 
 use crate::args::LnArguments;
 use crate::edit::{Aim, Caller, Volumes, is_same, joined, new_file, place_in, require_one_volume};
@@ -79,7 +81,7 @@ fn link(
     let aim = Aim::of(fs, path, is_name, 1, LastLink::Keep)?;
     let last = last_name(target).unwrap_or(target);
     let new = aim.new_name(fs, path, last, false)?;
-    let place = Place { dir: new.dir, name: &new.name };
+    let place = EntryPlace { dir: new.dir, name: &new.name };
     let shown = match aim {
         Aim::Into(_) => joined(path, &new.name),
         Aim::Name(_) => path.to_vec(),
@@ -93,7 +95,7 @@ fn link(
         return Err(one_name(target, path));
     }
     let new_link = new_file(fs, new.dir, 0o777, caller)?;
-    let make = |place: Place<'_>| match file {
+    let make = |place: EntryPlace<'_>| match file {
         Some(file) => fs.link(file, place, caller.at),
         None => fs.symlink(place, target, &new_link).map(drop),
     };
@@ -125,11 +127,13 @@ fn linkable(fs: &dyn FileSystem, path: &[u8]) -> Result<FileId, Error> {
 fn require_other_name(
     fs: &dyn FileSystem,
     target: &[u8],
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     path: &[u8],
 ) -> Result<(), Error> {
     match resolve_end(fs, target, LastLink::Keep)?.place {
-        Some((dir, name)) if (Place { dir, name: &name }) == place => Err(one_name(target, path)),
+        Some((dir, name)) if (EntryPlace { dir, name: &name }) == place => {
+            Err(one_name(target, path))
+        }
         _ => Ok(()),
     }
 }

@@ -596,7 +596,7 @@ impl Tree<'_, '_, '_> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use offshoot_testkit::memory::{Memory, id};
+    use offshoot_testkit::memory::{MemoryFilesystem, id};
 
     use super::*;
     use crate::args::{Arguments, Verb};
@@ -604,7 +604,7 @@ mod tests {
     /// Otherwise the start would be listed below itself, without end.
     #[test]
     fn a_cycle_through_the_start_ends_at_the_start() {
-        let mut fs = Memory::new();
+        let mut fs = MemoryFilesystem::new();
         fs.node(300, FileType::Directory).parent = Some((301, b"again".to_vec()));
         fs.add(300, b"below", 301, FileType::Directory);
         fs.enter(301, b"again", 300);

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, bare, resolve, resolve_end};
-use offshoot_vfs::{Errno, Error, FileSystem, FileSystemMut, FileType, Place, SetAttr};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileSystem, FileSystemMut, FileType, SetAttr};
 
 use crate::args::MkdirArguments;
 use crate::edit::{Caller, at_every_place, new_file};
@@ -102,7 +102,7 @@ fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode<'_>) -> Result<(), Error
         new.umask = None;
     }
     let new_dir =
-        fs.mkdir(Place { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
+        fs.mkdir(EntryPlace { dir, name: &name }, &new).map_err(|error| at_path(error, path))?;
     if mode.change.is_some() && fs.attr(new_dir)?.permissions != new.permissions {
         let exact = SetAttr { permissions: Some(new.permissions), ..SetAttr::default() };
         fs.set_attr(new_dir, &exact, new.at).map_err(|error| at_path(error, path))?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, resolve_end};
-use offshoot_vfs::{Errno, Error, FileType, Node, Place, SetAttr};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileType, NewNode, SetAttr};
 
 use crate::args::MknodArguments;
 use crate::edit::{Caller, at_every_place, new_file};
@@ -25,7 +25,7 @@ pub(super) fn run(arguments: &MknodArguments, console: &Arc<Console>) -> Result 
         };
         let new = new_file(fs, dir, 0o666, &caller)?;
         let make = || {
-            let file = fs.mknod(Place { dir, name: &name }, node, &new)?;
+            let file = fs.mknod(EntryPlace { dir, name: &name }, node, &new)?;
             let Some(mode) = &mode else { return Ok(()) };
             let permissions = Some(mode.of(0o666, false, caller.umask));
             let set = SetAttr { permissions, ..SetAttr::default() };
@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &MknodArguments, console: &Arc<Console>) -> Result 
     })
 }
 
-fn node(arguments: &MknodArguments) -> Result<Node> {
+fn node(arguments: &MknodArguments) -> Result<NewNode> {
     let file_type = match arguments.node_type.as_str() {
         "b" => FileType::BlockDevice,
         "c" | "u" => FileType::CharDevice,
@@ -55,5 +55,5 @@ fn node(arguments: &MknodArguments) -> Result<Node> {
         (_, Some(major), Some(minor)) => (major, minor),
         _ => return Err(Failure::Usage("a device has two numbers, MAJOR and MINOR".into())),
     };
-    Ok(Node { file_type, rdev })
+    Ok(NewNode { file_type, rdev })
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use offshoot_transfer::Hint;
 use offshoot_vfs::globs::expand;
 use offshoot_vfs::path::{LastLink, at_path, bare, last_name, resolve, resolve_end};
-use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, FileType, Place, Rename, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, Rename, Timestamp};
 
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source, require_one_volume};
@@ -110,7 +110,8 @@ fn rename(
         Aim::Into(_) => joined(path, &new.name),
         Aim::Name(_) => path.to_vec(),
     };
-    let (from, to) = (Place { dir, name: &name }, Place { dir: new.dir, name: &new.name });
+    let (from, to) =
+        (EntryPlace { dir, name: &name }, EntryPlace { dir: new.dir, name: &new.name });
     if how == Rename::NoReplace && new.existing.is_some() {
         return Ok(None);
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use offshoot_vfs::enter::is_empty;
 use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
-use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Place, Timestamp};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
+use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, Timestamp};
 
 use crate::args::RmArguments;
 use crate::edit::{Report, at_every_place, joined, moment};
@@ -85,7 +85,7 @@ fn remove(
     let Some(file) = end.file else { return fail(Errno::NOENT) };
     require_name(bare)?;
     let Some((dir, name)) = end.place else { return Err(root()) };
-    let place = Place { dir, name: &name };
+    let place = EntryPlace { dir, name: &name };
     let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
     let shown = report.place(path);
     if attr.file_type != FileType::Directory {
@@ -177,10 +177,10 @@ impl Removal<'_, '_, '_, '_> {
     }
 }
 
-impl Visitor for Removal<'_, '_, '_, '_> {
+impl WalkVisitor for Removal<'_, '_, '_, '_> {
     type Directory = Open;
 
-    fn enter(&mut self, _: &Open, entry: &Entry<'_>) -> Option<Open> {
+    fn enter(&mut self, _: &Open, entry: &WalkedFile<'_>) -> Option<Open> {
         let path = || joined(self.top, entry.path);
         if entry.attr.file.dev != entry.parent.dev {
             let error = subvolume(&path());
@@ -199,14 +199,14 @@ impl Visitor for Removal<'_, '_, '_, '_> {
         Some(Open { place: (entry.parent, entry.name.to_vec()), left: self.left })
     }
 
-    fn visit(&mut self, _: &Open, entry: &Entry<'_>) {
+    fn visit(&mut self, _: &Open, entry: &WalkedFile<'_>) {
         let path = || joined(self.top, entry.path);
         let shown = self.shown(&path);
         if !self.talk.is_file_wanted(entry.attr, &shown) {
             self.left += 1;
             return;
         }
-        match self.fs.unlink(Place { dir: entry.parent, name: entry.name }, self.at) {
+        match self.fs.unlink(EntryPlace { dir: entry.parent, name: entry.name }, self.at) {
             Ok(()) => self.talk.removed("", &shown),
             Err(error) => {
                 let error = at_path(error, &path());
@@ -226,7 +226,7 @@ impl Visitor for Removal<'_, '_, '_, '_> {
             return;
         }
         let (dir, name) = &directory.place;
-        match self.fs.rmdir(Place { dir: *dir, name }, self.at) {
+        match self.fs.rmdir(EntryPlace { dir: *dir, name }, self.at) {
             Ok(()) => self.talk.removed("directory ", &shown),
             Err(error) => {
                 let error = at_path(error, &path());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use offshoot_vfs::path::{LastLink, at_path, bare, resolve_end};
-use offshoot_vfs::{Errno, Error, FileSystemMut, FileType, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileSystemMut, FileType, Timestamp};
 
 use super::rm::{require_name, root, subvolume};
 use crate::args::RmdirArguments;
@@ -44,5 +44,5 @@ fn remove(fs: &dyn FileSystemMut, path: &[u8], at: Timestamp) -> Result<(), Erro
     if file.dev != dir.dev {
         return Err(subvolume(path));
     }
-    fs.rmdir(Place { dir, name: &name }, at).map_err(|error| at_path(error, path))
+    fs.rmdir(EntryPlace { dir, name: &name }, at).map_err(|error| at_path(error, path))
 }

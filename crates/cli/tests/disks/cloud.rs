@@ -11,7 +11,7 @@ use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::run;
 
-use super::{Bench, MIB, copy_range};
+use super::{KernelImage, MIB, copy_range};
 
 const TABLE: &str = "label: gpt\n\
     start=1MiB, size=4MiB, type=U, name=\"EFI System Partition\"\n\
@@ -42,7 +42,7 @@ fn fill_root(disks: &Disks) {
 }
 
 /// Edits an image on the kernel's mount, as an administrator does before its first boot.
-fn edit_by_the_kernel(bench: &Bench, mount: &Path) {
+fn edit_by_the_kernel(bench: &KernelImage, mount: &Path) {
     let script = r#"
         set -e
         cp -p hostname "$1/@/etc/hostname"
@@ -63,7 +63,7 @@ fn edit_by_the_kernel(bench: &Bench, mount: &Path) {
 }
 
 /// Makes the same edits in the image with the program.
-fn edit_by_us(bench: &Bench, image: &str) {
+fn edit_by_us(bench: &KernelImage, image: &str) {
     let at = |path: &str| format!("{image}:{path}");
     let home = ["--subvolume", "@home", "--backing"];
     let top = ["--subvolume", "5", "--backing"];
@@ -86,7 +86,7 @@ fn edit_by_us(bench: &Bench, image: &str) {
 #[test]
 fn a_cloud_image_is_edited_before_its_first_boot() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     let root = Disks::create(&judges, 1, ROOT_BYTES / MIB);
     fill_root(&root);
 

@@ -5,16 +5,16 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Stdio;
 
-use offshoot_testkit::btrfs::disks::Attached;
+use offshoot_testkit::btrfs::disks::AttachedImages;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 
-use super::{Bench, MIB, VOLUME_BYTES, pipe};
+use super::{KernelImage, MIB, VOLUME_BYTES, pipe};
 
 /// The offset of the volume on the disk.
 const START: u64 = 3 * MIB;
 
-impl Bench {
+impl KernelImage {
     pub(crate) fn qemu_img(&self, words: &[&str]) -> String {
         // File names among the words are relative to the directory.
         let output = std::process::Command::new("qemu-img")
@@ -66,7 +66,7 @@ impl Bench {
 #[test]
 fn images_of_every_kind_are_read() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     let kinds: [(&str, &str, &[&str]); 25] = [
         ("qcow2", "qcow2", &[]),
@@ -138,7 +138,7 @@ fn images_of_every_kind_are_read() {
 #[test]
 fn what_is_not_read_is_refused_by_name() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     bench.qemu_img(&["convert", "-O", "qcow2", "-o", "data_file=data", "disk.img", "made"]);
     let said = bench.fails(&["ls", "made:/"], 1);
@@ -193,7 +193,7 @@ fn what_is_not_read_is_refused_by_name() {
 #[test]
 fn a_qcow2_is_written() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     let big: Vec<u8> = (0..6 << 20).map(|at: u32| (at / 7).to_le_bytes()[0]).collect();
     std::fs::write(bench.path("big"), &big).expect("a file");
@@ -234,7 +234,7 @@ fn a_qcow2_is_written() {
 #[test]
 fn a_vmdk_is_written() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     let big: Vec<u8> = (0..6 << 20).map(|at: u32| (at / 7).to_le_bytes()[0]).collect();
     std::fs::write(bench.path("big"), &big).expect("a file");
@@ -265,7 +265,7 @@ fn a_vmdk_is_written() {
     // grows.
     std::fs::create_dir(bench.path("mounted")).expect("a directory");
     bench.does(&["mount", "new.vmdk", "mounted"]);
-    let mounted = Unmount(&bench);
+    let mounted = UnmountGuard(&bench);
     std::fs::write(bench.path("mounted/more"), &big).expect("a write");
     drop(mounted);
     bench.qemu_img(&["check", "new.vmdk"]);
@@ -275,7 +275,7 @@ fn a_vmdk_is_written() {
     let extent = "subformat=twoGbMaxExtentSparse";
     bench.qemu_img(&["convert", "-O", "vmdk", "-o", extent, "disk.img", "two.vmdk"]);
     let text = std::fs::read_to_string(bench.path("two.vmdk")).expect("a descriptor");
-    let attached = Attached::new(&[bench.path("new.vmdk"), bench.path("two-s001.vmdk")]);
+    let attached = AttachedImages::new(&[bench.path("new.vmdk"), bench.path("two-s001.vmdk")]);
     let [whole, part] = attached.devices()[..] else { panic!("two devices") };
     std::fs::write(bench.path("two.vmdk"), text.replace("two-s001.vmdk", part)).expect("a file");
     for image in [whole, "two.vmdk"] {
@@ -290,7 +290,7 @@ fn a_vmdk_is_written() {
 #[test]
 fn files_that_a_descriptor_names_are_opened_with_care() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     let flat = ["convert", "-O", "vmdk", "-o", "subformat=monolithicFlat", "disk.img", "a.vmdk"];
     bench.qemu_img(&flat);
@@ -370,7 +370,7 @@ fn files_that_a_descriptor_names_are_opened_with_care() {
 #[test]
 fn a_seekable_stream_is_read_without_a_file() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     let file = File::create(bench.path("disk.zst")).expect("a file");
     let mut encoder = zeekstd::Encoder::new(file).expect("an encoder");
@@ -392,7 +392,7 @@ fn a_seekable_stream_is_read_without_a_file() {
 #[test]
 fn backing_files_are_opened_when_asked_for() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     bench.qemu_img(&["convert", "-c", "-O", "qcow2", "disk.img", "base.qcow2"]);
     let create = |name, backing, format| {
@@ -428,7 +428,7 @@ fn backing_files_are_opened_when_asked_for() {
 #[test]
 fn backing_files_are_spared_by_copies() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     for (name, backing, format) in
         [("middle.qcow2", "disk.img", "raw"), ("top.qcow2", "middle.qcow2", "qcow2")]
@@ -459,7 +459,7 @@ fn backing_files_are_spared_by_copies() {
 #[test]
 fn qemu_and_a_writer_keep_each_other_away() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "base.qcow2"]);
     bench.qemu_img(&["create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", "top"]);
@@ -490,7 +490,7 @@ fn qemu_and_a_writer_keep_each_other_away() {
     let dir = bench.path("mounted");
     std::fs::create_dir(&dir).expect("a directory");
     bench.does(&["mount", "--backing", "top", "mounted"]);
-    let mounted = Unmount(&bench);
+    let mounted = UnmountGuard(&bench);
     for words in [
         &["-f", "qcow2", "-c", "write 0 512", "top"][..],
         &["-f", "qcow2", "-c", "write 0 512", "base.qcow2"],
@@ -509,7 +509,7 @@ fn qemu_and_a_writer_keep_each_other_away() {
 #[test]
 fn the_format_of_a_file_can_be_said() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     // btrfs does not use the first bytes of a volume, so a guest may write an image header there.
     let raw = File::options().write(true).open(bench.path("raw.img")).expect("an image");
     raw.write_all_at(b"QFI\xfb\0\0\0\x03", 0).expect("a write");
@@ -520,7 +520,7 @@ fn the_format_of_a_file_can_be_said() {
     assert_eq!(bench.does(&["cat", "--image-format", "raw", "raw.img:/new"]), "new\n");
     std::fs::create_dir(bench.path("mounted")).expect("a directory");
     bench.does(&["mount", "--image-format", "raw", "raw.img", "mounted"]);
-    let mounted = Unmount(&bench);
+    let mounted = UnmountGuard(&bench);
     assert_eq!(std::fs::read(bench.path("mounted/new")).expect("a file"), b"new\n");
     drop(mounted);
     bench.qemu_img(&["create", "-q", "-f", "qcow2", "made", "200M"]);
@@ -537,7 +537,7 @@ fn the_format_of_a_file_can_be_said() {
 #[test]
 fn snapshots_of_an_image_are_read_by_name_and_survive_writes() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     for options in ["compat=0.10", "extended_l2=on,compression_type=zstd"] {
         let _ = std::fs::remove_file(bench.path("made"));
@@ -561,7 +561,7 @@ fn snapshots_of_an_image_are_read_by_name_and_survive_writes() {
 #[test]
 fn images_that_lie_are_refused() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     bench.qemu_img(&["convert", "-O", "qcow2", "disk.img", "made"]);
     let file = File::options().read(true).write(true).open(bench.path("made")).expect("an image");
@@ -586,7 +586,7 @@ fn images_that_lie_are_refused() {
 #[test]
 fn an_image_is_mounted() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.disk();
     bench.qemu_img(&["convert", "-c", "-O", "qcow2", "disk.img", "base.qcow2"]);
     let words = ["create", "-q", "-f", "qcow2", "-b", "base.qcow2", "-F", "qcow2", "made"];
@@ -594,7 +594,7 @@ fn an_image_is_mounted() {
     let dir = bench.path("mounted");
     std::fs::create_dir(&dir).expect("a directory");
     bench.does(&["mount", "--backing", "made@1", "mounted"]);
-    let mounted = Unmount(&bench);
+    let mounted = UnmountGuard(&bench);
     let table = std::fs::read_to_string("/proc/self/mounts").expect("the table of mounts");
     assert!(table.contains("/made@1 "), "{table}");
     let big = vec![0x5a; 9 << 20];
@@ -612,9 +612,9 @@ fn an_image_is_mounted() {
 }
 
 /// Unmounts `mounted` when it is dropped, also in a panic.
-struct Unmount<'a>(&'a Bench);
+struct UnmountGuard<'a>(&'a KernelImage);
 
-impl Drop for Unmount<'_> {
+impl Drop for UnmountGuard<'_> {
     fn drop(&mut self) {
         let output = self.0.offshoot(&["unmount", "mounted"]);
         let said = String::from_utf8_lossy(&output.stderr);

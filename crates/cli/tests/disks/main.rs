@@ -26,14 +26,14 @@ const MIB: u64 = 1 << 20;
 const VOLUME_BYTES: u64 = 128 * MIB;
 
 /// A directory with `raw.img`, the image of a volume that the kernel filled, labelled `root`.
-struct Bench {
+struct KernelImage {
     disks: Disks,
     dir: PathBuf,
     /// The stream that `extract` makes of it.
     stream: Vec<u8>,
 }
 
-impl Bench {
+impl KernelImage {
     fn new(judges: &Judges) -> Self {
         let disks = Disks::create(judges, 1, VOLUME_BYTES / MIB);
         disks.mkfs_and_settle(&["-L", "root"]);

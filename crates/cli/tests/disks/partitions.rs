@@ -4,11 +4,11 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 
-use super::{Bench, MIB, VOLUME_BYTES, copy_range, pipe};
+use super::{KernelImage, MIB, VOLUME_BYTES, copy_range, pipe};
 
 const GPT: &str = "label: gpt\n\
     start=1MiB, size=16MiB, name=\"EFI system\", uuid=0FF50001-0000-4000-8000-0000000000A1\n\
@@ -20,13 +20,13 @@ const MBR: &str = "label: dos\nlabel-id: 0x0ff50001\n\
     start=22MiB, size=8MiB, type=83\n\
     start=40MiB, size=128MiB, type=83\n";
 
-fn ext4(bench: &Bench, name: &str, size: u64) {
+fn ext4(bench: &KernelImage, name: &str, size: u64) {
     let path = bench.path(name);
     File::create(&path).and_then(|file| file.set_len(size)).expect("an image");
     run("mkfs.ext4", &["-q".as_ref(), path.as_os_str()]);
 }
 
-impl Bench {
+impl KernelImage {
     /// Requires that each of these names leads to a volume with the file `text`.
     #[track_caller]
     fn is_named(&self, volumes: &[&str]) {
@@ -39,7 +39,7 @@ impl Bench {
 #[test]
 fn a_volume_is_found_and_named_in_every_way() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.partitioned("gpt.img", 160 * MIB, GPT);
     bench.put_volume("gpt.img", 20 * MIB);
     bench.partitioned("mbr.img", 240 * MIB, MBR);
@@ -74,7 +74,7 @@ fn a_volume_is_found_and_named_in_every_way() {
 #[test]
 fn info_lists_what_partitions_hold() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.partitioned("gpt.img", 160 * MIB, GPT);
     ext4(&bench, "ext4.img", 16 * MIB);
     copy_range(&bench.path("ext4.img"), 0, &bench.path("gpt.img"), MIB, 16 * MIB);
@@ -100,7 +100,7 @@ fn info_lists_what_partitions_hold() {
 #[test]
 fn errors_say_what_there_is_and_what_to_write() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     ext4(&bench, "ext4.img", 16 * MIB);
     let said = bench.fails(&["ls", "ext4.img"], 1);
     assert_eq!(said, "offshoot: ext4.img: ext2, ext3 or ext4, not btrfs\n");
@@ -135,13 +135,13 @@ fn errors_say_what_there_is_and_what_to_write() {
 #[test]
 fn tables_in_large_sectors() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     for (image, script, number, start) in
         [("gpt.img", GPT, 2, 20 * MIB), ("mbr.img", MBR, 6, 40 * MIB)]
     {
         let path = bench.path(image);
         File::create(&path).and_then(|file| file.set_len(240 * MIB)).expect("an image");
-        let attached = Attached::with_sectors(std::slice::from_ref(&path), 4096);
+        let attached = AttachedImages::with_sectors(std::slice::from_ref(&path), 4096);
         let [device] = attached.devices()[..] else { panic!("one device") };
         let words = ["--quiet", "--no-reread", "--no-tell-kernel", device].map(OsStr::new);
         pipe("sfdisk", &words, script.as_bytes());
@@ -166,7 +166,7 @@ fn tables_in_large_sectors() {
     let said = bench.fails(&["mkfs", "mbr.img@5"], 1);
     assert!(said.contains("seems to count in sectors of 4096 bytes"), "{said}");
     // The same bytes on a device with another sector size.
-    let attached = Attached::new(&[bench.path("gpt.img")]);
+    let attached = AttachedImages::new(&[bench.path("gpt.img")]);
     bench.is_named(&[attached.devices()[0]]);
     drop(attached);
     // The first header of the GPT is lost.
@@ -181,7 +181,7 @@ fn tables_in_large_sectors() {
 #[test]
 fn an_old_signature_makes_no_large_sectors() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     let mut superblock = vec![0; 4096];
     let raw = File::open(bench.path("raw.img")).expect("an image");
     raw.read_exact_at(&mut superblock, 65536).expect("its superblock");
@@ -218,7 +218,7 @@ fn an_old_signature_makes_no_large_sectors() {
 #[test]
 fn nothing_is_written_outside_of_a_partition() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     let disk = bench.partitioned("gpt.img", 160 * MIB, GPT);
     bench.put_volume("gpt.img", 20 * MIB);
     let file = File::options().read(true).write(true).open(&disk).expect("an image");
@@ -255,7 +255,7 @@ fn nothing_is_written_outside_of_a_partition() {
 #[test]
 fn partitions_of_one_disk_are_used_together() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     let script = "label: gpt\nstart=1MiB, size=128MiB\nstart=129MiB, size=128MiB\n";
     bench.partitioned("two.img", 260 * MIB, script);
     bench.put_volume("two.img", MIB);
@@ -283,7 +283,7 @@ fn partitions_of_one_disk_are_used_together() {
 #[test]
 fn a_member_is_named_once() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     let script =
         "label: dos\nstart=1MiB, size=128MiB, type=83\nstart=130MiB, size=128MiB, type=83\n";
     let path = bench.partitioned("two.img", 300 * MIB, script);
@@ -319,7 +319,7 @@ fn a_member_is_named_once() {
 #[test]
 fn a_partition_that_is_cut_off_still_holds_what_it_holds() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     let script = "label: dos\nstart=1MiB, size=16MiB, type=83\nstart=20MiB, size=128MiB, type=83\n";
     let path = bench.partitioned("mbr.img", 160 * MIB, script);
     ext4(&bench, "ext4.img", 16 * MIB);
@@ -352,7 +352,7 @@ fn a_partition_that_is_cut_off_still_holds_what_it_holds() {
 #[test]
 fn a_volume_is_made_in_a_partition_or_at_an_offset() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     bench.partitioned("mbr.img", 240 * MIB, MBR);
     let said = bench.fails(&["mkfs", "mbr.img@6", "--size", "1G"], 2);
     assert!(said.contains("is a partition, which has the size that it has"), "{said}");
@@ -378,7 +378,7 @@ fn a_volume_is_made_in_a_partition_or_at_an_offset() {
 #[test]
 fn what_an_older_layout_left_is_not_taken_for_the_volume() {
     let Some(judges) = judges::require() else { return };
-    let bench = Bench::new(&judges);
+    let bench = KernelImage::new(&judges);
     let copy = |image: &str| {
         let mut superblock = vec![0; 4096];
         let raw = File::open(bench.path("raw.img")).expect("an image");

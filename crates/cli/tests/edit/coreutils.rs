@@ -49,10 +49,10 @@ fn fill(root: &Path) {
 }
 
 /// Every file by its path: type, permissions, links and contents.
-type Listing = BTreeMap<PathBuf, String>;
+type PathListing = BTreeMap<PathBuf, String>;
 
-fn list(root: &Path) -> Listing {
-    let mut found = Listing::new();
+fn list(root: &Path) -> PathListing {
+    let mut found = PathListing::new();
     let mut names = BTreeMap::new();
     let mut todo = vec![PathBuf::new()];
     while let Some(dir) = todo.pop() {
@@ -85,11 +85,11 @@ fn list(root: &Path) -> Listing {
 }
 
 /// The two sides of a script.
-struct Sides {
+struct ScriptSides {
     dir: tempfile::TempDir,
 }
 
-impl Sides {
+impl ScriptSides {
     fn new() -> Self {
         let dir = scratch_dir();
         let host = dir.path().join("host");
@@ -169,7 +169,7 @@ fn theirs(verb: &str, rest: &str) -> Vec<String> {
 #[track_caller]
 fn scripts(scripts: &[&[&str]]) {
     for script in scripts {
-        let sides = Sides::new();
+        let sides = ScriptSides::new();
         for line in *script {
             sides.run(line);
         }

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Stdio;
 
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
@@ -32,8 +32,9 @@ fn copies(dir: &Path, args: &[&Path]) -> String {
     said
 }
 
-fn mounted(image: &Path, options: &str) -> Mount {
-    Mount::try_new(&[image.to_path_buf()], options).unwrap_or_else(|reason| panic!("{reason}"))
+fn mounted(image: &Path, options: &str) -> MountedMembers {
+    MountedMembers::try_new(&[image.to_path_buf()], options)
+        .unwrap_or_else(|reason| panic!("{reason}"))
 }
 
 /// One of everything: from the host into a volume, from there into another volume, and out again

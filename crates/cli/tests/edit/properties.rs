@@ -4,7 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
@@ -16,7 +16,7 @@ use super::{check, does, fails, offshoot, volume, words};
 /// Mounts the volume, runs a script in it, and returns its output.
 #[track_caller]
 fn kernel(image: &Path, script: &str) -> String {
-    let mount = Mount::try_new(&[image.to_path_buf()], "rw,noatime").expect("it mounts");
+    let mount = MountedMembers::try_new(&[image.to_path_buf()], "rw,noatime").expect("it mounts");
     let script = format!("set -e; cd '{}'; {script}", mount.path().display());
     run("sh", &["-c", &script])
 }
@@ -186,7 +186,7 @@ fn fallocate_does_what_that_of_the_host_does() {
     assert!(std::fs::read(dir.join("out")).expect("it came back") == expected, "bytes of the file");
     check(&image);
     if judges::require().is_some() {
-        let mount = Mount::try_new(&[image], "ro").expect("it mounts");
+        let mount = MountedMembers::try_new(&[image], "ro").expect("it mounts");
         assert!(std::fs::read(mount.path().join("file")).expect("it reads") == expected);
         let new = mount.path().join("new").metadata().expect("it was made");
         assert_eq!((new.len(), new.blocks() * 512), (1 << 20, 1 << 20));
@@ -226,7 +226,7 @@ fn copies_inside_a_volume_share_their_data() {
     assert_eq!(std::fs::read(dir.join("out/sub/copy/large")).expect("it came back"), [7; 100]);
     check(&image);
     if judges::require().is_some() {
-        let mount = Mount::try_new(&[image], "ro").expect("it mounts");
+        let mount = MountedMembers::try_new(&[image], "ro").expect("it mounts");
         let spaces = sharing::spaces(mount.path());
         let exclusive = |path: &str| spaces[path].usage;
         let whole = 503_808;
@@ -270,7 +270,7 @@ fn files_are_stored_as_the_options_say() {
             does(dir, &format!("mkfs --force --size 256M {image}"));
         }
         does(dir, &format!("cp --{option} file ours.img:/file"));
-        let mount = Mount::try_new(&[dir.join("theirs.img")], option).expect("it mounts");
+        let mount = MountedMembers::try_new(&[dir.join("theirs.img")], option).expect("it mounts");
         std::fs::copy(dir.join("file"), mount.path().join("file")).expect("it is copied");
         drop(mount);
         let [ours, theirs] = ["ours.img", "theirs.img"].map(|image| stored(&dir.join(image)));
@@ -362,7 +362,7 @@ fn files_that_are_the_same_share_their_space() {
         );
     }
     if judges::require().is_some() {
-        let mount = Mount::try_new(&[image], "ro").expect("it mounts");
+        let mount = MountedMembers::try_new(&[image], "ro").expect("it mounts");
         let spaces = sharing::spaces(mount.path());
         let exclusive = |path: &str| spaces[path].usage.1;
         assert_eq!(["./a", "./b", "./late"].map(exclusive), [0; 3]);

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use offshoot_device::FileDevice;
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::scratch_dir;
 
@@ -41,7 +41,7 @@ fn a_volume_in_use_is_not_changed() {
     let image = dir.path().join("v.img");
     let before = fs::read(&image).expect("an image");
     {
-        let _holder = FileDevice::open_writable(&image).expect("nobody else has it");
+        let _holder = FileDevice::open_writable(&image).expect("no other program has it");
         for change in CHANGES {
             assert!(fails(dir.path(), change, 1).contains("v.img"));
         }
@@ -49,8 +49,8 @@ fn a_volume_in_use_is_not_changed() {
         does(dir.path(), "cp -r v.img:/d out");
     }
     if let Some(_judges) = judges::require() {
-        let _mount =
-            Mount::try_new(std::slice::from_ref(&image), "ro").expect("the kernel mounts it");
+        let _mount = MountedMembers::try_new(std::slice::from_ref(&image), "ro")
+            .expect("the kernel mounts it");
         for change in CHANGES {
             assert!(fails(dir.path(), change, 1).contains("v.img"));
         }

@@ -71,7 +71,7 @@ fn what_is_bad_is_told_and_what_can_be_is_repaired() {
         (&1.into(), &1.into()),
         "{counts}"
     );
-    let _holder = FileDevice::open_writable(&image).expect("nobody else has it");
+    let _holder = FileDevice::open_writable(&image).expect("no other program has it");
     assert!(fails(dir.path(), "scrub v.img", 1).contains("v.img: in use by"));
     fails(dir.path(), "scrub -r v.img", 3);
 }

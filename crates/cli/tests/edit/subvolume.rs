@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use offshoot_testkit::btrfs::disks::Mount;
+use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::btrfs::{judges, progs};
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
@@ -11,8 +11,9 @@ use super::{check, does, fails, volume};
 
 /// The kernel's list: the path, whether it is read-only, and whether it is a snapshot.
 fn listed(image: &Path) -> Vec<(String, bool, bool)> {
-    let mount = Mount::try_new(&[image.to_path_buf()], "ro,subvolid=5").expect("it mounts");
-    let row = |one: progs::Subvolume| (one.path, one.read_only, one.parent_uuid != "-");
+    let mount =
+        MountedMembers::try_new(&[image.to_path_buf()], "ro,subvolid=5").expect("it mounts");
+    let row = |one: progs::ListedSubvolume| (one.path, one.is_read_only, one.parent_uuid != "-");
     progs::subvolumes(mount.path()).into_iter().map(row).collect()
 }
 
@@ -115,7 +116,7 @@ fn lists_have_the_columns_of_btrfs() {
     );
     let Some(_judges) = judges::require() else { return };
     let theirs = {
-        let mount = Mount::try_new(&[image], "rw,noatime").expect("it mounts");
+        let mount = MountedMembers::try_new(&[image], "rw,noatime").expect("it mounts");
         let script = "btrfs send -q -f stream sent; btrfs receive -q -f stream in";
         run("sh", &["-c", &format!("set -e; cd '{}'; {script}", mount.path().display())]);
         run("sync", &["-f".as_ref(), mount.path().as_os_str()]);
@@ -136,7 +137,7 @@ fn lists_have_the_columns_of_btrfs() {
     let theirs: Vec<String> = theirs
         .iter()
         .map(|one| {
-            let progs::Subvolume {
+            let progs::ListedSubvolume {
                 id,
                 parent,
                 generation,

@@ -29,6 +29,6 @@ fn an_image_takes_less_of_the_host() {
     does(dir.path(), "cp v.img:/kept back");
     let read = |name| fs::read(dir.path().join(name)).expect("a file");
     assert!(read("kept") == read("back"), "it is something else");
-    let _holder = FileDevice::open_writable(&image).expect("nobody else has it");
+    let _holder = FileDevice::open_writable(&image).expect("no other program has it");
     assert!(fails(dir.path(), "trim v.img", 1).contains("v.img: in use by"));
 }

@@ -28,11 +28,11 @@ for file in t/1 t/2 t/3; do printf t > $file; touch -d '2001-02-03 04:05:06Z' $f
 touch -d '2010-01-01Z' d/x; touch -d '2005-01-01Z' a
 ";
 
-pub(super) struct Sides {
+pub(super) struct ChangeSides {
     dir: tempfile::TempDir,
 }
 
-impl Sides {
+impl ChangeSides {
     pub(super) fn new() -> Self {
         let dir = scratch_dir();
         fs::create_dir(dir.path().join("host")).expect("a directory");
@@ -128,7 +128,7 @@ fn script(lines: &[&str]) {
     if judges::require().is_none() {
         return;
     }
-    let sides = Sides::new();
+    let sides = ChangeSides::new();
     for line in lines {
         let (line, input) = line.split_once(" < ").unwrap_or((line, ""));
         sides.run(line, &input.replace(',', "\n"));
@@ -392,7 +392,7 @@ fn cp_leaves_out_and_stays() {
     if judges::require().is_none() {
         return;
     }
-    let sides = Sides::new();
+    let sides = ChangeSides::new();
     let dir = sides.dir.path();
     does(dir, "mkdir v.img:/in");
     does(dir, "cp -r --exclude '*.o' --exclude sub/deep host/d v.img:/in");
@@ -466,7 +466,7 @@ fn cp_leaves_out_a_source() {
     if judges::require().is_none() {
         return;
     }
-    let sides = Sides::new();
+    let sides = ChangeSides::new();
     let dir = sides.dir.path();
     for exclude in ["a", "*", "x", "d", "new", "sub", "sub/deep", "b"] {
         shell(dir, "rm -rf theirs ours; mkdir theirs ours; true");

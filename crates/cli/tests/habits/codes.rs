@@ -2,7 +2,7 @@
 
 use offshoot_testkit::btrfs::judges;
 
-use super::change::Sides;
+use super::change::ChangeSides;
 use super::generated::is_apart;
 
 /// Verbs with their first words. Places follow.
@@ -84,7 +84,7 @@ fn codes_are_those_of_the_core_utilities() {
         return;
     }
     let mut wrong = Vec::new();
-    let mut check = |sides: &Sides, line: &str| {
+    let mut check = |sides: &ChangeSides, line: &str| {
         let [ours, theirs] = sides.both(line, "");
         let said =
             [&ours, &theirs].map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
@@ -96,7 +96,7 @@ fn codes_are_those_of_the_core_utilities() {
         }
     };
     let mut all = |lines: Vec<String>| {
-        let sides = Sides::new();
+        let sides = ChangeSides::new();
         let mut apart = Vec::new();
         for line in lines {
             if is_apart(&sides.host(), &line) {
@@ -121,7 +121,7 @@ fn codes_are_those_of_the_core_utilities() {
         }
     }
     // With a wrong command line, every verb of ours ends with 2.
-    let sides = Sides::new();
+    let sides = ChangeSides::new();
     for verb in VERBS {
         let [ours, theirs] = sides.both(&format!("{verb} --no-such-option @a"), "");
         assert_eq!(ours.status.code(), Some(2), "{verb}: {ours:?}");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_or};
 
-use super::change::Sides;
+use super::change::ChangeSides;
 use super::look::{filled, is_same};
 
 fn pick<'t>(random: &mut Random, from: &[&'t str]) -> &'t str {
@@ -316,7 +316,7 @@ fn what_is_changed() {
     }
     let mut random = Random::new(seed_or(20));
     for _ in 0..VOLUMES {
-        let sides = Sides::new();
+        let sides = ChangeSides::new();
         let mut lines = Vec::new();
         let mut copies = 0;
         // Many copies are lines that [`is_apart`] leaves out.

@@ -50,12 +50,12 @@ chattr +i od/empty
 cp --reflink=always od/big od/sub/clone
 "#;
 
-pub(super) struct Beside {
+pub(super) struct LookSides {
     pub(super) disks: Disks,
     _judges: Judges,
 }
 
-pub(super) fn filled() -> Option<Beside> {
+pub(super) fn filled() -> Option<LookSides> {
     let judges = judges::require()?;
     let disks = Disks::create(&judges, 1, 256);
     run("mkfs.btrfs", &["-q".as_ref(), disks.images()[0].as_os_str()]);
@@ -82,7 +82,7 @@ pub(super) fn filled() -> Option<Beside> {
             "head -c 400000 /dev/urandom > home/only; head -c 100000 /dev/urandom > home/file; sync -f .",
         );
     }
-    Some(Beside { disks, _judges: judges })
+    Some(LookSides { disks, _judges: judges })
 }
 
 /// Runs a line on both sides, and requires the same output. In the line, `@` is in front of each
@@ -92,10 +92,10 @@ fn same(
     image: &Path,
     mount: &Path,
     (ours, theirs): (&str, &str),
-    sorted: bool,
+    is_sorted: bool,
     edit: impl Fn(Vec<u8>) -> Vec<u8>,
 ) {
-    let is_anything = is_same(image, mount, (ours, theirs), sorted, edit);
+    let is_anything = is_same(image, mount, (ours, theirs), is_sorted, edit);
     assert!(is_anything, "{ours}: nothing is compared");
 }
 
@@ -105,7 +105,7 @@ pub(super) fn is_same(
     image: &Path,
     mount: &Path,
     (ours, theirs): (&str, &str),
-    sorted: bool,
+    is_sorted: bool,
     edit: impl Fn(Vec<u8>) -> Vec<u8>,
 ) -> bool {
     let dir = image.parent().expect("a directory");
@@ -137,7 +137,7 @@ pub(super) fn is_same(
         });
         let mut lines: Vec<String> =
             text.replace('\0', "\n").replace(prefix, "").lines().map(str::to_owned).collect();
-        if sorted {
+        if is_sorted {
             lines.sort();
         }
         lines

@@ -27,7 +27,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use damage::Allowed;
+use damage::AllowedView;
 use mutation::{from_env, seed_of};
 use nix::sys::resource::{UsageWho, getrusage};
 use offshoot_testkit::btrfs::judges;
@@ -36,7 +36,7 @@ use offshoot_testkit::random::Random;
 use offshoot_testkit::run::try_run;
 use offshoot_testkit::scratch_dir;
 use serde_json::Value;
-use volume::Volume;
+use volume::HostileVolume;
 
 /// How long a verb may take on a volume of this size, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -55,14 +55,14 @@ const OUTPUT_BYTES: u64 = 64 << 20;
 const CASES: u64 = 140;
 
 /// The result of one run of the program.
-struct Outcome {
+struct RunOutcome {
     status: ExitStatus,
     stdout: Vec<u8>,
     stderr: String,
 }
 
 /// Runs the program in `dir` within the limits.
-fn offshoot(dir: &Path, args: &[String], case: &str) -> Outcome {
+fn offshoot(dir: &Path, args: &[String], case: &str) -> RunOutcome {
     // The shell sets the limit and then becomes the program.
     let mut child = Command::new("sh")
         .args(["-c", &format!("ulimit -v {ADDRESS_KIB} && exec \"$0\" \"$@\"")])
@@ -91,7 +91,7 @@ fn offshoot(dir: &Path, args: &[String], case: &str) -> Outcome {
     };
     let stderr = stderr.join().expect("the reader ends");
     let stdout = stdout.join().expect("the reader ends");
-    Outcome { status, stdout, stderr: String::from_utf8_lossy(&stderr).into_owned() }
+    RunOutcome { status, stdout, stderr: String::from_utf8_lossy(&stderr).into_owned() }
 }
 
 /// Reads a pipe on a thread of its own, up to a limit, and then closes it.
@@ -104,7 +104,7 @@ fn collect(pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
 }
 
 /// Runs the program and checks how it ends.
-fn run(dir: &Path, args: &[String], case: &str) -> Outcome {
+fn run(dir: &Path, args: &[String], case: &str) -> RunOutcome {
     let outcome = offshoot(dir, args, case);
     let what = format!("{case}: `offshoot {}`: {}", args.join(" "), outcome.stderr);
     let code = outcome.status.code().unwrap_or_else(|| panic!("{} {what}", outcome.status));
@@ -130,11 +130,11 @@ fn run(dir: &Path, args: &[String], case: &str) -> Outcome {
 
 /// Where the program runs: its working directory, and a place to extract to, beside files that must
 /// not change.
-struct Place {
+struct RunPlace {
     dir: tempfile::TempDir,
 }
 
-impl Place {
+impl RunPlace {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         fs::create_dir(dir.path().join("here")).expect("a directory");
@@ -148,7 +148,7 @@ impl Place {
     }
 
     /// Extracts to a fresh place, and checks that nothing else changed.
-    fn extract(&self, mut args: Vec<String>, case: &str) -> Outcome {
+    fn extract(&self, mut args: Vec<String>, case: &str) -> RunOutcome {
         let outer = self.dir.path().join("outer");
         let out = outer.join("out");
         args.push(out.to_str().expect("a temporary path is text").to_owned());
@@ -178,7 +178,7 @@ fn names(dir: &Path) -> Vec<String> {
 
 /// Runs every verb, and returns the exit codes and outputs, to compare with those of the sound
 /// volume.
-fn every_verb(volume: &Volume, place: &Place, case: &str) -> Vec<(i32, Vec<u8>)> {
+fn every_verb(volume: &HostileVolume, place: &RunPlace, case: &str) -> Vec<(i32, Vec<u8>)> {
     let verbs = volume.verbs();
     let mut seen: Vec<_> = verbs
         .iter()
@@ -203,7 +203,7 @@ fn every_verb(volume: &Volume, place: &Place, case: &str) -> Vec<(i32, Vec<u8>)>
 }
 
 /// Runs every verb that changes a volume, one after the other on a copy.
-fn every_change(volume: &Volume, place: &Place, case: &str, is_sound: bool) {
+fn every_change(volume: &HostileVolume, place: &RunPlace, case: &str, is_sound: bool) {
     let dir = scratch_dir();
     let copy = volume.copy(dir.path());
     for args in copy.changes() {
@@ -222,10 +222,10 @@ fn every_change(volume: &Volume, place: &Place, case: &str, is_sound: bool) {
 /// The verbs that change run on one damage of so many, because each run needs a copy.
 const CHANGES_EVERY: u64 = 4;
 
-fn sweep(name: &str, volume: &Volume) {
+fn sweep(name: &str, volume: &HostileVolume) {
     let seed = seed_of(name);
     let cases = from_env("OFFSHOOT_SWEEP").unwrap_or(CASES);
-    let place = Place::new();
+    let place = RunPlace::new();
     let target = volume.target();
     let sound = every_verb(volume, &place, "the sound volume");
     let codes: Vec<_> = sound.iter().map(|(code, _)| *code).collect();
@@ -247,13 +247,13 @@ fn sweep(name: &str, volume: &Volume) {
         for (i, (found, expected)) in outcomes.iter().zip(&sound).enumerate() {
             codes[usize::try_from(found.0).expect("checked")] += 1;
             let same = found == expected;
-            let failed = found.0 != 0 && allowed == Allowed::Errors;
+            let failed = found.0 != 0 && allowed == AllowedView::Errors;
             let shown = |(code, stdout): &(i32, Vec<u8>)| {
                 let stdout = String::from_utf8_lossy(&stdout[..stdout.len().min(500)]);
                 format!("exit code {code}, {stdout}")
             };
             assert!(
-                same || failed || allowed == Allowed::Anything,
+                same || failed || allowed == AllowedView::Anything,
                 "{case}: verb {i} is wrong: {} instead of {}",
                 shown(found),
                 shown(expected)
@@ -265,13 +265,13 @@ fn sweep(name: &str, volume: &Volume) {
 
 #[test]
 fn every_verb_on_hostile_volumes() {
-    sweep("every_verb_on_hostile_volumes", &Volume::fixture());
+    sweep("every_verb_on_hostile_volumes", &HostileVolume::fixture());
 }
 
 #[test]
 fn every_verb_on_hostile_volumes_of_small_nodes() {
     let Some(judges) = judges::require() else { return };
-    let volume = Volume::made(&judges, Recipe::new().mkfs("-n 4k"));
+    let volume = HostileVolume::made(&judges, Recipe::new().mkfs("-n 4k"));
     sweep("every_verb_on_hostile_volumes_of_small_nodes", &volume);
 }
 
@@ -279,6 +279,6 @@ fn every_verb_on_hostile_volumes_of_small_nodes() {
 fn every_verb_on_hostile_volumes_of_several_devices() {
     let Some(judges) = judges::require() else { return };
     let recipe = Recipe::new().devices(3).mkfs("-d raid1 -m raid1c3");
-    let volume = Volume::made(&judges, recipe);
+    let volume = HostileVolume::made(&judges, recipe);
     sweep("every_verb_on_hostile_volumes_of_several_devices", &volume);
 }

@@ -10,11 +10,11 @@ use offshoot_testkit::btrfs::fixture;
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
 
-use crate::damage::Target;
-use crate::image::{Image, Patched};
+use crate::damage::DamageTarget;
+use crate::image::{Patched, SparseImage};
 
 /// A sound volume, and the places in it that the verbs use.
-pub(crate) struct Volume {
+pub(crate) struct HostileVolume {
     /// The image files, in a directory of their own.
     images: Vec<PathBuf>,
     /// A directory below the root.
@@ -28,7 +28,7 @@ pub(crate) struct Volume {
     _disks: Option<Disks>,
 }
 
-impl Volume {
+impl HostileVolume {
     /// The volume that the repository carries.
     pub(crate) fn fixture() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
@@ -66,9 +66,9 @@ impl Volume {
     }
 
     /// The volume for which a sweep chooses the damage.
-    pub(crate) fn target(&self) -> Target {
-        let read = |path: &PathBuf| Arc::new(Image::read(path).expect("an image"));
-        Target::new(self.images.iter().map(read).collect(), true)
+    pub(crate) fn target(&self) -> DamageTarget {
+        let read = |path: &PathBuf| Arc::new(SparseImage::read(path).expect("an image"));
+        DamageTarget::new(self.images.iter().map(read).collect(), true)
     }
 
     /// Runs `call` while the damage is in the image files.

@@ -18,17 +18,17 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::program::copy_program;
-use super::{Mounted, require, volume};
+use super::{ServedMount, require, volume};
 
 /// The user id of `nobody`, who has no rights.
 const NOBODY: u32 = 65534;
 
 /// A directory that belongs to `nobody`, with an image and a program that `nobody` can run.
-pub(super) struct Home {
+pub(super) struct NobodyHome {
     dir: TempDir,
 }
 
-impl Home {
+impl NobodyHome {
     pub(super) fn new() -> Self {
         let home = Self { dir: scratch_dir() };
         let mode = fs::Permissions::from_mode(0o755);
@@ -58,10 +58,10 @@ impl Home {
         self.command().args(args).output().expect("the program starts")
     }
 
-    fn mount(&self) -> Mounted {
+    fn mount(&self) -> ServedMount {
         let mode = fs::metadata("/dev/fuse").expect("it is there").permissions().mode();
         assert!(mode & 0o6 == 0o6, "users may not open /dev/fuse: `cargo xtask setup` lets them");
-        Mounted::of(self.command(), own_dir(), &self.image(), "rw")
+        ServedMount::of(self.command(), own_dir(), &self.image(), "rw")
     }
 }
 
@@ -90,7 +90,7 @@ fn shell(dir: &Path, words: &str) -> String {
 #[test]
 fn a_user_mounts_and_unmounts() {
     let Some(_judges) = require() else { return };
-    let home = Home::new();
+    let home = NobodyHome::new();
     let mounted = home.mount();
     // Before `nobody` owns the root directory, it belongs to root, and `nobody` cannot write in it.
     assert_eq!(shell(mounted.path(), "cd $DIR && test ! -w . && ls -A"), "");
@@ -105,9 +105,9 @@ fn a_user_mounts_and_unmounts() {
 #[test]
 fn a_signal_unmounts_what_a_user_mounted() {
     let Some(judges) = require() else { return };
-    let home = Home::new();
+    let home = NobodyHome::new();
     // `nobody` becomes the owner of the volume's root directory.
-    let ours = Mounted::new(&home.image(), "rw");
+    let ours = ServedMount::new(&home.image(), "rw");
     chown(ours.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
     ours.unmount();
     fs::remove_file(home.image().with_extension("log")).expect("a log of root's");
@@ -126,7 +126,7 @@ fn a_signal_unmounts_what_a_user_mounted() {
 #[test]
 fn without_fusermount3_a_user_is_told() {
     let Some(_judges) = require() else { return };
-    let home = Home::new();
+    let home = NobodyHome::new();
     let dir = own_dir();
     let mut command = home.command();
     command.arg("mount").arg(home.image()).arg(dir.path()).env("PATH", "/no/such/directory");
@@ -146,7 +146,7 @@ fn without_dev_fuse_a_user_is_told_and_goes_on() {
         mount --rbind "$NEW" /dev
         exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -ec "$WORDS""#;
     let Some(_judges) = require() else { return };
-    let home = Home::new();
+    let home = NobodyHome::new();
     let (new, dir) = (scratch_dir(), own_dir());
     let run = |words: &str| -> Output {
         let mut command = Command::new("unshare");
@@ -172,14 +172,14 @@ fn without_dev_fuse_a_user_is_told_and_goes_on() {
 
 /// The links by which `mount` and `umount` find the program. They exist while a value of this type
 /// exists. Links that existed before are left alone.
-pub(super) struct Links;
+pub(super) struct MountLinks;
 
-/// How many values of [`Links`] there are, and the links that they made.
+/// How many values of [`MountLinks`] there are, and the links that they made.
 static LINKS: Mutex<(usize, Vec<PathBuf>)> = Mutex::new((0, Vec::new()));
 
-impl Links {
+impl MountLinks {
     pub(super) fn new() -> Self {
-        let mut links = LINKS.lock().expect("nobody panics");
+        let mut links = LINKS.lock().expect("no thread panicked");
         if links.0 == 0 {
             let names = ["/sbin/mount.fuse.offshoot", "/sbin/umount.fuse.offshoot"];
             let program = env!("CARGO_BIN_EXE_offshoot");
@@ -191,7 +191,7 @@ impl Links {
     }
 }
 
-impl Drop for Links {
+impl Drop for MountLinks {
     fn drop(&mut self) {
         let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
         links.0 -= 1;
@@ -209,7 +209,7 @@ impl Drop for Links {
 fn mount_and_umount_with_a_line_of_fstab() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let links = Links::new();
+    let links = MountLinks::new();
     let (dir, fstab) = (scratch_dir(), disks.images()[0].with_extension("fstab"));
     let (image, place) = (disks.images()[0].display(), dir.path().display());
     fs::write(&fstab, format!("{image} {place} fuse.offshoot noauto,compress=zstd,nodev 0 0\n"))
@@ -235,9 +235,9 @@ fn mount_and_umount_with_a_line_of_fstab() {
 #[test]
 fn subvolumes_need_the_permissions_of_directories() {
     let Some(_judges) = require() else { return };
-    let home = Home::new();
+    let home = NobodyHome::new();
     // As root: the owners of these directories decide what `nobody` may do on a mount of `nobody`.
-    let ours = Mounted::new(&home.image(), "rw");
+    let ours = ServedMount::new(&home.image(), "rw");
     let root = ours.path();
     let make = |name: &str, mode: u32, owner: u32, group: u32| {
         let path = root.join(name);

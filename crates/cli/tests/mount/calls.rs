@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 /// Makes the calls in `root`, and returns their results.
 pub(super) fn make(root: &Path) -> Vec<String> {
-    let mut calls = Calls { root, said: Vec::new() };
+    let mut calls = MountCalls { root, said: Vec::new() };
     calls.names();
     calls.moves();
     calls.links();
@@ -42,7 +42,7 @@ pub(super) fn make(root: &Path) -> Vec<String> {
     calls.said
 }
 
-struct Calls<'a> {
+struct MountCalls<'a> {
     root: &'a Path,
     said: Vec<String>,
 }
@@ -51,7 +51,7 @@ fn mode(bits: u32) -> Mode {
     Mode::from_raw_mode(bits)
 }
 
-impl Calls<'_> {
+impl MountCalls<'_> {
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
@@ -254,16 +254,17 @@ impl Calls<'_> {
         self.write("setid/file", b"data");
         self.stat("setid/file");
         for bits in [0o6755, 0o6745, 0o6777] {
-            for who in [0, 1000] {
-                let owned = std::os::unix::fs::chown(self.path("setid/file"), Some(who), Some(who));
-                self.note_io(&format!("chown {who}"), owned);
+            for user in [0, 1000] {
+                let owned =
+                    std::os::unix::fs::chown(self.path("setid/file"), Some(user), Some(user));
+                self.note_io(&format!("chown {user}"), owned);
                 self.stat("setid/file");
                 // On the kernel's btrfs, punching a hole changes nothing. So the punch comes while
                 // there is data.
                 for what in ["write", "punch", "zero", "allocate", "copy", "truncate", "open"] {
                     let changed = rustix::fs::chmod(self.path("setid/file"), mode(bits));
                     self.note(&format!("chmod {bits:o}"), changed);
-                    self.as_user(who, "setid/file", what);
+                    self.as_user(user, "setid/file", what);
                     self.stat("setid/file");
                 }
             }
@@ -286,11 +287,11 @@ impl Calls<'_> {
         }
     }
 
-    /// Has a shell change a file as the user `who`.
-    fn as_user(&mut self, who: u32, name: &str, what: &str) {
+    /// Has a shell change a file as the user `user`.
+    fn as_user(&mut self, user: u32, name: &str, what: &str) {
         use std::os::unix::process::CommandExt;
         if what == "copy" {
-            return self.copy_as_user(who, name);
+            return self.copy_as_user(user, name);
         }
         let script = match what {
             "write" => "printf x >>\"$0\"",
@@ -301,23 +302,23 @@ impl Calls<'_> {
             _ => ": >\"$0\"",
         };
         let mut command = std::process::Command::new("sh");
-        command.args(["-c", script]).arg(self.path(name)).uid(who).gid(who);
+        command.args(["-c", script]).arg(self.path(name)).uid(user).gid(user);
         let status = command.stderr(std::process::Stdio::null()).status().expect("a shell");
-        self.said.push(format!("{what} of {name} by {who}: {status}"));
+        self.said.push(format!("{what} of {name} by {user}: {status}"));
     }
 
-    /// Copies a part of a file into itself as the user `who`. A shell cannot do that.
-    fn copy_as_user(&mut self, who: u32, name: &str) {
+    /// Copies a part of a file into itself as the user `user`. A shell cannot do that.
+    fn copy_as_user(&mut self, user: u32, name: &str) {
         let path = self.path(name);
         let copy = move || {
-            rustix::thread::set_thread_gid(rustix::fs::Gid::from_raw(who))?;
-            rustix::thread::set_thread_uid(rustix::fs::Uid::from_raw(who))?;
+            rustix::thread::set_thread_gid(rustix::fs::Gid::from_raw(user))?;
+            rustix::thread::set_thread_uid(rustix::fs::Uid::from_raw(user))?;
             let flags = OFlags::RDWR;
             let file = rustix::fs::open(path, flags, Mode::empty())?;
             rustix::fs::copy_file_range(&file, Some(&mut 0), &file, Some(&mut 8), 1)
         };
         let copied = std::thread::spawn(copy).join().expect("no panic");
-        self.note(&format!("copy within {name} by {who}"), copied);
+        self.note(&format!("copy within {name} by {user}"), copied);
     }
 
     fn setxattr(&mut self, name: &str, attribute: &str, value: &[u8], flags: XattrFlags) {

@@ -5,7 +5,7 @@ use std::fs;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Mounted, is_done, require, unmount, volume};
+use super::{ServedMount, is_done, require, unmount, volume};
 
 /// The lines of a thread's status that show its rights.
 const RIGHTS: [&str; 5] = ["CapInh:", "CapPrm:", "CapEff:", "NoNewPrivs:", "Seccomp:"];
@@ -29,7 +29,7 @@ fn no_thread_keeps_rights() {
     let disks = volume(&judges, 256);
     let none = "CapInh: 0000000000000000 CapPrm: 0000000000000000 CapEff: 0000000000000000 \
                 NoNewPrivs: 1 Seccomp: 2";
-    let mounted = Mounted::new(&disks.images()[0], "rw,compress=zstd");
+    let mounted = ServedMount::new(&disks.images()[0], "rw,compress=zstd");
     assert_eq!(rights(mounted.child.id()), [none.to_owned()].into());
     // Threads that start later have no more rights.
     fs::write(mounted.path().join("file"), vec![1; 10 << 20]).expect("a file");
@@ -41,7 +41,7 @@ fn no_thread_keeps_rights() {
 fn it_can_be_switched_off() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw,nosandbox");
+    let mounted = ServedMount::new(&disks.images()[0], "rw,nosandbox");
     assert_eq!(rights(mounted.child.id()), rights(std::process::id()));
     mounted.unmount();
 }
@@ -52,7 +52,7 @@ fn it_can_be_switched_off() {
 fn without_its_helper() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let pid = mounted.child.id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let helper = children.expect("it runs").trim().parse().ok().and_then(Pid::from_raw);

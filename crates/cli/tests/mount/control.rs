@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use offshoot_testkit::btrfs::disks::{Disks, Mount};
+use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::progs;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::scratch_dir;
@@ -22,13 +22,13 @@ use offshoot_testkit::threads::SetOnDrop;
 use rustix::process::Signal;
 
 use super::program::copy_program;
-use super::{Mounted, command, does, offshoot, require, volume};
+use super::{ServedMount, command, does, offshoot, require, volume};
 
 /// The result of a run: the exit code, the output, and the messages.
-type Said = (Option<i32>, String, String);
+type RunResult = (Option<i32>, String, String);
 
 /// Runs the program with these words, where `@` stands for `root`.
-fn run(line: &str, root: &str) -> Said {
+fn run(line: &str, root: &str) -> RunResult {
     let words: Vec<String> = line.split(' ').map(|word| word.replacen('@', root, 1)).collect();
     let output = offshoot(&words);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -36,14 +36,14 @@ fn run(line: &str, root: &str) -> Said {
 }
 
 /// Runs command lines of the program on a mount.
-trait Live {
-    fn run(&self, line: &str) -> Said;
+trait LiveCommands {
+    fn run(&self, line: &str) -> RunResult;
     fn does(&self, line: &str) -> String;
     fn fails(&self, line: &str, code: i32) -> String;
 }
 
-impl Live for Mounted {
-    fn run(&self, line: &str) -> Said {
+impl LiveCommands for ServedMount {
+    fn run(&self, line: &str) -> RunResult {
         run(line, self.path().to_str().expect("a plain path"))
     }
 
@@ -73,9 +73,9 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 /// The kernel's list of subvolumes, without what depends on the clock or on chance.
-fn listed(mount: &Mount) -> Vec<(u64, u64, String, bool, bool)> {
+fn listed(mount: &MountedMembers) -> Vec<(u64, u64, String, bool, bool)> {
     let all = progs::subvolumes(mount.path()).into_iter();
-    all.map(|s| (s.id, s.parent, s.path, s.read_only, s.parent_uuid != "-")).collect()
+    all.map(|s| (s.id, s.parent, s.path, s.is_read_only, s.parent_uuid != "-")).collect()
 }
 
 /// Every verb says and does the same on a mount as on an image, and the kernel finds the same
@@ -85,7 +85,7 @@ fn as_on_an_image() {
     let Some(judges) = require() else { return };
     let (disks, beside) = (volume(&judges, 256), volume(&judges, 256));
     let image = beside.images()[0].to_str().expect("a plain path").to_owned() + ":";
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let mut failed = 0;
     for line in [
         "subvolume create @/home @/home/alice/ @/home/bob",
@@ -145,7 +145,7 @@ fn as_on_an_image() {
 fn the_kernel_sees_it_at_once() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let [home, snapshot] = ["home", "snapshot"].map(|name| mounted.path().join(name));
     let inside = snapshot.join("dir/file");
     let gone = |path: &Path| path.metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound);
@@ -204,7 +204,7 @@ fn mappings_are_in_the_snapshot() {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let path = mounted.path().join("file");
     fs::write(&path, [1; 8192]).expect("a file");
     let file = File::options().read(true).write(true).open(&path).expect("a file");
@@ -232,7 +232,7 @@ fn mappings_are_in_the_snapshot() {
 fn snapshots_among_writers() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 512);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     mounted.does("subvolume create @/home");
     let (home, is_over) = (mounted.path().join("home"), AtomicBool::new(false));
     let made = [const { AtomicUsize::new(0) }; 2];
@@ -289,7 +289,7 @@ fn stats_and_sync() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 512);
     let image = disks.images()[0].to_str().expect("a plain path").to_owned();
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let dir = mounted.path().join("dir");
     fs::create_dir(&dir).expect("a directory");
     // More than the first chunks hold, so that the engine allocates some.
@@ -331,7 +331,7 @@ fn trim() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 512);
     let image = &disks.images()[0];
-    let mounted = Mounted::new(image, "rw");
+    let mounted = ServedMount::new(image, "rw");
     let path = |name: &str| mounted.path().join(name);
     for number in 0..8 {
         fs::write(path(&format!("gone{number}")), vec![7; 10 << 20]).expect("a file");
@@ -384,7 +384,7 @@ fn scrub() {
     let disks = Disks::create(&judges, 1, 512);
     disks.mkfs(&["-m", "dup", "-d", "dup"]);
     let image = &disks.images()[0];
-    let mounted = Mounted::new(image, "rw");
+    let mounted = ServedMount::new(image, "rw");
     let path = |name: &str| mounted.path().join(name);
     let cold = Random::new(seed_of_run()).bytes(1 << 20);
     fs::write(path("cold"), &cold).expect("a file");
@@ -441,7 +441,7 @@ fn scrub() {
 fn places() {
     let Some(judges) = require() else { return };
     let (disks, inner) = (volume(&judges, 512), volume(&judges, 128));
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     mounted.does("subvolume create @/a @/a/b");
     let other = scratch_dir();
     rustix::mount::mount_bind(mounted.path().join("a"), other.path()).expect("a bind mount");
@@ -487,14 +487,14 @@ fn places() {
 fn the_default_subvolume() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     mounted.does("subvolume create @/home @/home/alice");
     mounted.does("subvolume set-default @/home");
     assert_eq!(mounted.does("subvolume get-default @"), "256 /home\n");
     mounted.does("subvolume delete @/home/alice");
     assert!(mounted.fails("subvolume delete @/home", 1).contains("default"));
     mounted.unmount();
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     assert!(mounted.fails("subvolume delete @", 1).contains("busy"));
     mounted.does("subvolume create @/bob");
     assert!(mounted.does("subvolume list @").contains("/home/bob"));
@@ -509,7 +509,7 @@ fn whose_it_is() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     for (options, owner) in [("rw", (0, 0)), ("uid=1234,gid=5678", (4, 5))] {
-        let mounted = Mounted::new(&disks.images()[0], options);
+        let mounted = ServedMount::new(&disks.images()[0], options);
         let name = mounted.path().join(options);
         let create = "umask 027 && exec \"$0\" subvolume create \"$1\"";
         let status = std::process::Command::new("sh")
@@ -531,7 +531,7 @@ fn whose_it_is() {
 fn refused() {
     let Some(judges) = require() else { return };
     let (disks, other) = (volume(&judges, 256), volume(&judges, 256));
-    let mounted = Mounted::new(&disks.images()[0], "allow_other");
+    let mounted = ServedMount::new(&disks.images()[0], "allow_other");
     let said = mounted.fails("subvolume create --subvolume 5 @/x", 2);
     assert!(said.contains("--subvolume says how a volume is opened"), "{said}");
     assert!(mounted.fails("subvolume create --compress zstd @/x", 2).contains("--compress"));
@@ -561,7 +561,7 @@ fn refused() {
     assert!(mounted.fails("subvolume create @/x", 1).contains("Read-only"));
     mounted.does("subvolume list @");
     mounted.unmount();
-    let mounted = Mounted::new(&disks.images()[0], "ro");
+    let mounted = ServedMount::new(&disks.images()[0], "ro");
     assert!(mounted.fails("subvolume create @/x", 1).contains("Read-only"));
     mounted.does("stats @");
     mounted.does("sync @");

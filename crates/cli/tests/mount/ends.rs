@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
 
-use super::{Mounted, command, does, offshoot, require, unmount, volume};
+use super::{ServedMount, command, does, offshoot, require, unmount, volume};
 
 /// When `unmount` returns, everything is on the devices, and other programs can use them.
 #[test]
@@ -23,7 +23,7 @@ fn unmount_makes_all_durable() {
     let disks = volume(&judges, 256);
     let image = &disks.images()[0];
     for round in 0..3_u32 {
-        let mounted = Mounted::new(image, "rw");
+        let mounted = ServedMount::new(image, "rw");
         for before in 0..round {
             let read = fs::read_to_string(mounted.path().join(format!("file{before}")));
             assert_eq!(read.ok(), Some(before.to_string()));
@@ -73,7 +73,7 @@ fn it_goes_to_the_background() {
 fn a_signal_unmounts() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let path = mounted.path().join("file");
     let mut file = File::create(&path).expect("a file");
     file.write_all(b"before").expect("data");
@@ -95,7 +95,7 @@ fn a_signal_unmounts() {
 fn what_is_in_use_stays_mounted() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let file = File::create(mounted.path().join("file")).expect("a file");
     let refused = offshoot(&["unmount".as_ref(), mounted.path().as_os_str()]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -123,12 +123,12 @@ fn killed_under_load() {
     let mut random = Random::new(seed);
     let promised = Mutex::new(Vec::new());
     for round in 0..20 {
-        let mounted = Mounted::new(image, "rw");
+        let mounted = ServedMount::new(image, "rw");
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let (promised, is_over, root) = (&promised, &is_over, mounted.path());
-                let writer = Writer { round, thread, root };
+                let writer = WritingThread { round, thread, root };
                 scope.spawn(move || writer.work(is_over, promised));
             }
             std::thread::sleep(Duration::from_millis(50 + random.below(300)));
@@ -138,7 +138,7 @@ fn killed_under_load() {
         drop(mounted);
         disks.assert_checks();
     }
-    let promised = promised.into_inner().expect("nobody panicked");
+    let promised = promised.into_inner().expect("no thread panicked");
     assert!(promised.len() >= 20, "only {} files were fsynced", promised.len());
     let found = disks.mount("ro");
     for (name, bytes) in &promised {
@@ -148,13 +148,13 @@ fn killed_under_load() {
 }
 
 /// A thread that writes files, and fsyncs every third.
-struct Writer<'a> {
+struct WritingThread<'a> {
     round: u32,
     thread: u32,
     root: &'a Path,
 }
 
-impl Writer<'_> {
+impl WritingThread<'_> {
     fn work(&self, is_over: &AtomicBool, promised: &Mutex<Vec<(String, Vec<u8>)>>) {
         let mut random = Random::new(u64::from(self.round * 10 + self.thread));
         for number in 0_u32.. {
@@ -171,7 +171,7 @@ impl Writer<'_> {
             });
             match written {
                 Ok(()) if number % 3 == 0 => {
-                    promised.lock().expect("nobody panicked").push((name, bytes));
+                    promised.lock().expect("no thread panicked").push((name, bytes));
                 }
                 Ok(()) => {}
                 Err(_) => return,
@@ -189,7 +189,7 @@ impl Writer<'_> {
 fn a_full_volume() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 128);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let path = mounted.path().join("file");
     let fill = |path: &Path| -> std::io::Result<()> {
         let mut file = File::create(path)?;
@@ -224,13 +224,13 @@ fn a_full_volume() {
 fn a_host_that_fails_makes_it_read_only() {
     let Some(_judges) = require() else { return };
     let dir = offshoot_testkit::scratch_dir();
-    let small = Small::new();
+    let small = SmallHost::new();
     // The log is on another filesystem than the one that fails.
     let image = dir.path().join("image");
     let sparse = small.0.path().join("image");
     does(&["mkfs".as_ref(), sparse.as_os_str(), "--size=256M".as_ref()]);
     std::os::unix::fs::symlink(sparse, &image).expect("a link");
-    let mounted = Mounted::new(&image, "rw");
+    let mounted = ServedMount::new(&image, "rw");
     let path = |name: &str| mounted.path().join(name);
     let stored = |name: &str| {
         let mut file = File::create(path(name))?;
@@ -254,15 +254,15 @@ fn a_host_that_fails_makes_it_read_only() {
     small.grow();
     offshoot_testkit::run::run("btrfs", &["check".as_ref(), image.as_os_str()]);
     fs::remove_file(image.with_extension("log")).expect("a log");
-    let read = Mounted::new(&image, "ro");
+    let read = ServedMount::new(&image, "ro");
     assert_eq!(fs::read(read.path().join("before")).ok(), Some(vec![7; 4 << 20]));
     read.unmount();
 }
 
 /// A filesystem of the host with little room.
-struct Small(tempfile::TempDir);
+struct SmallHost(tempfile::TempDir);
 
-impl Small {
+impl SmallHost {
     fn new() -> Self {
         let dir = offshoot_testkit::scratch_dir();
         let size = Some(c"size=24m");
@@ -278,7 +278,7 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallHost {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
     }
@@ -290,7 +290,7 @@ impl Drop for Small {
 fn unlinked_files_are_gone_after_a_kill() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let path = mounted.path().join("file");
     let mut file = File::create(&path).expect("a file");
     file.write_all(&vec![1; 100_000]).expect("data");
@@ -301,7 +301,7 @@ fn unlinked_files_are_gone_after_a_kill() {
     drop(file);
     drop(mounted);
     disks.assert_checks();
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     fs::write(mounted.path().join("other"), "x").expect("a file");
     mounted.unmount();
     disks.assert_checks();
@@ -315,7 +315,7 @@ fn writes_that_are_durable_when_they_return() {
     let Some(judges) = require() else { return };
     for options in ["rw", "rw,notreelog"] {
         let disks = volume(&judges, 256);
-        let mounted = Mounted::new(&disks.images()[0], options);
+        let mounted = ServedMount::new(&disks.images()[0], options);
         let make = |name: &str, flags: OFlags| {
             let path = mounted.path().join(name);
             let mut options = File::options();
@@ -344,7 +344,10 @@ fn writes_that_are_durable_when_they_return() {
             assert!(read.is_ok_and(|read| read == expected), "{name} with {options}");
         }
         let lost = fs::read(found.path().join("lost"));
-        assert!(lost.is_err() || lost.is_ok_and(|lost| lost.is_empty()), "nobody synced it");
+        assert!(
+            lost.is_err() || lost.is_ok_and(|lost| lost.is_empty()),
+            "the program had not synced it"
+        );
     }
 }
 
@@ -355,7 +358,7 @@ fn mappings() {
     use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let path = mounted.path().join("file");
     let file = File::options().read(true).write(true).create_new(true).open(&path).expect("a file");
     file.write_all_at(&[1; 8192], 0).expect("data");
@@ -405,7 +408,7 @@ fn other_users() {
     let disks = volume(&judges, 256);
     assert_eq!((seen_by_another(&judges, &disks.images()[0], "rw")), "");
     assert_eq!((seen_by_another(&judges, &disks.images()[0], "allow_other")), "file\n");
-    let mapped = Mounted::new(&disks.images()[0], "uid=1234,gid=5678");
+    let mapped = ServedMount::new(&disks.images()[0], "uid=1234,gid=5678");
     let made = mapped.path().join("made");
     fs::write(&made, "x").expect("a file");
     let metadata = made.metadata().expect("it is there");
@@ -425,7 +428,7 @@ fn other_users() {
 /// What another user sees of a mount with these options.
 fn seen_by_another(_judges: &Judges, image: &Path, options: &str) -> String {
     use std::os::unix::process::CommandExt;
-    let mounted = Mounted::new(image, options);
+    let mounted = ServedMount::new(image, options);
     fs::write(mounted.path().join("file"), "x").expect("a file");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     fs::set_permissions(mounted.path(), mode).expect("a mode");
@@ -466,7 +469,7 @@ fn in_the_foreground() {
 fn unmounting_what_was_killed() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     fs::write(mounted.path().join("file"), "x").expect("a file");
     mounted.signal(Signal::KILL);
     while File::open(mounted.path()).is_ok() {
@@ -487,7 +490,7 @@ fn unmounting_what_was_killed() {
 fn unmounting_by_force() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     fs::write(mounted.path().join("file"), "x").expect("a file");
     mounted.signal(Signal::STOP);
     let waiting = mounted.path().join("not asked for before");
@@ -508,7 +511,7 @@ fn unmounting_by_force() {
 fn unmounting_one_of_two_places() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let other = offshoot_testkit::scratch_dir();
     rustix::mount::mount_bind(mounted.path(), other.path()).expect("a bind mount");
     let output = offshoot(&["unmount".as_ref(), mounted.path().as_os_str()]);
@@ -526,7 +529,7 @@ fn unmounting_one_of_two_places() {
 fn a_signal_leaves_other_mounts() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let flags = rustix::mount::MountFlags::empty();
     rustix::mount::mount("tmpfs", mounted.path(), "tmpfs", flags, None).expect("a mount on top");
     let file = mounted.path().join("of another");

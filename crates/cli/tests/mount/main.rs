@@ -122,7 +122,7 @@ const SANDBOXED: &str =
     "offshoot: sandbox: no capabilities, no new privileges, Landlock, seccomp\n";
 
 /// A volume that the program has mounted. The server is a child of the test.
-struct Mounted {
+struct ServedMount {
     dir: TempDir,
     child: Child,
     log: PathBuf,
@@ -131,7 +131,7 @@ struct Mounted {
     _switched: Option<SwitchedOn>,
 }
 
-impl Mounted {
+impl ServedMount {
     /// Mounts `image` with these options.
     #[track_caller]
     fn new(image: &Path, options: &str) -> Self {
@@ -221,7 +221,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for ServedMount {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("the log of the mount:\n{}", self.log());

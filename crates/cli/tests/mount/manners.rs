@@ -16,8 +16,8 @@ use offshoot_testkit::scratch_dir;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
-use super::callers::{Home, Links, own_dir};
-use super::{Mounted, command, does, offshoot, require, unmount, volume};
+use super::callers::{MountLinks, NobodyHome, own_dir};
+use super::{ServedMount, command, does, offshoot, require, unmount, volume};
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -30,19 +30,19 @@ fn mount(options: &str, words: &[&OsStr]) -> Output {
 }
 
 /// A line of a system's fstab: the mount point and the options.
-type Line = (&'static str, &'static str);
+type FstabLine = (&'static str, &'static str);
 
 /// The subvolumes of a system, its default subvolume if it sets one, and the fstab that its
 /// installer writes.
-struct System {
+struct InstalledSystem {
     name: &'static str,
     subvolumes: &'static [&'static str],
     default: Option<&'static str>,
-    lines: &'static [Line],
+    lines: &'static [FstabLine],
 }
 
-const SYSTEMS: [System; 5] = [
-    System {
+const SYSTEMS: [InstalledSystem; 5] = [
+    InstalledSystem {
         name: "Fedora",
         subvolumes: &["root", "home", "var"],
         default: None,
@@ -52,7 +52,7 @@ const SYSTEMS: [System; 5] = [
             ("/var", "subvol=var,compress=zstd:1,x-systemd.device-timeout=0"),
         ],
     },
-    System {
+    InstalledSystem {
         name: "openSUSE",
         subvolumes: &["@", "@/.snapshots", "@/.snapshots/1", "@/var", "@/home", "@/usr-local"],
         default: Some("@/.snapshots/1"),
@@ -64,20 +64,20 @@ const SYSTEMS: [System; 5] = [
             ("/.snapshots", "subvol=/@/.snapshots"),
         ],
     },
-    System {
+    InstalledSystem {
         name: "Debian",
         subvolumes: &["@rootfs"],
         default: None,
         lines: &[("/", "defaults,subvol=@rootfs")],
     },
-    System {
+    InstalledSystem {
         name: "Ubuntu",
         subvolumes: &["@", "@home"],
         default: None,
         lines: &[("/", "defaults,subvol=@"), ("/home", "defaults,subvol=@home,nofail,autodefrag")],
     },
     // As `genfstab` prints it from the kernel's table of mounts, with every option.
-    System {
+    InstalledSystem {
         name: "Arch",
         subvolumes: &["@", "@log"],
         default: None,
@@ -99,7 +99,7 @@ const SYSTEMS: [System; 5] = [
 #[test]
 fn lines_of_fstab_as_systems_write_them() {
     let Some(judges) = require() else { return };
-    let _links = Links::new();
+    let _links = MountLinks::new();
     for system in SYSTEMS {
         let disks = volume(&judges, 256);
         let (image, dir) = (&disks.images()[0], scratch_dir());
@@ -118,7 +118,7 @@ fn lines_of_fstab_as_systems_write_them() {
             does(&["subvolume", "set-default", &in_volume(default)].map(OsStr::new));
         }
         let fstab = image.with_extension("fstab");
-        let line = |(path, options): &Line| {
+        let line = |(path, options): &FstabLine| {
             let (image, dir) = (image.display(), dir.path().display());
             format!("{image} {dir}{path} fuse.offshoot {options} 0 0\n")
         };
@@ -175,7 +175,7 @@ fn further_places() {
     let image = disks.images()[0].as_os_str();
     let place = |path: &str| format!("{}:/{path}", image.display());
     does(&["subvolume", "create", &place("one"), &place("two")].map(OsStr::new));
-    let first = Mounted::new(&disks.images()[0], "subvol=one");
+    let first = ServedMount::new(&disks.images()[0], "subvol=one");
     let (second, third) = (scratch_dir(), scratch_dir());
     let output = mount("subvol=two,ro,compress=zstd", &[image, second.path().as_os_str()]);
     assert!(output.status.success(), "{output:?}");
@@ -252,7 +252,7 @@ fn remounting_repeats_what_is_in_force() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     let options = "compress=zstd:1,uid=root,commit=7,lazytime";
-    let mounted = Mounted::new(&disks.images()[0], options);
+    let mounted = ServedMount::new(&disks.images()[0], options);
     let remount = |options: &str| mount(options, &["any".as_ref(), mounted.path().as_os_str()]);
     let output = remount(&format!("remount,ro,{options}"));
     assert!(output.status.success() && said(&output).contains("lazytime"), "{output:?}");
@@ -263,7 +263,7 @@ fn remounting_repeats_what_is_in_force() {
     assert!(remount("remount,rw,uid=0").status.success());
     fs::write(mounted.path().join("file"), "x").expect("it can be written");
     mounted.unmount();
-    let mounted = Mounted::new(&disks.images()[0], "ro");
+    let mounted = ServedMount::new(&disks.images()[0], "ro");
     let output = mount("remount,rw", &["any".as_ref(), mounted.path().as_os_str()]);
     assert!(said(&output).contains("mounted to be read only"), "{output:?}");
     mounted.unmount();
@@ -276,7 +276,7 @@ fn a_dead_mount_is_named_and_taken_away() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     let image = disks.images()[0].as_os_str();
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let dir = mounted.path().as_os_str();
     mounted.signal(Signal::KILL);
     // Requests that were under way fail with another error.
@@ -310,7 +310,7 @@ fn a_dead_mount_is_named_and_taken_away() {
 #[test]
 fn read_only_where_it_cannot_be_written() {
     let Some(judges) = require() else { return };
-    let home = Home::new();
+    let home = NobodyHome::new();
     let mode = fs::Permissions::from_mode(0o444);
     fs::set_permissions(home.image(), mode).expect("a mode");
     let dir = own_dir();
@@ -324,7 +324,7 @@ fn read_only_where_it_cannot_be_written() {
     assert!(line.is_some_and(|line| line.contains(" ro,")), "{line:?}");
     let disks = volume(&judges, 256);
     // The log has what was fsynced before the server is killed.
-    let mounted = Mounted::new(&disks.images()[0], "commit=300");
+    let mounted = ServedMount::new(&disks.images()[0], "commit=300");
     let file = File::create(mounted.path().join("file")).expect("a file");
     file.sync_all().expect("it is stored");
     mounted.signal(Signal::KILL);
@@ -370,7 +370,7 @@ fn exit_codes_of_mount() {
 fn paths_in_a_mount_are_places() {
     let Some(judges) = require() else { return };
     let disks: Disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let root = mounted.path().to_path_buf();
     fs::create_dir_all(root.join("dir/below")).expect("directories");
     fs::write(root.join("dir/file"), "contents").expect("a file");
@@ -435,7 +435,7 @@ fn others_do_not_pass_the_gate() {
     let place = |path: &str| format!("{}:/{path}", image.display());
     does(&["mkdir", "-m", "700", &place("closed")].map(OsStr::new));
     does(&["subvolume", "create", &place("one"), &place("closed/two")].map(OsStr::new));
-    let first = Mounted::new(&disks.images()[0], "subvol=one,allow_other,uid=65534");
+    let first = ServedMount::new(&disks.images()[0], "subvol=one,allow_other,uid=65534");
     let second = scratch_dir();
     let words = ["mount", "-o", "subvol=closed/two"].map(OsStr::new);
     does(&[&words[..], &[image, second.path().as_os_str()]].concat());
@@ -475,7 +475,7 @@ fn a_place_without_its_directory_is_listed_and_unmounted() {
     let disks = volume(&judges, 256);
     let image = disks.images()[0].as_os_str();
     does(&["subvolume", "create", &format!("{}:/two", image.display())].map(OsStr::new));
-    let first = Mounted::new(&disks.images()[0], "rw");
+    let first = ServedMount::new(&disks.images()[0], "rw");
     let second = scratch_dir();
     let words = ["mount", "-o", "subvol=two"].map(OsStr::new);
     does(&[&words[..], &[image, second.path().as_os_str()]].concat());
@@ -500,7 +500,7 @@ fn further_places_have_their_rights_from_the_beginning() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     let image = disks.images()[0].as_os_str();
-    let first = Mounted::new(&disks.images()[0], "rw,suid,dev,exec");
+    let first = ServedMount::new(&disks.images()[0], "rw,suid,dev,exec");
     let own = |line: &str| line.split(' ').nth(5).expect("options").to_owned();
     assert!(!own(&line_of(first.path()).expect("it is mounted")).contains("nosuid"));
     let second = scratch_dir();
@@ -550,7 +550,7 @@ fn further_places_have_their_rights_from_the_beginning() {
 fn sync_and_unmount_say_as_json_what_is_stored() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     fs::write(mounted.path().join("file"), "x").expect("it is written there");
     let (volume, dir) = (disks.images()[0].display(), mounted.path().display());
     let synced = offshoot(&["sync".as_ref(), "--json".as_ref(), mounted.path().as_os_str()]);

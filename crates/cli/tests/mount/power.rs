@@ -35,7 +35,7 @@ pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
         let base = FileDevice::open(&disks.images()[0]).expect("an image");
         let device = Arc::new(CrashDevice::new(Arc::new(base)));
         serve_a_database(&device, journal, transactions);
-        let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, torn: true };
+        let plan = CrashPlan { exhaustive_limit: 2, samples_per_epoch: 4, seed, tears: true };
         let mut random = Random::new(seed);
         let mut looked_at = 0;
         for state in device.log().states(&plan) {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use offshoot_testkit::scratch_dir;
 
-use super::{Mounted, offshoot, require, volume};
+use super::{ServedMount, offshoot, require, volume};
 
 /// Runs the program, which must fail with `code`, and returns its messages.
 #[track_caller]
@@ -47,7 +47,7 @@ fn places_that_are_none() {
     let zeros = dir.path().join("zeros");
     std::fs::write(&zeros, vec![0; 1 << 20]).expect("a file");
     fails(&[mount, zeros.as_os_str(), dir.path().as_os_str()], 1);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     // A writer keeps out all verbs, and any other process that would serve the volume too.
     let serve = ["mount", "--in-background"].map(OsStr::new);
     let said = fails(&[&serve[..], &[image, dir.path().as_os_str()]].concat(), 1);
@@ -61,7 +61,7 @@ fn places_that_are_none() {
 fn remounting_stores() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     std::fs::write(mounted.path().join("file"), "x").expect("a file");
     let args = ["mount", "-o", "remount,ro", "any"].map(OsStr::new);
     super::does(&[&args[..], &[mounted.path().as_os_str()]].concat());
@@ -76,7 +76,7 @@ fn remounting_stores() {
 fn read_only() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     let file = mounted.path().join("file");
     let written = || std::fs::write(&file, "x").map_err(|error| error.kind());
     let remount = |options: &str| {
@@ -90,7 +90,7 @@ fn read_only() {
     remount("remount,rw");
     assert_eq!(written(), Ok(()));
     mounted.unmount();
-    let mounted = Mounted::new(&disks.images()[0], "ro");
+    let mounted = ServedMount::new(&disks.images()[0], "ro");
     let file = mounted.path().join("file");
     let refused = std::fs::remove_file(&file).map_err(|error| error.kind());
     assert_eq!(refused, Err(std::io::ErrorKind::ReadOnlyFilesystem));
@@ -135,7 +135,7 @@ fn a_name_without_an_inode_is_an_error() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
     let image = &disks.images()[0];
-    let mounted = Mounted::new(image, "rw");
+    let mounted = ServedMount::new(image, "rw");
     for name in ["before", "gone-file", "later"] {
         std::fs::write(mounted.path().join(name), name).expect("a file");
     }
@@ -151,7 +151,7 @@ fn a_name_without_an_inode_is_an_error() {
     let expected = names(kernel.path());
     assert!(kernel.path().join("gone-file").metadata().is_err());
     drop(kernel);
-    let mounted = Mounted::new(image, "rw");
+    let mounted = ServedMount::new(image, "rw");
     let root = mounted.path();
     assert_eq!(names(root), expected);
     let gone = root.join("gone-file");

@@ -10,7 +10,7 @@ use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::run;
 
-use super::{Mounted, calls, does, require, volume};
+use super::{ServedMount, calls, does, require, volume};
 
 /// One of everything that the kernel made, seen through both mounts at once.
 #[test]
@@ -18,7 +18,7 @@ fn both_mounts_show_the_same() {
     let Some(judges) = require() else { return };
     let disks = Recipe::new().fill(fill::everything).make(&judges);
     let theirs = disks.mount("ro,noatime");
-    let ours = Mounted::new(&disks.images()[0], "ro");
+    let ours = ServedMount::new(&disks.images()[0], "ro");
     let shown = HostFilesystem::new(ours.path()).expect("the mount opens");
     // Our inode numbers are unique in the mount, and the kernel's only in each subvolume.
     let compare = Compare::default().without(Aspect::Ids);
@@ -34,7 +34,7 @@ fn calls_do_the_same() {
     let Some(judges) = require() else { return };
     let (ours, theirs) = (volume(&judges, 512), Disks::create(&judges, 1, 512));
     theirs.mkfs(&[]);
-    let mounted = Mounted::new(&ours.images()[0], "allow_other");
+    let mounted = ServedMount::new(&ours.images()[0], "allow_other");
     let kernel = theirs.mount("noatime");
     let (said, expected) = (calls::make(mounted.path()), calls::make(kernel.path()));
     let differences: Vec<_> = said
@@ -73,7 +73,7 @@ fn numbers_are_stable_and_unique() {
     let Some(judges) = require() else { return };
     let disks = Recipe::new().fill(fill::everything).make(&judges);
     let image = &disks.images()[0];
-    let numbers = |mounted: &Mounted| {
+    let numbers = |mounted: &ServedMount| {
         let mut found = Vec::new();
         let mut dirs = vec![mounted.path().to_path_buf()];
         while let Some(dir) = dirs.pop() {
@@ -98,7 +98,7 @@ fn numbers_are_stable_and_unique() {
         found.sort();
         found
     };
-    let mounted = Mounted::new(image, "ro");
+    let mounted = ServedMount::new(image, "ro");
     let first = numbers(&mounted);
     let root = mounted.path().metadata().expect("it is there").ino();
     mounted.unmount();
@@ -106,7 +106,7 @@ fn numbers_are_stable_and_unique() {
     for pair in first.windows(2) {
         assert!(pair[0].0 != pair[1].0 || pair[0].1 > 1, "{pair:?}");
     }
-    let mounted = Mounted::new(image, "ro");
+    let mounted = ServedMount::new(image, "ro");
     assert!(numbers(&mounted) == first);
     mounted.unmount();
 }
@@ -129,7 +129,7 @@ fn options_store_the_same() {
     ] {
         let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
         theirs.mkfs(&[]);
-        let mounted = Mounted::new(&ours.images()[0], options);
+        let mounted = ServedMount::new(&ours.images()[0], options);
         let kernel = theirs.mount(options);
         for root in [mounted.path(), kernel.path()] {
             std::fs::create_dir(root.join("dir")).expect("a directory");
@@ -152,7 +152,7 @@ fn what_is_removed_is_discarded() {
     let Some(judges) = require() else { return };
     let (ours, theirs) = (volume(&judges, 512), Disks::create(&judges, 1, 512));
     theirs.mkfs(&[]);
-    let mounted = Mounted::new(&ours.images()[0], "discard,flushoncommit");
+    let mounted = ServedMount::new(&ours.images()[0], "discard,flushoncommit");
     let kernel = theirs.mount("discard=sync,flushoncommit");
     for root in [mounted.path(), kernel.path()] {
         let write = |name: &str, len| {

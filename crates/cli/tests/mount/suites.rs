@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::seed_of_run;
 
-use super::callers::Links;
+use super::callers::MountLinks;
 use super::work::end;
-use super::{Mounted, require, volume};
+use super::{ServedMount, require, volume};
 
 /// The ways of storing data. The suites have to pass with each of them.
 pub(super) const WAYS: [&str; 5] =
@@ -48,9 +48,9 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 pub(super) fn run_pjdfstest(judges: &Judges, way: &str, words: &[&str], at_least: u32) {
     let program = suite("pjdfstest");
     // It runs `mount` to remount, and `mount` looks for our program by these links.
-    let _links = Links::new();
+    let _links = MountLinks::new();
     let disks = volume(judges, 512);
-    let mounted = Mounted::new(&disks.images()[0], &format!("allow_other,suid,dev,{way}"));
+    let mounted = ServedMount::new(&disks.images()[0], &format!("allow_other,suid,dev,{way}"));
     let configuration = disks.images()[0].with_extension("toml");
     // The tests that remount run by themselves later, because they keep others from writing.
     let remounts = !words.is_empty();
@@ -124,7 +124,7 @@ const OPERATIONS_OF_A_SEED: &str = "2000";
 fn run_fsx(judges: &Judges, way: &str, time: Duration, first_seed: u64) {
     let program = suite("fsx");
     let disks = volume(judges, 512);
-    let mounted = Mounted::new(&disks.images()[0], way);
+    let mounted = ServedMount::new(&disks.images()[0], way);
     let configuration = disks.images()[0].with_extension("toml");
     std::fs::write(&configuration, OPERATIONS).expect("a file");
     let (started, mut seeds) = (Instant::now(), 0);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use offshoot_testkit::io_uring::{self, SwitchedOn};
 use offshoot_testkit::scratch_dir;
 
-use super::{Mounted, command, require, volume};
+use super::{ServedMount, command, require, volume};
 
 /// Mounts a volume with the program that `command` starts, and requires that it serves over
 /// `transport`.
@@ -20,7 +20,8 @@ fn is_served(command: Command, transport: &'static str) {
     let switched = SwitchedOn::new().expect("the switch can be turned");
     let disks = volume(&judges, 256);
     let image = &disks.images()[0];
-    let mounted = Mounted::serve(command, scratch_dir(), image, "rw", transport, Some(switched));
+    let mounted =
+        ServedMount::serve(command, scratch_dir(), image, "rw", transport, Some(switched));
     let file = mounted.path().join("file");
     fs::write(&file, "contents").expect("a file");
     assert_eq!(fs::read(&file).expect("a file"), b"contents");

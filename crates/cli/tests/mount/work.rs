@@ -18,11 +18,11 @@ use offshoot_testkit::run::{command, run};
 use offshoot_testkit::scratch_dir;
 use rustix::process::Signal;
 
-use super::{Mounted, require, volume};
+use super::{ServedMount, require, volume};
 
 /// The amount of work.
 #[derive(Clone, Copy)]
-pub(super) struct Amount {
+pub(super) struct WorkAmount {
     /// How many files the trees have that programs work on.
     files: u32,
     /// How many times a database is killed.
@@ -31,15 +31,15 @@ pub(super) struct Amount {
     fio_size: &'static str,
 }
 
-const SHORT: Amount = Amount { files: 60, kills: 3, fio_size: "4m" };
-pub(super) const LONG: Amount = Amount { files: 600, kills: 20, fio_size: "64m" };
+const SHORT: WorkAmount = WorkAmount { files: 60, kills: 3, fio_size: "4m" };
+pub(super) const LONG: WorkAmount = WorkAmount { files: 600, kills: 20, fio_size: "64m" };
 
 /// The mode bits of each path, and a hash of its contents.
-type Contents = BTreeMap<PathBuf, (u32, u64)>;
+type HashedContents = BTreeMap<PathBuf, (u32, u64)>;
 
 /// All files below `root`, by their paths.
-fn contents(root: &Path) -> Contents {
-    let (mut found, mut dirs) = (Contents::new(), vec![root.to_path_buf()]);
+fn contents(root: &Path) -> HashedContents {
+    let (mut found, mut dirs) = (HashedContents::new(), vec![root.to_path_buf()]);
     while let Some(dir) = dirs.pop() {
         for entry in fs::read_dir(&dir).expect("a directory") {
             let path = entry.expect("an entry").path();
@@ -62,7 +62,7 @@ fn contents(root: &Path) -> Contents {
 /// Unmounts a volume. The kernel's mount must show the same as ours before, and `btrfs check` must
 /// find nothing.
 #[track_caller]
-pub(super) fn end(mounted: Mounted, disks: &Disks) {
+pub(super) fn end(mounted: ServedMount, disks: &Disks) {
     let shown = contents(mounted.path());
     mounted.unmount();
     disks.assert_checks();
@@ -76,7 +76,7 @@ pub(super) fn end(mounted: Mounted, disks: &Disks) {
 /// Runs `work` on a volume that is mounted in this way.
 fn on_a_volume(judges: &Judges, way: &str, mib: u64, work: impl FnOnce(&Path)) {
     let disks = volume(judges, mib);
-    let mounted = Mounted::new(&disks.images()[0], way);
+    let mounted = ServedMount::new(&disks.images()[0], way);
     work(mounted.path());
     end(mounted, &disks);
 }
@@ -124,7 +124,7 @@ fn write_c_project(dir: &Path, files: u32, random: &mut Random) {
 }
 
 /// Unpacks a C project, compiles it and runs the program. A second `make` must find nothing to do.
-fn compile(judges: &Judges, way: &str, amount: Amount) {
+fn compile(judges: &Judges, way: &str, amount: WorkAmount) {
     let source = scratch_dir();
     write_c_project(&source.path().join("project"), amount.files, &mut Random::new(1));
     runs(source.path(), "tar", &["-czf", "project.tar.gz", "project"]);
@@ -140,7 +140,7 @@ fn compile(judges: &Judges, way: &str, amount: Amount) {
 }
 
 /// Clones a repository, checks it, commits to the clone and packs it.
-fn git(judges: &Judges, way: &str, amount: Amount) {
+fn git(judges: &Judges, way: &str, amount: WorkAmount) {
     let origin = scratch_dir();
     let mut random = Random::new(2);
     let commit =
@@ -208,7 +208,7 @@ fn write_tree(dir: &Path, files: u32, random: &mut Random) {
 }
 
 /// `rsync -aHAX` there and back.
-fn rsync(judges: &Judges, way: &str, amount: Amount) {
+fn rsync(judges: &Judges, way: &str, amount: WorkAmount) {
     let scratch = scratch_dir();
     let [source, back] = ["source", "back"].map(|name| scratch.path().join(name));
     fs::create_dir(&source).expect("a directory");
@@ -242,7 +242,7 @@ fn rsync(judges: &Judges, way: &str, amount: Amount) {
 }
 
 /// `dpkg` unpacks a package, and a newer one over it, which replaces and removes files.
-fn dpkg(judges: &Judges, way: &str, amount: Amount) {
+fn dpkg(judges: &Judges, way: &str, amount: WorkAmount) {
     let scratch = scratch_dir();
     let build = |version: u32| {
         let tree = scratch.path().join(format!("tree{version}"));
@@ -289,7 +289,7 @@ fn dpkg(judges: &Judges, way: &str, amount: Amount) {
 }
 
 /// Ten jobs of `fio` at once, of all kinds. Each reads back what it wrote.
-fn fio(judges: &Judges, way: &str, amount: Amount) {
+fn fio(judges: &Judges, way: &str, amount: WorkAmount) {
     let jobs = "[seq]\nrw=write\nbs=64k\nnumjobs=3\n[random]\nrw=randwrite\nfsync=32\nnumjobs=3\n\
                 [direct]\nrw=randrw\ndirect=1\nnumjobs=2\n[mapped]\nrw=randwrite\nioengine=mmap\nnumjobs=2\n";
     let scratch = scratch_dir();
@@ -381,7 +381,7 @@ impl Database {
 }
 
 /// Databases with both kinds of journal work while the server is killed.
-fn sqlite(judges: &Judges, way: &str, amount: Amount) {
+fn sqlite(judges: &Judges, way: &str, amount: WorkAmount) {
     let seed = seed_of_run();
     let mut random = Random::new(seed);
     let disks = volume(judges, 512);
@@ -389,7 +389,7 @@ fn sqlite(judges: &Judges, way: &str, amount: Amount) {
     let mut databases: Vec<Database> = Vec::new();
     let mut committed = 0;
     for round in 0..amount.kills {
-        let mounted = Mounted::new(image, way);
+        let mounted = ServedMount::new(image, way);
         if round == 0 {
             let journals = ["delete", "wal"];
             databases.extend(journals.map(|journal| Database::create(mounted.path(), journal)));
@@ -414,7 +414,7 @@ fn sqlite(judges: &Judges, way: &str, amount: Amount) {
     }
     println!("{committed} transactions were committed before {} kills", amount.kills);
     assert!(committed > 0, "nothing was committed");
-    let mounted = Mounted::new(image, way);
+    let mounted = ServedMount::new(image, way);
     for database in &mut databases {
         database.file = mounted.path().join(database.file.file_name().expect("a name"));
         database.assert_whole(seed);
@@ -423,7 +423,7 @@ fn sqlite(judges: &Judges, way: &str, amount: Amount) {
 }
 
 /// Runs all programs.
-pub(super) fn run_all(judges: &Judges, way: &str, amount: Amount) {
+pub(super) fn run_all(judges: &Judges, way: &str, amount: WorkAmount) {
     for work in [compile, git, rsync, dpkg, fio, sqlite] {
         work(judges, way, amount);
     }

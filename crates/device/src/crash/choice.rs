@@ -1,14 +1,14 @@
 //! Which writes of one epoch a power cut leaves, and how.
 //!
 //! Nothing here knows the bytes of a write: an epoch is the list of the ranges that its writes
-//! cover. [`Choices`] goes through the choices in the order of the table in the parent module, and
-//! keeps only those of one subset in memory.
+//! cover. [`EpochChoices`] goes through the choices in the order of the table in the parent module,
+//! and keeps only those of one subset in memory.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
 use super::CrashPlan;
-use super::random::Random;
+use super::random::CrashRandom;
 use crate::SECTOR_BYTES;
 
 /// Larger epochs have more than 65536 subsets, too many to check.
@@ -22,16 +22,16 @@ const SAMPLED_ORDERS: usize = 24;
 
 /// One way in which the writes of an epoch survive a cut.
 #[derive(Clone, Debug)]
-pub(super) struct Choice {
+pub(super) struct SurvivingWrites {
     /// The medium has this many first writes of the epoch, whole and in log order.
     pub(super) prefix: usize,
     /// The writes on top of the prefix, in the order in which they reached the medium.
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<SurvivingWrite>,
 }
 
 /// A write that reached the medium.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct SurvivingWrite {
     /// The index of the write in its epoch.
     pub(super) index: usize,
     /// The bytes of the device that the write reached, or `None` if it reached its whole range.
@@ -40,88 +40,90 @@ pub(super) struct Part {
 
 /// The device and the bytes that a write covers.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct WriteRange {
     pub(super) device: usize,
     pub(super) range: Range<u64>,
 }
 
 /// All choices of one epoch that a plan asks for.
 #[derive(Debug)]
-pub(super) struct Choices {
+pub(super) struct EpochChoices {
     plan: CrashPlan,
-    places: Vec<Place>,
+    places: Vec<WriteRange>,
     /// Another epoch follows. The choice with all writes is left out then, because it is the same
     /// state as the choice with nothing of the next epoch.
     is_followed: bool,
-    stage: Stage,
-    ready: VecDeque<Choice>,
+    stage: ChoiceStage,
+    ready: VecDeque<SurvivingWrites>,
 }
 
 /// The choice that comes next: the prefix of this length, the subset with these bits, or the random
 /// sample with this number.
 #[derive(Debug)]
-enum Stage {
+enum ChoiceStage {
     Prefix(usize),
     Subset(u64),
     Sample(usize),
 }
 
-impl Choices {
+impl EpochChoices {
     /// The choices of an epoch whose writes cover `places`.
-    pub(super) fn new(plan: &CrashPlan, places: Vec<Place>, is_followed: bool) -> Self {
-        let (stage, ready) = (Stage::Prefix(0), VecDeque::new());
+    pub(super) fn new(plan: &CrashPlan, places: Vec<WriteRange>, is_followed: bool) -> Self {
+        let (stage, ready) = (ChoiceStage::Prefix(0), VecDeque::new());
         Self { plan: *plan, places, is_followed, stage, ready }
     }
 
-    pub(super) fn next(&mut self, random: &mut Random) -> Option<Choice> {
+    pub(super) fn next(&mut self, random: &mut CrashRandom) -> Option<SurvivingWrites> {
         let writes = self.places.len();
         loop {
             if let Some(choice) = self.ready.pop_front() {
                 return Some(choice);
             }
             match self.stage {
-                Stage::Prefix(len) if len <= writes => {
-                    self.stage = Stage::Prefix(len + 1);
+                ChoiceStage::Prefix(len) if len <= writes => {
+                    self.stage = ChoiceStage::Prefix(len + 1);
                     self.prefix(len, random);
                 }
-                Stage::Prefix(_) if writes <= self.plan.exhaustive_limit.min(MOST_EXHAUSTIVE) => {
-                    self.stage = Stage::Subset(1);
+                ChoiceStage::Prefix(_)
+                    if writes <= self.plan.exhaustive_limit.min(MOST_EXHAUSTIVE) =>
+                {
+                    self.stage = ChoiceStage::Subset(1);
                 }
-                Stage::Prefix(_) => self.stage = Stage::Sample(0),
-                Stage::Subset(set) if set < 1 << writes => {
-                    self.stage = Stage::Subset(set + 1);
+                ChoiceStage::Prefix(_) => self.stage = ChoiceStage::Sample(0),
+                ChoiceStage::Subset(set) if set < 1 << writes => {
+                    self.stage = ChoiceStage::Subset(set + 1);
                     self.subset(set, random);
                 }
-                Stage::Sample(number) if number < self.plan.samples_per_epoch => {
-                    self.stage = Stage::Sample(number + 1);
+                ChoiceStage::Sample(number) if number < self.plan.samples_per_epoch => {
+                    self.stage = ChoiceStage::Sample(number + 1);
                     let sample = self.sample(random);
                     self.ready.push_back(sample);
                 }
-                Stage::Subset(_) | Stage::Sample(_) => return None,
+                ChoiceStage::Subset(_) | ChoiceStage::Sample(_) => return None,
             }
         }
     }
 
     /// Adds the first `len` writes alone, and with the write behind them torn.
-    fn prefix(&mut self, len: usize, random: &mut Random) {
+    fn prefix(&mut self, len: usize, random: &mut CrashRandom) {
         if len < self.places.len() || !self.is_followed {
-            self.ready.push_back(Choice { prefix: len, parts: Vec::new() });
+            self.ready.push_back(SurvivingWrites { prefix: len, parts: Vec::new() });
         }
-        if let Some(next) = self.places.get(len).filter(|_| self.plan.torn)
+        if let Some(next) = self.places.get(len).filter(|_| self.plan.tears)
             && let Some(torn) = tear(&next.range, random)
         {
-            let parts = vec![Part { index: len, torn: Some(torn) }];
-            self.ready.push_back(Choice { prefix: len, parts });
+            let parts = vec![SurvivingWrite { index: len, torn: Some(torn) }];
+            self.ready.push_back(SurvivingWrites { prefix: len, parts });
         }
     }
 
     /// Adds the writes whose bits are in `set`, in every order that makes a difference, and with
     /// one of them torn.
-    fn subset(&mut self, set: u64, random: &mut Random) {
+    fn subset(&mut self, set: u64, random: &mut CrashRandom) {
         let members: Vec<usize> = (0..self.places.len()).filter(|i| set >> i & 1 == 1).collect();
-        let whole = |order: &[usize]| Choice {
+        let whole = |order: &[usize]| SurvivingWrites {
             prefix: 0,
-            parts: order.iter().map(|&index| Part { index, torn: None }).collect(),
+            parts: order.iter().map(|&index| SurvivingWrite { index, torn: None }).collect(),
         };
         let is_prefix = set & (set + 1) == 0;
         if !is_prefix {
@@ -130,7 +132,7 @@ impl Choices {
         for order in self.other_orders(&members, random) {
             self.ready.push_back(whole(&order));
         }
-        if self.plan.torn {
+        if self.plan.tears {
             let mut choice = whole(&members);
             let victim = random.index(members.len());
             choice.parts[victim].torn = tear(&self.places[members[victim]].range, random);
@@ -142,7 +144,7 @@ impl Choices {
 
     /// The orders of `members` that leave other bytes than log order does. Two orders leave the
     /// same bytes when every overlapping pair has the same order in both.
-    fn other_orders(&self, members: &[usize], random: &mut Random) -> Vec<Vec<usize>> {
+    fn other_orders(&self, members: &[usize], random: &mut CrashRandom) -> Vec<Vec<usize>> {
         let overlap = |a: usize, b: usize| {
             let (a, b) = (&self.places[a], &self.places[b]);
             let (from, to) = (a.range.start.max(b.range.start), a.range.end.min(b.range.end));
@@ -179,7 +181,7 @@ impl Choices {
     }
 
     /// A random choice: all writes but one, or few, half or most of them.
-    fn sample(&self, random: &mut Random) -> Choice {
+    fn sample(&self, random: &mut CrashRandom) -> SurvivingWrites {
         let writes = self.places.len();
         let mut members: Vec<usize> = match random.below(4) {
             0 => {
@@ -194,19 +196,19 @@ impl Choices {
         if random.chance(1, 2) {
             random.shuffle(&mut members);
         }
-        let tears = self.plan.torn && random.chance(1, 2);
+        let tears = self.plan.tears && random.chance(1, 2);
         let part = |index: usize| {
             let torn =
                 (tears && random.chance(1, 4)).then(|| tear(&self.places[index].range, random));
-            Part { index, torn: torn.flatten() }
+            SurvivingWrite { index, torn: torn.flatten() }
         };
-        Choice { prefix: 0, parts: members.into_iter().map(part).collect() }
+        SurvivingWrites { prefix: 0, parts: members.into_iter().map(part).collect() }
     }
 }
 
 /// Some but not all sectors of a write: its beginning, its end, or a random selection. `None` when
 /// the write lies in a single sector.
-fn tear(write: &Range<u64>, random: &mut Random) -> Option<Vec<Range<u64>>> {
+fn tear(write: &Range<u64>, random: &mut CrashRandom) -> Option<Vec<Range<u64>>> {
     let first = write.start / SECTOR_BYTES;
     let sectors = write.end.div_ceil(SECTOR_BYTES) - first;
     if sectors < 2 {

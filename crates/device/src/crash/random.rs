@@ -5,9 +5,9 @@
 
 /// A random number generator.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(super) struct CrashRandom(u64);
 
-impl Random {
+impl CrashRandom {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -9,8 +9,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::choice::{Choice, Choices, Place};
-use super::random::Random;
+use super::choice::{EpochChoices, SurvivingWrites, WriteRange};
+use super::random::CrashRandom;
 use super::{CrashEntry, CrashLog, CrashPlan};
 use crate::{BlockDevice, MemoryDevice};
 
@@ -50,25 +50,25 @@ impl CrashState {
 pub struct CrashStates {
     log: CrashLog,
     plan: CrashPlan,
-    random: Random,
+    random: CrashRandom,
     marks: Arc<[Arc<str>]>,
-    epochs: Vec<Epoch>,
+    epochs: Vec<PendingEpoch>,
     /// The index of the current epoch, and the choices of it that are not built yet.
     epoch: usize,
-    choices: Choices,
+    choices: EpochChoices,
     /// The bases with everything that is durable before the current epoch.
     durable: Vec<MemoryDevice>,
     /// `durable` with the first `prefix_len` writes of the current epoch.
     prefix: Vec<MemoryDevice>,
     prefix_len: usize,
     number: usize,
-    failed: bool,
+    has_failed: bool,
 }
 
 /// The writes that are pending before a barrier.
 #[derive(Debug)]
-struct Epoch {
-    writes: Vec<Pending>,
+struct PendingEpoch {
+    writes: Vec<PendingWrite>,
     /// The device whose barrier ends it.
     flushed: usize,
     /// How many marks precede the last write that is durable. The state with nothing of this epoch
@@ -80,10 +80,10 @@ struct Epoch {
 
 /// A write of an epoch.
 #[derive(Clone, Debug)]
-struct Pending {
+struct PendingWrite {
     /// Its index in the log.
     entry: usize,
-    place: Place,
+    place: WriteRange,
     /// How many marks precede it.
     marks: usize,
 }
@@ -102,19 +102,19 @@ impl CrashStates {
             epochs,
             epoch: 0,
             plan: *plan,
-            random: Random::new(plan.seed),
+            random: CrashRandom::new(plan.seed),
             prefix: snapshots(&durable),
             prefix_len: 0,
             durable,
             number: 0,
-            failed: false,
+            has_failed: false,
             log,
         }
     }
 
     /// Moves on to the next epoch: every pending write to the flushed device becomes durable.
     fn pass_barrier(&mut self) -> io::Result<()> {
-        let Epoch { writes, flushed, .. } = &self.epochs[self.epoch];
+        let PendingEpoch { writes, flushed, .. } = &self.epochs[self.epoch];
         for write in writes.iter().filter(|write| write.place.device == *flushed) {
             self.apply(&self.durable, write, &write.place.range)?;
         }
@@ -138,7 +138,7 @@ impl CrashStates {
     fn apply(
         &self,
         devices: &[MemoryDevice],
-        write: &Pending,
+        write: &PendingWrite,
         range: &Range<u64>,
     ) -> io::Result<()> {
         let device = &devices[write.place.device];
@@ -154,7 +154,7 @@ impl CrashStates {
         }
     }
 
-    fn build(&mut self, choice: &Choice) -> io::Result<CrashState> {
+    fn build(&mut self, choice: &SurvivingWrites) -> io::Result<CrashState> {
         let devices = if choice.prefix == 0 {
             snapshots(&self.durable)
         } else {
@@ -184,7 +184,7 @@ impl CrashStates {
         })
     }
 
-    fn describe(&self, choice: &Choice) -> String {
+    fn describe(&self, choice: &SurvivingWrites) -> String {
         const LISTED: usize = 16;
         let writes = &self.epochs[self.epoch].writes;
         let there = choice.prefix + choice.parts.len();
@@ -212,25 +212,25 @@ impl Iterator for CrashStates {
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut outcome = Ok(());
-        while !self.failed && outcome.is_ok() {
+        while !self.has_failed && outcome.is_ok() {
             if let Some(choice) = self.choices.next(&mut self.random) {
                 let built = self.build(&choice);
-                self.failed = built.is_err();
+                self.has_failed = built.is_err();
                 return Some(built);
             }
             if self.epoch + 1 == self.epochs.len() {
                 return None;
             }
             outcome = self.pass_barrier();
-            self.failed = outcome.is_err();
+            self.has_failed = outcome.is_err();
         }
         outcome.err().map(Err)
     }
 }
 
-fn choices(epochs: &[Epoch], at: usize, plan: &CrashPlan) -> Choices {
+fn choices(epochs: &[PendingEpoch], at: usize, plan: &CrashPlan) -> EpochChoices {
     let places = epochs[at].writes.iter().map(|write| write.place.clone()).collect();
-    Choices::new(plan, places, at + 1 < epochs.len())
+    EpochChoices::new(plan, places, at + 1 < epochs.len())
 }
 
 fn snapshots(devices: &[MemoryDevice]) -> Vec<MemoryDevice> {
@@ -238,9 +238,9 @@ fn snapshots(devices: &[MemoryDevice]) -> Vec<MemoryDevice> {
 }
 
 /// Cuts the log at its barriers. There is always one more epoch, behind the last barrier.
-fn epochs(entries: &[CrashEntry]) -> Vec<Epoch> {
+fn epochs(entries: &[CrashEntry]) -> Vec<PendingEpoch> {
     let mut epochs = Vec::new();
-    let mut pending: Vec<Pending> = Vec::new();
+    let mut pending: Vec<PendingWrite> = Vec::new();
     let (mut marks, mut marks_of_durable) = (0, 0);
     for (entry, what) in entries.iter().chain([&CrashEntry::Barrier { device: 0 }]).enumerate() {
         let (device, offset, len) = match what {
@@ -253,16 +253,21 @@ fn epochs(entries: &[CrashEntry]) -> Vec<Epoch> {
             CrashEntry::Barrier { device } => {
                 let (marks_of_nothing, marks_at_end) = (marks_of_durable, marks);
                 let writes = pending.clone();
-                epochs.push(Epoch { writes, flushed: *device, marks_of_nothing, marks_at_end });
-                let is_flushed = |write: &Pending| write.place.device == *device;
+                epochs.push(PendingEpoch {
+                    writes,
+                    flushed: *device,
+                    marks_of_nothing,
+                    marks_at_end,
+                });
+                let is_flushed = |write: &PendingWrite| write.place.device == *device;
                 let last = pending.iter().rfind(|write| is_flushed(write));
                 marks_of_durable = marks_of_durable.max(last.map_or(0, |write| write.marks));
                 pending.retain(|write| !is_flushed(write));
                 continue;
             }
         };
-        let place = Place { device, range: offset..offset + len };
-        pending.push(Pending { entry, place, marks });
+        let place = WriteRange { device, range: offset..offset + len };
+        pending.push(PendingWrite { entry, place, marks });
     }
     epochs
 }

@@ -39,9 +39,9 @@ const MOST_BUFFERS: usize = 2;
 /// A page of memory with the alignment that direct I/O needs.
 #[derive(Clone, FromBytes, Immutable, IntoBytes)]
 #[repr(C, align(4096))]
-struct Page([u8; PAGE_BYTES]);
+struct AlignedPage([u8; PAGE_BYTES]);
 
-type Buffer = Box<[Page]>;
+type AlignedBuffer = Box<[AlignedPage]>;
 
 /// The second descriptor of a file, for direct I/O.
 #[derive(Debug)]
@@ -51,24 +51,24 @@ pub(super) struct Direct {
     is_refused: AtomicBool,
     /// The host refused a direct read, so all later reads go through the page cache.
     reads_are_refused: AtomicBool,
-    buffers: Mutex<Vec<Buffer>>,
+    buffers: Mutex<Vec<AlignedBuffer>>,
 }
 
-impl std::fmt::Debug for Page {
+impl std::fmt::Debug for AlignedPage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a page")
     }
 }
 
 impl Direct {
-    /// Opens `file` a second time, for direct reads and, if `writable`, direct writes. `None` where
-    /// the host has no direct I/O.
-    pub(super) fn open(file: &File, writable: bool) -> Option<Self> {
+    /// Opens `file` a second time, for direct reads and, if `is_writable`, direct writes. `None`
+    /// where the host has no direct I/O.
+    pub(super) fn open(file: &File, is_writable: bool) -> Option<Self> {
         // Opened through /proc, because the name of the file may lead to another file by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = OFlags::DIRECT.bits().cast_signed();
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(writable).custom_flags(flags).open(path).ok()?;
+        let file = options.read(true).write(is_writable).custom_flags(flags).open(path).ok()?;
         let [is_refused, reads_are_refused] = [(); 2].map(|()| AtomicBool::new(false));
         Some(Self { file, is_refused, reads_are_refused, buffers: Mutex::default() })
     }
@@ -128,7 +128,8 @@ impl Direct {
     /// Writes `bufs` through an aligned buffer.
     fn write_copied(&self, mut offset: u64, bufs: &[IoSlice<'_>]) -> Result<(), Errno> {
         let kept = self.buffers.lock().pop();
-        let mut buffer = kept.unwrap_or_else(|| vec![Page::new_zeroed(); BUFFER_PAGES].into());
+        let mut buffer =
+            kept.unwrap_or_else(|| vec![AlignedPage::new_zeroed(); BUFFER_PAGES].into());
         let bytes = buffer.as_mut_bytes();
         let (mut filled, mut result) = (0, Ok(()));
         for mut rest in bufs.iter().map(|buf| &**buf) {
@@ -185,7 +186,7 @@ mod tests {
         let number =
             |bound: u64, random: &mut Random| usize::try_from(random.below(bound)).unwrap();
         let mut expected = vec![0; SIZE];
-        let mut pages = vec![Page::new_zeroed(); 2 * BUFFER_PAGES];
+        let mut pages = vec![AlignedPage::new_zeroed(); 2 * BUFFER_PAGES];
         for step in 0..200 {
             let content = random.bytes(pages.as_bytes().len() - 1);
             let shift = step % 2;

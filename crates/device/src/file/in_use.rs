@@ -22,14 +22,14 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock, major, minor};
 use rustix::io::Errno;
 
-use super::qemu_locks::{self, Conflict, Purpose};
+use super::qemu_locks::{self, LockConflict, LockPurpose};
 
-/// Until `file` is closed, makes this process its only writer ([`Purpose::Write`]), or excludes all
-/// writers ([`Purpose::Rely`]).
+/// Until `file` is closed, makes this process its only writer ([`LockPurpose::Write`]), or excludes
+/// all writers ([`LockPurpose::Rely`]).
 ///
 /// # Errors
 /// Of kind `ResourceBusy` when another program uses it in a way that `purpose` excludes.
-pub(super) fn claim(file: &File, purpose: Purpose) -> io::Result<()> {
+pub(super) fn claim(file: &File, purpose: LockPurpose) -> io::Result<()> {
     let claimed = take(file, purpose);
     if claimed.is_err() {
         release(file);
@@ -45,11 +45,11 @@ pub(super) fn release(file: &File) {
     qemu_locks::release(file);
 }
 
-fn take(file: &File, purpose: Purpose) -> io::Result<()> {
+fn take(file: &File, purpose: LockPurpose) -> io::Result<()> {
     let metadata = file.metadata()?;
     let operation = match purpose {
-        Purpose::Write => FlockOperation::NonBlockingLockExclusive,
-        Purpose::Rely => FlockOperation::NonBlockingLockShared,
+        LockPurpose::Write => FlockOperation::NonBlockingLockExclusive,
+        LockPurpose::Rely => FlockOperation::NonBlockingLockShared,
     };
     lock(file, &metadata, operation)?;
     claim_from_qemu(file, purpose)?;
@@ -63,7 +63,7 @@ fn take(file: &File, purpose: Purpose) -> io::Result<()> {
 
 /// Takes the QEMU locks, which keep QEMU and programs that honour its locks from what `purpose`
 /// excludes.
-fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
+fn claim_from_qemu(file: &File, purpose: LockPurpose) -> io::Result<()> {
     let Some(conflict) = qemu_locks::take(file, purpose)? else { return Ok(()) };
     let holder = match conflict.process {
         Some(pid) => Some(process(&pid.to_string())),
@@ -71,9 +71,9 @@ fn claim_from_qemu(file: &File, purpose: Purpose) -> io::Result<()> {
     };
     let holder = holder.unwrap_or_else(|| "another user of the file".to_owned());
     let does = match conflict {
-        Conflict { process: Some(_), .. } => "has locked it",
-        Conflict { is_writer: true, .. } => "writes it (it has locked it as QEMU does)",
-        Conflict { .. } => "reads it and allows no writer (it has locked it as QEMU does)",
+        LockConflict { process: Some(_), .. } => "has locked it",
+        LockConflict { is_writer: true, .. } => "writes it (it has locked it as QEMU does)",
+        LockConflict { .. } => "reads it and allows no writer (it has locked it as QEMU does)",
     };
     Err(busy(&format!("{holder}, which {does}")))
 }
@@ -171,7 +171,7 @@ fn open_file_lock_holder(place: &str) -> Option<String> {
 }
 
 /// The loop device whose backing file is the file of `metadata`.
-fn loop_device_over(metadata: &Metadata, purpose: Purpose) -> Option<String> {
+fn loop_device_over(metadata: &Metadata, purpose: LockPurpose) -> Option<String> {
     // Without /sys no loop device can be found. Many sandboxes lack /sys, and no process in them
     // can attach a loop device.
     for entry in fs::read_dir("/sys/block").ok()?.flatten() {
@@ -185,7 +185,7 @@ fn loop_device_over(metadata: &Metadata, purpose: Purpose) -> Option<String> {
         });
         let is_read_only =
             || fs::read_to_string(entry.path().join("ro")).is_ok_and(|ro| ro.trim_end() == "1");
-        if same && !(purpose == Purpose::Rely && is_read_only()) {
+        if same && !(purpose == LockPurpose::Rely && is_read_only()) {
             return Some(format!("/dev/{name}"));
         }
     }

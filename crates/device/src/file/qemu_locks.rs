@@ -33,7 +33,7 @@ const RESIZE: i64 = 3;
 
 /// What the file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(super) enum LockPurpose {
     /// The holder writes it.
     Write,
     /// The holder reads it and relies on it staying the same.
@@ -42,7 +42,7 @@ pub(super) enum Purpose {
 
 /// A lock of another program that contradicts ours.
 #[derive(Debug)]
-pub(super) struct Conflict {
+pub(super) struct LockConflict {
     /// The process that holds it. The kernel names none for a lock of an open file description.
     pub(super) process: Option<i32>,
     /// The holder writes the file; otherwise it only forbids that.
@@ -54,10 +54,10 @@ pub(super) struct Conflict {
 ///
 /// # Errors
 /// Those of the host. A host without such locks is no error: no program can hold one there.
-pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>> {
+pub(super) fn take(file: &File, purpose: LockPurpose) -> io::Result<Option<LockConflict>> {
     let has = match purpose {
-        Purpose::Write => &[READ, WRITE, RESIZE][..],
-        Purpose::Rely => &[READ],
+        LockPurpose::Write => &[READ, WRITE, RESIZE][..],
+        LockPurpose::Rely => &[READ],
     };
     let forbids = [WRITE, RESIZE];
     let own = has.iter().map(|bit| HAS + bit).chain(forbids.map(|bit| FORBIDS + bit));
@@ -67,7 +67,8 @@ pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>
             // Most likely another process has an exclusive lock on the whole file.
             Err(Errno::EAGAIN | Errno::EACCES) => {
                 return Ok(Some(
-                    conflict_at(file, byte)?.unwrap_or(Conflict { process: None, is_writer: true }),
+                    conflict_at(file, byte)?
+                        .unwrap_or(LockConflict { process: None, is_writer: true }),
                 ));
             }
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(None),
@@ -81,7 +82,7 @@ pub(super) fn take(file: &File, purpose: Purpose) -> io::Result<Option<Conflict>
     }
     for byte in has.iter().map(|bit| FORBIDS + bit) {
         if let Some(conflict) = conflict_at(file, byte)? {
-            return Ok(Some(Conflict { is_writer: false, ..conflict }));
+            return Ok(Some(LockConflict { is_writer: false, ..conflict }));
         }
     }
     Ok(None)
@@ -94,12 +95,12 @@ pub(super) fn release(file: &File) {
 }
 
 /// The lock of another open file description on this byte.
-fn conflict_at(file: &File, byte: i64) -> io::Result<Option<Conflict>> {
+fn conflict_at(file: &File, byte: i64) -> io::Result<Option<LockConflict>> {
     let mut found = lock(libc::F_WRLCK, byte, 1);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
     let is_found = found.l_type != kind(libc::F_UNLCK);
     let process = Some(found.l_pid).filter(|pid| *pid > 0);
-    Ok(is_found.then_some(Conflict { process, is_writer: true }))
+    Ok(is_found.then_some(LockConflict { process, is_writer: true }))
 }
 
 /// A lock of `len` bytes, or to the end of the file if `len` is 0.

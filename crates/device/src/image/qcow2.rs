@@ -53,11 +53,11 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, RwLock};
 
-use file::File;
+use file::ImageFile;
 pub use header::{Qcow2Header, Qcow2Snapshot};
-use layout::{Compressed, Layout};
-use metadata::Metadata;
-use tables::Tables;
+use layout::{CompressedCluster, Qcow2Geometry};
+use metadata::MetadataClusters;
+use tables::Qcow2Tables;
 
 use crate::{BlockDevice, request_range, together, total_bytes};
 
@@ -129,15 +129,15 @@ pub fn open_qcow2_within(
     }
     let layout = header.layout(snapshot.as_ref());
     let metadata = if is_writable {
-        let metadata = Metadata::read(&*below, &layout, header.snapshot_tables())?;
+        let metadata = MetadataClusters::read(&*below, &layout, header.snapshot_tables())?;
         header.clear_autoclear(&*below)?;
         metadata
     } else {
-        Metadata::default()
+        MetadataClusters::default()
     };
-    let file = Arc::new(File::new(below));
-    Ok(Arc::new(Disk {
-        tables: RwLock::new(Tables::new(file.clone(), layout, metadata, limits)),
+    let file = Arc::new(ImageFile::new(below));
+    Ok(Arc::new(Qcow2Disk {
+        tables: RwLock::new(Qcow2Tables::new(file.clone(), layout, metadata, limits)),
         file,
         backing,
         layout,
@@ -150,21 +150,21 @@ pub fn open_qcow2_within(
 
 /// The disk in a qcow2.
 #[derive(Debug)]
-struct Disk {
-    file: Arc<File>,
+struct Qcow2Disk {
+    file: Arc<ImageFile>,
     backing: Option<Arc<dyn BlockDevice>>,
-    layout: Layout,
+    layout: Qcow2Geometry,
     is_writable: bool,
-    tables: RwLock<Tables>,
+    tables: RwLock<Qcow2Tables>,
     /// The cluster that was unpacked last.
-    unpacked: Mutex<Option<(Compressed, Arc<Vec<u8>>)>>,
+    unpacked: Mutex<Option<(CompressedCluster, Arc<Vec<u8>>)>>,
     /// Held by the thread that commits.
     committing: Mutex<()>,
     /// A commit failed: all later writes and flushes fail.
     has_failed: AtomicBool,
 }
 
-impl Disk {
+impl Qcow2Disk {
     fn check_change(&self, offset: u64, len: u64) -> io::Result<()> {
         if !self.is_writable {
             return Err(rustix::io::Errno::ROFS.into());
@@ -173,7 +173,7 @@ impl Disk {
     }
 }
 
-impl BlockDevice for Disk {
+impl BlockDevice for Qcow2Disk {
     fn name(&self) -> &str {
         self.file.name()
     }
@@ -203,11 +203,11 @@ impl BlockDevice for Disk {
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         self.check_change(offset, len)?;
-        Disk::discard(self, offset, len)
+        Qcow2Disk::discard(self, offset, len)
     }
 }
 
-impl Drop for Disk {
+impl Drop for Qcow2Disk {
     fn drop(&mut self) {
         if self.is_writable {
             // The medium has everything that a flush promised, so an error here only leaks

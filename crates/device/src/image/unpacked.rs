@@ -39,7 +39,7 @@ pub(super) fn open(
         return Ok(Arc::new(seekable));
     }
     let below = &**below;
-    let packed = BufReader::with_capacity(1 << 20, Stream { below, at: 0 });
+    let packed = BufReader::with_capacity(1 << 20, DeviceReader { below, at: 0 });
     let spool = match kind {
         ImageKind::Gzip => unpack(flate2::bufread::MultiGzDecoder::new(packed), kind)?,
         ImageKind::Xz => {
@@ -52,16 +52,16 @@ pub(super) fn open(
         }
     };
     let (file, size_bytes) = spool;
-    Ok(Arc::new(Unpacked { file, name: below.name().to_owned(), size_bytes }))
+    Ok(Arc::new(UnpackedDisk { file, name: below.name().to_owned(), size_bytes }))
 }
 
 /// Reads a device from its beginning to its end.
-struct Stream<'a> {
+struct DeviceReader<'a> {
     below: &'a dyn BlockDevice,
     at: u64,
 }
 
-impl Read for Stream<'_> {
+impl Read for DeviceReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let left = self.below.size_bytes() - self.at;
         let len = usize::try_from(left).map_or(buf.len(), |left| left.min(buf.len()));
@@ -120,13 +120,13 @@ fn read_piece(stream: &mut impl Read, piece: &mut [u8]) -> io::Result<usize> {
 
 /// A disk that was unpacked.
 #[derive(Debug)]
-struct Unpacked {
+struct UnpackedDisk {
     file: File,
     name: String,
     size_bytes: u64,
 }
 
-impl BlockDevice for Unpacked {
+impl BlockDevice for UnpackedDisk {
     fn name(&self) -> &str {
         &self.name
     }

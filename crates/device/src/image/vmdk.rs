@@ -37,7 +37,7 @@ use crate::fields::invalid;
 use crate::{BlockDevice, WindowDevice, request_range, together, total_bytes};
 pub(super) use sparse::COWD;
 pub use sparse::open_vmdk;
-use text::{ContentId, ExtentLine, Text};
+use text::{ContentId, DescriptorText, ExtentLine};
 
 const SECTOR_BYTES: u64 = 512;
 
@@ -56,7 +56,7 @@ pub struct VmdkDescriptor {
     /// The files that it names, each once. The text may name any file of the host, so the caller
     /// decides whether to open them.
     pub files: Vec<VmdkFile>,
-    text: Text,
+    text: DescriptorText,
 }
 
 /// A file that a descriptor names.
@@ -84,7 +84,7 @@ impl VmdkDescriptor {
                  a plain disk, say so with --image-format raw",
             ));
         }
-        let text = Text::read(device, 0, device.size_bytes())?;
+        let text = DescriptorText::read(device, 0, device.size_bytes())?;
         if text.has_parent {
             return Err(unsupported(format!("a VMDK that stands over another is not read: {WAY}")));
         }
@@ -153,7 +153,7 @@ impl VmdkDescriptor {
                 }
                 (_, None) => return Err(invalid("a file of one of its extents is missing")),
             };
-            pieces.push(Piece { range: start..end, file, is_writable });
+            pieces.push(ExtentPiece { range: start..end, file, is_writable });
         }
         let (name, content_id) = (below.name().to_owned(), text.content_id);
         Ok(Arc::new(PiecesDevice { below, name, size_bytes: end, content_id, pieces, is_writable }))
@@ -182,7 +182,7 @@ fn refuse_overlaps(extents: &[ExtentLine]) -> io::Result<()> {
 
 /// A part of a disk: one extent.
 #[derive(Debug)]
-struct Piece {
+struct ExtentPiece {
     /// The bytes of the disk that it covers.
     range: Range<u64>,
     /// `None` for an extent of zeros, which has no file.
@@ -190,7 +190,7 @@ struct Piece {
     is_writable: bool,
 }
 
-impl Piece {
+impl ExtentPiece {
     /// The file that a write to this part goes to.
     fn writable(&self) -> io::Result<&WindowDevice> {
         match &self.file {
@@ -214,14 +214,18 @@ struct PiecesDevice {
     size_bytes: u64,
     content_id: ContentId,
     /// In the order of the disk, which they cover without gaps.
-    pieces: Vec<Piece>,
+    pieces: Vec<ExtentPiece>,
     is_writable: bool,
 }
 
 impl PiecesDevice {
     /// The pieces that a range of the disk touches: each with the first byte of the range in the
     /// piece, and the number of bytes there.
-    fn parts(&self, offset: u64, len: u64) -> io::Result<impl Iterator<Item = (&Piece, u64, u64)>> {
+    fn parts(
+        &self,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<impl Iterator<Item = (&ExtentPiece, u64, u64)>> {
         let range = request_range(self.size_bytes, offset, len)?;
         let first = self.pieces.partition_point(|piece| piece.range.end <= range.start);
         let parts = self.pieces[first..].iter().map(move |piece| {
@@ -238,7 +242,7 @@ impl PiecesDevice {
         &self,
         offset: u64,
         len: u64,
-        is_changed: impl Fn(&Piece) -> bool,
+        is_changed: impl Fn(&ExtentPiece) -> bool,
     ) -> io::Result<Vec<(&WindowDevice, u64, u64)>> {
         if !self.is_writable {
             return Err(rustix::io::Errno::ROFS.into());

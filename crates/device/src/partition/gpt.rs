@@ -32,7 +32,7 @@ const HEADER_BYTES: usize = 92;
 const ENTRY_BYTES_MIN: u64 = 128;
 
 /// The result of looking for a header.
-enum Found<T> {
+enum GptSearch<T> {
     Nothing,
     Table(T),
     Damaged(&'static str),
@@ -45,9 +45,9 @@ pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable
     let others = [512, 4096].into_iter().filter(|&other| other != own);
     for sector_bytes in std::iter::once(own).chain(others) {
         match read_of(device, sector_bytes)? {
-            Found::Nothing => {}
-            Found::Table(table) => return Ok(Some(table)),
-            Found::Damaged(what) => problem = problem.or(Some(what)),
+            GptSearch::Nothing => {}
+            GptSearch::Table(table) => return Ok(Some(table)),
+            GptSearch::Damaged(what) => problem = problem.or(Some(what)),
         }
     }
     match problem {
@@ -57,25 +57,25 @@ pub(super) fn read(device: &dyn BlockDevice) -> io::Result<Option<PartitionTable
 }
 
 /// As [`read`], for sectors of one size.
-fn read_of(device: &dyn BlockDevice, sector_bytes: u64) -> io::Result<Found<PartitionTable>> {
+fn read_of(device: &dyn BlockDevice, sector_bytes: u64) -> io::Result<GptSearch<PartitionTable>> {
     let table = |partitions, warning| {
-        Found::Table(PartitionTable { kind: TableKind::Gpt, partitions, warning })
+        GptSearch::Table(PartitionTable { kind: TableKind::Gpt, partitions, warning })
     };
     let problem = match read_at(device, 1, sector_bytes)? {
-        Found::Table(partitions) => return Ok(table(partitions, None)),
-        Found::Damaged(problem) => Some(problem),
+        GptSearch::Table(partitions) => return Ok(table(partitions, None)),
+        GptSearch::Damaged(problem) => Some(problem),
         // Without a first header the copy is valid only if a protective MBR announces a GPT: a disk
         // that got an MBR later may still have the old copy at its end.
-        Found::Nothing if super::mbr::is_protective(device)? => None,
-        Found::Nothing => return Ok(Found::Nothing),
+        GptSearch::Nothing if super::mbr::is_protective(device)? => None,
+        GptSearch::Nothing => return Ok(GptSearch::Nothing),
     };
     let last = (device.size_bytes() / sector_bytes).saturating_sub(1);
-    if let Found::Table(partitions) = read_at(device, last, sector_bytes)? {
+    if let GptSearch::Table(partitions) = read_at(device, last, sector_bytes)? {
         let problem = problem.unwrap_or("it is missing");
         let warning = format!("the first GPT is damaged ({problem}); its copy is used");
         return Ok(table(partitions, Some(warning)));
     }
-    Ok(problem.map_or(Found::Nothing, Found::Damaged))
+    Ok(problem.map_or(GptSearch::Nothing, GptSearch::Damaged))
 }
 
 /// Reads the table whose header is in `sector`.
@@ -83,44 +83,44 @@ fn read_at(
     device: &dyn BlockDevice,
     sector: u64,
     sector_bytes: u64,
-) -> io::Result<Found<Vec<Partition>>> {
+) -> io::Result<GptSearch<Vec<Partition>>> {
     let Some(place) = sectors(sector, 1, sector_bytes, device.size_bytes()) else {
-        return Ok(Found::Nothing);
+        return Ok(GptSearch::Nothing);
     };
     if place.end > device.size_bytes() || sector == 0 {
-        return Ok(Found::Nothing);
+        return Ok(GptSearch::Nothing);
     }
     let mut header = [0; HEADER_BYTES];
     device.read_at(place.start, &mut header)?;
     if header[..8] != *SIGNATURE {
-        return Ok(Found::Nothing);
+        return Ok(GptSearch::Nothing);
     }
     if u32_le(&header, 12) as usize != HEADER_BYTES {
-        return Ok(Found::Damaged("its header has another size than 92 bytes"));
+        return Ok(GptSearch::Damaged("its header has another size than 92 bytes"));
     }
     let mut blank = header;
     blank[16..20].fill(0);
     if crc(&blank) != u32_le(&header, 16) {
-        return Ok(Found::Damaged("the checksum of its header is wrong"));
+        return Ok(GptSearch::Damaged("the checksum of its header is wrong"));
     }
     if u64_le(&header, 24) != sector {
-        return Ok(Found::Damaged("its header belongs to another place"));
+        return Ok(GptSearch::Damaged("its header belongs to another place"));
     }
     let (first, count) = (u64_le(&header, 72), u64::from(u32_le(&header, 80)));
     let entry_bytes = u64::from(u32_le(&header, 84));
     if entry_bytes < ENTRY_BYTES_MIN || entry_bytes.saturating_mul(count) > TABLE_BYTES_MAX {
-        return Ok(Found::Damaged("its entries have an impossible size"));
+        return Ok(GptSearch::Damaged("its entries have an impossible size"));
     }
     let table_bytes = entry_bytes * count;
     let place = sectors(first, table_bytes.div_ceil(sector_bytes), sector_bytes, u64::MAX);
     let Some(place) = place.filter(|place| place.end <= device.size_bytes()) else {
-        return Ok(Found::Damaged("its entries are not on the disk"));
+        return Ok(GptSearch::Damaged("its entries are not on the disk"));
     };
     // At most `TABLE_BYTES_MAX`, which fits `usize` on every supported host.
     let mut table = vec![0; usize::try_from(table_bytes).map_err(io::Error::other)?];
     device.read_at(place.start, &mut table)?;
     if crc(&table) != u32_le(&header, 88) {
-        return Ok(Found::Damaged("the checksum of its entries is wrong"));
+        return Ok(GptSearch::Damaged("the checksum of its entries is wrong"));
     }
     let entries = table.chunks_exact(usize::try_from(entry_bytes).map_err(io::Error::other)?);
     let partitions = (1..).zip(entries).filter_map(|(number, entry)| {
@@ -132,7 +132,7 @@ fn read_at(
         let range = sectors(first, count, sector_bytes, device.size_bytes())?;
         Some(Partition { number, range, label: label(&entry[56..128]), uuid: guid(&entry[16..32]) })
     });
-    Ok(Found::Table(partitions.collect()))
+    Ok(GptSearch::Table(partitions.collect()))
 }
 
 fn crc(bytes: &[u8]) -> u32 {

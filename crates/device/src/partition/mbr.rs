@@ -27,7 +27,7 @@ const PROTECTIVE: u8 = 0xee;
 const EXTENDED: [u8; 3] = [0x05, 0x0f, 0x85];
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct MbrEntry {
     kind: u8,
     first: u32,
     count: u32,
@@ -95,7 +95,7 @@ fn read_sector(
     device: &dyn BlockDevice,
     sector: u64,
     sector_bytes: u64,
-) -> io::Result<Option<(u32, [Entry; 4])>> {
+) -> io::Result<Option<(u32, [MbrEntry; 4])>> {
     let Some(place) = sectors(sector, 1, sector_bytes, device.size_bytes()) else {
         return Ok(None);
     };
@@ -110,7 +110,7 @@ fn read_sector(
     }
     let entry = |at: usize| {
         let entry = &table[at * 16..at * 16 + 16];
-        Entry { kind: entry[4], first: u32_le(entry, 8), count: u32_le(entry, 12) }
+        MbrEntry { kind: entry[4], first: u32_le(entry, 8), count: u32_le(entry, 12) }
     };
     Ok(Some((u32_le(&bytes, 440), std::array::from_fn(entry))))
 }

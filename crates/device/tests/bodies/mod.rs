@@ -37,7 +37,8 @@ pub(crate) fn partition_table(bytes: &[u8]) {
         (mended(2048), Some(2048)),
     ] {
         let bytes = &bytes;
-        let disk: Arc<dyn BlockDevice> = Arc::new(Sectors(disk(bytes, DISK_BYTES), sector_bytes));
+        let disk: Arc<dyn BlockDevice> =
+            Arc::new(SectorDevice(disk(bytes, DISK_BYTES), sector_bytes));
         for read in [PartitionTable::read(&*disk), PartitionTable::read_mbr(&*disk, 4096)] {
             partitions_are_on(&disk, read);
         }
@@ -63,9 +64,9 @@ fn partitions_are_on(disk: &Arc<dyn BlockDevice>, read: io::Result<Option<Partit
 
 /// A device that says how large its sectors are.
 #[derive(Debug)]
-struct Sectors(Arc<dyn BlockDevice>, Option<u64>);
+struct SectorDevice(Arc<dyn BlockDevice>, Option<u64>);
 
-impl offshoot_device::Delegate for Sectors {
+impl offshoot_device::Delegate for SectorDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.0
     }

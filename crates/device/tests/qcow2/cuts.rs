@@ -17,7 +17,7 @@ use super::qemu::{made, qemu_img};
 
 /// An image on which the test makes power cuts.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property by itself")]
-struct Case {
+struct CutCase {
     /// The options with which `qemu-img` makes it.
     options: &'static str,
     /// The disk is full of compressible data.
@@ -29,21 +29,21 @@ struct Case {
     has_growth: bool,
 }
 
-const CASES: [Case; 7] = [
-    Case::empty("-o cluster_size=4k"),
-    Case::empty("-o compat=0.10,cluster_size=512"),
-    Case { has_growth: true, ..Case::empty("-o cluster_size=512,refcount_bits=64") },
-    Case::empty("-o cluster_size=16k,extended_l2=on"),
-    Case { is_filled: true, ..Case::empty("-c -o cluster_size=4k") },
-    Case {
+const CASES: [CutCase; 7] = [
+    CutCase::empty("-o cluster_size=4k"),
+    CutCase::empty("-o compat=0.10,cluster_size=512"),
+    CutCase { has_growth: true, ..CutCase::empty("-o cluster_size=512,refcount_bits=64") },
+    CutCase::empty("-o cluster_size=16k,extended_l2=on"),
+    CutCase { is_filled: true, ..CutCase::empty("-c -o cluster_size=4k") },
+    CutCase {
         is_filled: true,
         has_snapshot: true,
-        ..Case::empty("-c -o cluster_size=16k,extended_l2=on,compression_type=zstd")
+        ..CutCase::empty("-c -o cluster_size=16k,extended_l2=on,compression_type=zstd")
     },
-    Case { has_snapshot: true, has_backing: true, ..Case::empty("-o cluster_size=2k") },
+    CutCase { has_snapshot: true, has_backing: true, ..CutCase::empty("-o cluster_size=2k") },
 ];
 
-impl Case {
+impl CutCase {
     const fn empty(options: &'static str) -> Self {
         Self {
             options,
@@ -164,7 +164,7 @@ fn a_power_cut_leaves_a_qcow2_without_corruption() {
         let mut count_table = [0; 12];
         device.read_at(48, &mut count_table).expect("memory is read");
         assert_eq!(count_table != image[48..60], case.has_growth, "{}", case.options);
-        let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch, seed, torn: true };
+        let plan = CrashPlan { exhaustive_limit: 3, samples_per_epoch, seed, tears: true };
         let (mut count, path) = (0, dir.path().join("cut"));
         for state in device.log().states(&plan) {
             let state = state.expect("memory is read");
@@ -290,7 +290,7 @@ fn writers_at_once_lose_no_count() {
         drop(disk);
         let (code, said) = check(&*device);
         assert_eq!(code, Some(0), "{bits} bits: {said}");
-        let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, seed: 6, torn: false };
+        let plan = CrashPlan { exhaustive_limit: 1, samples_per_epoch: 1, seed: 6, tears: false };
         let mut count = 0;
         for state in device.log().states(&plan).step_by(5) {
             let state = state.expect("memory is read");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_device::{
     BlockDevice, Fault, FaultDevice, MemoryDevice, Qcow2Header, Qcow2Limits, Qcow2Options,
-    Requests, open_qcow2_within,
+    RequestKind, open_qcow2_within,
 };
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -147,8 +147,8 @@ fn failing_at_each_request(start: u64, limits: Qcow2Limits) {
         let file = Growing::new(faults.clone(), image.len() as u64);
         let fault = [Fault::Error, Fault::Short][small(request % 2)];
         let disk = opened(file, None, limits);
-        let first = faults.count(Requests::All);
-        faults.strike(Requests::All, first + request, fault);
+        let first = faults.count(RequestKind::All);
+        faults.strike(RequestKind::All, first + request, fault);
         let what = format!("OFFSHOOT_SEED={seed}, request {request} fails");
         let mut random = Random::new(seed);
         let mut model: Vec<Option<u8>> = first_bytes.clone();
@@ -174,7 +174,7 @@ fn failing_at_each_request(start: u64, limits: Qcow2Limits) {
             }
         }
         drop(disk);
-        let requests = faults.count(Requests::All) - first;
+        let requests = faults.count(RequestKind::All) - first;
         let bytes = bytes_of(&*base);
         std::fs::write(&path, &bytes).expect("a file");
         assert_no_corruption(&path, &what);
@@ -207,7 +207,7 @@ fn what_a_failed_write_left_behind_the_end_does_not_show() {
     let file = Growing::new(faults.clone(), image.len() as u64);
     let disk = opened(file, None, Qcow2Limits::default());
     disk.write_at(0, &[1; 512]).expect("a write");
-    faults.strike(Requests::Writes, faults.count(Requests::Writes), Fault::Short);
+    faults.strike(RequestKind::Writes, faults.count(RequestKind::Writes), Fault::Short);
     disk.write_at(128 << 10, &vec![2; 256 << 10]).expect_err("it fails");
     disk.write_at(640 << 10, &[3; 4096]).expect("a write");
     disk.write_at(704 << 10, &[3; 4096]).expect("a write");
@@ -248,7 +248,7 @@ fn a_read_that_fails_leaves_no_cluster_counted() {
         disk.discard(512 << 10, 4 << 10).expect("a discard");
         disk.flush().expect("a flush");
         disk.flush().expect("a flush");
-        faults.strike(Requests::Reads, faults.count(Requests::Reads) + request, Fault::Error);
+        faults.strike(RequestKind::Reads, faults.count(RequestKind::Reads) + request, Fault::Error);
         if disk.write_at(AT, &[2; LEN]).is_ok() {
             break;
         }
@@ -272,11 +272,11 @@ fn a_hole_that_is_refused_fails_no_flush() {
     let image = image(dir.path(), "-o cluster_size=4k", 64 << 10);
     let base = device(&image, 3 << 20);
     let faults = Arc::new(FaultDevice::new(base.clone()));
-    faults.add_to(Requests::Discards, 0..u64::MAX, Fault::Error);
+    faults.add_to(RequestKind::Discards, 0..u64::MAX, Fault::Error);
     let disk = opened(faults.clone(), None, Qcow2Limits::default());
     disk.discard(0, 64 << 10).expect("a discard");
     disk.flush().expect("a flush");
-    assert_ne!(faults.count(Requests::Discards), 0);
+    assert_ne!(faults.count(RequestKind::Discards), 0);
     disk.flush().expect("a flush");
     assert_right(dir.path(), &bytes_of(&*base));
 }

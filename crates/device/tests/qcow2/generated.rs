@@ -16,7 +16,7 @@ use super::qemu::{qemu_img, qemu_io};
 /// The properties of an image.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of qemu-img by itself")]
-struct Kind {
+struct ImageProperties {
     cluster_bits: u64,
     version: u64,
     has_subclusters: bool,
@@ -30,7 +30,7 @@ struct Kind {
     disk_bytes: u64,
 }
 
-impl Kind {
+impl ImageProperties {
     fn any(random: &mut Random) -> Self {
         let version = if random.below(4) == 0 { 2 } else { 3 };
         let cluster_bits = [9, 10, 12, 14, 16, 16, 18, 21][small(random.below(8))];
@@ -108,7 +108,7 @@ fn small(number: u64) -> usize {
 
 fn opened(
     dir: &Path,
-    kind: &Kind,
+    kind: &ImageProperties,
     is_writable: bool,
     snapshot: Option<&str>,
 ) -> Arc<dyn BlockDevice> {
@@ -175,7 +175,7 @@ fn images_of_every_kind_are_written_as_qemu_has_them() {
     let path = dir.join("top");
     let mut random = Random::new(seed);
     for case in 0..24 {
-        let kind = Kind::any(&mut random);
+        let kind = ImageProperties::any(&mut random);
         let what = &format!("OFFSHOOT_SEED={seed}, case {case}: {kind:?}");
         let base_bytes = small(kind.disk_bytes) - 300_000 + small(random.below(600)) * 1024;
         std::fs::write(dir.join("base"), random.bytes(base_bytes)).expect("a file");

@@ -7,12 +7,12 @@ use offshoot_vfs::{
 };
 use rustix::fs::XattrFlags;
 
-use super::Context;
+use super::RequestContext;
 use crate::attributes::{attr_out, attributes, statx_out};
 use crate::ioctls::Ioctl;
 use crate::nodes::number;
-use crate::output::Output;
-use crate::request::Arguments;
+use crate::output::AnswerBody;
+use crate::request::RequestArguments;
 use crate::wire::{
     FsXattr, GetxattrIn, GetxattrOut, IOCTL_DIR, IoctlIn, IoctlOut, SETXATTR_ACL_KILL_SGID,
     SetattrIn, SetattrValid, SetxattrIn, SetxattrOldIn,
@@ -44,18 +44,22 @@ fn time(secs: u64, nanos: u32) -> Timestamp {
     Timestamp { secs: secs.cast_signed(), nanos }
 }
 
-impl Context<'_> {
-    pub(super) fn getattr(&self, out: &mut Output<'_>) -> Result<()> {
+impl RequestContext<'_> {
+    pub(super) fn getattr(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         let (attr, owner) = self.attr()?;
         out.put(&attr_out(&attr, owner))
     }
 
-    pub(super) fn statx(&self, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn statx(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         let (attr, owner) = self.attr()?;
         out.put(&statx_out(&attr, owner))
     }
 
-    pub(super) fn setattr(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn setattr(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let wanted: SetattrIn = arguments.take()?;
         let valid = SetattrValid::from_bits_truncate(wanted.valid);
         let file = self.file()?;
@@ -133,7 +137,7 @@ impl Context<'_> {
         if self.uid == 0 { Ok(()) } else { self.drop_set_id(file) }
     }
 
-    pub(super) fn setxattr(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn setxattr(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let (size, flags, extra) = if self.to.has_setxattr_ext() {
             let set: SetxattrIn = arguments.take()?;
             (set.size, set.flags, set.setxattr_flags)
@@ -166,14 +170,14 @@ impl Context<'_> {
         Ok(())
     }
 
-    pub(super) fn removexattr(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn removexattr(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         self.fs().remove_xattr(self.file()?, arguments.text()?, Timestamp::now())
     }
 
     pub(super) fn getxattr(
         &self,
-        mut arguments: Arguments<'_>,
-        out: &mut Output<'_>,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
     ) -> Result<()> {
         let get: GetxattrIn = arguments.take()?;
         let (file, name) = (self.file()?, arguments.text()?);
@@ -186,8 +190,8 @@ impl Context<'_> {
 
     pub(super) fn listxattr(
         &self,
-        mut arguments: Arguments<'_>,
-        out: &mut Output<'_>,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
     ) -> Result<()> {
         let list: GetxattrIn = arguments.take()?;
         let mut names = Vec::new();
@@ -207,7 +211,11 @@ impl Context<'_> {
 
     /// The ioctls of `chattr` and `lsattr`. All others on directories go to
     /// [`Ioctls`](crate::Ioctls).
-    pub(super) fn ioctl(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn ioctl(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let ioctl: IoctlIn = arguments.take()?;
         let file = self.file()?;
         match ioctl.cmd {
@@ -232,8 +240,8 @@ impl Context<'_> {
     fn pass_on(
         &self,
         ioctl: &IoctlIn,
-        mut arguments: Arguments<'_>,
-        out: &mut Output<'_>,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
     ) -> Result<()> {
         let unknown = || Error::posix(Errno::NOTTY, format!("ioctl {:#x}", ioctl.cmd));
         let others = self.to.options.ioctls.as_ref().filter(|_| ioctl.flags & IOCTL_DIR != 0);
@@ -270,7 +278,7 @@ fn xflags(flags: FileFlags) -> u32 {
 }
 
 /// Answers with `value`, or only with its length if the request offers 0 bytes of room.
-fn put_sized(value: &[u8], size: u32, out: &mut Output<'_>) -> Result<()> {
+fn put_sized(value: &[u8], size: u32, out: &mut AnswerBody<'_>) -> Result<()> {
     let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
     if size == 0 {
         return out.put(&GetxattrOut { size: len, padding: 0 });

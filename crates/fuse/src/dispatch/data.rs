@@ -1,12 +1,12 @@
 //! Open files and their data.
 
-use offshoot_vfs::{Errno, Error, Fallocate, FileId, Position, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, Fallocate, FileId, FilePosition, Result, Timestamp};
 use rustix::fs::{FallocateFlags, OFlags};
 
-use super::Context;
+use super::RequestContext;
 use super::session::MAX_BYTES;
-use crate::output::Output;
-use crate::request::Arguments;
+use crate::output::AnswerBody;
+use crate::request::RequestArguments;
 use crate::wire::{
     CopyFileRangeIn, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PARALLEL_DIRECT_WRITES, FallocateIn,
     LseekIn, LseekOut, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_KILL_SUIDGID, WriteIn, WriteOut,
@@ -29,8 +29,8 @@ fn mode_of(flags: u32) -> Option<Fallocate> {
     let (keep, rest) =
         (flags.contains(FallocateFlags::KEEP_SIZE), flags - FallocateFlags::KEEP_SIZE);
     Some(match rest {
-        rest if rest.is_empty() => Fallocate::Allocate { keep_size: keep },
-        FallocateFlags::ZERO_RANGE => Fallocate::Zero { keep_size: keep },
+        rest if rest.is_empty() => Fallocate::Allocate { keeps_size: keep },
+        FallocateFlags::ZERO_RANGE => Fallocate::Zero { keeps_size: keep },
         FallocateFlags::PUNCH_HOLE if keep => Fallocate::PunchHole,
         FallocateFlags::COLLAPSE_RANGE if !keep => Fallocate::Collapse,
         FallocateFlags::INSERT_RANGE if !keep => Fallocate::Insert,
@@ -38,8 +38,12 @@ fn mode_of(flags: u32) -> Option<Fallocate> {
     })
 }
 
-impl Context<'_> {
-    pub(super) fn open(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+impl RequestContext<'_> {
+    pub(super) fn open(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let open: OpenIn = arguments.take()?;
         let flags = OFlags::from_bits_retain(open.flags);
         let file = self.file()?;
@@ -50,7 +54,7 @@ impl Context<'_> {
         out.put(&open_out())
     }
 
-    pub(super) fn release(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn release(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let release: ReleaseIn = arguments.take()?;
         self.to.mappable.closed(self.file()?, release.flags);
         Ok(())
@@ -65,14 +69,22 @@ impl Context<'_> {
         self.fs().write(file, offset, &[], Timestamp::now())
     }
 
-    pub(super) fn read(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn read(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let read: ReadIn = arguments.take()?;
         let file = self.file()?;
         let len = usize::try_from(read.size.min(MAX_BYTES)).expect("1 MiB");
         out.fill(len, |space| self.fs().read(file, read.offset, space))
     }
 
-    pub(super) fn write(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn write(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let write: WriteIn = arguments.take()?;
         let data = arguments.data(write.size)?;
         let file = self.file()?;
@@ -90,7 +102,11 @@ impl Context<'_> {
 
     /// The kernel alone knows what programs stored through mappings. So while a mapping of the file
     /// can exist, all of the file is data.
-    pub(super) fn lseek(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn lseek(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let seek: LseekIn = arguments.take()?;
         let file = self.file()?;
         let is_mappable = self.to.mappable.contains(file);
@@ -109,7 +125,7 @@ impl Context<'_> {
         out.put(&LseekOut { offset })
     }
 
-    pub(super) fn fallocate(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn fallocate(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let wanted: FallocateIn = arguments.take()?;
         let what = mode_of(wanted.mode).ok_or_else(|| {
             Error::posix(Errno::OPNOTSUPP, format!("fallocate with {:#x}", wanted.mode))
@@ -121,15 +137,15 @@ impl Context<'_> {
 
     pub(super) fn copy_file_range(
         &self,
-        mut arguments: Arguments<'_>,
-        out: &mut Output<'_>,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
     ) -> Result<()> {
         /// The largest length that the 32 bits of the answer can count and that ends on a block
         /// boundary, whatever the block size.
         const MOST: u64 = 1 << 31;
         let copy: CopyFileRangeIn = arguments.take()?;
-        let from = Position { file: self.file()?, offset: copy.off_in };
-        let to = Position { file: self.to.nodes.file(copy.nodeid_out)?, offset: copy.off_out };
+        let from = FilePosition { file: self.file()?, offset: copy.off_in };
+        let to = FilePosition { file: self.to.nodes.file(copy.nodeid_out)?, offset: copy.off_out };
         self.drop_set_id_unless_root(to.file)?;
         let copied = self.fs().copy_range(from, to, copy.len.min(MOST), Timestamp::now())?;
         let size = u32::try_from(copied).expect("no more than was asked for");

@@ -10,11 +10,11 @@ use std::ops::ControlFlow;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use zerocopy::IntoBytes;
 
-use super::Context;
+use super::RequestContext;
 use crate::attributes::entry_out;
 use crate::nodes::number;
-use crate::output::Output;
-use crate::request::Arguments;
+use crate::output::AnswerBody;
+use crate::request::RequestArguments;
 use crate::wire::{
     Dirent, EntryOut, FOPEN_CACHE_DIR, FOPEN_KEEP_CACHE, OpenOut, ReadIn, ReleaseIn,
 };
@@ -23,7 +23,7 @@ use crate::wire::{
 const DOTS: u64 = 2;
 
 /// An entry of the answer.
-struct Shown {
+struct ListedEntry {
     name: Vec<u8>,
     file: FileId,
     file_type: FileType,
@@ -31,20 +31,20 @@ struct Shown {
     place: u64,
 }
 
-impl Shown {
+impl ListedEntry {
     /// How many bytes an entry takes in an answer, with `head` bytes before it.
     fn len(name: &[u8], head: usize) -> usize {
         head + (size_of::<Dirent>() + name.len()).next_multiple_of(8)
     }
 }
 
-impl Context<'_> {
-    pub(super) fn opendir(&self, out: &mut Output<'_>) -> Result<()> {
+impl RequestContext<'_> {
+    pub(super) fn opendir(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         let open_flags = FOPEN_KEEP_CACHE | FOPEN_CACHE_DIR;
         out.put(&OpenOut { fh: self.to.listings.open(), open_flags, ..OpenOut::default() })
     }
 
-    pub(super) fn releasedir(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn releasedir(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let release: ReleaseIn = arguments.take()?;
         self.to.listings.set_end(release.fh, None);
         if let Some(ioctls) = &self.to.options.ioctls {
@@ -53,7 +53,11 @@ impl Context<'_> {
         Ok(())
     }
 
-    pub(super) fn readdir(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn readdir(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let read: ReadIn = arguments.take()?;
         for entry in self.entries(&read, 0, out.room())? {
             put_entry(&entry, out)?;
@@ -63,8 +67,8 @@ impl Context<'_> {
 
     pub(super) fn readdirplus(
         &self,
-        mut arguments: Arguments<'_>,
-        out: &mut Output<'_>,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
     ) -> Result<()> {
         let read: ReadIn = arguments.take()?;
         for entry in self.entries(&read, size_of::<EntryOut>(), out.room())? {
@@ -84,7 +88,7 @@ impl Context<'_> {
     }
 
     /// As many entries as fit into `room`, each with `head` bytes before it.
-    fn entries(&self, read: &ReadIn, head: usize, room: usize) -> Result<Vec<Shown>> {
+    fn entries(&self, read: &ReadIn, head: usize, room: usize) -> Result<Vec<ListedEntry>> {
         let dir = self.file()?;
         if read.offset == 0 {
             self.to.listings.set_end(read.fh, None);
@@ -92,9 +96,9 @@ impl Context<'_> {
         let mut room = room.min(usize::try_from(read.size).unwrap_or(usize::MAX));
         let mut shown = Vec::new();
         let mut take = |name: &[u8], file, file_type, place| {
-            let Some(rest) = room.checked_sub(Shown::len(name, head)) else { return false };
+            let Some(rest) = room.checked_sub(ListedEntry::len(name, head)) else { return false };
             room = rest;
-            shown.push(Shown { name: name.to_vec(), file, file_type, place });
+            shown.push(ListedEntry { name: name.to_vec(), file, file_type, place });
             true
         };
         let directory = FileType::Directory;
@@ -168,7 +172,7 @@ impl Context<'_> {
     }
 }
 
-fn put_entry(entry: &Shown, out: &mut Output<'_>) -> Result<()> {
+fn put_entry(entry: &ListedEntry, out: &mut AnswerBody<'_>) -> Result<()> {
     let len = entry.name.len();
     let head = Dirent {
         ino: number(entry.file),

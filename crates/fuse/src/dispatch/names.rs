@@ -1,23 +1,27 @@
 //! Names: looked up, made, moved and removed.
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Rename, Result, Timestamp,
+    Attr, EntryPlace, Errno, Error, FileId, FileType, NewFile, NewNode, Rename, Result, Timestamp,
 };
 use rustix::fs::{OFlags, RenameFlags};
 
-use super::Context;
+use super::RequestContext;
 use crate::attributes::{device_of, entry_out, no_entry};
 use crate::nodes::{gate_in, is_gate};
-use crate::options::Owner;
-use crate::output::Output;
-use crate::request::Arguments;
+use crate::options::ShownOwner;
+use crate::output::AnswerBody;
+use crate::request::RequestArguments;
 use crate::wire::{CreateIn, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn};
 
 /// The set-group-id bit.
 const SGID: u32 = 0o2000;
 
-impl Context<'_> {
-    pub(super) fn lookup(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+impl RequestContext<'_> {
+    pub(super) fn lookup(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let name = arguments.name()?;
         if let Some(gate) = self.to.options.gate.as_ref().filter(|_| self.uid == 0) {
             let dir = self.to.nodes.file(self.node)?;
@@ -30,7 +34,7 @@ impl Context<'_> {
             if name == gate.name {
                 let gate = gate_in(dir);
                 let node = self.to.nodes.told(gate)?;
-                return out.put(&entry_out(node, &self.gate_attr(gate)?, Owner::default()));
+                return out.put(&entry_out(node, &self.gate_attr(gate)?, ShownOwner::default()));
             }
         }
         let name = self.checked(name)?;
@@ -44,11 +48,15 @@ impl Context<'_> {
         }
     }
 
-    pub(super) fn readlink(&self, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn readlink(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         out.put_bytes(&self.fs().read_link(self.file()?)?)
     }
 
-    pub(super) fn symlink(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn symlink(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let name = self.name(&mut arguments)?;
         let target = arguments.text()?;
         let place = self.place(name)?;
@@ -56,7 +64,11 @@ impl Context<'_> {
         self.put_new(self.fs().symlink(place, target, &new)?, out)
     }
 
-    pub(super) fn mknod(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn mknod(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let mknod: MknodIn = arguments.take()?;
         let place = self.place(self.name(&mut arguments)?)?;
         let file_type = FileType::from_mode(mknod.mode)
@@ -64,17 +76,25 @@ impl Context<'_> {
         let new = self.new_file(place.dir, mknod.mode, mknod.umask, false)?;
         let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
         let rdev = if is_device { device_of(mknod.rdev) } else { (0, 0) };
-        self.put_new(self.fs().mknod(place, Node { file_type, rdev }, &new)?, out)
+        self.put_new(self.fs().mknod(place, NewNode { file_type, rdev }, &new)?, out)
     }
 
-    pub(super) fn mkdir(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn mkdir(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let mkdir: MkdirIn = arguments.take()?;
         let place = self.place(self.name(&mut arguments)?)?;
         let new = self.new_file(place.dir, mkdir.mode, mkdir.umask, true)?;
         self.put_new(self.fs().mkdir(place, &new)?, out)
     }
 
-    pub(super) fn create(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn create(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let create: CreateIn = arguments.take()?;
         let place = self.place(self.name(&mut arguments)?)?;
         let new = self.new_file(place.dir, create.mode, create.umask, false)?;
@@ -85,7 +105,11 @@ impl Context<'_> {
     }
 
     /// A file without a name is open from the beginning, and the mount keeps that opening.
-    pub(super) fn tmpfile(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn tmpfile(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let create: CreateIn = arguments.take()?;
         let dir = self.file()?;
         let new = self.new_file(dir, create.mode, create.umask, false)?;
@@ -100,24 +124,24 @@ impl Context<'_> {
         out.put(&super::data::open_out())
     }
 
-    pub(super) fn unlink(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn unlink(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let place = self.place(self.name(&mut arguments)?)?;
         self.hold(self.fs().lookup(place.dir, place.name)?)?;
         self.fs().unlink(place, Timestamp::now())
     }
 
-    pub(super) fn rmdir(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn rmdir(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let place = self.place(self.name(&mut arguments)?)?;
         self.hold(self.fs().lookup(place.dir, place.name)?)?;
         self.fs().rmdir(place, Timestamp::now())
     }
 
-    pub(super) fn rename(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn rename(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let rename: RenameIn = arguments.take()?;
         self.move_name(rename.newdir, Rename::Replace, arguments)
     }
 
-    pub(super) fn rename2(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn rename2(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let rename: Rename2In = arguments.take()?;
         let flags = RenameFlags::from_bits_retain(rename.flags);
         let how = if flags.is_empty() {
@@ -134,9 +158,9 @@ impl Context<'_> {
         self.move_name(rename.newdir, how, arguments)
     }
 
-    fn move_name(&self, to: u64, how: Rename, mut arguments: Arguments<'_>) -> Result<()> {
+    fn move_name(&self, to: u64, how: Rename, mut arguments: RequestArguments<'_>) -> Result<()> {
         let from = self.place(self.name(&mut arguments)?)?;
-        let to = Place { dir: self.to.nodes.file(to)?, name: self.name(&mut arguments)? };
+        let to = EntryPlace { dir: self.to.nodes.file(to)?, name: self.name(&mut arguments)? };
         if how == Rename::Replace {
             match self.fs().lookup(to.dir, to.name) {
                 Ok(file) => self.hold(file)?,
@@ -147,7 +171,11 @@ impl Context<'_> {
         self.fs().rename_with(from, to, how, Timestamp::now())
     }
 
-    pub(super) fn link(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn link(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let link: LinkIn = arguments.take()?;
         let file = self.to.nodes.file(link.oldnodeid)?;
         let place = self.place(self.name(&mut arguments)?)?;
@@ -156,8 +184,8 @@ impl Context<'_> {
     }
 
     /// This name in the directory that the request is about.
-    fn place<'n>(&self, name: &'n [u8]) -> Result<Place<'n>> {
-        Ok(Place { dir: self.file()?, name })
+    fn place<'n>(&self, name: &'n [u8]) -> Result<EntryPlace<'n>> {
+        Ok(EntryPlace { dir: self.file()?, name })
     }
 
     /// The first attributes of a file that is made in `dir`.
@@ -188,19 +216,19 @@ impl Context<'_> {
     }
 
     /// Answers with the node and the attributes of `file`.
-    fn put_entry(&self, file: FileId, out: &mut Output<'_>) -> Result<()> {
+    fn put_entry(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
         self.put_node(self.to.nodes.told(file)?, &attr, out)
     }
 
     /// As [`Self::put_entry`], for a file that was just made. No other request knows the name
     /// before this answer.
-    fn put_new(&self, file: FileId, out: &mut Output<'_>) -> Result<()> {
+    fn put_new(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
         self.put_node(self.to.nodes.told_new(file)?, &attr, out)
     }
 
-    fn put_node(&self, node: u64, attr: &Attr, out: &mut Output<'_>) -> Result<()> {
+    fn put_node(&self, node: u64, attr: &Attr, out: &mut AnswerBody<'_>) -> Result<()> {
         out.put(&entry_out(node, attr, self.to.options.owner))
     }
 }

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{Context, Dispatcher};
+use super::{Dispatcher, RequestContext};
 use crate::attributes::statfs_out;
-use crate::output::Output;
-use crate::request::Arguments;
+use crate::output::AnswerBody;
+use crate::request::RequestArguments;
 use crate::wire::{
     BatchForgetIn, FSYNC_FDATASYNC, ForgetIn, ForgetOne, FsyncIn, InitExt, InitFlags, InitIn,
     InitOut, MAJOR, MINOR, OLDEST_MINOR, ROOT_NODE,
@@ -48,7 +48,11 @@ const WANTED: InitFlags = InitFlags::ASYNC_READ
 
 impl Dispatcher {
     /// Agrees with the kernel on version and features.
-    pub(super) fn init(&self, mut arguments: Arguments<'_>, out: &mut Output<'_>) -> Result<()> {
+    pub(super) fn init(
+        &self,
+        mut arguments: RequestArguments<'_>,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
         let init: InitIn = arguments.take()?;
         if init.major > MAJOR {
             // The kernel asks again, in this version.
@@ -87,14 +91,14 @@ impl Dispatcher {
     }
 }
 
-impl Context<'_> {
-    pub(super) fn statfs(&self, out: &mut Output<'_>) -> Result<()> {
+impl RequestContext<'_> {
+    pub(super) fn statfs(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         out.put(&statfs_out(&self.fs().statfs()?))
     }
 
     /// The kernel also sends this after each write to a file that is open with `O_SYNC` or
     /// `O_DSYNC`.
-    pub(super) fn fsync(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn fsync(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let fsync: FsyncIn = arguments.take()?;
         let file = self.file()?;
         if fsync.fsync_flags & FSYNC_FDATASYNC == 0 {
@@ -106,17 +110,17 @@ impl Context<'_> {
 
     /// FSYNCDIR of the root syncs the whole mount: the kernel sends no SYNCFS to filesystems in
     /// user space, so `offshoot unmount` asks in this way.
-    pub(super) fn fsyncdir(&self, arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn fsyncdir(&self, arguments: RequestArguments<'_>) -> Result<()> {
         if self.node == ROOT_NODE { self.fs().sync() } else { self.fsync(arguments) }
     }
 
-    pub(super) fn forget(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn forget(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let forget: ForgetIn = arguments.take()?;
         self.forget_node(self.node, forget.nlookup);
         Ok(())
     }
 
-    pub(super) fn batch_forget(&self, mut arguments: Arguments<'_>) -> Result<()> {
+    pub(super) fn batch_forget(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let batch: BatchForgetIn = arguments.take()?;
         for _ in 0..batch.count {
             // A count that is too large fails at the end of the request.

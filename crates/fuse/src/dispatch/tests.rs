@@ -44,7 +44,7 @@ fn request(op: u32, node: u64, body: &[u8]) -> Vec<u8> {
 fn answer(dispatcher: &Dispatcher, op: u32, node: u64, body: &[u8]) -> (Answer, Vec<u8>) {
     let bytes = request(op, node, body);
     let mut buffer = vec![0; 70_000];
-    let mut out = Output::new(&mut buffer);
+    let mut out = AnswerBody::new(&mut buffer);
     let request = Request::decode(&bytes).expect("a header");
     let answer = dispatcher.answer(&request, &mut out);
     (answer, out.bytes().to_vec())
@@ -204,11 +204,11 @@ fn set_id_bits_go_with_a_write() {
 
 /// Answers ioctl 1 with its data, twice, and remembers which directories were closed.
 #[derive(Default)]
-struct Twice {
+struct TwiceIoctl {
     closed: Mutex<Vec<u64>>,
 }
 
-impl Ioctls for Twice {
+impl Ioctls for TwiceIoctl {
     fn answer(&self, ioctl: &Ioctl<'_>) -> Result<Vec<u8>> {
         assert_eq!((ioctl.directory, ioctl.uid, ioctl.gid), (77, 0, 0));
         match ioctl.command {
@@ -218,7 +218,7 @@ impl Ioctls for Twice {
     }
 
     fn closed(&self, directory: u64) {
-        self.closed.lock().expect("nobody panics").push(directory);
+        self.closed.lock().expect("no thread panicked").push(directory);
     }
 }
 
@@ -227,7 +227,7 @@ impl Ioctls for Twice {
 #[test]
 fn ioctls_are_passed_on() {
     const DIRECTORY: u32 = 1 << 4;
-    let others = Arc::new(Twice::default());
+    let others = Arc::new(TwiceIoctl::default());
     let options = ServeOptions { ioctls: Some(others.clone()), ..ServeOptions::default() };
     let passing = with_options(options);
     let ask = |dispatcher: &Dispatcher, flags: u32, command: u32, sizes: [u32; 2], data: &[u8]| {
@@ -246,7 +246,7 @@ fn ioctls_are_passed_on() {
     assert_eq!(ask(&dispatcher(), DIRECTORY, 1, [3, 6], b"abc").0, failed(Errno::NOTTY));
     let release = [[5_u64].as_bytes(), &[0; 16]].concat();
     sent(&passing, opcode::RELEASEDIR, 1, &release);
-    assert_eq!(*others.closed.lock().expect("nobody panics"), [5]);
+    assert_eq!(*others.closed.lock().expect("no thread panicked"), [5]);
 }
 
 /// Random requests all get answers, and a valid request still works after them.
@@ -263,7 +263,7 @@ fn hostile_requests() {
         assert_eq!(answer == Answer::Silence, is_silent(op));
         assert!(bytes.len() <= 70_000);
     }
-    create(&dispatcher, b"a name that nobody made up");
+    create(&dispatcher, b"a name that is not random");
 }
 
 fn index(random: &mut Random, bound: u64) -> usize {

@@ -57,39 +57,39 @@ const LOOK: Duration = Duration::from_micros(50);
 
 /// A piece of memory, as system calls take it (`struct iovec`).
 #[repr(C)]
-struct Piece {
+struct IoVec {
     start: *mut u8,
     len: usize,
 }
 
 /// The memory of a request, and then of its answer.
-struct Memory {
+struct RequestMemory {
     header: *mut RingHeader,
     payload: *mut [u8],
     /// The addresses of both, for the kernel.
-    pieces: *mut [Piece; 2],
+    pieces: *mut [IoVec; 2],
 }
 
-impl Memory {
+impl RequestMemory {
     /// Zeroed memory, which costs nothing until it is written.
     fn new() -> Self {
         let payload = vec![0; usize::try_from(MAX_BYTES).expect("1 MiB")].into_boxed_slice();
         let header = Box::into_raw(Box::new(RingHeader::new_zeroed()));
         let payload = Box::into_raw(payload);
         let pieces = [
-            Piece { start: header.cast(), len: size_of::<RingHeader>() },
-            Piece { start: payload.cast(), len: payload.len() },
+            IoVec { start: header.cast(), len: size_of::<RingHeader>() },
+            IoVec { start: payload.cast(), len: payload.len() },
         ];
         Self { header, payload, pieces: Box::into_raw(Box::new(pieces)) }
     }
 }
 
 /// An io_uring with one entry of a queue.
-pub(super) struct Entry {
+pub(super) struct RingEntry {
     ring: IoUring<Entry128, cqueue::Entry>,
     device: Arc<OwnedFd>,
     queue: u16,
-    memory: Memory,
+    memory: RequestMemory,
     /// The memory belongs to the kernel.
     is_lent: bool,
     /// The kernel knows where the memory is.
@@ -102,9 +102,9 @@ pub(super) struct Entry {
 }
 
 // SAFETY: the pointers lead to memory that the entry owns. Only the entry and the kernel use them.
-unsafe impl Send for Entry {}
+unsafe impl Send for RingEntry {}
 
-impl Entry {
+impl RingEntry {
     /// An unregistered entry for this queue of the mount of `device`.
     pub(super) fn new(device: Arc<OwnedFd>, queue: u16) -> io::Result<Self> {
         // One thread alone uses the ring, and the kernel does its part of the work while that
@@ -120,7 +120,7 @@ impl Entry {
         // restricted to one command before it is enabled.
         let command = opcode::UringCmd80::CODE;
         ring.submitter().register_restrictions(&mut [Restriction::sqe_op(command)])?;
-        let (memory, asked) = (Memory::new(), (ring_command::REGISTER, 0));
+        let (memory, asked) = (RequestMemory::new(), (ring_command::REGISTER, 0));
         let (is_lent, is_known, is_busy) = (false, false, false);
         Ok(Self { ring, device, queue, memory, is_lent, is_known, asked, is_busy })
     }
@@ -145,7 +145,7 @@ impl Entry {
     /// The header and the payload of the received request. They hold a request if the last wait
     /// succeeded.
     pub(super) fn buffers(&mut self) -> (&mut RingHeader, &mut [u8]) {
-        assert!(!self.is_lent, "who looks at a request has waited for it");
+        assert!(!self.is_lent, "the thread that looks at a request has waited for it");
         // SAFETY: both came from boxes that only drop frees. The kernel writes to them only while
         // they are lent. These two references borrow the entry mutably, so meanwhile no code gets
         // the buffers again or lends them.
@@ -235,10 +235,10 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for RingEntry {
     fn drop(&mut self) {
         if !self.is_known {
-            let Memory { header, payload, pieces } = self.memory;
+            let RequestMemory { header, payload, pieces } = self.memory;
             // SAFETY: the three came from boxes, only this drop frees them, and the kernel does not
             // know them.
             unsafe { drop((Box::from_raw(header), Box::from_raw(payload), Box::from_raw(pieces))) };

@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve_end};
-use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Place, Result, SetAttr,
-    XattrMode,
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, NewFile, Result,
+    SetAttr, XattrMode,
 };
 
 use super::{Name, Volume, bytes, fail, owned};
@@ -59,7 +59,7 @@ impl Volume {
             (Some(file), _) => Ok(file),
             (None, Some((dir, name))) if !end.must_be_directory => {
                 let new = self.new_file(dir, 0o644)?;
-                let made = self.files.create(Place { dir, name: &name }, &new);
+                let made = self.files.create(EntryPlace { dir, name: &name }, &new);
                 made.map_err(|error| at_path(error, path))
             }
             _ => Err(fail(Errno::ISDIR, path)),
@@ -162,7 +162,7 @@ impl Volume {
         if end.must_be_directory && attr.file_type != FileType::Directory {
             return Err(fail(Errno::NOTDIR, to));
         }
-        let moved = self.files.rename(old.place(), Place { dir, name: &name }, self.now());
+        let moved = self.files.rename(old.place(), EntryPlace { dir, name: &name }, self.now());
         moved.map_err(|error| at_path(error, to))
     }
 
@@ -252,10 +252,10 @@ impl Removal<'_> {
     }
 }
 
-impl Visitor for Removal<'_> {
+impl WalkVisitor for Removal<'_> {
     type Directory = Name;
 
-    fn enter(&mut self, _: &Name, entry: &Entry<'_>) -> Option<Name> {
+    fn enter(&mut self, _: &Name, entry: &WalkedFile<'_>) -> Option<Name> {
         if entry.attr.file.dev != entry.parent.dev {
             self.keep(Err(fail(Errno::XDEV, entry.path)), entry.path);
             return None;
@@ -263,8 +263,8 @@ impl Visitor for Removal<'_> {
         Some(Name { dir: entry.parent, name: entry.name.to_vec() })
     }
 
-    fn visit(&mut self, _: &Name, entry: &Entry<'_>) {
-        let place = Place { dir: entry.parent, name: entry.name };
+    fn visit(&mut self, _: &Name, entry: &WalkedFile<'_>) {
+        let place = EntryPlace { dir: entry.parent, name: entry.name };
         let removed = self.volume.files.unlink(place, self.volume.now());
         self.keep(removed, entry.path);
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve};
-use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk as walk_tree};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk as walk_tree};
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result};
 
 use super::{Volume, bytes, fail, owned};
@@ -249,21 +249,21 @@ impl Walker<'_> {
         self.is_stopped |= (self.visit)(entry).is_break();
     }
 
-    fn entry(&mut self, entry: &Entry<'_>) {
+    fn entry(&mut self, entry: &WalkedFile<'_>) {
         let path = Path::new(OsStr::from_bytes(entry.path));
         self.show(Ok(WalkEntry { path, attr: entry.attr }));
     }
 }
 
-impl Visitor for Walker<'_> {
+impl WalkVisitor for Walker<'_> {
     type Directory = ();
 
-    fn enter(&mut self, (): &(), entry: &Entry<'_>) -> Option<()> {
+    fn enter(&mut self, (): &(), entry: &WalkedFile<'_>) -> Option<()> {
         self.entry(entry);
         (!self.is_stopped).then_some(())
     }
 
-    fn visit(&mut self, (): &(), entry: &Entry<'_>) {
+    fn visit(&mut self, (): &(), entry: &WalkedFile<'_>) {
         self.entry(entry);
     }
 

@@ -36,7 +36,7 @@ use crate::model::Model;
 pub const JUDGED_EVERY: u64 = 8;
 
 /// What a volume shows.
-pub struct Shown {
+pub struct ShownVolume {
     /// The files of the volume.
     pub files: Box<dyn FileSystem>,
     /// Whether the engine replayed a pending log to show this.
@@ -46,7 +46,7 @@ pub struct Shown {
 }
 
 /// Opens the volume on a device. Panics if it cannot.
-pub type Show = fn(&Arc<dyn BlockDevice>) -> Shown;
+pub type ShowVolume = fn(&Arc<dyn BlockDevice>) -> ShownVolume;
 
 /// A device in memory. When it is dropped, `btrfs check` and the engine must find the volume on it
 /// in order.
@@ -55,7 +55,7 @@ pub struct CheckedDevice {
     memory: MemoryDevice,
     /// The device that is read where nothing was written.
     below: Option<Arc<CheckedDevice>>,
-    show: Show,
+    show: ShowVolume,
     is_left_unchecked: AtomicBool,
     /// The kernel judges this volume even if it is not drawn.
     is_for_kernel: AtomicBool,
@@ -64,7 +64,7 @@ pub struct CheckedDevice {
 impl CheckedDevice {
     /// An empty device of `size_bytes`, on which the test makes a volume.
     #[must_use]
-    pub fn sparse(size_bytes: u64, show: Show) -> Self {
+    pub fn sparse(size_bytes: u64, show: ShowVolume) -> Self {
         let memory = MemoryDevice::sparse(size_bytes);
         Self::with(memory, None, show)
     }
@@ -77,7 +77,7 @@ impl CheckedDevice {
         Self::with(memory, Some(below), show)
     }
 
-    fn with(memory: MemoryDevice, below: Option<Arc<Self>>, show: Show) -> Self {
+    fn with(memory: MemoryDevice, below: Option<Arc<Self>>, show: ShowVolume) -> Self {
         let (is_left_unchecked, is_for_kernel) = Default::default();
         Self { memory, below, show, is_left_unchecked, is_for_kernel }
     }
@@ -124,12 +124,16 @@ impl CheckedDevice {
         }
     }
 
-    fn judge_by_kernel(&self, disks: &Disks, shown: &Shown) -> std::result::Result<(), String> {
+    fn judge_by_kernel(
+        &self,
+        disks: &Disks,
+        shown: &ShownVolume,
+    ) -> std::result::Result<(), String> {
         /// All volumes of a test have the same id, and the kernel mounts only one of them at a
         /// time.
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let Shown { files, has_log, has_orphans } = shown;
+        let ShownVolume { files, has_log, has_orphans } = shown;
         let mut compare = Compare::default();
         if *has_log {
             // A file that lost a name in a log replay has the time of the replay.

@@ -1,7 +1,7 @@
 //! Bad bytes at chosen places.
 //!
-//! [`Faulty`] puts a device with faults over every member, so that one set of images serves many
-//! kinds of damage. Damage that a checksum must fit is patched into the image itself.
+//! [`FaultyMembers`] puts a device with faults over every member, so that one set of images serves
+//! many kinds of damage. Damage that a checksum must fit is patched into the image itself.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use offshoot_device::{BlockDevice, Fault, FaultDevice};
 
 use crate::btrfs::disks::Disks;
-use crate::btrfs::progs::Place;
+use crate::btrfs::progs::MirrorPlace;
 
 /// The offsets of the superblock and its copies on a member, in bytes.
 pub const SUPERBLOCKS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
@@ -21,11 +21,11 @@ pub const SUPERBLOCK_BYTES: u64 = 4096;
 
 /// The members of a volume with faults over them.
 #[derive(Debug)]
-pub struct Faulty {
+pub struct FaultyMembers {
     members: Vec<Arc<FaultDevice>>,
 }
 
-impl Faulty {
+impl FaultyMembers {
     /// The members of `disks`, sound until a fault is added.
     #[must_use]
     pub fn over(disks: &Disks) -> Self {
@@ -34,7 +34,7 @@ impl Faulty {
     }
 
     /// Makes `len` bytes at a place faulty.
-    pub fn strike(&self, place: &Place, len: u64, fault: Fault) {
+    pub fn strike(&self, place: &MirrorPlace, len: u64, fault: Fault) {
         self.strike_at(place.member, place.physical, len, fault);
     }
 

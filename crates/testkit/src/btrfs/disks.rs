@@ -1,9 +1,9 @@
 //! Image files, loop devices and mounts, undone on drop.
 //!
 //! ```text
-//! Disks     sparse image files in a temporary directory; one per member
-//!   Mount   all or some of them attached to loop devices and mounted somewhere
-//!     Loop  one image file on one loop device
+//! Disks              sparse image files in a temporary directory; one per member
+//!   MountedMembers   all or some of them attached to loop devices and mounted somewhere
+//!     AttachedLoop   one image file on one loop device
 //! ```
 //!
 //! Everything is undone in the reverse order, also after a panic: unmount, make the kernel forget
@@ -145,16 +145,16 @@ impl Disks {
 
     /// Mounts all members with `options`, in the form of `mount -o`.
     #[must_use]
-    pub fn mount(&self, options: &str) -> Mount {
-        Mount::new(&self.images, options)
+    pub fn mount(&self, options: &str) -> MountedMembers {
+        MountedMembers::new(&self.images, options)
     }
 
     /// Like [`mount`](Self::mount), but watched: when the volume is unmounted, the kernel must have
     /// logged no complaint about the members or itself, as [`KernelLog::assert_only`] defines it.
     /// Lines that contain one of `expected` are allowed.
     #[must_use]
-    pub fn mount_watched(&self, options: &str, expected: &[&'static str]) -> Mount {
-        let attached = Attached::new(&self.images);
+    pub fn mount_watched(&self, options: &str, expected: &[&'static str]) -> MountedMembers {
+        let attached = AttachedImages::new(&self.images);
         // The kernel may have complained about the previous user of the loop devices.
         let log = KernelLog::start();
         let mut mount = attached.mount(options).unwrap_or_else(|reason| panic!("{reason}"));
@@ -164,9 +164,9 @@ impl Disks {
 
     /// Mounts only the members with these indexes.
     #[must_use]
-    pub fn mount_some(&self, members: &[usize], options: &str) -> Mount {
+    pub fn mount_some(&self, members: &[usize], options: &str) -> MountedMembers {
         let images: Vec<_> = members.iter().map(|&index| self.images[index].clone()).collect();
-        Mount::new(&images, options)
+        MountedMembers::new(&images, options)
     }
 
     /// All members as devices for reading.
@@ -178,7 +178,8 @@ impl Disks {
     /// All members as devices for writing.
     #[must_use]
     pub fn writable_devices(&self) -> Vec<Arc<dyn BlockDevice>> {
-        let open = |image| FileDevice::open_writable(image).expect("nobody else uses the image");
+        let open =
+            |image| FileDevice::open_writable(image).expect("no other program uses the image");
         self.images.iter().map(|image| Arc::new(open(image)) as Arc<dyn BlockDevice>).collect()
     }
 
@@ -191,7 +192,7 @@ impl Disks {
     /// Checks that `btrfs check` finds nothing, in metadata and in data.
     #[track_caller]
     pub fn assert_checks(&self) {
-        let attached = Attached::new(self.images());
+        let attached = AttachedImages::new(self.images());
         let check = || check(attached.devices()[0]);
         // All members are there. But if a member was on another loop device a moment ago, the
         // search for members takes the wrong one and then misses it.
@@ -210,11 +211,11 @@ impl Disks {
             let words = line.split(|c: char| c.is_whitespace() || c == ':');
             !words.into_iter().any(|word| attached.devices().contains(&word))
         };
-        let harmless = |line: &str| {
+        let is_harmless = |line: &str| {
             line.starts_with("ERROR: cannot scan ")
                 || line.starts_with("WARNING: adding device ") && foreign(line)
         };
-        assert_nothing_found(&self.images()[0], &output, harmless);
+        assert_nothing_found(&self.images()[0], &output, is_harmless);
     }
 }
 
@@ -245,11 +246,11 @@ fn check(place: impl AsRef<OsStr>) -> Output {
 
 /// Checks that it succeeded and printed only harmless lines on standard error.
 #[track_caller]
-fn assert_nothing_found(image: &Path, output: &Output, harmless: impl Fn(&str) -> bool) {
+fn assert_nothing_found(image: &Path, output: &Output, is_harmless: impl Fn(&str) -> bool) {
     let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     // Progress lines such as `[3/8] checking extents` go there too.
-    let complaint = stderr.lines().any(|line| !line.starts_with('[') && !harmless(line));
+    let complaint = stderr.lines().any(|line| !line.starts_with('[') && !is_harmless(line));
     assert!(
         output.status.success() && !complaint && stdout.contains("no error found"),
         "btrfs check of {} ends with {}\n{stdout}{stderr}",
@@ -264,12 +265,12 @@ fn device(image: &Path) -> Arc<dyn BlockDevice> {
 
 /// One image on one loop device.
 #[derive(Debug)]
-struct Loop {
+struct AttachedLoop {
     device: String,
     image: PathBuf,
 }
 
-impl Loop {
+impl AttachedLoop {
     fn attach(image: &Path, sector_bytes: u32) -> Self {
         // The lock keeps two threads of one process from racing for the same free device.
         static ATTACHING: Mutex<()> = Mutex::new(());
@@ -303,7 +304,7 @@ impl Loop {
     }
 }
 
-impl Drop for Loop {
+impl Drop for AttachedLoop {
     fn drop(&mut self) {
         // The kernel remembers the members of unmounted volumes. A later volume on the same loop
         // device, or a degraded mount, must not find this one.
@@ -325,16 +326,16 @@ impl Drop for Loop {
 
 /// Members of a volume, attached and mounted.
 #[derive(Debug)]
-pub struct Mount {
+pub struct MountedMembers {
     // The fields are dropped in this order, after the unmount in `drop`.
-    loops: Vec<Loop>,
+    loops: Vec<AttachedLoop>,
     dir: TempDir,
     /// For a watched mount: the end of the kernel's log before the mount, and what the kernel may
     /// log.
     watch: Option<(KernelLog, Vec<&'static str>)>,
 }
 
-impl Mount {
+impl MountedMembers {
     fn new(images: &[PathBuf], options: &str) -> Self {
         Self::try_new(images, options).unwrap_or_else(|reason| panic!("{reason}"))
     }
@@ -344,7 +345,7 @@ impl Mount {
     /// # Errors
     /// What the kernel said when it refused to mount them.
     pub fn try_new(images: &[PathBuf], options: &str) -> Result<Self, String> {
-        Attached::new(images).mount(options)
+        AttachedImages::new(images).mount(options)
     }
 
     /// The mount point.
@@ -361,7 +362,7 @@ impl Mount {
 
     /// Attaches one more image and makes it a member with `btrfs device add`.
     pub fn add_device(&mut self, image: &Path) {
-        let member = Loop::attach(image, 512);
+        let member = AttachedLoop::attach(image, 512);
         let dir = self.dir.path();
         run(
             "btrfs",
@@ -390,7 +391,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for MountedMembers {
     fn drop(&mut self) {
         let mut result = Ok(());
         for attempt in 0..50 {
@@ -413,11 +414,11 @@ impl Drop for Mount {
 
 /// Images on loop devices that are not mounted: for tools that want block devices.
 #[derive(Debug)]
-pub struct Attached {
-    loops: Vec<Loop>,
+pub struct AttachedImages {
+    loops: Vec<AttachedLoop>,
 }
 
-impl Attached {
+impl AttachedImages {
     /// Attaches all of `images`.
     #[must_use]
     pub fn new(images: &[PathBuf]) -> Self {
@@ -427,7 +428,9 @@ impl Attached {
     /// The same with sectors of `sector_bytes`.
     #[must_use]
     pub fn with_sectors(images: &[PathBuf], sector_bytes: u32) -> Self {
-        Self { loops: images.iter().map(|image| Loop::attach(image, sector_bytes)).collect() }
+        Self {
+            loops: images.iter().map(|image| AttachedLoop::attach(image, sector_bytes)).collect(),
+        }
     }
 
     /// The loop devices, in the order of the images.
@@ -440,7 +443,7 @@ impl Attached {
     ///
     /// # Errors
     /// What the kernel said when it refused to mount them.
-    pub fn mount(self, options: &str) -> Result<Mount, String> {
+    pub fn mount(self, options: &str) -> Result<MountedMembers, String> {
         let dir = tempfile::Builder::new()
             .prefix("offshoot-mount-")
             .tempdir()
@@ -455,7 +458,7 @@ impl Attached {
         }
         rustix::mount::mount(&self.loops[0].device, dir.path(), "btrfs", flags, data.as_c_str())
             .map_err(|error| format!("the kernel does not mount with `{options}`: {error}"))?;
-        Ok(Mount { loops: self.loops, dir, watch: None })
+        Ok(MountedMembers { loops: self.loops, dir, watch: None })
     }
 }
 

@@ -41,14 +41,14 @@ pub fn require() -> Option<Judges> {
 /// When a judge is missing on a machine that could have it.
 #[must_use]
 pub fn are_present() -> bool {
-    static VERDICT: OnceLock<Verdict> = OnceLock::new();
+    static VERDICT: OnceLock<JudgeVerdict> = OnceLock::new();
     match VERDICT.get_or_init(examine) {
-        Verdict::Present => true,
-        Verdict::Impossible(reason) => {
+        JudgeVerdict::Present => true,
+        JudgeVerdict::Impossible(reason) => {
             skip(reason);
             false
         }
-        Verdict::Missing(reason) => panic!("{reason}"),
+        JudgeVerdict::Missing(reason) => panic!("{reason}"),
     }
 }
 
@@ -73,19 +73,19 @@ pub fn skip(reason: &str) {
         .expect("a test that is skipped is counted");
 }
 
-enum Verdict {
+enum JudgeVerdict {
     Present,
     Impossible(String),
     Missing(String),
 }
 
-fn examine() -> Verdict {
+fn examine() -> JudgeVerdict {
     if let Err(reason) = may_mount() {
-        return Verdict::Impossible(reason);
+        return JudgeVerdict::Impossible(reason);
     }
     match missing_judge() {
-        None => Verdict::Present,
-        Some(reason) => Verdict::Missing(reason),
+        None => JudgeVerdict::Present,
+        Some(reason) => JudgeVerdict::Missing(reason),
     }
 }
 

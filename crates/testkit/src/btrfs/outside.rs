@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 
 use offshoot_vfs::FileSystem;
 
-use crate::btrfs::disks::Mount;
+use crate::btrfs::disks::MountedMembers;
 use crate::compare::Compare;
 
 /// The name and the contents of the file that the kernel makes.
@@ -22,7 +22,11 @@ const ROOM_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// The differences.
-pub fn require_same(compare: &Compare, ours: &dyn FileSystem, mount: &Mount) -> Result<(), String> {
+pub fn require_same(
+    compare: &Compare,
+    ours: &dyn FileSystem,
+    mount: &MountedMembers,
+) -> Result<(), String> {
     let outcome = compare.run(ours, mount.path());
     if outcome.differences.is_empty() {
         Ok(())
@@ -36,7 +40,7 @@ pub fn require_same(compare: &Compare, ours: &dyn FileSystem, mount: &Mount) -> 
 ///
 /// # Errors
 /// Why the kernel could not make it.
-pub fn change(mount: &Mount, ours: &dyn FileSystem) -> Result<bool, String> {
+pub fn change(mount: &MountedMembers, ours: &dyn FileSystem) -> Result<bool, String> {
     let sizes = ours.statfs().map_err(|error| format!("what is free: {error}"))?;
     let may_be_full = sizes.available_bytes < ROOM_BYTES;
     let is_changed = match std::fs::write(mount.path().join(KERNELS), KERNELS_DATA) {

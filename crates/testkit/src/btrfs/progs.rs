@@ -7,18 +7,18 @@
 
 use std::path::Path;
 
-use crate::btrfs::disks::{Attached, Disks};
+use crate::btrfs::disks::{AttachedImages, Disks};
 use crate::run::run;
 
 /// The tools, with the members of one volume attached for them.
 #[derive(Debug)]
 pub struct Progs {
-    attached: Attached,
+    attached: AttachedImages,
 }
 
 /// One mirror of a range of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct MirrorPlace {
     /// Which mirror: 1 is the one that is read first; with parity it is the data itself.
     pub mirror: u32,
     /// The logical address.
@@ -31,7 +31,7 @@ pub struct Place {
 
 /// Where the data of one file extent item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct DataExtent {
     /// The logical address of the extent.
     pub logical: u64,
     /// The length of the extent on the device, in bytes.
@@ -42,7 +42,7 @@ impl Progs {
     /// Attaches all members of `disks`, which must not be mounted.
     #[must_use]
     pub fn of(disks: &Disks) -> Self {
-        Self { attached: Attached::new(disks.images()) }
+        Self { attached: AttachedImages::new(disks.images()) }
     }
 
     /// The output of `dump-tree` for a tree, given by number or by name.
@@ -72,7 +72,7 @@ impl Progs {
 
     /// The extents of a file, in file order, without inline extents and holes.
     #[must_use]
-    pub fn extents(&self, tree: &str, ino: u64) -> Vec<Extent> {
+    pub fn extents(&self, tree: &str, ino: u64) -> Vec<DataExtent> {
         let dump = self.dump_tree(tree);
         let mut extents = Vec::new();
         let mut in_file = false;
@@ -83,7 +83,7 @@ impl Progs {
                 ["extent", "data", "disk", "byte", logical, "nr", disk_bytes] if in_file => {
                     let number = |text: &str| text.parse::<u64>().expect("a number");
                     let extent =
-                        Extent { logical: number(logical), disk_bytes: number(disk_bytes) };
+                        DataExtent { logical: number(logical), disk_bytes: number(disk_bytes) };
                     if extent.logical != 0 {
                         extents.push(extent);
                     }
@@ -98,7 +98,7 @@ impl Progs {
     /// All mirrors of the `len` bytes at `logical`: one place for each stripe that they touch. With
     /// parity, the last mirrors are places of the parity.
     #[must_use]
-    pub fn places(&self, logical: u64, len: u64) -> Vec<Place> {
+    pub fn places(&self, logical: u64, len: u64) -> Vec<MirrorPlace> {
         let (logical, len) = (logical.to_string(), len.to_string());
         let devices = self.attached.devices();
         let output = run("btrfs-map-logical", &["-l", &logical, "-b", &len, devices[0]]);
@@ -109,13 +109,13 @@ impl Progs {
 }
 
 /// Parses `mirror 1 logical 22020096 physical 22020096 device /dev/loop0`.
-fn place(line: &str, devices: &[&str]) -> Option<Place> {
+fn place(line: &str, devices: &[&str]) -> Option<MirrorPlace> {
     let words: Vec<_> = line.split_whitespace().collect();
     let ["mirror", mirror, "logical", logical, "physical", physical, "device", device] = words[..]
     else {
         return None;
     };
-    Some(Place {
+    Some(MirrorPlace {
         mirror: mirror.parse().ok()?,
         logical: logical.parse().ok()?,
         physical: physical.parse().ok()?,
@@ -125,7 +125,7 @@ fn place(line: &str, devices: &[&str]) -> Option<Place> {
 
 /// A subvolume as `btrfs subvolume list` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Subvolume {
+pub struct ListedSubvolume {
     /// The id of its tree.
     pub id: u64,
     /// The id of the subvolume that contains it.
@@ -143,12 +143,12 @@ pub struct Subvolume {
     /// Its path from the top of the volume.
     pub path: String,
     /// Whether it is read-only.
-    pub read_only: bool,
+    pub is_read_only: bool,
 }
 
 /// The subvolumes of a mounted volume, ordered by id.
 #[must_use]
-pub fn subvolumes(mount: &Path) -> Vec<Subvolume> {
+pub fn subvolumes(mount: &Path) -> Vec<ListedSubvolume> {
     let list = |options: &str| {
         run("btrfs", &["subvolume".as_ref(), "list".as_ref(), options.as_ref(), mount.as_os_str()])
     };
@@ -167,7 +167,7 @@ pub fn subvolumes(mount: &Path) -> Vec<Subvolume> {
             };
             let number = |name: &str| field(name).parse().expect("a number");
             let id = number("ID");
-            Subvolume {
+            ListedSubvolume {
                 id,
                 parent: number("parent"),
                 generation: number("gen"),
@@ -176,7 +176,7 @@ pub fn subvolumes(mount: &Path) -> Vec<Subvolume> {
                 parent_uuid: field("parent_uuid"),
                 received_uuid: field("received_uuid"),
                 path: path.to_owned(),
-                read_only: read_only.contains(&id),
+                is_read_only: read_only.contains(&id),
             }
         })
         .collect();

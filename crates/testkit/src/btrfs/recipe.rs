@@ -12,7 +12,7 @@
 
 use std::path::Path;
 
-use crate::btrfs::disks::{Attached, Disks};
+use crate::btrfs::disks::{AttachedImages, Disks};
 use crate::btrfs::fill;
 use crate::btrfs::judges::Judges;
 use crate::run::run;
@@ -98,7 +98,7 @@ impl Recipe {
             let mut args: Vec<&std::ffi::OsStr> =
                 options.split_whitespace().map(AsRef::as_ref).collect();
             // The tool finds the other members if all of them are block devices.
-            let attached = Attached::new(disks.images());
+            let attached = AttachedImages::new(disks.images());
             args.push(attached.devices()[0].as_ref());
             run("btrfstune", &args);
         }

@@ -4,11 +4,15 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{Attr, FileFlags, FileId, FileSystem, FileType, Result};
 
-use super::{Aspect, Pair, Walk};
+use super::{Aspect, ComparedPair, ComparisonWalk};
 
-impl Walk<'_> {
+impl ComparisonWalk<'_> {
     /// Compares what `stat` returns. Returns the type if both sides have one.
-    pub(super) fn attributes(&mut self, pair: &Pair, empty_subvolume: bool) -> Option<FileType> {
+    pub(super) fn attributes(
+        &mut self,
+        pair: &ComparedPair,
+        is_empty_subvolume: bool,
+    ) -> Option<FileType> {
         let (ours, judge) = match (self.ours.attr(pair.ours), self.judge.attr(pair.judge)) {
             (Ok(ours), Ok(judge)) => (ours, judge),
             (ours, judge) => {
@@ -18,27 +22,27 @@ impl Walk<'_> {
         };
         self.same(pair, "type", &ours.file_type, &judge.file_type);
         self.same(pair, "permissions", &ours.permissions, &judge.permissions);
-        if !empty_subvolume {
+        if !is_empty_subvolume {
             self.stored_attributes(pair, &ours, &judge);
         }
         (ours.file_type == judge.file_type).then_some(judge.file_type)
     }
 
-    fn stored_attributes(&mut self, pair: &Pair, ours: &Attr, judge: &Attr) {
+    fn stored_attributes(&mut self, pair: &ComparedPair, ours: &Attr, judge: &Attr) {
         self.same(pair, "own identity", &ours.file, &pair.ours);
         self.same(pair, "owner", &(ours.uid, ours.gid), &(judge.uid, judge.gid));
         self.same(pair, "device number", &ours.rdev, &judge.rdev);
-        if self.compare.with(Aspect::StoredTimes) {
+        if self.compare.includes(Aspect::StoredTimes) {
             self.same(pair, "access time", &ours.atime, &judge.atime);
-            if self.compare.with(Aspect::TimesOfNames) {
+            if self.compare.includes(Aspect::TimesOfNames) {
                 self.same(pair, "change time", &ours.ctime, &judge.ctime);
             }
             self.same(pair, "birth time", &ours.btime, &judge.btime);
         }
         // Only regular files and directories have flags that system calls return.
         let has_flags = matches!(judge.file_type, FileType::Regular | FileType::Directory);
-        if has_flags && self.compare.with(Aspect::Flags) {
-            let left_out = if self.compare.with(Aspect::CompressionFlags) {
+        if has_flags && self.compare.includes(Aspect::Flags) {
+            let left_out = if self.compare.includes(Aspect::CompressionFlags) {
                 FileFlags::empty()
             } else {
                 FileFlags::COMPRESS | FileFlags::NOCOMPRESS
@@ -48,24 +52,24 @@ impl Walk<'_> {
             self.same_results(pair, "flags", ours, judge);
         }
         let is_dir = judge.file_type == FileType::Directory;
-        let has_shape = !is_dir || self.compare.with(Aspect::DirectoryShape);
-        if has_shape && (!is_dir || self.compare.with(Aspect::TimesOfNames)) {
+        let has_shape = !is_dir || self.compare.includes(Aspect::DirectoryShape);
+        if has_shape && (!is_dir || self.compare.includes(Aspect::TimesOfNames)) {
             self.same(pair, "modification second", &ours.mtime.secs, &judge.mtime.secs);
-            if self.compare.with(Aspect::Nanoseconds) {
+            if self.compare.includes(Aspect::Nanoseconds) {
                 self.same(pair, "modification time", &ours.mtime, &judge.mtime);
             }
         }
         if has_shape {
             self.same(pair, "links", &ours.nlink, &judge.nlink);
             self.same(pair, "size", &ours.size, &judge.size);
-            if self.compare.with(Aspect::Allocation) {
+            if self.compare.includes(Aspect::Allocation) {
                 self.same(pair, "allocated bytes", &ours.allocated_bytes, &judge.allocated_bytes);
             }
         }
     }
 
     /// Compares the extended attributes, as a list and one by one.
-    pub(super) fn xattrs(&mut self, pair: &Pair) {
+    pub(super) fn xattrs(&mut self, pair: &ComparedPair) {
         let ours = sorted_xattrs(self.ours, pair.ours);
         let judge = sorted_xattrs(self.judge, pair.judge);
         if let Ok(list) = &judge {

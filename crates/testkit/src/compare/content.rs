@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use offshoot_vfs::{Error, FileId, FileSystem, Result};
 
-use super::{Aspect, Pair, Walk};
+use super::{Aspect, ComparedPair, ComparisonWalk};
 
 /// The most content that is in memory at once, for each side, in bytes.
 const WINDOW_BYTES: u64 = 8 << 20;
@@ -16,8 +16,8 @@ const WINDOW_BYTES: u64 = 8 << 20;
 /// How much of the hole next to data is read too, in bytes.
 const MARGIN_BYTES: u64 = 5000;
 
-impl Walk<'_> {
-    pub(super) fn content(&mut self, pair: &Pair) {
+impl ComparisonWalk<'_> {
+    pub(super) fn content(&mut self, pair: &ComparedPair) {
         let size = match self.judge.attr(pair.judge) {
             Ok(attr) => attr.size,
             Err(error) => return self.differs(pair, &format!("the judge fails: {error}")),
@@ -26,7 +26,7 @@ impl Walk<'_> {
             Ok(ranges) => ranges,
             Err(error) => return self.differs(pair, &format!("the judge fails: {error}")),
         };
-        if self.compare.with(Aspect::Holes) {
+        if self.compare.includes(Aspect::Holes) {
             self.holes(pair, size, &ranges);
         }
         for window in windows(size, &ranges) {
@@ -37,7 +37,7 @@ impl Walk<'_> {
         self.end_of_file(pair, size);
     }
 
-    fn holes(&mut self, pair: &Pair, size: u64, judge: &Vec<Range<u64>>) {
+    fn holes(&mut self, pair: &ComparedPair, size: u64, judge: &Vec<Range<u64>>) {
         match data_ranges(self.ours, pair.ours) {
             Ok(ours) => self.same(pair, "data ranges", &ours, judge),
             Err(error) => self.differs(pair, &format!("data ranges: {error}")),
@@ -50,7 +50,12 @@ impl Walk<'_> {
         }
     }
 
-    fn window(&mut self, pair: &Pair, window: &Range<u64>, ranges: &[Range<u64>]) -> Result<()> {
+    fn window(
+        &mut self,
+        pair: &ComparedPair,
+        window: &Range<u64>,
+        ranges: &[Range<u64>],
+    ) -> Result<()> {
         let len = usize::try_from(window.end - window.start).expect("a window fits memory");
         self.outcome.bytes += len as u64;
         let mut expected = vec![0; len];
@@ -71,7 +76,7 @@ impl Walk<'_> {
             let in_data = |piece: &Range<u64>| {
                 ranges.iter().any(|data| data.start <= piece.start && piece.end <= data.end)
             };
-            if self.compare.with(Aspect::Holes)
+            if self.compare.includes(Aspect::Holes)
                 && let Some(piece) = pieces.iter().find(|piece| !in_data(piece))
             {
                 self.differs(pair, &format!("read_data shows {piece:?}, which is partly hole"));
@@ -81,7 +86,12 @@ impl Walk<'_> {
     }
 
     /// Calls `read` with sizes and offsets that are not multiples of a block.
-    fn read_in_steps(&mut self, pair: &Pair, window: &Range<u64>, expected: &[u8]) -> Result<()> {
+    fn read_in_steps(
+        &mut self,
+        pair: &ComparedPair,
+        window: &Range<u64>,
+        expected: &[u8],
+    ) -> Result<()> {
         const STEPS: [usize; 7] = [1, 4095, 70_001, 4096, 131_072, 13, 1_000_003];
         let mut at = 0;
         let mut steps =
@@ -111,7 +121,7 @@ impl Walk<'_> {
     /// window, `expected`. Returns the pieces that it showed.
     fn visited_data(
         &mut self,
-        pair: &Pair,
+        pair: &ComparedPair,
         range: Range<u64>,
         window: &Range<u64>,
         expected: &[u8],
@@ -150,7 +160,7 @@ impl Walk<'_> {
     }
 
     /// Checks that a read at the end of the file is short, and that one behind it returns 0.
-    fn end_of_file(&mut self, pair: &Pair, size: u64) {
+    fn end_of_file(&mut self, pair: &ComparedPair, size: u64) {
         let mut buf = [0; 64];
         let back = size.min(10);
         let largest = i64::MAX.unsigned_abs();

@@ -7,35 +7,36 @@ use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, Requests};
-use offshoot_vfs::{Errno, NewFile, Place, Result, Timestamp};
+use offshoot_device::{BlockDevice, CrashPlan, MemoryDevice, RequestKind};
+use offshoot_vfs::{EntryPlace, Errno, NewFile, Result, Timestamp};
 
-use super::picture::{Id, Picture, ROOT};
-use super::record::{Progress, Recorded, Strike, as_devices};
-use super::{Engine, Opened, Workload};
+use super::picture::{Picture, PictureId, ROOT};
+use super::record::{FailingRequest, Recorded, WorkloadProgress, as_devices};
+use super::{OpenedVolume, TestedEngine, Workload};
 
 /// The owner of the file that `change` makes in every state. No workload has that many operations,
 /// so none makes a file with this owner.
 const AFTERWARDS: u32 = u32::MAX;
 
 /// An outside judge of a state, such as `btrfs check`. It returns what is wrong as an error.
-pub type Judge<'a> = dyn Fn(&[Arc<MemoryDevice>]) -> std::result::Result<(), String> + Sync + 'a;
+pub type StateJudge<'a> =
+    dyn Fn(&[Arc<MemoryDevice>]) -> std::result::Result<(), String> + Sync + 'a;
 
 /// How states are explored.
-pub struct Explorer<'a> {
+pub struct StateExplorer<'a> {
     /// The engine that opens the states.
-    pub engine: &'a dyn Engine,
+    pub engine: &'a dyn TestedEngine,
     /// The members of an empty volume, on which every workload starts.
     pub image: Vec<Arc<dyn BlockDevice>>,
     /// Which states of a log are built. If the workload writes data in place, no write is torn.
     pub plan: CrashPlan,
     /// The outside judge, and how often it is asked: with 10 it judges every tenth different state.
-    pub judge: Option<(&'a Judge<'a>, usize)>,
+    pub judge: Option<(&'a StateJudge<'a>, usize)>,
 }
 
 /// The counts of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct ExplorationCounts {
     /// Workloads that were run.
     pub workloads: usize,
     /// States that were compared with the promises.
@@ -46,7 +47,7 @@ pub struct Tally {
     pub judged: usize,
 }
 
-impl AddAssign for Tally {
+impl AddAssign for ExplorationCounts {
     fn add_assign(&mut self, other: Self) {
         self.workloads += other.workloads;
         self.states += other.states;
@@ -55,7 +56,7 @@ impl AddAssign for Tally {
     }
 }
 
-impl std::fmt::Display for Tally {
+impl std::fmt::Display for ExplorationCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { workloads, states, different, judged } = self;
         write!(
@@ -66,17 +67,20 @@ impl std::fmt::Display for Tally {
     }
 }
 
-impl Explorer<'_> {
+impl StateExplorer<'_> {
     /// Explores all of `workloads`, on all processors.
     ///
     /// # Panics
     /// When a state breaks a promise. The message names the workloads, the states and what is
     /// wrong.
-    pub fn explore_all(&self, workloads: impl Iterator<Item = Workload> + Send) -> Tally {
+    pub fn explore_all(
+        &self,
+        workloads: impl Iterator<Item = Workload> + Send,
+    ) -> ExplorationCounts {
         /// After this many failures, the explorer starts no further workload.
         const ENOUGH: usize = 5;
         let workloads = Mutex::new(workloads);
-        let (tally, failures) = (Mutex::new(Tally::default()), Mutex::new(Vec::new()));
+        let (tally, failures) = (Mutex::new(ExplorationCounts::default()), Mutex::new(Vec::new()));
         let entered = AtomicUsize::new(0);
         let next = || {
             let failed = lock(&failures).len();
@@ -103,7 +107,7 @@ impl Explorer<'_> {
     ///
     /// # Errors
     /// The first state that breaks a promise.
-    pub fn explore(&self, workload: &Workload) -> std::result::Result<Tally, String> {
+    pub fn explore(&self, workload: &Workload) -> std::result::Result<ExplorationCounts, String> {
         self.explore_counted(workload, &AtomicUsize::new(0))
     }
 
@@ -118,16 +122,16 @@ impl Explorer<'_> {
         &self,
         workload: &Workload,
         every: usize,
-    ) -> std::result::Result<Tally, String> {
+    ) -> std::result::Result<ExplorationCounts, String> {
         let sound = Recorded::new(self.engine, &self.image, workload, None)?;
-        let (mut tally, entered) = (Tally::default(), AtomicUsize::new(0));
+        let (mut tally, entered) = (ExplorationCounts::default(), AtomicUsize::new(0));
         for (member, counts) in sound.requests.iter().enumerate() {
-            let kinds = [(Requests::Writes, every), (Requests::Flushes, 1)];
+            let kinds = [(RequestKind::Writes, every), (RequestKind::Flushes, 1)];
             for ((requests, every), count) in kinds.into_iter().zip(counts) {
                 // Start at another request on each member, so that the members differ in which ones
                 // fail.
                 for number in (member as u64 % every as u64..*count).step_by(every) {
-                    let strike = Strike { member, requests, number };
+                    let strike = FailingRequest { member, requests, number };
                     let recorded = Recorded::new(self.engine, &self.image, workload, Some(strike));
                     let explored =
                         recorded.and_then(|one| self.explore_recorded(one, workload, &entered));
@@ -142,7 +146,7 @@ impl Explorer<'_> {
         &self,
         workload: &Workload,
         entered: &AtomicUsize,
-    ) -> std::result::Result<Tally, String> {
+    ) -> std::result::Result<ExplorationCounts, String> {
         let recorded = Recorded::new(self.engine, &self.image, workload, None)?;
         self.explore_recorded(recorded, workload, entered)
     }
@@ -152,14 +156,14 @@ impl Explorer<'_> {
         Recorded { history, log, .. }: Recorded,
         workload: &Workload,
         entered: &AtomicUsize,
-    ) -> std::result::Result<Tally, String> {
-        let mut tally = Tally { workloads: 1, ..Tally::default() };
+    ) -> std::result::Result<ExplorationCounts, String> {
+        let mut tally = ExplorationCounts { workloads: 1, ..ExplorationCounts::default() };
         let mut seen: HashMap<u64, Picture> = HashMap::new();
-        let plan = CrashPlan { torn: self.plan.torn && !workload.writes_in_place(), ..self.plan };
+        let plan = CrashPlan { tears: self.plan.tears && !workload.writes_in_place(), ..self.plan };
         for state in log.states(&plan) {
             let state = state.map_err(|e| e.to_string())?;
             let what = format!("state {} ({})", state.number, state.description);
-            let Progress { kept, latest } = Progress::of(&state);
+            let WorkloadProgress { kept, latest } = WorkloadProgress::of(&state);
             tally.states += 1;
             let found = match seen.entry(hash(&state.devices)) {
                 Entry::Occupied(known) => known.into_mut(),
@@ -195,7 +199,7 @@ impl Explorer<'_> {
     fn enter(
         &self,
         devices: Vec<MemoryDevice>,
-        judge: Option<&Judge<'_>>,
+        judge: Option<&StateJudge<'_>>,
     ) -> std::result::Result<Picture, String> {
         let devices: Vec<_> = devices.into_iter().map(Arc::new).collect();
         if let Some(judge) = judge {
@@ -212,7 +216,7 @@ impl Explorer<'_> {
 /// Opens a volume after a cut or a fault, changes it, and opens it again. Returns what it showed
 /// when it was opened first.
 pub(super) fn enter(
-    engine: &dyn Engine,
+    engine: &dyn TestedEngine,
     devices: &[Arc<MemoryDevice>],
 ) -> std::result::Result<Picture, String> {
     let failed = |what: &'static str| move |e| format!("{what}: {e}");
@@ -224,7 +228,7 @@ pub(super) fn enter(
     engine.check(as_devices(devices)).map_err(failed("the check after a change"))?;
     let fs = engine.open(as_devices(devices)).map_err(failed("opening again"))?;
     let mut again = fs.picture().map_err(failed("reading again"))?;
-    let afterwards = Id::from(AFTERWARDS);
+    let afterwards = PictureId::from(AFTERWARDS);
     let is_there = again.files.remove(&afterwards).is_some_and(|file| file.size == 5000);
     again.names.retain(|_, to| *to != afterwards);
     // The new file changed the size and the times of the root.
@@ -252,11 +256,11 @@ fn hash(devices: &[MemoryDevice]) -> u64 {
 
 /// Drops what deleted subvolumes hold, makes a file with data, and syncs. If there is no room,
 /// removes files from the root until there is. Returns the removed files.
-fn change(fs: &Opened, found: &Picture) -> Result<Vec<Id>> {
+fn change(fs: &OpenedVolume, found: &Picture) -> Result<Vec<PictureId>> {
     fs.subvolumes.drop_deleted()?;
     let at = Timestamp { secs: 1_700_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o600, uid: AFTERWARDS, gid: 0, umask: None, at };
-    let place = Place { dir: fs.root(), name: b"afterwards" };
+    let place = EntryPlace { dir: fs.root(), name: b"afterwards" };
     let make = || {
         let file = fs.lookup(place.dir, place.name).or_else(|_| fs.create(place, &new))?;
         fs.write(file, 0, &[7; 5000], at)
@@ -266,7 +270,7 @@ fn change(fs: &Opened, found: &Picture) -> Result<Vec<Id>> {
     while let Err(error) = make() {
         let next = (error.errno() == Errno::NOSPC).then(|| names.next()).flatten();
         let Some(((_, name), id)) = next else { return Err(error) };
-        fs.unlink(Place { dir: fs.root(), name }, at)?;
+        fs.unlink(EntryPlace { dir: fs.root(), name }, at)?;
         removed.push(*id);
     }
     fs.sync()?;

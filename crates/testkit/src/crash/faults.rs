@@ -16,22 +16,22 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, Requests};
-use offshoot_vfs::{Errno, Error, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, RequestKind};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileSystemMut, NewFile, Timestamp};
 
 use super::explore::enter;
 use super::oracle::History;
-use super::record::{Ready, as_devices};
-use super::{Engine, Workload};
+use super::record::{ReadyVolume, as_devices};
+use super::{TestedEngine, Workload};
 
 /// The faults, each with the kind of requests that it strikes. A run inflicts one of them once.
-const KINDS: [(Requests, Fault); 6] = [
-    (Requests::Writes, Fault::Error),
-    (Requests::Writes, Fault::Short),
-    (Requests::Writes, Fault::Garbage),
-    (Requests::Flushes, Fault::Error),
-    (Requests::Reads, Fault::Error),
-    (Requests::Reads, Fault::Garbage),
+const KINDS: [(RequestKind, Fault); 6] = [
+    (RequestKind::Writes, Fault::Error),
+    (RequestKind::Writes, Fault::Short),
+    (RequestKind::Writes, Fault::Garbage),
+    (RequestKind::Flushes, Fault::Error),
+    (RequestKind::Reads, Fault::Error),
+    (RequestKind::Reads, Fault::Garbage),
 ];
 
 /// Whether the engine can detect and mend this fault. In-place data has no checksum and no older
@@ -43,7 +43,7 @@ fn can_bear(workload: &Workload, fault: Fault) -> bool {
 /// How faults are inflicted.
 pub struct Inflicter<'a> {
     /// The engine that has to bear them.
-    pub engine: &'a dyn Engine,
+    pub engine: &'a dyn TestedEngine,
     /// The members of an empty volume, on which every run starts.
     pub image: Vec<Arc<dyn BlockDevice>>,
     /// Whether data has several mirrors. Metadata must have several in any case.
@@ -54,7 +54,7 @@ pub struct Inflicter<'a> {
 
 /// The counts of a test with faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Inflicted {
+pub struct FaultCounts {
     /// Faults that were inflicted.
     pub faults: usize,
     /// Faults that a step, or opening the volume, reported.
@@ -65,7 +65,7 @@ pub struct Inflicted {
     pub corrupt: usize,
 }
 
-impl AddAssign for Inflicted {
+impl AddAssign for FaultCounts {
     fn add_assign(&mut self, other: Self) {
         self.faults += other.faults;
         self.reported += other.reported;
@@ -74,7 +74,7 @@ impl AddAssign for Inflicted {
     }
 }
 
-impl std::fmt::Display for Inflicted {
+impl std::fmt::Display for FaultCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { faults, reported, survived, corrupt } = self;
         write!(
@@ -85,7 +85,7 @@ impl std::fmt::Display for Inflicted {
 }
 
 /// A workload that was done with a fault.
-struct Attempt {
+struct FaultAttempt {
     memory: Vec<Arc<MemoryDevice>>,
     devices: Vec<Arc<FaultDevice>>,
     kept: Vec<usize>,
@@ -102,14 +102,14 @@ impl Inflicter<'_> {
     ///
     /// # Errors
     /// The first fault after which a rule of the table above does not hold.
-    pub fn inflict(&self, workload: &Workload) -> Result<Inflicted, String> {
-        let ready = Ready::new(self.engine, &self.image, workload)?;
+    pub fn inflict(&self, workload: &Workload) -> Result<FaultCounts, String> {
+        let ready = ReadyVolume::new(self.engine, &self.image, workload)?;
         let sound = self.attempt(&ready, workload, None)?;
         let refused = sound.outcome.map_err(|e| format!("without a fault: {e}"))?;
-        let history = Ready::new(self.engine, &self.image, workload)?
+        let history = ReadyVolume::new(self.engine, &self.image, workload)?
             .history(workload, &refused)
             .map_err(|e| format!("without a fault: {e}"))?;
-        let mut inflicted = Inflicted::default();
+        let mut inflicted = FaultCounts::default();
         let most = if self.has_copies { 0 } else { workload.most_sharers() };
         for member in 0..self.image.len() {
             for (requests, fault) in
@@ -136,10 +136,10 @@ impl Inflicter<'_> {
     /// When the volume accepts changes after a commit that failed.
     fn attempt(
         &self,
-        ready: &Ready,
+        ready: &ReadyVolume,
         workload: &Workload,
-        strike: Option<(usize, Requests, u64, Fault)>,
-    ) -> Result<Attempt, String> {
+        strike: Option<(usize, RequestKind, u64, Fault)>,
+    ) -> Result<FaultAttempt, String> {
         let memory = ready.copies();
         let devices: Vec<_> =
             as_devices(&memory).into_iter().map(|one| Arc::new(FaultDevice::new(one))).collect();
@@ -163,21 +163,21 @@ impl Inflicter<'_> {
                 done.map_err(|(_, error)| error)
             }
         };
-        Ok(Attempt { memory, devices, kept, begun, survived, outcome })
+        Ok(FaultAttempt { memory, devices, kept, begun, survived, outcome })
     }
 
     fn judge(
         &self,
-        attempt: Attempt,
+        attempt: FaultAttempt,
         history: &History,
-        (member, requests, number, fault): (usize, Requests, u64, Fault),
+        (member, requests, number, fault): (usize, RequestKind, u64, Fault),
         most_corrupt: usize,
-    ) -> Result<Inflicted, String> {
+    ) -> Result<FaultCounts, String> {
         let struck = attempt.devices[member].count(requests) > number;
-        let must_be_told = requests != Requests::Reads && fault != Fault::Garbage;
+        let must_be_told = requests != RequestKind::Reads && fault != Fault::Garbage;
         match &attempt.outcome {
             Ok(_) if struck && must_be_told && attempt.survived == 0 => {
-                return Err("nobody was told".into());
+                return Err("no operation reported the failure".into());
             }
             Err(error) if must_be_told && self.spares_members => {
                 return Err(format!("it is not survived: {error}"));
@@ -188,7 +188,7 @@ impl Inflicter<'_> {
         }
         let found = enter(self.engine, &attempt.memory)?;
         let corrupt = found.corrupt();
-        let may_be_corrupt = requests == Requests::Writes && fault == Fault::Garbage;
+        let may_be_corrupt = requests == RequestKind::Writes && fault == Fault::Garbage;
         if corrupt > if may_be_corrupt { most_corrupt } else { 0 } {
             return Err(format!("{corrupt} files are corrupt"));
         }
@@ -200,14 +200,14 @@ impl Inflicter<'_> {
         }
         let reported = usize::from(attempt.outcome.is_err());
         let survived = usize::from(attempt.survived > 0);
-        Ok(Inflicted { faults: usize::from(struck), reported, survived, corrupt })
+        Ok(FaultCounts { faults: usize::from(struck), reported, survived, corrupt })
     }
 }
 
 /// Checks that a volume whose commit failed refuses changes and `sync`.
 fn require_refusal(fs: &dyn FileSystemMut) -> Result<(), String> {
     let new = NewFile { permissions: 0o600, uid: 0, gid: 0, umask: None, at: Timestamp::default() };
-    let made = fs.create(Place { dir: fs.root(), name: b"refused" }, &new).map(drop);
+    let made = fs.create(EntryPlace { dir: fs.root(), name: b"refused" }, &new).map(drop);
     for (what, outcome) in [("a new file", made), ("a sync", fs.sync())] {
         if !matches!(outcome, Err(Error::Posix { errno: Errno::ROFS, .. })) {
             return Err(format!("after a commit that failed, {what} gives {outcome:?}"));

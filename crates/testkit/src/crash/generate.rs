@@ -7,21 +7,21 @@
 //! first one may have no point of persistence.
 //!
 //! The generator adds what an operation needs before it: in the set-up if the first operation
-//! leaves it in place, otherwise as further steps. [`ops`] lists the operations; [`Tree`] tracks
-//! which files exist.
+//! leaves it in place, otherwise as further steps. [`ops`] lists the operations; [`PathTree`]
+//! tracks which files exist.
 
 pub mod long;
 mod ops;
 mod tree;
 
-use super::workload::{Op, Step, Workload};
-use ops::{Candidate, ops};
-use tree::Tree;
+use super::workload::{Workload, WorkloadOp, WorkloadStep};
+use ops::{CandidateOp, ops};
+use tree::PathTree;
 
 /// All workloads of one and two operations.
 #[derive(Debug)]
 pub struct Generator {
-    candidates: Vec<Candidate>,
+    candidates: Vec<CandidateOp>,
     /// Candidate and point of persistence of each workload of one operation, as indexes.
     ones: Vec<(usize, usize)>,
     /// Candidate and point of persistence of each possible first operation of two, as indexes;
@@ -59,8 +59,8 @@ impl Generator {
     pub fn one(&self, number: usize) -> Workload {
         let (candidate, point) = self.ones[number];
         let candidate = &self.candidates[candidate];
-        let setup = Tree::default().ensure(&candidate.needs);
-        let steps = vec![Step::Do(candidate.op.clone()), candidate.points[point].clone()];
+        let setup = PathTree::default().ensure(&candidate.needs);
+        let steps = vec![WorkloadStep::Do(candidate.op.clone()), candidate.points[point].clone()];
         workload(format!("one:{number}"), setup, steps)
     }
 
@@ -70,16 +70,16 @@ impl Generator {
         let (first, first_point) = self.beginnings[number / self.ones.len()];
         let (second, second_point) = self.ones[number % self.ones.len()];
         let (first, second) = (&self.candidates[first], &self.candidates[second]);
-        let mut tree = Tree::default();
+        let mut tree = PathTree::default();
         let mut setup = tree.ensure(&second.needs);
         // A file that the first operation removes could not be opened by a later step.
-        setup.retain(|op| !matches!(op, Op::Open(_)));
+        setup.retain(|op| !matches!(op, WorkloadOp::Open(_)));
         setup.extend(tree.ensure(&first.needs));
-        let mut steps = vec![Step::Do(first.op.clone())];
+        let mut steps = vec![WorkloadStep::Do(first.op.clone())];
         tree.note(&first.op);
         steps.extend(first_point.map(|point| first.points[point].clone()));
-        steps.extend(tree.ensure(&second.needs).into_iter().map(Step::Do));
-        steps.push(Step::Do(second.op.clone()));
+        steps.extend(tree.ensure(&second.needs).into_iter().map(WorkloadStep::Do));
+        steps.push(WorkloadStep::Do(second.op.clone()));
         steps.push(second.points[second_point].clone());
         workload(format!("two:{number}"), setup, steps)
     }
@@ -99,9 +99,10 @@ impl Generator {
 
 /// Builds a workload. The set-up ends before the steps begin, and with it every open file, so the
 /// steps open the files instead.
-fn workload(name: String, setup: Vec<Op>, steps: Vec<Step>) -> Workload {
-    let (opens, setup) = setup.into_iter().partition::<Vec<_>, _>(|op| matches!(op, Op::Open(_)));
-    let steps = opens.into_iter().map(Step::Do).chain(steps).collect();
+fn workload(name: String, setup: Vec<WorkloadOp>, steps: Vec<WorkloadStep>) -> Workload {
+    let (opens, setup) =
+        setup.into_iter().partition::<Vec<_>, _>(|op| matches!(op, WorkloadOp::Open(_)));
+    let steps = opens.into_iter().map(WorkloadStep::Do).chain(steps).collect();
     Workload { name, setup, steps }
 }
 
@@ -111,7 +112,7 @@ mod tests {
 
     use offshoot_vfs::Timestamp;
 
-    use super::{Generator, Op, Step, Workload};
+    use super::{Generator, Workload, WorkloadOp, WorkloadStep};
     use crate::crash::picture::{self, Picture};
     use crate::crash::workload::Runner;
     use crate::model::Model;
@@ -144,12 +145,12 @@ mod tests {
             let workload = generator.one(number);
             let model = Model::made_at(Timestamp::default());
             let mut runner = Runner::new(&model, 1).with_subvolumes(&model);
-            let setup: Vec<_> = workload.setup.iter().cloned().map(Step::Do).collect();
+            let setup: Vec<_> = workload.setup.iter().cloned().map(WorkloadStep::Do).collect();
             runner.run_steps(&setup).expect("it can be done");
             let before = shown(&model);
             runner.run_steps(&workload.steps).expect("it can be done");
             // The model does not show which files share space.
-            let is_seen = !workload.has(|op| matches!(op, Op::Dedupe(_)));
+            let is_seen = !workload.has(|op| matches!(op, WorkloadOp::Dedupe(_)));
             assert_eq!(shown(&model) != before, is_seen, "{workload}");
         }
     }

@@ -46,17 +46,17 @@ use std::fmt::Debug;
 
 use offshoot_vfs::{FileFlags, FileType};
 
-use super::picture::{File, Id, Name, Picture, SECTOR};
+use super::picture::{Picture, PictureFile, PictureId, PictureName, SECTOR};
 
 /// Extended attributes by name.
-type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+type PromisedXattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What a returned `fsync` or `sync` made durable.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Promise {
+pub(super) struct DurablePromise {
     pub(super) moment: usize,
     /// The file that was synced; `None` for everything.
-    pub(super) of: Option<Id>,
+    pub(super) of: Option<PictureId>,
     /// The file is the root of a subvolume.
     pub(super) is_subvolume: bool,
     /// The promise covers times too: `fsync` and `sync`, but not `fdatasync`.
@@ -65,7 +65,7 @@ pub(super) struct Promise {
 
 /// The implementation that made the promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum PromiseMaker {
     /// Ours: all rules hold.
     Ours,
     /// The kernel, which promises less about names. If a file is renamed and only its new directory
@@ -73,8 +73,9 @@ pub(super) enum Whose {
     /// operations, an `fsync` of the directory that lost one may leave neither. An `fsync` of a
     /// file may leave a name that it lost since an earlier `fsync`, because that one may have
     /// logged the directory. If a file loses the name that an `fsync` logged, the log forgets the
-    /// name, so the file may have the names of the last commit again. The kernel also writes zeros into preallocated sectors if a hole is
-    /// punched in a part of them, or if they are behind the end of a file that grows.
+    /// name, so the file may have the names of the last commit again. The kernel also writes zeros
+    /// into preallocated sectors if a hole is punched in a part of them, or if they are behind the
+    /// end of a file that grows.
     Kernels,
 }
 
@@ -82,8 +83,8 @@ pub(super) enum Whose {
 #[derive(Debug)]
 pub(super) struct History {
     pub(super) pictures: Vec<Picture>,
-    pub(super) promises: Vec<Promise>,
-    pub(super) whose: Whose,
+    pub(super) promises: Vec<DurablePromise>,
+    pub(super) whose: PromiseMaker,
 }
 
 /// The part of a history that one state is judged by.
@@ -120,32 +121,32 @@ impl History {
 
 impl<'a> Judgement<'a> {
     /// The moments that the file `of` may show.
-    fn moments(&self, of: Id) -> &'a [Picture] {
+    fn moments(&self, of: PictureId) -> &'a [Picture] {
         self.moments_since(|promise| promise.of.is_none_or(|file| file == of))
     }
 
     /// The moments that the names in the directory `of` may show.
-    fn moments_of_names(&self, of: Id) -> &'a [Picture] {
+    fn moments_of_names(&self, of: PictureId) -> &'a [Picture] {
         self.moments_since(|promise| {
             promise.of.is_none_or(|file| file == of && !promise.is_subvolume)
         })
     }
 
     /// The moments since the last kept promise that `is_made` selects.
-    fn moments_since(&self, is_made: impl Fn(&Promise) -> bool) -> &'a [Picture] {
+    fn moments_since(&self, is_made: impl Fn(&DurablePromise) -> bool) -> &'a [Picture] {
         let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
         let since = promises.filter(|promise| is_made(promise)).map(|promise| promise.moment);
         &self.history.pictures[since.max().unwrap_or(0)..=self.latest]
     }
 
     /// The moments that the times of the file `of` may show.
-    fn moments_of_times(&self, of: Id) -> &'a [Picture] {
+    fn moments_of_times(&self, of: PictureId) -> &'a [Picture] {
         self.moments_since(|promise| promise.has_times && promise.of.is_none_or(|file| file == of))
     }
 
     fn files(&mut self, found: &Picture) {
         let known = self.history.pictures.iter().flat_map(|picture| picture.files.keys());
-        let all: BTreeSet<Id> = known.chain(found.files.keys()).copied().collect();
+        let all: BTreeSet<PictureId> = known.chain(found.files.keys()).copied().collect();
         for id in all {
             self.size_of_directory(found, id);
             let moments = self.moments(id);
@@ -171,26 +172,28 @@ impl<'a> Judgement<'a> {
     }
 
     /// Whether a file may be lost although it always had a name.
-    fn may_lose(&self, id: Id, moments: &[Picture]) -> bool {
+    fn may_lose(&self, id: PictureId, moments: &[Picture]) -> bool {
         let counts: Vec<_> = moments.iter().map(|picture| picture.names_of(id).len()).collect();
-        self.history.whose == Whose::Kernels && counts.windows(2).any(|pair| pair[1] < pair[0])
+        self.history.whose == PromiseMaker::Kernels
+            && counts.windows(2).any(|pair| pair[1] < pair[0])
     }
 
     /// Checks the names of a file, by rule 1.
-    fn names_of(&mut self, of: &str, found: &Picture, id: Id, moments: &[Picture]) {
+    fn names_of(&mut self, of: &str, found: &Picture, id: PictureId, moments: &[Picture]) {
         let sets: Vec<_> = moments.iter().map(|picture| picture.names_of(id)).collect();
-        let is_of_moment = |name: &&Name, is: bool| sets.iter().any(|set| set.contains(name) == is);
+        let is_of_moment =
+            |name: &&PictureName, is: bool| sets.iter().any(|set| set.contains(name) == is);
         let found = found.names_of(id);
         let lost_a_name = sets.first().is_some_and(|first| {
             sets.iter().any(|set| first.iter().any(|name| !set.contains(name)))
         });
         // A log shows the names of a directory as they were when an `fsync` logged them. A name
         // that the file lost since is in no log, and then the last commit counts.
-        let may_stay = |name: &Name| {
+        let may_stay = |name: &PictureName| {
             let committed = &self.moments_since(|promise| promise.of.is_none())[0];
             let promises = self.kept.iter().map(|&kept| &self.history.promises[kept]);
             let mut logged = promises.filter(|promise| promise.of.is_some());
-            self.history.whose == Whose::Kernels
+            self.history.whose == PromiseMaker::Kernels
                 && found.contains(name)
                 && (logged.any(|promise| self.history.pictures[promise.moment].leads(name, id))
                     || (lost_a_name && committed.leads(name, id)))
@@ -201,10 +204,10 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    fn file<'f, V: Iterator<Item = &'f File>>(
+    fn file<'f, V: Iterator<Item = &'f PictureFile>>(
         &mut self,
         of: &str,
-        file: &'f File,
+        file: &'f PictureFile,
         names: usize,
         versions: &dyn Fn() -> V,
     ) {
@@ -219,8 +222,8 @@ impl<'a> Judgement<'a> {
         }
         let least = versions().map(|version| version.preallocated).min();
         let written = match self.history.whose {
-            Whose::Ours => 0,
-            Whose::Kernels => 2 * SECTOR,
+            PromiseMaker::Ours => 0,
+            PromiseMaker::Kernels => 2 * SECTOR,
         };
         if least.is_some_and(|least| file.preallocated + written < least) {
             let problem = format!("{} bytes are preallocated, of {least:?}", file.preallocated);
@@ -228,13 +231,13 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    fn settings(&mut self, of: &str, id: Id, file: &File) {
+    fn settings(&mut self, of: &str, id: PictureId, file: &PictureFile) {
         let moments = self.moments_since(|promise| promise.of.is_none());
         let versions = moments.iter().filter_map(|picture| picture.files.get(&id));
         self.one_of(of, "settings", &file.settings, versions.map(|version| version.settings));
     }
 
-    fn times(&mut self, of: &str, id: Id, file: &File) {
+    fn times(&mut self, of: &str, id: PictureId, file: &PictureFile) {
         let moments = self.moments_of_times(id);
         let versions = || moments.iter().filter_map(|picture| picture.files.get(&id));
         self.one_of(of, "mtime", &file.mtime, versions().map(|v| v.mtime));
@@ -243,7 +246,7 @@ impl<'a> Judgement<'a> {
 
     /// Checks rule 8.
     fn replacements(&mut self, found: &Picture) {
-        if self.history.whose == Whose::Kernels {
+        if self.history.whose == PromiseMaker::Kernels {
             return;
         }
         let pictures = &self.history.pictures[..=self.latest];
@@ -252,9 +255,9 @@ impl<'a> Judgement<'a> {
             let Some(before) = at.checked_sub(1).map(|before| &pictures[before]) else { continue };
             let replaced = before.names.get(name).filter(|other| *other != id);
             let is_file =
-                |id: &Id| before.files.get(id).is_some_and(|f| f.kind == FileType::Regular);
+                |id: &PictureId| before.files.get(id).is_some_and(|f| f.kind == FileType::Regular);
             // An exchange replaces nothing.
-            let is_exchange = |other: &&Id| {
+            let is_exchange = |other: &&PictureId| {
                 let gained = pictures[at].names_of(**other);
                 gained.iter().any(|name| !before.leads(name, **other))
             };
@@ -273,7 +276,7 @@ impl<'a> Judgement<'a> {
     }
 
     /// Checks the second half of rule 3.
-    fn size_of_directory(&mut self, found: &Picture, id: Id) {
+    fn size_of_directory(&mut self, found: &Picture, id: PictureId) {
         let file = found.files.get(&id).filter(|file| file.kind == FileType::Directory);
         let names = found.names.keys().filter(|(dir, _)| *dir == id);
         let size = names.map(|(_, name)| 2 * name.len() as u64).sum();
@@ -286,7 +289,7 @@ impl<'a> Judgement<'a> {
     /// Checks rule 2.
     fn names(&mut self, found: &Picture) {
         let known = self.history.pictures.iter().flat_map(|picture| picture.names.keys());
-        let all: BTreeSet<&Name> = known.chain(found.names.keys()).collect();
+        let all: BTreeSet<&PictureName> = known.chain(found.names.keys()).collect();
         let mut shown = BTreeMap::new();
         for name in all {
             let moments = self.moments(name.0);
@@ -306,9 +309,9 @@ impl<'a> Judgement<'a> {
 
     /// The moves after which the found state has both names of the file. That is allowed only if
     /// the move gave the new name and a later operation gave the old name back.
-    fn moves(&self, found: &Picture) -> Vec<Move<'a>> {
+    fn moves(&self, found: &Picture) -> Vec<FileMove<'a>> {
         let mut moves = Vec::new();
-        if self.history.whose == Whose::Kernels {
+        if self.history.whose == PromiseMaker::Kernels {
             return moves;
         }
         let pictures = &self.history.pictures[..=self.latest];
@@ -317,7 +320,7 @@ impl<'a> Judgement<'a> {
                 let gained = behind.names_of(*id).into_iter();
                 let gained = gained.filter(|new| found.leads(new, *id) && !before.leads(new, *id));
                 if !behind.leads(old, *id) {
-                    moves.extend(gained.map(|new| Move { at, old, new }));
+                    moves.extend(gained.map(|new| FileMove { at, old, new }));
                 }
             }
         }
@@ -337,8 +340,8 @@ impl<'a> Judgement<'a> {
         let since = self.kept.iter().map(|&kept| self.history.promises[kept].moment).max();
         let moments = &self.history.pictures[since.unwrap_or(0)..=self.latest];
         let shown = |picture: &Picture| {
-            let attributes = |(id, file): (&Id, &File)| {
-                let File { permissions, flags, rdev, nlink, xattrs, settings, .. } = file;
+            let attributes = |(id, file): (&PictureId, &PictureFile)| {
+                let PictureFile { permissions, flags, rdev, nlink, xattrs, settings, .. } = file;
                 (*id, *permissions, *flags, *rdev, *nlink, xattrs.clone(), *settings)
             };
             (picture.names.clone(), picture.files.iter().map(attributes).collect::<Vec<_>>())
@@ -364,22 +367,22 @@ impl<'a> Judgement<'a> {
 }
 
 /// A rename of a file.
-struct Move<'a> {
+struct FileMove<'a> {
     /// The moment after the rename.
     at: usize,
-    old: &'a Name,
-    new: &'a Name,
+    old: &'a PictureName,
+    new: &'a PictureName,
 }
 
 /// Whether each name can be assigned one of the moments that it shows, so that no move is half
 /// done: if the new name of a move shows a moment after the move, the old name must do so too.
 /// `chosen` holds the names that have their moment already.
 fn are_whole<'a>(
-    moves: &[Move<'a>],
-    shown: &BTreeMap<&'a Name, Vec<usize>>,
-    chosen: &BTreeMap<&'a Name, usize>,
+    moves: &[FileMove<'a>],
+    shown: &BTreeMap<&'a PictureName, Vec<usize>>,
+    chosen: &BTreeMap<&'a PictureName, usize>,
 ) -> bool {
-    let is_half = |&Move { at, old, new }: &Move<'a>| {
+    let is_half = |&FileMove { at, old, new }: &FileMove<'a>| {
         let is_behind = |name| chosen.get(name).map(|&moment| moment >= at);
         is_behind(new) == Some(true) && is_behind(old) == Some(false)
     };
@@ -397,17 +400,17 @@ fn are_whole<'a>(
 }
 
 /// The attributes that an `fsync` of a file makes durable together.
-fn attributes(file: &File) -> (u32, FileFlags, (u32, u32), &Xattrs) {
+fn attributes(file: &PictureFile) -> (u32, FileFlags, (u32, u32), &PromisedXattrs) {
     (file.permissions, file.flags, file.rdev, &file.xattrs)
 }
 
 /// Checks rule 4.
-fn data(found: &File, versions: &[&File]) -> Result<(), String> {
+fn data(found: &PictureFile, versions: &[&PictureFile]) -> Result<(), String> {
     if found.kind != FileType::Regular {
         return Ok(());
     }
     let is_size = versions.iter().any(|version| version.size == found.size);
-    let is_between = |pair: &[&File]| {
+    let is_between = |pair: &[&PictureFile]| {
         let (from, to) = (pair[0].size.min(pair[1].size), pair[0].size.max(pair[1].size));
         (from..=to).contains(&found.size) && found.size.is_multiple_of(SECTOR)
     };
@@ -423,12 +426,12 @@ fn data(found: &File, versions: &[&File]) -> Result<(), String> {
         // The last sector may come from a longer file, up to the end that the file has now.
         let part = usize::try_from(start).ok().zip(usize::try_from(end).ok());
         let part = part.filter(|_| !end.is_multiple_of(SECTOR)).map(|(start, end)| start..end);
-        let is_part = |version: &File| {
+        let is_part = |version: &PictureFile| {
             let bytes = part.clone().and_then(|part| found.head.get(part));
             let theirs = part.clone().and_then(|part| version.head.get(part));
             bytes.is_some() && bytes == theirs
         };
-        let is_of = |version: &File| {
+        let is_of = |version: &PictureFile| {
             let sectors = version.sectors.as_ref().filter(|_| version.size >= end);
             sectors.is_some_and(|sectors| sectors[number] == *sector || is_part(version))
         };

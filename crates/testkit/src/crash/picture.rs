@@ -11,34 +11,34 @@ use std::ops::{ControlFlow, Range};
 use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
 
 use crate::compare::data_ranges;
-use crate::model::subvolumes::{Settings, Subvolumes};
+use crate::model::subvolumes::{Settings, SubvolumeCalls};
 
 /// The identity of a file. The low 32 bits are the number of the operation that made the file; the
 /// high 32 bits are the number of the operation that made its subvolume.
-pub(super) type Id = u64;
+pub(super) type PictureId = u64;
 
 /// The root directory.
-pub(super) const ROOT: Id = 0;
+pub(super) const ROOT: PictureId = 0;
 
 /// The unit in which data reaches a volume, in bytes.
 pub(super) const SECTOR: u64 = 4096;
 
-/// The maximal length of [`File::head`], in bytes.
+/// The maximal length of [`PictureFile::head`], in bytes.
 const HEAD: u64 = 128 << 10;
 
 /// A name: its directory, and the name in it.
-pub(super) type Name = (Id, Vec<u8>);
+pub(super) type PictureName = (PictureId, Vec<u8>);
 
 /// Everything below the root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Picture {
-    pub(super) names: BTreeMap<Name, Id>,
-    pub(super) files: BTreeMap<Id, File>,
+    pub(super) names: BTreeMap<PictureName, PictureId>,
+    pub(super) files: BTreeMap<PictureId, PictureFile>,
 }
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct File {
+pub(super) struct PictureFile {
     pub(super) kind: FileType,
     pub(super) permissions: u32,
     pub(super) nlink: u32,
@@ -67,7 +67,7 @@ pub(super) struct File {
 /// # Errors
 /// Errors of `fs`, and structures that contradict each other: a name that leads nowhere, a
 /// directory with two names.
-pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes) -> Result<Picture> {
+pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls) -> Result<Picture> {
     let mut picture = Picture::default();
     let mut seen = BTreeMap::new();
     let mut dirs = vec![(fs.root(), ROOT)];
@@ -110,12 +110,16 @@ fn misfit(problem: String) -> Error {
 }
 
 /// The identity of a file.
-pub(super) fn id_of(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes, file: FileId) -> Result<Id> {
+pub(super) fn id_of(
+    fs: &dyn FileSystem,
+    subvolumes: &dyn SubvolumeCalls,
+    file: FileId,
+) -> Result<PictureId> {
     let subvolume = subvolumes.made(file)?.nanos;
-    Ok(Id::from(subvolume) << 32 | Id::from(fs.attr(file)?.uid))
+    Ok(PictureId::from(subvolume) << 32 | PictureId::from(fs.attr(file)?.uid))
 }
 
-fn file(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes, file: FileId) -> Result<File> {
+fn file(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls, file: FileId) -> Result<PictureFile> {
     let attr = fs.attr(file)?;
     let mut xattrs = BTreeMap::new();
     fs.xattrs(file, &mut |name, value| {
@@ -140,7 +144,7 @@ fn file(fs: &dyn FileSystem, subvolumes: &dyn Subvolumes, file: FileId) -> Resul
         },
         _ => Some(Vec::new()),
     };
-    Ok(File {
+    Ok(PictureFile {
         kind: attr.file_type,
         permissions: attr.permissions,
         nlink: attr.nlink,
@@ -203,17 +207,17 @@ impl Picture {
     }
 
     /// The names that lead to a file.
-    pub(super) fn names_of(&self, id: Id) -> BTreeSet<&Name> {
+    pub(super) fn names_of(&self, id: PictureId) -> BTreeSet<&PictureName> {
         self.names.iter().filter(|(_, to)| **to == id).map(|(name, _)| name).collect()
     }
 
     /// Whether this name leads to this file.
-    pub(super) fn leads(&self, name: &Name, id: Id) -> bool {
+    pub(super) fn leads(&self, name: &PictureName, id: PictureId) -> bool {
         self.names.get(name) == Some(&id)
     }
 
     /// Whether this is a name in the root and the only name of a file that is not a directory.
-    pub(super) fn is_only_in_root(&self, name: &Name, id: Id) -> bool {
+    pub(super) fn is_only_in_root(&self, name: &PictureName, id: PictureId) -> bool {
         let is_file = self.files[&id].kind != FileType::Directory;
         is_file && name.0 == ROOT && self.names_of(id).len() == 1
     }
@@ -224,7 +228,7 @@ impl Picture {
     }
 
     /// The path of a file, for a message.
-    pub(super) fn path(&self, id: Id) -> String {
+    pub(super) fn path(&self, id: PictureId) -> String {
         match self.names.iter().find(|(_, to)| **to == id) {
             Some(((dir, name), _)) => format!("{}/{}", self.path(*dir), name.escape_ascii()),
             None => String::new(),

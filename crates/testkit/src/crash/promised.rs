@@ -3,12 +3,12 @@
 
 use offshoot_vfs::{Attr, FileSystem};
 
-use super::oracle::{History, Whose};
+use super::oracle::{History, PromiseMaker};
 use super::picture;
 use super::record::history;
 use super::workload::{Runner, Workload};
 use crate::model::Model;
-use crate::model::subvolumes::Subvolumes;
+use crate::model::subvolumes::SubvolumeCalls;
 
 /// The promises of a whole workload, by which a volume is judged afterwards.
 ///
@@ -43,7 +43,7 @@ impl Promised {
     #[must_use]
     pub fn of_the_kernel(mut self) -> Self {
         self.history.forget_times();
-        self.history.whose = Whose::Kernels;
+        self.history.whose = PromiseMaker::Kernels;
         Self { has_times: false, ..self }
     }
 
@@ -54,7 +54,7 @@ impl Promised {
     pub fn judge(
         &self,
         fs: &dyn FileSystem,
-        subvolumes: &dyn Subvolumes,
+        subvolumes: &dyn SubvolumeCalls,
     ) -> Result<Vec<String>, String> {
         let mut found = picture::take(fs, subvolumes).map_err(|e| e.to_string())?;
         if !self.has_times {

@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use offshoot_device::{
-    BlockDevice, CrashDevice, CrashLog, CrashState, Fault, FaultDevice, MemoryDevice, Requests,
+    BlockDevice, CrashDevice, CrashLog, CrashState, Fault, FaultDevice, MemoryDevice, RequestKind,
 };
 
-use super::oracle::{History, Promise, Whose};
-use super::picture::{self, Id, Picture, ROOT};
-use super::workload::{Runner, Step, Workload, find};
-use super::{Devices, Engine, Opened};
+use super::oracle::{DurablePromise, History, PromiseMaker};
+use super::picture::{self, Picture, PictureId, ROOT};
+use super::workload::{Runner, Workload, WorkloadStep, find};
+use super::{MemberDevices, OpenedVolume, TestedEngine};
 use crate::model::Model;
 
 /// A volume on which the set-up of a workload has run.
-pub(super) struct Ready {
+pub(super) struct ReadyVolume {
     pub(super) devices: Vec<Arc<MemoryDevice>>,
     pub(super) model: Model,
     /// The number of the next operation.
@@ -32,24 +32,24 @@ pub(super) struct Recorded {
 /// The request to a member that fails with an error: the one that comes after `number` requests of
 /// the same kind.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Strike {
+pub(super) struct FailingRequest {
     pub(super) member: usize,
-    pub(super) requests: Requests,
+    pub(super) requests: RequestKind,
     pub(super) number: u64,
 }
 
 /// How far the workload had come at the cut.
-pub(super) struct Progress {
+pub(super) struct WorkloadProgress {
     /// The indexes of the promises that were made.
     pub(super) kept: Vec<usize>,
     /// The moment after the last operation that had begun.
     pub(super) latest: usize,
 }
 
-impl Ready {
+impl ReadyVolume {
     /// Runs the set-up on a copy of the volume `image`.
     pub(super) fn new(
-        engine: &dyn Engine,
+        engine: &dyn TestedEngine,
         image: &[Arc<dyn BlockDevice>],
         workload: &Workload,
     ) -> Result<Self, String> {
@@ -88,7 +88,7 @@ impl Ready {
     /// The first step that fails, by its index.
     pub(super) fn run(
         &self,
-        fs: &Opened,
+        fs: &OpenedVolume,
         workload: &Workload,
         begin: &mut dyn FnMut(usize),
         kept: &mut dyn FnMut(usize),
@@ -119,7 +119,7 @@ impl Ready {
 pub(super) fn history(
     model: &Model,
     next: u32,
-    steps: &[Step],
+    steps: &[WorkloadStep],
     refused: &[usize],
 ) -> Result<History, String> {
     let mut runner = Runner::new(model, next).with_subvolumes(model);
@@ -131,29 +131,29 @@ pub(super) fn history(
                 runner.skip();
                 continue;
             }
-            Step::Do(op) | Step::Try(op) => {
+            WorkloadStep::Do(op) | WorkloadStep::Try(op) => {
                 runner.run(op).map_err(|e| format!("the model refuses {op}: {e}"))?;
                 pictures.push(take()?);
                 continue;
             }
-            Step::Fsync(path) | Step::Fdatasync(path) => synced(model, path)?,
-            Step::Sync => (None, false),
+            WorkloadStep::Fsync(path) | WorkloadStep::Fdatasync(path) => synced(model, path)?,
+            WorkloadStep::Sync => (None, false),
         };
-        let has_times = !matches!(step, Step::Fdatasync(_));
-        promises.push(Promise { moment: pictures.len() - 1, of, is_subvolume, has_times });
+        let has_times = !matches!(step, WorkloadStep::Fdatasync(_));
+        promises.push(DurablePromise { moment: pictures.len() - 1, of, is_subvolume, has_times });
     }
-    Ok(History { pictures, promises, whose: Whose::Ours })
+    Ok(History { pictures, promises, whose: PromiseMaker::Ours })
 }
 
 /// The file at a path, and whether it is the root of a subvolume other than the top-level one.
-fn synced(model: &Model, path: &str) -> Result<(Option<Id>, bool), String> {
+fn synced(model: &Model, path: &str) -> Result<(Option<PictureId>, bool), String> {
     let file = find(model, path)
         .and_then(|file| Ok((picture::id_of(model, model, file)?, model.is_subvolume(file))));
     let (id, is_subvolume) = file.map_err(|e| format!("the model has no {path}: {e}"))?;
     Ok((Some(id), is_subvolume && id != ROOT))
 }
 
-pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> Devices {
+pub(super) fn as_devices(devices: &[Arc<MemoryDevice>]) -> MemberDevices {
     devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
@@ -161,17 +161,17 @@ impl Recorded {
     /// Runs the whole workload on a copy of the volume `image`. If there is a `strike`, that
     /// request fails; the engine has to survive the failure, and to report that it did.
     pub(super) fn new(
-        engine: &dyn Engine,
+        engine: &dyn TestedEngine,
         image: &[Arc<dyn BlockDevice>],
         workload: &Workload,
-        strike: Option<Strike>,
+        strike: Option<FailingRequest>,
     ) -> Result<Self, String> {
-        let ready = Ready::new(engine, image, workload)?;
+        let ready = ReadyVolume::new(engine, image, workload)?;
         let set = CrashDevice::set(as_devices(&ready.devices));
         let set: Vec<Arc<CrashDevice>> = set.into_iter().map(Arc::new).collect();
         let faulty = |device: &Arc<CrashDevice>| Arc::new(FaultDevice::new(device.clone()));
         let faulty: Vec<_> = set.iter().map(faulty).collect();
-        if let Some(Strike { member, requests, number }) = strike {
+        if let Some(FailingRequest { member, requests, number }) = strike {
             faulty[member].strike(requests, number, Fault::Error);
         }
         let devices = faulty.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect();
@@ -186,14 +186,14 @@ impl Recorded {
         let survived = fs.survived.load(Ordering::Relaxed);
         drop(fs);
         let counts = |device: &Arc<FaultDevice>| {
-            [Requests::Writes, Requests::Flushes].map(|requests| device.count(requests))
+            [RequestKind::Writes, RequestKind::Flushes].map(|requests| device.count(requests))
         };
         let requests: Vec<_> = faulty.iter().map(counts).collect();
-        if let Some(Strike { member, requests, number }) = strike
+        if let Some(FailingRequest { member, requests, number }) = strike
             && faulty[member].count(requests) > number
             && survived == 0
         {
-            return Err("nobody was told of the failure".into());
+            return Err("no step reported the failure".into());
         }
         let history = ready.history(workload, &refused)?;
         let shown = shown.without_space();
@@ -205,7 +205,7 @@ impl Recorded {
     }
 }
 
-impl Progress {
+impl WorkloadProgress {
     /// How far the workload had come, given all cuts that could have left this state. A promise
     /// counts if it was made before the latest of these cuts, because the state must be right for
     /// that cut too. An operation counts as begun if it began before the earliest cut, because all

@@ -2,15 +2,15 @@
 
 use offshoot_vfs::{Fallocate, FileFlags};
 
-use super::workload::{Op, Share, Step, Workload};
+use super::workload::{SharedRange, Workload, WorkloadOp, WorkloadStep};
 
 /// The words of a script for each kind of `fallocate`.
 pub(super) const FALLOCATE: [(&str, Fallocate); 7] = [
-    ("allocate", Fallocate::Allocate { keep_size: false }),
-    ("allocate-behind", Fallocate::Allocate { keep_size: true }),
+    ("allocate", Fallocate::Allocate { keeps_size: false }),
+    ("allocate-behind", Fallocate::Allocate { keeps_size: true }),
     ("punch", Fallocate::PunchHole),
-    ("zero", Fallocate::Zero { keep_size: false }),
-    ("zero-behind", Fallocate::Zero { keep_size: true }),
+    ("zero", Fallocate::Zero { keeps_size: false }),
+    ("zero-behind", Fallocate::Zero { keeps_size: true }),
     ("collapse", Fallocate::Collapse),
     ("insert", Fallocate::Insert),
 ];
@@ -26,12 +26,12 @@ impl Workload {
             let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
             parts.map(parse).collect()
         }
-        let (setup, steps) = (each(setup, Op::parse)?, each(steps, Step::parse)?);
+        let (setup, steps) = (each(setup, WorkloadOp::parse)?, each(steps, WorkloadStep::parse)?);
         Ok(Self { name: name.to_owned(), setup, steps })
     }
 }
 
-impl Op {
+impl WorkloadOp {
     fn parse(text: &str) -> Result<Self, String> {
         let failed = || format!("{text:?} is no operation");
         let number = |text: &str| text.parse::<u64>().map_err(|_| failed());
@@ -50,10 +50,10 @@ impl Op {
             let (offset, len) = range(&text)?;
             return Ok(Self::Fallocate { path, what: *what, offset, len: len as u64 });
         }
-        let share = || -> Result<Share, String> {
+        let share = || -> Result<SharedRange, String> {
             let (offset, len) = range(&owned(1)?)?;
             let to_offset = number(&owned(3)?)?;
-            Ok(Share { from: owned(0)?, offset, len: len as u64, to: owned(2)?, to_offset })
+            Ok(SharedRange { from: owned(0)?, offset, len: len as u64, to: owned(2)?, to_offset })
         };
         let octal =
             |at: usize| owned(at).and_then(|n| u32::from_str_radix(&n, 8).map_err(|_| failed()));
@@ -116,14 +116,14 @@ impl Op {
     }
 }
 
-impl Step {
+impl WorkloadStep {
     fn parse(text: &str) -> Result<Self, String> {
         Ok(match text.split_once(' ') {
             None if text == "sync" => Self::Sync,
             Some(("fsync", path)) => Self::Fsync(path.trim_start_matches('/').to_owned()),
             Some(("fdatasync", path)) => Self::Fdatasync(path.trim_start_matches('/').to_owned()),
-            Some(("try", op)) => Self::Try(Op::parse(op)?),
-            _ => Self::Do(Op::parse(text)?),
+            Some(("try", op)) => Self::Try(WorkloadOp::parse(op)?),
+            _ => Self::Do(WorkloadOp::parse(text)?),
         })
     }
 }

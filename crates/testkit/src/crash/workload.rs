@@ -10,17 +10,17 @@ use std::fmt;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node,
-    Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
+    FileSystemMut, FileType, NewFile, NewNode, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::picture::SECTOR;
 use super::script::FALLOCATE;
-use crate::model::subvolumes::Subvolumes;
+use crate::model::subvolumes::SubvolumeCalls;
 
 /// One change. Paths are relative to the root, without a leading slash.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum WorkloadOp {
     /// Makes an empty file.
     Create(String),
     /// Makes a directory.
@@ -87,9 +87,9 @@ pub enum Op {
     /// Does nothing if both are one file.
     Copy(String, String),
     /// Clones a range of one file into another. Does nothing if the range cannot be shared.
-    Clone(Share),
+    Clone(SharedRange),
     /// Makes two ranges share their space if they are equal. Does nothing if they cannot be shared.
-    Dedupe(Share),
+    Dedupe(SharedRange),
     /// Sets the extended attribute of this name to a value of this many bytes.
     SetXattr(String, String, usize),
     /// Removes the extended attribute of this name.
@@ -131,7 +131,7 @@ pub enum Op {
 
 /// A range of a file, and its destination in another file, or at another offset of the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct SharedRange {
     /// The source file.
     pub from: String,
     /// Where the range begins, in bytes.
@@ -144,7 +144,7 @@ pub struct Share {
     pub to_offset: u64,
 }
 
-impl Share {
+impl SharedRange {
     /// Whether files of these sizes in bytes can share the range. It must be inside the source, and
     /// consist of whole sectors, or else reach the end of the source and not end before the end of
     /// the destination. If `are_one` says that both are one file, the ranges must not overlap.
@@ -164,7 +164,7 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for SharedRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, offset, len, to, to_offset } = self;
         write!(f, "{from} {offset}+{len} {to} {to_offset}")
@@ -173,13 +173,13 @@ impl fmt::Display for Share {
 
 /// One step of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum WorkloadStep {
     /// A change.
-    Do(Op),
+    Do(WorkloadOp),
     /// A change that may be refused because there is no space, or because an earlier change that it
     /// needs was refused. A write of at most one MiB that begins at a multiple of one MiB is
     /// done completely or not at all.
-    Try(Op),
+    Try(WorkloadOp),
     /// Makes this file and its changes durable, or this directory and the names in it. The root is
     /// "".
     Fsync(String),
@@ -195,12 +195,12 @@ pub struct Workload {
     /// The name of the workload, with which a test can ask for it alone.
     pub name: String,
     /// The operations that are done and synced before the power may be cut.
-    pub setup: Vec<Op>,
+    pub setup: Vec<WorkloadOp>,
     /// The operations after that.
-    pub steps: Vec<Step>,
+    pub steps: Vec<WorkloadStep>,
 }
 
-impl fmt::Display for Op {
+impl fmt::Display for WorkloadOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Create(path) => write!(f, "create {path}"),
@@ -258,22 +258,25 @@ impl Workload {
     /// a source of copies is unchanged.
     #[must_use]
     pub fn ends_with_fsync(&self) -> bool {
-        let Some(Step::Fsync(synced) | Step::Fdatasync(synced)) = self.steps.last() else {
+        let Some(WorkloadStep::Fsync(synced) | WorkloadStep::Fdatasync(synced)) = self.steps.last()
+        else {
             return false;
         };
-        let is_source = |step: &Step| match step {
-            Step::Do(Op::Copy(from, _)) => from == synced,
-            Step::Do(Op::Clone(share)) => share.from == *synced && share.to != *synced,
+        let is_source = |step: &WorkloadStep| match step {
+            WorkloadStep::Do(WorkloadOp::Copy(from, _)) => from == synced,
+            WorkloadStep::Do(WorkloadOp::Clone(share)) => {
+                share.from == *synced && share.to != *synced
+            }
             _ => false,
         };
         !self.steps.iter().any(is_source)
     }
 
     /// All operations of the workload, those of the set-up first.
-    fn ops(&self) -> impl Iterator<Item = &Op> {
+    fn ops(&self) -> impl Iterator<Item = &WorkloadOp> {
         let steps = self.steps.iter().filter_map(|step| match step {
-            Step::Do(op) | Step::Try(op) => Some(op),
-            Step::Fsync(_) | Step::Fdatasync(_) | Step::Sync => None,
+            WorkloadStep::Do(op) | WorkloadStep::Try(op) => Some(op),
+            WorkloadStep::Fsync(_) | WorkloadStep::Fdatasync(_) | WorkloadStep::Sync => None,
         });
         self.setup.iter().chain(steps)
     }
@@ -281,8 +284,10 @@ impl Workload {
     /// Whether the workload may write data in place, which a cut may tear.
     #[must_use]
     pub fn writes_in_place(&self) -> bool {
-        let is_flag =
-            |op: &Op| matches!(op, Op::SetFlags(_, flags) if flags.contains(FileFlags::NODATACOW));
+        let is_flag = |op: &WorkloadOp| match op {
+            WorkloadOp::SetFlags(_, flags) => flags.contains(FileFlags::NODATACOW),
+            _ => false,
+        };
         self.ops().any(is_flag)
     }
 
@@ -291,42 +296,50 @@ impl Workload {
     /// and one snapshot give (1 + 2) * 2 = 6.
     #[must_use]
     pub fn most_sharers(&self) -> usize {
-        let is_share = |op: &&Op| matches!(op, Op::Copy(..) | Op::Clone(_) | Op::Dedupe(_));
-        let is_snapshot = |op: &&Op| matches!(op, Op::Snapshot { .. });
+        let is_share = |op: &&WorkloadOp| {
+            matches!(op, WorkloadOp::Copy(..) | WorkloadOp::Clone(_) | WorkloadOp::Dedupe(_))
+        };
+        let is_snapshot = |op: &&WorkloadOp| matches!(op, WorkloadOp::Snapshot { .. });
         (1 + self.ops().filter(is_share).count()) << self.ops().filter(is_snapshot).count()
     }
 
     /// Whether `is_of_kind` holds for an operation, in the set-up or later.
     #[must_use]
-    pub fn has(&self, is_of_kind: impl Fn(&Op) -> bool) -> bool {
+    pub fn has(&self, is_of_kind: impl Fn(&WorkloadOp) -> bool) -> bool {
         self.ops().any(is_of_kind)
     }
 
     /// Whether the workload makes or deletes subvolumes.
     #[must_use]
     pub fn has_subvolumes(&self) -> bool {
-        let is_one =
-            |op: &Op| matches!(op, Op::Subvolume(_) | Op::Snapshot { .. } | Op::DeleteSubvolume(_));
+        let is_one = |op: &WorkloadOp| {
+            matches!(
+                op,
+                WorkloadOp::Subvolume(_)
+                    | WorkloadOp::Snapshot { .. }
+                    | WorkloadOp::DeleteSubvolume(_)
+            )
+        };
         self.ops().any(is_one)
     }
 
     /// Whether `is_wanted` holds for some step and the path of some subvolume.
     #[must_use]
-    pub fn has_step_on_subvolume(&self, is_wanted: impl Fn(&Op, &str) -> bool) -> bool {
+    pub fn has_step_on_subvolume(&self, is_wanted: impl Fn(&WorkloadOp, &str) -> bool) -> bool {
         let mut subvolumes = BTreeSet::new();
         let mut is_found = false;
         for (number, op) in self.ops().enumerate() {
             let is_step = number >= self.setup.len();
             is_found |= is_step && subvolumes.iter().any(|path: &String| is_wanted(op, path));
             match op {
-                Op::Subvolume(path) | Op::Snapshot { to: path, .. } => {
+                WorkloadOp::Subvolume(path) | WorkloadOp::Snapshot { to: path, .. } => {
                     subvolumes.insert(path.clone());
                 }
                 // After a move, the path may lead to another file.
-                Op::DeleteSubvolume(path)
-                | Op::Rename(path, _)
-                | Op::RenameNoReplace(path, _)
-                | Op::Exchange(path, _) => {
+                WorkloadOp::DeleteSubvolume(path)
+                | WorkloadOp::Rename(path, _)
+                | WorkloadOp::RenameNoReplace(path, _)
+                | WorkloadOp::Exchange(path, _) => {
                     subvolumes.remove(path);
                 }
                 _ => {}
@@ -336,7 +349,7 @@ impl Workload {
     }
 }
 
-impl Step {
+impl WorkloadStep {
     /// Whether the step is an operation, not a point of persistence.
     pub(super) fn is_change(&self) -> bool {
         matches!(self, Self::Do(_) | Self::Try(_))
@@ -348,7 +361,7 @@ impl Step {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for WorkloadStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Do(op) => op.fmt(f),
@@ -384,7 +397,7 @@ pub const DEVICE_MAJOR: u32 = 240;
 /// Runs the operations of a workload on one filesystem.
 pub struct Runner<'a> {
     fs: &'a dyn FileSystemMut,
-    subvolumes: Option<&'a dyn Subvolumes>,
+    subvolumes: Option<&'a dyn SubvolumeCalls>,
     /// The number of the next operation.
     next: u32,
 }
@@ -454,7 +467,7 @@ impl<'a> Runner<'a> {
 
     /// The runner does operations on subvolumes too, through `subvolumes`.
     #[must_use]
-    pub fn with_subvolumes(self, subvolumes: &'a dyn Subvolumes) -> Self {
+    pub fn with_subvolumes(self, subvolumes: &'a dyn SubvolumeCalls) -> Self {
         Self { subvolumes: Some(subvolumes), ..self }
     }
 
@@ -463,13 +476,13 @@ impl<'a> Runner<'a> {
         self.next
     }
 
-    fn place<'p>(&self, path: &'p str) -> Result<Place<'p>> {
+    fn place<'p>(&self, path: &'p str) -> Result<EntryPlace<'p>> {
         let (dir, name) = split(path);
-        Ok(Place { dir: find(self.fs, dir)?, name: name.as_bytes() })
+        Ok(EntryPlace { dir: find(self.fs, dir)?, name: name.as_bytes() })
     }
 
     /// Does these steps, up to the first that fails. Returns how many were refused that may be.
-    pub fn run_steps(&mut self, steps: &[Step]) -> Result<usize> {
+    pub fn run_steps(&mut self, steps: &[WorkloadStep]) -> Result<usize> {
         let mut refused = 0;
         for step in steps {
             match self.run_step(step) {
@@ -485,16 +498,16 @@ impl<'a> Runner<'a> {
         self.next += 1;
     }
 
-    pub(super) fn run_step(&mut self, step: &Step) -> Result<()> {
+    pub(super) fn run_step(&mut self, step: &WorkloadStep) -> Result<()> {
         match step {
-            Step::Do(op) | Step::Try(op) => self.run(op),
-            Step::Fsync(path) => self.fs.fsync(find(self.fs, path)?),
-            Step::Fdatasync(path) => self.fs.fdatasync(find(self.fs, path)?),
-            Step::Sync => self.fs.sync(),
+            WorkloadStep::Do(op) | WorkloadStep::Try(op) => self.run(op),
+            WorkloadStep::Fsync(path) => self.fs.fsync(find(self.fs, path)?),
+            WorkloadStep::Fdatasync(path) => self.fs.fdatasync(find(self.fs, path)?),
+            WorkloadStep::Sync => self.fs.sync(),
         }
     }
 
-    pub(super) fn run(&mut self, op: &Op) -> Result<()> {
+    pub(super) fn run(&mut self, op: &WorkloadOp) -> Result<()> {
         let (fs, number) = (self.fs, self.next);
         self.next += 1;
         let at = time(number);
@@ -504,45 +517,45 @@ impl<'a> Runner<'a> {
             fs.set_xattr(open(path)?, name, value, XattrMode::Set, at)
         };
         let mknod = |path: &str, file_type, rdev| {
-            fs.mknod(self.place(path)?, Node { file_type, rdev }, &new).map(drop)
+            fs.mknod(self.place(path)?, NewNode { file_type, rdev }, &new).map(drop)
         };
         match op {
-            Op::Create(path) => fs.create(self.place(path)?, &new).map(drop),
-            Op::Mkdir(path) => fs.mkdir(self.place(path)?, &new).map(drop),
-            Op::Symlink(path) => {
+            WorkloadOp::Create(path) => fs.create(self.place(path)?, &new).map(drop),
+            WorkloadOp::Mkdir(path) => fs.mkdir(self.place(path)?, &new).map(drop),
+            WorkloadOp::Symlink(path) => {
                 fs.symlink(self.place(path)?, target(number, path).as_bytes(), &new).map(drop)
             }
-            Op::Link(old, new) => fs.link(open(old)?, self.place(new)?, at),
-            Op::Unlink(path) => fs.unlink(self.place(path)?, at),
-            Op::Rmdir(path) => fs.rmdir(self.place(path)?, at),
-            Op::Rename(from, to) => fs.rename(self.place(from)?, self.place(to)?, at),
-            Op::Exchange(one, other) => {
+            WorkloadOp::Link(old, new) => fs.link(open(old)?, self.place(new)?, at),
+            WorkloadOp::Unlink(path) => fs.unlink(self.place(path)?, at),
+            WorkloadOp::Rmdir(path) => fs.rmdir(self.place(path)?, at),
+            WorkloadOp::Rename(from, to) => fs.rename(self.place(from)?, self.place(to)?, at),
+            WorkloadOp::Exchange(one, other) => {
                 fs.rename_with(self.place(one)?, self.place(other)?, Rename::Exchange, at)
             }
-            Op::Unnamed(path) => {
+            WorkloadOp::Unnamed(path) => {
                 let place = self.place(path)?;
                 let file = fs.create_unnamed(place.dir, true, &new)?;
                 fs.link(file, place, at).and(fs.release(file))
             }
-            Op::RenameNoReplace(from, to) => {
+            WorkloadOp::RenameNoReplace(from, to) => {
                 fs.rename_with(self.place(from)?, self.place(to)?, Rename::NoReplace, at)
             }
-            Op::Fifo(path) => mknod(path, FileType::Fifo, (0, 0)),
-            Op::Device(path) => mknod(path, FileType::CharDevice, (DEVICE_MAJOR, number)),
-            Op::SetFlags(path, flags) => fs.set_flags(open(path)?, *flags, at),
-            Op::Open(path) => fs.open(open(path)?),
-            Op::Write { path, offset, len } => {
+            WorkloadOp::Fifo(path) => mknod(path, FileType::Fifo, (0, 0)),
+            WorkloadOp::Device(path) => mknod(path, FileType::CharDevice, (DEVICE_MAJOR, number)),
+            WorkloadOp::SetFlags(path, flags) => fs.set_flags(open(path)?, *flags, at),
+            WorkloadOp::Open(path) => fs.open(open(path)?),
+            WorkloadOp::Write { path, offset, len } => {
                 fs.write(open(path)?, *offset, &bytes(number, *offset, *len), at)
             }
-            Op::WriteDirect { path, offset, len } => {
+            WorkloadOp::WriteDirect { path, offset, len } => {
                 fs.write_direct(open(path)?, *offset, &bytes(number, *offset, *len), at)
             }
-            Op::WriteSame(from, to) => self.write_same(from, to, at),
-            Op::Truncate(path, size) => {
+            WorkloadOp::WriteSame(from, to) => self.write_same(from, to, at),
+            WorkloadOp::Truncate(path, size) => {
                 let set = SetAttr { size: Some(*size), ..SetAttr::default() };
                 fs.set_attr(open(path)?, &set, at)
             }
-            Op::Fallocate { path, what, offset, len } => {
+            WorkloadOp::Fallocate { path, what, offset, len } => {
                 let file = open(path)?;
                 let moves = matches!(what, Fallocate::Collapse | Fallocate::Insert);
                 if moves && fs.attr(file)?.size <= offset + len {
@@ -550,50 +563,54 @@ impl<'a> Runner<'a> {
                 }
                 fs.fallocate(file, *what, *offset, *len, at)
             }
-            Op::Copy(from, to) => self.copy(from, to, at),
-            Op::Clone(share) => match self.ends(share)? {
+            WorkloadOp::Copy(from, to) => self.copy(from, to, at),
+            WorkloadOp::Clone(share) => match self.ends(share)? {
                 ([from, to], true, _) => fs.clone_range(from, to, share.len, at),
                 _ => Ok(()),
             },
-            Op::Dedupe(share) => match self.ends(share)? {
+            WorkloadOp::Dedupe(share) => match self.ends(share)? {
                 ([from, to], _, true) => fs.dedupe_range(from, to, share.len).map(drop),
                 _ => Ok(()),
             },
-            Op::SetXattr(path, name, len) => {
+            WorkloadOp::SetXattr(path, name, len) => {
                 set_xattr(path, name.as_bytes(), &bytes(number, 0, *len))
             }
-            Op::RemoveXattr(path, name) => fs.remove_xattr(open(path)?, name.as_bytes(), at),
-            Op::Chmod(path, mode) => {
+            WorkloadOp::RemoveXattr(path, name) => {
+                fs.remove_xattr(open(path)?, name.as_bytes(), at)
+            }
+            WorkloadOp::Chmod(path, mode) => {
                 let set = SetAttr { permissions: Some(*mode), ..SetAttr::default() };
                 fs.set_attr(open(path)?, &set, at)
             }
-            Op::SetAcl { path, is_default, permissions } => {
+            WorkloadOp::SetAcl { path, is_default, permissions } => {
                 set_xattr(path, acl_name(*is_default), &acl(number, *permissions))
             }
-            Op::SetCompression(path, how) => {
+            WorkloadOp::SetCompression(path, how) => {
                 set_xattr(path, COMPRESSION.as_bytes(), how.as_bytes())
             }
-            Op::Subvolume(path) => {
+            WorkloadOp::Subvolume(path) => {
                 self.subvolumes()?.create_subvolume(self.place(path)?, &new).map(drop)
             }
-            Op::Snapshot { source, to, is_read_only } => {
+            WorkloadOp::Snapshot { source, to, is_read_only } => {
                 let (source, to) = (open(source)?, self.place(to)?);
                 self.subvolumes()?.snapshot(source, to, *is_read_only, at).map(drop)
             }
-            Op::DeleteSubvolume(path) => self.subvolumes()?.delete_subvolume(self.place(path)?, at),
-            Op::DropDeleted => self.subvolumes()?.drop_deleted(),
-            Op::SetReadOnly(path, is_read_only) => {
+            WorkloadOp::DeleteSubvolume(path) => {
+                self.subvolumes()?.delete_subvolume(self.place(path)?, at)
+            }
+            WorkloadOp::DropDeleted => self.subvolumes()?.drop_deleted(),
+            WorkloadOp::SetReadOnly(path, is_read_only) => {
                 self.subvolumes()?.set_read_only(open(path)?, *is_read_only)
             }
-            Op::SetDefault(path) => self.subvolumes()?.set_default(open(path)?),
+            WorkloadOp::SetDefault(path) => self.subvolumes()?.set_default(open(path)?),
         }
     }
 
     /// The source and the destination of a range, and whether the files are long enough to clone
     /// it, and to dedupe it.
-    fn ends(&self, share: &Share) -> Result<([Position; 2], bool, bool)> {
-        let from = Position { file: find(self.fs, &share.from)?, offset: share.offset };
-        let to = Position { file: find(self.fs, &share.to)?, offset: share.to_offset };
+    fn ends(&self, share: &SharedRange) -> Result<([FilePosition; 2], bool, bool)> {
+        let from = FilePosition { file: find(self.fs, &share.from)?, offset: share.offset };
+        let to = FilePosition { file: find(self.fs, &share.to)?, offset: share.to_offset };
         let sizes = [self.fs.attr(from.file)?.size, self.fs.attr(to.file)?.size];
         let are_one = from.file == to.file;
         let can_be_cloned = share.can_be_cloned(sizes, are_one);
@@ -605,7 +622,7 @@ impl<'a> Runner<'a> {
         if from == to {
             return Ok(());
         }
-        let [start, end] = [from, to].map(|file| Position { file, offset: 0 });
+        let [start, end] = [from, to].map(|file| FilePosition { file, offset: 0 });
         self.fs.copy_range(start, end, self.fs.attr(from)?.size, at).map(drop)
     }
 
@@ -617,7 +634,7 @@ impl<'a> Runner<'a> {
         self.fs.write(to, 0, &data, at)
     }
 
-    fn subvolumes(&self) -> Result<&'a dyn Subvolumes> {
+    fn subvolumes(&self) -> Result<&'a dyn SubvolumeCalls> {
         self.subvolumes.ok_or_else(|| Error::Unsupported("subvolumes".into()))
     }
 }

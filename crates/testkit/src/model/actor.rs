@@ -14,12 +14,12 @@ mod subvolumes;
 use std::collections::HashSet;
 
 use offshoot_vfs::{
-    Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node, Place, Rename, Result,
-    SetAttr, SetTime, Timestamp,
+    EntryPlace, Errno, FileId, FileSystem, FileSystemMut, FileType, NewFile, NewNode, Rename,
+    Result, SetAttr, SetTime, Timestamp,
 };
 
 use super::Model;
-use super::subvolumes::Subvolumes;
+use super::subvolumes::SubvolumeCalls;
 use crate::names;
 use crate::random::Random;
 
@@ -31,7 +31,7 @@ const MUST_WORK: [&str; 5] = ["unlink", "rmdir", "release", "fsync", "sync"];
 
 /// A file in the filesystem under test and in the model.
 #[derive(Clone, Copy, Debug)]
-struct Pair {
+struct ActorFile {
     ours: FileId,
     model: FileId,
 }
@@ -44,18 +44,18 @@ pub struct Actor<'a> {
     at: Timestamp,
     number: u64,
     prefix: Vec<u8>,
-    root: Pair,
+    root: ActorFile,
     names: Vec<Vec<u8>>,
-    opened: Vec<Pair>,
+    opened: Vec<ActorFile>,
     /// Immutable and append-only files.
-    fixed: Vec<Pair>,
-    holes: bool,
+    fixed: Vec<ActorFile>,
+    sees_holes: bool,
     unsummed: Option<&'a HashSet<FileId>>,
     /// Files of ours whose flags the actor has set. An empty file that had no checksums has some
     /// from then on.
     reflagged: HashSet<FileId>,
     may_be_full: bool,
-    subvolumes: Option<&'a dyn Subvolumes>,
+    subvolumes: Option<&'a dyn SubvolumeCalls>,
     tell: &'a (dyn Fn(&'static str) + Sync),
 }
 
@@ -84,7 +84,7 @@ impl<'a> Actor<'a> {
         at: Timestamp,
     ) -> Self {
         let prefix = prefix(number);
-        let root = Pair { ours: ours.root(), model: model.root() };
+        let root = ActorFile { ours: ours.root(), model: model.root() };
         let random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9));
         let names = names_of(number);
         Self {
@@ -98,7 +98,7 @@ impl<'a> Actor<'a> {
             names,
             opened: Vec::new(),
             fixed: Vec::new(),
-            holes: true,
+            sees_holes: true,
             unsummed: None,
             reflagged: HashSet::new(),
             may_be_full: false,
@@ -120,7 +120,7 @@ impl<'a> Actor<'a> {
     /// Lets the actor not ask where the holes are.
     #[must_use]
     pub fn without_holes(self) -> Self {
-        Self { holes: false, ..self }
+        Self { sees_holes: false, ..self }
     }
 
     /// Tells the actor which files of ours have no checksums, because no call returns that. Such
@@ -164,11 +164,11 @@ impl<'a> Actor<'a> {
     fn both<T>(
         &self,
         what: &'static str,
-        call: impl Fn(&dyn FileSystemMut, &dyn Fn(Pair) -> FileId) -> Result<T>,
+        call: impl Fn(&dyn FileSystemMut, &dyn Fn(ActorFile) -> FileId) -> Result<T>,
     ) -> Option<(T, T)> {
         (self.tell)(what);
-        self.agree(what, call(self.ours, &|pair: Pair| pair.ours), || {
-            call(self.model, &|pair: Pair| pair.model)
+        self.agree(what, call(self.ours, &|pair: ActorFile| pair.ours), || {
+            call(self.model, &|pair: ActorFile| pair.model)
         })
     }
 
@@ -205,13 +205,13 @@ impl<'a> Actor<'a> {
         self.names[index].clone()
     }
 
-    fn find(&self, dir: Pair, name: &[u8]) -> Option<Pair> {
+    fn find(&self, dir: ActorFile, name: &[u8]) -> Option<ActorFile> {
         let found = self.both("lookup", |fs, of| fs.lookup(of(dir), name))?;
-        Some(Pair { ours: found.0, model: found.1 })
+        Some(ActorFile { ours: found.0, model: found.1 })
     }
 
     /// The root, or a directory of this actor at a random depth below it.
-    fn dir(&mut self) -> Pair {
+    fn dir(&mut self) -> ActorFile {
         let mut dir = self.root;
         for _ in 0..self.random.below(4) {
             let name = self.name();
@@ -223,7 +223,7 @@ impl<'a> Actor<'a> {
         dir
     }
 
-    fn file_type(&self, pair: Pair) -> Option<FileType> {
+    fn file_type(&self, pair: ActorFile) -> Option<FileType> {
         let (ours, model) = self.both("attr", |fs, of| fs.attr(of(pair)))?;
         assert_eq!(ours.file_type, model.file_type, "of {pair:?}");
         assert_eq!(ours.nlink, model.nlink, "links of {pair:?}");
@@ -231,7 +231,7 @@ impl<'a> Actor<'a> {
     }
 
     /// A file of this actor, if a random name leads to one.
-    fn file(&mut self) -> Option<Pair> {
+    fn file(&mut self) -> Option<ActorFile> {
         let (dir, name) = (self.dir(), self.name());
         self.find(dir, &name)
     }
@@ -284,13 +284,13 @@ impl<'a> Actor<'a> {
         let (dir, name, new) = (self.dir(), self.name(), self.new_file());
         let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
         let rdev = if is_device { (8, 70_000) } else { (0, 0) };
-        let kind = Node { file_type, rdev };
-        self.both("mknod", |fs, of| fs.mknod(Place { dir: of(dir), name: &name }, kind, &new));
+        let kind = NewNode { file_type, rdev };
+        self.both("mknod", |fs, of| fs.mknod(EntryPlace { dir: of(dir), name: &name }, kind, &new));
     }
 
     fn make_directory(&mut self) {
         let (dir, name, new) = (self.dir(), self.name(), self.new_file());
-        self.both("mkdir", |fs, of| fs.mkdir(Place { dir: of(dir), name: &name }, &new));
+        self.both("mkdir", |fs, of| fs.mkdir(EntryPlace { dir: of(dir), name: &name }, &new));
     }
 
     fn make_symlink(&mut self) {
@@ -298,14 +298,14 @@ impl<'a> Actor<'a> {
         let len = usize::try_from(1 + self.random.below(1000)).expect("small");
         let target = self.random.text(len);
         self.both("symlink", |fs, of| {
-            fs.symlink(Place { dir: of(dir), name: &name }, &target, &new)
+            fs.symlink(EntryPlace { dir: of(dir), name: &name }, &target, &new)
         });
     }
 
     fn link(&mut self) {
         let Some(file) = self.file() else { return };
         let (dir, name, at) = (self.dir(), self.name(), self.at);
-        self.both("link", |fs, of| fs.link(of(file), Place { dir: of(dir), name: &name }, at));
+        self.both("link", |fs, of| fs.link(of(file), EntryPlace { dir: of(dir), name: &name }, at));
     }
 
     fn remove(&mut self) {
@@ -313,9 +313,9 @@ impl<'a> Actor<'a> {
         if self.random.below(3) == 0 {
             // `rmdir` removes an empty subvolume too, so close the files that are open in it first.
             self.close_subvolume(dir, &name);
-            self.both("rmdir", |fs, of| fs.rmdir(Place { dir: of(dir), name: &name }, at));
+            self.both("rmdir", |fs, of| fs.rmdir(EntryPlace { dir: of(dir), name: &name }, at));
         } else {
-            self.both("unlink", |fs, of| fs.unlink(Place { dir: of(dir), name: &name }, at));
+            self.both("unlink", |fs, of| fs.unlink(EntryPlace { dir: of(dir), name: &name }, at));
         }
     }
 
@@ -331,8 +331,8 @@ impl<'a> Actor<'a> {
             _ => Rename::Replace,
         };
         self.both("rename", |fs, of| {
-            let from = Place { dir: of(from), name: &old };
-            fs.rename_with(from, Place { dir: of(to), name: &new }, how, at)
+            let from = EntryPlace { dir: of(from), name: &old };
+            fs.rename_with(from, EntryPlace { dir: of(to), name: &new }, how, at)
         });
     }
 
@@ -342,11 +342,13 @@ impl<'a> Actor<'a> {
         let made =
             self.both("create_unnamed", |fs, of| fs.create_unnamed(of(dir), is_linkable, &new));
         let Some((ours, model)) = made else { return };
-        let file = Pair { ours, model };
+        let file = ActorFile { ours, model };
         self.opened.push(file);
         if self.random.below(2) == 0 {
             let (dir, name, at) = (self.dir(), self.name(), self.at);
-            self.both("link", |fs, of| fs.link(of(file), Place { dir: of(dir), name: &name }, at));
+            self.both("link", |fs, of| {
+                fs.link(of(file), EntryPlace { dir: of(dir), name: &name }, at)
+            });
         }
     }
 

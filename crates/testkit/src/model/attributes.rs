@@ -1,14 +1,14 @@
 //! Flags, extended attributes and access control lists of the model.
 //!
-//! Each call checks with [`State::refuse`] whether a flag forbids it. The rules of access control
-//! lists are those of [`offshoot_vfs::acl`].
+//! Each call checks with [`ModelState::refuse`] whether a flag forbids it. The rules of access
+//! control lists are those of [`offshoot_vfs::acl`].
 
 use std::collections::BTreeMap;
 
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
 use offshoot_vfs::{Errno, FileFlags, FileId, FileType, NewFile, Result, Timestamp, XattrMode};
 
-use super::{Node, State, id, posix};
+use super::{ModelNode, ModelState, id, posix};
 
 /// The attribute with the compression of a file, in words.
 const PROPERTY: &[u8] = b"btrfs.compression";
@@ -20,16 +20,16 @@ const COMPRESSION: FileFlags = FileFlags::COMPRESS.union(FileFlags::NOCOMPRESS);
 pub(super) const FIXED: FileFlags = FileFlags::IMMUTABLE.union(FileFlags::APPEND);
 
 /// The extended attributes of a file.
-type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+type ModelXattrs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What a new file inherits from its directory.
-pub(super) struct Inherited {
+pub(super) struct InheritedAttributes {
     pub(super) permissions: u32,
     pub(super) flags: FileFlags,
-    pub(super) xattrs: Xattrs,
+    pub(super) xattrs: ModelXattrs,
 }
 
-impl Node {
+impl ModelNode {
     /// Sets the compression of a new file and clears everything else that says how its data is
     /// stored.
     pub(super) fn compress_with(&mut self, method: Option<&'static str>) {
@@ -41,7 +41,7 @@ impl Node {
     }
 }
 
-impl State {
+impl ModelState {
     /// `EPERM` if the file has one of these flags.
     pub(super) fn refuse(&self, file: FileId, flags: FileFlags) -> Result<()> {
         if self.node(file)?.flags.intersects(flags) { posix(Errno::PERM, file) } else { Ok(()) }
@@ -103,7 +103,7 @@ impl State {
         dir: FileId,
         file_type: FileType,
         new: &NewFile,
-    ) -> Result<Inherited> {
+    ) -> Result<InheritedAttributes> {
         let dir = self.node(dir)?;
         let flags = dir.flags & (COMPRESSION | FileFlags::NODATACOW);
         let (mut permissions, mut xattrs) = (new.permissions, BTreeMap::new());
@@ -129,7 +129,7 @@ impl State {
         if file_type == FileType::Symlink {
             permissions = 0o777;
         }
-        Ok(Inherited { permissions, flags, xattrs })
+        Ok(InheritedAttributes { permissions, flags, xattrs })
     }
 
     /// The compression of a new subvolume whose name is in `dir`. It is inherited from the root of
@@ -217,11 +217,11 @@ impl State {
     }
 }
 
-fn is_plain(node: &Node) -> bool {
+fn is_plain(node: &ModelNode) -> bool {
     matches!(node.attr.file_type, FileType::Regular | FileType::Directory)
 }
 
-fn list_of(node: &Node, name: &[u8]) -> Result<Option<Acl>> {
+fn list_of(node: &ModelNode, name: &[u8]) -> Result<Option<Acl>> {
     node.xattrs.get(name).map_or(Ok(None), |value| Acl::parse(value))
 }
 
@@ -240,7 +240,7 @@ fn property_flags(value: &[u8]) -> Option<FileFlags> {
 }
 
 /// Refuses attributes that files of this type cannot have.
-fn require_allowed(node: &Node, name: &[u8]) -> Result<()> {
+fn require_allowed(node: &ModelNode, name: &[u8]) -> Result<()> {
     let errno = match node.attr.file_type {
         FileType::Symlink if matches!(name, ACCESS | DEFAULT) => Errno::OPNOTSUPP,
         file_type if file_type != FileType::Directory && name == DEFAULT => Errno::ACCESS,

@@ -1,17 +1,17 @@
 //! The calls that change the model.
 
 use offshoot_vfs::{
-    Attr, Dedupe, Errno, Fallocate, FileFlags, FileId, FileSystemMut, FileType, NewFile,
-    Node as NodeKind, Parent, Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    Attr, Dedupe, EntryPlace, Errno, Fallocate, FileFlags, FileId, FilePosition, FileSystemMut,
+    FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
-use super::attributes::{FIXED, Inherited};
-use super::contents::{Contents, MAX_SIZE, SECTOR};
-use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
+use super::attributes::{FIXED, InheritedAttributes};
+use super::contents::{MAX_SIZE, SECTOR, SectorContents};
+use super::{Model, ModelDirectory, ModelNode, ModelState, NodeBody, ROOT, id, posix};
 
-impl State {
+impl ModelState {
     /// `EEXIST` if the name is taken, and other errors if a new name is forbidden.
-    pub(super) fn require_free(&self, place: Place<'_>) -> Result<()> {
+    pub(super) fn require_free(&self, place: EntryPlace<'_>) -> Result<()> {
         self.directory(place.dir)?;
         if self.node(place.dir)?.attr.nlink == 0 {
             return posix(Errno::NOENT, place.dir);
@@ -25,12 +25,12 @@ impl State {
 
     pub(super) fn add_entry(
         &mut self,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         file: FileId,
         at: Timestamp,
     ) -> Result<()> {
         let parent = Parent { dir: place.dir, name: place.name.to_vec() };
-        if let Body::Directory(directory) = &mut self.node_mut(file)?.body {
+        if let NodeBody::Directory(directory) = &mut self.node_mut(file)?.body {
             directory.parent = Some(parent);
         }
         let directory = self.directory_mut(place.dir)?;
@@ -40,7 +40,7 @@ impl State {
         self.touch(place.dir, at)
     }
 
-    pub(super) fn remove_entry(&mut self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    pub(super) fn remove_entry(&mut self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let directory = self.directory_mut(place.dir)?;
         let cookie = directory.names.remove(place.name);
         cookie.and_then(|cookie| directory.entries.remove(&cookie));
@@ -49,9 +49,9 @@ impl State {
 
     pub(super) fn make(
         &mut self,
-        place: Place<'_>,
-        body: Body,
-        kind: NodeKind,
+        place: EntryPlace<'_>,
+        body: NodeBody,
+        kind: NewNode,
         new: &NewFile,
     ) -> Result<FileId> {
         self.require_writable(place.dir)?;
@@ -62,11 +62,18 @@ impl State {
     }
 
     /// Makes a new file in `dir`. The caller adds its name.
-    fn insert(&mut self, dir: FileId, body: Body, kind: NodeKind, new: &NewFile) -> Result<FileId> {
-        let Inherited { permissions, flags, xattrs } = self.inherited(dir, kind.file_type, new)?;
+    fn insert(
+        &mut self,
+        dir: FileId,
+        body: NodeBody,
+        kind: NewNode,
+        new: &NewFile,
+    ) -> Result<FileId> {
+        let InheritedAttributes { permissions, flags, xattrs } =
+            self.inherited(dir, kind.file_type, new)?;
         let file = id(self.next_ino);
         self.next_ino += 1;
-        let size = if let Body::Symlink(target) = &body { target.len() as u64 } else { 0 };
+        let size = if let NodeBody::Symlink(target) = &body { target.len() as u64 } else { 0 };
         let attr = Attr {
             file,
             file_type: kind.file_type,
@@ -83,13 +90,18 @@ impl State {
             btime: new.at,
         };
         let subvolume = self.node(dir)?.subvolume;
-        let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
+        let node = ModelNode { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         self.nodes.insert(file.ino, node);
         Ok(file)
     }
 
     /// Removes a name. The file is removed with its last name unless it is open.
-    fn take_away(&mut self, place: Place<'_>, directory: bool, at: Timestamp) -> Result<()> {
+    fn take_away(
+        &mut self,
+        place: EntryPlace<'_>,
+        is_directory: bool,
+        at: Timestamp,
+    ) -> Result<()> {
         self.require_writable(place.dir)?;
         let file = self.lookup(place.dir, place.name)?;
         self.refuse(place.dir, FIXED)?;
@@ -97,13 +109,13 @@ impl State {
         if file.ino == self.default {
             return posix(Errno::PERM, file);
         }
-        match (directory, &self.node(file)?.body) {
-            (true, Body::Directory(inner)) if !inner.names.is_empty() => {
+        match (is_directory, &self.node(file)?.body) {
+            (true, NodeBody::Directory(inner)) if !inner.names.is_empty() => {
                 return posix(Errno::NOTEMPTY, file);
             }
-            (true, Body::Directory(_)) => {}
+            (true, NodeBody::Directory(_)) => {}
             (true, _) => return posix(Errno::NOTDIR, file),
-            (false, Body::Directory(_)) => return posix(Errno::ISDIR, file),
+            (false, NodeBody::Directory(_)) => return posix(Errno::ISDIR, file),
             (false, _) => {}
         }
         self.remove_entry(place, at)?;
@@ -120,7 +132,7 @@ impl State {
     /// Exchanges the names of two files.
     fn exchange(
         &mut self,
-        places: [Place<'_>; 2],
+        places: [EntryPlace<'_>; 2],
         files: [FileId; 2],
         at: Timestamp,
     ) -> Result<()> {
@@ -174,20 +186,20 @@ impl State {
     }
 }
 
-impl State {
+impl ModelState {
     fn sizes(&self, one: FileId, other: FileId) -> Result<[u64; 2]> {
         let size = |file| self.contents(file).and_then(|_| Ok(self.node(file)?.attr.size));
         Ok([size(one)?, size(other)?])
     }
 
-    fn bytes(&self, from: Position, len: u64) -> Result<Vec<u8>> {
+    fn bytes(&self, from: FilePosition, len: u64) -> Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(len).expect("ranges of the model are small")];
         self.contents(from.file)?.read(from.offset, &mut bytes);
         Ok(bytes)
     }
 
     /// Replaces sectors by a copy of others. The last one may be partial.
-    fn clone_sectors(&mut self, from: Position, to: Position, len: u64) -> Result<()> {
+    fn clone_sectors(&mut self, from: FilePosition, to: FilePosition, len: u64) -> Result<()> {
         let contents = self.contents(from.file)?;
         let sectors = contents.moved(from.offset..from.offset + len, to.offset);
         self.contents_mut(to.file)?.replace(to.offset..to.offset + len, sectors);
@@ -204,7 +216,7 @@ impl State {
 
 /// `EINVAL` unless two ranges consist of whole sectors and do not overlap. With `may_be_cut` the
 /// last sector may be partial.
-fn require_sectors(from: Position, to: Position, len: u64, may_be_cut: bool) -> Result<()> {
+fn require_sectors(from: FilePosition, to: FilePosition, len: u64, may_be_cut: bool) -> Result<()> {
     let is_whole = |at: u64| at.is_multiple_of(SECTOR);
     let are_whole = is_whole(from.offset) && is_whole(to.offset);
     let overlap =
@@ -216,22 +228,22 @@ fn require_sectors(from: Position, to: Position, len: u64, may_be_cut: bool) -> 
 }
 
 impl FileSystemMut for Model {
-    fn mknod(&self, place: Place<'_>, kind: NodeKind, new: &NewFile) -> Result<FileId> {
+    fn mknod(&self, place: EntryPlace<'_>, kind: NewNode, new: &NewFile) -> Result<FileId> {
         let body = match kind.file_type {
-            FileType::Regular => Body::Regular(Contents::default()),
-            _ => Body::Other,
+            FileType::Regular => NodeBody::Regular(SectorContents::default()),
+            _ => NodeBody::Other,
         };
         self.state().make(place, body, kind, new)
     }
 
-    fn mkdir(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
-        let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
-        self.state().make(place, Body::Directory(Directory::default()), kind, new)
+    fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
+        let kind = NewNode { file_type: FileType::Directory, rdev: (0, 0) };
+        self.state().make(place, NodeBody::Directory(ModelDirectory::default()), kind, new)
     }
 
-    fn symlink(&self, place: Place<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
-        let kind = NodeKind { file_type: FileType::Symlink, rdev: (0, 0) };
-        self.state().make(place, Body::Symlink(target.to_vec()), kind, new)
+    fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
+        let kind = NewNode { file_type: FileType::Symlink, rdev: (0, 0) };
+        self.state().make(place, NodeBody::Symlink(target.to_vec()), kind, new)
     }
 
     fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId> {
@@ -242,14 +254,14 @@ impl FileSystemMut for Model {
             return posix(Errno::NOENT, dir);
         }
         state.refuse(dir, FileFlags::IMMUTABLE)?;
-        let kind = NodeKind { file_type: FileType::Regular, rdev: (0, 0) };
-        let file = state.insert(dir, Body::Regular(Contents::default()), kind, new)?;
+        let kind = NewNode { file_type: FileType::Regular, rdev: (0, 0) };
+        let file = state.insert(dir, NodeBody::Regular(SectorContents::default()), kind, new)?;
         let node = state.node_mut(file)?;
         (node.attr.nlink, node.opens, node.is_linkable) = (0, 1, is_linkable);
         Ok(file)
     }
 
-    fn link(&self, file: FileId, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn link(&self, file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let mut state = self.state();
         state.require_writable(place.dir)?;
         let attr = state.node(file)?.attr;
@@ -270,18 +282,18 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn unlink(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn unlink(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         self.state().take_away(place, false, at)
     }
 
-    fn rmdir(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn rmdir(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         self.state().take_away(place, true, at)
     }
 
     fn rename_with(
         &self,
-        from: Place<'_>,
-        to: Place<'_>,
+        from: EntryPlace<'_>,
+        to: EntryPlace<'_>,
         how: Rename,
         at: Timestamp,
     ) -> Result<()> {
@@ -404,7 +416,7 @@ impl FileSystemMut for Model {
         let Some(end) = end else { return posix(Errno::FBIG, file) };
         let is_whole = offset.is_multiple_of(SECTOR) && len.is_multiple_of(SECTOR);
         let new_size = match what {
-            Fallocate::Allocate { keep_size: false } | Fallocate::Zero { keep_size: false } => {
+            Fallocate::Allocate { keeps_size: false } | Fallocate::Zero { keeps_size: false } => {
                 size.max(end)
             }
             Fallocate::Collapse if !is_whole || end >= size => return posix(Errno::INVAL, file),
@@ -430,7 +442,13 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn clone_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<()> {
+    fn clone_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<()> {
         let mut state = self.state();
         state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
@@ -449,7 +467,7 @@ impl FileSystemMut for Model {
         Ok(())
     }
 
-    fn dedupe_range(&self, from: Position, to: Position, len: u64) -> Result<Dedupe> {
+    fn dedupe_range(&self, from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe> {
         let mut state = self.state();
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
         state.refuse(to.file, FileFlags::IMMUTABLE)?;
@@ -472,7 +490,13 @@ impl FileSystemMut for Model {
         Ok(Dedupe::Same { len })
     }
 
-    fn copy_range(&self, from: Position, to: Position, len: u64, at: Timestamp) -> Result<u64> {
+    fn copy_range(
+        &self,
+        from: FilePosition,
+        to: FilePosition,
+        len: u64,
+        at: Timestamp,
+    ) -> Result<u64> {
         let mut state = self.state();
         state.require_writable(to.file)?;
         let [from_size, to_size] = state.sizes(from.file, to.file)?;
@@ -501,8 +525,10 @@ impl FileSystemMut for Model {
             state.contents_mut(to.file)?.write(to.offset + part.start, &bytes[start..end]);
         }
         if !whole.is_empty() {
-            let place =
-                |position: Position| Position { offset: position.offset + whole.start, ..position };
+            let place = |position: FilePosition| FilePosition {
+                offset: position.offset + whole.start,
+                ..position
+            };
             state.clone_sectors(place(from), place(to), whole.end - whole.start)?;
         }
         state.written(to.file, end, at)?;

@@ -15,7 +15,7 @@ pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
 /// The written sectors of a file, by number, and the numbers of the preallocated sectors.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct SectorContents {
     sectors: BTreeMap<u64, Box<[u8]>>,
     preallocated: BTreeSet<u64>,
 }
@@ -34,7 +34,7 @@ fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usi
     })
 }
 
-impl Contents {
+impl SectorContents {
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         for (sector, within, part) in parts(offset, data.len()) {
             let bytes = self.sectors.entry(sector).or_insert_with(|| vec![0; 4096].into());
@@ -140,7 +140,7 @@ impl Contents {
 mod tests {
     use super::*;
 
-    fn bytes(contents: &Contents, offset: u64, len: usize) -> Vec<u8> {
+    fn bytes(contents: &SectorContents, offset: u64, len: usize) -> Vec<u8> {
         let mut buf = vec![0xa5; len];
         contents.read(offset, &mut buf);
         buf
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_the_rest_is_zeros() {
-        let mut contents = Contents::default();
+        let mut contents = SectorContents::default();
         contents.write(4094, b"abcd");
         contents.write(1 << 40, b"far");
         assert_eq!(bytes(&contents, 4093, 6), b"\0abcd\0");
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn what_was_cut_off_does_not_come_back() {
-        let mut contents = Contents::default();
+        let mut contents = SectorContents::default();
         contents.write(4000, &[7; 200]);
         contents.cut(4050);
         assert_eq!(bytes(&contents, 4049, 3), [7, 0, 0]);
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn space_is_there_until_it_is_written_or_given_back() {
-        let mut contents = Contents::default();
+        let mut contents = SectorContents::default();
         contents.write(0, b"x");
         contents.preallocate(0..5 * SECTOR);
         assert_eq!(contents.allocated_bytes(), 5 * SECTOR);
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn data_is_known_to_the_sector_and_ends_with_the_file() {
-        let mut contents = Contents::default();
+        let mut contents = SectorContents::default();
         contents.write(5000, b"x");
         contents.write(8192, b"y");
         assert_eq!(contents.next_data(0, 10_000), Some(4096..10_000));

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 
 use offshoot_vfs::{Attr, FileId, FileSystem, FileType, Parent, Result};
 
-use super::contents::Contents;
-use super::{Body, Directory, Model, Node, ROOT, id};
+use super::contents::SectorContents;
+use super::{Model, ModelDirectory, ModelNode, NodeBody, ROOT, id};
 use crate::compare::data_ranges;
 
 /// The most data that is copied at once, in bytes.
@@ -34,7 +34,7 @@ impl Model {
 
 struct Copy<'a> {
     fs: &'a dyn FileSystem,
-    nodes: BTreeMap<u64, Node>,
+    nodes: BTreeMap<u64, ModelNode>,
     /// The inode number in the model of each file of `fs`.
     known: HashMap<FileId, u64>,
     /// The inode number in the model of the root of each subvolume of `fs`.
@@ -50,10 +50,12 @@ impl Copy<'_> {
             entries.push((entry.name.to_vec(), entry.file));
             ControlFlow::Continue(())
         })?;
-        let mut directory = Directory::default();
+        let mut directory = ModelDirectory::default();
         for (name, file) in entries {
             let ino = self.node(file)?;
-            if let Some(Node { body: Body::Directory(below), .. }) = self.nodes.get_mut(&ino) {
+            if let Some(ModelNode { body: NodeBody::Directory(below), .. }) =
+                self.nodes.get_mut(&ino)
+            {
                 below.parent = Some(Parent { dir: id(self.known[&dir]), name: name.clone() });
                 left.push(file);
             }
@@ -61,7 +63,7 @@ impl Copy<'_> {
             directory.names.insert(name.clone(), directory.last_cookie);
             directory.entries.insert(directory.last_cookie, (name, ino));
         }
-        if let Some(Node { body: Body::Directory(body), .. }) =
+        if let Some(ModelNode { body: NodeBody::Directory(body), .. }) =
             self.nodes.get_mut(&self.known[&dir])
         {
             directory.parent = body.parent.take();
@@ -78,10 +80,10 @@ impl Copy<'_> {
         let ino = ROOT + self.known.len() as u64;
         let attr = Attr { file: id(ino), ..self.fs.attr(file)? };
         let body = match attr.file_type {
-            FileType::Directory => Body::Directory(Directory::default()),
-            FileType::Symlink => Body::Symlink(self.fs.read_link(file)?),
-            FileType::Regular => Body::Regular(self.contents(file)?),
-            _ => Body::Other,
+            FileType::Directory => NodeBody::Directory(ModelDirectory::default()),
+            FileType::Symlink => NodeBody::Symlink(self.fs.read_link(file)?),
+            FileType::Regular => NodeBody::Regular(self.contents(file)?),
+            _ => NodeBody::Other,
         };
         let mut xattrs = BTreeMap::new();
         self.fs.xattrs(file, &mut |name, value| {
@@ -92,13 +94,13 @@ impl Copy<'_> {
         let flags = self.fs.flags(file)?;
         // The walk meets the root of a subvolume before the files in it.
         let subvolume = *self.subvolumes.entry(file.dev).or_insert(ino);
-        let node = Node { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
+        let node = ModelNode { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };
         self.nodes.insert(ino, node);
         Ok(ino)
     }
 
-    fn contents(&self, file: FileId) -> Result<Contents> {
-        let mut contents = Contents::default();
+    fn contents(&self, file: FileId) -> Result<SectorContents> {
+        let mut contents = SectorContents::default();
         let mut bytes = vec![0; usize::try_from(PIECE_BYTES).expect("it is small")];
         for data in data_ranges(self.fs, file)? {
             let mut at = data.start;

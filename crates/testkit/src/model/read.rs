@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 
 use offshoot_vfs::{Attr, DirEntry, Errno, FileFlags, FileId, FileSystem, Parent, Result, StatFs};
 
-use super::{Body, Model, ROOT, id, posix};
+use super::{Model, NodeBody, ROOT, id, posix};
 
 /// The most that `read_data` shows at once, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -30,7 +30,7 @@ impl FileSystem for Model {
         let state = self.state();
         let node = state.node(file)?;
         let allocated_bytes = match &node.body {
-            Body::Regular(contents) => contents.allocated_bytes(),
+            NodeBody::Regular(contents) => contents.allocated_bytes(),
             _ => 0,
         };
         Ok(Attr { allocated_bytes, ..node.attr })
@@ -59,7 +59,7 @@ impl FileSystem for Model {
 
     fn read_link(&self, file: FileId) -> Result<Vec<u8>> {
         match &self.state().node(file)?.body {
-            Body::Symlink(target) => Ok(target.clone()),
+            NodeBody::Symlink(target) => Ok(target.clone()),
             _ => posix(Errno::INVAL, file),
         }
     }

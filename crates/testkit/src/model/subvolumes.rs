@@ -6,30 +6,30 @@
 use std::collections::BTreeMap;
 
 use offshoot_vfs::{
-    Errno, FileId, FileType, NewFile, Node as NodeKind, Parent, Place, Result, Timestamp,
+    EntryPlace, Errno, FileId, FileType, NewFile, NewNode, Parent, Result, Timestamp,
 };
 
 use super::attributes::FIXED;
-use super::{Body, Directory, Model, Node, ROOT, State, id, posix};
+use super::{Model, ModelDirectory, ModelNode, ModelState, NodeBody, ROOT, id, posix};
 
 /// The calls on subvolumes. Unless stated otherwise, they return the errors of making and removing
 /// directories.
-pub trait Subvolumes: Sync {
+pub trait SubvolumeCalls: Sync {
     /// Makes an empty subvolume. Returns its root.
-    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId>;
+    fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId>;
 
     /// Makes a snapshot of the subvolume with the root `source`. Returns the root of the snapshot.
     fn snapshot(
         &self,
         source: FileId,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         is_read_only: bool,
         at: Timestamp,
     ) -> Result<FileId>;
 
     /// Deletes a subvolume with everything in it. `EINVAL` if it is not a subvolume, `EPERM` if it
     /// is the default one.
-    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()>;
+    fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
 
     /// Drops the contents of all deleted subvolumes, to the end. Nothing that is shown changes.
     fn drop_deleted(&self) -> Result<()>;
@@ -76,14 +76,14 @@ impl Model {
     }
 }
 
-impl Subvolumes for Model {
-    fn create_subvolume(&self, place: Place<'_>, new: &NewFile) -> Result<FileId> {
+impl SubvolumeCalls for Model {
+    fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
         let mut state = self.state();
-        let kind = NodeKind { file_type: FileType::Directory, rdev: (0, 0) };
+        let kind = NewNode { file_type: FileType::Directory, rdev: (0, 0) };
         // The umask applies in any case, and after it what a default access control list allows.
         let permissions = new.permissions & !new.umask.unwrap_or(0);
         let new = NewFile { permissions, ..*new };
-        let root = state.make(place, Body::Directory(Directory::default()), kind, &new)?;
+        let root = state.make(place, NodeBody::Directory(ModelDirectory::default()), kind, &new)?;
         let method = state.compression_of_subvolume(place.dir)?;
         let node = state.node_mut(root)?;
         node.subvolume = root.ino;
@@ -95,7 +95,7 @@ impl Subvolumes for Model {
     fn snapshot(
         &self,
         source: FileId,
-        place: Place<'_>,
+        place: EntryPlace<'_>,
         is_read_only: bool,
         at: Timestamp,
     ) -> Result<FileId> {
@@ -111,7 +111,7 @@ impl Subvolumes for Model {
         Ok(root)
     }
 
-    fn delete_subvolume(&self, place: Place<'_>, at: Timestamp) -> Result<()> {
+    fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
         let mut state = self.state();
         state.require_writable(place.dir)?;
         let root = state.lookup(place.dir, place.name)?;
@@ -170,11 +170,11 @@ impl Subvolumes for Model {
     }
 }
 
-impl State {
+impl ModelState {
     /// Copies everything that has a name in the subvolume with this root. Returns the root of the
     /// copy, which has no name yet.
     fn copy_subvolume(&mut self, source: FileId) -> Result<FileId> {
-        let named = |node: &&Node| node.subvolume == source.ino && node.attr.nlink > 0;
+        let named = |node: &&ModelNode| node.subvolume == source.ino && node.attr.nlink > 0;
         let inos: Vec<u64> =
             self.nodes.values().filter(named).map(|node| node.attr.file.ino).collect();
         let copies: BTreeMap<u64, u64> = inos.iter().copied().zip(self.next_ino..).collect();
@@ -183,7 +183,7 @@ impl State {
             let mut node = self.node(id(ino))?.clone();
             node.attr.file = id(copies[&ino]);
             (node.subvolume, node.opens, node.is_linkable) = (copies[&source.ino], 0, false);
-            if let Body::Directory(directory) = &mut node.body {
+            if let NodeBody::Directory(directory) = &mut node.body {
                 directory.follow(&copies);
             }
             self.nodes.insert(copies[&ino], node);
@@ -192,7 +192,7 @@ impl State {
     }
 }
 
-impl Directory {
+impl ModelDirectory {
     /// Replaces each file that the directory leads to by its copy.
     fn follow(&mut self, copies: &BTreeMap<u64, u64>) {
         self.parent = self.parent.take().and_then(|Parent { dir, name }| {

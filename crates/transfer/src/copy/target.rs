@@ -8,10 +8,10 @@
 
 use std::sync::PoisonError;
 
-use offshoot_vfs::path::{End, LastLink, climb, leads_to_itself, resolve_end};
+use offshoot_vfs::path::{LastLink, PathEnd, climb, leads_to_itself, resolve_end};
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileType, NewFile, Node, Place, Position, SafeName, SetAttr,
-    SetTime, XattrMode, make_over,
+    Attr, EntryPlace, Errno, Error, FileId, FilePosition, FileType, NewFile, NewNode, SafeName,
+    SetAttr, SetTime, XattrMode, make_over,
 };
 
 use super::original::Original;
@@ -43,7 +43,7 @@ struct Begun {
 pub(super) fn put(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     original: &dyn Original,
     buf: &mut Vec<u8>,
 ) -> Result<(), Trouble> {
@@ -91,7 +91,7 @@ pub(super) fn put(
 /// The file at `place`.
 fn existing(
     into: &IntoVolume<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     original: &dyn Original,
 ) -> Result<Option<Old>, Trouble> {
     let file = match into.fs.lookup(place.dir, place.name) {
@@ -115,15 +115,15 @@ fn existing(
 
 /// The file that the symbolic link at `place` leads to: what a regular file is written into, as
 /// by `cp`.
-fn behind_link(into: &IntoVolume<'_>, place: Place<'_>) -> Result<FileId, Error> {
+fn behind_link(into: &IntoVolume<'_>, place: EntryPlace<'_>) -> Result<FileId, Error> {
     let Some(way) = climb(into.fs, into.fs.root(), place.dir, SHOWN_PATH_MAX)? else {
         let what = "a symbolic link is in its place, too deep to be followed";
         return Err(Error::posix(Errno::NAMETOOLONG, what));
     };
     let path = [b"/", &way[..], b"/", place.name].concat();
     match resolve_end(into.fs, &path, LastLink::Follow) {
-        Ok(End { file: Some(file), .. }) => Ok(file),
-        Ok(End { file: None, .. }) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {
+        Ok(PathEnd { file: Some(file), .. }) => Ok(file),
+        Ok(PathEnd { file: None, .. }) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {
             let what = "a symbolic link to nothing is in its place, and is not written through";
             Err(Error::posix(Errno::INVAL, what))
         }
@@ -134,7 +134,7 @@ fn behind_link(into: &IntoVolume<'_>, place: Place<'_>) -> Result<FileId, Error>
 /// Refuses to replace what another source of the same command has become.
 pub(super) fn require_not_just_made(
     into: &IntoVolume<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     original: &dyn Original,
 ) -> Result<(), Trouble> {
     let Some(Old { attr, .. }) = existing(into, place, original)? else { return Ok(()) };
@@ -149,7 +149,7 @@ pub(super) fn require_not_just_made(
 /// Refuses a copy to `place` where the file there is of a kind that stays.
 fn require_replaceable(
     into: &IntoVolume<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     Old { attr: old, is_linked }: &Old,
     original: &dyn Original,
     target: &[u8],
@@ -174,7 +174,7 @@ fn require_replaceable(
 fn take(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     Old { attr: old, .. }: &Old,
     original: &dyn Original,
     buf: &mut Vec<u8>,
@@ -209,7 +209,7 @@ fn take(
 fn make(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     old: Option<&Old>,
     original: &dyn Original,
     target: &[u8],
@@ -227,7 +227,7 @@ fn make(
 fn link(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     old: Option<&Old>,
     original: &dyn Original,
     target: &[u8],
@@ -267,7 +267,7 @@ fn link(
 fn link_kept(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     old: &Old,
     attr: &Attr,
 ) -> Result<(), Trouble> {
@@ -302,7 +302,7 @@ fn not_linkable(trouble: &Trouble) -> Option<Errno> {
     }
 }
 
-fn name_of(place: Place<'_>) -> Result<Name, Trouble> {
+fn name_of(place: EntryPlace<'_>) -> Result<Name, Trouble> {
     Ok(Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? })
 }
 
@@ -321,10 +321,10 @@ fn link_to(
     names: &Names<'_>,
     known: &Name,
     file_type: FileType,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     old: Option<&Old>,
 ) -> Result<bool, Trouble> {
-    let known = Place { dir: known.parent, name: &known.name };
+    let known = EntryPlace { dir: known.parent, name: &known.name };
     let mut file = into.fs.lookup(known.dir, known.name).map_err(Trouble::Target)?;
     if file_type == FileType::Regular
         && into.fs.attr(file).map_err(Trouble::Target)?.file_type == FileType::Symlink
@@ -332,7 +332,7 @@ fn link_to(
         // The copy was written through it.
         file = behind_link(into, known).map_err(Trouble::Target)?;
     }
-    let link = |place: Place<'_>| into.fs.link(file, place, into.at);
+    let link = |place: EntryPlace<'_>| into.fs.link(file, place, into.at);
     match old {
         Some(old) if old.attr.file == file => return Ok(false),
         Some(_) => {
@@ -347,7 +347,7 @@ fn link_to(
 /// Makes an empty file, or empties the one that is written into.
 fn begin(
     into: &IntoVolume<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     taken: Option<FileId>,
     target: &[u8],
     attr: &Attr,
@@ -360,7 +360,7 @@ fn begin(
             into.fs.set_attr(file, &set, into.at).map(|()| file)
         }
         None if file_type == FileType::Symlink => into.fs.symlink(place, target, &new),
-        None => into.fs.mknod(place, Node { file_type, rdev: attr.rdev }, &new),
+        None => into.fs.mknod(place, NewNode { file_type, rdev: attr.rdev }, &new),
     }
     .map_err(Trouble::Target)
 }
@@ -391,7 +391,7 @@ fn owner_and_mode(into: &IntoVolume<'_>, attr: &Attr) -> SetAttr {
 fn fill(
     into: &IntoVolume<'_>,
     names: &Names<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     file: FileId,
     original: &dyn Original,
     attr: &Attr,
@@ -469,8 +469,8 @@ fn require_sharing(
     answer.map_err(not_shared)
 }
 
-fn beginning(file: FileId) -> Position {
-    Position { file, offset: 0 }
+fn beginning(file: FileId) -> FilePosition {
+    FilePosition { file, offset: 0 }
 }
 
 /// Why data is not shared: two files that cannot are no trouble of the volume.
@@ -535,7 +535,7 @@ fn copy_data(
 /// Sets extended attributes. Those that a volume has no place for are counted.
 fn set_xattrs(
     into: &IntoVolume<'_>,
-    place: Place<'_>,
+    place: EntryPlace<'_>,
     file: FileId,
     xattrs: &[Xattr],
 ) -> Result<(), Trouble> {
@@ -564,7 +564,7 @@ fn is_refusal(error: &Error) -> bool {
     )
 }
 
-fn unapplied(into: &IntoVolume<'_>, kind: Unapplied, place: Place<'_>, errno: Errno) {
+fn unapplied(into: &IntoVolume<'_>, kind: Unapplied, place: EntryPlace<'_>, errno: Errno) {
     into.problems.unapplied(kind, || into.path_of(place), errno);
 }
 
@@ -575,7 +575,7 @@ pub(super) fn make_directory(
     name: &[u8],
     attr: &Attr,
 ) -> Result<(FileId, bool), Trouble> {
-    let place = Place { dir, name };
+    let place = EntryPlace { dir, name };
     match into.fs.mkdir(place, &new_file(into, &into.preserve.of(attr))) {
         Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
         result => return result.map(|file| (file, true)).map_err(Trouble::Target),
@@ -614,12 +614,12 @@ pub(super) fn dress_directory(
     if !into.preserve.keeps(Attribute::Xattr) {
         return Ok(());
     }
-    let place = Place { dir: file, name: b"." };
+    let place = EntryPlace { dir: file, name: b"." };
     set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)
 }
 
 /// Removes a file that could not be filled.
-fn remove(into: &IntoVolume<'_>, place: Place<'_>) {
+fn remove(into: &IntoVolume<'_>, place: EntryPlace<'_>) {
     if let Err(error) = into.fs.unlink(place, into.at) {
         let error = Error::posix(error.errno(), "removing what was copied of it");
         into.problems.unreadable(&into.path_of(place), &error);
@@ -628,7 +628,13 @@ fn remove(into: &IntoVolume<'_>, place: Place<'_>) {
 
 /// Removes all names of `made`, the copy of `source` that could not be filled, but for `place` when
 /// that was not new. Another copy of `source`, and a file that stayed, keep theirs.
-fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, source: FileId, made: FileId, is_new: bool) {
+fn remove_all(
+    into: &IntoVolume<'_>,
+    place: EntryPlace<'_>,
+    source: FileId,
+    made: FileId,
+    is_new: bool,
+) {
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
     let mut names = || -> std::io::Result<Vec<Name>> {
         links.mark_unreadable(source)?;
@@ -637,7 +643,7 @@ fn remove_all(into: &IntoVolume<'_>, place: Place<'_>, source: FileId, made: Fil
     match names() {
         Ok(names) => {
             for Name { parent, name } in names {
-                let copy = Place { dir: parent, name: &name };
+                let copy = EntryPlace { dir: parent, name: &name };
                 match into.fs.lookup(parent, &name) {
                     Ok(file) if file == made && (is_new || copy != place) => remove(into, copy),
                     Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => {}

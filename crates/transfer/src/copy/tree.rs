@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
-use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
-use offshoot_vfs::{Error, FileId, FileType, Place, SafeName};
+use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
+use offshoot_vfs::{EntryPlace, Error, FileId, FileType, SafeName};
 
 use super::directory::DirectoryRef;
 use super::original::{HostFile, Original, VolumeFile};
@@ -57,7 +57,7 @@ impl Job<'_> {
         let from = || source.path_of(dir, &self.name);
         let to = || source.shown_of(dir, &self.name);
         let names = Names { from: &from, to: &to };
-        let place = Place { dir, name: &self.name };
+        let place = EntryPlace { dir, name: &self.name };
         match self.seen {
             Seen::Host(file_type) => {
                 let file = HostFile::found(self.directory.host_fd(), &self.name, file_type);
@@ -168,10 +168,14 @@ struct Copying<'w, 'a> {
     batches: &'w mut Batches<'a>,
 }
 
-impl<'a> Visitor for Copying<'_, 'a> {
+impl<'a> WalkVisitor for Copying<'_, 'a> {
     type Directory = DirectoryRef<'a>;
 
-    fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
+    fn enter(
+        &mut self,
+        parent: &DirectoryRef<'a>,
+        entry: &WalkedFile<'_>,
+    ) -> Option<DirectoryRef<'a>> {
         let manner = self.source.into.manner;
         if manner.leaves_out(entry.name, || entry.path.to_vec()) {
             return None;
@@ -188,7 +192,7 @@ impl<'a> Visitor for Copying<'_, 'a> {
         made.map(|(file, is_new)| DirectoryRef::new(self.source, file, *entry.attr, is_new, None))
     }
 
-    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
+    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) {
         if self.source.into.manner.leaves_out(entry.name, || entry.path.to_vec()) {
             return;
         }

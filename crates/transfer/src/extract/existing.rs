@@ -12,7 +12,7 @@
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
-use offshoot_vfs::walk::Entry;
+use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{Attr, Errno, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
@@ -118,7 +118,7 @@ fn find(
 pub(crate) fn is_kept(
     context: &Context<'_>,
     directory: &DirectoryRef<'_>,
-    entry: &Entry<'_>,
+    entry: &WalkedFile<'_>,
 ) -> bool {
     let Some(overwrite) = context.overwrite.filter(|overwrite| overwrite.manner.may_keep()) else {
         return false;

@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::walk::Entry;
+use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{Attr, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
@@ -150,7 +150,7 @@ impl Onto<'_> {
         let directory = DirectoryRef::shared(context, parent, source.top, None);
         context.set_destination(&directory)?;
         let path = source.path.get(context.prefix.len() + 1..).unwrap_or_default();
-        let entry = Entry { parent: source.top, name, path, attr };
+        let entry = WalkedFile { parent: source.top, name, path, attr };
         tree::extract_one(context, self.limits(), &directory, &entry);
         Ok(())
     }

@@ -22,7 +22,7 @@ mod writer;
 
 use std::io::Write;
 
-use offshoot_vfs::walk::Entry;
+use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{FileType, SafeName};
 
 use super::context::Context;
@@ -66,7 +66,7 @@ pub(super) fn extract_tar_with<W: Write>(
         stream::write(&context, archive, workers, window, |stream| match &name {
             None => stream.directory(source.top, &attr),
             Some(name) => {
-                stream.file(&Entry { parent: source.top, name, path: name, attr: &attr });
+                stream.file(&WalkedFile { parent: source.top, name, path: name, attr: &attr });
             }
         })
     });

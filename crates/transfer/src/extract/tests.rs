@@ -9,7 +9,7 @@ mod resumed;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::memory::{self, Memory};
+use offshoot_testkit::memory::{self, MemoryFilesystem};
 use offshoot_vfs::Timestamp;
 use tempfile::TempDir;
 
@@ -91,7 +91,7 @@ impl Sandbox {
     }
 
     /// Extracts everything, and checks that nothing beside the destination changed.
-    fn extract(&self, fs: &Memory) -> (Outcome, Option<Worst>) {
+    fn extract(&self, fs: &MemoryFilesystem) -> (Outcome, Option<Worst>) {
         let source = Source { fs, top: memory::id(memory::ROOT), path: b"" };
         let outcome = extract(&source, &self.out(), &mark(), Timestamp::now(), process(), &Printed)
             .expect("the extraction starts");

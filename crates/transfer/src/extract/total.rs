@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Error, FileId, FileSystem, FileType};
 
 use crate::Progress;
@@ -107,14 +107,14 @@ impl Total<'_> {
     }
 }
 
-impl Visitor for Total<'_> {
+impl WalkVisitor for Total<'_> {
     type Directory = ();
 
-    fn enter(&mut self, (): &(), _: &Entry<'_>) -> Option<()> {
+    fn enter(&mut self, (): &(), _: &WalkedFile<'_>) -> Option<()> {
         Some(())
     }
 
-    fn visit(&mut self, (): &(), entry: &Entry<'_>) {
+    fn visit(&mut self, (): &(), entry: &WalkedFile<'_>) {
         let attr = entry.attr;
         if attr.file_type == FileType::Regular {
             self.add_file(attr.size, attr.allocated_bytes, attr.nlink.into());
@@ -130,7 +130,7 @@ impl Visitor for Total<'_> {
 
 #[cfg(test)]
 mod tests {
-    use offshoot_testkit::memory::{Memory, ROOT, id};
+    use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 
     use super::*;
 
@@ -147,7 +147,7 @@ mod tests {
         assert!(total.add(&Counted::OnHost(host.path())));
         assert_eq!(total.bytes, 4096);
         assert!(!total.add(&Counted::OnHost(&path("none"))));
-        let mut fs = Memory::new();
+        let mut fs = MemoryFilesystem::new();
         fs.add(ROOT, b"dir", 300, FileType::Directory);
         fs.file(300, b"file", 301, b"some data");
         let stored = fs.attr(id(301)).unwrap();

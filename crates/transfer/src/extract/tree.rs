@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crossbeam_channel::{Receiver, Sender};
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Errno, Error, FileId, FileType};
 use rustix::fs::{self, AtFlags};
 
@@ -64,7 +64,7 @@ pub(crate) fn extract_one<'a>(
     context: &'a Context<'a>,
     limits: Limits,
     directory: &DirectoryRef<'a>,
-    entry: &Entry<'_>,
+    entry: &WalkedFile<'_>,
 ) {
     with_workers(context, limits, |tree| tree.visit(directory, entry));
 }
@@ -108,10 +108,14 @@ struct Tree<'a> {
     batch_bytes: u64,
 }
 
-impl<'a> Visitor for Tree<'a> {
+impl<'a> WalkVisitor for Tree<'a> {
     type Directory = DirectoryRef<'a>;
 
-    fn enter(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Option<DirectoryRef<'a>> {
+    fn enter(
+        &mut self,
+        parent: &DirectoryRef<'a>,
+        entry: &WalkedFile<'_>,
+    ) -> Option<DirectoryRef<'a>> {
         if self.context.leaves_out(entry.name, entry.path) {
             return None;
         }
@@ -136,14 +140,14 @@ impl<'a> Visitor for Tree<'a> {
         }
     }
 
-    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) {
+    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) {
         if self.context.leaves_out(entry.name, entry.path)
             || existing::is_kept(self.context, parent, entry)
         {
             return;
         }
         let attr = self.context.wanted(entry.attr);
-        if let Err(trouble) = self.take(parent, &Entry { attr: &attr, ..*entry }) {
+        if let Err(trouble) = self.take(parent, &WalkedFile { attr: &attr, ..*entry }) {
             self.context.report(&self.context.shown(entry.path), &trouble);
         }
     }
@@ -166,7 +170,7 @@ enum Linked {
 }
 
 impl<'a> Tree<'a> {
-    fn take(&mut self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<(), Trouble> {
+    fn take(&mut self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) -> Result<(), Trouble> {
         let attr = *entry.attr;
         let mut begun = Begun::Nothing;
         if self.is_there(parent, entry)? {
@@ -216,7 +220,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Whether the extraction that this one goes on with has written all data of the file.
-    fn is_there(&self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<bool, Trouble> {
+    fn is_there(&self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) -> Result<bool, Trouble> {
         let context = self.context;
         if !context.overwrite.is_some_and(|overwrite| overwrite.is_resumed) {
             return Ok(false);
@@ -257,7 +261,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Makes one name of a file that has several.
-    fn link(&self, parent: &DirectoryRef<'a>, entry: &Entry<'_>) -> Result<Linked, Trouble> {
+    fn link(&self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) -> Result<Linked, Trouble> {
         let fail = |error: std::io::Error| Trouble::from_io("the table of hard links", &error);
         let context = self.context;
         let file = entry.attr.file;
@@ -292,7 +296,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-fn add(links: &mut LinkTable, file: FileId, entry: &Entry<'_>) -> std::io::Result<()> {
+fn add(links: &mut LinkTable, file: FileId, entry: &WalkedFile<'_>) -> std::io::Result<()> {
     links.add(file, &Name { parent: entry.parent, name: entry.name.clone() })
 }
 
@@ -300,7 +304,7 @@ fn link_to(
     context: &Context<'_>,
     old: &Name,
     parent: &DirectoryRef<'_>,
-    entry: &Entry<'_>,
+    entry: &WalkedFile<'_>,
 ) -> Result<rustix::io::Result<()>, Trouble> {
     let link = |from: BorrowedFd<'_>| {
         fs::linkat(from, &*old.name, parent.fd(), &**entry.name, AtFlags::empty())

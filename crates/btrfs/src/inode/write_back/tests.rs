@@ -5,11 +5,12 @@ use std::sync::Arc;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::{BlockDevice, Fault, FaultDevice, Requests};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, RequestKind};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Result, SetAttr, Timestamp,
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Result, SetAttr,
+    Timestamp,
 };
 use zerocopy::IntoBytes;
 
@@ -30,7 +31,7 @@ fn open(device: &Arc<CheckedDevice>, dirty_bytes: u64) -> (Arc<Volume>, Filesyst
 }
 
 fn create(fs: &Filesystem, name: &str) -> FileId {
-    fs.create(Place { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
+    fs.create(EntryPlace { dir: fs.root(), name: name.as_bytes() }, &NEW).expect("a file")
 }
 
 /// Changes an item of the top level subvolume directly.
@@ -116,7 +117,7 @@ fn a_file_of_many_extents_is_cut_on_a_full_volume() {
     fs.set_attr(file, &set(0), AT).expect("a full volume lets go of data");
     fs.sync().expect("a commit");
     assert_eq!(fs.attr(file).expect("attributes").allocated_bytes, 0);
-    fs.unlink(Place { dir: fs.root(), name: b"filler" }, AT).expect("it goes");
+    fs.unlink(EntryPlace { dir: fs.root(), name: b"filler" }, AT).expect("it goes");
     fs.set_attr(file, &set(5 << 20), AT).expect("there is room");
     let mut found = vec![1; 8192];
     fs.read(file, 0, &mut found).expect("it reads");
@@ -134,7 +135,7 @@ fn what_replaces_a_file_by_rename_has_its_data() {
     fs.sync().expect("a commit");
     let new = create(&fs, "config.tmp");
     fs.write(new, 0, &[8; 8192], AT).expect("there is room");
-    let [from, to] = [&b"config.tmp"[..], b"config"].map(|name| Place { dir, name });
+    let [from, to] = [&b"config.tmp"[..], b"config"].map(|name| EntryPlace { dir, name });
     fs.rename(from, to, AT).expect("it takes the place");
     volume.commit().expect("a commit that writes nothing back");
     let devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device.snapshot())];
@@ -216,7 +217,7 @@ fn what_is_written_back_for_room_is_not_inline_beside_extents() {
         fs.sync().expect("a commit");
     }
     for name in ["first", "second"] {
-        fs.unlink(Place { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
+        fs.unlink(EntryPlace { dir: fs.root(), name: name.as_bytes() }, AT).expect("it is there");
     }
     fs.sync().expect("a commit");
     fs.write(small, 0, &[7; 100], AT).expect("there are two sectors");
@@ -289,12 +290,12 @@ fn store_compressed(
     let file = create(&fs, "file");
     fs.sync().expect("a commit");
     fs.write(file, 0, data, AT).expect("there is room");
-    let before = device.count(Requests::Writes);
+    let before = device.count(RequestKind::Writes);
     if let Some(number) = fault {
-        device.strike(Requests::Writes, before + number, Fault::Error);
+        device.strike(RequestKind::Writes, before + number, Fault::Error);
     }
     let stored = super::sync_all(&volume);
-    let writes = device.count(Requests::Writes) - before;
+    let writes = device.count(RequestKind::Writes) - before;
     let mut found = vec![0; data.len()];
     assert_eq!(fs.read(file, 0, &mut found).expect("it reads"), data.len());
     assert!(found == data, "other data behind a fault at write {fault:?}");

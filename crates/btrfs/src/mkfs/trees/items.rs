@@ -1,7 +1,7 @@
 //! The items of each tree of a new volume.
 
 use offshoot_btrfs_format::chunk::{Chunk, DevExtent, DevItem};
-use offshoot_btrfs_format::dir::{DirEntry, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, file_type, name_hash};
 use offshoot_btrfs_format::encode::{
     chunk_item, chunk_key, dir_entry, inode_ref, tree_block_extent, uuid_key,
 };
@@ -100,7 +100,7 @@ fn root_tree(spec: &Spec, trees: &Trees) -> Items {
             items.insert(key, root_item(spec, tree).as_bytes().to_vec());
         }
     }
-    let entry = DirEntry {
+    let entry = DirItemEntry {
         location: Key::new(TreeId::FS.0, ItemType::ROOT_ITEM, u64::MAX),
         transid: GENERATION.0,
         file_type: file_type::DIR,

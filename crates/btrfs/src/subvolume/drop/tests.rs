@@ -9,7 +9,9 @@ use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp,
+};
 use zerocopy::IntoBytes as _;
 
 use super::Progress;
@@ -27,8 +29,8 @@ fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
     volume.filesystem(TreeId::FS).unwrap()
 }
 
-fn top(name: &str) -> Place<'_> {
-    Place { dir: FileId { dev: TreeId::FS.0, ino: 256 }, name: name.as_bytes() }
+fn top(name: &str) -> EntryPlace<'_> {
+    EntryPlace { dir: FileId { dev: TreeId::FS.0, ino: 256 }, name: name.as_bytes() }
 }
 
 /// Makes so many files in a subvolume, every tenth with an extent.
@@ -36,7 +38,7 @@ fn fill(fs: &Filesystem, subvolume: TreeId, prefix: &str, count: u64) {
     let dir = FileId { dev: subvolume.0, ino: 256 };
     for number in 0..count {
         let name = format!("{prefix}-{number}");
-        let file = fs.create(Place { dir, name: name.as_bytes() }, &NEW).unwrap();
+        let file = fs.create(EntryPlace { dir, name: name.as_bytes() }, &NEW).unwrap();
         if number % 10 == 0 {
             fs.write(file, 0, &[1; 5000], AT).unwrap();
         }
@@ -229,7 +231,7 @@ fn a_subvolume_of_which_nobody_knows_whether_it_is_empty_is_not_removed() {
     let fs = open(vec![in_memory(4096)]);
     let id = fs.create_subvolume(top("damaged"), &NEW).unwrap();
     let root = FileId { dev: id.0, ino: 256 };
-    let kept = fs.create(Place { dir: root, name: b"kept" }, &NEW).unwrap();
+    let kept = fs.create(EntryPlace { dir: root, name: b"kept" }, &NEW).unwrap();
     fs.sync().unwrap();
     let keys = [
         Key::new(256, ItemType::INODE_ITEM, 0),

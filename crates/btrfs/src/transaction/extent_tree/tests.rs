@@ -8,16 +8,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs_format::block::Header;
+use offshoot_btrfs_format::block::BlockHeader;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_testkit::btrfs::disks::{Attached, Disks};
+use offshoot_testkit::btrfs::disks::{AttachedImages, Disks};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::compare::compare;
 use offshoot_testkit::run::{command, run};
-use offshoot_vfs::{Error, FileSystem, FileSystemMut, NewFile, Place, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Error, FileSystem, FileSystemMut, NewFile, Result, Timestamp};
 
 use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, Owner, Record};
 use crate::test_volumes::{edit, patch_leaf};
@@ -80,8 +80,8 @@ fn open(disks: &Disks) -> Filesystem {
     open_with(disks, OpenOptions::default())
 }
 
-fn top<'n>(fs: &Filesystem, name: &'n str) -> Place<'n> {
-    Place { dir: fs.root(), name: name.as_bytes() }
+fn top<'n>(fs: &Filesystem, name: &'n str) -> EntryPlace<'n> {
+    EntryPlace { dir: fs.root(), name: name.as_bytes() }
 }
 
 /// All extents for which `has` is true.
@@ -119,7 +119,7 @@ fn count_otherwise(disks: &Disks, key: Key, refs: u64) {
 
 /// The complaints of `btrfs check`.
 fn complaints(disks: &Disks) -> Vec<String> {
-    let attached = Attached::new(disks.images());
+    let attached = AttachedImages::new(disks.images());
     let output = command("btrfs")
         .args(["check", "--readonly", attached.devices()[0]])
         .output()
@@ -475,7 +475,7 @@ fn extents_that_overlap() {
     drop(fs);
     assert_eq!(first.objectid + first.offset, second.objectid, "they are side by side");
     patch_leaf(&disks, TreeId::EXTENT, first, |leaf, slot| {
-        let at = size_of::<Header>() + slot * ITEM_SIZE;
+        let at = size_of::<BlockHeader>() + slot * ITEM_SIZE;
         let longer = first.offset + SECTOR;
         leaf[at + 9..at + 17].copy_from_slice(&longer.to_le_bytes());
     });

@@ -9,7 +9,7 @@ use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::run::run;
-use offshoot_vfs::{FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileSystem as _, FileSystemMut as _, NewFile, Timestamp};
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -44,7 +44,7 @@ fn with_quotas(judges: &Judges) -> Disks {
 
 fn make_file(volume: &Arc<Volume>, name: &str) {
     let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
-    let place = Place { dir: fs.root(), name: name.as_bytes() };
+    let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
     let file = fs.create(place, &NEW).expect("there is room");
     fs.write(file, 0, &vec![7; 100_000], NEW.at).expect("there is room");
     fs.sync().expect("a commit");
@@ -139,10 +139,10 @@ fn quotas_that_are_off_are_left_alone() {
     set(&disks, STATUS_KEY, |data| data[16..24].fill(0));
     let volume = open(&disks);
     let fs = volume.filesystem(TreeId::FS).unwrap();
-    let id = fs.create_subvolume(Place { dir: fs.root(), name: b"new" }, &NEW).unwrap();
+    let id = fs.create_subvolume(EntryPlace { dir: fs.root(), name: b"new" }, &NEW).unwrap();
     // `btrfs check` compares the numbers all the same, so the test only adds a name, which changes
     // none.
-    fs.create(Place { dir: fs.root(), name: b"after" }, &NEW).unwrap();
+    fs.create(EntryPlace { dir: fs.root(), name: b"after" }, &NEW).unwrap();
     fs.sync().unwrap();
     assert_eq!(status(&volume).flags.get(), 0);
     assert_eq!(groups::used_by(&volume, QgroupId::of_subvolume(id)).unwrap(), None);
@@ -171,7 +171,7 @@ fn more_goes_than_simple_quotas_counted() {
     };
     let volume = Volume::open_writable(disks.writable_devices(), &options).unwrap();
     let fs = volume.filesystem(TreeId::FS).unwrap();
-    fs.unlink(Place { dir: fs.root(), name: b"file" }, NEW.at).unwrap();
+    fs.unlink(EntryPlace { dir: fs.root(), name: b"file" }, NEW.at).unwrap();
     fs.sync().expect("writing goes on");
     assert!(told.lock().contains(&Report::WrongQuota { group }), "{:?}", told.lock());
     assert_eq!(groups::used_by(&volume, group).unwrap(), Some([0, 0]));
@@ -206,7 +206,7 @@ fn groups_in_circles_are_corrupt() {
     }
     drop(handle);
     let top = volume.filesystem(TreeId::FS).unwrap();
-    let file = top.create(Place { dir: top.root(), name: b"file" }, &NEW).unwrap();
+    let file = top.create(EntryPlace { dir: top.root(), name: b"file" }, &NEW).unwrap();
     top.write(file, 0, &vec![7; 100_000], NEW.at).unwrap();
     let error = top.sync().expect_err("the numbers cannot be kept").to_string();
     assert!(error.contains("no lower level"), "{error}");

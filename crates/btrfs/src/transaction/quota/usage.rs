@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use offshoot_btrfs_format::check::Expected;
+use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::space::QgroupInfoItem;
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
@@ -86,7 +86,7 @@ impl Handle<'_> {
         }
         // The check accepts blocks of any subvolume where it expects one of FS_TREE.
         let owner = TreeId::FS;
-        let expected = Expected { logical, level, generation, owner, first_key: None };
+        let expected = ExpectedBlock { logical, level, generation, owner, first_key: None };
         let owner = self.volume().block(&expected)?.header().owner();
         let bytes = i128::from(self.volume().superblock().node_size);
         self.usage().add(owner, -bytes);

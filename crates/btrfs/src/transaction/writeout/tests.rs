@@ -7,7 +7,9 @@ use std::sync::Arc;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
-use offshoot_vfs::{Fallocate, FileSystem as _, FileSystemMut as _, NewFile, Place, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Fallocate, FileSystem as _, FileSystemMut as _, NewFile, Timestamp,
+};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -189,9 +191,9 @@ fn chunks_are_written_in_the_order_of_the_device_and_not_of_their_addresses() {
     let volume = &noted.volume;
     let fs = volume.filesystem(SubvolumeId::FS).expect("the top level");
     let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
-    let place = Place { dir: fs.root(), name: b"file" };
+    let place = EntryPlace { dir: fs.root(), name: b"file" };
     let file = fs.create(place, &new).expect("a file");
-    let allocate = Fallocate::Allocate { keep_size: false };
+    let allocate = Fallocate::Allocate { keeps_size: false };
     let end = |chunk: Chunk| chunk.stripes[0].physical.0 + chunk.length;
     for at in (0..).step_by(8 << 20) {
         if volume.chunks().map(end).max() > Some(192 << 20) {

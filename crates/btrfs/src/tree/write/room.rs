@@ -22,7 +22,7 @@
 //! once more.
 
 use offshoot_btrfs_format::Key;
-use offshoot_btrfs_format::block::KeyPtr;
+use offshoot_btrfs_format::block::NodePointer;
 use offshoot_btrfs_format::edit::{
     copy_pointers, insert_pointers, items_bytes, leaf_capacity, leaf_free, node_capacity,
     pointer_mut, remove_pointers,
@@ -208,8 +208,8 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    fn pointer_to(&self, block: &WriteLatch, key: Key) -> KeyPtr {
-        KeyPtr {
+    fn pointer_to(&self, block: &WriteLatch, key: Key) -> NodePointer {
+        NodePointer {
             key: key.into(),
             blockptr: address(block).0.into(),
             generation: self.owner.generation().0.into(),

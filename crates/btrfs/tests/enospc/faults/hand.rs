@@ -5,17 +5,17 @@ use std::ops::ControlFlow;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_testkit::random::Random;
-use offshoot_vfs::{FileId, FileSystem, FileSystemMut, Place};
+use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut};
 
-use super::Outcome;
+use super::FaultedOutcome;
 use crate::worker::{AT, NEW};
 
 /// Names, and the identities of the files that they lead to.
-type Names = BTreeMap<String, u64>;
+type NamedFiles = BTreeMap<String, u64>;
 
 /// A change of names.
 #[derive(Clone)]
-enum Change {
+enum NameChange {
     Made(String, u64),
     Moved(String, String),
     Gone(String),
@@ -26,14 +26,14 @@ pub(super) struct Hand {
     dir: FileId,
     random: Random,
     /// The names that exist now.
-    names: Names,
+    names: NamedFiles,
     /// The length of every file, by its identity.
     lens: BTreeMap<u64, usize>,
     next: u64,
     /// The names and lengths at the last sync, and the changes since.
-    synced: Names,
+    synced: NamedFiles,
     synced_lens: BTreeMap<u64, usize>,
-    changes: Vec<Change>,
+    changes: Vec<NameChange>,
 }
 
 impl Hand {
@@ -55,26 +55,26 @@ impl Hand {
     }
 
     /// Does one operation, most often one that takes room.
-    pub(super) fn act(&mut self, fs: &Filesystem) -> Outcome {
+    pub(super) fn act(&mut self, fs: &Filesystem) -> FaultedOutcome {
         let some = self.some_name();
         let (outcome, change) = match (self.random.below(8), some) {
             (0, Some(name)) => {
                 let gone = fs.unlink(self.place(&name), AT);
-                (Outcome::of(fs, &gone), Change::Gone(name))
+                (FaultedOutcome::of(fs, &gone), NameChange::Gone(name))
             }
             (1, Some(name)) => {
                 let to = self.new_name();
                 let moved = fs.rename(self.place(&name), self.place(&to), AT);
-                (Outcome::of(fs, &moved), Change::Moved(name, to))
+                (FaultedOutcome::of(fs, &moved), NameChange::Moved(name, to))
             }
             (2..5, Some(name)) => return self.write(fs, &name),
             _ => {
                 let (name, id) = (self.new_name(), self.next);
                 let made = fs.create(self.place(&name), &NEW);
-                (Outcome::of(fs, &made), Change::Made(name, id))
+                (FaultedOutcome::of(fs, &made), NameChange::Made(name, id))
             }
         };
-        if outcome == Outcome::Done {
+        if outcome == FaultedOutcome::Done {
             apply(&mut self.names, &change);
             self.changes.push(change);
         }
@@ -88,8 +88,8 @@ impl Hand {
         names.next().map(|(name, _)| name.clone())
     }
 
-    fn place<'n>(&self, name: &'n str) -> Place<'n> {
-        Place { dir: self.dir, name: name.as_bytes() }
+    fn place<'n>(&self, name: &'n str) -> EntryPlace<'n> {
+        EntryPlace { dir: self.dir, name: name.as_bytes() }
     }
 
     fn new_name(&mut self) -> String {
@@ -98,7 +98,7 @@ impl Hand {
     }
 
     /// Makes a file longer.
-    fn write(&mut self, fs: &Filesystem, name: &str) -> Outcome {
+    fn write(&mut self, fs: &Filesystem, name: &str) -> FaultedOutcome {
         let id = self.names[name];
         let len = self.lens.get(&id).copied().unwrap_or(0);
         let more = 1 + usize::try_from(self.random.below(20_000)).expect("small");
@@ -108,15 +108,15 @@ impl Hand {
         if written.is_ok() {
             self.lens.insert(id, len + more);
         }
-        Outcome::of(fs, &written)
+        FaultedOutcome::of(fs, &written)
     }
 
     /// Requires that the directory holds what was synced, with the first so many changes since, or
-    /// with all of them if `all` is set. Every file has the length of then, or a later one that
-    /// write-back stored, and holds its own bytes.
-    pub(super) fn assert_left(&self, fs: &Filesystem, all: bool) {
+    /// with all of them if `needs_all` is set. Every file has the length of then, or a later one
+    /// that write-back stored, and holds its own bytes.
+    pub(super) fn assert_left(&self, fs: &Filesystem, needs_all: bool) {
         let found = self.found(fs);
-        let is_it = |names: &Names| names.keys().eq(found.iter().map(|(name, _)| name));
+        let is_it = |names: &NamedFiles| names.keys().eq(found.iter().map(|(name, _)| name));
         let mut names = self.synced.clone();
         let mut left = is_it(&names).then(|| names.clone());
         for change in &self.changes {
@@ -124,9 +124,9 @@ impl Hand {
             left = if is_it(&names) { Some(names.clone()) } else { left };
         }
         let left = left.expect("the names are those of a moment");
-        assert!(!all || left == self.names, "something is lost");
+        assert!(!needs_all || left == self.names, "something is lost");
         for (name, file) in found {
-            self.assert_file(fs, left[&name], file, all);
+            self.assert_file(fs, left[&name], file, needs_all);
         }
     }
 
@@ -149,10 +149,10 @@ impl Hand {
         }
     }
 
-    fn assert_file(&self, fs: &Filesystem, id: u64, file: FileId, all: bool) {
+    fn assert_file(&self, fs: &Filesystem, id: u64, file: FileId, needs_all: bool) {
         let len = |lens: &BTreeMap<u64, usize>| lens.get(&id).copied().unwrap_or(0);
         let (synced, len) = (len(&self.synced_lens), len(&self.lens));
-        let least = if all { len } else { synced };
+        let least = if needs_all { len } else { synced };
         let mut bytes = vec![0; len + 1];
         let count = fs.read(file, 0, &mut bytes).expect("it reads");
         assert!((least..=len).contains(&count), "{count} bytes in {id}, and not {least} to {len}");
@@ -164,11 +164,11 @@ fn name(number: u64) -> String {
     format!("{number:06}-a-file")
 }
 
-fn apply(names: &mut Names, change: &Change) {
+fn apply(names: &mut NamedFiles, change: &NameChange) {
     match change {
-        Change::Made(name, id) => drop(names.insert(name.clone(), *id)),
-        Change::Gone(name) => drop(names.remove(name)),
-        Change::Moved(from, to) => {
+        NameChange::Made(name, id) => drop(names.insert(name.clone(), *id)),
+        NameChange::Gone(name) => drop(names.remove(name)),
+        NameChange::Moved(from, to) => {
             let id = names.remove(from).expect("it was there");
             names.insert(to.clone(), id);
         }

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use offshoot_btrfs::{FlushState, Volume};
-use offshoot_device::{BlockDevice, MemoryDevice, Requests};
+use offshoot_device::{BlockDevice, MemoryDevice, RequestKind};
 
 pub(super) struct Trap {
     below: Arc<MemoryDevice>,
     state: FlushState,
     /// The kind of requests that fail.
-    requests: Requests,
+    requests: RequestKind,
     /// The volume whose counters say whether the flush state is under way.
     volume: OnceLock<Weak<Volume>>,
     is_disarmed: AtomicBool,
@@ -25,7 +25,7 @@ impl std::fmt::Debug for Trap {
 }
 
 impl Trap {
-    pub(super) fn new(below: Arc<MemoryDevice>, state: FlushState, requests: Requests) -> Self {
+    pub(super) fn new(below: Arc<MemoryDevice>, state: FlushState, requests: RequestKind) -> Self {
         let (volume, is_disarmed, struck) = Default::default();
         Self { below, state, requests, volume, is_disarmed, struck }
     }
@@ -51,7 +51,7 @@ impl Trap {
         flushes.iter().any(|flush| flush.state == self.state && flush.under_way > 0)
     }
 
-    fn arrive(&self, requests: Requests) -> io::Result<()> {
+    fn arrive(&self, requests: RequestKind) -> io::Result<()> {
         if requests != self.requests
             || self.is_disarmed.load(Ordering::Relaxed)
             || !self.is_under_way()
@@ -69,22 +69,22 @@ impl offshoot_device::Delegate for Trap {
     }
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.arrive(Requests::Reads)?;
+        self.arrive(RequestKind::Reads)?;
         self.inner().read_at(offset, buf)
     }
 
     fn write_at(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        self.arrive(Requests::Writes)?;
+        self.arrive(RequestKind::Writes)?;
         self.inner().write_at(offset, buf)
     }
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
-        self.arrive(Requests::Writes)?;
+        self.arrive(RequestKind::Writes)?;
         self.inner().write_vectored_at(offset, bufs)
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.arrive(Requests::Flushes)?;
+        self.arrive(RequestKind::Flushes)?;
         self.inner().flush()
     }
 }

@@ -13,7 +13,7 @@ use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Error, FileId, FileSystem, FileSystemMut};
 
-use super::{AT, NEW, Story, at, place};
+use super::{AT, DamageStory, NEW, at, place};
 use crate::devices;
 
 /// Types of items that we do not know, or that no call here makes. Some are lower and some higher
@@ -31,7 +31,7 @@ fn a_few(root: &Path) {
 #[test]
 fn items_of_unknown_types_go_with_their_inode() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, a_few);
+    let mut story = DamageStory::new(&judges, a_few);
     let names = ["file-1", "file-2", "directory"];
     let inodes = {
         let fs = story.open();
@@ -105,10 +105,10 @@ fn leave_files(fs: &Filesystem, names: &[&str]) {
     fs.sync().expect("a commit");
 }
 
-type Reports = Arc<Mutex<Vec<Report>>>;
+type ReportList = Arc<Mutex<Vec<Report>>>;
 
-fn collected() -> (Reports, offshoot_btrfs::Reporter) {
-    let reports = Reports::default();
+fn collected() -> (ReportList, offshoot_btrfs::Reporter) {
+    let reports = ReportList::default();
     let to = reports.clone();
     let reporter = Arc::new(move |report: &Report| {
         to.lock().expect("nothing panics").push(report.clone());
@@ -117,7 +117,7 @@ fn collected() -> (Reports, offshoot_btrfs::Reporter) {
 }
 
 /// The key of the first orphan item in a subvolume.
-fn first_orphan(story: &Story, tree: TreeId) -> Key {
+fn first_orphan(story: &DamageStory, tree: TreeId) -> Key {
     let keys = story.keys(tree, objectid::ORPHAN);
     *keys.first().expect("there is one")
 }
@@ -128,7 +128,7 @@ fn first_orphan(story: &Story, tree: TreeId) -> Key {
 fn the_sweep_goes_on_past_a_damaged_subvolume() {
     let Some(judges) = judges::require() else { return };
     let names = ["first", "second", "third"];
-    let mut story = Story::of(&judges, subvolumes, |fs| leave_files(fs, &names));
+    let mut story = DamageStory::of(&judges, subvolumes, |fs| leave_files(fs, &names));
     let trees = {
         let fs = story.open();
         names.map(|name| TreeId(at(&fs, name).dev))
@@ -162,7 +162,7 @@ fn the_sweep_goes_on_past_a_damaged_subvolume() {
 #[test]
 fn a_subvolume_with_a_damaged_file_without_a_name_opens() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::of(&judges, subvolumes, |fs| leave_files(fs, &["first"]));
+    let mut story = DamageStory::of(&judges, subvolumes, |fs| leave_files(fs, &["first"]));
     let (tree, root) = {
         let fs = story.open();
         (TreeId(at(&fs, "first").dev), at(&fs, "first"))
@@ -190,7 +190,7 @@ fn dropping_goes_on_past_a_damaged_subvolume() {
     let Some(judges) = judges::require() else { return };
     let names = ["second", "third", "fourth"];
     let mut trees = vec![];
-    let mut story = Story::of(&judges, subvolumes, |fs| {
+    let mut story = DamageStory::of(&judges, subvolumes, |fs| {
         trees.extend(names.map(|name| TreeId(at(fs, name).dev)));
         for name in names {
             fs.delete_subvolume(place(fs.root(), name), AT).expect("it goes");
@@ -218,7 +218,7 @@ fn dropping_goes_on_past_a_damaged_subvolume() {
 fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
     let Some(judges) = judges::require() else { return };
     let mut id = TreeId(0);
-    let mut story = Story::of(&judges, subvolumes, |fs| {
+    let mut story = DamageStory::of(&judges, subvolumes, |fs| {
         id = TreeId(at(fs, "fourth").dev);
         fs.delete_subvolume(place(fs.root(), "fourth"), AT).expect("it goes");
         fs.sync().expect("a commit");
@@ -245,7 +245,7 @@ fn a_new_subvolume_does_not_get_the_number_of_one_to_be_dropped() {
 fn a_subvolume_with_two_root_items_is_not_changed() {
     let Some(judges) = judges::require() else { return };
     let mut trees = vec![];
-    let mut story = Story::made(&judges, "-n 16384", subvolumes, |fs| {
+    let mut story = DamageStory::made(&judges, "-n 16384", subvolumes, |fs| {
         trees.extend(["first", "second"].map(|name| TreeId(at(fs, name).dev)));
         fs.delete_subvolume(place(fs.root(), "second"), AT).expect("it goes");
         fs.sync().expect("a commit");
@@ -277,7 +277,7 @@ fn a_subvolume_with_two_root_items_is_not_changed() {
 fn a_uuid_tree_in_a_subvolume_is_not_written() {
     let Some(judges) = judges::require() else { return };
     let mut tree = TreeId::FS;
-    let story = Story::made(&judges, "-n 16384", subvolumes, |fs| {
+    let story = DamageStory::made(&judges, "-n 16384", subvolumes, |fs| {
         tree = TreeId(at(fs, "first").dev);
     });
     let item_of = |tree: TreeId| Key::new(tree.0, ItemType::ROOT_ITEM, 0);
@@ -303,7 +303,7 @@ fn trees_that_claim_more_than_a_volume_has_are_written() {
     let Some(judges) = judges::require() else { return };
     for claimed in [u64::MAX, u64::MAX / 2, 1 << 63, i64::MAX as u64 - 1] {
         let mut trees = vec![];
-        let story = Story::made(&judges, "-n 16384", subvolumes, |fs| {
+        let story = DamageStory::made(&judges, "-n 16384", subvolumes, |fs| {
             trees.extend(["first", "second"].map(|name| TreeId(at(fs, name).dev)));
         });
         for tree in trees.iter().chain(&[TreeId::FS]) {

@@ -3,13 +3,13 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use offshoot_btrfs_format::dir::{DirEntry, dir_entries, file_type, name_hash};
+use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::{ItemType, Key, TreeId, encode};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, Rename};
 
-use super::{AT, NEW, Story, at, place};
+use super::{AT, DamageStory, NEW, at, place};
 
 const FS: TreeId = TreeId::FS;
 
@@ -43,7 +43,7 @@ fn read(fs: &dyn FileSystem, file: FileId) -> String {
 
 /// An entry that leads to an inode.
 fn entry(ino: u64, name: &str) -> Vec<u8> {
-    encode::dir_entry(&DirEntry {
+    encode::dir_entry(&DirItemEntry {
         location: Key::new(ino, ItemType::INODE_ITEM, 0),
         transid: 1,
         file_type: file_type::REG_FILE,
@@ -53,13 +53,13 @@ fn entry(ino: u64, name: &str) -> Vec<u8> {
 }
 
 /// The directory, and the inodes of its files.
-fn inodes(story: &Story) -> [FileId; 3] {
+fn inodes(story: &DamageStory) -> [FileId; 3] {
     let fs = story.open();
     ["d", "d/one", "d/two"].map(|path| at(&fs, path))
 }
 
 /// Gives the second file the name of the first, in all items. Both names have three letters.
-fn make_equal(story: &Story, dir: FileId, two: FileId) {
+fn make_equal(story: &DamageStory, dir: FileId, two: FileId) {
     let by_hash = |name: &str| Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name.as_bytes()));
     let mut moved = Vec::new();
     story.edit(FS, by_hash("two"), |items| {
@@ -89,7 +89,7 @@ fn make_equal(story: &Story, dir: FileId, two: FileId) {
 #[test]
 fn removing_one_of_two_equal_names_leaves_the_other() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, two_files);
+    let mut story = DamageStory::new(&judges, two_files);
     let [dir, one, two] = inodes(&story);
     make_equal(&story, dir, two);
     let before = story.check();
@@ -126,7 +126,7 @@ fn removing_one_of_two_equal_names_leaves_the_other() {
 #[test]
 fn removing_a_name_that_a_file_has_twice_leaves_it_once() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, two_files);
+    let mut story = DamageStory::new(&judges, two_files);
     let [dir, one, _] = inodes(&story);
     let again = Key::new(dir.ino, ItemType::DIR_INDEX, 9);
     story.edit(FS, Key::new(dir.ino, ItemType::DIR_INDEX, 2), |items| {
@@ -171,7 +171,7 @@ fn is_corrupt(outcome: &offshoot_vfs::Result<()>) -> bool {
 #[test]
 fn the_index_of_another_entry_is_not_removed() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, two_files);
+    let mut story = DamageStory::new(&judges, two_files);
     let [dir, one, _] = inodes(&story);
     let names = Key::new(one.ino, ItemType::INODE_REF, dir.ino);
     story.edit(FS, names, |items| {
@@ -199,7 +199,7 @@ fn the_index_of_another_entry_is_not_removed() {
 #[test]
 fn an_entry_that_leads_to_two_files_is_not_removed() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, two_files);
+    let mut story = DamageStory::new(&judges, two_files);
     let [dir, one, two] = inodes(&story);
     let index = Key::new(dir.ino, ItemType::DIR_INDEX, 2);
     story.edit(FS, index, |items| {
@@ -222,7 +222,7 @@ fn an_entry_that_leads_to_two_files_is_not_removed() {
 #[test]
 fn the_place_of_another_subvolume_is_not_removed() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, two_files);
+    let mut story = DamageStory::new(&judges, two_files);
     let fs = story.open();
     let root = fs.root();
     let [first, second] = ["first", "second"].map(|name| at(&fs, name));
@@ -259,7 +259,7 @@ fn a_listing_needs_no_names_by_hash() {
             fill::write(&dir.join(format!("file-{number}")), b"data");
         }
     };
-    let story = Story::new(&judges, crowd);
+    let story = DamageStory::new(&judges, crowd);
     let dir = at(&story.open(), "d");
     let before = list(&story.open(), dir);
     let keys = story.keys(FS, dir.ino);

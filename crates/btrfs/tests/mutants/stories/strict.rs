@@ -8,7 +8,7 @@ use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Error, FileSystem, FileSystemMut};
 
-use super::{AT, NEW, Story, at, place};
+use super::{AT, DamageStory, NEW, at, place};
 use crate::devices;
 
 fn files(root: &Path) {
@@ -19,7 +19,7 @@ fn files(root: &Path) {
 
 /// The volume is shown when it is opened for reading.
 #[track_caller]
-fn assert_shown(story: &Story) {
+fn assert_shown(story: &DamageStory) {
     let volume = Volume::open(devices(&story.members), &OpenOptions::default()).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     let mut byte = [0];
@@ -32,7 +32,7 @@ fn assert_shown(story: &Story) {
 #[test]
 fn a_block_that_the_kernel_refuses_ends_opening_for_writing_and_no_commit() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, files);
+    let mut story = DamageStory::new(&judges, files);
     let keys = story.keys_while(TreeId::EXTENT, Key::MIN, |_| true);
     let extent = keys
         .iter()
@@ -64,7 +64,7 @@ fn a_block_that_the_kernel_refuses_ends_opening_for_writing_and_no_commit() {
 #[test]
 fn a_leaf_that_the_kernel_refuses_is_not_written() {
     let Some(judges) = judges::require() else { return };
-    let mut story = Story::new(&judges, files);
+    let mut story = DamageStory::new(&judges, files);
     let [damaged, other] = {
         let fs = story.open();
         ["file-050", "file-002"].map(|path| at(&fs, path))

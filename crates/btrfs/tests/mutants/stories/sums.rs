@@ -10,7 +10,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{Fallocate, FileFlags, FileSystem, FileSystemMut};
 
-use super::{AT, NEW, Story, at, place};
+use super::{AT, DamageStory, NEW, at, place};
 
 const SECTOR: u64 = 4096;
 /// So many sectors of free space behind the data may have checksums.
@@ -36,7 +36,7 @@ fn checksums_of_free_space_are_replaced() {
             fill::write(&root.join(format!("small-{number}")), b"data");
         }
     };
-    let mut story = Story::new(&judges, write);
+    let mut story = DamageStory::new(&judges, write);
     let some = *story.keys(TreeId::CSUM, objectid::EXTENT_CSUM).first().expect("data has some");
     let mut stale = Vec::new();
     let mut sector = 4;
@@ -67,7 +67,7 @@ fn checksums_of_free_space_are_replaced() {
                         fs.set_flags(file, FileFlags::NODATACOW, AT).expect("it is empty");
                     }
                     if kind >= 2 {
-                        let what = Fallocate::Allocate { keep_size: kind == 3 };
+                        let what = Fallocate::Allocate { keeps_size: kind == 3 };
                         let len = 2 * bytes.len() as u64;
                         fs.fallocate(file, what, 0, len, AT).expect("there is room");
                     }

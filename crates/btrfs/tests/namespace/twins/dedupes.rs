@@ -7,7 +7,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::sharing;
 use offshoot_vfs::{
-    Dedupe, Errno, FileFlags, FileSystem, FileSystemMut, NewFile, Position, SetAttr,
+    Dedupe, Errno, FileFlags, FilePosition, FileSystem, FileSystemMut, NewFile, SetAttr,
 };
 
 use super::{TOUCH, mkdir, shell, twins_that_share};
@@ -15,7 +15,7 @@ use crate::common::{AT, NEW, at, place};
 
 /// The other file of one of [`DEDUPES`].
 #[derive(Clone, Copy, Debug)]
-enum Other {
+enum OtherFile {
     /// The file with this name, which both volumes have.
     Named(&'static str),
     /// A file of its own, with the first bytes of "base".
@@ -31,23 +31,23 @@ enum Other {
     Zeros(usize),
 }
 
-use Other::{Changed, ChangedOfLarge, First, FirstOfLarge, Longer, Named, Zeros};
+use OtherFile::{Changed, ChangedOfLarge, First, FirstOfLarge, Longer, Named, Zeros};
 
 /// The result of a dedupe: that the bytes are the same, and how many of them are shared; or an
 /// error.
-type Found = Result<Dedupe, Errno>;
+type DedupeResult = Result<Dedupe, Errno>;
 
 const fn same(len: u64) -> Dedupe {
     Dedupe::Same { len }
 }
 
-const DIFFERS: Found = Ok(Dedupe::Differs);
-const INVALID: Found = Err(Errno::INVAL);
+const DIFFERS: DedupeResult = Ok(Dedupe::Differs);
+const INVALID: DedupeResult = Err(Errno::INVAL);
 const BASE: usize = 300_001;
 const LARGE: usize = 20 << 20;
 
 /// The file and its offset, the other file and its offset, the length, and the expected result.
-const DEDUPES: &[(&str, u64, Other, u64, u64, Found)] = &[
+const DEDUPES: &[(&str, u64, OtherFile, u64, u64, DedupeResult)] = &[
     // Ends within a sector.
     ("base", 0, First(BASE), 0, 300_001, Ok(same(300_001))),
     ("base", 0, Longer(4), 0, 300_001, Ok(same(299_008))),
@@ -139,7 +139,7 @@ fn other_files() -> Vec<(String, Vec<u8>)> {
     all.filter_map(|(number, one)| Some((other_name(number, one.2), held(one.2)?))).collect()
 }
 
-fn other_name(number: usize, other: Other) -> String {
+fn other_name(number: usize, other: OtherFile) -> String {
     if let Named(name) = other { name.to_owned() } else { format!("other{number}") }
 }
 
@@ -211,7 +211,7 @@ fn dedupes() {
         }
         for (number, dedupe) in DEDUPES.iter().enumerate() {
             let &(from, offset, other, other_at, len, expected) = dedupe;
-            let place = |name: &str, offset| Position { file: at(fs, name), offset };
+            let place = |name: &str, offset| FilePosition { file: at(fs, name), offset };
             let to = place(&other_name(number, other), other_at);
             let found = fs.dedupe_range(place(from, offset), to, len);
             assert_eq!(found.map_err(|error| error.errno()), expected, "{dedupe:?}");

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::random::Random;
 use offshoot_testkit::sharing;
 use offshoot_vfs::{
-    Dedupe, Fallocate, FileFlags, FileSystem, FileSystemMut, NewFile, Position, SetAttr,
+    Dedupe, Fallocate, FileFlags, FilePosition, FileSystem, FileSystemMut, NewFile, SetAttr,
 };
 use rustix::fs::FallocateFlags;
 
@@ -31,7 +31,7 @@ fn bytes_of(name: &str) -> Vec<u8> {
 /// An operation that shares space between files of both volumes: two names, two offsets and a
 /// length. They are in sectors, and for a copy in bytes.
 #[derive(Clone, Copy, Debug)]
-enum Share {
+enum ShareOp {
     Clone(&'static str, u64, &'static str, u64, u64),
     Dedupe(&'static str, u64, &'static str, u64, u64),
     Copy(&'static str, u64, &'static str, u64, u64),
@@ -41,10 +41,10 @@ enum Share {
     Snapshot(&'static str, bool),
 }
 
-use Share::{Clone as Cloned, Copy as Copied, Cut, Dedupe as Deduped, Punch, Snapshot, Write};
+use ShareOp::{Clone as Cloned, Copy as Copied, Cut, Dedupe as Deduped, Punch, Snapshot, Write};
 
 /// A length of 0 means up to the end.
-const SHARES: &[Share] = &[
+const SHARES: &[ShareOp] = &[
     Cloned("live/data", 0, "whole", 0, 0),
     Cloned("live/data", 3, "parts", 0, 20),
     Cloned("live/data", 3, "parts", 40, 20),
@@ -83,7 +83,7 @@ const SHARES: &[Share] = &[
     Write("nocow", 60, 2),
 ];
 
-fn share_by_kernel(mount: &Path, share: Share) {
+fn share_by_kernel(mount: &Path, share: ShareOp) {
     let open = |name: &str| {
         File::options().write(true).read(true).open(mount.join(name)).expect("it opens")
     };
@@ -127,9 +127,9 @@ fn share_by_kernel(mount: &Path, share: Share) {
     }
 }
 
-fn share_by_ours(fs: &Filesystem, share: Share) {
+fn share_by_ours(fs: &Filesystem, share: ShareOp) {
     let position =
-        |name: &str, sector: u64| Position { file: at(fs, name), offset: sector * SECTOR };
+        |name: &str, sector: u64| FilePosition { file: at(fs, name), offset: sector * SECTOR };
     let size = |name: &str| fs.attr(at(fs, name)).expect("attributes").size;
     let done = match share {
         Cloned(from, at, to, to_at, len) => {
@@ -141,7 +141,7 @@ fn share_by_ours(fs: &Filesystem, share: Share) {
             found.map(|found| assert_eq!(found, Dedupe::Same { len }, "{share:?}"))
         }
         Copied(from, offset, to, to_at, len) => {
-            let position = |name: &str, offset| Position { file: at(fs, name), offset };
+            let position = |name: &str, offset| FilePosition { file: at(fs, name), offset };
             let done = fs.copy_range(position(from, offset), position(to, to_at), len, AT);
             done.map(|done| assert_eq!(done, len, "{share:?}"))
         }
@@ -228,7 +228,7 @@ fn shared_space() {
         fs.write(room, 0, b"start", AT).expect("data");
         let set = SetAttr { size: Some(8192), ..SetAttr::default() };
         fs.set_attr(room, &set, AT).expect("a longer file");
-        let what = Fallocate::Allocate { keep_size: false };
+        let what = Fallocate::Allocate { keeps_size: false };
         fs.fallocate(room, what, 40_960, 80_000, AT).expect("room");
         for &share in SHARES {
             fs.sync().expect("a commit");

@@ -2,19 +2,19 @@
 
 use offshoot_testkit::random::Random;
 use offshoot_vfs::{
-    Dedupe, Errno, Fallocate, FileFlags, FileId, FileSystemMut, NewFile, Place, Position, Rename,
-    SetAttr, Timestamp, XattrMode,
+    Dedupe, EntryPlace, Errno, Fallocate, FileFlags, FileId, FilePosition, FileSystemMut, NewFile,
+    Rename, SetAttr, Timestamp, XattrMode,
 };
 
 use super::kinds::{bytes, text};
 use super::{KIB, PROPERTY, access_list};
 
-pub(super) struct Target<'a> {
+pub(super) struct ChangedFile<'a> {
     pub(super) fs: &'a dyn FileSystemMut,
     /// Whether this is the model, which does not derive anything from attributes.
     pub(super) is_model: bool,
     /// The directory and the name.
-    pub(super) place: Place<'a>,
+    pub(super) place: EntryPlace<'a>,
     pub(super) file: FileId,
     pub(super) size: u64,
     /// Whether the file's data has checksums. No call of a filesystem tells that.
@@ -24,9 +24,9 @@ pub(super) struct Target<'a> {
 }
 
 /// A change: its name, and the function that does it.
-pub(super) type Change = (&'static str, fn(&Target<'_>));
+pub(super) type FileChange = (&'static str, fn(&ChangedFile<'_>));
 
-pub(super) const CHANGES: [Change; 32] = [
+pub(super) const CHANGES: [FileChange; 32] = [
     ("first_byte", |to| to.write(0, 1)),
     ("within_the_first_sector", |to| to.write(600, 50)),
     ("within", |to| to.write(10_123, 5000)),
@@ -52,12 +52,12 @@ pub(super) const CHANGES: [Change; 32] = [
         to.set_attr(SetAttr { permissions: Some(0o674), ..SetAttr::default() });
         to.set(b"system.posix_acl_access", &access_list());
     }),
-    ("allocated", |to| to.allocate(Fallocate::Allocate { keep_size: false }, 5000, 300_000)),
+    ("allocated", |to| to.allocate(Fallocate::Allocate { keeps_size: false }, 5000, 300_000)),
     ("allocated_behind", |to| {
-        to.allocate(Fallocate::Allocate { keep_size: true }, to.size + 8 * KIB, 200_000);
+        to.allocate(Fallocate::Allocate { keeps_size: true }, to.size + 8 * KIB, 200_000);
     }),
     ("punched", |to| to.allocate(Fallocate::PunchHole, 5000, 60_000)),
-    ("zeroed", |to| to.allocate(Fallocate::Zero { keep_size: false }, 3000, 100_000)),
+    ("zeroed", |to| to.allocate(Fallocate::Zero { keeps_size: false }, 3000, 100_000)),
     ("collapsed", |to| {
         if to.size > 12 * KIB {
             to.allocate(Fallocate::Collapse, 4 * KIB, 8 * KIB);
@@ -78,13 +78,13 @@ pub(super) const CHANGES: [Change; 32] = [
         let in_place = |flags: FileFlags| flags.contains(FileFlags::NODATACOW);
         let of_source = to.fs.flags(to.source.0).expect("its flags");
         if to.has_checksums == to.source.1 && in_place(to.flags()) == in_place(of_source) {
-            let from = Position { file: to.source.0, offset: 16 * KIB };
+            let from = FilePosition { file: to.source.0, offset: 16 * KIB };
             let cloned = to.fs.clone_range(from, to.at(8 * KIB), 64 * KIB, at());
             cloned.expect("they share");
         }
     }),
     ("copied_over", |to| {
-        let from = Position { file: to.source.0, offset: 904 };
+        let from = FilePosition { file: to.source.0, offset: 904 };
         let copied = to.fs.copy_range(from, to.at(5000), 60_000, at());
         assert_eq!(copied.expect("there is room"), 60_000);
     }),
@@ -97,19 +97,19 @@ pub(super) const CHANGES: [Change; 32] = [
         assert!(matches!(deduped, Ok(Dedupe::Same { .. })), "it is the same: {deduped:?}");
     }),
     ("exchanged", |to| {
-        let partner = Place { name: b"partner", ..to.place };
+        let partner = EntryPlace { name: b"partner", ..to.place };
         to.fs.rename_with(to.place, partner, Rename::Exchange, at()).expect("both are there");
     }),
     ("replaced", |to| {
         let new = NewFile { permissions: 0o640, uid: 7, gid: 8, umask: None, at: at() };
-        let place = Place { name: b"new", ..to.place };
+        let place = EntryPlace { name: b"new", ..to.place };
         let file = to.fs.create(place, &new).expect("a new file");
         to.fs.write(file, 0, &text(7000), at()).expect("there is room");
         to.fs.rename(place, to.place, at()).expect("it takes the place");
     }),
     ("linked", |to| {
         let name = [b"also-", to.place.name].concat();
-        to.fs.link(to.file, Place { name: &name, ..to.place }, at()).expect("one more name");
+        to.fs.link(to.file, EntryPlace { name: &name, ..to.place }, at()).expect("one more name");
     }),
     ("flags", |to| {
         // The kernel lets files inherit both flags, although no call may set both.
@@ -148,9 +148,9 @@ pub(super) fn at() -> Timestamp {
     Timestamp { secs: 1_900_000_000, nanos: 1 }
 }
 
-impl Target<'_> {
-    fn at(&self, offset: u64) -> Position {
-        Position { file: self.file, offset }
+impl ChangedFile<'_> {
+    fn at(&self, offset: u64) -> FilePosition {
+        FilePosition { file: self.file, offset }
     }
 
     fn flags(&self) -> FileFlags {
@@ -195,7 +195,7 @@ impl Target<'_> {
 /// Makes a file in a directory. It inherits what new files inherit there.
 pub(super) fn make_in(fs: &dyn FileSystemMut, is_model: bool, dir: FileId, name: &str) {
     let new = NewFile { permissions: 0o644, uid: 3, gid: 4, umask: None, at: at() };
-    let file = fs.create(Place { dir, name: name.as_bytes() }, &new).expect("a new file");
+    let file = fs.create(EntryPlace { dir, name: name.as_bytes() }, &new).expect("a new file");
     if is_model && let Ok(property) = fs.xattr(dir, PROPERTY.as_bytes()) {
         let set = fs.set_xattr(file, PROPERTY.as_bytes(), &property, XattrMode::Set, at());
         set.expect("it is inherited");

@@ -16,18 +16,18 @@ use super::{KIB, PROPERTY, access_list};
 
 /// A kind of file: its name, the directory in which it is made (and from which it inherits), and
 /// how the kernel makes it. The same function changes an existing file.
-pub(super) struct Kind {
+pub(super) struct KernelFileKind {
     pub(super) name: &'static str,
     pub(super) dir: &'static str,
     pub(super) make: fn(&Path, &File),
 }
 
-const fn kind(name: &'static str, make: fn(&Path, &File)) -> Kind {
-    Kind { name, dir: ".", make }
+const fn kind(name: &'static str, make: fn(&Path, &File)) -> KernelFileKind {
+    KernelFileKind { name, dir: ".", make }
 }
 
-const fn inherited(name: &'static str, dir: &'static str) -> Kind {
-    Kind { name, dir, make: |_, file| write(file, 0, &text(90_000)) }
+const fn inherited(name: &'static str, dir: &'static str) -> KernelFileKind {
+    KernelFileKind { name, dir, make: |_, file| write(file, 0, &text(90_000)) }
 }
 
 /// A directory: its name, and how the kernel prepares it.
@@ -55,7 +55,7 @@ pub(super) const DIRS: [Dir; 4] = [
 
 /// The kernel makes them with a mount that compresses what is worth it and keeps up to a sector
 /// inline.
-pub(super) const KINDS: [Kind; 29] = [
+pub(super) const KINDS: [KernelFileKind; 29] = [
     kind("empty", |_, _| {}),
     kind("inline", |_, file| write(file, 0, &bytes(100))),
     kind("inline_compressed", |_, file| write(file, 0, &text(3000))),

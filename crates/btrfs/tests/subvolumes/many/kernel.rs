@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::{command, run};
 
-use super::Story;
+use super::SnapshotStory;
 
 /// Takes snapshots of one subvolume by `BTRFS_IOC_SNAP_CREATE_V2`, for which there is no safe
 /// function here. Starting a program for each snapshot would take longer than the snapshot. So one
@@ -63,8 +63,8 @@ impl Snapshotter {
 }
 
 /// Does the story on an empty volume, deletes half of the snapshots, and prints how long that took.
-pub(super) fn many(disks: &Disks, story: Story) {
-    let Story { snapshots, files, .. } = story;
+pub(super) fn many(disks: &Disks, story: SnapshotStory) {
+    let SnapshotStory { snapshots, files, .. } = story;
     let mount = disks.mount("rw,noatime");
     let (path, live) = (mount.path(), mount.path().join("live"));
     let btrfs = |words: &[&str], paths: &[&Path]| {
@@ -89,7 +89,7 @@ pub(super) fn many(disks: &Disks, story: Story) {
     times.print("kernel");
     let began = Instant::now();
     let gone: Vec<_> = (0..snapshots)
-        .filter(|&number| !Story::is_left(number))
+        .filter(|&number| !SnapshotStory::is_left(number))
         .map(|number| path.join(number.to_string()))
         .collect();
     for some in gone.chunks(500) {

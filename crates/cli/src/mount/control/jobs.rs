@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use clap::Parser;
-use offshoot_fuse::{Ioctl, Ioctls, KernelCaches, Owner};
+use offshoot_fuse::{Ioctl, Ioctls, KernelCaches, ShownOwner};
 use offshoot_vfs::{Errno, Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -43,7 +43,7 @@ const MOST_BYTES: usize = 64 << 10;
 pub(in crate::mount) struct Jobs {
     fs: OpenTree,
     volume: PathBuf,
-    owner: Owner,
+    owner: ShownOwner,
     /// The options that the volume was mounted with.
     options: Vec<String>,
     /// The user who may start jobs, besides root.
@@ -101,7 +101,7 @@ impl Jobs {
     pub(in crate::mount) fn new(
         fs: OpenTree,
         volume: PathBuf,
-        owner: Owner,
+        owner: ShownOwner,
         options: Vec<String>,
     ) -> Self {
         Self {

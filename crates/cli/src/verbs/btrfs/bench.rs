@@ -10,7 +10,9 @@ use std::io::Write;
 use std::sync::Arc;
 
 use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp,
+};
 use uuid::Uuid;
 
 use super::mkfs::{NewImages, usage};
@@ -200,11 +202,11 @@ impl Site for Engine {
     type Error = Error;
 
     fn make_dir(&self, name: &str) -> Result<FileId, Error> {
-        self.0.mkdir(Place { dir: self.0.root(), name: name.as_bytes() }, &new_file(0o777))
+        self.0.mkdir(EntryPlace { dir: self.0.root(), name: name.as_bytes() }, &new_file(0o777))
     }
 
     fn create(&self, &dir: &FileId, name: &[u8]) -> Result<FileId, Error> {
-        self.0.create(Place { dir, name }, &new_file(0o666))
+        self.0.create(EntryPlace { dir, name }, &new_file(0o666))
     }
 
     fn write(&self, &file: &FileId, offset: u64, data: &[u8]) -> Result<(), Error> {
@@ -216,7 +218,7 @@ impl Site for Engine {
     }
 
     fn remove(&self, &dir: &FileId, name: &[u8]) -> Result<(), Error> {
-        self.0.unlink(Place { dir, name }, Timestamp::now())
+        self.0.unlink(EntryPlace { dir, name }, Timestamp::now())
     }
 
     fn fsync_dir(&self, &dir: &FileId) -> Result<(), Error> {

@@ -107,7 +107,7 @@ impl Info {
             incompat: superblock.incompat.names(),
             compat_ro: superblock.compat_ro.names(),
             compat: superblock.item.compat_flags.get(),
-            log_pending: superblock.log_is_pending(),
+            log_pending: superblock.has_pending_log(),
             seed: superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0,
             quotas: quotas(volume).map_err(|error| console.warning(&error)).ok(),
             default_subvolume: volume

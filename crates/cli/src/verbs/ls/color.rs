@@ -98,14 +98,14 @@ impl Colors {
 
 #[cfg(test)]
 mod tests {
-    use offshoot_testkit::memory::{Memory, ROOT, id};
+    use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
     use offshoot_vfs::FileSystem;
 
     use super::*;
 
     #[test]
     fn the_environment_goes_before_the_table() {
-        let mut fs = Memory::new();
+        let mut fs = MemoryFilesystem::new();
         fs.file(ROOT, b"x", 300, b"x");
         let (file, dir) = (fs.attr(id(300)).unwrap(), fs.attr(id(ROOT)).unwrap());
         let colors = Colors::parse(Some(b"di=7:*.tar.gz=31:*.gz=32:ex=\x1b]0;title:bad:*.c="));

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use offshoot_testkit::random::{Random, seed_of_run};
 
-use super::super::{Mounted, command, require, volume};
-use super::{Live, names};
+use super::super::{ServedMount, command, require, volume};
+use super::{LiveCommands, names};
 
 /// Starts a listing that waits until its output is read.
-fn listing(mounted: &Mounted) -> Child {
+fn listing(mounted: &ServedMount) -> Child {
     let list = ["subvolume", "list", "--json"].map(OsStr::new);
     let mut child = command()
         .args([&list[..], &[mounted.path().as_os_str()]].concat())
@@ -34,7 +34,7 @@ fn cpus(thread: &Path) -> String {
 }
 
 /// The same of each thread that does a verb for another process.
-fn cpus_of_jobs(mounted: &Mounted) -> Vec<String> {
+fn cpus_of_jobs(mounted: &ServedMount) -> Vec<String> {
     let threads = fs::read_dir(format!("/proc/{}/task", mounted.child.id())).expect("it runs");
     let threads = threads.map(|thread| thread.expect("an entry").path());
     let is_job = |thread: &std::path::PathBuf| {
@@ -48,7 +48,7 @@ fn cpus_of_jobs(mounted: &Mounted) -> Vec<String> {
 fn clients_that_are_killed() {
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 512);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     // More output than pipes and jobs can hold.
     for hundred in 0..10 {
         let all = (0..100).map(|number| format!("@/s{hundred}{number:02}"));
@@ -80,7 +80,10 @@ fn clients_that_are_killed() {
             late.try_wait().expect("a child")
         });
         let status = patience.find_map(|status| status);
-        assert!(status.is_some_and(|status| status.success()), "it waits for who is gone");
+        assert!(
+            status.is_some_and(|status| status.success()),
+            "it waits for a client that is gone"
+        );
         mounted.does("subvolume delete @/late");
     }
     // A reader that closes its pipe ends the verb without an error.
@@ -119,7 +122,7 @@ fn garbage() {
     const OTHER: u32 = opcode::read_write::<[u8; 16_000]>(0xbf, 0x53);
     let Some(judges) = require() else { return };
     let disks = volume(&judges, 256);
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     fs::write(mounted.path().join("file"), "x").expect("a file");
     let dir = File::open(mounted.path()).expect("a directory");
     let file = File::open(mounted.path().join("file")).expect("a file");

@@ -7,8 +7,8 @@ use std::path::Path;
 use offshoot_testkit::run::run as run_host;
 use rustix::fs::{AtFlags, Mode, OFlags, mkdirat, openat, unlinkat};
 
-use super::super::{Mounted, require, volume};
-use super::{Live, names};
+use super::super::{ServedMount, require, volume};
+use super::{LiveCommands, names};
 
 /// What programs can do with open files of the subvolume `sub`, which `delete` deletes.
 fn used_when_deleted(root: &Path, delete: &dyn Fn(&Path)) -> Vec<String> {
@@ -86,7 +86,7 @@ fn who_uses_a_deleted_subvolume_goes_on_as_on_the_kernels_mount() {
         does_btrfs("create", &mount.path().join("sub"));
         used_when_deleted(mount.path(), &|sub| does_btrfs("delete", sub))
     };
-    let mounted = Mounted::new(&disks.images()[0], "rw");
+    let mounted = ServedMount::new(&disks.images()[0], "rw");
     for round in 0..2 {
         mounted.does("subvolume create @/sub");
         let ours = used_when_deleted(mounted.path(), &|_| {

@@ -33,9 +33,9 @@ const DISK_SIZE: [u8; 16] = *b"\x24\x42\xa5\x2f\x1b\xcd\x76\x48\xb2\x11\x5d\xbe\
 const SECTOR_SIZE: [u8; 16] = *b"\x1d\xbf\x41\x81\x6f\xa9\x09\x47\xba\x47\xf2\x33\xa8\xfa\xab\x5f";
 
 /// A table of entries of 32 bytes. Each begins with the id of the thing that it describes.
-struct Entries(Vec<u8>);
+struct IdTable(Vec<u8>);
 
-impl Entries {
+impl IdTable {
     /// Reads `count` entries behind the first `head` bytes of `bytes`.
     fn read(bytes: &[u8], head: usize, count: usize) -> io::Result<Self> {
         let len = count.checked_mul(32).and_then(|len| len.checked_add(head));
@@ -73,11 +73,11 @@ fn header(device: &dyn BlockDevice) -> io::Result<Vec<u8>> {
 }
 
 /// The table of regions, or its copy when the first one is damaged.
-fn regions(device: &dyn BlockDevice) -> io::Result<Entries> {
+fn regions(device: &dyn BlockDevice) -> io::Result<IdTable> {
     for at in [192 * KIB, 256 * KIB] {
         let bytes = part(device, at, 64 * KIB)?;
         if is_whole(&bytes, b"regi") {
-            return Entries::read(&bytes, 16, u32_le(&bytes, 8) as usize);
+            return IdTable::read(&bytes, 16, u32_le(&bytes, 8) as usize);
         }
     }
     Err(invalid("the table of its regions and its copy are damaged"))
@@ -105,7 +105,7 @@ pub(in crate::image) fn open(below: Arc<dyn BlockDevice>) -> io::Result<Arc<dyn 
         return Err(invalid("its metadata is damaged"));
     }
     let count = usize::from(u16::from_le_bytes([metadata[10], metadata[11]]));
-    let items = Entries::read(&metadata, 32, count)?;
+    let items = IdTable::read(&metadata, 32, count)?;
     let item = |what, len: usize| -> io::Result<&[u8]> {
         let at = u32_le(items.find(what)?, 16) as usize;
         let item = at.checked_add(len).and_then(|end| metadata.get(at..end));

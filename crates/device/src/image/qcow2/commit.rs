@@ -20,14 +20,14 @@
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use super::Disk;
-use super::pages::{ChangedPage, Order};
+use super::Qcow2Disk;
+use super::pages::{ChangedPage, CommitStep};
 use super::tables::wrong_counts;
 
 /// Neighbouring pages are written together, up to this many bytes in one request.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 
-impl Disk {
+impl Qcow2Disk {
     /// Makes every write durable that returned before the call.
     pub(super) fn commit(&self) -> io::Result<()> {
         let _one = self.committing.lock();
@@ -48,12 +48,12 @@ impl Disk {
 
     /// Commits when the changes in memory exceed the limits.
     pub(super) fn commit_if_needed(&self) -> io::Result<()> {
-        if self.tables.read().need_commit() { self.commit() } else { Ok(()) }
+        if self.tables.read().needs_commit() { self.commit() } else { Ok(()) }
     }
 
     fn write_in_order(&self, changed: &[ChangedPage]) -> io::Result<()> {
         for pages in changed.chunk_by(|one, next| one.order == next.order) {
-            if pages[0].order != Order::Counts {
+            if pages[0].order != CommitStep::Counts {
                 self.file.barrier()?;
             }
             let mut rest = pages;

@@ -4,8 +4,8 @@ use std::io::{self, Read};
 
 use flate2::{Decompress, FlushDecompress};
 
-use super::file::File;
-use super::layout::{Compressed, Layout};
+use super::file::ImageFile;
+use super::layout::{CompressedCluster, Qcow2Geometry};
 use crate::fields::invalid;
 
 /// The base-2 logarithm of the window that a zstd frame may ask for: 8 MiB, four times the largest
@@ -14,7 +14,11 @@ const ZSTD_WINDOW_BITS: u32 = 23;
 
 /// Unpacks the cluster at `compressed`. Its length is rounded up to whole sectors, so the last
 /// sector may hold other bytes behind the stream.
-pub(super) fn unpack(file: &File, layout: &Layout, compressed: Compressed) -> io::Result<Vec<u8>> {
+pub(super) fn unpack(
+    file: &ImageFile,
+    layout: &Qcow2Geometry,
+    compressed: CompressedCluster,
+) -> io::Result<Vec<u8>> {
     let mut packed = vec![0; usize::try_from(compressed.len).map_err(io::Error::other)?];
     file.read(compressed.offset, &mut packed)?;
     let mut cluster = vec![0; 1 << layout.cluster_bits];

@@ -12,15 +12,15 @@
 use std::io;
 
 use super::REFCOUNT_TABLE_BYTES_MAX;
-use super::layout::{Layout, OFFSET_BITS};
-use super::pages::Order;
-use super::tables::{Tables, wrong_counts};
+use super::layout::{OFFSET_BITS, Qcow2Geometry};
+use super::pages::CommitStep;
+use super::tables::{Qcow2Tables, wrong_counts};
 use crate::fields::invalid;
 
 /// The byte of the header with the offset of the count table; its number of clusters follows.
 const HEADER_COUNT_TABLE: u64 = 48;
 
-impl Layout {
+impl Qcow2Geometry {
     /// The base-2 logarithm of the number of counts in a block.
     fn block_bits(&self) -> u32 {
         self.cluster_bits + 3 - self.count_order
@@ -50,7 +50,7 @@ fn set_count_in(bytes: &mut [u8], bit: usize, order: u32, count: u64) {
     bytes[first..first + len].copy_from_slice(&count.to_be_bytes()[8 - len..]);
 }
 
-impl Tables {
+impl Qcow2Tables {
     /// How many entries lead to `cluster`.
     pub(super) fn count(&self, cluster: u64) -> io::Result<u64> {
         let order = self.layout.count_order;
@@ -99,7 +99,7 @@ impl Tables {
         let mut bytes = [0; 8];
         self.pages.with(at, |page| bytes[..len].copy_from_slice(&page[..len]))?;
         set_count_in(&mut bytes[..len], bit, order, count);
-        self.pages.change(at, &bytes[..len], Order::Counts)
+        self.pages.change(at, &bytes[..len], CommitStep::Counts)
     }
 
     /// Allocates a free cluster: sets its count to 1 and returns its number. Its contents are not
@@ -178,12 +178,12 @@ impl Tables {
         self.write_new_metadata(cluster, &bytes)?;
         let at = self.count_table_at() + index * 8;
         let entry = cluster << self.layout.cluster_bits;
-        self.pages.change(at, &entry.to_be_bytes(), Order::CountTable)
+        self.pages.change(at, &entry.to_be_bytes(), CommitStep::CountTable)
     }
 
     /// Makes a larger count table, with new blocks behind those of the old one.
     fn grow_count_table(&mut self) -> io::Result<()> {
-        let Layout { cluster_bits, count_order, .. } = self.layout;
+        let Qcow2Geometry { cluster_bits, count_order, .. } = self.layout;
         let cluster_bytes = self.layout.cluster_bytes();
         let old_entries = self.count_table_bytes() / 8;
         let first = old_entries << self.layout.block_bits();
@@ -239,7 +239,7 @@ impl Tables {
         header[..8].copy_from_slice(&(table.start << cluster_bits).to_be_bytes());
         let clusters = u32::try_from(clusters).map_err(io::Error::other)?;
         header[8..].copy_from_slice(&clusters.to_be_bytes());
-        self.pages.change(HEADER_COUNT_TABLE, &header, Order::CountTable)?;
+        self.pages.change(HEADER_COUNT_TABLE, &header, CommitStep::CountTable)?;
         self.pages.forget(old.start << cluster_bits..old.end << cluster_bits);
         self.dropped.extend(old);
         table.clone().for_each(|cluster| self.metadata.remove(cluster));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::BlockDevice;
 
 #[derive(Debug)]
-pub(super) struct File {
+pub(super) struct ImageFile {
     device: Arc<dyn BlockDevice>,
     /// A write returned since the last barrier began.
     is_unflushed: AtomicBool,
@@ -16,7 +16,7 @@ pub(super) struct File {
     tried_bytes: AtomicU64,
 }
 
-impl File {
+impl ImageFile {
     pub(super) fn new(device: Arc<dyn BlockDevice>) -> Self {
         Self { device, is_unflushed: AtomicBool::new(false), tried_bytes: AtomicU64::new(0) }
     }

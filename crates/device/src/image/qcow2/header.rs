@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::super::{TABLE_BYTES_MAX, unsupported};
 use super::REFCOUNT_TABLE_BYTES_MAX;
-use super::layout::Layout;
+use super::layout::Qcow2Geometry;
 use crate::BlockDevice;
 use crate::fields::{self, invalid, u32_be, u64_be};
 
@@ -231,12 +231,12 @@ impl Qcow2Header {
 
     /// The numbers of the image. With `snapshot` they are for reading the snapshot instead of the
     /// disk.
-    pub(super) fn layout(&self, snapshot: Option<&Qcow2Snapshot>) -> Layout {
+    pub(super) fn layout(&self, snapshot: Option<&Qcow2Snapshot>) -> Qcow2Geometry {
         let (size_bytes, l1_offset, l1_entries) = match snapshot {
             Some(snapshot) => (snapshot.size_bytes, snapshot.l1_offset, snapshot.l1_entries),
             None => (self.size_bytes, self.l1_offset, self.l1_entries),
         };
-        Layout {
+        Qcow2Geometry {
             version: self.version,
             size_bytes,
             cluster_bits: self.cluster_bits,

@@ -26,7 +26,7 @@ const SECTOR_BYTES: u64 = 512;
 
 /// The geometry of an image: sizes, and where its tables are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct Qcow2Geometry {
     pub(super) version: u32,
     pub(super) size_bytes: u64,
     pub(super) cluster_bits: u32,
@@ -42,7 +42,7 @@ pub(super) struct Layout {
 
 /// An L2 entry: where a cluster of the disk is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct L2Entry {
     /// The byte of the file at which its cluster begins; 0 when it has none.
     pub(super) host: u64,
     /// The entry says that the count of its cluster is 1.
@@ -51,17 +51,17 @@ pub(super) struct Entry {
     pub(super) stored: u32,
     /// The units that are zeros, as bits.
     pub(super) zeros: u32,
-    pub(super) compressed: Option<Compressed>,
+    pub(super) compressed: Option<CompressedCluster>,
 }
 
 /// Where the bytes of a compressed cluster are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Compressed {
+pub(super) struct CompressedCluster {
     pub(super) offset: u64,
     pub(super) len: u64,
 }
 
-impl Layout {
+impl Qcow2Geometry {
     pub(super) fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
     }
@@ -107,9 +107,9 @@ impl Layout {
     }
 
     /// The numbers of the clusters of the file that `entry` leads to.
-    pub(super) fn clusters_of(&self, entry: &Entry) -> Range<u64> {
+    pub(super) fn clusters_of(&self, entry: &L2Entry) -> Range<u64> {
         match entry.compressed {
-            Some(Compressed { offset, len }) => self.clusters(offset..offset + len),
+            Some(CompressedCluster { offset, len }) => self.clusters(offset..offset + len),
             None if entry.host != 0 => {
                 let cluster = entry.host >> self.cluster_bits;
                 cluster..cluster + 1
@@ -130,10 +130,10 @@ impl Layout {
     }
 
     /// Decodes the entry at the beginning of `bytes`.
-    pub(super) fn decode(&self, bytes: &[u8]) -> io::Result<Entry> {
+    pub(super) fn decode(&self, bytes: &[u8]) -> io::Result<L2Entry> {
         let word = u64_be(bytes, 0);
         if word & COMPRESSED != 0 {
-            return Ok(Entry { compressed: Some(self.compressed(word)), ..Entry::default() });
+            return Ok(L2Entry { compressed: Some(self.compressed(word)), ..L2Entry::default() });
         }
         let host = word & OFFSET_BITS;
         let (stored, zeros) = if self.has_subclusters {
@@ -149,12 +149,12 @@ impl Layout {
         if host == 0 && stored != 0 {
             return Err(invalid("a part of the disk is stored nowhere"));
         }
-        Ok(Entry { host, is_copied: word & COPIED != 0, stored, zeros, compressed: None })
+        Ok(L2Entry { host, is_copied: word & COPIED != 0, stored, zeros, compressed: None })
     }
 
     /// Encodes an entry that is not compressed. Only the first [`Self::entry_bytes`] bytes are
     /// used.
-    pub(super) fn encode(&self, entry: &Entry) -> [u8; 16] {
+    pub(super) fn encode(&self, entry: &L2Entry) -> [u8; 16] {
         let mut word = entry.host | if entry.is_copied { COPIED } else { 0 };
         if !self.has_subclusters && entry.zeros != 0 {
             word |= ALL_ZEROS;
@@ -163,11 +163,11 @@ impl Layout {
         (u128::from(word) << 64 | u128::from(units)).to_be_bytes()
     }
 
-    fn compressed(&self, word: u64) -> Compressed {
+    fn compressed(&self, word: u64) -> CompressedCluster {
         let sectors_bits = self.cluster_bits - 8;
         let offset_bits = 62 - sectors_bits;
         let offset = word & ((1 << offset_bits) - 1);
         let sectors = 1 + (word >> offset_bits & ((1 << sectors_bits) - 1));
-        Compressed { offset, len: sectors * SECTOR_BYTES - offset % SECTOR_BYTES }
+        CompressedCluster { offset, len: sectors * SECTOR_BYTES - offset % SECTOR_BYTES }
     }
 }

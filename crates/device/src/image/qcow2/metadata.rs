@@ -6,14 +6,14 @@ use std::ops::Range;
 
 use foldhash::fast::RandomState;
 
-use super::layout::{Layout, OFFSET_BITS};
+use super::layout::{OFFSET_BITS, Qcow2Geometry};
 use crate::BlockDevice;
 use crate::fields::{invalid, part};
 use crate::image::TABLE_BYTES_MAX;
 
 /// The clusters of metadata, by number.
 #[derive(Debug, Default)]
-pub(super) struct Metadata {
+pub(super) struct MetadataClusters {
     /// The header, the L1 table, and the tables of the snapshots, in ascending order.
     fixed: Vec<Range<u64>>,
     pub(super) count_table: Range<u64>,
@@ -21,7 +21,7 @@ pub(super) struct Metadata {
     tables: HashSet<u64, RandomState>,
 }
 
-impl Metadata {
+impl MetadataClusters {
     /// Collects the metadata of an image that is opened for writing. `snapshots` are the bytes of
     /// the file that the tables of the snapshots take.
     ///
@@ -29,7 +29,7 @@ impl Metadata {
     /// Those of the device, and of kind `InvalidData` when two tables have a cluster in common.
     pub(super) fn read(
         device: &dyn BlockDevice,
-        layout: &Layout,
+        layout: &Qcow2Geometry,
         snapshots: Vec<Range<u64>>,
     ) -> io::Result<Self> {
         let table = |at: u64, len: u64| layout.clusters(at..at.saturating_add(len));
@@ -62,7 +62,12 @@ impl Metadata {
         Ok(found)
     }
 
-    fn add_entry(&mut self, layout: &Layout, offset: u64, file_bytes: u64) -> io::Result<()> {
+    fn add_entry(
+        &mut self,
+        layout: &Qcow2Geometry,
+        offset: u64,
+        file_bytes: u64,
+    ) -> io::Result<()> {
         if layout.inside(offset) != 0 || offset >= file_bytes {
             return Err(invalid("an entry of its tables is damaged"));
         }

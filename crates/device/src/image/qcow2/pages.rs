@@ -12,14 +12,14 @@ use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
 use super::Qcow2Limits;
-use super::file::File;
+use super::file::ImageFile;
 
 /// The size of a page in bytes; smaller clusters have one page of their own size.
 const PAGE_BYTES_MAX: u64 = 4096;
 
 /// The step of a commit that writes a page. The committer makes a barrier between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Order {
+pub(super) enum CommitStep {
     /// First: reference counts.
     Counts,
     /// Second: the count table and the header, which lead to blocks of counts.
@@ -31,16 +31,16 @@ pub(super) enum Order {
 /// A copy of a changed page, made when the committer took it.
 #[derive(Debug)]
 pub(super) struct ChangedPage {
-    pub(super) order: Order,
+    pub(super) order: CommitStep,
     pub(super) at: u64,
     pub(super) bytes: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Page {
+struct TablePage {
     bytes: Vec<u8>,
     /// The step that writes its changes; `None` for an unchanged page.
-    changed: Option<Order>,
+    changed: Option<CommitStep>,
     /// The committer is writing it.
     is_being_written: bool,
     was_used: bool,
@@ -49,21 +49,21 @@ struct Page {
 /// The pages in memory. Several readers may fill the cache at the same time. A thread that changes
 /// a page holds the image exclusively.
 #[derive(Debug)]
-pub(super) struct Pages {
-    file: Arc<File>,
+pub(super) struct PageCache {
+    file: Arc<ImageFile>,
     page_bytes: u64,
     limits: Qcow2Limits,
-    map: Mutex<Map>,
+    map: Mutex<PageMap>,
 }
 
 #[derive(Debug, Default)]
-struct Map {
-    pages: HashMap<u64, Page, RandomState>,
+struct PageMap {
+    pages: HashMap<u64, TablePage, RandomState>,
     changed: u64,
 }
 
-impl Pages {
-    pub(super) fn new(file: Arc<File>, cluster_bytes: u64, limits: Qcow2Limits) -> Self {
+impl PageCache {
+    pub(super) fn new(file: Arc<ImageFile>, cluster_bytes: u64, limits: Qcow2Limits) -> Self {
         let page_bytes = cluster_bytes.min(PAGE_BYTES_MAX);
         Self { file, page_bytes, limits, map: Mutex::default() }
     }
@@ -85,7 +85,7 @@ impl Pages {
         let mut map = self.map.lock();
         map.make_room(self.limits.kept_bytes / self.page_bytes);
         // Another reader may have inserted it meanwhile, with the same bytes.
-        let page = map.pages.entry(page_at).or_insert(Page {
+        let page = map.pages.entry(page_at).or_insert(TablePage {
             bytes,
             changed: None,
             is_being_written: false,
@@ -100,7 +100,7 @@ impl Pages {
     }
 
     /// Changes the page in memory: `bytes` at `at`, all in one page.
-    pub(super) fn change(&mut self, at: u64, bytes: &[u8], order: Order) -> io::Result<()> {
+    pub(super) fn change(&mut self, at: u64, bytes: &[u8], order: CommitStep) -> io::Result<()> {
         self.with(at, |_| ())?;
         let (page_at, inside) = self.split(at);
         let map = self.map.get_mut();
@@ -158,14 +158,14 @@ impl Pages {
     }
 }
 
-impl Map {
+impl PageMap {
     /// When there are more than `most` pages, evicts the unchanged pages that no thread used since
     /// the last eviction. If more than half of `most` are left, it evicts all unchanged pages.
     fn make_room(&mut self, most: u64) {
         if self.pages.len() as u64 <= most {
             return;
         }
-        let is_kept = |page: &Page| page.changed.is_some() || page.is_being_written;
+        let is_kept = |page: &TablePage| page.changed.is_some() || page.is_being_written;
         self.pages.retain(|_, page| is_kept(page) || std::mem::take(&mut page.was_used));
         if self.pages.len() as u64 > most / 2 {
             self.pages.retain(|_, page| is_kept(page));

@@ -3,18 +3,18 @@
 use std::io;
 use std::sync::Arc;
 
-use super::Disk;
+use super::Qcow2Disk;
 use super::compressed::unpack;
 use super::file::read_or_zeros;
-use super::layout::{Compressed, Entry};
-use super::tables::{Tables, behind_the_end};
+use super::layout::{CompressedCluster, L2Entry};
+use super::tables::{Qcow2Tables, behind_the_end};
 
 /// Where the bytes of a part of the disk come from.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+enum ReadSource {
     /// In the file, from this byte on.
     File(u64),
-    Compressed(Compressed),
+    Compressed(CompressedCluster),
     Zeros,
     Backing,
 }
@@ -22,25 +22,29 @@ enum Source {
 /// A part of a request that one read serves.
 #[derive(Clone, Copy, Debug)]
 struct ReadRun {
-    source: Source,
+    source: ReadSource,
     start: usize,
     end: usize,
 }
 
 impl ReadRun {
     /// Whether `next` continues the source of this run, so that one read serves both.
-    fn is_followed_by(self, next: Source) -> bool {
+    fn is_followed_by(self, next: ReadSource) -> bool {
         match (self.source, next) {
-            (Source::File(at), Source::File(next)) => at + (self.end - self.start) as u64 == next,
-            (Source::Zeros, Source::Zeros) | (Source::Backing, Source::Backing) => true,
+            (ReadSource::File(at), ReadSource::File(next)) => {
+                at + (self.end - self.start) as u64 == next
+            }
+            (ReadSource::Zeros, ReadSource::Zeros) | (ReadSource::Backing, ReadSource::Backing) => {
+                true
+            }
             _ => false,
         }
     }
 }
 
-impl Disk {
+impl Qcow2Disk {
     /// Fills `buf` from byte `at` of the disk on.
-    pub(super) fn read(&self, tables: &Tables, at: u64, buf: &mut [u8]) -> io::Result<()> {
+    pub(super) fn read(&self, tables: &Qcow2Tables, at: u64, buf: &mut [u8]) -> io::Result<()> {
         let mut run: Option<ReadRun> = None;
         let mut done = 0;
         while done < buf.len() {
@@ -53,7 +57,7 @@ impl Disk {
             while from < end {
                 let source = self.source(&entry, from)?;
                 let to = match source {
-                    Source::Compressed(_) => end,
+                    ReadSource::Compressed(_) => end,
                     _ => ((from / unit_bytes + 1) * unit_bytes).min(end),
                 };
                 let start = done;
@@ -72,19 +76,19 @@ impl Disk {
     }
 
     /// The source of byte `inside` of a cluster.
-    fn source(&self, entry: &Entry, inside: u64) -> io::Result<Source> {
+    fn source(&self, entry: &L2Entry, inside: u64) -> io::Result<ReadSource> {
         if let Some(compressed) = entry.compressed {
-            return Ok(Source::Compressed(compressed));
+            return Ok(ReadSource::Compressed(compressed));
         }
         let unit = 1u32 << (inside >> self.layout.unit_bits());
         if entry.stored & unit == 0 {
             let is_zeros = entry.zeros & unit != 0 || self.backing.is_none();
-            return Ok(if is_zeros { Source::Zeros } else { Source::Backing });
+            return Ok(if is_zeros { ReadSource::Zeros } else { ReadSource::Backing });
         }
         if entry.host >= self.file.size_bytes() {
             return Err(behind_the_end());
         }
-        Ok(Source::File(entry.host + inside))
+        Ok(ReadSource::File(entry.host + inside))
     }
 
     /// Reads a run of the request that begins at byte `at` of the disk.
@@ -92,15 +96,15 @@ impl Disk {
         let Some(ReadRun { source, start, end }) = run else { return Ok(()) };
         let (at, part) = (at + start as u64, &mut buf[start..end]);
         match (source, &self.backing) {
-            (Source::File(offset), _) => self.file.read(offset, part),
-            (Source::Compressed(compressed), _) => {
+            (ReadSource::File(offset), _) => self.file.read(offset, part),
+            (ReadSource::Compressed(compressed), _) => {
                 let cluster = self.unpacked(compressed)?;
                 let inside = usize::try_from(self.layout.inside(at)).map_err(io::Error::other)?;
                 part.copy_from_slice(&cluster[inside..inside + part.len()]);
                 Ok(())
             }
-            (Source::Backing, Some(backing)) => read_or_zeros(&**backing, at, part),
-            (Source::Zeros | Source::Backing, _) => {
+            (ReadSource::Backing, Some(backing)) => read_or_zeros(&**backing, at, part),
+            (ReadSource::Zeros | ReadSource::Backing, _) => {
                 part.fill(0);
                 Ok(())
             }
@@ -108,7 +112,7 @@ impl Disk {
     }
 
     /// The unpacked cluster. The last one is cached, because most reads continue in it.
-    fn unpacked(&self, compressed: Compressed) -> io::Result<Arc<Vec<u8>>> {
+    fn unpacked(&self, compressed: CompressedCluster) -> io::Result<Arc<Vec<u8>>> {
         if let Some((known, cluster)) = &*self.unpacked.lock()
             && *known == compressed
         {

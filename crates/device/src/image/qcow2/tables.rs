@@ -12,19 +12,19 @@ use std::io;
 use std::sync::Arc;
 
 use super::Qcow2Limits;
-use super::file::File;
-use super::layout::{COPIED, Entry, Layout, OFFSET_BITS};
-use super::metadata::Metadata;
-use super::pages::{Order, Pages};
+use super::file::ImageFile;
+use super::layout::{COPIED, L2Entry, OFFSET_BITS, Qcow2Geometry};
+use super::metadata::MetadataClusters;
+use super::pages::{CommitStep, PageCache};
 use crate::fields::invalid;
 
 /// The tables and the counts of an image.
 #[derive(Debug)]
-pub(super) struct Tables {
-    pub(super) file: Arc<File>,
-    pub(super) layout: Layout,
-    pub(super) pages: Pages,
-    pub(super) metadata: Metadata,
+pub(super) struct Qcow2Tables {
+    pub(super) file: Arc<ImageFile>,
+    pub(super) layout: Qcow2Geometry,
+    pub(super) pages: PageCache,
+    pub(super) metadata: MetadataClusters,
     /// Clusters whose reference was dropped. Their counts stay until no entry on the medium leads
     /// to them.
     pub(super) dropped: Vec<u64>,
@@ -45,15 +45,15 @@ pub(super) fn behind_the_end() -> io::Error {
     invalid("a part of the disk is behind the end of the file")
 }
 
-impl Tables {
+impl Qcow2Tables {
     pub(super) fn new(
-        file: Arc<File>,
-        layout: Layout,
-        metadata: Metadata,
+        file: Arc<ImageFile>,
+        layout: Qcow2Geometry,
+        metadata: MetadataClusters,
         limits: Qcow2Limits,
     ) -> Self {
         Self {
-            pages: Pages::new(file.clone(), layout.cluster_bytes(), limits),
+            pages: PageCache::new(file.clone(), layout.cluster_bytes(), limits),
             file,
             layout,
             metadata,
@@ -69,7 +69,7 @@ impl Tables {
     }
 
     /// Whether the changes in memory exceed a limit, so that the next write must commit first.
-    pub(super) fn need_commit(&self) -> bool {
+    pub(super) fn needs_commit(&self) -> bool {
         self.pages.are_many_changed() || self.dropped.len() > self.limits.dropped
     }
 
@@ -90,20 +90,20 @@ impl Tables {
     }
 
     /// The L2 entry for byte `at` of the disk.
-    pub(super) fn entry(&self, at: u64) -> io::Result<Entry> {
+    pub(super) fn entry(&self, at: u64) -> io::Result<L2Entry> {
         match self.table(at)? {
-            (0, _) => Ok(Entry::default()),
+            (0, _) => Ok(L2Entry::default()),
             (table, _) => self.entry_in(table + self.layout.entry_in_table(at)),
         }
     }
 
-    fn entry_in(&self, entry_at: u64) -> io::Result<Entry> {
+    fn entry_in(&self, entry_at: u64) -> io::Result<L2Entry> {
         self.pages.with(entry_at, |bytes| self.layout.decode(bytes))?
     }
 
     /// The L2 entry for byte `at` of the disk, to be changed, and its byte of the file. A missing
     /// table is made and a shared one copied first.
-    pub(super) fn entry_to_change(&mut self, at: u64) -> io::Result<(u64, Entry)> {
+    pub(super) fn entry_to_change(&mut self, at: u64) -> io::Result<(u64, L2Entry)> {
         let (mut table, is_copied) = self.table(at)?;
         let cluster_bits = self.layout.cluster_bits;
         if table == 0 || !self.is_ours(table, is_copied)? {
@@ -115,7 +115,7 @@ impl Tables {
             let cluster = self.allocate()?;
             let word = (cluster << cluster_bits | COPIED).to_be_bytes();
             let written = self.write_new_metadata(cluster, &bytes).and_then(|()| {
-                self.pages.change(self.layout.l1_entry_at(at), &word, Order::Tables)
+                self.pages.change(self.layout.l1_entry_at(at), &word, CommitStep::Tables)
             });
             if let Err(error) = written {
                 self.metadata.remove(cluster);
@@ -142,7 +142,7 @@ impl Tables {
     }
 
     /// Whether data may be written in place, to the cluster of `entry`.
-    pub(super) fn is_written_in_place(&self, entry: &Entry) -> io::Result<bool> {
+    pub(super) fn is_written_in_place(&self, entry: &L2Entry) -> io::Result<bool> {
         if entry.host == 0 {
             return Ok(false);
         }
@@ -155,7 +155,7 @@ impl Tables {
     }
 
     /// Refuses an entry that leads to metadata.
-    fn check_no_metadata(&self, entry: &Entry) -> io::Result<()> {
+    fn check_no_metadata(&self, entry: &L2Entry) -> io::Result<()> {
         let mut clusters = self.layout.clusters_of(entry);
         if clusters.any(|cluster| self.metadata.contains(cluster)) {
             return Err(invalid(
@@ -167,7 +167,7 @@ impl Tables {
     }
 
     /// Refuses an entry that leads to a cluster with a count of 0: its reference cannot be dropped.
-    pub(super) fn check_drop(&self, entry: &Entry) -> io::Result<()> {
+    pub(super) fn check_drop(&self, entry: &L2Entry) -> io::Result<()> {
         self.check_no_metadata(entry)?;
         for cluster in self.layout.clusters_of(entry) {
             if self.count(cluster)? == 0 {
@@ -178,13 +178,13 @@ impl Tables {
     }
 
     /// Stores `entry` at `entry_at`, which [`Self::entry_to_change`] returned.
-    pub(super) fn set_entry(&mut self, entry_at: u64, entry: &Entry) -> io::Result<()> {
+    pub(super) fn set_entry(&mut self, entry_at: u64, entry: &L2Entry) -> io::Result<()> {
         let bytes = self.layout.encode(entry);
-        self.pages.change(entry_at, &bytes[..self.layout.entry_bytes()], Order::Tables)
+        self.pages.change(entry_at, &bytes[..self.layout.entry_bytes()], CommitStep::Tables)
     }
 
     /// Drops the references of an entry that was replaced.
-    pub(super) fn drop_references(&mut self, entry: &Entry) {
+    pub(super) fn drop_references(&mut self, entry: &L2Entry) {
         self.dropped.extend(self.layout.clusters_of(entry));
     }
 

@@ -12,9 +12,9 @@
 use std::io;
 use std::ops::Range;
 
-use super::Disk;
-use super::layout::Entry;
-use super::tables::Tables;
+use super::Qcow2Disk;
+use super::layout::L2Entry;
+use super::tables::Qcow2Tables;
 use crate::image::unsupported;
 
 /// How many bytes are written, or discarded, under one exclusive lock of the tables: a multiple of
@@ -24,7 +24,7 @@ const DISCARDED_PIECE_BYTES: u64 = 256 << 20;
 
 /// Where a part of a request within one cluster goes.
 #[derive(Clone, Debug)]
-struct Plan {
+struct ClusterWrite {
     /// The bytes of the cluster to write, and the byte of the file at which the first of them goes.
     span: Range<u64>,
     place: u64,
@@ -36,8 +36,8 @@ struct Plan {
 #[derive(Clone, Debug)]
 struct EntryChange {
     entry_at: u64,
-    old: Entry,
-    new: Entry,
+    old: L2Entry,
+    new: L2Entry,
 }
 
 impl EntryChange {
@@ -55,7 +55,7 @@ struct WriteRun {
     changes: Vec<EntryChange>,
 }
 
-impl Disk {
+impl Qcow2Disk {
     /// Writes `data` at byte `at` of the disk. The caller has checked the range.
     pub(super) fn write(&self, at: u64, data: &[u8]) -> io::Result<()> {
         let mut done = 0;
@@ -116,7 +116,7 @@ impl Disk {
     /// Writes `data[part]`, all in one cluster, or adds it to `run`.
     fn write_cluster(
         &self,
-        tables: &mut Tables,
+        tables: &mut Qcow2Tables,
         run: &mut WriteRun,
         here: u64,
         part: Range<usize>,
@@ -124,7 +124,7 @@ impl Disk {
     ) -> io::Result<()> {
         let (inside, part_len) = (self.layout.inside(here), part.len() as u64);
         let written = inside..inside + part_len;
-        let Plan { span, place, change } = self.plan(tables, here, &written)?;
+        let ClusterWrite { span, place, change } = self.plan(tables, here, &written)?;
         if span != written {
             // Fill the rest of the units around the data with their old contents.
             let old = here - inside + span.start;
@@ -153,16 +153,21 @@ impl Disk {
     }
 
     /// Decides where the bytes `written` of the cluster with byte `here` of the disk go.
-    fn plan(&self, tables: &mut Tables, here: u64, written: &Range<u64>) -> io::Result<Plan> {
+    fn plan(
+        &self,
+        tables: &mut Qcow2Tables,
+        here: u64,
+        written: &Range<u64>,
+    ) -> io::Result<ClusterWrite> {
         let touched = self.layout.units(written);
         let entry = tables.entry(here)?;
         if tables.is_written_in_place(&entry)? && touched & !entry.stored == 0 {
             let place = entry.host + written.start;
-            return Ok(Plan { span: written.clone(), place, change: None });
+            return Ok(ClusterWrite { span: written.clone(), place, change: None });
         }
         tables.check_drop(&entry)?;
         let (entry_at, old) = tables.entry_to_change(here)?;
-        let mut new = Entry { is_copied: true, compressed: None, ..old };
+        let mut new = L2Entry { is_copied: true, compressed: None, ..old };
         let is_moved = !tables.is_written_in_place(&old)?;
         if is_moved {
             new.host = tables.allocate()? << self.layout.cluster_bits;
@@ -181,7 +186,7 @@ impl Disk {
         new.stored = kept | touched;
         new.zeros &= !touched;
         let place = new.host + span.start;
-        Ok(Plan { span, place, change: Some(EntryChange { entry_at, old, new }) })
+        Ok(ClusterWrite { span, place, change: Some(EntryChange { entry_at, old, new }) })
     }
 
     /// The bytes `written` of a cluster, extended to whole units where a unit is not `stored` yet.
@@ -199,7 +204,7 @@ impl Disk {
     }
 
     /// Writes a run to the file, and then changes its entries.
-    fn finish(&self, tables: &mut Tables, run: WriteRun, data: &[u8]) -> io::Result<()> {
+    fn finish(&self, tables: &mut Qcow2Tables, run: WriteRun, data: &[u8]) -> io::Result<()> {
         let WriteRun { place, data: range, changes } = run;
         if let Err(error) = self.file.write(place, &data[range]) {
             return self.take_back(tables, &changes).and(Err(error));
@@ -216,7 +221,7 @@ impl Disk {
     }
 
     /// Frees the new clusters of changes that were not made.
-    fn take_back(&self, tables: &mut Tables, changes: &[EntryChange]) -> io::Result<()> {
+    fn take_back(&self, tables: &mut Qcow2Tables, changes: &[EntryChange]) -> io::Result<()> {
         let mut moved = changes.iter().filter(|change| change.is_moved());
         moved.try_for_each(|change| tables.free(change.new.host >> self.layout.cluster_bits))
     }
@@ -264,12 +269,12 @@ impl Disk {
 
     fn discard_in_cluster(
         &self,
-        tables: &mut Tables,
+        tables: &mut Qcow2Tables,
         here: u64,
         range: &Range<u64>,
     ) -> io::Result<()> {
         let discarded = self.layout.units(range);
-        let after = |old: &Entry| {
+        let after = |old: &L2Entry| {
             let gone = match old.compressed {
                 Some(_) if discarded == self.layout.all_units() => discarded,
                 Some(_) => return *old,
@@ -283,7 +288,7 @@ impl Disk {
             };
             let (host, is_copied) =
                 if stored == 0 { (0, false) } else { (old.host, old.is_copied) };
-            Entry { host, is_copied, stored, zeros, compressed: None }
+            L2Entry { host, is_copied, stored, zeros, compressed: None }
         };
         let old = tables.entry(here)?;
         if after(&old) == old {

@@ -42,7 +42,7 @@ const KEPT_FRAMES_MAX: u32 = 64;
 
 /// A frame that holds bytes of the disk.
 #[derive(Debug)]
-struct Frame {
+struct ZstdFrame {
     /// Its first byte in the file, and its length there.
     packed_at: u64,
     packed_bytes: u32,
@@ -54,7 +54,7 @@ struct Frame {
 
 /// A cached frame, which a reader has unpacked or is unpacking.
 #[derive(Debug, Default)]
-struct Kept {
+struct CachedFrame {
     number: usize,
     /// The thread that unpacks the frame holds this lock, and other readers of the frame wait for
     /// it.
@@ -67,9 +67,9 @@ pub(super) struct Seekable {
     below: Arc<dyn BlockDevice>,
     name: String,
     size_bytes: u64,
-    frames: Vec<Frame>,
+    frames: Vec<ZstdFrame>,
     /// The cached frames, the most recently used at the end.
-    kept: Mutex<VecDeque<Arc<Kept>>>,
+    kept: Mutex<VecDeque<Arc<CachedFrame>>>,
     /// How many frames are cached at most.
     kept_max: usize,
 }
@@ -91,7 +91,7 @@ pub(super) fn open(below: &Arc<dyn BlockDevice>) -> io::Result<Option<Seekable>>
     }))
 }
 
-fn read_table(below: &dyn BlockDevice) -> io::Result<Option<Vec<Frame>>> {
+fn read_table(below: &dyn BlockDevice) -> io::Result<Option<Vec<ZstdFrame>>> {
     let Some(footer_at) = below.size_bytes().checked_sub(FOOTER_BYTES) else { return Ok(None) };
     let mut footer = [0; 9];
     below.read_at(footer_at, &mut footer)?;
@@ -121,7 +121,7 @@ fn read_table(below: &dyn BlockDevice) -> io::Result<Option<Vec<Frame>>> {
         }
         if len > 0 {
             let checksum = has_checksums.then(|| u32_le(entry, 8));
-            frames.push(Frame { packed_at, packed_bytes, start, len, checksum });
+            frames.push(ZstdFrame { packed_at, packed_bytes, start, len, checksum });
         }
         packed_at += u64::from(packed_bytes);
         start += u64::from(len);
@@ -139,7 +139,7 @@ impl Seekable {
                 if all.len() >= self.kept_max {
                     all.pop_front();
                 }
-                Arc::new(Kept { number, bytes: Mutex::default() })
+                Arc::new(CachedFrame { number, bytes: Mutex::default() })
             });
             all.push_back(kept.clone());
             kept
@@ -153,7 +153,7 @@ impl Seekable {
         Ok(unpacked)
     }
 
-    fn unpack(&self, frame: &Frame) -> io::Result<Vec<u8>> {
+    fn unpack(&self, frame: &ZstdFrame) -> io::Result<Vec<u8>> {
         let size = |bytes: u32| usize::try_from(bytes).map_err(io::Error::other);
         let mut packed = vec![0; size(frame.packed_bytes)?];
         self.below.read_at(frame.packed_at, &mut packed)?;

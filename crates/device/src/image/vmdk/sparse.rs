@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 
-use super::text::{ContentId, Text};
+use super::text::{ContentId, DescriptorText};
 use super::{SECTOR_BYTES, WAY};
 use crate::fields::{invalid, u32_le, u64_le};
 use crate::image::mapped::{BlockPlace, MappedDevice, numbers, part};
@@ -57,7 +57,7 @@ pub(in crate::image) const COWD: &[u8] = b"COWD";
 const UNCLEAN_AT: u64 = 72;
 
 /// The header of a sparse extent.
-struct Header {
+struct SparseHeader {
     flags: u32,
     size_bytes: u64,
     grain_bytes: u64,
@@ -71,7 +71,7 @@ struct Header {
     text: (u64, u64),
 }
 
-impl Header {
+impl SparseHeader {
     fn read(below: &dyn BlockDevice) -> io::Result<Self> {
         const AT_END: u64 = u64::MAX;
         let mut header = part(below, 0, SECTOR_BYTES)?;
@@ -185,8 +185,8 @@ pub fn open_vmdk(
     below: Arc<dyn BlockDevice>,
     is_writable: bool,
 ) -> io::Result<Arc<dyn BlockDevice>> {
-    let header = Header::read(&*below)?;
-    let text = Text::read(&*below, header.text.0, header.text.1)?;
+    let header = SparseHeader::read(&*below)?;
+    let text = DescriptorText::read(&*below, header.text.0, header.text.1)?;
     if text.extents.is_empty() {
         return Err(unsupported(
             "it is one of the files of a VMDK: name the one that has the names of all of them",
@@ -212,13 +212,13 @@ pub(super) fn open_extent(
     below: Arc<dyn BlockDevice>,
     is_writable: bool,
 ) -> io::Result<Arc<dyn BlockDevice>> {
-    let header = Header::read(&*below)?;
+    let header = SparseHeader::read(&*below)?;
     open(below, &header, None, is_writable)
 }
 
 fn open(
     below: Arc<dyn BlockDevice>,
-    header: &Header,
+    header: &SparseHeader,
     content_id: Option<ContentId>,
     is_writable: bool,
 ) -> io::Result<Arc<dyn BlockDevice>> {
@@ -236,7 +236,7 @@ fn open(
     }
     let mut state = SparseState {
         entries,
-        copies: vec![Tables { directory_at: header.directories[0], tables: primary }],
+        copies: vec![GrainTables { directory_at: header.directories[0], tables: primary }],
         changed: BTreeSet::new(),
         new: BTreeSet::new(),
         end: 0,
@@ -249,7 +249,7 @@ fn open(
             let pairs = state.entries.chunks(per_table).zip(entries.chunks(per_table));
             let differ = pairs.enumerate().filter(|(_, (one, other))| one != other);
             state.changed.extend(differ.map(|(number, _)| number));
-            state.copies.push(Tables { directory_at, tables });
+            state.copies.push(GrainTables { directory_at, tables });
         }
         let used_end = state.check(&*below, header)?;
         state.end = used_end.max(below.size_bytes()).next_multiple_of(header.grain_bytes);
@@ -270,7 +270,7 @@ fn open(
 
 /// A directory and its tables.
 #[derive(Debug)]
-struct Tables {
+struct GrainTables {
     directory_at: u64,
     /// The sector of each table; 0 for a table that does not exist.
     tables: Vec<u32>,
@@ -282,7 +282,7 @@ struct SparseState {
     /// The sector of each grain, as the tables have it after the next flush.
     entries: Vec<u32>,
     /// The primary directory, and the redundant one.
-    copies: Vec<Tables>,
+    copies: Vec<GrainTables>,
     /// The numbers of the tables that the next flush writes.
     changed: BTreeSet<usize>,
     /// The new tables, by copy and number, whose directory entry is not on the medium yet.
@@ -296,7 +296,7 @@ struct SparseState {
 impl SparseState {
     /// Refuses to write an image whose tables or grains overlap, or lie outside of the file.
     /// Returns the end of the last one.
-    fn check(&self, below: &dyn BlockDevice, header: &Header) -> io::Result<u64> {
+    fn check(&self, below: &dyn BlockDevice, header: &SparseHeader) -> io::Result<u64> {
         let damaged = |what| invalid(format!("{what}, so it is not written: {WAY}"));
         let mut grains: Vec<u32> = self.entries.clone();
         grains.retain(|&entry| !header.is_zeros(entry));
@@ -444,7 +444,7 @@ impl SparseDevice {
     }
 
     /// Takes the changed tables: the bytes of each, and where they go.
-    fn changed(&self, state: &mut SparseState) -> io::Result<Changed> {
+    fn changed(&self, state: &mut SparseState) -> io::Result<FlushedChanges> {
         let table_bytes = self.per_table as u64 * 4;
         for &number in &state.changed.clone() {
             for copy in 0..state.copies.len() {
@@ -457,11 +457,12 @@ impl SparseDevice {
                 }
             }
         }
-        let mut changed = Changed { numbers: state.changed.clone(), ..Changed::default() };
+        let mut changed =
+            FlushedChanges { numbers: state.changed.clone(), ..FlushedChanges::default() };
         for &number in &state.changed {
             let entries = &state.entries[number * self.per_table..][..self.per_table];
             let table: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
-            for (copy, Tables { directory_at, tables }) in state.copies.iter().enumerate() {
+            for (copy, GrainTables { directory_at, tables }) in state.copies.iter().enumerate() {
                 changed.tables.insert(bytes(tables[number]), table.clone());
                 if state.new.contains(&(copy, number)) {
                     let at = directory_at + number as u64 * 4;
@@ -475,7 +476,7 @@ impl SparseDevice {
     }
 
     /// Writes tables, and then the directory entries that lead to them, with barriers between them.
-    fn store(&self, changed: &Changed) -> io::Result<()> {
+    fn store(&self, changed: &FlushedChanges) -> io::Result<()> {
         self.below.flush()?;
         if changed.tables.is_empty() {
             return Ok(());
@@ -523,7 +524,7 @@ impl SparseDevice {
 
 /// What one flush writes.
 #[derive(Default)]
-struct Changed {
+struct FlushedChanges {
     numbers: BTreeSet<usize>,
     /// The bytes of each table, by their offset in the file.
     tables: BTreeMap<u64, Vec<u8>>,
@@ -605,7 +606,7 @@ impl BlockDevice for SparseDevice {
         let changed = {
             let state = &mut *self.state.write();
             // If only the copies differ, wait: an image stays unchanged until its first write.
-            if state.is_marked { self.changed(state)? } else { Changed::default() }
+            if state.is_marked { self.changed(state)? } else { FlushedChanges::default() }
         };
         let result = self.store(&changed);
         let state = &mut *self.state.write();

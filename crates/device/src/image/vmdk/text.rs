@@ -73,7 +73,7 @@ impl ExtentLine {
 
 /// The parsed descriptor.
 #[derive(Debug)]
-pub(super) struct Text {
+pub(super) struct DescriptorText {
     pub(super) content_id: ContentId,
     pub(super) has_parent: bool,
     /// Another file tracks which blocks changed, for the next backup.
@@ -81,7 +81,7 @@ pub(super) struct Text {
     pub(super) extents: Vec<ExtentLine>,
 }
 
-impl Text {
+impl DescriptorText {
     /// Reads a text of `len` bytes from byte `at` on.
     pub(super) fn read(device: &dyn BlockDevice, at: u64, len: u64) -> io::Result<Self> {
         let bytes = part(device, at, len)?;

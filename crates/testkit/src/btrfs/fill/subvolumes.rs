@@ -44,9 +44,9 @@ pub fn create(path: &Path) {
 }
 
 /// Makes a snapshot of the subvolume at `source`.
-pub fn snapshot(source: &Path, path: &Path, read_only: bool) {
+pub fn snapshot(source: &Path, path: &Path, is_read_only: bool) {
     let mut args: Vec<&OsStr> = vec!["subvolume".as_ref(), "snapshot".as_ref()];
-    if read_only {
+    if is_read_only {
         args.push("-r".as_ref());
     }
     args.extend([source.as_os_str(), path.as_os_str()]);

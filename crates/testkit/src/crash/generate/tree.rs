@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 
 use offshoot_vfs::FileFlags;
 
-use super::Op;
+use super::WorkloadOp;
 use crate::crash::workload::split;
 
 /// What must be true before an operation, so that it is possible and does what its description
 /// says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum OpNeed {
     /// The path is free, and its directory exists.
     Absent(&'static str),
     /// A regular file with data, copied on write and not protected by flags. If it has to be made,
@@ -56,7 +56,7 @@ pub(super) enum Need {
 
 /// What a path leads to. A file has a number that all of its names share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Is {
+enum PathLead {
     Dir,
     Subvolume {
         is_read_only: bool,
@@ -68,7 +68,7 @@ enum Is {
     File(usize),
 }
 
-impl Is {
+impl PathLead {
     fn is_directory(self) -> bool {
         matches!(self, Self::Dir | Self::Subvolume { .. })
     }
@@ -84,16 +84,16 @@ fn is_below(path: &str, dir: &str) -> bool {
 
 /// All paths, and what each leads to.
 #[derive(Debug, Default)]
-pub(super) struct Tree {
-    paths: BTreeMap<String, Is>,
+pub(super) struct PathTree {
+    paths: BTreeMap<String, PathLead>,
     made: usize,
     /// The flags of files that have any.
     flags: BTreeMap<usize, FileFlags>,
 }
 
-impl Tree {
+impl PathTree {
     /// Adds what `needs` requires and is missing. Returns the operations that do so.
-    pub(super) fn ensure(&mut self, needs: &[Need]) -> Vec<Op> {
+    pub(super) fn ensure(&mut self, needs: &[OpNeed]) -> Vec<WorkloadOp> {
         let mut ops = Vec::new();
         for need in needs {
             self.ensure_one(need, &mut ops);
@@ -102,66 +102,73 @@ impl Tree {
     }
 
     /// Updates the tree as `op` changes it.
-    pub(super) fn note(&mut self, op: &Op) {
+    pub(super) fn note(&mut self, op: &WorkloadOp) {
         match op {
-            Op::Create(path) | Op::Unnamed(path) => {
+            WorkloadOp::Create(path) | WorkloadOp::Unnamed(path) => {
                 self.made += 1;
-                self.paths.insert(path.clone(), Is::File(self.made));
+                self.paths.insert(path.clone(), PathLead::File(self.made));
             }
-            Op::Mkdir(path) => drop(self.paths.insert(path.clone(), Is::Dir)),
-            Op::Subvolume(path) => {
-                let is =
-                    Is::Subvolume { is_read_only: false, is_snapshot: false, is_default: false };
+            WorkloadOp::Mkdir(path) => drop(self.paths.insert(path.clone(), PathLead::Dir)),
+            WorkloadOp::Subvolume(path) => {
+                let is = PathLead::Subvolume {
+                    is_read_only: false,
+                    is_snapshot: false,
+                    is_default: false,
+                };
                 self.paths.insert(path.clone(), is);
             }
-            Op::Snapshot { source, to, is_read_only } => self.snapshot(source, to, *is_read_only),
-            Op::DeleteSubvolume(path) => {
+            WorkloadOp::Snapshot { source, to, is_read_only } => {
+                self.snapshot(source, to, *is_read_only);
+            }
+            WorkloadOp::DeleteSubvolume(path) => {
                 self.paths.retain(|other, _| other != path && !is_below(other, path));
             }
-            Op::Symlink(path) | Op::Fifo(path) | Op::Device(path) => {
-                self.paths.insert(path.clone(), Is::Other);
+            WorkloadOp::Symlink(path) | WorkloadOp::Fifo(path) | WorkloadOp::Device(path) => {
+                self.paths.insert(path.clone(), PathLead::Other);
             }
-            Op::Link(old, new) => drop(self.paths.insert(new.clone(), self.paths[old])),
-            Op::Unlink(path) | Op::Rmdir(path) => drop(self.paths.remove(path)),
-            Op::Rename(from, to) | Op::RenameNoReplace(from, to) => self.rename(from, to),
-            Op::Exchange(one, other) => {
+            WorkloadOp::Link(old, new) => drop(self.paths.insert(new.clone(), self.paths[old])),
+            WorkloadOp::Unlink(path) | WorkloadOp::Rmdir(path) => drop(self.paths.remove(path)),
+            WorkloadOp::Rename(from, to) | WorkloadOp::RenameNoReplace(from, to) => {
+                self.rename(from, to);
+            }
+            WorkloadOp::Exchange(one, other) => {
                 // No other path has this name.
                 self.rename(one, "aside");
                 self.rename(other, one);
                 self.rename("aside", other);
             }
-            Op::SetFlags(path, flags) => {
-                if let Some(Is::File(number)) = self.paths.get(path) {
+            WorkloadOp::SetFlags(path, flags) => {
+                if let Some(PathLead::File(number)) = self.paths.get(path) {
                     self.flags.insert(*number, *flags);
                 }
             }
-            Op::SetReadOnly(path, is) => {
-                if let Some(Is::Subvolume { is_read_only, .. }) = self.paths.get_mut(path) {
+            WorkloadOp::SetReadOnly(path, is) => {
+                if let Some(PathLead::Subvolume { is_read_only, .. }) = self.paths.get_mut(path) {
                     *is_read_only = *is;
                 }
             }
-            Op::SetDefault(path) => {
+            WorkloadOp::SetDefault(path) => {
                 for (other, is) in &mut self.paths {
-                    if let Is::Subvolume { is_default, .. } = is {
+                    if let PathLead::Subvolume { is_default, .. } = is {
                         *is_default = other == path;
                     }
                 }
             }
-            Op::Open(_)
-            | Op::Write { .. }
-            | Op::WriteDirect { .. }
-            | Op::WriteSame(..)
-            | Op::Truncate(..)
-            | Op::Fallocate { .. }
-            | Op::Copy(..)
-            | Op::Clone(_)
-            | Op::Dedupe(_)
-            | Op::SetAcl { .. }
-            | Op::SetCompression(..)
-            | Op::SetXattr(..)
-            | Op::RemoveXattr(..)
-            | Op::Chmod(..)
-            | Op::DropDeleted => {}
+            WorkloadOp::Open(_)
+            | WorkloadOp::Write { .. }
+            | WorkloadOp::WriteDirect { .. }
+            | WorkloadOp::WriteSame(..)
+            | WorkloadOp::Truncate(..)
+            | WorkloadOp::Fallocate { .. }
+            | WorkloadOp::Copy(..)
+            | WorkloadOp::Clone(_)
+            | WorkloadOp::Dedupe(_)
+            | WorkloadOp::SetAcl { .. }
+            | WorkloadOp::SetCompression(..)
+            | WorkloadOp::SetXattr(..)
+            | WorkloadOp::RemoveXattr(..)
+            | WorkloadOp::Chmod(..)
+            | WorkloadOp::DropDeleted => {}
         }
     }
 
@@ -189,45 +196,50 @@ impl Tree {
         let mut copies = BTreeMap::new();
         for (path, is) in below {
             let is = match is {
-                Is::File(number) => Is::File(*copies.entry(number).or_insert_with(|| {
-                    self.made += 1;
-                    if let Some(&flags) = self.flags.get(&number) {
-                        self.flags.insert(self.made, flags);
-                    }
-                    self.made
-                })),
+                PathLead::File(number) => {
+                    PathLead::File(*copies.entry(number).or_insert_with(|| {
+                        self.made += 1;
+                        if let Some(&flags) = self.flags.get(&number) {
+                            self.flags.insert(self.made, flags);
+                        }
+                        self.made
+                    }))
+                }
                 is => is,
             };
             self.paths.insert(path, is);
         }
-        let is = Is::Subvolume { is_read_only, is_snapshot: true, is_default: false };
+        let is = PathLead::Subvolume { is_read_only, is_snapshot: true, is_default: false };
         self.paths.insert(to.to_owned(), is);
     }
 
     /// Whether a path is in, or is, a read-only subvolume.
     fn is_read_only(&self, path: &str) -> bool {
         let subvolume = self.paths.get(self.subvolume_of(path));
-        matches!(subvolume, Some(Is::Subvolume { is_read_only: true, .. }))
+        matches!(subvolume, Some(PathLead::Subvolume { is_read_only: true, .. }))
     }
 
     /// The flags of the file at a path, if that is one.
     fn flags(&self, path: &str) -> Option<FileFlags> {
         match self.paths.get(path) {
-            Some(Is::File(number)) => Some(self.flags.get(number).copied().unwrap_or_default()),
+            Some(PathLead::File(number)) => {
+                Some(self.flags.get(number).copied().unwrap_or_default())
+            }
             _ => None,
         }
     }
 
     /// The path of the subvolume that contains a path; "" for the top-level one.
     fn subvolume_of<'p>(&self, mut path: &'p str) -> &'p str {
-        while !path.is_empty() && !matches!(self.paths.get(path), Some(Is::Subvolume { .. })) {
+        while !path.is_empty() && !matches!(self.paths.get(path), Some(PathLead::Subvolume { .. }))
+        {
             path = split(path).0;
         }
         path
     }
 
     fn subvolumes_below(&self, dir: &str) -> Vec<String> {
-        let all = self.paths.iter().filter(|(_, is)| matches!(is, Is::Subvolume { .. }));
+        let all = self.paths.iter().filter(|(_, is)| matches!(is, PathLead::Subvolume { .. }));
         all.map(|(path, _)| path).filter(|path| is_below(path, dir)).cloned().collect()
     }
 
@@ -235,76 +247,77 @@ impl Tree {
         self.paths.keys().filter(|path| split(path).0 == dir).cloned().collect()
     }
 
-    fn act(&mut self, op: Op, ops: &mut Vec<Op>) {
+    fn act(&mut self, op: WorkloadOp, ops: &mut Vec<WorkloadOp>) {
         self.note(&op);
         ops.push(op);
     }
 
-    fn ensure_one(&mut self, need: &Need, ops: &mut Vec<Op>) {
+    fn ensure_one(&mut self, need: &OpNeed, ops: &mut Vec<WorkloadOp>) {
         match *need {
-            Need::Absent(path) => {
+            OpNeed::Absent(path) => {
                 self.dir(split(path).0, ops);
                 self.remove(path, ops);
             }
-            Need::File(path, len) => self.file(path, len, ops),
-            Need::InPlace(path, len) => {
+            OpNeed::File(path, len) => self.file(path, len, ops),
+            OpNeed::InPlace(path, len) => {
                 if self.flags(path) != Some(FileFlags::NODATACOW) || self.is_read_only(path) {
                     self.new_file(path, ops);
-                    self.act(Op::SetFlags(path.to_owned(), FileFlags::NODATACOW), ops);
-                    self.act(Op::Write { path: path.to_owned(), offset: 0, len }, ops);
+                    self.act(WorkloadOp::SetFlags(path.to_owned(), FileFlags::NODATACOW), ops);
+                    self.act(WorkloadOp::Write { path: path.to_owned(), offset: 0, len }, ops);
                 }
             }
-            Need::Empty(path) => self.new_file(path, ops),
-            Need::Same(from, to) => {
-                self.act(Op::WriteSame(from.to_owned(), to.to_owned()), ops);
+            OpNeed::Empty(path) => self.new_file(path, ops),
+            OpNeed::Same(from, to) => {
+                self.act(WorkloadOp::WriteSame(from.to_owned(), to.to_owned()), ops);
             }
-            Need::Dir(path) => self.dir(path, ops),
-            Need::EmptyDir(path) => {
+            OpNeed::Dir(path) => self.dir(path, ops),
+            OpNeed::EmptyDir(path) => {
                 self.dir(path, ops);
                 self.let_go(path, ops);
                 for child in self.children(path) {
                     self.remove(&child, ops);
                 }
             }
-            Need::Linked(old, new) => {
+            OpNeed::Linked(old, new) => {
                 if self.paths.get(old) != self.paths.get(new) {
                     self.dir(split(new).0, ops);
                     self.remove(new, ops);
-                    self.act(Op::Link(old.to_owned(), new.to_owned()), ops);
+                    self.act(WorkloadOp::Link(old.to_owned(), new.to_owned()), ops);
                 }
             }
-            Need::Xattr(path, name) => {
-                self.act(Op::SetXattr(path.to_owned(), name.to_owned(), 20), ops);
+            OpNeed::Xattr(path, name) => {
+                self.act(WorkloadOp::SetXattr(path.to_owned(), name.to_owned(), 20), ops);
             }
-            Need::Acl(path) => {
+            OpNeed::Acl(path) => {
                 let (path, is_default, permissions) = (path.to_owned(), false, 0o750);
-                self.act(Op::SetAcl { path, is_default, permissions }, ops);
+                self.act(WorkloadOp::SetAcl { path, is_default, permissions }, ops);
             }
-            Need::Compression(path) => {
-                self.act(Op::SetCompression(path.to_owned(), "zstd".to_owned()), ops);
+            OpNeed::Compression(path) => {
+                self.act(WorkloadOp::SetCompression(path.to_owned(), "zstd".to_owned()), ops);
             }
-            Need::Opened(path) => self.act(Op::Open(path.to_owned()), ops),
-            Need::Subvolume(path) => self.subvolume(path, ops),
-            Need::Snapshot(source, to) => {
-                let is_snapshot = |is: &Is| matches!(is, Is::Subvolume { is_snapshot: true, .. });
+            OpNeed::Opened(path) => self.act(WorkloadOp::Open(path.to_owned()), ops),
+            OpNeed::Subvolume(path) => self.subvolume(path, ops),
+            OpNeed::Snapshot(source, to) => {
+                let is_snapshot =
+                    |is: &PathLead| matches!(is, PathLead::Subvolume { is_snapshot: true, .. });
                 if !self.paths.get(to).is_some_and(is_snapshot) {
                     self.dir(split(to).0, ops);
                     self.remove(to, ops);
                     let (source, to) = (source.to_owned(), to.to_owned());
-                    self.act(Op::Snapshot { source, to, is_read_only: false }, ops);
+                    self.act(WorkloadOp::Snapshot { source, to, is_read_only: false }, ops);
                 }
             }
-            Need::NoneBelow(dir) => {
+            OpNeed::NoneBelow(dir) => {
                 // Nested subvolumes sort behind the ones that contain them, so they are deleted
                 // first.
                 for path in self.subvolumes_below(dir).into_iter().rev() {
                     self.delete(path, ops);
                 }
             }
-            Need::ReadOnly(path) => self.act(Op::SetReadOnly(path.to_owned(), true), ops),
-            Need::Default(path) => self.act(Op::SetDefault(path.to_owned()), ops),
-            Need::NotDefault(path) => self.let_go(path, ops),
-            Need::Together(one, other) => {
+            OpNeed::ReadOnly(path) => self.act(WorkloadOp::SetReadOnly(path.to_owned(), true), ops),
+            OpNeed::Default(path) => self.act(WorkloadOp::SetDefault(path.to_owned()), ops),
+            OpNeed::NotDefault(path) => self.let_go(path, ops),
+            OpNeed::Together(one, other) => {
                 for dir in [one, other] {
                     // Both paths may be in one subvolume above the two; then it stays.
                     while self.subvolume_of(one) != self.subvolume_of(other)
@@ -312,87 +325,88 @@ impl Tree {
                         && !path.is_empty()
                     {
                         self.remove(&path, ops);
-                        self.act(Op::Mkdir(path), ops);
+                        self.act(WorkloadOp::Mkdir(path), ops);
                     }
                 }
             }
         }
     }
 
-    fn dir(&mut self, path: &str, ops: &mut Vec<Op>) {
+    fn dir(&mut self, path: &str, ops: &mut Vec<WorkloadOp>) {
         let is_directory = self.paths.get(path).is_some_and(|is| is.is_directory());
         if path.is_empty() || is_directory && !self.is_read_only(path) {
             return;
         }
         self.dir(split(path).0, ops);
         self.remove(path, ops);
-        self.act(Op::Mkdir(path.to_owned()), ops);
+        self.act(WorkloadOp::Mkdir(path.to_owned()), ops);
     }
 
-    fn subvolume(&mut self, path: &str, ops: &mut Vec<Op>) {
-        let is_subvolume = |is: &Is| matches!(is, Is::Subvolume { is_read_only: false, .. });
+    fn subvolume(&mut self, path: &str, ops: &mut Vec<WorkloadOp>) {
+        let is_subvolume =
+            |is: &PathLead| matches!(is, PathLead::Subvolume { is_read_only: false, .. });
         if !self.paths.get(path).is_some_and(is_subvolume) {
             self.dir(split(path).0, ops);
             self.remove(path, ops);
-            self.act(Op::Subvolume(path.to_owned()), ops);
+            self.act(WorkloadOp::Subvolume(path.to_owned()), ops);
         }
     }
 
-    fn file(&mut self, path: &str, len: usize, ops: &mut Vec<Op>) {
+    fn file(&mut self, path: &str, len: usize, ops: &mut Vec<WorkloadOp>) {
         let flags = self.flags(path).filter(|flags| !flags.contains(FileFlags::NODATACOW));
         if let Some(flags) = flags.filter(|_| !self.is_read_only(path)) {
             self.unlock(path, flags, ops);
             return;
         }
         self.new_file(path, ops);
-        self.act(Op::Write { path: path.to_owned(), offset: 0, len }, ops);
+        self.act(WorkloadOp::Write { path: path.to_owned(), offset: 0, len }, ops);
     }
 
     /// Replaces the file at a path, if any, by a new empty one.
-    fn new_file(&mut self, path: &str, ops: &mut Vec<Op>) {
+    fn new_file(&mut self, path: &str, ops: &mut Vec<WorkloadOp>) {
         self.dir(split(path).0, ops);
         self.remove(path, ops);
-        self.act(Op::Create(path.to_owned()), ops);
+        self.act(WorkloadOp::Create(path.to_owned()), ops);
     }
 
     /// Clears the flags of a file that forbid to change it.
-    fn unlock(&mut self, path: &str, flags: FileFlags, ops: &mut Vec<Op>) {
+    fn unlock(&mut self, path: &str, flags: FileFlags, ops: &mut Vec<WorkloadOp>) {
         if flags.intersects(FileFlags::IMMUTABLE | FileFlags::APPEND) {
-            self.act(Op::SetFlags(path.to_owned(), FileFlags::empty()), ops);
+            self.act(WorkloadOp::SetFlags(path.to_owned(), FileFlags::empty()), ops);
         }
     }
 
     /// Deletes a subvolume.
-    fn delete(&mut self, path: String, ops: &mut Vec<Op>) {
+    fn delete(&mut self, path: String, ops: &mut Vec<WorkloadOp>) {
         self.let_go(&path, ops);
-        self.act(Op::DeleteSubvolume(path), ops);
+        self.act(WorkloadOp::DeleteSubvolume(path), ops);
     }
 
     /// Makes another subvolume the default one: the default subvolume cannot be removed.
-    fn let_go(&mut self, path: &str, ops: &mut Vec<Op>) {
+    fn let_go(&mut self, path: &str, ops: &mut Vec<WorkloadOp>) {
         if self.paths.get(path).is_some_and(|is| is.is_default()) {
-            self.act(Op::SetDefault(String::new()), ops);
+            self.act(WorkloadOp::SetDefault(String::new()), ops);
         }
     }
 
-    fn remove(&mut self, path: &str, ops: &mut Vec<Op>) {
+    fn remove(&mut self, path: &str, ops: &mut Vec<WorkloadOp>) {
         match self.paths.get(path) {
             None => {}
-            Some(Is::Dir) => {
+            Some(PathLead::Dir) => {
                 for child in self.children(path) {
                     self.remove(&child, ops);
                 }
-                self.act(Op::Rmdir(path.to_owned()), ops);
+                self.act(WorkloadOp::Rmdir(path.to_owned()), ops);
             }
-            Some(Is::Subvolume { .. }) => {
+            Some(PathLead::Subvolume { .. }) => {
                 for nested in self.subvolumes_below(path).into_iter().rev() {
                     self.delete(nested, ops);
                 }
                 self.delete(path.to_owned(), ops);
             }
-            Some(Is::File(_) | Is::Other) => {
+            Some(PathLead::File(_) | PathLead::Other) => {
                 self.unlock(path, self.flags(path).unwrap_or_default(), ops);
-                self.act(Op::Unlink(path.to_owned()), ops);
+                self.act(WorkloadOp::Unlink(path.to_owned()), ops);
             }
         }
     }

@@ -2,29 +2,29 @@
 
 use offshoot_vfs::{Fallocate, FileFlags, FileType, Timestamp};
 
-use super::{History, Whose};
-use crate::crash::picture::{Name, Picture, ROOT};
+use super::{History, PromiseMaker};
+use crate::crash::picture::{Picture, PictureName, ROOT};
 use crate::crash::record::history;
-use crate::crash::workload::{Op, Step};
+use crate::crash::workload::{WorkloadOp, WorkloadStep};
 use crate::model::Model;
 
-fn of(steps: &[Step]) -> History {
+fn of(steps: &[WorkloadStep]) -> History {
     history(&Model::made_at(Timestamp::default()), 1, steps, &[]).expect("it can be done")
 }
 
-fn create(path: &str) -> Step {
-    Step::Do(Op::Create(path.into()))
+fn create(path: &str) -> WorkloadStep {
+    WorkloadStep::Do(WorkloadOp::Create(path.into()))
 }
 
-fn write(path: &str, offset: u64, len: usize) -> Step {
-    Step::Do(Op::Write { path: path.into(), offset, len })
+fn write(path: &str, offset: u64, len: usize) -> WorkloadStep {
+    WorkloadStep::Do(WorkloadOp::Write { path: path.into(), offset, len })
 }
 
-fn rename(from: &str, to: &str) -> Step {
-    Step::Do(Op::Rename(from.into(), to.into()))
+fn rename(from: &str, to: &str) -> WorkloadStep {
+    WorkloadStep::Do(WorkloadOp::Rename(from.into(), to.into()))
 }
 
-fn name(name: &str) -> Name {
+fn name(name: &str) -> PictureName {
     (ROOT, name.as_bytes().to_vec())
 }
 
@@ -53,7 +53,8 @@ fn allowed(history: &History, kept: usize, latest: usize) -> Vec<usize> {
 
 #[test]
 fn moments_between_the_last_promise_and_the_latest_operation() {
-    let steps = [create("a"), Step::Sync, write("a", 0, 100), rename("a", "b"), Step::Sync];
+    let steps =
+        [create("a"), WorkloadStep::Sync, write("a", 0, 100), rename("a", "b"), WorkloadStep::Sync];
     let history = of(&steps);
     assert_eq!(allowed(&history, 0, 0), [0]);
     assert_eq!(allowed(&history, 0, 1), [0, 1]);
@@ -64,7 +65,8 @@ fn moments_between_the_last_promise_and_the_latest_operation() {
 
 #[test]
 fn a_rename_with_both_names_or_none() {
-    let history = of(&[create("a"), Step::Sync, rename("a", "b"), Step::Fsync("b".into())]);
+    let history =
+        of(&[create("a"), WorkloadStep::Sync, rename("a", "b"), WorkloadStep::Fsync("b".into())]);
     let mut both = history.pictures[2].clone();
     both.names.extend(history.pictures[1].names.clone());
     settle(&mut both);
@@ -79,8 +81,8 @@ fn a_rename_with_both_names_or_none() {
 
 #[test]
 fn a_rename_over_a_file_that_leaves_both_or_the_wrong_one() {
-    let fsync = Step::Fsync("b".into());
-    let steps = [create("a"), create("b"), Step::Sync, rename("a", "b"), fsync];
+    let fsync = WorkloadStep::Fsync("b".into());
+    let steps = [create("a"), create("b"), WorkloadStep::Sync, rename("a", "b"), fsync];
     let history = of(&steps);
     let mut found = history.pictures[3].clone();
     found.names.insert(name("a"), 2);
@@ -91,8 +93,8 @@ fn a_rename_over_a_file_that_leaves_both_or_the_wrong_one() {
 
 #[test]
 fn a_count_of_links_that_is_none_of_names() {
-    let link = Step::Do(Op::Link("a".into(), "b".into()));
-    let history = of(&[create("a"), Step::Sync, link, Step::Fsync("a".into())]);
+    let link = WorkloadStep::Do(WorkloadOp::Link("a".into(), "b".into()));
+    let history = of(&[create("a"), WorkloadStep::Sync, link, WorkloadStep::Fsync("a".into())]);
     let mut found = history.pictures[2].clone();
     found.files.get_mut(&1).expect("the file").nlink = 1;
     assert!(!allows(&history, &found, 1, 2));
@@ -100,7 +102,7 @@ fn a_count_of_links_that_is_none_of_names() {
 
 #[test]
 fn a_size_without_the_data() {
-    let steps = [create("a"), write("a", 0, 4096), Step::Sync, write("a", 4096, 4096)];
+    let steps = [create("a"), write("a", 0, 4096), WorkloadStep::Sync, write("a", 4096, 4096)];
     let history = of(&steps);
     let mut found = history.pictures[3].clone();
     let sectors = found.files.get_mut(&1).and_then(|file| file.sectors.as_mut());
@@ -110,7 +112,7 @@ fn a_size_without_the_data() {
 
 #[test]
 fn data_that_was_written_back_in_part() {
-    let steps = [create("a"), Step::Sync, write("a", 0, 3 * 4096)];
+    let steps = [create("a"), WorkloadStep::Sync, write("a", 0, 3 * 4096)];
     let history = of(&steps);
     let mut found = history.pictures[2].clone();
     let file = found.files.get_mut(&1).expect("the file");
@@ -118,7 +120,7 @@ fn data_that_was_written_back_in_part() {
     file.sectors.as_mut().expect("data").truncate(2);
     assert!(allows(&history, &found, 1, 2));
     // Not if all of it was promised, and not in parts of sectors.
-    let promised = of(&[&steps[..], &[Step::Fsync("a".into())]].concat());
+    let promised = of(&[&steps[..], &[WorkloadStep::Fsync("a".into())]].concat());
     assert!(!allows(&promised, &found, 2, 2));
     found.files.get_mut(&1).expect("the file").size = 8000;
     assert!(!allows(&history, &found, 1, 2));
@@ -126,8 +128,8 @@ fn data_that_was_written_back_in_part() {
 
 #[test]
 fn old_data_where_new_data_was_promised() {
-    let fsync = Step::Fsync("a".into());
-    let steps = [create("a"), write("a", 0, 9000), Step::Sync, write("a", 0, 9000), fsync];
+    let fsync = WorkloadStep::Fsync("a".into());
+    let steps = [create("a"), write("a", 0, 9000), WorkloadStep::Sync, write("a", 0, 9000), fsync];
     let history = of(&steps);
     assert_eq!(allowed(&history, 1, 3), [2, 3]);
     assert_eq!(allowed(&history, 2, 3), [3]);
@@ -135,18 +137,18 @@ fn old_data_where_new_data_was_promised() {
 
 #[test]
 fn an_fsync_promises_one_file_and_a_sync_all() {
-    let chmod = Step::Do(Op::Chmod("a".into(), 0o600));
-    let before = [create("a"), Step::Sync, chmod, create("b")];
+    let chmod = WorkloadStep::Do(WorkloadOp::Chmod("a".into(), 0o600));
+    let before = [create("a"), WorkloadStep::Sync, chmod, create("b")];
     // The found state lacks the change of `a`.
     let old = |history: &History| {
         let mut found = history.pictures[3].clone();
         found.files.insert(1, history.pictures[1].files[&1].clone());
         found
     };
-    let one = of(&[&before[..], &[Step::Fsync("b".into())]].concat());
+    let one = of(&[&before[..], &[WorkloadStep::Fsync("b".into())]].concat());
     assert!(allows(&one, &old(&one), 2, 3));
     assert!(allows(&one, &old(&one), 1, 3), "the log may be written before the fsync returns");
-    let all = of(&[&before[..], &[Step::Sync]].concat());
+    let all = of(&[&before[..], &[WorkloadStep::Sync]].concat());
     assert!(!allows(&all, &old(&all), 2, 3));
     assert!(!allows(&all, &old(&all), 1, 3), "there are no logs, and a commit is of one moment");
     let mut without = one.pictures[3].clone();
@@ -160,9 +162,9 @@ fn an_fsync_promises_one_file_and_a_sync_all() {
 /// again.
 #[test]
 fn a_sync_ends_what_a_log_may_show() {
-    let change = |path: &str| Step::Do(Op::Chmod(path.into(), 0o600));
-    let steps = [create("a"), create("b"), Step::Sync, change("a"), change("b")];
-    let fsync = Step::Fsync("b".into());
+    let change = |path: &str| WorkloadStep::Do(WorkloadOp::Chmod(path.into(), 0o600));
+    let steps = [create("a"), create("b"), WorkloadStep::Sync, change("a"), change("b")];
+    let fsync = WorkloadStep::Fsync("b".into());
     let found = |history: &History, of: usize, is: usize| {
         let mut found = history.pictures[of].clone();
         found.files.insert(1, history.pictures[is].files[&1].clone());
@@ -170,8 +172,8 @@ fn a_sync_ends_what_a_log_may_show() {
     };
     let logged = of(&[&steps[..], std::slice::from_ref(&fsync)].concat());
     assert!(allows(&logged, &found(&logged, 4, 2), 2, 4));
-    let chmod = |path: &str| Step::Do(Op::Chmod(path.into(), 0o400));
-    let more = [Step::Sync, chmod("a"), chmod("b")];
+    let chmod = |path: &str| WorkloadStep::Do(WorkloadOp::Chmod(path.into(), 0o400));
+    let more = [WorkloadStep::Sync, chmod("a"), chmod("b")];
     let synced = of(&[&steps[..], &[fsync], &more].concat());
     assert!(!allows(&synced, &found(&synced, 4, 2), 3, 4));
     assert_eq!(allowed(&synced, 3, 6), [4, 5, 6]);
@@ -181,9 +183,9 @@ fn a_sync_ends_what_a_log_may_show() {
 /// Each name leads to something that it led to at some moment, and yet the rename is half done.
 #[test]
 fn a_log_with_half_an_operation() {
-    let moved = |path: &str| Step::Fsync(path.into());
-    let dir = |path: &str| Step::Do(Op::Mkdir(path.into()));
-    let steps = [dir("d"), create("a"), Step::Sync, rename("a", "d/a"), moved("d")];
+    let moved = |path: &str| WorkloadStep::Fsync(path.into());
+    let dir = |path: &str| WorkloadStep::Do(WorkloadOp::Mkdir(path.into()));
+    let steps = [dir("d"), create("a"), WorkloadStep::Sync, rename("a", "d/a"), moved("d")];
     let history = of(&steps);
     let in_dir = (1, b"a".to_vec());
     let mut both = history.pictures[3].clone();
@@ -207,11 +209,11 @@ fn a_log_with_half_an_operation() {
 /// one.
 #[test]
 fn the_kernel_promises_less_of_names() {
-    let dir = || Step::Do(Op::Mkdir("d".into()));
-    let fsync = |path: &str| Step::Fsync(path.into());
-    let kernels = |steps: &[Step]| History { whose: Whose::Kernels, ..of(steps) };
+    let dir = || WorkloadStep::Do(WorkloadOp::Mkdir("d".into()));
+    let fsync = |path: &str| WorkloadStep::Fsync(path.into());
+    let kernels = |steps: &[WorkloadStep]| History { whose: PromiseMaker::Kernels, ..of(steps) };
     let in_dir = (1, b"a".to_vec());
-    let found = |history: &History, names: &[&Name]| {
+    let found = |history: &History, names: &[&PictureName]| {
         let mut found = history.pictures.last().expect("a moment").clone();
         found.names.retain(|_, id| *id != 2);
         found.names.extend(names.iter().map(|&name| (name.clone(), 2)));
@@ -222,15 +224,22 @@ fn the_kernel_promises_less_of_names() {
         settle(&mut found);
         found
     };
-    let moved = [dir(), create("a"), Step::Sync, rename("a", "d/a")];
+    let moved = [dir(), create("a"), WorkloadStep::Sync, rename("a", "d/a")];
     let history = kernels(&[&moved[..], &[fsync("d")]].concat());
     assert!(allows(&history, &found(&history, &[&name("a"), &in_dir]), 2, 3), "both");
     assert!(!allows(&history, &found(&history, &[&name("a")]), 2, 3), "d was synced");
     let history = kernels(&[&moved[..], &[fsync("")]].concat());
     assert!(!allows(&history, &found(&history, &[]), 2, 3), "none");
 
-    let link = Step::Do(Op::Link("a".into(), "d/a".into()));
-    let steps = [dir(), create("a"), Step::Sync, link, Step::Do(Op::Unlink("a".into())), fsync("")];
+    let link = WorkloadStep::Do(WorkloadOp::Link("a".into(), "d/a".into()));
+    let steps = [
+        dir(),
+        create("a"),
+        WorkloadStep::Sync,
+        link,
+        WorkloadStep::Do(WorkloadOp::Unlink("a".into())),
+        fsync(""),
+    ];
     let history = kernels(&steps);
     assert!(allows(&history, &found(&history, &[]), 2, 4), "the link is in no log");
     let history = of(&steps);
@@ -241,10 +250,10 @@ fn the_kernel_promises_less_of_names() {
 /// kernel's log then says nothing of the first directory, which has its old name again.
 #[test]
 fn the_kernel_may_give_back_the_name_of_the_last_commit() {
-    let mkdir = || Step::Do(Op::Mkdir("a".into()));
-    let fsync = || Step::Fsync("b".into());
-    let rmdir = Step::Do(Op::Rmdir("b".into()));
-    let moved = [mkdir(), Step::Sync, rename("a", "b"), fsync()];
+    let mkdir = || WorkloadStep::Do(WorkloadOp::Mkdir("a".into()));
+    let fsync = || WorkloadStep::Fsync("b".into());
+    let rmdir = WorkloadStep::Do(WorkloadOp::Rmdir("b".into()));
+    let moved = [mkdir(), WorkloadStep::Sync, rename("a", "b"), fsync()];
     let mut removed = of(&[&moved[..], &[mkdir(), rmdir, rename("a", "b"), fsync()]].concat());
     removed.forget_times();
     let found = |history: &History| {
@@ -257,9 +266,9 @@ fn the_kernel_may_give_back_the_name_of_the_last_commit() {
     };
     let state = found(&removed);
     assert!(!allows(&removed, &state, 3, 5), "ours keeps what was synced");
-    let removed = History { whose: Whose::Kernels, ..removed };
+    let removed = History { whose: PromiseMaker::Kernels, ..removed };
     assert!(allows(&removed, &state, 3, 5));
-    let stayed = History { whose: Whose::Kernels, ..of(&moved) };
+    let stayed = History { whose: PromiseMaker::Kernels, ..of(&moved) };
     assert!(!allows(&stayed, &found(&stayed), 2, 2), "the kernel keeps the name of what stays");
 }
 
@@ -267,10 +276,11 @@ fn the_kernel_may_give_back_the_name_of_the_last_commit() {
 /// synced: the first removal need not be durable.
 #[test]
 fn operations_that_are_no_move_may_be_found_in_part() {
-    let unlink = |path: &str| Step::Do(Op::Unlink(path.into()));
-    let link = Step::Do(Op::Link("a".into(), "d/a".into()));
-    let before = [Step::Do(Op::Mkdir("d".into())), create("a"), link, Step::Sync];
-    let after = [unlink("d/a"), unlink("a"), create("a"), Step::Fsync("a".into())];
+    let unlink = |path: &str| WorkloadStep::Do(WorkloadOp::Unlink(path.into()));
+    let link = WorkloadStep::Do(WorkloadOp::Link("a".into(), "d/a".into()));
+    let before =
+        [WorkloadStep::Do(WorkloadOp::Mkdir("d".into())), create("a"), link, WorkloadStep::Sync];
+    let after = [unlink("d/a"), unlink("a"), create("a"), WorkloadStep::Fsync("a".into())];
     let history = of(&[&before[..], &after].concat());
     let mut found = history.pictures[6].clone();
     found.names.insert((1, b"a".to_vec()), 2);
@@ -287,14 +297,14 @@ fn operations_that_are_no_move_may_be_found_in_part() {
 #[test]
 fn a_name_that_was_taken_and_left() {
     let steps = [
-        Step::Do(Op::Mkdir("d".into())),
+        WorkloadStep::Do(WorkloadOp::Mkdir("d".into())),
         create("a"),
         create("d/a"),
         create("d/b"),
-        Step::Sync,
+        WorkloadStep::Sync,
         rename("a", "d/a"),
         rename("d/a", "d/b"),
-        Step::Fsync("d/b".into()),
+        WorkloadStep::Fsync("d/b".into()),
     ];
     let history = of(&steps);
     let mut found = history.pictures[6].clone();
@@ -311,9 +321,9 @@ fn a_name_that_was_taken_and_left() {
 /// A file that moved there and back has one name.
 #[test]
 fn a_file_that_moved_there_and_back() {
-    let there = [create("a"), Step::Sync, rename("a", "b")];
-    let both = |steps: &[Step]| {
-        let history = of(&[&there[..], steps, &[Step::Fsync("a".into())]].concat());
+    let there = [create("a"), WorkloadStep::Sync, rename("a", "b")];
+    let both = |steps: &[WorkloadStep]| {
+        let history = of(&[&there[..], steps, &[WorkloadStep::Fsync("a".into())]].concat());
         let mut found = history.pictures.last().expect("a moment").clone();
         found.names.extend([(name("a"), 1), (name("b"), 1)]);
         found.files.get_mut(&1).expect("the file").nlink = 2;
@@ -321,14 +331,15 @@ fn a_file_that_moved_there_and_back() {
         allows(&history, &found, 1, history.pictures.len() - 1)
     };
     assert!(!both(&[rename("b", "a")]));
-    assert!(both(&[Step::Do(Op::Link("b".into(), "a".into()))]));
+    assert!(both(&[WorkloadStep::Do(WorkloadOp::Link("b".into(), "a".into()))]));
 }
 
 /// After a cut, each name of an exchange leads to something that it led to at some moment.
 #[test]
 fn an_exchange_in_part() {
-    let exchange = Step::Do(Op::Exchange("a".into(), "b".into()));
-    let steps = [create("a"), create("b"), Step::Sync, exchange, Step::Fsync("a".into())];
+    let exchange = WorkloadStep::Do(WorkloadOp::Exchange("a".into(), "b".into()));
+    let steps =
+        [create("a"), create("b"), WorkloadStep::Sync, exchange, WorkloadStep::Fsync("a".into())];
     let history = of(&steps);
     for names in [vec![("a", 2)], vec![("a", 2), ("b", 2)], vec![("b", 1)]] {
         let mut found = history.pictures[3].clone();
@@ -343,7 +354,13 @@ fn an_exchange_in_part() {
 /// had that size.
 #[test]
 fn a_directory_is_as_large_as_its_names() {
-    let steps = [create("a"), Step::Sync, create("second"), create("b"), Step::Fsync("b".into())];
+    let steps = [
+        create("a"),
+        WorkloadStep::Sync,
+        create("second"),
+        create("b"),
+        WorkloadStep::Fsync("b".into()),
+    ];
     let history = of(&steps);
     let mut found = history.pictures[3].clone();
     found.names.remove(&name("second"));
@@ -355,7 +372,8 @@ fn a_directory_is_as_large_as_its_names() {
 
 #[test]
 fn an_fsync_of_a_directory_promises_the_names_in_it() {
-    let steps = [create("a"), Step::Sync, rename("a", "b"), Step::Fsync(String::new())];
+    let steps =
+        [create("a"), WorkloadStep::Sync, rename("a", "b"), WorkloadStep::Fsync(String::new())];
     let history = of(&steps);
     assert_eq!(allowed(&history, 1, 2), [1, 2]);
     assert_eq!(allowed(&history, 2, 2), [2]);
@@ -365,8 +383,8 @@ fn an_fsync_of_a_directory_promises_the_names_in_it() {
 /// writes nothing for it.
 #[test]
 fn a_promise_for_which_nothing_was_written() {
-    let link = Step::Do(Op::Link("a".into(), "b".into()));
-    let steps = [create("a"), link, Step::Sync, rename("a", "b"), Step::Sync];
+    let link = WorkloadStep::Do(WorkloadOp::Link("a".into(), "b".into()));
+    let steps = [create("a"), link, WorkloadStep::Sync, rename("a", "b"), WorkloadStep::Sync];
     let history = of(&steps);
     assert_eq!(history.pictures[2], history.pictures[3]);
     assert_eq!(allowed(&history, 2, 2), [2, 3]);
@@ -374,8 +392,8 @@ fn a_promise_for_which_nothing_was_written() {
 
 #[test]
 fn a_new_size_with_the_old_data() {
-    let cut = Step::Do(Op::Truncate("a".into(), 5000));
-    let steps = [create("a"), write("a", 0, 9000), Step::Sync, write("a", 4000, 3000), cut];
+    let cut = WorkloadStep::Do(WorkloadOp::Truncate("a".into(), 5000));
+    let steps = [create("a"), write("a", 0, 9000), WorkloadStep::Sync, write("a", 4000, 3000), cut];
     let history = of(&steps);
     let mut found = history.pictures[4].clone();
     let old = history.pictures[2].files[&1].clone();
@@ -390,9 +408,14 @@ fn a_new_size_with_the_old_data() {
 /// Preallocated blocks behind the end of a file are never read, and yet the `fsync` promised them.
 #[test]
 fn space_behind_the_end_that_is_lost() {
-    let what = Fallocate::Allocate { keep_size: true };
-    let allocate = Op::Fallocate { path: "a".into(), what, offset: 4096, len: 8192 };
-    let steps = [create("a"), Step::Sync, Step::Do(allocate), Step::Fdatasync("a".into())];
+    let what = Fallocate::Allocate { keeps_size: true };
+    let allocate = WorkloadOp::Fallocate { path: "a".into(), what, offset: 4096, len: 8192 };
+    let steps = [
+        create("a"),
+        WorkloadStep::Sync,
+        WorkloadStep::Do(allocate),
+        WorkloadStep::Fdatasync("a".into()),
+    ];
     let history = of(&steps);
     let mut found = history.pictures[2].clone();
     let file = found.files.get_mut(&1).expect("the file");
@@ -403,8 +426,8 @@ fn space_behind_the_end_that_is_lost() {
 
 #[test]
 fn flags_that_are_lost() {
-    let set = Step::Do(Op::SetFlags("a".into(), FileFlags::NODUMP));
-    let history = of(&[create("a"), Step::Sync, set, Step::Fdatasync("a".into())]);
+    let set = WorkloadStep::Do(WorkloadOp::SetFlags("a".into(), FileFlags::NODUMP));
+    let history = of(&[create("a"), WorkloadStep::Sync, set, WorkloadStep::Fdatasync("a".into())]);
     let mut found = history.pictures[2].clone();
     found.files.get_mut(&1).expect("the file").flags = FileFlags::empty();
     assert!(allows(&history, &found, 1, 2));
@@ -415,13 +438,20 @@ fn flags_that_are_lost() {
 /// root does not.
 #[test]
 fn what_is_set_of_a_subvolume() {
-    let steps = |op, last| [Step::Do(Op::Subvolume("a".into())), Step::Sync, Step::Do(op), last];
-    let read_only = || Op::SetReadOnly("a".into(), true);
-    for op in [read_only(), Op::SetDefault("a".into())] {
-        let history = of(&steps(op, Step::Sync));
+    let steps = |op, last| {
+        [
+            WorkloadStep::Do(WorkloadOp::Subvolume("a".into())),
+            WorkloadStep::Sync,
+            WorkloadStep::Do(op),
+            last,
+        ]
+    };
+    let read_only = || WorkloadOp::SetReadOnly("a".into(), true);
+    for op in [read_only(), WorkloadOp::SetDefault("a".into())] {
+        let history = of(&steps(op, WorkloadStep::Sync));
         assert_eq!(allowed(&history, 1, 2), [1, 2]);
         assert_eq!(allowed(&history, 2, 2), [2]);
     }
-    let history = of(&steps(read_only(), Step::Fsync("a".into())));
+    let history = of(&steps(read_only(), WorkloadStep::Fsync("a".into())));
     assert_eq!(allowed(&history, 2, 2), [1, 2]);
 }

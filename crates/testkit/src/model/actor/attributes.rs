@@ -6,7 +6,7 @@
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{FileFlags, XattrMode};
 
-use super::{Actor, Pair};
+use super::{Actor, ActorFile};
 
 /// The flags, each with N if one in N files gets it.
 const FLAGS: [(FileFlags, u64); 9] = [
@@ -64,7 +64,7 @@ impl Actor<'_> {
     }
 
     /// Clears the flags that forbid changes. The file may be gone by now.
-    pub(super) fn let_go(&self, file: Pair) {
+    pub(super) fn let_go(&self, file: ActorFile) {
         let at = self.at;
         if let Some((_, flags)) = self.both("flags", |fs, of| fs.flags(of(file))) {
             self.both("set_flags", |fs, of| fs.set_flags(of(file), flags - FIXED, at));

@@ -5,17 +5,18 @@
 //! size.
 
 use offshoot_vfs::{
-    Dedupe, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, Position, SetAttr,
+    Dedupe, Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, FileType,
+    SetAttr,
 };
 
-use super::{Actor, Pair};
+use super::{Actor, ActorFile};
 
 /// The offset from which on no file can have data.
 const TOO_FAR: u64 = i64::MAX.cast_unsigned();
 
 impl Actor<'_> {
     /// A file found by its name, or one that is open and may have no name.
-    pub(super) fn file_or_open(&mut self) -> Option<Pair> {
+    pub(super) fn file_or_open(&mut self) -> Option<ActorFile> {
         if self.opened.is_empty() || self.random.below(3) > 0 {
             return self.file();
         }
@@ -85,10 +86,10 @@ impl Actor<'_> {
     /// Allocates, frees, zeros or moves a range. The range mostly consists of whole sectors.
     pub(super) fn fallocate(&mut self) {
         let Some(file) = self.file_or_open() else { return };
-        let keep_size = self.random.below(2) == 0;
+        let keeps_size = self.random.below(2) == 0;
         let what = match self.random.below(8) {
-            0..3 => Fallocate::Allocate { keep_size },
-            3 => Fallocate::Zero { keep_size },
+            0..3 => Fallocate::Allocate { keeps_size },
+            3 => Fallocate::Zero { keeps_size },
             4 => Fallocate::Collapse,
             5 => Fallocate::Insert,
             _ => Fallocate::PunchHole,
@@ -130,11 +131,11 @@ impl Actor<'_> {
         // The model knows only one kind of file without checksums: those with the flag NODATACOW.
         let kind = match self.unsummed {
             Some(unsummed) => {
-                let looks = |file: Pair| {
+                let looks = |file: ActorFile| {
                     let flags = self.model.flags(file.model).unwrap_or_default();
                     (unsummed.contains(&file.ours), flags.contains(FileFlags::NODATACOW))
                 };
-                let is_known = |file: Pair| {
+                let is_known = |file: ActorFile| {
                     !unsummed.contains(&file.ours) || !self.reflagged.contains(&file.ours)
                 };
                 let are_alike = looks(from) == looks(to) && is_known(from) && is_known(to);
@@ -148,21 +149,22 @@ impl Actor<'_> {
         let is_read = offset == 0 && self.model.read(from.model, 0, &mut first).is_ok();
         let kind = if kind == 2 && is_read && first == [0; 4096] { 0 } else { kind };
         let at = self.at;
-        let shared = self.both("share", |fs: &dyn FileSystemMut, of: &dyn Fn(Pair) -> FileId| {
-            let from = Position { file: of(from), offset };
-            let to = Position { file: of(to), offset: to_offset };
-            match kind {
-                0..2 => fs.clone_range(from, to, len, at).map(|()| 0),
-                2 => fs.dedupe_range(from, to, len).map(|found| match found {
-                    Dedupe::Same { len } => len,
-                    Dedupe::Differs => u64::MAX,
-                }),
-                _ => fs.copy_range(from, to, len, at),
-            }
-        });
+        let shared =
+            self.both("share", |fs: &dyn FileSystemMut, of: &dyn Fn(ActorFile) -> FileId| {
+                let from = FilePosition { file: of(from), offset };
+                let to = FilePosition { file: of(to), offset: to_offset };
+                match kind {
+                    0..2 => fs.clone_range(from, to, len, at).map(|()| 0),
+                    2 => fs.dedupe_range(from, to, len).map(|found| match found {
+                        Dedupe::Same { len } => len,
+                        Dedupe::Differs => u64::MAX,
+                    }),
+                    _ => fs.copy_range(from, to, len, at),
+                }
+            });
         if let Some((ours, model)) = shared {
-            let who = self.prefix.escape_ascii();
-            assert_eq!(ours, model, "sharing {len} bytes of {from:?} with {to:?} by {who}");
+            let actor = self.prefix.escape_ascii();
+            assert_eq!(ours, model, "sharing {len} bytes of {from:?} with {to:?} by {actor}");
         }
     }
 
@@ -190,7 +192,7 @@ impl Actor<'_> {
             let differs = ours.iter().zip(&model).position(|(ours, model)| ours != model);
             assert_eq!(differs, None, "first byte that differs of {what}");
         }
-        if !self.holes {
+        if !self.sees_holes {
             return;
         }
         let next = self.both("next_data", |fs, of| fs.next_data(of(file), offset));

@@ -23,7 +23,7 @@ use std::thread;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use offshoot_vfs::path::climb;
-use offshoot_vfs::walk::{Entry, Visitor, walk};
+use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType};
 
 use super::super::BATCH_FILES;
@@ -248,14 +248,14 @@ pub(super) struct Stream<'a> {
     batch_bytes: u64,
 }
 
-impl Visitor for Stream<'_> {
+impl WalkVisitor for Stream<'_> {
     type Directory = ();
 
-    fn enter(&mut self, (): &(), entry: &Entry<'_>) -> Option<()> {
+    fn enter(&mut self, (): &(), entry: &WalkedFile<'_>) -> Option<()> {
         self.take_one(entry).map_err(|trouble| self.report(entry.path, &trouble)).ok()
     }
 
-    fn visit(&mut self, (): &(), entry: &Entry<'_>) {
+    fn visit(&mut self, (): &(), entry: &WalkedFile<'_>) {
         if let Err(trouble) = self.take_one(entry) {
             self.report(entry.path, &trouble);
         }
@@ -278,7 +278,7 @@ impl Stream<'_> {
     }
 
     /// Puts the file into the archive that it is made of.
-    pub(super) fn file(&mut self, entry: &Entry<'_>) {
+    pub(super) fn file(&mut self, entry: &WalkedFile<'_>) {
         if let Err(trouble) = self.take(entry) {
             self.report(entry.path, &trouble);
         }
@@ -289,12 +289,12 @@ impl Stream<'_> {
     }
 
     /// Takes an entry of a directory, if it is the only one of its name.
-    fn take_one(&mut self, entry: &Entry<'_>) -> Result<(), Trouble> {
+    fn take_one(&mut self, entry: &WalkedFile<'_>) -> Result<(), Trouble> {
         self.require_one(entry)?;
         self.take(entry)
     }
 
-    fn take(&mut self, entry: &Entry<'_>) -> Result<(), Trouble> {
+    fn take(&mut self, entry: &WalkedFile<'_>) -> Result<(), Trouble> {
         let attr = *entry.attr;
         if entry.path.len() > PATH_MAX {
             let what = format!("a path of more than {PATH_MAX} bytes in a tar archive");
@@ -325,7 +325,7 @@ impl Stream<'_> {
 
     /// Refuses a name that leads to another file as well. With a symbolic link and another file of
     /// one name, a program that unpacks the archive would write to places outside.
-    fn require_one(&self, entry: &Entry<'_>) -> Result<(), Error> {
+    fn require_one(&self, entry: &WalkedFile<'_>) -> Result<(), Error> {
         let found = self.context.fs.lookup(entry.parent, entry.name)?;
         if found == entry.attr.file {
             return Ok(());
@@ -334,7 +334,7 @@ impl Stream<'_> {
     }
 
     /// The path of the name under which a file with several names is in the archive already.
-    fn earlier_name(&self, entry: &Entry<'_>) -> Result<Option<Vec<u8>>, Trouble> {
+    fn earlier_name(&self, entry: &WalkedFile<'_>) -> Result<Option<Vec<u8>>, Trouble> {
         let fail = |error: io::Error| Trouble::from_io("the table of hard links", &error);
         let file = entry.attr.file;
         let mut links = self.context.links.lock().unwrap_or_else(PoisonError::into_inner);

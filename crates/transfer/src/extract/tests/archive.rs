@@ -3,14 +3,14 @@
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
-use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::FileType;
 
 use super::super::extract_tar;
 use super::super::tar::{WINDOW_BYTES, Window, extract_tar_with};
 use super::*;
 
-fn archive(fs: &Memory) -> (Vec<u8>, Outcome, Option<Worst>) {
+fn archive(fs: &MemoryFilesystem) -> (Vec<u8>, Outcome, Option<Worst>) {
     let mut bytes = Vec::new();
     let source = Source { fs, top: id(ROOT), path: b"" };
     let outcome = extract_tar(&source, &mut bytes, &Printed).unwrap();
@@ -43,7 +43,7 @@ fn noise(len: usize) -> Vec<u8> {
 
 #[test]
 fn the_host_unpacks_everything() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"dir", 300, FileType::Directory).attr.permissions = 0o2751;
     let node = fs.file(300, b"file", 301, b"hello");
     node.attr.nlink = 2;
@@ -104,7 +104,7 @@ fn the_host_unpacks_everything() {
 
 #[test]
 fn the_same_tree_gives_the_same_bytes() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     for n in 0..3000u64 {
         let len = usize::try_from(n * 7919 % 20_000).unwrap();
         fs.file(ROOT, format!("f{n}").as_bytes(), 300 + n, &noise(len));
@@ -118,7 +118,7 @@ fn the_same_tree_gives_the_same_bytes() {
 /// With 32 cores it was 389 MiB: what was taken out of the window was half of what was held.
 #[test]
 fn what_is_held_does_not_grow_with_the_cores() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let mut ino = 300;
     for (count, len) in [(200, 1 << 20), (10, 5 << 20), (400, 100_000), (2000, 100)] {
         let data = noise(len);
@@ -164,7 +164,7 @@ impl std::io::Write for Slow<'_> {
 /// Every shape of holes, against the bytes that the file has.
 #[test]
 fn small_holes_are_filled_and_large_ones_kept() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let shapes: [(u64, &[(u64, usize)]); 8] = [
         (3000, &[(0, 1000), (2000, 500)]),
         (3000, &[(1000, 1000)]),
@@ -196,7 +196,7 @@ fn small_holes_are_filled_and_large_ones_kept() {
 
 #[test]
 fn large_extended_attributes_do_not_pile_up() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     for n in 0..64u64 {
         let node = fs.file(ROOT, format!("f{n}").as_bytes(), 300 + n, b"x");
         node.xattrs = vec![(b"user.a".to_vec(), noise(1 << 20))];
@@ -217,7 +217,7 @@ fn large_extended_attributes_do_not_pile_up() {
 
 #[test]
 fn what_cannot_be_read_is_left_out() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let node = fs.file(ROOT, b"bad", 300, b"half");
     (node.is_damaged, node.attr.nlink) = (true, 3);
     fs.enter(ROOT, b"bad too", 300);
@@ -232,8 +232,8 @@ fn what_cannot_be_read_is_left_out() {
 #[test]
 fn a_link_and_a_directory_of_one_name_are_not_both_archived() {
     for link_is_first in [true, false] {
-        let mut fs = Memory::new();
-        let link = |fs: &mut Memory| {
+        let mut fs = MemoryFilesystem::new();
+        let link = |fs: &mut MemoryFilesystem| {
             fs.add(ROOT, b"a", 300, FileType::Symlink).target = b"/etc".to_vec();
         };
         if link_is_first {
@@ -261,7 +261,7 @@ fn a_link_and_a_file_of_one_name_are_not_both_archived() {
         (FileType::Regular, FileType::Symlink),
         (FileType::Symlink, FileType::Fifo),
     ] {
-        let mut fs = Memory::new();
+        let mut fs = MemoryFilesystem::new();
         fs.add(ROOT, b"a", 300, first).target = b"/etc/passwd".to_vec();
         fs.add(ROOT, b"a", 301, second).target = b"/etc/passwd".to_vec();
         let (bytes, outcome, status) = archive(&fs);
@@ -273,7 +273,7 @@ fn a_link_and_a_file_of_one_name_are_not_both_archived() {
 
 #[test]
 fn an_archive_with_half_a_file_has_no_end() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"a", 300, &noise(30 << 20)).is_damaged = true;
     fs.file(ROOT, b"b", 301, b"never reached");
     let (bytes, _, status) = archive(&fs);

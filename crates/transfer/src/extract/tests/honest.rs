@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
-use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::FileType;
 
 use super::*;
@@ -13,7 +13,7 @@ fn is_root() -> bool {
 
 #[test]
 fn everything_is_kept() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.node(ROOT, FileType::Directory).attr.permissions = 0o751;
     fs.add(ROOT, b"dir", 300, FileType::Directory).attr.permissions = 0o2555;
     let node = fs.file(300, b"file", 301, b"hello");
@@ -83,7 +83,7 @@ fn everything_is_kept() {
 
 #[test]
 fn one_file_goes_into_the_directory() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"file", 300, b"hello").attr.nlink = 2;
     let sandbox = Sandbox::new();
     std::fs::create_dir(sandbox.out()).unwrap();
@@ -99,7 +99,7 @@ fn one_file_goes_into_the_directory() {
 /// It stayed with the caller as its owner, and without its default ACL.
 #[test]
 fn a_directory_that_takes_one_file_stays_what_it_is() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"file", 300, b"hello");
     let sandbox = Sandbox::new();
     std::fs::create_dir(sandbox.out()).unwrap();
@@ -123,7 +123,7 @@ fn a_directory_that_takes_one_file_stays_what_it_is() {
 /// only as long as it has not got its mode.
 #[test]
 fn read_only_files_keep_their_user_attributes_without_root() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let xattrs = vec![(b"user.key".to_vec(), b"value".to_vec())];
     let node = fs.file(ROOT, b"file", 300, b"x");
     (node.attr.permissions, node.xattrs) = (0o444, xattrs.clone());
@@ -158,7 +158,7 @@ fn read_only_files_keep_their_user_attributes_without_root() {
 
 #[test]
 fn many_files_in_many_directories() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let mut ino = 300;
     for directory in 0..40u64 {
         let parent = ino;

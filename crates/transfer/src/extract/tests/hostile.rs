@@ -2,14 +2,14 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use offshoot_testkit::memory::{Memory, ROOT};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT};
 use offshoot_vfs::FileType;
 
 use super::*;
 
 #[test]
 fn names_do_not_lead_outside() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let bad: [&[u8]; 9] = [
         b"..",
         b".",
@@ -36,7 +36,7 @@ fn names_do_not_lead_outside() {
 
 #[test]
 fn symlinks_do_not_lead_outside() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     // Each of these would be written through if a link were followed anywhere.
     fs.add(ROOT, b"a", 300, FileType::Symlink).target = b"..".to_vec();
     fs.add(ROOT, b"a", 301, FileType::Directory);
@@ -59,7 +59,7 @@ fn symlinks_do_not_lead_outside() {
 
 #[test]
 fn cycles_and_second_ways_are_not_entered() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"a", 300, FileType::Directory);
     fs.add(300, b"b", 301, FileType::Directory);
     fs.file(301, b"f", 302, b"x");
@@ -79,7 +79,7 @@ fn cycles_and_second_ways_are_not_entered() {
 
 #[test]
 fn a_tree_that_doubles_on_every_level_stays_small() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     for level in 0..60 {
         let parent = if level == 0 { ROOT } else { 300 + level - 1 };
         fs.add(parent, b"l", 300 + level, FileType::Directory);
@@ -91,7 +91,7 @@ fn a_tree_that_doubles_on_every_level_stays_small() {
 
 #[test]
 fn an_endless_directory_ends() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"f", 300, b"x");
     fs.file(ROOT, b"g", 301, b"x");
     fs.node(ROOT, FileType::Directory).is_endless = true;
@@ -103,7 +103,7 @@ fn an_endless_directory_ends() {
 
 #[test]
 fn lying_sizes_leave_no_file() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     // More data than the file is long.
     fs.file(ROOT, b"short", 300, b"hello").attr.size = 3;
     // No data is inside of this one.
@@ -122,7 +122,7 @@ fn lying_sizes_leave_no_file() {
 
 #[test]
 fn what_cannot_be_read_is_removed_under_all_of_its_names() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"alone", 300, b"half").is_damaged = true;
     fs.add(ROOT, b"dir", 301, FileType::Directory).attr.permissions = 0o500;
     let node = fs.file(301, b"first", 302, b"half");
@@ -147,7 +147,7 @@ fn what_cannot_be_read_is_removed_under_all_of_its_names() {
 
 #[test]
 fn a_tree_deeper_than_any_path_is_made() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let depth = 3000;
     let name = [b'd'; 200];
     for level in 0..depth {
@@ -165,7 +165,7 @@ fn a_tree_deeper_than_any_path_is_made() {
 
 #[test]
 fn a_tree_deeper_than_the_limit_is_an_error() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     for level in 0..9_000 {
         let parent = if level == 0 { ROOT } else { 1000 + level - 1 };
         fs.add(parent, b"d", 1000 + level, FileType::Directory);
@@ -177,7 +177,7 @@ fn a_tree_deeper_than_the_limit_is_an_error() {
 
 #[test]
 fn a_set_id_bit_goes_with_its_owner_only() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let node = fs.file(ROOT, b"f", 300, b"x");
     // An owner that no system call can set.
     (node.attr.uid, node.attr.permissions) = (u32::MAX, 0o4755);

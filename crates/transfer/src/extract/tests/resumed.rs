@@ -3,7 +3,7 @@
 use std::fs::{File, Permissions, set_permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use offshoot_testkit::memory::{Memory, ROOT, id};
+use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::FileType;
 
 use super::*;
@@ -18,7 +18,7 @@ fn leave_half_done(sandbox: &Sandbox) {
 
 #[test]
 fn what_was_not_applied_is_told_again() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"dir", 300, FileType::Directory).attr.uid = u32::MAX;
     let node = fs.file(300, b"file", 301, b"hello");
     node.xattrs = vec![(b"bogus.key".to_vec(), b"value".to_vec())];
@@ -44,7 +44,7 @@ fn what_was_not_applied_is_told_again() {
 /// what a directory that was done gives to new files is taken off first.
 #[test]
 fn what_was_not_set_yet_is_set() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     let acl = [
         &[2, 0, 0, 0][..],
         &[1, 0, 7, 0, 255, 255, 255, 255],
@@ -72,7 +72,7 @@ fn what_was_not_set_yet_is_set() {
 /// The name of the mark is refused in the volume, before anything is made.
 #[test]
 fn a_file_with_the_name_of_the_mark_is_refused() {
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, marker::NAME.as_bytes(), 301, b"a place\na state\n");
     fs.add(ROOT, b"dir", 302, FileType::Directory);
     fs.file(302, marker::NAME.as_bytes(), 303, b"mine");
@@ -88,7 +88,7 @@ fn a_file_with_the_name_of_the_mark_is_refused() {
     refused(ROOT, b"");
     refused(301, b"/.offshoot-extract");
     // Below the top it is a name like any other.
-    let mut fs = Memory::new();
+    let mut fs = MemoryFilesystem::new();
     fs.add(ROOT, b"dir", 302, FileType::Directory);
     fs.file(302, marker::NAME.as_bytes(), 303, b"mine");
     assert_eq!(sandbox.extract(&fs).1, None);

@@ -3,7 +3,7 @@
 use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_testkit::random::{Random, seed_of_run};
-use offshoot_vfs::{Fallocate, FileSystem, FileSystemMut, NewFile, Place, SetAttr, Timestamp};
+use offshoot_vfs::{EntryPlace, Fallocate, FileSystem, FileSystemMut, NewFile, SetAttr, Timestamp};
 
 use super::*;
 use crate::inode::write_back;
@@ -22,7 +22,7 @@ fn open(device: &Arc<CheckedDevice>, options: OpenOptions) -> (Arc<Volume>, File
 }
 
 fn create(fs: &Filesystem) -> FileId {
-    fs.create(Place { dir: fs.root(), name: b"file" }, &NEW).expect("a file")
+    fs.create(EntryPlace { dir: fs.root(), name: b"file" }, &NEW).expect("a file")
 }
 
 fn set_len(fs: &Filesystem, file: FileId, len: usize) {
@@ -130,7 +130,7 @@ fn others_store_what_was_written_ahead() {
 fn a_file_is_removed_while_its_data_is_on_its_way() {
     for is_written_first in [true, false] {
         with_a_change(is_written_first, |fs, _, _| {
-            fs.unlink(Place { dir: fs.root(), name: b"file" }, AT).expect("it goes");
+            fs.unlink(EntryPlace { dir: fs.root(), name: b"file" }, AT).expect("it goes");
         });
     }
 }

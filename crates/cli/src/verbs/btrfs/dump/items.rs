@@ -5,8 +5,8 @@ use std::fmt::{self, Write as _};
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem, RaidStride};
 use offshoot_btrfs_format::dir::{dir_entries, file_type};
 use offshoot_btrfs_format::extent::{
-    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, Extent, ExtentDataRef,
-    InlineRef,
+    EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, InlineRef,
+    ParsedExtent,
 };
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, InodeName, inode_extrefs, inode_flags, inode_refs};
@@ -249,14 +249,18 @@ fn file_extent(data: &[u8]) -> Result<Fields, Malformed> {
         FileExtentBody::Hole { num_bytes } => {
             fields.with("kind", "hole").with("num_bytes", num_bytes)
         }
-        FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, preallocated } => {
-            fields
-                .with("kind", if preallocated { "preallocated" } else { "regular" })
-                .with("disk_bytenr", disk_bytenr.0)
-                .with("disk_num_bytes", disk_num_bytes)
-                .with("offset", offset)
-                .with("num_bytes", num_bytes)
-        }
+        FileExtentBody::Extent {
+            disk_bytenr,
+            disk_num_bytes,
+            offset,
+            num_bytes,
+            is_preallocated,
+        } => fields
+            .with("kind", if is_preallocated { "preallocated" } else { "regular" })
+            .with("disk_bytenr", disk_bytenr.0)
+            .with("disk_num_bytes", disk_num_bytes)
+            .with("offset", offset)
+            .with("num_bytes", num_bytes),
     })
 }
 
@@ -288,7 +292,7 @@ fn root(item: &RootItem) -> Fields {
 }
 
 fn extent(key: Key, data: &[u8]) -> Result<Fields, Malformed> {
-    let extent = Extent::parse(key.item_type, data)?;
+    let extent = ParsedExtent::parse(key.item_type, data)?;
     let flags = extent.item.flags.get();
     let flag_names: Vec<&str> = [
         (EXTENT_FLAG_DATA, "DATA"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs::Filesystem;
 use offshoot_vfs::path::{LastLink, at_path, last_name, resolve, resolve_end};
-use offshoot_vfs::{Errno, Error, FileId, FileSystem, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileSystem, Timestamp};
 
 use super::subvolume_at;
 use crate::args::{EditSubvolumeArguments, SetArguments, SnapshotArguments, SubvolumesArguments};
@@ -29,7 +29,7 @@ pub(in crate::verbs) fn create(arguments: &SubvolumesArguments, console: &Arc<Co
             rights.require_new_name(fs, dir).map_err(|error| at_path(error, path))?;
         }
         let new = new_file(fs, dir, 0o777, &caller)?;
-        let place = Place { dir, name: &name };
+        let place = EntryPlace { dir, name: &name };
         fs.create_subvolume(place, &new).map_err(|error| at_path(error, path))?;
         open.changed(place)
     })
@@ -73,7 +73,7 @@ fn take(
     }
     let name = last_name(source).unwrap_or_default();
     let new = aim.new_name(fs, destination, name, true)?;
-    let place = Place { dir: new.dir, name: &new.name };
+    let place = EntryPlace { dir: new.dir, name: &new.name };
     if let Some(rights) = rights {
         rights.require_new_name(fs, place.dir).map_err(|error| at_path(error, destination))?;
     }
@@ -88,7 +88,7 @@ pub(in crate::verbs) fn delete(arguments: &SubvolumesArguments, console: &Arc<Co
     in_every_tree(parsed(arguments), &arguments.edit, console, |tree, path, _| {
         let fs = tree.btrfs();
         let (dir, name) = named_place(fs, path)?;
-        let place = Place { dir, name };
+        let place = EntryPlace { dir, name };
         if let Some(rights) = open.rights() {
             rights.require_removal(fs, place).map_err(|error| at_path(error, path))?;
         }
