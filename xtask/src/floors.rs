@@ -13,7 +13,7 @@ use crate::shell::Result;
 
 /// The floors from the ground up.
 const FLOORS: &[&[&str]] = &[
-    &["report", "stats"],
+    &["events", "report", "stats"],
     &["storage"],
     &["block"],
     &["tree"],
