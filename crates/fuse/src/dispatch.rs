@@ -44,6 +44,7 @@ use crate::nodes::{Nodes, is_gate};
 use crate::options::{Owner, ServeOptions};
 use crate::output::Output;
 use crate::request::{Arguments, Malformed, Request, is_silent};
+use crate::watch::Watch;
 use crate::wire::opcode;
 
 impl From<Malformed> for Error {
@@ -83,6 +84,7 @@ pub(crate) struct Dispatcher {
     caches: KernelCaches,
     modes: Modes,
     listings: Listings,
+    watch: Arc<Watch>,
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
@@ -106,6 +108,7 @@ impl Dispatcher {
             caches: KernelCaches::new(device, root, nodes, mappable),
             modes: Modes::default(),
             listings: Listings::default(),
+            watch: Arc::default(),
             options,
             has_setxattr_ext: AtomicBool::new(false),
             has_rings: AtomicBool::new(false),
@@ -130,8 +133,9 @@ impl Dispatcher {
     /// Carries out the request, and puts the answer into `out`.
     pub(crate) fn answer(&self, request: &Request<'_>, out: &mut Output<'_>) -> Answer {
         let op = request.header.opcode;
+        let watched = self.watch.begin(&request.header);
         let result = self.dispatch(op, &Context::new(self, request), request.arguments, out);
-        match result {
+        let answer = match result {
             _ if is_silent(op) => Answer::Silence,
             Ok(true) => Answer::Sent,
             Ok(false) => Answer::Failed(Errno::NOSYS),
@@ -139,7 +143,11 @@ impl Dispatcher {
                 self.report(&error);
                 Answer::Failed(error.errno())
             }
+        };
+        if let Some(unique) = watched {
+            self.watch.end(unique, answer);
         }
+        answer
     }
 
     /// Returns `false` for an unknown opcode.
