@@ -47,3 +47,16 @@ pub(crate) use clock;
 pub(crate) fn micros(since: Option<Instant>) -> Option<u64> {
     since.map(|since| u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tests of the engine run without a subscriber, like most programs.
+    #[test]
+    fn without_a_subscriber_nothing_is_computed() {
+        let (clock, mut computed) = (clock!(COMMIT, INFO), 0);
+        tracing::error!(target: COMMIT, number = { computed += 1; computed });
+        assert_eq!((clock, micros(clock), computed), (None, None, 0));
+    }
+}

@@ -169,6 +169,7 @@ impl Server {
         let broken = self.errors.iter().last();
         info!(target: MOUNT, "the mount has ended, storing everything");
         self.pool.dispatcher.end()?;
+        info!(target: MOUNT, "everything is stored");
         match broken {
             Some(error) => Err(Error::io("serving the mount", error)),
             None => Ok(()),
