@@ -36,7 +36,6 @@ fn the_variable_tells_of_requests_commits_and_the_log() {
     mounted.syncs("second");
     let log = mounted.ends();
     for text in [
-        "fuse::mount: mounted transport=",
         "fuse::request: a request begins opcode=\"FSYNC\" node=",
         "btrfs::log: fsync subvolume=5 inode=",
         "btrfs::device: the barrier is done us=",
