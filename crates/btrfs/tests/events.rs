@@ -63,14 +63,15 @@ fn recorded(work: impl FnOnce()) -> Lines {
 #[test]
 fn a_commit_and_an_fsync_tell_their_phases_in_order() {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(1 << 30));
-    mkfs(&[device.clone()], &MkfsOptions::new(Uuid::from_u128(7), AT)).expect("a volume");
+    mkfs(std::slice::from_ref(&device), &MkfsOptions::new(Uuid::from_u128(7), AT))
+        .expect("a volume");
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
     let lines = recorded(|| {
         let volume = Volume::open_writable(vec![device], &options).expect("it opens");
         let fs = volume.filesystem(SubvolumeId::FS).expect("its files");
         let place = |name: &'static [u8]| Place { dir: fs.root(), name };
         let file = fs.create(place(b"file"), &NEW).expect("a file");
-        fs.write(file, 0, &[7; 100_000], AT).expect("data");
+        fs.write(file, 0, &vec![7; 100_000], AT).expect("data");
         fs.sync().expect("a commit");
         fs.write(file, 0, b"new", AT).expect("data");
         fs.fsync(file).expect("a log");

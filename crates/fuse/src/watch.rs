@@ -61,7 +61,8 @@ impl Watch {
         self.requests.lock().insert(unique, request);
         self.thread.get_or_init(|| {
             let watch = Arc::downgrade(self);
-            let started = thread::Builder::new().name("watch".to_owned()).spawn(|| run(watch));
+            let started =
+                thread::Builder::new().name("watch".to_owned()).spawn(move || run(&watch));
             if let Err(error) = started {
                 warn!(target: REQUEST, %error, "long requests are not noticed");
             }
@@ -95,7 +96,7 @@ impl Watch {
 }
 
 /// Warns about long requests until the mount has ended.
-fn run(watch: Weak<Watch>) {
+fn run(watch: &Weak<Watch>) {
     loop {
         thread::sleep(TURN);
         let Some(watch) = watch.upgrade() else { return };

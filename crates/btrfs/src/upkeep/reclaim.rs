@@ -145,10 +145,9 @@ impl Engine {
         while own.outcome().is_none() {
             let before = ledger.line().begin_cycle();
             if enabled!(target: RECLAIM, Level::DEBUG) {
-                let (tickets, first) = {
-                    let line = ledger.line();
-                    (line.len(), line.front())
-                };
+                // The line is locked for each of these, so not within one event.
+                let tickets = ledger.line().len();
+                let first = ledger.line().front();
                 debug!(
                     target: RECLAIM,
                     %purpose,
