@@ -13,7 +13,8 @@ use crate::shell::Result;
 
 /// The floors from the ground up.
 const FLOORS: &[&[&str]] = &[
-    &["events", "report", "stats"],
+    &["events"],
+    &["report", "stats"],
     &["storage"],
     &["block"],
     &["tree"],

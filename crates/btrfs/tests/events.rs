@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{EVENT_TARGETS, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
-use offshoot_device::{BlockDevice, MemoryDevice};
+use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice};
 use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
 use tracing_subscriber::fmt::MakeWriter;
 use uuid::Uuid;
@@ -62,7 +62,9 @@ fn recorded(work: impl FnOnce()) -> Lines {
 
 #[test]
 fn a_commit_and_an_fsync_tell_their_phases_in_order() {
-    let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(1 << 30));
+    let memory = Arc::new(MemoryDevice::sparse(1 << 30));
+    let faulty = Arc::new(FaultDevice::new(memory.clone()));
+    let device: Arc<dyn BlockDevice> = faulty.clone();
     mkfs(std::slice::from_ref(&device), &MkfsOptions::new(Uuid::from_u128(7), AT))
         .expect("a volume");
     let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
@@ -80,6 +82,9 @@ fn a_commit_and_an_fsync_tell_their_phases_in_order() {
         fs.rename(place(b"dir"), place(b"moved"), AT).expect("it moves");
         fs.write(file, 0, b"newer", AT).expect("data");
         fs.fsync(file).expect("a commit");
+        faulty.add(0..memory.size_bytes(), Fault::Error);
+        fs.mkdir(place(b"lost"), &NEW).expect("a directory");
+        fs.sync().expect_err("the device fails");
     });
     lines.have_in_order(&[
         " INFO btrfs::open: opened ",
@@ -104,9 +109,11 @@ fn a_commit_and_an_fsync_tell_their_phases_in_order() {
         "DEBUG btrfs::log: fsync subvolume=5 ",
         "DEBUG btrfs::log: writing the log transaction=3 batch=1 blocks=",
         "DEBUG btrfs::log: the log is on the devices batch=1 us=",
+        "DEBUG btrfs::log: fsync is done without a commit ",
         " INFO btrfs::commit: committed generation=3 cause=Asked us=",
         " INFO btrfs::log: fsync makes a commit inode=257 reason=DirectoryMoved",
         " INFO btrfs::commit: committed generation=4 cause=Fsync us=",
+        " WARN btrfs::report: ",
         " INFO btrfs::open: closing ",
     ]);
     let lines = lines.0.lock().expect("no panic");

@@ -139,7 +139,8 @@ impl Write for Lines {
                 let pid = std::process::id();
                 let _ = system.send(format!("<{DEBUG}>offshoot[{pid}]: {text}").as_bytes());
             }
-            None => io::stderr().write_all(format!("{text}\n").as_bytes())?,
+            // If standard error cannot be written, there is no place to report that.
+            None => drop(io::stderr().write_all(format!("{text}\n").as_bytes())),
         }
         Ok(line.len())
     }

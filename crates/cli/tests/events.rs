@@ -81,6 +81,18 @@ fn the_option_before_the_verb_counts_levels() {
     assert_eq!(lines, "");
 }
 
+/// As with `2>&1 | head`.
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let volume = Volume::new();
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_offshoot"));
+    let status = command.args(["-vvv", "mkdir", &volume.place("/a")]).stderr(writer).status();
+    assert!(status.expect("it runs").success());
+    assert!(run(&["stat", &volume.place("/a")], None).status.success());
+}
+
 #[test]
 fn behind_a_verb_the_option_is_that_of_the_verb() {
     let volume = Volume::new();

@@ -195,8 +195,12 @@ impl<'v> Pass<'v> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        let (buffered, us) = (self.volume.buffers.bytes(), micros(self.since));
-        debug!(target: WRITEBACK, buffered, us, "write-back has ended");
+        debug!(
+            target: WRITEBACK,
+            buffered = self.volume.buffers.bytes(),
+            us = micros(self.since),
+            "write-back has ended",
+        );
     }
 }
 

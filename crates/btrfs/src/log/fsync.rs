@@ -65,7 +65,10 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
         return volume.commit();
     }
     match log_it(volume, file, wanted)? {
-        Outcome::Done => Ok(()),
+        Outcome::Done => {
+            debug!(target: LOG, inode = file.ino, "fsync is done without a commit");
+            Ok(())
+        }
         Outcome::Commit(generation, obstacle) => {
             info!(target: LOG, inode = file.ino, reason = ?obstacle, "fsync makes a commit");
             obstacle.count(&live.stats);
