@@ -13,6 +13,7 @@ use crate::shell::Result;
 
 /// The floors from the ground up.
 const FLOORS: &[&[&str]] = &[
+    &["events"],
     &["report", "stats"],
     &["storage"],
     &["block"],

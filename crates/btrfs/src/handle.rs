@@ -6,8 +6,10 @@ use std::sync::Arc;
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
 use offshoot_vfs::{FileSystem, FileSystemMut, Result, Trimmed, VolumeVersion};
+use tracing::info;
 
 use crate::engine::{Engine, OpenOptions};
+use crate::events::OPEN;
 use crate::filesystem::Filesystem;
 use crate::upkeep::Committer;
 use crate::{SubvolumeId, inode, log};
@@ -30,6 +32,24 @@ impl Deref for Volume {
     }
 }
 
+impl Drop for Volume {
+    fn drop(&mut self) {
+        info!(target: OPEN, fsid = %self.superblock().fsid, "closing");
+    }
+}
+
+fn opened(engine: &Engine, is_writable: bool) {
+    let superblock = engine.superblock();
+    info!(
+        target: OPEN,
+        fsid = %superblock.fsid,
+        generation = superblock.generation.0,
+        members = engine.members().len(),
+        is_writable,
+        "opened",
+    );
+}
+
 impl Volume {
     /// Opens the volume with the members `devices`, in any order, for reading. A pending tree log
     /// is replayed in memory, unless the options ignore it. The devices are not written.
@@ -42,6 +62,7 @@ impl Volume {
     /// chunk tree or root tree cannot be read.
     pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
         let engine = Arc::new(log::open(devices, options)?);
+        opened(&engine, false);
         Ok(Arc::new(Self { _committer: None, engine }))
     }
 
@@ -57,6 +78,7 @@ impl Volume {
         options: &OpenOptions,
     ) -> Result<Arc<Self>> {
         let engine = Arc::new(log::open_writable(devices, options)?);
+        opened(&engine, true);
         let interval = options.commit_interval;
         let committer = interval.map(|interval| Committer::start(&engine, interval)).transpose()?;
         Ok(Arc::new(Self { _committer: committer, engine }))

@@ -30,6 +30,7 @@
 //! | `block` | verified tree blocks and the cache of them |
 //! | `storage` | members, superblocks, chunk map; reads around bad copies, writes all copies |
 //! | `report` | problems that did not fail a call |
+//! | `events` | the targets of `tracing` events |
 
 // Code that unit and integration tests share names the crate by its name.
 #[cfg(test)]
@@ -41,6 +42,7 @@ mod block;
 mod data;
 mod delayed;
 mod engine;
+mod events;
 mod filesystem;
 mod handle;
 mod inode;
@@ -63,6 +65,7 @@ mod upkeep;
 
 pub use block::TreeBlock;
 pub use engine::{Engine, OpenOptions};
+pub use events::EVENT_TARGETS;
 pub use filesystem::Filesystem;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
 pub use handle::Volume;

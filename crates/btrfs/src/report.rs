@@ -6,11 +6,22 @@ use std::sync::Arc;
 use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::{DeviceId, Generation, Logical, Physical};
 use offshoot_vfs::FileId;
+use tracing::warn;
 use uuid::Uuid;
+
+use crate::events::REPORT;
 
 /// Called with every report, by the thread that found the problem. It must not call back into the
 /// volume, because it might wait for the block that its caller is reading.
 pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
+
+/// Tells `report` to the reporter, if there is one, and as an event.
+pub(crate) fn tell(reporter: Option<&Reporter>, report: &Report) {
+    warn!(target: REPORT, "{report}");
+    if let Some(reporter) = reporter {
+        reporter(report);
+    }
+}
 
 /// A problem that did not fail a call, or a fact that the user should know about the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -43,7 +43,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
-use crate::report::{Report, Reporter};
+use crate::report::{self, Report, Reporter};
 use chunk_map::ChunkMap;
 pub(crate) use chunk_map::MappedChunk;
 pub(crate) use copies::CopyPart;
@@ -205,9 +205,7 @@ impl Storage {
 
     /// Tells the reporter, if there is one.
     pub(crate) fn report(&self, report: &Report) {
-        if let Some(reporter) = &self.reporter {
-            reporter(report);
-        }
+        report::tell(self.reporter.as_ref(), report);
     }
 
     /// Makes the check of blocks refuse all that the kernel refuses, from now on.

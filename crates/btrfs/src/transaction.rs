@@ -67,11 +67,13 @@ use offshoot_btrfs_format::encode::{self, BlockIdentity};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SuperblockItem};
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
+use tracing::debug;
 
 #[cfg(debug_assertions)]
 use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::WriteStop;
+use crate::events::COMMIT;
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::Counters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -316,6 +318,7 @@ impl Live {
                     return Ok(phases.is_complete);
                 }
             }
+            debug!(target: COMMIT, "waiting until the transaction before is on the devices");
             self.committed.wait(&mut waiting);
         }
     }
@@ -513,6 +516,7 @@ impl Live {
 
     /// Locks commits: no other thread commits until this is dropped.
     pub(crate) fn lock_commits(&self) -> MutexGuard<'_, ()> {
+        debug!(target: COMMIT, "waiting until no other thread commits");
         self.commit.lock()
     }
 

@@ -55,6 +55,7 @@ pub(crate) use subvolume::{
 };
 
 use crate::live::Live;
+use crate::mount::is_called_by_mount;
 
 // clap wraps lines that are longer than the terminal, so a paragraph is one line here.
 
@@ -88,6 +89,10 @@ Examples:
 Names with control characters, invisible characters or bytes that are not UTF-8 are shown \
 with `\\n`, `\\u{1b}` or `\\xff`, and `\\\\` for a backslash. In JSON strings only `\\xff` and \
 `\\\\` are used besides JSON's own escapes.
+
+-v before the verb, or OFFSHOOT_LOG in the environment, shows on standard error what the engine \
+does: OFFSHOOT_LOG=debug, or OFFSHOOT_LOG=btrfs::commit=trace,fuse=debug for parts of it. \
+docs/mount.md says more. Behind a verb, -v is the option of that verb.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage (of ls also a place that is not there), \
 3 the volume is corrupt, 4 the volume needs a \
@@ -158,8 +163,28 @@ Examples:
 #[command(name = "offshoot", version, after_help = HELP, max_term_width = 100)]
 #[command(subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
 pub(crate) struct Arguments {
+    /// Show on standard error what the engine does; -vv shows more, -vvv all of it. Comes before
+    /// the verb
+    #[arg(short = 'v', long, action = ArgAction::Count)]
+    verbose: u8,
     #[command(subcommand)]
     pub(crate) verb: Verb,
+}
+
+impl Arguments {
+    /// How much of what the engine does is shown. `mount` has the option too, so that it may stand
+    /// behind that verb, and passes it on to the run that serves.
+    pub(crate) fn settle_verbosity(&mut self) -> u8 {
+        match &mut self.verb {
+            Verb::Mount(mount) => {
+                // mount(8) has an option of that name for itself, and passes it on.
+                let own = if is_called_by_mount() { 0 } else { mount.verbose };
+                mount.verbose = own.saturating_add(self.verbose);
+                mount.verbose
+            }
+            _ => self.verbose,
+        }
+    }
 }
 
 #[derive(Subcommand)]

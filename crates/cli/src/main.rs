@@ -21,6 +21,7 @@
 //! | [`workload`] | what the benchmarks do |
 //! | [`interrupt`] | Ctrl-C during a long verb |
 //! | [`output`], [`exit`] | what is printed, and the exit code |
+//! | [`events`] | what the engine does, printed with `-v` |
 //!
 //! A verb writes to standard output and returns a failure. Only [`exit`] prints the failure and
 //! chooses the exit code. If the reader of standard output closes it early, the program ends
@@ -30,6 +31,7 @@ mod allocator;
 mod args;
 mod disk;
 mod edit;
+mod events;
 mod exit;
 mod interrupt;
 mod listed;
@@ -83,6 +85,7 @@ fn run(words: &[OsString], console: &Arc<Console>) -> Result {
         Err(message) if !message.use_stderr() => return Ok(message.print()?),
         Err(message) => return Err(Failure::Usage(usage(&message))),
     };
+    events::begin(arguments.settle_verbosity())?;
     let mut out = io::BufWriter::with_capacity(64 << 10, io::stdout().lock());
     match mount::mounted(&mut arguments.verb)? {
         Some(elsewhere) => elsewhere.run(&words[1..], &mut out, console),

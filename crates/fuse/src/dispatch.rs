@@ -44,6 +44,7 @@ use crate::nodes::{KnownFiles, is_gate};
 use crate::options::{ServeOptions, ShownOwner};
 use crate::output::AnswerBody;
 use crate::request::{MalformedRequest, Request, RequestArguments, is_silent};
+use crate::watch::Watch;
 use crate::wire::opcode;
 
 impl From<MalformedRequest> for Error {
@@ -83,6 +84,7 @@ pub(crate) struct Dispatcher {
     caches: KernelCaches,
     modes: ModeLocks,
     listings: OpenListings,
+    watch: Arc<Watch>,
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
@@ -106,6 +108,7 @@ impl Dispatcher {
             caches: KernelCaches::new(device, root, nodes, mappable),
             modes: ModeLocks::default(),
             listings: OpenListings::default(),
+            watch: Arc::default(),
             options,
             has_setxattr_ext: AtomicBool::new(false),
             has_rings: AtomicBool::new(false),
@@ -130,8 +133,9 @@ impl Dispatcher {
     /// Carries out the request, and puts the answer into `out`.
     pub(crate) fn answer(&self, request: &Request<'_>, out: &mut AnswerBody<'_>) -> Answer {
         let op = request.header.opcode;
+        let watched = self.watch.begin(&request.header);
         let result = self.dispatch(op, &RequestContext::new(self, request), request.arguments, out);
-        match result {
+        let answer = match result {
             _ if is_silent(op) => Answer::Silence,
             Ok(true) => Answer::Sent,
             Ok(false) => Answer::Failed(Errno::NOSYS),
@@ -139,7 +143,11 @@ impl Dispatcher {
                 self.report(&error);
                 Answer::Failed(error.errno())
             }
+        };
+        if let Some(unique) = watched {
+            self.watch.end(unique, answer);
         }
+        answer
     }
 
     /// Returns `false` for an unknown opcode.

@@ -21,6 +21,7 @@
 //! | `mount` | mounting and unmounting, as root or as a user |
 //! | `helper` | mounting and unmounting by another process |
 //! | `server` | the threads of a mount |
+//! | `watch` | `tracing` events about requests |
 //! | `options` | options of the serving program |
 //!
 //! Only the kernel changes what is mounted, so it may cache without a time limit: names that exist
@@ -43,6 +44,7 @@ mod output;
 mod request;
 mod ring;
 mod server;
+mod watch;
 mod wire;
 
 pub use caches::KernelCaches;
@@ -51,3 +53,4 @@ pub use ioctls::{Ioctl, Ioctls};
 pub use mount::{MountOptions, MountPoint, Mounter, Unmount, unmount};
 pub use options::{ErrorReporter, FindDirectory, Gate, ServeOptions, ShownOwner, Transport};
 pub use server::{MountControl, Server};
+pub use watch::EVENT_TARGETS;

@@ -32,6 +32,7 @@ use std::thread;
 use offshoot_vfs::{Errno, Error, FileSystemMut, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, getrlimit};
+use tracing::{debug, info};
 
 use crate::caches::KernelCaches;
 use crate::cpus;
@@ -40,6 +41,7 @@ use crate::dispatch::{Answer, Dispatcher};
 use crate::mount::{Mounter, Unmount};
 use crate::options::{ServeOptions, Transport};
 use crate::ring::{ReceivedRequest, RingChannel};
+use crate::watch::MOUNT;
 
 /// The most threads of `/dev/fuse`, and of io_uring where that leaves [`LEAST_ENTRIES`] to each
 /// queue.
@@ -141,7 +143,10 @@ impl Server {
             let _ = pool.mounter.unmount(Unmount::Lazily);
             return Err(error);
         }
-        Ok(Self { pool, errors })
+        let server = Self { pool, errors };
+        let fallback = server.fallback().map(tracing::field::display);
+        info!(target: MOUNT, transport = ?server.transport(), fallback, "mounted");
+        Ok(server)
     }
 
     /// How requests come: over io_uring, or over `/dev/fuse`.
@@ -162,7 +167,9 @@ impl Server {
     /// Those of the final sync, and of the connection to the kernel.
     pub fn wait(self) -> Result<()> {
         let broken = self.errors.iter().last();
+        info!(target: MOUNT, "the mount has ended, storing everything");
         self.pool.dispatcher.end()?;
+        info!(target: MOUNT, "everything is stored");
         match broken {
             Some(error) => Err(Error::io("serving the mount", error)),
             None => Ok(()),
@@ -333,6 +340,7 @@ impl Pool {
                 return Ok(());
             }
             if others == 0 && self.threads.load(Ordering::Relaxed) < MOST_THREADS {
+                debug!(target: MOUNT, "no thread waits for requests, starting one more");
                 // If no thread starts, the existing threads still serve.
                 let _ = self.start(self.device(), errors);
             }

@@ -19,11 +19,11 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::{Engine, OpenOptions};
-use crate::counter::{OnStop, WriteStop};
+use crate::counter::WriteStop;
 use crate::data::Buffers;
 use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
-use crate::report::Report;
+use crate::report::{self, Report};
 use crate::space::{BlockGroup, Space};
 use crate::storage::{Member, malformed};
 use crate::transaction::{Live, Quotas, chunk_tree_root};
@@ -66,11 +66,11 @@ impl Engine {
         }
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
-        let stop = WriteStop::new(options.reporter.clone().map(|reporter| -> OnStop {
-            Box::new(move |problem| {
-                reporter(&Report::ReadOnly { problem: problem.to_owned() });
-            })
-        }));
+        let reporter = options.reporter.clone();
+        let stop = WriteStop::new(Some(Box::new(move |problem| {
+            let report = Report::ReadOnly { problem: problem.to_owned() };
+            report::tell(reporter.as_ref(), &report);
+        })));
         volume.buffers = Buffers::new(&stop);
         let space =
             Space::new(volume.block_groups()?, &volume.storage, options.discard, stop.clone())?;

@@ -16,10 +16,12 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
+use tracing::debug;
 
 use super::evict::{evict_batch, orphan_key};
 use super::inode_item;
 use crate::engine::Engine;
+use crate::events::ORPHANS;
 use crate::report::Report;
 use crate::storage::malformed;
 use crate::transaction::root_of;
@@ -103,6 +105,7 @@ fn remove(volume: &Engine, file: FileId) -> Result<bool> {
         true
     };
     if is_done {
+        debug!(target: ORPHANS, subvolume = file.dev, inode = file.ino, "an orphan is removed");
         volume.live()?.stats.orphan_removed();
     }
     Ok(is_done)

@@ -34,12 +34,14 @@ mod together;
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, leaf_capacity};
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail};
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_vfs::{Errno, FileId, Result, Timestamp};
+use tracing::debug;
 
 use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
@@ -47,6 +49,7 @@ use super::{compression, inode_item, tree_of};
 use crate::data::timestamp;
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::engine::{Engine, Handle};
+use crate::events::{WRITEBACK, clock, micros};
 use crate::space::{Claim, Promise, growth_bytes};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
@@ -177,6 +180,30 @@ pub(super) fn discard(volume: &Engine, file: FileId) {
     }
 }
 
+/// A pass of write-back over many files, for its events.
+struct Pass<'v> {
+    volume: &'v Engine,
+    since: Option<Instant>,
+}
+
+impl<'v> Pass<'v> {
+    fn begin(volume: &'v Engine, why: &str) -> Self {
+        debug!(target: WRITEBACK, why, buffered = volume.buffers.bytes(), "write-back begins");
+        Self { volume, since: clock!(WRITEBACK, DEBUG) }
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        debug!(
+            target: WRITEBACK,
+            buffered = self.volume.buffers.bytes(),
+            us = micros(self.since),
+            "write-back has ended",
+        );
+    }
+}
+
 /// Whether more is buffered than `dirty_bytes`.
 pub(super) fn is_over_limit(volume: &Engine) -> bool {
     volume.buffers.bytes() > volume.options.dirty_bytes
@@ -212,6 +239,7 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
 /// buffered, and its own sync reports why.
 fn relieve(volume: &Engine) -> Result<()> {
     let half = volume.options.dirty_bytes / 2;
+    let _event = Pass::begin(volume, "until less is buffered");
     let is_enough = || volume.buffers.bytes() <= half;
     for files in in_steps(&volume.buffers.files()) {
         if is_enough() {
@@ -270,6 +298,7 @@ fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<
 /// # Errors
 /// The first error, after all files were tried.
 pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
+    let _event = Pass::begin(volume, "of all files");
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
 
@@ -279,6 +308,7 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
 /// # Errors
 /// As [`sync_all`].
 pub(crate) fn ease(volume: &Engine) -> Result<()> {
+    let _event = Pass::begin(volume, "because much is buffered");
     let store = |file| match ahead::write_ahead(volume, file) {
         Ok(false) => sync_file(volume, file),
         written => written.map(drop),
@@ -309,6 +339,7 @@ pub(crate) fn sync_subvolume(volume: &Engine, id: TreeId) -> Result<()> {
 /// The caller makes room and may hold locks of inodes. A file that cannot be written back stays
 /// buffered, and its own sync reports why.
 pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
+    let _event = Pass::begin(volume, "to make room");
     for files in in_steps(&volume.buffers.files()) {
         if is_wanted() {
             let _ = together::store(volume, files);

@@ -15,12 +15,14 @@ use std::sync::Arc;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, FileType, Result};
+use tracing::{debug, info};
 
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
 use super::running::{RunningLog, Trees};
 use crate::block::DirtyBlocks;
 use crate::engine::{Engine, Handle};
+use crate::events::{LOG, clock, micros};
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
@@ -54,6 +56,7 @@ enum Outcome {
 /// # Errors
 /// As [`Engine::sync`]. After an error that is not one of writing, the next fsync makes a commit.
 pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()> {
+    debug!(target: LOG, subvolume = file.dev, inode = file.ino, ?wanted, "fsync");
     // The empty directory that stands for a subvolume in a snapshot has nothing to log.
     let live = volume.live()?;
     if !volume.options.tree_log || placeholder_in(file).is_some() {
@@ -62,8 +65,12 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
         return volume.commit();
     }
     match log_it(volume, file, wanted)? {
-        Outcome::Done => Ok(()),
+        Outcome::Done => {
+            debug!(target: LOG, inode = file.ino, "fsync is done without a commit");
+            Ok(())
+        }
         Outcome::Commit(generation, obstacle) => {
+            info!(target: LOG, inode = file.ino, reason = ?obstacle, "fsync makes a commit");
             obstacle.count(&live.stats);
             write_back::sync_others(volume)?;
             volume.commit_one(generation, Cause::Fsync)
@@ -258,6 +265,7 @@ fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Ob
         }
         live.require_whole()?;
         if progress.is_written {
+            debug!(target: LOG, batch, "waiting for the thread that writes the log");
             running.wait(&mut progress);
             continue;
         }
@@ -284,6 +292,14 @@ impl Drop for Lead<'_> {
 fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
     let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
+    let clock = clock!(LOG, DEBUG);
+    debug!(
+        target: LOG,
+        transaction = handle.generation().0,
+        batch,
+        blocks = blocks.all().len(),
+        "writing the log",
+    );
     let is_reliable =
         !volume.storage.hides_failures() && volume.write_log(live, &blocks.all(), &root)?;
     if !is_reliable {
@@ -293,6 +309,7 @@ fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     }
     blocks.move_to(&volume.cache, |_| true);
     live.stats.log_written();
+    debug!(target: LOG, batch, us = micros(clock), "the log is on the devices");
     volume.log.progress().done = batch;
     Ok(())
 }

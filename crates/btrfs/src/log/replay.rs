@@ -28,11 +28,13 @@ use std::sync::atomic::Ordering;
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
+use tracing::info;
 
 use super::LogTree;
 use super::failure::{in_log, in_volume};
 use super::space::Taken;
 use crate::engine::{Change, Engine, Handle, OpenOptions};
+use crate::events::LOG;
 use crate::storage::malformed;
 use crate::transaction::{Cause, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
@@ -53,6 +55,7 @@ pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> R
 
 fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
     let logs = volume.log_trees()?;
+    info!(target: LOG, subvolumes = logs.len(), "replaying the log");
     let mut taken = Taken::take(volume, &logs)?;
     make_room(volume, &logs, &taken, replay_bytes)?;
     let handle = volume.enter()?;

@@ -45,10 +45,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use tracing::debug;
 
 use super::tickets::{Demand, Kind, Line, Waiter};
 use super::{Purpose, Roots, Space};
 use crate::counter::{NonNegativeCounter, WriteStop, below_zero};
+use crate::events::RECLAIM;
 
 /// The free and claimed space of one kind, in block groups whose free ranges are loaded, and the
 /// line of waiting callers.
@@ -191,6 +193,11 @@ impl Ledger {
             if self.have_ended() {
                 return false;
             }
+            debug!(
+                target: RECLAIM,
+                reserved = self.reserved(),
+                "the leader waits for reservations of operations under way",
+            );
             self.wake.wait(&mut line);
         }
     }

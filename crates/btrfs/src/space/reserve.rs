@@ -92,11 +92,13 @@ use std::time::Instant;
 
 use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_vfs::{Errno, Error, Result};
+use tracing::debug;
 
 use super::ledger::{Floor, Promise, Reservation};
 use super::place::{PlaceInLine, Turn};
 use super::tickets::{Demand, Kind, Outcome, Waiter};
 use super::{Purpose, Space};
+use crate::events::{RECLAIM, micros};
 use crate::stats::Counters;
 
 /// The most items that an operation on names touches: two directory items, two indexes, two
@@ -503,7 +505,16 @@ impl Space {
             self.stats.looked_again(since.elapsed());
             return Ok(());
         }
+        debug!(target: RECLAIM, %purpose, ?demand, "waiting for space");
         let result = self.wait_in_line(purpose, demand, maker);
+        debug!(
+            target: RECLAIM,
+            %purpose,
+            ?demand,
+            is_granted = result.is_ok(),
+            us = micros(Some(since)),
+            "the wait for space has ended",
+        );
         self.stats.waited(since.elapsed(), &result);
         result
     }

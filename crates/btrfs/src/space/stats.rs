@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use offshoot_vfs::{Errno, Error, Result};
+use tracing::debug;
 
 use super::{Purpose, Space};
+use crate::events::{RECLAIM, clock, micros};
 
 /// The ways to make room, from cheap to expensive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -262,7 +264,18 @@ impl Space {
     ) -> Result<T> {
         let room = self.room(purpose);
         self.stats.entered(state, when);
+        let clock = clock!(RECLAIM, DEBUG);
+        debug!(target: RECLAIM, %purpose, %state, ?when, room, "a flush state begins");
         let result = work();
+        debug!(
+            target: RECLAIM,
+            %purpose,
+            %state,
+            bytes = self.room(purpose).saturating_sub(room),
+            us = micros(clock),
+            error = result.as_ref().err().map(tracing::field::display),
+            "the flush state has ended",
+        );
         self.stats.left(state, self.room(purpose).saturating_sub(room));
         result
     }

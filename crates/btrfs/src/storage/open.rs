@@ -23,7 +23,7 @@ use uuid::Uuid;
 use super::chunk_map::{ChunkMap, MappedChunk};
 use super::members::{Found, Member, Members};
 use super::{Storage, ways};
-use crate::report::{Report, Reporter};
+use crate::report::{self, Report, Reporter};
 
 /// The incompatible features that this engine can read.
 const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
@@ -186,8 +186,8 @@ fn report_size(found: &Found, reporter: Option<&Reporter>) {
     let device = found.device.name().to_owned();
     let size_bytes = found.device.size_bytes();
     let expected_bytes = found.superblock.item.dev_item.total_bytes.get();
-    if let Some(reporter) = reporter.filter(|_| size_bytes < expected_bytes) {
-        reporter(&Report::ShortMember { device, size_bytes, expected_bytes });
+    if size_bytes < expected_bytes {
+        report::tell(reporter, &Report::ShortMember { device, size_bytes, expected_bytes });
     }
 }
 

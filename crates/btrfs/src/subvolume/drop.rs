@@ -33,10 +33,12 @@ use std::sync::Arc;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
+use tracing::{debug, info};
 
 use super::items::orphan_key;
 use crate::block::TreeBlock;
 use crate::engine::{Engine, Handle};
+use crate::events::DROP;
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Owner, require_one_root_item, root_item, root_item_key, root_of};
 use crate::tree::Blocks;
@@ -110,8 +112,12 @@ impl Engine {
             step(&handle, id, &mut dropping)
         };
         match is_done {
-            Ok(false) => return Ok(Progress::Went),
+            Ok(false) => {
+                debug!(target: DROP, subvolume = id.0, "a part of a subvolume is dropped");
+                return Ok(Progress::Went);
+            }
             Ok(true) => {
+                info!(target: DROP, subvolume = id.0, "a subvolume is dropped");
                 live.forget_tree(id);
                 self.inodes.forget_subvolume(id);
             }

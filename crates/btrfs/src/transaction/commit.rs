@@ -5,6 +5,7 @@ use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::superblock::{Incompat, RootBackup, SuperblockItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U64};
 use offshoot_vfs::{Error, Result};
+use tracing::{debug, warn};
 use zerocopy::IntoBytes;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::atomic::Ordering;
 use super::{Base, LogState, Obstacle};
 use super::{Begun, Handle, Live, Transaction, is_named_by_superblock, root_item_key};
 use crate::block::changes_little;
+use crate::events::{COMMIT, clock, micros};
 use crate::space::Reserved;
 use crate::stats::Counters;
 use crate::storage::malformed;
@@ -138,8 +140,12 @@ impl Base {
         self.note_failures(live)?;
         self.store_device_errors(live)?;
         // Flush most items now, so that few are left to flush while writers are blocked.
+        debug!(target: COMMIT, "flushing delayed items");
         above.flush_all(|| self.enter())?;
+        let clock = clock!(COMMIT, DEBUG);
+        debug!(target: COMMIT, "waiting until all operations under way have ended");
         let gate = live.gate.write();
+        debug!(target: COMMIT, us = micros(clock), "no operation is under way, others wait");
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
         let finished = live.whole(|| {
@@ -163,6 +169,7 @@ impl Base {
         let mut unfinished = Begun { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
+        debug!(target: COMMIT, us = micros(clock), "operations go on");
         let Some((superblock, before, known)) = finished else { return Ok((outcome, false)) };
         // No thread has a handle of it, so no thread reads its log any more.
         transaction.log.forget();
@@ -220,6 +227,7 @@ impl Live {
         running.log.go_on_from(&finished.log);
         phases.is_postponed = true;
         drop(phases);
+        warn!(target: COMMIT, generation = finished.id.0, "postponed, because a member failed");
         self.stats.postponed();
         self.tell_of_commit();
     }
@@ -234,6 +242,12 @@ impl Live {
         // knows that it must begin again.
         self.epoch.fetch_add(1, Ordering::AcqRel);
         let freed = std::mem::take(&mut *transaction.pinned.lock());
+        debug!(
+            target: COMMIT,
+            generation = transaction.id.0,
+            bytes = freed.iter().map(|range| range.end - range.start).sum::<u64>(),
+            "freeing what it gave up",
+        );
         for range in &freed {
             self.space.give_back(Logical(range.start), range.end - range.start)?;
         }

@@ -28,11 +28,13 @@ use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
+use tracing::debug;
 
 use super::Base;
 use super::{Live, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
+use crate::events::{COMMIT, DEVICE, clock, micros};
 use crate::storage::{DeviceError, Tells, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
@@ -73,7 +75,15 @@ impl Base {
         superblock: &SuperblockItem,
     ) -> Result<bool> {
         let allocated = transaction.allocated.get().map(Vec::as_slice);
-        self.write_state(&transaction.dirty.all(), superblock, allocated, Tells::WhatIsNoted)
+        let blocks = transaction.dirty.all();
+        debug!(
+            target: COMMIT,
+            generation = transaction.id.0,
+            blocks = blocks.len(),
+            bytes = blocks.len() as u64 * u64::from(self.superblock().node_size),
+            "writing tree blocks",
+        );
+        self.write_state(&blocks, superblock, allocated, Tells::WhatIsNoted)
     }
 
     /// Writes the blocks of a log that were taken off, and the superblock of the last commit, which
@@ -109,6 +119,7 @@ impl Base {
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.flush_members()?;
         let Some(failed) = self.storage.begin_superblocks(tells) else { return Ok(false) };
+        debug!(target: DEVICE, generation = superblock.generation.get(), "writing superblocks");
         self.write_superblocks(superblock, allocated, &[primary])?;
         self.flush_members()?;
         self.storage.end_superblocks(failed);
@@ -341,10 +352,13 @@ impl Base {
             let Some(device) = member.device.as_ref().filter(|_| !member.has_failed()) else {
                 continue;
             };
+            let clock = clock!(DEVICE, DEBUG);
+            debug!(target: DEVICE, device = device.name(), "waiting for the barrier");
             if let Err(error) = device.flush() {
                 let error = Error::io(format!("{}: flushing", device.name()), error);
                 self.storage.bear(index, DeviceError::Flush, error)?;
             }
+            debug!(target: DEVICE, us = micros(clock), "the barrier is done");
         }
         Ok(())
     }

@@ -2,8 +2,10 @@
 
 use offshoot_btrfs_format::Generation;
 use offshoot_vfs::Result;
+use tracing::{debug, info};
 
 use crate::engine::{Engine, Handle};
+use crate::events::{COMMIT, clock, micros};
 use crate::inode::write_back;
 use crate::log::Trees;
 use crate::space::Reserved;
@@ -164,11 +166,15 @@ impl Engine {
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<T> {
+        let (generation, clock) = (live.running().0, clock!(COMMIT, INFO));
+        debug!(target: COMMIT, generation, ?cause, "a commit begins");
         let begin = |core| begin(Handle::new(self, core));
         let (outcome, is_complete) = self.base.commit_running(live, self, is_needed, begin)?;
         if !is_complete {
+            debug!(target: COMMIT, generation, "nothing is committed");
             return outcome;
         }
+        info!(target: COMMIT, generation, ?cause, us = micros(clock), "committed");
         cause.count(&live.stats);
         if self.subvolumes.has_deleted() {
             live.pressure.press();

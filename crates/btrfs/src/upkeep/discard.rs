@@ -36,8 +36,10 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Error, Result, Trimmed};
+use tracing::{debug, info};
 
 use crate::engine::Engine;
+use crate::events::DISCARD;
 use crate::report::Report;
 use crate::space::{BlockGroup, PIECE_BYTES};
 use crate::transaction::Live;
@@ -74,6 +76,7 @@ impl Engine {
         for member in 0..self.members().len() {
             self.discard_unallocated(member, &(0..u64::MAX), &mut trimmed)?;
         }
+        info!(target: DISCARD, bytes = trimmed.bytes, "trimmed");
         require_some(trimmed)
     }
 
@@ -170,6 +173,7 @@ impl Engine {
         let own = &self.members()[member];
         let Some(device) = own.device.as_ref().filter(|_| !own.has_failed()) else { return Ok(()) };
         let len = range.end - range.start;
+        debug!(target: DISCARD, device = device.name(), ?range, "discarding");
         match device.discard(range.start, len) {
             Ok(()) => {
                 trimmed.bytes += len;

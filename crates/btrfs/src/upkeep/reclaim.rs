@@ -81,8 +81,10 @@
 use std::sync::atomic::Ordering;
 
 use offshoot_vfs::Result;
+use tracing::{Level, debug, enabled, info};
 
 use crate::engine::Engine;
+use crate::events::RECLAIM;
 use crate::inode::write_back;
 use crate::space::{FlushState, HighWater, MakesRoom, Purpose, Waiter, When};
 use crate::stats::Counters;
@@ -142,6 +144,21 @@ impl Engine {
         let mut most = HighWater::of(ledger);
         while own.outcome().is_none() {
             let before = ledger.line().begin_cycle();
+            if enabled!(target: RECLAIM, Level::DEBUG) {
+                // The line is locked for each of these, so not within one event.
+                let tickets = ledger.line().len();
+                let first = ledger.line().front();
+                debug!(
+                    target: RECLAIM,
+                    %purpose,
+                    tickets,
+                    ?first,
+                    free = ledger.free(),
+                    reserved = ledger.reserved(),
+                    promised = ledger.promised(),
+                    "making room",
+                );
+            }
             if self.cycle(live, purpose, own, before)? {
                 most = HighWater::of(ledger);
                 is_last = false;
@@ -149,6 +166,7 @@ impl Engine {
                 // This brought the first ticket nearer, though not far enough.
                 is_last = false;
             } else if is_last || !self.frees_more(live)? {
+                info!(target: RECLAIM, %purpose, free = ledger.free(), "no room can be made");
                 ledger.line().refuse_oldest(before);
                 live.space.serve(purpose);
                 most = HighWater::of(ledger);

@@ -32,7 +32,7 @@ fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files
 While it serves a volume the program can open, run and connect to nothing: it has no capabilities, and Landlock and seccomp refuse the rest, where the kernel has \
 them. A second process, which reads nothing of the volume, mounts and unmounts for it. -o nosandbox lets it keep its rights.
 
-What goes wrong while it is mounted is written to FILE, or else to the log of the system. SIGTERM unmounts. Linked to /sbin/mount.fuse.offshoot and \
+What goes wrong while it is mounted is written to FILE, or else to the log of the system. With -v it also shows what the engine does; SIGUSR1 switches that on, and off again. SIGTERM unmounts. Linked to /sbin/mount.fuse.offshoot and \
 /sbin/umount.fuse.offshoot, the program is what mount, umount and /etc/fstab need for the type fuse.offshoot. Under these names it ends with the codes \
 of mount(8): 1 for wrong options, 2 for a failure of the system, 32 for a mount that failed.
 
@@ -83,9 +83,9 @@ pub(crate) struct MountArguments {
     /// As mount calls it: nothing that matters here
     #[arg(short = 'n', hide = true)]
     _no_mtab: bool,
-    /// As mount calls it: nothing that matters here
-    #[arg(short = 'v', hide = true, action = ArgAction::Count)]
-    _verbose: u8,
+    /// Show what the engine does, as -v before the verb does
+    #[arg(short = 'v', long, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
     /// As mount calls it: the type, which is this one
     #[arg(short = 't', hide = true)]
     _file_system_type: Option<String>,

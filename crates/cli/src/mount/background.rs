@@ -61,6 +61,7 @@ fn words(mounting: &Mounting<'_>, flag: &str) -> Vec<OsString> {
         words.extend(["--image-snapshot".into(), name.into()]);
     }
     words.extend(arguments.sloppy.then(|| "-s".into()));
+    words.extend(std::iter::repeat_n("-v".into(), arguments.verbose.into()));
     for option in options {
         words.extend(["-o".into(), option.into()]);
     }

@@ -30,7 +30,8 @@ pub(super) fn start(mounting: &Mounting<'_>) -> exit::Result<Arc<Helper>> {
 /// Works as the helper until the serving process ends.
 pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
     let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
+    let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1];
+    let signals = SigSet::from_iter(signals);
     signals.thread_block().map_err(|errno| failed("blocking signals", errno.into()))?;
     // Keys typed on the terminal must not signal it either. The call fails for a session leader,
     // which this process never is.

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::events;
 use crate::output::Console;
 
 /// The most messages in a window.
@@ -51,6 +52,7 @@ impl Log {
         let system = UnixDatagram::unbound().and_then(|socket| {
             socket.connect(SYSLOG)?;
             socket.set_nonblocking(true)?;
+            events::use_system(socket.try_clone()?);
             Ok(socket)
         });
         self.state.lock().unwrap_or_else(PoisonError::into_inner).system = system.ok();

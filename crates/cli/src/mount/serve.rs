@@ -3,7 +3,7 @@
 //! All threads but one block signals, and that one waits for them. The first SIGTERM or SIGINT
 //! makes everything durable and detaches the mount from the tree. Programs that use files in it can
 //! go on, and when the last one is done, the serving process ends. The second signal makes
-//! everything durable and ends the process at once.
+//! everything durable and ends the process at once. SIGUSR1 switches [`events`] on, and off again.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -36,6 +36,7 @@ use super::options::Wanted;
 use super::sandbox::Sandbox;
 use super::table::source_name;
 use crate::args::{OpenArguments, TreeArguments};
+use crate::events;
 use crate::exit::{Failure, Result};
 use crate::output::Console;
 use crate::session::{Access, Opening, open_tree};
@@ -48,7 +49,8 @@ pub(super) fn serve(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP]);
+    let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1];
+    let signals = SigSet::from_iter(signals);
     signals.thread_block().map_err(|errno| host("blocking signals", errno as i32))?;
     // Each of many threads keeps free memory of many sizes. With huge pages that is several times
     // the memory in use. A host without huge pages refuses the call, which is as good.
@@ -219,6 +221,17 @@ fn not_pointed(errno: Errno) -> Failure {
     host("standard streams", errno.raw_os_error())
 }
 
+/// Waits for a signal that ends the mount. SIGUSR1 switches events on and off.
+fn wait_for_end(signals: &SigSet) {
+    loop {
+        match signals.wait() {
+            Ok(Signal::SIGUSR1) => events::switch(),
+            Ok(_) => return,
+            Err(_) => {}
+        }
+    }
+}
+
 /// Waits for signals, and ends the mount when they come.
 fn wait_for_signals(signals: &SigSet, control: &MountControl, helper: &Helper, log: &Log) {
     let sync = || {
@@ -226,12 +239,12 @@ fn wait_for_signals(signals: &SigSet, control: &MountControl, helper: &Helper, l
             log.line(&format_args!("not everything that was done is stored: {error}"));
         }
     };
-    while signals.wait().is_err() {}
+    wait_for_end(signals);
     sync();
     if let Err(error) = helper.unmount(Unmount::Lazily) {
         log.line(&error);
     }
-    while signals.wait().is_err() {}
+    wait_for_end(signals);
     sync();
     log.line(&"ended by a second signal while files were in use");
     std::process::exit(1);

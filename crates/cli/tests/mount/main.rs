@@ -5,6 +5,7 @@
 //! | `same` | the kernel's btrfs, which shows the same volume, or does the same calls on one of its own |
 //! | `calls` | those calls |
 //! | `ends` | `btrfs check`, and the promises: unmounting, signals, SIGKILL under load, full volumes |
+//! | `events` | the lines that `-v`, `OFFSHOOT_LOG` and SIGUSR1 ask for |
 //! | `suites` | test suites of other projects: `pjdfstest` and `fsx` |
 //! | `work` | real programs, which check their own work; `btrfs check`, and the kernel's mount showing the same bytes |
 //! | `power` | a database, after power cuts |
@@ -28,6 +29,7 @@ mod campaign;
 mod confined;
 mod control;
 mod ends;
+mod events;
 mod manners;
 mod power;
 #[path = "../shared/program.rs"]

@@ -85,6 +85,56 @@ fn unlinked_files_stay_until_they_are_forgotten() {
     }
 }
 
+/// The lines that a subscriber wrote.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Each request has an event when it begins and one when it ends.
+#[test]
+fn requests_have_events() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_ansi(false)
+        .without_time()
+        .with_writer(move || writer.clone())
+        .finish();
+    tracing::subscriber::with_default(subscriber, || {
+        let dispatcher = dispatcher();
+        sent(&dispatcher, opcode::GETATTR, 1, &[0; 16]);
+        // A test without a subscriber may have come there first, and then `tracing` remembers that
+        // nobody takes these events.
+        tracing::callsite::rebuild_interest_cache();
+        lines.0.lock().expect("no panic").clear();
+        sent(&dispatcher, opcode::GETATTR, 1, &[0; 16]);
+        answer(&dispatcher, opcode::READLINK, 9, &[]);
+    });
+    let lines = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
+    let lines: Vec<_> = lines.lines().collect();
+    let expected = [
+        "a request begins opcode=\"GETATTR\" node=1 unique=1 pid=0 uid=0",
+        "the request ends opcode=\"GETATTR\" node=1 unique=1 answer=Sent us=",
+        "a request begins opcode=\"READLINK\" node=9 unique=1 pid=0 uid=0",
+        "the request ends opcode=\"READLINK\" node=9 unique=1 answer=Failed(",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(&format!("TRACE fuse::request: {expected}")), "{line}");
+    }
+}
+
 /// A new file has no capabilities until a request sets some.
 #[test]
 fn capabilities_of_new_files_are_found_when_they_are_set() {

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Errno, FileId, Result};
+use tracing::{debug, trace};
 
 use super::super::subvolume::is_deleted;
 use super::super::{compression, inode_item, tree_of};
@@ -25,6 +26,7 @@ use super::step::{Outgoing, Step};
 use super::{Patience, STEP_BYTES, discard};
 use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Sums, Target, target};
 use crate::engine::Engine;
+use crate::events::WRITEBACK;
 
 /// The least that is written ahead, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -80,10 +82,12 @@ pub(super) fn write_one(volume: &Engine, file: FileId) -> Result<u64> {
     volume.limit_dirty_blocks()?;
     let Some((extent, is_new)) = begin(volume, file)? else { return Ok(0) };
     if !is_new {
+        debug!(target: WRITEBACK, inode = file.ino, "waiting for data on its way");
         extent.wait();
         end(volume, file, &extent)?;
         return Ok(extent.data().len);
     }
+    trace!(target: WRITEBACK, inode = file.ino, bytes = extent.data().len, "writing ahead");
     write(volume, &extent)?;
     end(volume, file, &extent)
 }

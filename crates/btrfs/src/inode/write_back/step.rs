@@ -8,6 +8,7 @@ use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
+use tracing::trace;
 
 use super::super::changes::Changes;
 use super::super::compression::Chosen;
@@ -20,6 +21,7 @@ use crate::data::{
     store_preallocated, target, write_data,
 };
 use crate::engine::{Engine, Handle};
+use crate::events::WRITEBACK;
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::storage::malformed;
 use crate::tree::Cursor;
@@ -125,6 +127,7 @@ impl<'v, 'b> Step<'v, 'b> {
         let item = changes.inode(*file)?;
         changes.before_data(*file)?;
         let size = buffer.read().size;
+        trace!(target: WRITEBACK, inode = file.ino, range = ?data.range(), "storing a run");
         if let Some(inline) = self.inline(&item)? {
             handle.whole(|| {
                 let change = store_inline(handle, &volume.buffers, *file, data.range(), &inline)?;

@@ -16,12 +16,14 @@ use std::sync::Arc;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{Errno, FileId, Result};
+use tracing::trace;
 
 use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
 use crate::engine::{Engine, Handle};
+use crate::events::WRITEBACK;
 use crate::space::Claim;
 
 /// The most files that one step stores.
@@ -115,6 +117,7 @@ pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
         )?;
         store_first(&handle, &all, place)
     })?;
+    trace!(target: WRITEBACK, files = small.len(), bytes, "stored together");
     handle.stats().stored_together(small.len());
     drop(handle);
     for small in &small {

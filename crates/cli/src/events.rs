@@ -1,0 +1,183 @@
+//! What the engine and the mount do, as lines on standard error: the `tracing` events of the
+//! libraries, if `-v` or the variable `OFFSHOOT_LOG` asks for them.
+//!
+//! A filter is a list of `LEVEL` and `TARGET=LEVEL`. A target stands for all targets below it, so
+//! `fuse` is `fuse::mount` and `fuse::request`. Without a filter no subscriber is installed, and an
+//! event costs one load of an atomic.
+//!
+//! While a mount is served in the background, lines go where its messages go: to the file of
+//! `--log`, or to the system log. SIGUSR1 switches events on in a process that serves a mount.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt, reload};
+
+use crate::exit::{Failure, Result};
+use crate::output::message;
+
+/// The variable with the filter.
+const VARIABLE: &str = "OFFSHOOT_LOG";
+
+/// The priority of a debug message of a daemon (RFC 3164).
+const DEBUG: u32 = 3 * 8 + 7;
+
+/// The filter of the subscriber, if one is installed.
+static FILTER: Mutex<Option<reload::Handle<Targets, Registry>>> = Mutex::new(None);
+
+/// The socket of the system log, once lines go there.
+static SYSTEM: OnceLock<UnixDatagram> = OnceLock::new();
+
+/// Begins to write events, if `-v`, given `verbose` times, or the variable asks for them. The
+/// variable overrides the level of `-v`.
+pub(crate) fn begin(verbose: u8) -> Result {
+    let level = match verbose {
+        0 => LevelFilter::OFF,
+        1 => LevelFilter::INFO,
+        2 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    let text = std::env::var_os(VARIABLE).unwrap_or_default();
+    if verbose == 0 && text.is_empty() {
+        return Ok(());
+    }
+    let text = text.to_string_lossy();
+    let filter = parse(&text, Targets::new().with_default(level));
+    write_to(filter.map_err(|what| Failure::Usage(format!("{VARIABLE}: {what}")))?);
+    Ok(())
+}
+
+/// Begins to write all events but those of single requests and runs of data, or ends writing
+/// events.
+pub(crate) fn switch() {
+    let is_on = LevelFilter::current() != LevelFilter::OFF;
+    let level = if is_on { LevelFilter::OFF } else { LevelFilter::DEBUG };
+    write_to(Targets::new().with_default(level));
+}
+
+/// From now on, writes to the system log over `socket`.
+pub(crate) fn use_system(socket: UnixDatagram) {
+    // It is called once.
+    let _ = SYSTEM.set(socket);
+}
+
+/// Writes the events that pass `filter`, and no others.
+fn write_to(filter: Targets) {
+    let mut known = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = &*known {
+        // Only a panic while another thread did this makes it fail.
+        let _ = known.reload(filter);
+        return;
+    }
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = fmt::layer()
+        .with_ansi(false)
+        .with_timer(fmt::time::uptime())
+        .with_thread_ids(true)
+        .with_writer(|| Lines);
+    // Nothing else installs a subscriber.
+    if Registry::default().with(lines.with_filter(filter)).try_init().is_ok() {
+        *known = Some(handle);
+    }
+}
+
+/// Adds the filter in `text` to `filter`.
+fn parse(text: &str, mut filter: Targets) -> Result<Targets, String> {
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (target, level) = match part.split_once('=') {
+            Some((target, level)) => (Some(target.trim()), level.trim()),
+            None => (None, part),
+        };
+        let level = level_of(level).ok_or_else(|| {
+            format!("{part:?}: {level:?} is not off, error, warn, info, debug or trace")
+        })?;
+        filter = match target {
+            None => filter.with_default(level),
+            Some(target) if is_target(target) => filter.with_target(target, level),
+            Some(target) => {
+                let known: Vec<_> = targets().collect();
+                let known = known.join(", ");
+                return Err(format!("{part:?}: no events of {target:?}; there are {known}"));
+            }
+        };
+    }
+    Ok(filter)
+}
+
+fn level_of(word: &str) -> Option<LevelFilter> {
+    // The type also takes numbers, and nothing for an error.
+    let is_word = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphabetic());
+    word.parse().ok().filter(|_| is_word)
+}
+
+fn targets() -> impl Iterator<Item = &'static str> {
+    offshoot_btrfs::EVENT_TARGETS.iter().chain(offshoot_fuse::EVENT_TARGETS).copied()
+}
+
+/// Whether events have this target, or one below it.
+fn is_target(target: &str) -> bool {
+    let is_above = |below: &str| below.is_empty() || below.starts_with("::");
+    targets().any(|known| known.strip_prefix(target).is_some_and(is_above))
+}
+
+/// The stream of lines. Each write is a line.
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(line);
+        // Names of devices and damaged structures may have any bytes.
+        let text = message(text.trim_end());
+        match SYSTEM.get() {
+            // As with messages, a log that is full or gone must not keep a mount from being served.
+            Some(system) => {
+                let pid = std::process::id();
+                let _ = system.send(format!("<{DEBUG}>offshoot[{pid}]: {text}").as_bytes());
+            }
+            // If standard error cannot be written, there is no place to report that.
+            None => drop(io::stderr().write_all(format!("{text}\n").as_bytes())),
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    fn passes(text: &str, target: &str, level: Level) -> bool {
+        parse(text, Targets::new()).expect("a filter").would_enable(target, &level)
+    }
+
+    #[test]
+    fn filters_name_levels_and_targets() {
+        assert!(passes("debug", "btrfs::commit", Level::DEBUG));
+        assert!(!passes("debug", "btrfs::commit", Level::TRACE));
+        let text = "warn, btrfs::commit=trace,fuse=debug";
+        assert!(passes(text, "btrfs::commit", Level::TRACE));
+        assert!(passes(text, "fuse::request", Level::DEBUG));
+        assert!(!passes(text, "btrfs::log", Level::INFO));
+        assert!(passes(text, "btrfs::log", Level::WARN));
+        assert!(!passes("debug,btrfs::log=off", "btrfs::log", Level::ERROR));
+    }
+
+    #[test]
+    fn what_is_no_filter_is_refused() {
+        for text in ["debugg", "btrfs", "fuse=", "fuse=4", "2", "=debug", "fus=debug", "a=b=c"] {
+            assert!(parse(text, Targets::new()).is_err(), "{text}");
+        }
+        let said = parse("btrfs::comit=trace", Targets::new()).expect_err("misspelt");
+        assert!(said.contains("btrfs::commit, ") && said.contains("fuse::request"), "{said}");
+    }
+}
