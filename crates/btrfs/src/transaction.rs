@@ -285,6 +285,14 @@ impl Live {
         self.counting[index].lock()
     }
 
+    /// Asks the thread of the volume for a commit, if that frees enough.
+    pub(crate) fn ask_for_commit(&self) {
+        if self.given_up().1 >= self.space.worth_a_commit() {
+            self.space.is_short.store(true, Ordering::Relaxed);
+            self.pressure.press();
+        }
+    }
+
     /// The superblock of the last commit.
     pub(crate) fn last_superblock(&self) -> Box<SuperblockItem> {
         self.superblock.lock().clone()

@@ -274,9 +274,9 @@ fn a_commit_that_frees_system_space_lets_a_chunk_count_again() {
     let free = system.free();
     system.remove_free(free);
     // The chunk of metadata that is allocated first is the last one.
-    fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
+    crate::upkeep::look_around(fs.volume(), Purpose::Metadata, || false).expect("it reads");
     space.ledger(Purpose::Metadata).note_next_chunk(0);
-    fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
+    crate::upkeep::look_around(fs.volume(), Purpose::Metadata, || false).expect("it reads");
     assert!(!space.is_roomy(), "no chunk can be written down");
     system.add_free(free);
     create(&fs, "another");
@@ -379,8 +379,8 @@ fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     fs.sync().expect("a commit");
     let live = fs.volume().live().expect("it is writable");
     let ahead = || {
-        crate::upkeep::ask_for_commit(live);
-        fs.volume().make_room_ahead().expect("a commit");
+        live.ask_for_commit();
+        crate::upkeep::make_room_ahead(fs.volume()).expect("a commit");
         let flushes = fs.volume().space_stats().flushes;
         let commit = flushes.iter().find(|one| one.state == FlushState::Commit);
         commit.expect("all are there").entered_ahead

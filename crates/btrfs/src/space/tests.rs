@@ -300,10 +300,12 @@ fn empty_groups_are_removed_by_several_threads() {
     let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     for _ in 0..30 {
         for _ in 0..4 {
-            assert!(volume.try_grow(Purpose::Data, || true).expect("no device fails"));
+            assert!(
+                crate::upkeep::try_grow(&volume, Purpose::Data, || true).expect("no device fails")
+            );
         }
         std::thread::scope(|scope| {
-            let remove = || volume.remove_empty_groups().expect("no device fails");
+            let remove = || crate::upkeep::remove_empty_groups(&volume).expect("no device fails");
             (0..3).for_each(|_| drop(scope.spawn(remove)));
         });
     }
