@@ -200,14 +200,14 @@ struct Work {
 /// As [`Volume::scrub`](crate::Volume::scrub).
 pub(crate) fn scrub(
     volume: &Rooms,
-    options: &ScrubOptions,
+    options: ScrubOptions,
     watch: &ScrubWatch<'_>,
 ) -> Result<ScrubCounts> {
-    require_scrubbable(volume, *options)?;
+    require_scrubbable(volume, options)?;
     let renewal = Renewal::of(volume, options.read_only);
     let mut run = Run {
         volume,
-        options: *options,
+        options,
         watch,
         counts: Mutex::default(),
         is_over: AtomicBool::new(false),

@@ -86,7 +86,7 @@ impl Volume {
     /// `watch` broke it off. `EROFS` when the volume has stopped writing. The error of a device
     /// that fails to flush. Bad places are not errors here: they are counted.
     pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
-        scrub::scrub(self, options, watch)
+        scrub::scrub(self, *options, watch)
     }
 
     /// The filesystem with the subvolume `root` as its root directory.

@@ -91,7 +91,7 @@ fn work(volume: &Arc<Volume>, round: usize) {
     }
     fs.sync().expect("a commit");
     for purpose in [Purpose::Data, Purpose::Metadata] {
-        crate::upkeep::try_grow(&volume, purpose, || true).expect("no device fails");
+        crate::upkeep::try_grow(volume, purpose, || true).expect("no device fails");
         fs.sync().expect("a commit");
     }
     let name = format!("ours-{round}-large");

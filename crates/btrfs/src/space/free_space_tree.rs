@@ -30,7 +30,7 @@ const TREE: TreeId = TreeId::FREE_SPACE;
 type Items = BTreeMap<Key, Vec<u8>>;
 
 /// New data of items of the tree, or `None` to remove an item.
-pub(crate) type Edits = Vec<(Key, Option<Vec<u8>>)>;
+pub(super) type Edits = Vec<(Key, Option<Vec<u8>>)>;
 
 /// The key of the info of a block group.
 fn info_key(group: &BlockGroup) -> Key {

@@ -82,13 +82,13 @@ const MORE_ENDS: u64 = 64;
 
 /// The bytes that must remain free beside all claims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Floor {
+pub(super) struct Floor {
     /// The need of the commit of the running transaction.
-    pub(crate) commit: u64,
+    pub(super) commit: u64,
     /// The reserve for removals and for chunk allocation.
-    pub(crate) kept: u64,
+    pub(super) kept: u64,
     /// The part of that reserve that removals leave.
-    pub(crate) last: u64,
+    pub(super) last: u64,
 }
 
 /// The most room that there was for a kind of space since the last ticket was granted. A cycle of
@@ -118,7 +118,7 @@ impl HighWater {
 
 impl Ledger {
     /// An empty ledger of this kind of space.
-    pub(crate) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
+    pub(super) fn new(purpose: Purpose, stop: &Arc<Stop>) -> Self {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
             Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
@@ -153,22 +153,22 @@ impl Ledger {
     }
 
     /// The promised bytes.
-    pub(crate) fn promised(&self) -> u64 {
+    pub(super) fn promised(&self) -> u64 {
         self.promised.get()
     }
 
     /// The bytes that the next chunk would hold; 0 where it does not count.
-    pub(crate) fn next_chunk(&self) -> u64 {
+    pub(super) fn next_chunk(&self) -> u64 {
         self.next_chunk.load(SeqCst)
     }
 
     /// The most that was claimed at one time, in bytes.
-    pub(crate) fn peak(&self) -> u64 {
+    pub(super) fn peak(&self) -> u64 {
         self.peak.load(SeqCst)
     }
 
     /// The most that was reserved at one time, in bytes.
-    pub(crate) fn reserved_peak(&self) -> u64 {
+    pub(super) fn reserved_peak(&self) -> u64 {
         self.reserved_peak.load(SeqCst)
     }
 
@@ -202,13 +202,13 @@ impl Ledger {
     }
 
     /// Stores the length of the line, whose lock the caller holds.
-    pub(crate) fn note_waiting(&self, line: &Line) {
+    pub(super) fn note_waiting(&self, line: &Line) {
         self.waiting.store(line.len(), SeqCst);
     }
 
     /// Grants waiting tickets that fit. Wakes the leader when a ticket was granted, or when the
     /// reservations ended that it waits for.
-    pub(crate) fn serve(&self, floor: &impl Fn() -> Floor) {
+    pub(super) fn serve(&self, floor: &impl Fn() -> Floor) {
         if self.is_awaited() {
             let mut line = self.line();
             let granted = line.granted();
@@ -225,16 +225,16 @@ impl Ledger {
         self.waiting.load(SeqCst) > 0
     }
 
-    pub(crate) fn add_free(&self, bytes: u64) {
+    pub(super) fn add_free(&self, bytes: u64) {
         self.free.add(bytes);
     }
 
-    pub(crate) fn remove_free(&self, bytes: u64) {
+    pub(super) fn remove_free(&self, bytes: u64) {
         self.free.sub(bytes);
     }
 
     /// Grants `demand` when it fits. The caller holds the line.
-    pub(crate) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
+    pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
         let Demand { kind, bytes } = demand;
         if !self.fits(demand, 0, floor) {
             return false;
@@ -256,7 +256,7 @@ impl Ledger {
     }
 
     /// Takes back a claim that was granted.
-    pub(crate) fn take_back(&self, demand: Demand) {
+    pub(super) fn take_back(&self, demand: Demand) {
         let Demand { kind, bytes } = demand;
         if kind == Kind::Promise {
             self.promised.sub(bytes);
@@ -268,7 +268,7 @@ impl Ledger {
     }
 
     /// Whether the invariants would hold with `demand` granted, if `more` bytes were free.
-    pub(crate) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
+    pub(super) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
         let Demand { kind, bytes } = demand;
         let (reserved, promised) = (self.reserved(), self.promised());
         let Floor { commit, kept, last } = floor();
@@ -292,7 +292,7 @@ impl Ledger {
 
     /// Whether more is promised than remains for new claims, so that some promises should be
     /// redeemed.
-    pub(crate) fn is_tight(&self, floor: Floor) -> bool {
+    pub(super) fn is_tight(&self, floor: Floor) -> bool {
         let promised = self.promised();
         let spoken = self.reserved().saturating_add(promised);
         let floor = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -308,7 +308,7 @@ impl Ledger {
 
     /// Sets the bytes that the next chunk would hold. Returns false, without a change, when that is
     /// less than before and too little for the promises.
-    pub(crate) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
+    pub(super) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
         let _line = self.line();
         let spoken = self.reserved().saturating_add(self.promised());
         let wanted = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -324,7 +324,7 @@ impl Ledger {
     /// Subtracts free space that is withdrawn. Of the free space, `known` bytes are to be
     /// withdrawn, and all claims and `keep` bytes more must remain. If they do, `withdraw` decides,
     /// and returns how many bytes it withdrew.
-    pub(crate) fn withdraw(
+    pub(super) fn withdraw(
         &self,
         known: u64,
         keep: u64,

@@ -293,7 +293,7 @@ impl Space {
     }
 
     /// The reserve for removals and for chunk allocation.
-    pub(crate) fn kept_bytes(&self) -> u64 {
+    pub(super) fn kept_bytes(&self) -> u64 {
         let removal = if self.may_share() { self.cost(REMOVAL_ITEMS) } else { 0 };
         self.most_of_last_resort() + removal + self.drift()
     }
@@ -314,8 +314,15 @@ impl Space {
         CHUNK_ITEMS + 2 * self.allocated.member_count()
     }
 
+    /// Sets the bytes that the next chunk of metadata would hold. Returns false, without a change,
+    /// when that is less than before and too little for the promises.
+    pub(crate) fn set_next_chunk(&self, bytes: u64) -> bool {
+        let floor = self.floor(Purpose::Metadata);
+        self.ledger(Purpose::Metadata).set_next_chunk(bytes, floor)
+    }
+
     /// What must stay free of this kind of space.
-    pub(crate) fn floor(&self, purpose: Purpose) -> Floor {
+    pub(super) fn floor(&self, purpose: Purpose) -> Floor {
         if self.counts_as_metadata(purpose) {
             let (commit, kept) = (self.commit_cost(), self.kept_bytes());
             Floor { commit, kept, last: self.left_by_removals() }

@@ -26,7 +26,7 @@ use parking_lot::{Condvar, MutexGuard};
 
 /// The purpose of a demand. It decides how much of the reserve the demand may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(super) enum Kind {
     /// Work that may be refused.
     Work,
     /// Work that makes room, except where a snapshot keeps the blocks that it copies.
@@ -45,7 +45,7 @@ impl Kind {
     }
 
     /// Whether it is of the priority class.
-    pub(crate) fn is_first(self) -> bool {
+    pub(super) fn is_first(self) -> bool {
         match self {
             Self::MakesRoom | Self::LastResort | Self::WritesBack => true,
             Self::Work | Self::Promise => false,
@@ -56,7 +56,7 @@ impl Kind {
 /// A number of bytes for a purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
-    pub(crate) kind: Kind,
+    pub(super) kind: Kind,
     pub(crate) bytes: u64,
 }
 
@@ -83,7 +83,7 @@ impl Waiter {
     }
 
     /// Waits until it is woken. The line is unlocked meanwhile.
-    pub(crate) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
+    pub(super) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
         self.wake.wait(line);
     }
 }
@@ -110,7 +110,7 @@ impl Ticket {
 pub(crate) struct Line {
     classes: [VecDeque<Ticket>; 2],
     /// A leader makes room for all tickets.
-    pub(crate) is_led: bool,
+    pub(super) is_led: bool,
     /// The number of tickets that ever joined.
     joined: u64,
     granted: u64,
@@ -126,12 +126,12 @@ impl Line {
     }
 
     /// The number of waiting tickets.
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.classes.iter().map(VecDeque::len).sum()
     }
 
     /// Whether a ticket waits that comes before a new one of this kind.
-    pub(crate) fn is_before(&self, kind: Kind) -> bool {
+    pub(super) fn is_before(&self, kind: Kind) -> bool {
         self.classes[..=kind.class()].iter().any(|class| !class.is_empty())
     }
 
@@ -146,7 +146,7 @@ impl Line {
     }
 
     /// Adds a ticket at the end of its class.
-    pub(crate) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
+    pub(super) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
         let waiter = Arc::<Waiter>::default();
         self.classes[demand.kind.class()].push_back(Ticket {
             demand,
@@ -159,7 +159,7 @@ impl Line {
     }
 
     /// Grants tickets from the front until `grant` refuses one.
-    pub(crate) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
+    pub(super) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
         while let Some(class) = self.classes.iter().position(|class| !class.is_empty()) {
             let demand = self.classes[class][0].demand;
             if !grant(self, demand) {
@@ -189,7 +189,7 @@ impl Line {
     }
 
     /// Removes the ticket of a thread that leaves. Returns whether it was still there.
-    pub(crate) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
+    pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
         let before = self.len();
         for class in &mut self.classes {
             class.retain(|ticket| !Arc::ptr_eq(&ticket.waiter, waiter));
@@ -198,7 +198,7 @@ impl Line {
     }
 
     /// Wakes the thread at the front, if there is no leader.
-    pub(crate) fn wake_leader(&self) {
+    pub(super) fn wake_leader(&self) {
         if !self.is_led
             && let Some(ticket) = self.classes.iter().find_map(VecDeque::front)
         {
