@@ -46,7 +46,7 @@ use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::tickets::{Demand, Kind, Line, Waiter};
+use super::tickets::{Claim, Demand, Line, Waiter};
 use super::{Purpose, Roots, Space};
 use crate::counter::{Counter, Stop, below_zero};
 
@@ -235,11 +235,11 @@ impl Ledger {
 
     /// Grants `demand` when it fits. The caller holds the line.
     pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
-        let Demand { kind, bytes } = demand;
+        let Demand { is_promise, bytes, .. } = demand;
         if !self.fits(demand, 0, floor) {
             return false;
         }
-        if kind == Kind::Promise {
+        if is_promise {
             self.promised.add(bytes);
         } else {
             self.reserved.add(bytes);
@@ -257,8 +257,8 @@ impl Ledger {
 
     /// Takes back a claim that was granted.
     pub(super) fn take_back(&self, demand: Demand) {
-        let Demand { kind, bytes } = demand;
-        if kind == Kind::Promise {
+        let Demand { is_promise, bytes, .. } = demand;
+        if is_promise {
             self.promised.sub(bytes);
         } else {
             self.reserved.sub(bytes);
@@ -269,22 +269,22 @@ impl Ledger {
 
     /// Whether the invariants would hold with `demand` granted, if `more` bytes were free.
     pub(super) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
-        let Demand { kind, bytes } = demand;
+        let Demand { claim, is_promise, bytes } = demand;
         let (reserved, promised) = (self.reserved(), self.promised());
         let Floor { commit, kept, last } = floor();
         let (free, next_chunk) = (self.free().saturating_add(more), self.next_chunk());
-        let kept = match kind {
-            Kind::Work | Kind::Promise => kept,
+        let kept = match claim {
+            Claim::Work => kept,
             // The allocation of the chunk uses the reserve.
-            Kind::WritesBack if next_chunk > 0 => kept,
-            Kind::MakesRoom => last,
-            Kind::WritesBack | Kind::LastResort => 0,
+            Claim::WritesBack if next_chunk > 0 => kept,
+            Claim::MakesRoom => last,
+            Claim::WritesBack | Claim::LastResort => 0,
         };
-        let now = if kind == Kind::Promise { 0 } else { bytes };
+        let now = if is_promise { 0 } else { bytes };
         let floor = reserved.saturating_add(commit).saturating_add(kept);
         let is_backed = floor.saturating_add(now) <= free;
         // Write-back was promised the growth of trees.
-        let is_kept = kind == Kind::WritesBack
+        let is_kept = claim == Claim::WritesBack
             || floor.saturating_add(promised).saturating_add(bytes)
                 <= free.saturating_add(next_chunk);
         is_backed && is_kept

@@ -95,7 +95,7 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use super::ledger::{Floor, Promise, Reservation};
 use super::place::{PlaceInLine, Turn};
-use super::tickets::{Demand, Kind, Outcome, Waiter};
+use super::tickets::{Claim, Demand, Outcome, Waiter};
 use super::{Purpose, Space};
 use crate::stats::Counters;
 
@@ -164,34 +164,10 @@ const LOOKS: u32 = 16;
 /// Space that is reserved to change a number of items.
 pub(crate) struct Reserved<'v>(pub(crate) Reservation<'v>, pub(crate) u64);
 
-/// The purpose of an operation. It decides how much of the reserve the operation may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
-    /// Work that may be refused.
-    Work,
-    /// Work that makes room, except where a snapshot keeps the blocks that it copies.
-    MakesRoom,
-    /// Work that makes room in any case: deleting and dropping subvolumes, and chunks.
-    LastResort,
-    /// Write-back of accepted data.
-    WritesBack,
-}
-
 /// How many bytes trees may grow by for items of this size in the trees of files and of commits: in
 /// leaves that are a third full, and with what a commit and removals may then take in addition.
 pub(crate) fn growth_bytes(of_files: u64, of_commits: u64) -> u64 {
     3 * (of_files + 4 * of_commits)
-}
-
-impl From<Claim> for Kind {
-    fn from(claim: Claim) -> Self {
-        match claim {
-            Claim::Work => Self::Work,
-            Claim::MakesRoom => Self::MakesRoom,
-            Claim::LastResort => Self::LastResort,
-            Claim::WritesBack => Self::WritesBack,
-        }
-    }
 }
 
 impl Space {
@@ -262,7 +238,7 @@ impl Space {
     /// Reserves metadata if it is free and no ticket waits, for a caller that has a handle and
     /// cannot wait.
     pub(crate) fn try_reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation<'_>> {
-        let demand = Demand { kind: Kind::Work, bytes };
+        let demand = Demand::new(Claim::Work, bytes);
         let granted = || Reservation::granted(self, Purpose::Metadata, bytes);
         self.try_grant(Purpose::Metadata, demand).then(granted)
     }
@@ -341,7 +317,7 @@ impl Space {
     pub(super) fn try_grant(&self, purpose: Purpose, demand: Demand) -> bool {
         let ledger = self.ledger(purpose);
         let line = ledger.line();
-        !line.is_before(demand.kind) && ledger.grant(&line, demand, &|| self.floor(purpose))
+        !line.is_before(demand.claim) && ledger.grant(&line, demand, &|| self.floor(purpose))
     }
 
     /// Grants `demand` if it fits, also before the tickets in line: the caller makes room for
@@ -455,7 +431,7 @@ impl Space {
         bytes: u64,
         maker: &impl MakesRoom,
     ) -> Result<Reservation<'_>> {
-        self.get(purpose, Demand { kind: claim.into(), bytes }, maker)?;
+        self.get(purpose, Demand::new(claim, bytes), maker)?;
         Ok(Reservation::granted(self, purpose, bytes))
     }
 
@@ -469,7 +445,7 @@ impl Space {
         maker: &impl MakesRoom,
     ) -> Result<Promise<'_>> {
         if bytes > 0 {
-            self.get(Purpose::Metadata, Demand { kind: Kind::Promise, bytes }, maker)?;
+            self.get(Purpose::Metadata, Demand::promise(bytes), maker)?;
         }
         Ok(Promise::granted(self, bytes))
     }
@@ -481,7 +457,7 @@ impl Space {
         claim: Claim,
         bytes: u64,
     ) -> Option<Reservation<'_>> {
-        let demand = Demand { kind: claim.into(), bytes };
+        let demand = Demand::new(claim, bytes);
         let is_granted = match claim {
             Claim::Work => self.try_grant(Purpose::Metadata, demand),
             Claim::MakesRoom | Claim::LastResort | Claim::WritesBack => {
@@ -498,7 +474,7 @@ impl Space {
             maker.stats().granted_at_once();
             return Ok(());
         }
-        if purpose == Purpose::Metadata && demand.kind.is_first() {
+        if purpose == Purpose::Metadata && demand.claim.is_first() {
             maker.ask_for_commit();
         }
         let since = Instant::now();

@@ -14,7 +14,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::tickets::{Demand, Kind};
+use super::tickets::Demand;
 use super::{Claim, Purpose};
 use crate::test_volumes::{check, in_memory_of, open, xattr};
 use crate::tree::ItemEdit;
@@ -379,7 +379,7 @@ fn a_release_of_what_was_not_reserved_ends_writing() {
     let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
     let space = &volume.live().unwrap().space;
     let before = space.ledger(Purpose::Data).reserved();
-    space.ledger(Purpose::Data).take_back(Demand { kind: Kind::Work, bytes: before + 4096 });
+    space.ledger(Purpose::Data).take_back(Demand::new(Claim::Work, before + 4096));
     assert_eq!(space.ledger(Purpose::Data).reserved(), before, "it stays");
     let refused = volume.join().err().expect("nothing is written any more");
     assert_eq!(refused.errno(), Errno::ROFS);
