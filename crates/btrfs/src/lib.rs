@@ -81,7 +81,7 @@ pub use transaction::Base;
 pub use tree::{Cursor, Latching, TreeRoot, Unlock};
 
 // The rooms name these by `crate::`, like the lowest rooms.
-use offshoot_kit::{cores, counter, sync};
+use offshoot_kit::{cores, counter, ranges, sync};
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

@@ -46,7 +46,7 @@ mod renew;
 mod settle;
 mod superblocks;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,6 +61,7 @@ use parking_lot::Mutex;
 
 use crate::cores;
 use crate::inode::Rooms;
+use crate::ranges::Ranges;
 use gather::{Committed, Window};
 use look::Pages;
 use renew::Renewal;
@@ -349,18 +350,18 @@ impl Run<'_> {
         all.sort_by_key(|chunk| {
             chunk.stripes.first().map(|stripe| (stripe.device, stripe.physical))
         });
-        // For each member, the start and the end of every stripe so far.
-        let mut taken: HashMap<_, BTreeMap<u64, u64>> = HashMap::new();
+        // The stripes so far, for each member.
+        let mut taken: HashMap<_, Ranges> = HashMap::new();
         all.retain(|chunk| {
             let len = chunk.stripe_bytes();
             let overlaps = chunk.stripes.iter().any(|stripe| {
                 let own = taken.entry(stripe.device_uuid).or_default();
-                let (start, end) = (stripe.physical.0, stripe.physical.0 + len);
-                let before = own.range(..end).next_back().is_some_and(|(_, &last)| last > start);
-                if !before {
-                    own.insert(start, end);
+                let stripe = stripe.physical.0..stripe.physical.0 + len;
+                let overlaps = own.overlaps(&stripe);
+                if !overlaps {
+                    own.insert(stripe);
                 }
-                before
+                overlaps
             });
             if overlaps {
                 let problem = "it lies where another one does on a device";

@@ -44,7 +44,6 @@ mod newest;
 mod notes;
 mod obstacle;
 mod quota;
-mod ranges;
 mod refs;
 mod roots;
 mod signal;
@@ -85,7 +84,6 @@ pub(crate) use notes::MOST as MOST_NOTES;
 pub(crate) use obstacle::Obstacle;
 use quota::Usage;
 pub(crate) use quota::{NewGroup, Quotas};
-pub(crate) use ranges::Ranges;
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 pub(crate) use roots::{

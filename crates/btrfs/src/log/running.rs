@@ -33,7 +33,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::block::TreeBlock;
 use crate::inode::Handle;
-use crate::transaction::{Changing, Ranges, StoredRoot, Tree};
+use crate::ranges::Ranges;
+use crate::transaction::{Changing, StoredRoot, Tree};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// The log trees of the running transaction.
