@@ -46,6 +46,9 @@
 //!
 //! `space` keeps the allocator away from the blocks and extents of the log. `replay` has the order
 //! of the passes, which `inodes`, `names` and `extents` carry out. `zero` throws a log away.
+//!
+//! [`OpenOptions::replay_bytes`]: crate::OpenOptions::replay_bytes
+//! [`OpenOptions::tree_log`]: crate::OpenOptions::tree_log
 
 mod data;
 mod datasync;

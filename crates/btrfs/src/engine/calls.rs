@@ -107,8 +107,8 @@ impl Engine {
     ///
     /// # Errors
     /// `EROFS` when the volume was opened for reading, or has stopped writing;
-    /// [`Error::Unsupported`] when no device can discard; errors of the devices and of reading the
-    /// trees.
+    /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when no device can discard; errors
+    /// of the devices and of reading the trees.
     pub fn trim(&self) -> Result<Trimmed> {
         upkeep::trim(self)
     }

@@ -21,6 +21,8 @@
 //! [`OpenOptions::replay_bytes`] limits them. Single changes do not reserve space, so replay makes
 //! room for the most that it may take at the start. If the limit or the space does not suffice,
 //! replay ends with an error and the devices are unchanged.
+//!
+//! [`OpenOptions::replay_bytes`]: crate::OpenOptions::replay_bytes
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;

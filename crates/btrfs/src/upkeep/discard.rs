@@ -2,8 +2,8 @@
 //!
 //! | call | what it discards | when |
 //! |---|---|---|
-//! | [`Engine::trim`] | free ranges of block groups, and all space that belongs to no chunk | when the user asks for it |
-//! | [`Engine::discard_step`] | ranges that commits have freed and chunks that were removed, as far as they are still free | with [`OpenOptions::discard`], soon after the commit |
+//! | [`trim`] | free ranges of block groups, and all space that belongs to no chunk | when the user asks for it |
+//! | [`discard_step`] | ranges that commits have freed and chunks that were removed, as far as they are still free | with [`OpenOptions::discard`], soon after the commit |
 //!
 //! The last commit, its log and the running transaction do not need a free range (`space`). So any
 //! thread may write over it, and any thread may discard it. These rules keep both from happening at
@@ -45,7 +45,7 @@ use crate::transaction::Live;
 /// How many gathered ranges one step discards.
 const STEP_RANGES: usize = 16;
 
-/// As [`Engine::trim`](crate::Engine::trim).
+/// As [`trim`](crate::Engine::trim).
 pub(crate) fn trim(volume: &Rooms) -> Result<Trimmed> {
     let space = &volume.live()?.space;
     let mut trimmed = Trimmed::default();
