@@ -1,9 +1,10 @@
 //! The floors of the btrfs engine: which room may call which.
 //!
 //! A room is a file or folder right under `crates/btrfs/src`. A room calls only rooms on lower
-//! floors; rooms on one floor do not call each other. Tests may call anything.
+//! floors; rooms on one floor do not call each other. It adds methods only to its own types. Tests
+//! may call anything.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
@@ -18,6 +19,7 @@ const FLOORS: &[&[&str]] = &[
     &["storage"],
     &["block"],
     &["tree"],
+    &["options"],
     &["space"],
     &["transaction"],
     &["delayed"],
@@ -25,53 +27,60 @@ const FLOORS: &[&[&str]] = &[
     &["inode"],
     &["subvolume"],
     &["log"],
-    &["engine"],
     &["upkeep"],
-    &["filesystem"],
+    &["engine"],
     &["mkfs", "scrub"],
-    &["handle"],
+    &["filesystem"],
     &["bench"],
 ];
 
-/// Arrows that still run up. Remove an arrow from this list when the code no longer has it. Never
-/// add one.
-const STILL_UP: &[(&str, &str)] =
-    &[("inode", "engine"), ("subvolume", "engine"), ("log", "engine")];
-
 /// Names in the root of the crate, which every room may use. Some are modules of `crates/kit`.
-const OF_THE_CRATE: &[&str] = &["SubvolumeId", "cores", "counter", "sync"];
+const OF_THE_CRATE: &[&str] = &["SubvolumeId", "cores", "counter", "ranges", "sync"];
 
-/// Checks every `crate::` of the engine against the floors.
+/// Checks the engine against the floors.
 ///
 /// # Errors
-/// Arrows that run up and are not in [`STILL_UP`], and arrows in that list that are gone.
+/// Calls of rooms that are not below, and methods for types of other rooms.
 pub(crate) fn check() -> Result {
     let rooms = repository().join("crates/btrfs/src");
     let mut files = Vec::new();
     collect(&rooms, &mut files).map_err(|error| format!("{}: {error}", rooms.display()))?;
-    let mut up = BTreeSet::new();
-    let mut complaints = Vec::new();
-    for (file, text) in &files {
-        let room = room_of(file);
-        for (line, target) in calls(text) {
-            if let Err(reason) = verdict(&room, &target) {
-                let is_known = STILL_UP.contains(&(&*room, &*target));
-                if !is_known {
-                    complaints.push(format!("crates/btrfs/src/{file}:{line}: {reason}"));
-                }
-                up.insert((room.clone(), target));
-            }
-        }
-    }
-    for (from, to) in STILL_UP {
-        if !up.contains(&((*from).to_owned(), (*to).to_owned())) {
-            complaints.push(format!("{from} does not call {to} any more: take that off the list"));
-        }
-    }
+    let complaints: Vec<_> = files
+        .iter()
+        .flat_map(|(file, text)| {
+            let in_file = move |(line, reason)| format!("crates/btrfs/src/{file}:{line}: {reason}");
+            complaints(file, text).into_iter().map(in_file)
+        })
+        .collect();
     if complaints.is_empty() {
         return Ok(());
     }
     Err(format!("the floors of the engine:\n{}", complaints.join("\n")))
+}
+
+/// What a file does that its room must not, each with its line number.
+fn complaints(file: &str, text: &str) -> Vec<(usize, String)> {
+    let (room, code) = (room_of(file), code_of(text));
+    let calls = calls(file, &code);
+    let mut complaints = Vec::new();
+    let mut foreign = HashMap::new();
+    for (line, path) in &calls {
+        let target = &path[0];
+        if let Err(reason) = verdict(&room, target) {
+            complaints.push((*line, reason));
+        }
+        if *target != room {
+            foreign.insert(path[path.len() - 1].as_str(), target);
+        }
+    }
+    for (number, line) in (1..).zip(code.lines()) {
+        if let Some(name) = has_methods(line)
+            && let Some(owner) = foreign.get(name)
+        {
+            complaints.push((number, format!("{room} adds methods to {name} of {owner}")));
+        }
+    }
+    complaints
 }
 
 /// Collects the files of the engine except tests: the path of each below `dir`, and its text.
@@ -108,25 +117,79 @@ fn room_of(file: &str) -> String {
     file.split('/').next().unwrap_or(file).trim_end_matches(".rs").to_owned()
 }
 
-/// The names that follow `crate::` in code outside tests, each with its line number.
-fn calls(text: &str) -> Vec<(usize, String)> {
+/// The lines of a file up to its unit tests, which are the last module, without comments.
+fn code_of(text: &str) -> String {
+    let lines = text.lines().take_while(|line| !line.starts_with("mod tests {"));
+    lines.flat_map(|line| [line.split("//").next().unwrap_or_default(), "\n"]).collect()
+}
+
+/// The paths from the root of the crate in this code, each with its line number: those that begin
+/// with `crate::`, and those that leave the room with `super::`. `use crate::{a::b, c::{d, e as
+/// f}};` has the paths `a::b`, `c::d` and `c::f`.
+fn calls(file: &str, code: &str) -> Vec<(usize, Vec<String>)> {
+    // `tree.rs` leaves the room with one `super::`, `tree/write.rs` with two.
+    let leaving = "super::".repeat(file.matches('/').count() + 1);
     let mut calls = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        // Unit tests are the last module of a file.
-        if line.starts_with("mod tests {") {
-            break;
-        }
-        let code = line.split("//").next().unwrap_or_default();
-        for (at, call) in code.match_indices("crate::") {
-            let is_whole = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
-            let rest = &code[at + call.len()..];
-            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-            if is_whole && end > 0 {
-                calls.push((number, rest[..end].to_owned()));
+    for start in ["crate::", &leaving] {
+        for (at, _) in code.match_indices(start) {
+            let before = &code[..at];
+            let is_whole = !before.ends_with(|c: char| is_of_name(c) || c == ':');
+            if is_whole {
+                let mut paths = Vec::new();
+                expand(&code[at + start.len()..], &[], &mut paths);
+                let line = before.matches('\n').count() + 1;
+                calls.extend(paths.into_iter().map(|path| (line, path)));
             }
         }
     }
     calls
+}
+
+/// Adds the paths of the tree that `code` begins with, each below `prefix`. Returns the rest of the
+/// code.
+fn expand<'c>(code: &'c str, prefix: &[String], paths: &mut Vec<Vec<String>>) -> &'c str {
+    let code = code.trim_start();
+    if let Some(group) = code.strip_prefix('{') {
+        let mut rest = group.trim_start();
+        while !rest.is_empty() && !rest.starts_with('}') {
+            let after = expand(rest, prefix, paths).trim_start();
+            rest = after.strip_prefix(',').unwrap_or(after).trim_start();
+            if !rest.starts_with(|c: char| is_of_name(c) || c == '{') {
+                break;
+            }
+        }
+        return rest.strip_prefix('}').unwrap_or(rest);
+    }
+    let (name, rest) = code.split_at(code.find(|c| !is_of_name(c)).unwrap_or(code.len()));
+    if name.is_empty() {
+        return rest;
+    }
+    let path = [prefix, &[name.to_owned()]].concat();
+    if let Some(below) = rest.strip_prefix("::")
+        && below.starts_with(|c: char| is_of_name(c) || c == '{')
+    {
+        return expand(below, &path, paths);
+    }
+    if let Some(alias) = rest.strip_prefix(" as ") {
+        return expand(alias, prefix, paths);
+    }
+    paths.push(path);
+    rest
+}
+
+fn is_of_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// The type that gets methods of its own, not those of a trait, if that begins in this line.
+fn has_methods(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("impl")?;
+    let rest = match rest.strip_prefix('<') {
+        Some(parameters) => parameters.split_once("> ")?.1,
+        None => rest.strip_prefix(' ')?,
+    };
+    let name = &rest[..rest.find(|c| !is_of_name(c)).unwrap_or(rest.len())];
+    (!name.is_empty() && !line.contains(" for ")).then_some(name)
 }
 
 /// Whether `room` may call `target`.
@@ -159,16 +222,53 @@ mod tests {
         assert!(verdict("tree", "attic").is_err());
     }
 
+    /// The paths that are found in a file of this name.
+    fn found(file: &str, text: &str) -> Vec<(usize, String)> {
+        let joined = |(line, path): (usize, Vec<String>)| (line, path.join("::"));
+        calls(file, &code_of(text)).into_iter().map(joined).collect()
+    }
+
+    fn paths<const N: usize>(expected: [(usize, &str); N]) -> Vec<(usize, String)> {
+        expected.into_iter().map(|(line, path)| (line, path.to_owned())).collect()
+    }
+
     #[test]
     fn calls_are_found_in_code_alone() {
         let text = "use crate::tree::Cursor;\n// crate::log is above\nlet a = \
                     crate::space::of(crate::engine::X);\nmy_crate::inode();\nmod tests {\n    use \
                     crate::handle::Volume;\n";
-        let found = calls(text);
-        let expected = [(1, "tree"), (3, "space"), (3, "engine")];
-        let expected: Vec<_> =
-            expected.into_iter().map(|(line, room)| (line, room.to_owned())).collect();
-        assert_eq!(found, expected);
+        let expected = [(1, "tree::Cursor"), (3, "space::of"), (3, "engine::X")];
+        assert_eq!(found("log.rs", text), paths(expected));
+    }
+
+    #[test]
+    fn calls_are_found_in_braces() {
+        let text = "use crate::{a, b::{c::D, e as f},\n    g::H};\npub(in crate::space) fn i() {}";
+        let expected = [(1, "a"), (1, "b::c::D"), (1, "b::f"), (1, "g::H"), (3, "space")];
+        assert_eq!(found("log.rs", text), paths(expected));
+        let up = complaints("tree.rs", "use crate::{block::TreeBlock, log::Wanted};\n");
+        assert_eq!(up, [(1, "tree calls log, which is not below it".to_owned())]);
+    }
+
+    #[test]
+    fn calls_that_leave_the_room_upwards_are_found() {
+        let text = "use super::super::engine::Engine;\nuse super::path;\n";
+        assert_eq!(found("tree/write.rs", text), paths([(1, "engine::Engine")]));
+        let (in_room, out) = ("use super::super::path;\n", "let a = super::engine::open();\n");
+        assert_eq!(found("tree/write/batch.rs", in_room), []);
+        assert_eq!(found("tree.rs", out), paths([(1, "engine::open")]));
+    }
+
+    #[test]
+    fn methods_for_types_of_another_room_are_found() {
+        let (rooms, handle) = ("use crate::inode::Rooms;\n", "use crate::inode::{self, Handle};\n");
+        let own = format!("{rooms}impl Upkeep for Rooms {{\n}}\nimpl<'v> Line<'v> {{\n}}\n");
+        assert_eq!(complaints("upkeep.rs", &own), []);
+        let foreign = format!("{rooms}{handle}impl Rooms {{\n}}\nimpl<'v> Handle<'v> {{\n}}\n");
+        let complaint = |name| format!("upkeep adds methods to {name} of inode");
+        let expected = [(3, complaint("Rooms")), (5, complaint("Handle"))];
+        assert_eq!(complaints("upkeep.rs", &foreign), expected);
+        assert_eq!(complaints("inode/join.rs", &foreign), []);
     }
 
     #[test]

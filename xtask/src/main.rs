@@ -38,8 +38,7 @@ Tasks:
            Write the man pages into DIRECTORY (target/man)
   setup    Install what the tests need (as root), or say how to; says first what it will change
   licences Check that everything that is linked is under a permissive licence
-  floors   Check that no room of the engine calls one above it, but for those that still do
-  names    Check that a type name is defined once, and says what the type is
+  floors   Check that no room of the engine calls one above it
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)

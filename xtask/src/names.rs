@@ -31,7 +31,7 @@ const STILL: &[(&str, &str)] = &[
         "Above Begun Block Change Chosen Chunk Claim Content Copied Counters Destination \
          Directory Edits End Engine Entry Failure Fault Found Handle Held How Inline Item Items \
          Kind Known Length Line Live Maker Model Moving Name Node Noted OpenOptions Outcome \
-         Owners Pair Part Pending Phase Piece Place Places Plan Progress Ranges Record Report \
+         Owners Pair Part Pending Phase Piece Place Places Plan Progress Record Report \
          Row Run Seen Segment Shard Shared Source Space Start State Step Sums Target Told Total \
          Tree Trees Turn Usage Volume Walk Wanted When Window Work Xattr",
     ),

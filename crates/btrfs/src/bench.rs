@@ -3,8 +3,8 @@
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::Result;
 
-use crate::engine::Handle;
-use crate::handle::Volume;
+use crate::filesystem::Volume;
+use crate::inode::Handle;
 
 /// The inode number in the keys of the items, far above those of a new volume.
 const OBJECT: u64 = 1 << 40;

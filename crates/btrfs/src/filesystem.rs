@@ -1,8 +1,9 @@
-//! A subvolume as a mount shows it: the `vfs` trait for reading.
+//! An open volume, and a subvolume of it as a mount shows it: the `vfs` traits.
 
 mod change;
 pub(crate) mod sharing;
 mod subvolumes;
+mod volume;
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -12,10 +13,11 @@ use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
 };
 
+use crate::SubvolumeId;
 use crate::data::{self, FileData};
 use crate::inode;
 use crate::subvolume;
-use crate::{SubvolumeId, Volume};
+pub use volume::Volume;
 
 /// A subvolume of a volume, and those nested in it.
 #[derive(Clone)]
@@ -86,7 +88,7 @@ impl FileSystem for Filesystem {
         const PATH_MAX: u64 = 4096;
         let read = || {
             let no_link = || Error::posix(Errno::INVAL, format!("{file} is not a symbolic link"));
-            let data = FileData::open(&**self.volume, file).map_err(|e| match e {
+            let data = FileData::open(&self.volume.rooms, file).map_err(|e| match e {
                 // `readlink` of a directory returns `EINVAL` too.
                 Error::Posix { errno: Errno::ISDIR, .. } => no_link(),
                 e => e,
@@ -99,7 +101,7 @@ impl FileSystem for Filesystem {
                 return Err(Error::corrupt("inode item", problem));
             }
             let mut target = Vec::new();
-            data::read_data(&**self.volume, &data, 0..data.size(), &mut |_, bytes| {
+            data::read_data(&self.volume.rooms, &data, 0..data.size(), &mut |_, bytes| {
                 target.extend_from_slice(bytes);
                 Ok(())
             })?;
@@ -131,8 +133,8 @@ impl FileSystem for Filesystem {
     }
 
     fn read(&self, file: FileId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        FileData::open(&**self.volume, file)
-            .and_then(|data| data::read_at(&**self.volume, &data, offset, buf))
+        FileData::open(&self.volume.rooms, file)
+            .and_then(|data| data::read_at(&self.volume.rooms, &data, offset, buf))
             .map_err(of(file))
     }
 
@@ -142,18 +144,18 @@ impl FileSystem for Filesystem {
         range: Range<u64>,
         visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        FileData::open(&**self.volume, file)
-            .and_then(|data| data::read_data(&**self.volume, &data, range, visit))
+        FileData::open(&self.volume.rooms, file)
+            .and_then(|data| data::read_data(&self.volume.rooms, &data, range, visit))
             .map_err(of(file))
     }
 
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
-        FileData::open(&**self.volume, file)
-            .and_then(|data| data::next_data(&**self.volume, &data, offset))
+        FileData::open(&self.volume.rooms, file)
+            .and_then(|data| data::next_data(&self.volume.rooms, &data, offset))
             .map_err(of(file))
     }
 
     fn prefetch(&self, files: &[FileId]) {
-        data::prefetch(&**self.volume, files);
+        data::prefetch(&self.volume.rooms, files);
     }
 }

@@ -5,6 +5,8 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | `rooms` | the state of this room and those below, and what it asks of the one above |
+//! | `handle`, `join` | joining the running transaction with space reserved; commits |
 //! | `in_use` | locks of inodes, their order, and the count of openings |
 //! | `directories` | a cache of facts about directories: numbers for new files, the next index, names |
 //! | `subvolume` | numbers of new inodes; whether a subvolume may be changed |
@@ -30,11 +32,14 @@ pub(crate) mod evict;
 #[cfg(test)]
 mod faults;
 pub(crate) mod flags;
+mod handle;
 mod in_use;
+mod join;
 pub(crate) mod logged;
 mod names;
 pub(crate) mod orphans;
 pub(crate) mod rename;
+mod rooms;
 pub(crate) mod subvolume;
 #[cfg(test)]
 mod tests;
@@ -53,19 +58,22 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
 use crate::data::{PLACEHOLDER, timestamp};
 pub(crate) use crate::data::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
 use crate::delayed;
-use crate::engine::Engine;
 use crate::storage::malformed;
 use crate::transaction::stands_at;
 use crate::tree::{Cursor, TreeRoot, with_item};
 use entries::{FIRST_INDEX, indexes};
 pub(crate) use evict::orphan_key;
+pub(crate) use handle::Handle;
 pub(crate) use in_use::{Inodes, Locks};
+pub use rooms::Rooms;
+pub(crate) use rooms::{AtRest, Upkeep};
+pub(crate) use subvolume::SubvolumeMoves;
 
 /// The inode number of the root directory of every subvolume.
 pub(crate) const ROOT_DIR: u64 = Ino::ROOT_DIR.0;
 
 /// The attributes of `file`.
-pub(crate) fn attr(volume: &Engine, file: FileId) -> Result<Attr> {
+pub(crate) fn attr(volume: &Rooms, file: FileId) -> Result<Attr> {
     if let Some(dir) = placeholder_in(file) {
         let dir = attr(volume, dir)?;
         let (permissions, size, allocated_bytes, nlink) = (0o755, 0, 0, 1);
@@ -107,7 +115,7 @@ pub(crate) fn attr(volume: &Engine, file: FileId) -> Result<Attr> {
 }
 
 /// `ENOTDIR` unless `dir` is a directory.
-fn require_dir(volume: &Engine, root: TreeRoot, dir: FileId) -> Result<()> {
+fn require_dir(volume: &Rooms, root: TreeRoot, dir: FileId) -> Result<()> {
     match type_of(&inode_item(volume, root, dir)?)? {
         FileType::Directory => Ok(()),
         _ => Err(Error::posix(Errno::NOTDIR, dir.to_string())),
@@ -115,7 +123,7 @@ fn require_dir(volume: &Engine, root: TreeRoot, dir: FileId) -> Result<()> {
 }
 
 /// The file that the entry `name` of the directory `dir` leads to. `location` is that of the entry.
-fn target(volume: &Engine, dir: FileId, name: &[u8], location: Key) -> Result<FileId> {
+fn target(volume: &Rooms, dir: FileId, name: &[u8], location: Key) -> Result<FileId> {
     let Key { objectid, item_type, .. } = location;
     match item_type {
         ItemType::INODE_ITEM if objectid != ROOT_DIR && objectid & PLACEHOLDER == 0 => {
@@ -133,12 +141,12 @@ fn target(volume: &Engine, dir: FileId, name: &[u8], location: Key) -> Result<Fi
 }
 
 /// The file called `name` in `dir`.
-pub(crate) fn lookup(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
+pub(crate) fn lookup(volume: &Rooms, dir: FileId, name: &[u8]) -> Result<FileId> {
     loop {
-        let moves = volume.subvolumes.moves();
+        let moves = volume.moves.count();
         let found = lookup_once(volume, dir, name)?;
         // While a subvolume moves, its entry may not match its ROOT_REF for a moment.
-        if placeholder_in(found).is_none() || volume.subvolumes.is_still(moves) {
+        if placeholder_in(found).is_none() || volume.moves.is_still(moves) {
             return Ok(found);
         }
         std::thread::yield_now();
@@ -156,7 +164,7 @@ pub(crate) fn entry_called<'d>(data: &'d [u8], name: &[u8]) -> Result<Option<Dir
     Ok(None)
 }
 
-pub(crate) fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<FileId> {
+pub(crate) fn lookup_once(volume: &Rooms, dir: FileId, name: &[u8]) -> Result<FileId> {
     let missing = || {
         let name = name.escape_ascii();
         Error::posix(Errno::NOENT, format!("`{name}` in {dir}"))
@@ -181,7 +189,7 @@ pub(crate) fn lookup_once(volume: &Engine, dir: FileId, name: &[u8]) -> Result<F
 
 /// Calls `visit` with the entries of `dir` whose index is greater than `after`, until it breaks.
 pub(crate) fn read_dir(
-    volume: &Engine,
+    volume: &Rooms,
     dir: FileId,
     after: u64,
     visit: &mut dyn FnMut(offshoot_vfs::DirEntry<'_>) -> ControlFlow<()>,
@@ -237,7 +245,7 @@ fn entry_type(value: u8) -> Result<FileType> {
 ///
 /// # Errors
 /// `ENOENT` when it was removed. [`Error::Corrupt`] when it has no name, or several.
-pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
+pub(crate) fn parent(volume: &Rooms, dir: FileId) -> Result<Parent> {
     let mut found = parents(volume, dir)?;
     if found.len() != 1 {
         // While it moves, a reader without its lock may see both names, or none.
@@ -256,19 +264,19 @@ pub(crate) fn parent(volume: &Engine, dir: FileId) -> Result<Parent> {
 }
 
 /// The first two names of the directory `dir`. A sound directory has one.
-fn parents(volume: &Engine, dir: FileId) -> Result<Vec<Parent>> {
+fn parents(volume: &Rooms, dir: FileId) -> Result<Vec<Parent>> {
     let root = tree_of(volume, dir)?;
     require_dir(volume, root, dir)?;
     names_of(volume, root, dir)
 }
 
 /// One of the names of `file`; `None` when it has none.
-pub(crate) fn one_name(volume: &Engine, file: FileId) -> Result<Option<Parent>> {
+pub(crate) fn one_name(volume: &Rooms, file: FileId) -> Result<Option<Parent>> {
     Ok(names_of(volume, tree_of(volume, file)?, file)?.into_iter().next())
 }
 
 /// The first two names of `file`.
-fn names_of(volume: &Engine, root: TreeRoot, file: FileId) -> Result<Vec<Parent>> {
+fn names_of(volume: &Rooms, root: TreeRoot, file: FileId) -> Result<Vec<Parent>> {
     let mut parents = Vec::with_capacity(1);
     let parent = |name: InodeName<'_>| Parent {
         dir: FileId { dev: file.dev, ino: name.parent },
@@ -294,7 +302,7 @@ fn names_of(volume: &Engine, root: TreeRoot, file: FileId) -> Result<Vec<Parent>
 
 /// Calls `visit` with name and value of every extended attribute of `file` until it breaks.
 pub(crate) fn xattrs(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
 ) -> Result<()> {
@@ -316,7 +324,7 @@ pub(crate) fn xattrs(
 }
 
 /// The value of the extended attribute `name` of `file`.
-pub(crate) fn xattr(volume: &Engine, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
+pub(crate) fn xattr(volume: &Rooms, file: FileId, name: &[u8]) -> Result<Vec<u8>> {
     let key = Key::new(file.ino, ItemType::XATTR_ITEM, name_hash(name));
     let value = with_item(volume, tree_of(volume, file)?, key, |data| {
         Ok(entry_called(data, name)?.map(|entry| entry.data.to_vec()))

@@ -10,27 +10,27 @@
 //! that keeps its last commit, as after a crash.
 //!
 //! The modules are the rooms of the engine, from the top down. A room calls only the rooms below
-//! it. The test command checks that, except for the calls upwards that `xtask` lists.
+//! it, which the test command checks.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `handle` | an open volume, as its user holds it; ends the thread of the volume |
+//! | `filesystem` | an open volume, as its user holds it; the `vfs` traits over a subvolume and those nested in it |
 //! | `mkfs` | new volumes |
 //! | `scrub` | reads and verifies every copy of a volume, and repairs the bad ones |
-//! | `filesystem` | the `vfs` traits over a subvolume and those nested in it |
-//! | `upkeep` | decides when to commit; makes room for waiting threads, allocates and removes chunks, discards |
 //! | `engine` | opens a volume; holds the state of each room between calls |
+//! | `upkeep` | decides when to commit; makes room for waiting threads, allocates and removes chunks, discards |
 //! | `log` | what fsync has written since the last commit, and its replay when a volume is opened |
 //! | `subvolume` | subvolumes and how they are nested |
 //! | `inode`, `data` | attributes, names, xattrs, write-back; buffered data, file extents, checksums, decompression |
 //! | `delayed` | items of names and inodes, gathered until they go to a tree a leaf at a time |
 //! | `transaction` | transactions, delayed references, commits; the numbers of quota groups |
 //! | `space` | block groups, free space, reservations |
+//! | `options` | how a volume is opened |
 //! | `tree` | search in a tree, and changes of a tree by many threads |
 //! | `block` | verified tree blocks and the cache of them |
 //! | `storage` | members, superblocks, chunk map; reads around bad copies, writes all copies |
-//! | `report` | problems that did not fail a call |
 //! | `events` | the targets of `tracing` events |
+//! | `report`, `stats` | problems that did not fail a call; counters |
 
 // Code that unit and integration tests share names the crate by its name.
 #[cfg(test)]
@@ -44,10 +44,10 @@ mod delayed;
 mod engine;
 mod events;
 mod filesystem;
-mod handle;
 mod inode;
 mod log;
 mod mkfs;
+mod options;
 mod report;
 mod scrub;
 #[cfg(test)]
@@ -64,15 +64,14 @@ mod tree;
 mod upkeep;
 
 pub use block::TreeBlock;
-pub use engine::{Engine, OpenOptions};
+pub use engine::Engine;
 pub use events::EVENT_TARGETS;
-pub use filesystem::Filesystem;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
-pub use handle::Volume;
-pub use inode::compression::Compress;
-pub use inode::create::NewFiles;
+pub use filesystem::{Filesystem, Volume};
+pub use inode::Rooms;
 pub use log::{LogFailure, LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, Occupant, mkfs, occupant};
+pub use options::{Compress, NewFiles, OpenOptions};
 pub use report::{Report, Reporter};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
@@ -85,7 +84,7 @@ pub use transaction::Base;
 pub use tree::{Cursor, Latching, TreeRoot, Unlock};
 
 // The rooms name these by `crate::`, like the lowest rooms.
-use offshoot_kit::{cores, counter, sync};
+use offshoot_kit::{cores, counter, ranges, sync};
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

@@ -46,6 +46,9 @@
 //!
 //! `space` keeps the allocator away from the blocks and extents of the log. `replay` has the order
 //! of the passes, which `inodes`, `names` and `extents` carry out. `zero` throws a log away.
+//!
+//! [`OpenOptions::replay_bytes`]: crate::OpenOptions::replay_bytes
+//! [`OpenOptions::tree_log`]: crate::OpenOptions::tree_log
 
 mod data;
 mod datasync;
@@ -64,22 +67,21 @@ mod space;
 mod tests;
 mod zero;
 
-use std::sync::Arc;
-
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, ItemType, Logical, TreeId};
-use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Error, Result};
 
 use crate::SubvolumeId;
-use crate::engine::{Change, Engine, OpenOptions};
-use crate::report::Report;
+use crate::inode::Rooms;
 use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
 pub use failure::LogFailure;
+pub(crate) use failure::in_volume;
 pub(crate) use fsync::{Wanted, committed_root, fsync};
-pub(crate) use running::{RunningLog, Trees};
+pub(crate) use replay::replay;
+pub(crate) use running::{LogTrees, RunningLog};
 pub use zero::LostLog;
+pub(crate) use zero::zero_log;
 
 /// The log of one subvolume.
 #[derive(Clone, Copy, Debug)]
@@ -90,103 +92,46 @@ pub struct LogTree {
     pub root: TreeRoot,
 }
 
-/// Opens the volume to read it.
-pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Engine> {
-    let engine = Engine::open_engine(devices.clone(), options)?;
-    if options.ignore_log || !engine.superblock().has_pending_log() {
-        return Ok(engine);
-    }
-    let is_dump = engine.superblock().is_metadata_only();
-    drop(engine);
-    let budget = MemoryBudget::new(options.replay_bytes);
-    let in_memory = |below| Arc::new(MemoryDevice::over_within(below, &budget)) as Arc<_>;
-    let changed: Vec<_> = devices.iter().cloned().map(in_memory).collect();
-    let replayed =
-        replay::replay(Engine::open_again(changed.clone(), options)?, options, Change::InMemory);
-    match replayed {
-        Ok(()) => {}
-        // A dump may lack blocks that a replay needs, and people only read it.
-        Err(error) if is_dump => {
-            let options = OpenOptions { ignore_log: true, ..options.clone() };
-            let engine = Engine::open_again(devices, &options)?;
-            engine.report(&Report::LogNotReplayed { problem: error.to_string() });
-            return Ok(engine);
-        }
-        Err(error) => return Err(error),
-    }
-    let devices = changed;
-    let engine = Engine::open_again(devices, options)?;
-    engine.report(&Report::LogReplayed { is_stored: false });
-    Ok(engine)
+/// The generation that all blocks of a log have.
+fn log_generation(volume: &Rooms) -> Generation {
+    Generation(volume.superblock().generation.0.saturating_add(1))
 }
 
-/// Opens the volume to read and to write it.
-pub(crate) fn open_writable(
-    devices: Vec<Arc<dyn BlockDevice>>,
-    options: &OpenOptions,
-) -> Result<Engine> {
-    let engine = Engine::open_engine(devices.clone(), options)?;
-    if !engine.superblock().has_pending_log() {
-        let engine = engine.into_writable(options, Change::Stored)?;
-        engine.report_left_out();
-        return Ok(engine);
-    }
-    if options.ignore_log {
-        let what = "writing a volume while its pending tree log is ignored";
-        return Err(Error::posix(Errno::INVAL, what));
-    }
-    replay::replay(engine, options, Change::Stored)?;
-    let engine = Engine::open_again(devices, options)?.into_writable(options, Change::Stored)?;
-    engine.report_left_out();
-    engine.report(&Report::LogReplayed { is_stored: true });
-    Ok(engine)
+/// The tree of log trees, if a log is pending.
+fn log_root_tree(volume: &Rooms) -> Option<TreeRoot> {
+    let item = &volume.superblock().item;
+    volume.superblock().has_pending_log().then(|| TreeRoot {
+        id: TreeId::TREE_LOG,
+        logical: Logical(item.log_root.get()),
+        level: item.log_root_level,
+        generation: log_generation(volume),
+    })
 }
 
-impl Engine {
-    /// The generation that all blocks of a log have.
-    fn log_generation(&self) -> Generation {
-        Generation(self.superblock().generation.0.saturating_add(1))
-    }
-
-    /// The tree of log trees, if a log is pending.
-    fn log_root_tree(&self) -> Option<TreeRoot> {
-        let item = &self.superblock().item;
-        self.superblock().has_pending_log().then(|| TreeRoot {
-            id: TreeId::TREE_LOG,
-            logical: Logical(item.log_root.get()),
-            level: item.log_root_level,
-            generation: self.log_generation(),
-        })
-    }
-
-    /// The log trees of the pending log, one for each subvolume with logged changes.
-    ///
-    /// # Errors
-    /// When the tree of them is damaged.
-    pub fn log_trees(&self) -> Result<Vec<LogTree>> {
-        let Some(root) = self.log_root_tree() else { return Ok(Vec::new()) };
-        let mut logs = Vec::new();
-        let mut cursor = Cursor::seek(self, root, offshoot_btrfs_format::Key::MIN)?;
-        while let Some((key, data)) = cursor.item() {
-            let subvolume = TreeId(key.offset);
-            let is_log = key.item_type == ItemType::ROOT_ITEM
-                && key.objectid == TreeId::TREE_LOG.0
-                && subvolume.is_subvolume();
-            if !is_log {
-                let problem = format!("an item {key}, which is no log of a subvolume");
-                return Err(Error::corrupt_at("tree of log trees", root.logical.0, problem));
-            }
-            let item = RootItem::parse(data).map_err(malformed)?;
-            let (logical, generation) = (item.logical(), item.generation());
-            if generation != self.log_generation() {
-                let expected = self.log_generation();
-                let problem = format!("generation {expected} expected, {generation} found");
-                return Err(Error::corrupt_at("root of a log tree", logical.0, problem));
-            }
-            let root = TreeRoot { id: TreeId::TREE_LOG, logical, level: item.level, generation };
-            logs.push(LogTree { subvolume, root });
-            cursor.advance()?;
+/// As [`Engine::log_trees`](crate::Engine::log_trees).
+pub(crate) fn log_trees(volume: &Rooms) -> Result<Vec<LogTree>> {
+    let Some(root) = log_root_tree(volume) else { return Ok(Vec::new()) };
+    let mut logs = Vec::new();
+    let mut cursor = Cursor::seek(volume, root, offshoot_btrfs_format::Key::MIN)?;
+    while let Some((key, data)) = cursor.item() {
+        let subvolume = TreeId(key.offset);
+        let is_log = key.item_type == ItemType::ROOT_ITEM
+            && key.objectid == TreeId::TREE_LOG.0
+            && subvolume.is_subvolume();
+        if !is_log {
+            let problem = format!("an item {key}, which is no log of a subvolume");
+            return Err(Error::corrupt_at("tree of log trees", root.logical.0, problem));
         }
-        Ok(logs)
+        let item = RootItem::parse(data).map_err(malformed)?;
+        let (logical, generation) = (item.logical(), item.generation());
+        if generation != log_generation(volume) {
+            let expected = log_generation(volume);
+            let problem = format!("generation {expected} expected, {generation} found");
+            return Err(Error::corrupt_at("root of a log tree", logical.0, problem));
+        }
+        let root = TreeRoot { id: TreeId::TREE_LOG, logical, level: item.level, generation };
+        logs.push(LogTree { subvolume, root });
+        cursor.advance()?;
     }
+    Ok(logs)
 }

@@ -46,7 +46,7 @@ mod renew;
 mod settle;
 mod superblocks;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +60,8 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use parking_lot::Mutex;
 
 use crate::cores;
-use crate::engine::Engine;
+use crate::inode::Rooms;
+use crate::ranges::Ranges;
 use gather::{Committed, Window};
 use look::Pages;
 use renew::Renewal;
@@ -179,7 +180,7 @@ pub type ScrubWatch<'w> = dyn Fn(&ScrubEvent<'_>) -> ControlFlow<()> + Sync + 'w
 
 /// A running scrub.
 struct Run<'v> {
-    volume: &'v Engine,
+    volume: &'v Rooms,
     options: ScrubOptions,
     watch: &'v ScrubWatch<'v>,
     counts: Mutex<ScrubCounts>,
@@ -197,73 +198,57 @@ struct Work {
     copy: usize,
 }
 
-impl Engine {
-    /// Reads every copy of everything that is allocated, verifies it where possible, and repairs
-    /// bad copies from good ones.
-    ///
-    /// While a volume that was opened for writing is scrubbed, other threads may change it. A
-    /// volume that was opened for reading is repaired too, unless the options forbid it; nothing
-    /// else on it changes. Then its devices must be writable, no other program may use them, and it
-    /// must have been opened with [`OpenOptions::ignore_log`](crate::OpenOptions::ignore_log).
-    /// Chunks with RAID5 or RAID6 are only read, and so are seeds.
-    ///
-    /// Members that missed commits are brought up to date. Everything on them that differs is
-    /// overwritten, and if no error remains, they get the superblock of the last commit. That needs
-    /// a volume that was opened for reading and has no pending log. Otherwise such members are only
-    /// read.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for volumes with a RAID stripe tree, which places copies elsewhere,
-    /// and for the repair of zoned volumes. `EINTR` after `watch` broke it off. `EROFS` when the
-    /// volume has stopped writing. The error of a device that fails to flush. Bad places are not
-    /// errors here: they are counted.
-    pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
-        self.require_scrubbable(*options)?;
-        let renewal = Renewal::of(self, options.read_only);
-        let mut run = Run {
-            volume: self,
-            options: *options,
-            watch,
-            counts: Mutex::default(),
-            is_over: AtomicBool::new(false),
-            failure: Mutex::new(None),
-            renewed: renewal.members.clone(),
-        };
-        superblocks::scrub(&run)?;
-        let chunks = run.chunks_in_order();
-        let left_before = run.counts.lock().left_errors;
-        renewal.plain_data(&run, &chunks)?;
-        if run.counts.lock().left_errors > left_before || run.failure.lock().is_some() {
-            // With new tree blocks on them, the members would be trusted for data that is still
-            // old.
-            run.renewed.clear();
-        }
-        run.extents(&chunks)?;
-        let counts = run.counts.lock().clone();
-        if counts.corrected_errors + counts.corrected_superblocks > 0 {
-            self.flush_members()?;
-        }
-        renewal.finish(&run)?;
-        let counts = run.counts.into_inner();
-        if let Some(failure) = run.failure.into_inner() {
-            return Err(failure);
-        }
-        if run.is_over.into_inner() {
-            return Err(Error::posix(Errno::INTR, "the scrub"));
-        }
-        Ok(counts)
+/// As [`Volume::scrub`](crate::Volume::scrub).
+pub(crate) fn scrub(
+    volume: &Rooms,
+    options: ScrubOptions,
+    watch: &ScrubWatch<'_>,
+) -> Result<ScrubCounts> {
+    require_scrubbable(volume, options)?;
+    let renewal = Renewal::of(volume, options.read_only);
+    let mut run = Run {
+        volume,
+        options,
+        watch,
+        counts: Mutex::default(),
+        is_over: AtomicBool::new(false),
+        failure: Mutex::new(None),
+        renewed: renewal.members.clone(),
+    };
+    superblocks::scrub(&run)?;
+    let chunks = run.chunks_in_order();
+    let left_before = run.counts.lock().left_errors;
+    renewal.plain_data(&run, &chunks)?;
+    if run.counts.lock().left_errors > left_before || run.failure.lock().is_some() {
+        // With new tree blocks on them, the members would be trusted for data that is still
+        // old.
+        run.renewed.clear();
     }
+    run.extents(&chunks)?;
+    let counts = run.counts.lock().clone();
+    if counts.corrected_errors + counts.corrected_superblocks > 0 {
+        volume.flush_members()?;
+    }
+    renewal.finish(&run)?;
+    let counts = run.counts.into_inner();
+    if let Some(failure) = run.failure.into_inner() {
+        return Err(failure);
+    }
+    if run.is_over.into_inner() {
+        return Err(Error::posix(Errno::INTR, "the scrub"));
+    }
+    Ok(counts)
+}
 
-    fn require_scrubbable(&self, options: ScrubOptions) -> Result<()> {
-        let incompat = self.superblock().incompat;
-        if incompat.has(Incompat::RAID_STRIPE_TREE) {
-            return Err(Error::Unsupported("scrubbing a volume with a RAID stripe tree".into()));
-        }
-        if incompat.has(Incompat::ZONED) && !options.read_only {
-            return Err(Error::Unsupported("repairing a zoned volume".into()));
-        }
-        Ok(())
+fn require_scrubbable(volume: &Rooms, options: ScrubOptions) -> Result<()> {
+    let incompat = volume.superblock().incompat;
+    if incompat.has(Incompat::RAID_STRIPE_TREE) {
+        return Err(Error::Unsupported("scrubbing a volume with a RAID stripe tree".into()));
     }
+    if incompat.has(Incompat::ZONED) && !options.read_only {
+        return Err(Error::Unsupported("repairing a zoned volume".into()));
+    }
+    Ok(())
 }
 
 impl Run<'_> {
@@ -365,18 +350,18 @@ impl Run<'_> {
         all.sort_by_key(|chunk| {
             chunk.stripes.first().map(|stripe| (stripe.device, stripe.physical))
         });
-        // For each member, the start and the end of every stripe so far.
-        let mut taken: HashMap<_, BTreeMap<u64, u64>> = HashMap::new();
+        // The stripes so far, for each member.
+        let mut taken: HashMap<_, Ranges> = HashMap::new();
         all.retain(|chunk| {
             let len = chunk.stripe_bytes();
             let overlaps = chunk.stripes.iter().any(|stripe| {
                 let own = taken.entry(stripe.device_uuid).or_default();
-                let (start, end) = (stripe.physical.0, stripe.physical.0 + len);
-                let before = own.range(..end).next_back().is_some_and(|(_, &last)| last > start);
-                if !before {
-                    own.insert(start, end);
+                let stripe = stripe.physical.0..stripe.physical.0 + len;
+                let overlaps = own.overlaps(&stripe);
+                if !overlaps {
+                    own.insert(stripe);
                 }
-                before
+                overlaps
             });
             if overlaps {
                 let problem = "it lies where another one does on a device";

@@ -68,11 +68,11 @@ use free_space::Fit;
 use ledger::Ledger;
 pub(crate) use ledger::{HighWater, Kept, KeptAs, Promise, Reservation};
 pub(crate) use reserve::{
-    Claim, DELETION_ITEMS, MakesRoom, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes,
+    DELETION_ITEMS, MakesRoom, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes,
 };
 pub(crate) use stats::When;
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
-pub(crate) use tickets::Waiter;
+pub(crate) use tickets::{Claim, Waiter};
 
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::storage::Storage;

@@ -19,10 +19,10 @@
 
 pub(crate) mod create;
 pub(crate) mod delete;
-mod drop;
+pub(crate) mod drop;
 mod items;
 pub(crate) mod rename;
-mod settings;
+pub(crate) mod settings;
 pub(crate) mod snapshot;
 mod state;
 
@@ -39,13 +39,13 @@ use uuid::Uuid;
 
 use crate::SubvolumeId;
 use crate::data::timestamp;
-use crate::engine::Engine;
 use crate::inode;
+use crate::inode::Rooms;
 use crate::storage::malformed;
 use crate::transaction::root_item;
 use crate::tree::{Cursor, with_item};
 pub(crate) use drop::Progress;
-pub(crate) use state::State;
+pub(crate) use state::SubvolumeState;
 
 /// The name of the entry in the root tree that leads to the default subvolume.
 const DEFAULT: &[u8] = b"default";
@@ -89,7 +89,7 @@ fn moment(generation: u64, time: &Timespec) -> Option<(Generation, Timestamp)> {
 ///
 /// # Errors
 /// `ENOENT` when there is no such subvolume.
-fn require_subvolume(volume: &Engine, id: SubvolumeId) -> Result<RootItem> {
+fn require_subvolume(volume: &Rooms, id: SubvolumeId) -> Result<RootItem> {
     root_item(volume, id)?
         .filter(|item| id.is_subvolume() && !item.is_dead())
         .ok_or_else(|| Error::posix(Errno::NOENT, format!("subvolume {id}")))
@@ -99,7 +99,7 @@ fn require_subvolume(volume: &Engine, id: SubvolumeId) -> Result<RootItem> {
 ///
 /// # Errors
 /// When it is attached in two subvolumes, which the format rules out.
-pub(crate) fn parent_of(volume: &Engine, child: SubvolumeId) -> Result<Option<Parent>> {
+pub(crate) fn parent_of(volume: &Rooms, child: SubvolumeId) -> Result<Option<Parent>> {
     let first = Key::new(child.0, ItemType::ROOT_BACKREF, 0);
     let mut cursor = Cursor::seek(volume, volume.root_tree(), first)?;
     let Some((key, data)) = cursor.item_of(child.0, ItemType::ROOT_BACKREF) else {
@@ -117,80 +117,73 @@ pub(crate) fn parent_of(volume: &Engine, child: SubvolumeId) -> Result<Option<Pa
     Ok(Some(parent))
 }
 
-impl Engine {
-    /// The subvolume that a mount without options shows.
-    ///
-    /// # Errors
-    /// When the entry that names it is malformed.
-    pub fn default_subvolume(&self) -> Result<SubvolumeId> {
-        let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(DEFAULT));
-        let named = with_item(self, self.root_tree(), key, |data| {
-            for entry in dir_entries(data) {
-                let entry = entry.map_err(malformed)?;
-                if entry.name == DEFAULT {
-                    return Ok(Some(TreeId(entry.location.objectid)));
-                }
+/// As [`Engine::default_subvolume`](crate::Engine::default_subvolume).
+pub(crate) fn default_subvolume(volume: &Rooms) -> Result<SubvolumeId> {
+    let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(DEFAULT));
+    let named = with_item(volume, volume.root_tree(), key, |data| {
+        for entry in dir_entries(data) {
+            let entry = entry.map_err(malformed)?;
+            if entry.name == DEFAULT {
+                return Ok(Some(TreeId(entry.location.objectid)));
             }
-            Ok(None)
-        })?;
-        Ok(named.flatten().unwrap_or(TreeId::FS))
-    }
-
-    /// All subvolumes that were not deleted, the top level first, by id.
-    pub fn subvolumes(&self) -> Subvolumes<'_> {
-        Subvolumes { volume: self, next: Some(TreeId::FS), paths: DirectoryPaths::default() }
-    }
-
-    /// How many subvolumes there are that were not deleted.
-    pub fn subvolume_count(&self) -> Result<usize> {
-        let mut all = self.subvolumes();
-        let mut count = 0;
-        while all.find()?.is_some() {
-            count += 1;
         }
-        Ok(count)
-    }
-
-    /// The properties of the subvolume `id`.
-    ///
-    /// # Errors
-    /// `ENOENT` when there is no such subvolume.
-    pub fn subvolume(&self, id: SubvolumeId) -> Result<SubvolumeInfo> {
-        let item = require_subvolume(self, id)?;
-        self.subvolume_info(id, &item, &mut DirectoryPaths::default())
-    }
-
-    fn subvolume_info(
-        &self,
-        id: SubvolumeId,
-        item: &RootItem,
-        paths: &mut DirectoryPaths,
-    ) -> Result<SubvolumeInfo> {
-        let parent = parent_of(self, id)?;
-        let path = match &parent {
-            Some(parent) => paths.of(self, parent.dir).map(|dir| join(&dir, &parent.name)),
-            None => Ok(Vec::new()),
-        };
-        Ok(SubvolumeInfo {
-            id,
-            parent: parent.map(|parent| TreeId(parent.dir.dev)),
-            path,
-            generation: item.generation(),
-            created_generation: Generation(item.otransid.get()),
-            created: timestamp(&item.otime),
-            read_only: item.is_read_only(),
-            uuid: RootItem::uuid(item.uuid),
-            parent_uuid: RootItem::uuid(item.parent_uuid),
-            received_uuid: RootItem::uuid(item.received_uuid),
-            sent: moment(item.stransid.get(), &item.stime),
-            received: moment(item.rtransid.get(), &item.rtime),
-        })
-    }
+        Ok(None)
+    })?;
+    Ok(named.flatten().unwrap_or(TreeId::FS))
 }
 
-/// The subvolumes of a volume, see [`Engine::subvolumes`]. It holds one at a time.
+/// As [`Engine::subvolumes`](crate::Engine::subvolumes)(crate::Engine::subvolumes).
+pub(crate) fn all(volume: &Rooms) -> Subvolumes<'_> {
+    Subvolumes { volume, next: Some(TreeId::FS), paths: DirectoryPaths::default() }
+}
+
+/// As [`Engine::subvolume_count`](crate::Engine::subvolume_count).
+pub(crate) fn count(volume: &Rooms) -> Result<usize> {
+    let mut all = all(volume);
+    let mut count = 0;
+    while all.find()?.is_some() {
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// As [`Engine::subvolume`](crate::Engine::subvolume).
+pub(crate) fn info(volume: &Rooms, id: SubvolumeId) -> Result<SubvolumeInfo> {
+    let item = require_subvolume(volume, id)?;
+    subvolume_info(volume, id, &item, &mut DirectoryPaths::default())
+}
+
+fn subvolume_info(
+    volume: &Rooms,
+    id: SubvolumeId,
+    item: &RootItem,
+    paths: &mut DirectoryPaths,
+) -> Result<SubvolumeInfo> {
+    let parent = parent_of(volume, id)?;
+    let path = match &parent {
+        Some(parent) => paths.of(volume, parent.dir).map(|dir| join(&dir, &parent.name)),
+        None => Ok(Vec::new()),
+    };
+    Ok(SubvolumeInfo {
+        id,
+        parent: parent.map(|parent| TreeId(parent.dir.dev)),
+        path,
+        generation: item.generation(),
+        created_generation: Generation(item.otransid.get()),
+        created: timestamp(&item.otime),
+        read_only: item.is_read_only(),
+        uuid: RootItem::uuid(item.uuid),
+        parent_uuid: RootItem::uuid(item.parent_uuid),
+        received_uuid: RootItem::uuid(item.received_uuid),
+        sent: moment(item.stransid.get(), &item.stime),
+        received: moment(item.rtransid.get(), &item.rtime),
+    })
+}
+
+/// The subvolumes of a volume, see [`Engine::subvolumes`](crate::Engine::subvolumes). It holds one
+/// at a time.
 pub struct Subvolumes<'v> {
-    volume: &'v Engine,
+    volume: &'v Rooms,
     /// The id at which the search for the next one starts; `None` behind the last.
     next: Option<SubvolumeId>,
     paths: DirectoryPaths,
@@ -224,7 +217,7 @@ impl Iterator for Subvolumes<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let found = self.find().transpose()?;
-        Some(found.and_then(|(id, item)| self.volume.subvolume_info(id, &item, &mut self.paths)))
+        Some(found.and_then(|(id, item)| subvolume_info(self.volume, id, &item, &mut self.paths)))
     }
 }
 
@@ -238,7 +231,7 @@ fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
 /// # Errors
 /// `ENOENT` when it has no name, or when its subvolume is gone. Other errors when a directory above
 /// it cannot be read.
-pub(crate) fn path_of(volume: &Engine, file: FileId) -> Result<Vec<u8>> {
+pub(crate) fn path_of(volume: &Rooms, file: FileId) -> Result<Vec<u8>> {
     let name = inode::one_name(volume, file)?;
     let name = name.ok_or_else(|| Error::posix(Errno::NOENT, format!("a name of {file}")))?;
     Ok(join(&DirectoryPaths::default().of(volume, name.dir)?, &name.name))
@@ -260,7 +253,7 @@ impl DirectoryPaths {
     const MAX_PATH: usize = 64 << 10;
 
     /// The path of the directory `dir`, without a leading slash; empty for the top level.
-    fn of(&mut self, volume: &Engine, dir: FileId) -> Result<Vec<u8>> {
+    fn of(&mut self, volume: &Rooms, dir: FileId) -> Result<Vec<u8>> {
         let (mut names, mut len, mut at) = (Vec::new(), 0, dir);
         let mut path = loop {
             if let Some(known) = self.known.get(&at) {

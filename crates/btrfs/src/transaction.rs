@@ -44,7 +44,6 @@ mod newest;
 mod notes;
 mod obstacle;
 mod quota;
-mod ranges;
 mod refs;
 mod roots;
 mod signal;
@@ -89,7 +88,6 @@ pub(crate) use notes::MOST as MOST_NOTES;
 pub(crate) use obstacle::Obstacle;
 use quota::Usage;
 pub(crate) use quota::{NewGroup, Quotas};
-pub(crate) use ranges::Ranges;
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
 pub(crate) use roots::{
@@ -287,6 +285,14 @@ impl Live {
         // Most blocks have 16 KiB.
         let index = (logical.0 >> 14) as usize % COUNTING;
         self.counting[index].lock()
+    }
+
+    /// Asks the thread of the volume for a commit, if that frees enough.
+    pub(crate) fn ask_for_commit(&self) {
+        if self.given_up().1 >= self.space.worth_a_commit() {
+            self.space.is_short.store(true, Ordering::Relaxed);
+            self.pressure.press();
+        }
     }
 
     /// The superblock of the last commit.

@@ -8,9 +8,22 @@ mod chunks;
 mod commit;
 mod committer;
 mod discard;
-mod join;
 mod reclaim;
 
-pub(crate) use committer::Committer;
+use std::sync::Arc;
+
+use crate::log::RunningLog;
+use crate::subvolume::SubvolumeState;
 #[cfg(test)]
-pub(crate) use reclaim::ask_for_commit;
+pub(crate) use chunks::{look_around, remove_empty_groups, try_grow};
+pub(crate) use committer::Committer;
+pub(crate) use discard::trim;
+#[cfg(test)]
+pub(crate) use reclaim::make_room_ahead;
+
+/// The states of rooms below that [`Rooms`](crate::inode::Rooms) does not hold, for the methods of
+/// [`Upkeep`](crate::inode::Upkeep).
+pub(crate) struct Keeper {
+    pub(crate) subvolumes: Arc<SubvolumeState>,
+    pub(crate) log: Arc<RunningLog>,
+}

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{EVENT_TARGETS, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
 use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice};
-use offshoot_vfs::{FileSystem, FileSystemMut, NewFile, Place, Timestamp};
+use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 use tracing_subscriber::fmt::MakeWriter;
 use uuid::Uuid;
 
@@ -14,9 +14,9 @@ const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, 
 
 /// The lines that a subscriber wrote.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
+struct EventLines(Arc<Mutex<Vec<String>>>);
 
-impl std::io::Write for Lines {
+impl std::io::Write for EventLines {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         self.0.lock().expect("no panic").push(String::from_utf8_lossy(line).into_owned());
         Ok(line.len())
@@ -27,7 +27,7 @@ impl std::io::Write for Lines {
     }
 }
 
-impl MakeWriter<'_> for Lines {
+impl MakeWriter<'_> for EventLines {
     type Writer = Self;
 
     fn make_writer(&self) -> Self {
@@ -35,7 +35,7 @@ impl MakeWriter<'_> for Lines {
     }
 }
 
-impl Lines {
+impl EventLines {
     /// Requires that lines with these texts come one after the other, maybe with others between.
     #[track_caller]
     fn have_in_order(&self, texts: &[&str]) {
@@ -48,8 +48,8 @@ impl Lines {
 }
 
 /// Calls `work` with all events of this thread going to lines.
-fn recorded(work: impl FnOnce()) -> Lines {
-    let lines = Lines::default();
+fn recorded(work: impl FnOnce()) -> EventLines {
+    let lines = EventLines::default();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
@@ -71,7 +71,7 @@ fn a_commit_and_an_fsync_tell_their_phases_in_order() {
     let lines = recorded(|| {
         let volume = Volume::open_writable(vec![device], &options).expect("it opens");
         let fs = volume.filesystem(SubvolumeId::FS).expect("its files");
-        let place = |name: &'static [u8]| Place { dir: fs.root(), name };
+        let place = |name: &'static [u8]| EntryPlace { dir: fs.root(), name };
         let file = fs.create(place(b"file"), &NEW).expect("a file");
         fs.write(file, 0, &vec![7; 100_000], AT).expect("data");
         fs.sync().expect("a commit");

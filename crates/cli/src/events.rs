@@ -79,7 +79,7 @@ fn write_to(filter: Targets) {
         .with_ansi(false)
         .with_timer(fmt::time::uptime())
         .with_thread_ids(true)
-        .with_writer(|| Lines);
+        .with_writer(|| EventWriter);
     // Nothing else installs a subscriber.
     if Registry::default().with(lines.with_filter(filter)).try_init().is_ok() {
         *known = Some(handle);
@@ -126,9 +126,9 @@ fn is_target(target: &str) -> bool {
 }
 
 /// The stream of lines. Each write is a line.
-struct Lines;
+struct EventWriter;
 
-impl Write for Lines {
+impl Write for EventWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line);
         // Names of devices and damaged structures may have any bytes.

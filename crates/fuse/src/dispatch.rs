@@ -44,7 +44,7 @@ use crate::nodes::{KnownFiles, is_gate};
 use crate::options::{ServeOptions, ShownOwner};
 use crate::output::AnswerBody;
 use crate::request::{MalformedRequest, Request, RequestArguments, is_silent};
-use crate::watch::Watch;
+use crate::watch::RequestWatch;
 use crate::wire::opcode;
 
 impl From<MalformedRequest> for Error {
@@ -84,7 +84,7 @@ pub(crate) struct Dispatcher {
     caches: KernelCaches,
     modes: ModeLocks,
     listings: OpenListings,
-    watch: Arc<Watch>,
+    watch: Arc<RequestWatch>,
     options: ServeOptions,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,

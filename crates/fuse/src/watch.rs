@@ -43,12 +43,12 @@ struct Unanswered {
 
 /// The requests that are not answered yet, by their number.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct RequestWatch {
     requests: Mutex<HashMap<u64, Unanswered, RandomState>>,
     thread: OnceLock<()>,
 }
 
-impl Watch {
+impl RequestWatch {
     /// Notes that a request begins, if events are recorded.
     pub(crate) fn begin(self: &Arc<Self>, header: &InHeader) -> Option<u64> {
         if !enabled!(target: REQUEST, Level::WARN) {
@@ -96,7 +96,7 @@ impl Watch {
 }
 
 /// Warns about long requests until the mount has ended.
-fn run(watch: &Weak<Watch>) {
+fn run(watch: &Weak<RequestWatch>) {
     loop {
         thread::sleep(TURN);
         let Some(watch) = watch.upgrade() else { return };
@@ -120,7 +120,7 @@ mod tests {
     /// It is told of when it is late, and again after twice the time.
     #[test]
     fn a_request_that_lasts_is_due_again_and_again() {
-        let (watch, since) = (Watch::default(), Instant::now());
+        let (watch, since) = (RequestWatch::default(), Instant::now());
         let request = Unanswered { opcode: opcode::FSYNC, node: 7, pid: 1, since, patience: LONG };
         watch.requests.lock().insert(5, request);
         let due = |seconds| watch.due(since + Duration::from_secs(seconds)).len();

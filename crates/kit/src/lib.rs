@@ -4,10 +4,12 @@
 //! |---|---|
 //! | [`sync`] | locks, and the same ones under the model checker |
 //! | [`counter`] | sums that must not fall below zero, and what ends writing when one would |
+//! | [`ranges`] | sets of ranges |
 //! | [`cores`] | the CPUs that an engine's threads run on |
 //! | [`workers`] | threads for computations, one for each core |
 
 pub mod cores;
 pub mod counter;
+pub mod ranges;
 pub mod sync;
 pub mod workers;

@@ -1,127 +1,106 @@
 //! Opening: from devices to an [`Engine`].
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use offshoot_btrfs_format::chunk::{Chunk, DevItem};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_device::BlockDevice;
-use offshoot_vfs::{Error, Result};
+use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
+use offshoot_vfs::{Errno, Error, Result};
 
-use super::Engine;
+use super::{Change, Engine};
 use crate::cores;
+use crate::data::{Buffers, ReadAhead};
 use crate::delayed::Delayed;
-use crate::log::RunningLog;
-use crate::report::Reporter;
+use crate::inode::{Inodes, Rooms, SubvolumeMoves};
+use crate::log::{self, RunningLog, in_volume};
+use crate::options::OpenOptions;
+use crate::report::Report;
 use crate::storage::{Storage, malformed};
-use crate::subvolume::State;
+use crate::subvolume::SubvolumeState;
 use crate::transaction::{Base, chunk_tree_root};
-use crate::tree::{Cursor, Latching};
-
-/// How a volume is opened.
-#[derive(Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
-pub struct OpenOptions {
-    /// Whether the volume opens although members are missing.
-    pub degraded: bool,
-    /// Whether a pending tree log is ignored. The volume is then read as of the last commit,
-    /// without data that was fsynced after it, and cannot be written.
-    pub ignore_log: bool,
-    /// The memory that replaying a pending log may take, in bytes. It holds the tree blocks that
-    /// replay changes. A volume opened for reading may take as much again, because it keeps the
-    /// result in memory instead of writing it.
-    pub replay_bytes: u64,
-    /// The size of the cache of tree blocks, in bytes. A volume that is open for writing may take
-    /// half as much again to remember the names in new directories.
-    pub cache_bytes: u64,
-    /// The callback that gets a [`Report`](crate::Report) of each problem that did not fail a call.
-    pub reporter: Option<Reporter>,
-    /// How much may be dirty, in bytes: so much of data, and as much of tree blocks. The volume
-    /// starts to write at half of it. At all of it, a thread that wants to change more writes
-    /// first.
-    pub dirty_bytes: u64,
-    /// How files without a compression setting of their own are compressed; `None` for not at all.
-    pub compress: Option<crate::inode::compression::Compress>,
-    /// How the data of new files is stored.
-    pub new_files: crate::inode::create::NewFiles,
-    /// The largest file that is stored inline in its extent item, in bytes; 0 for none. A value
-    /// larger than an item can hold counts as the largest possible.
-    pub max_inline: u64,
-    /// Whether fsync writes the tree log where that is possible, instead of committing. The mount
-    /// option `notreelog` of the kernel is the opposite of it.
-    pub tree_log: bool,
-    /// Whether freed space is discarded, as with the mount option `discard` of the kernel. The
-    /// thread of the volume does so soon after the commit. Without a `commit_interval` there is no
-    /// thread, and the committing thread does it.
-    pub discard: bool,
-    /// Whether files are written back before each commit, as with the mount option `flushoncommit`
-    /// of the kernel. A commit for want of room, or because a thread has changed too many tree
-    /// blocks, leaves out files that another thread is changing.
-    pub flush_on_commit: bool,
-    /// How often a thread of the volume commits by itself; `None` for never, and without a thread.
-    /// An interval below 1 ms counts as 1 ms.
-    pub commit_interval: Option<Duration>,
-    /// Whether items of names and inodes are gathered in memory and put into the tree many at a
-    /// time. Only for measurements.
-    pub delayed_items: bool,
-    /// Whether every delayed item keeps all the space that was reserved for it. By default new
-    /// items of a directory share the space of a leaf. Only for measurements.
-    pub reserve_by_item: bool,
-    /// Whether a log gets every item of a directory by itself, even where a commit is cheaper. By
-    /// default adjacent items of the subvolume go together, with one copy of their data. Only for
-    /// measurements.
-    pub log_by_item: bool,
-    /// How many commits, 1 or 2, one cycle of making room may include before an operation gets
-    /// `ENOSPC`. Only for measurements.
-    pub commits_per_cycle: u32,
-    /// How writers latch the nodes above a leaf. Only for measurements.
-    pub latching: Latching,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self {
-            degraded: false,
-            ignore_log: false,
-            replay_bytes: 1 << 30,
-            cache_bytes: 64 << 20,
-            reporter: None,
-            dirty_bytes: 64 << 20,
-            compress: None,
-            new_files: crate::inode::create::NewFiles::default(),
-            max_inline: 2048,
-            tree_log: true,
-            discard: false,
-            flush_on_commit: false,
-            commit_interval: Some(Duration::from_secs(30)),
-            delayed_items: true,
-            reserve_by_item: false,
-            log_by_item: false,
-            commits_per_cycle: 1,
-            latching: Latching::default(),
-        }
-    }
-}
+use crate::tree::Cursor;
+use crate::upkeep::Keeper;
 
 impl Engine {
-    pub(crate) fn open_engine(
+    /// Opens the volume to read it.
+    pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
+        let engine = Self::open_engine(devices.clone(), options)?;
+        if options.ignore_log || !engine.superblock().has_pending_log() {
+            return Ok(engine);
+        }
+        let is_dump = engine.superblock().is_metadata_only();
+        drop(engine);
+        let budget = MemoryBudget::new(options.replay_bytes);
+        let in_memory = |below| Arc::new(MemoryDevice::over_within(below, &budget)) as Arc<_>;
+        let changed: Vec<_> = devices.iter().cloned().map(in_memory).collect();
+        let engine = Self::open_again(changed.clone(), options)?;
+        match engine.replay(options, Change::InMemory) {
+            Ok(()) => {}
+            // A dump may lack blocks that a replay needs, and people only read it.
+            Err(error) if is_dump => {
+                let options = OpenOptions { ignore_log: true, ..options.clone() };
+                let engine = Self::open_again(devices, &options)?;
+                engine.report(&Report::LogNotReplayed { problem: error.to_string() });
+                return Ok(engine);
+            }
+            Err(error) => return Err(error),
+        }
+        let devices = changed;
+        let engine = Self::open_again(devices, options)?;
+        engine.report(&Report::LogReplayed { is_stored: false });
+        Ok(engine)
+    }
+
+    /// Opens the volume to read and to write it.
+    pub(crate) fn open_writable(
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
     ) -> Result<Self> {
+        let engine = Self::open_engine(devices.clone(), options)?;
+        if !engine.superblock().has_pending_log() {
+            let engine = engine.into_writable(options, Change::Stored)?;
+            engine.report_left_out();
+            return Ok(engine);
+        }
+        if options.ignore_log {
+            let what = "writing a volume while its pending tree log is ignored";
+            return Err(Error::posix(Errno::INVAL, what));
+        }
+        engine.replay(options, Change::Stored)?;
+        let engine = Self::open_again(devices, options)?.into_writable(options, Change::Stored)?;
+        engine.report_left_out();
+        engine.report(&Report::LogReplayed { is_stored: true });
+        Ok(engine)
+    }
+
+    /// Replays the pending log, and commits.
+    fn replay(self, options: &OpenOptions, change: Change) -> Result<()> {
+        // This engine needs no reporter: if it stops writing, the caller gets an error.
+        let options = OpenOptions {
+            delayed_items: false,
+            commit_interval: None,
+            reporter: None,
+            ..options.clone()
+        };
+        let volume = self.into_writable(&options, change).map_err(in_volume)?;
+        log::replay(&volume, options.replay_bytes)
+    }
+
+    fn open_engine(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
         cores::learn();
         let (storage, found) =
             Storage::open(devices, options.reporter.clone(), options.ignore_log)?;
         let mut volume = Self::over(storage, options);
         let (devices, chunks) = volume.read_chunk_tree()?;
-        volume.base.storage.learn(&devices, chunks, &found, options.degraded)?;
-        volume.base.csum_tree = match volume.tree(TreeId::CSUM) {
+        volume.rooms.base.storage.learn(&devices, chunks, &found, options.degraded)?;
+        volume.rooms.base.csum_tree = match volume.tree(TreeId::CSUM) {
             Ok(root) => Some(root),
             Err(Error::Posix { .. }) => None,
             Err(e) => return Err(e),
         };
         if volume.superblock().incompat.has(Incompat::RAID_STRIPE_TREE) {
-            volume.base.stripe_tree =
+            volume.rooms.base.stripe_tree =
                 Some(volume.tree(TreeId::RAID_STRIPE).map_err(|e| match e {
                     Error::Posix { .. } => Error::corrupt(
                         "root tree",
@@ -134,28 +113,27 @@ impl Engine {
     }
 
     /// Opens the volume again, without repeating the reports of the first opening.
-    pub(crate) fn open_again(
-        devices: Vec<Arc<dyn BlockDevice>>,
-        options: &OpenOptions,
-    ) -> Result<Self> {
+    fn open_again(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
         let quiet = OpenOptions { reporter: None, ..options.clone() };
         let mut volume = Self::open_engine(devices, &quiet)?;
-        volume.base.storage.set_reporter(options.reporter.clone());
+        volume.rooms.base.storage.set_reporter(options.reporter.clone());
         Ok(volume)
     }
 
     /// An engine over `storage` that knows only the root tree so far.
     fn over(storage: Storage, options: &OpenOptions) -> Self {
-        Self {
+        let (subvolumes, log) = (Arc::<SubvolumeState>::default(), Arc::<RunningLog>::default());
+        let rooms = Rooms {
             delayed: Delayed::off(storage.superblock().node_size),
-            log: RunningLog::default(),
-            subvolumes: State::default(),
             options: options.clone(),
-            inodes: crate::inode::Inodes::new(options.cache_bytes / 2),
-            buffers: crate::data::Buffers::new(&Arc::default()),
-            read_ahead: crate::data::ReadAhead::default(),
+            inodes: Inodes::new(options.cache_bytes / 2),
+            buffers: Buffers::new(&Arc::default()),
+            read_ahead: ReadAhead::default(),
+            moves: SubvolumeMoves::default(),
+            upkeep: Box::new(Keeper { subvolumes: subvolumes.clone(), log: log.clone() }),
             base: Base::new(storage, options.cache_bytes),
-        }
+        };
+        Self { rooms, subvolumes, log }
     }
 
     /// All devices and chunks in the chunk tree.
@@ -163,7 +141,7 @@ impl Engine {
         let root = chunk_tree_root(self);
         let sector_size = self.superblock().sector_size;
         let (mut devices, mut chunks) = (Vec::new(), Vec::new());
-        let mut cursor = Cursor::seek(self, root, Key::MIN)?;
+        let mut cursor = Cursor::seek(&self.rooms, root, Key::MIN)?;
         while let Some((key, data)) = cursor.item() {
             let parsed = match key.item_type {
                 ItemType::DEV_ITEM => DevItem::view(data).map(|item| devices.push(*item)),

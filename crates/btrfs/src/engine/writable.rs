@@ -18,11 +18,12 @@ use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SUPER_FLAG_SEEDING};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use super::{Engine, OpenOptions};
+use super::Engine;
 use crate::counter::WriteStop;
 use crate::data::Buffers;
 use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
+use crate::options::OpenOptions;
 use crate::report::{self, Report};
 use crate::space::{BlockGroup, Space};
 use crate::storage::{Member, malformed};
@@ -36,7 +37,7 @@ const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
 
 /// Where changes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(super) enum Change {
     /// To the devices. Later writers find them, so everything that writers rely on is maintained.
     Stored,
     /// To memory, for readers only. Structures that only writers need may be out of date.
@@ -49,12 +50,12 @@ impl Engine {
     /// # Errors
     /// [`Error::Unsupported`] for a volume that can only be read, [`Error::Corrupt`] for a volume
     /// whose chunks, device extents and block groups do not agree.
-    pub(crate) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
+    pub(super) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
         let mut volume = self;
         volume.require_writable_features(change)?;
         let mut quotas = Quotas::Off;
         if change == Change::Stored {
-            volume.base.set_strict(options.cache_bytes);
+            volume.rooms.base.set_strict(options.cache_bytes);
             volume.require_kept_features()?;
             volume.require_quiet_trees()?;
             volume.require_own_uuid_tree()?;
@@ -71,11 +72,11 @@ impl Engine {
             let report = Report::ReadOnly { problem: problem.to_owned() };
             report::tell(reporter.as_ref(), &report);
         })));
-        volume.buffers = Buffers::new(&stop);
+        volume.rooms.buffers = Buffers::new(&stop);
         let space =
             Space::new(volume.block_groups()?, &volume.storage, options.discard, stop.clone())?;
         let space = Arc::new(space);
-        volume.base.storage.set_written(chunk_tree_uuid);
+        volume.rooms.base.storage.set_written(chunk_tree_uuid);
         let (superblock, node_size) =
             (volume.superblock().item.clone(), volume.superblock().node_size);
         let config = DelayedConfig {
@@ -83,11 +84,12 @@ impl Engine {
             by_item: options.reserve_by_item,
             most_bytes: options.dirty_bytes / 8,
         };
-        volume.delayed = Delayed::new(config, node_size, &stop);
+        volume.rooms.delayed = Delayed::new(config, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
-        volume.options = OpenOptions { max_inline, ..options.clone() };
+        volume.rooms.options = OpenOptions { max_inline, ..options.clone() };
         let (latching, has_log) = (options.latching, options.tree_log);
-        volume.base.live = Some(Live::new(space, superblock, quotas, latching, has_log, stop));
+        volume.rooms.base.live =
+            Some(Live::new(space, superblock, quotas, latching, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.subvolumes.load(&volume)?;
         Ok(volume)
@@ -167,7 +169,7 @@ impl Engine {
     }
 
     /// Reports the members that are left out because they missed commits.
-    pub(crate) fn report_left_out(&self) {
+    pub(super) fn report_left_out(&self) {
         for member in self.members().iter().filter(|member| member.has_failed()) {
             self.report(&Report::LeftOut { device: member.name() });
         }
@@ -176,11 +178,11 @@ impl Engine {
     /// Refuses a volume with an unfinished balance, relocation or device replacement.
     fn require_quiet_trees(&self) -> Result<()> {
         let balance = Key::new(objectid::BALANCE, ItemType::TEMPORARY_ITEM, 0);
-        if with_item(self, self.root_tree(), balance, |_| Ok(()))?.is_some() {
+        if with_item(&self.rooms, self.root_tree(), balance, |_| Ok(()))?.is_some() {
             return Err(Error::Unsupported("writing a volume with an unfinished balance".into()));
         }
         let first = Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0);
-        if Cursor::seek(self, self.root_tree(), first)?
+        if Cursor::seek(&self.rooms, self.root_tree(), first)?
             .item_of(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM)
             .is_some()
         {
@@ -189,7 +191,7 @@ impl Engine {
             ));
         }
         let replace = Key::new(0, ItemType::DEV_REPLACE, 0);
-        let state = with_item(self, self.tree(TreeId::DEV)?, replace, |data| {
+        let state = with_item(&self.rooms, self.tree(TreeId::DEV)?, replace, |data| {
             DevReplaceItem::view(data).map(|item| item.replace_state.get()).map_err(malformed)
         })?;
         // Never started 0, started 1, finished 2, cancelled 3, suspended 4.
@@ -227,7 +229,7 @@ impl Engine {
         self.chunks()
             .map(|chunk| {
                 let key = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, chunk.length);
-                let item = with_item(self, root, key, |data| {
+                let item = with_item(&self.rooms, root, key, |data| {
                     BlockGroupItem::view(data).copied().map_err(malformed)
                 })?
                 .ok_or_else(|| {

@@ -37,7 +37,7 @@ impl FileSystemMut for Filesystem {
     }
 
     fn rmdir(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
-        delete::rmdir(&self.volume, place, at).map_err(of(place.dir))
+        delete::rmdir(&self.volume, &self.volume.subvolumes, place, at).map_err(of(place.dir))
     }
 
     fn rename_with(
@@ -121,21 +121,21 @@ impl FileSystemMut for Filesystem {
     }
 
     fn release(&self, file: FileId) -> Result<()> {
-        delete::release(&self.volume, file).map_err(of(file))
+        delete::release(&self.volume, &self.volume.subvolumes, file).map_err(of(file))
     }
 
     fn fsync(&self, file: FileId) -> Result<()> {
         if self.volume.live_part().is_none() {
             return Ok(());
         }
-        log::fsync(&self.volume, file, Wanted::Everything).map_err(of(file))
+        log::fsync(&self.volume, &self.volume.log, file, Wanted::Everything).map_err(of(file))
     }
 
     fn fdatasync(&self, file: FileId) -> Result<()> {
         if self.volume.live_part().is_none() {
             return Ok(());
         }
-        log::fsync(&self.volume, file, Wanted::Data).map_err(of(file))
+        log::fsync(&self.volume, &self.volume.log, file, Wanted::Data).map_err(of(file))
     }
 
     fn sync(&self) -> Result<()> {

@@ -19,7 +19,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::{Filesystem, of};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::inode::placeholder_in;
 use crate::storage::malformed;
 use crate::tree::{Blocks, Cursor};
@@ -66,7 +66,7 @@ impl Filesystem {
 }
 
 fn extents(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     cache: &mut SharingCache,
     visit: &mut dyn FnMut(ExtentUse),
@@ -107,7 +107,7 @@ fn extents(
 }
 
 /// Whether a block on the path to `key` belongs to another tree too.
-fn is_way_shared(volume: &Engine, id: TreeId, key: Key, cache: &mut SharingCache) -> Result<bool> {
+fn is_way_shared(volume: &Rooms, id: TreeId, key: Key, cache: &mut SharingCache) -> Result<bool> {
     let mut block = volume.block(&volume.tree(id)?.expected())?;
     loop {
         let logical = Logical(block.header().bytenr.get());
@@ -130,7 +130,7 @@ fn is_way_shared(volume: &Engine, id: TreeId, key: Key, cache: &mut SharingCache
 }
 
 /// The number of references of a tree block, in either format of extent items.
-fn block_references(volume: &Engine, at: Logical, level: u8) -> Result<u64> {
+fn block_references(volume: &Rooms, at: Logical, level: u8) -> Result<u64> {
     let skinny = references(volume, at, ItemType::METADATA_ITEM, level.into())?;
     if skinny > 0 {
         return Ok(skinny);
@@ -141,7 +141,7 @@ fn block_references(volume: &Engine, at: Logical, level: u8) -> Result<u64> {
 
 /// The number of references to the extent whose item has this type and offset; 0 without an item.
 /// The count stops at 2 or more.
-fn references(volume: &Engine, at: Logical, item_type: ItemType, offset: u64) -> Result<u64> {
+fn references(volume: &Rooms, at: Logical, item_type: ItemType, offset: u64) -> Result<u64> {
     let key = Key::new(at.0, item_type, offset);
     let mut cursor = Cursor::seek(volume, volume.tree(TreeId::EXTENT)?, key)?;
     let mut count = 0;

@@ -15,7 +15,7 @@ impl Filesystem {
     /// # Errors
     /// As for a new directory.
     pub fn create_subvolume(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<SubvolumeId> {
-        create(&self.volume, place, new).map_err(of(place.dir))
+        create(&self.volume, &self.volume.subvolumes, place, new).map_err(of(place.dir))
     }
 
     /// Makes a snapshot of the subvolume `source` at `place`, which may be in any subvolume. The
@@ -31,7 +31,9 @@ impl Filesystem {
         is_read_only: bool,
         at: Timestamp,
     ) -> Result<SubvolumeId> {
-        Snapshot { source, place, is_read_only, at }.take(&self.volume).map_err(of(place.dir))
+        Snapshot { source, place, is_read_only, at }
+            .take(&self.volume, &self.volume.subvolumes)
+            .map_err(of(place.dir))
     }
 
     /// Deletes the subvolume at `place` with all its contents. While files of it are
@@ -43,6 +45,7 @@ impl Filesystem {
     /// `EINVAL` when `place` is no subvolume, `EPERM` for the default subvolume, `ENOTEMPTY` when
     /// it contains subvolumes.
     pub fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
-        delete(&self.volume, place, Only::Subvolumes, at).map_err(of(place.dir))
+        delete(&self.volume, &self.volume.subvolumes, place, Only::Subvolumes, at)
+            .map_err(of(place.dir))
     }
 }

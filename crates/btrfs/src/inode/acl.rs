@@ -8,7 +8,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};
 
 use super::changes::Changes;
 use super::xattr;
-use crate::engine::Engine;
+use crate::inode::Rooms;
 
 /// What a new file gets from the default list of its directory.
 pub(crate) struct Inherited {
@@ -35,7 +35,7 @@ impl Inherited {
 
 /// What a new file of this type gets from `dir`, whose lock the caller holds.
 pub(crate) fn inherited(
-    volume: &Engine,
+    volume: &Rooms,
     dir: FileId,
     file_type: FileType,
     new: &NewFile,
@@ -60,7 +60,7 @@ pub(crate) fn inherited(
 }
 
 /// The default list of the directory `dir`.
-fn default_of(volume: &Engine, dir: FileId) -> Result<Option<Acl>> {
+fn default_of(volume: &Rooms, dir: FileId) -> Result<Option<Acl>> {
     if volume.inodes.with_directory(dir, |directory| directory.has_no_default_acl) {
         return Ok(None);
     }
@@ -69,7 +69,7 @@ fn default_of(volume: &Engine, dir: FileId) -> Result<Option<Acl>> {
     Ok(list)
 }
 
-fn list_of(volume: &Engine, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
+fn list_of(volume: &Rooms, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
     match super::xattr(volume, file, name) {
         Ok(value) => {
             Acl::parse(&value).map_err(|error| Error::corrupt("xattr item", error.to_string()))
@@ -80,7 +80,7 @@ fn list_of(volume: &Engine, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
 }
 
 /// The access list of `file`, if it has one beyond its permissions.
-pub(super) fn access_of(volume: &Engine, file: FileId) -> Result<Option<Acl>> {
+pub(super) fn access_of(volume: &Rooms, file: FileId) -> Result<Option<Acl>> {
     list_of(volume, file, ACCESS)
 }
 

@@ -16,7 +16,7 @@ use super::subvolume::writable;
 use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
 use super::write_back::{self, MOST_REPLACED, Patience, items_of, until_replaced};
 use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
-use crate::engine::{Engine, Handle};
+use crate::inode::{Handle, Rooms};
 use crate::space::{Claim, Kept};
 use crate::storage::malformed;
 
@@ -31,7 +31,7 @@ const MOST_MOVED: usize = 1 << 14;
 
 /// Applies `what` to the `len` bytes of `file` from `offset` on.
 pub(crate) fn fallocate(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     what: Fallocate,
     offset: u64,
@@ -67,7 +67,7 @@ pub(crate) fn fallocate(
 
 /// Moves inline data of `file` from the extent item to an extent, because other data is about to be
 /// stored beside it. Nothing of the file may be buffered.
-pub(super) fn leave_item(volume: &Engine, file: FileId, at: Timestamp) -> Result<()> {
+pub(super) fn leave_item(volume: &Rooms, file: FileId, at: Timestamp) -> Result<()> {
     if !is_inline(volume, file)? {
         return Ok(());
     }
@@ -80,7 +80,7 @@ pub(super) fn leave_item(volume: &Engine, file: FileId, at: Timestamp) -> Result
 
 /// The work on one file, whose lock is held and of which nothing is buffered.
 pub(super) struct Work<'v> {
-    pub(super) volume: &'v Engine,
+    pub(super) volume: &'v Rooms,
     file: FileId,
     /// The size of a sector, in bytes.
     pub(super) sector: u64,
@@ -89,7 +89,7 @@ pub(super) struct Work<'v> {
 }
 
 impl<'v> Work<'v> {
-    pub(super) fn new(volume: &'v Engine, file: FileId, at: Timestamp) -> Self {
+    pub(super) fn new(volume: &'v Rooms, file: FileId, at: Timestamp) -> Self {
         Self { volume, file, sector: u64::from(volume.superblock().sector_size), at }
     }
 

@@ -14,10 +14,10 @@ use super::subvolume::writable;
 use super::write_back::Patience;
 use super::{acl, evict, write, write_back};
 use super::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 
 /// Changes attributes of `file`.
-pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
+pub(crate) fn set_attr(volume: &Rooms, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
     let subvolume = writable(volume, file)?;
     let _buffering = set.size.map(|_| subvolume.buffering()).transpose()?;
     let _locks = volume.inodes.lock(&[file]);
@@ -66,7 +66,7 @@ pub(crate) fn set_attr(volume: &Engine, file: FileId, set: &SetAttr, at: Timesta
 }
 
 /// Opens `file` once more.
-pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
+pub(crate) fn open(volume: &Rooms, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return super::attr(volume, file).map(drop);
     }
@@ -83,7 +83,7 @@ pub(crate) fn open(volume: &Engine, file: FileId) -> Result<()> {
 
 /// Closes `file` once. A file without openings and names is removed; the inner result tells how
 /// that went.
-pub(crate) fn release(volume: &Engine, file: FileId) -> Result<Result<()>> {
+pub(crate) fn release(volume: &Rooms, file: FileId) -> Result<Result<()>> {
     let mut locks = volume.inodes.lock(&[file]);
     let opens = locks.opens(file);
     *opens = opens
@@ -93,7 +93,7 @@ pub(crate) fn release(volume: &Engine, file: FileId) -> Result<Result<()>> {
 }
 
 /// Removes `file`, which is not open, if it has no name.
-fn remove_nameless(volume: &Engine, file: FileId) -> Result<()> {
+fn remove_nameless(volume: &Rooms, file: FileId) -> Result<()> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     if item.nlink.get() == 0 { evict::evict(volume, file) } else { Ok(()) }
 }

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, Queue, is_delayed};
-use crate::engine::{Engine, Handle};
+use crate::inode::{Handle, Rooms};
 use crate::transaction::Tree;
 use crate::tree::TreeRoot;
 
@@ -115,7 +115,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         Ok(Self { handle, tree, items, inodes, removed: None, lost: Vec::new() })
     }
 
-    pub(crate) fn volume(&self) -> &'v Engine {
+    pub(crate) fn volume(&self) -> &'v Rooms {
         self.handle.volume()
     }
 

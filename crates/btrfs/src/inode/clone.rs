@@ -21,7 +21,7 @@ use super::write::{
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::timestamp;
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::space::Claim;
 use crate::storage::malformed;
 
@@ -33,7 +33,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 
 /// Clones `len` bytes of `from` to `to`; 0 means up to the end of the file.
 pub(crate) fn clone_range(
-    volume: &Engine,
+    volume: &Rooms,
     from: FilePosition,
     to: FilePosition,
     len: u64,
@@ -63,7 +63,7 @@ pub(crate) fn clone_range(
 
 /// Lets two files share `len` bytes if they are the same in both.
 pub(crate) fn dedupe_range(
-    volume: &Engine,
+    volume: &Rooms,
     from: FilePosition,
     to: FilePosition,
     len: u64,
@@ -97,7 +97,7 @@ pub(crate) fn dedupe_range(
 /// Copies at most `len` bytes, and returns how many. Whole sectors are shared where source and
 /// target have the same offset within a sector.
 pub(crate) fn copy_range(
-    volume: &Engine,
+    volume: &Rooms,
     from: FilePosition,
     to: FilePosition,
     len: u64,
@@ -157,12 +157,12 @@ struct Compared {
 }
 
 impl Compared {
-    fn open(volume: &Engine, FilePosition { file, offset: begin }: FilePosition) -> Result<Self> {
+    fn open(volume: &Rooms, FilePosition { file, offset: begin }: FilePosition) -> Result<Self> {
         Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
     }
 
     /// The offset of the first data that ends behind `at`. Both count from `begin`.
-    fn data_from(&mut self, volume: &Engine, at: u64) -> Result<u64> {
+    fn data_from(&mut self, volume: &Rooms, at: u64) -> Result<u64> {
         let offset = self.begin + at;
         if self.run.end <= offset {
             let next = next_data(volume, &self.data, offset)?;
@@ -187,7 +187,7 @@ struct Pair<'v> {
 impl<'v> Pair<'v> {
     /// Locks both files. The file of `to` must have none of the flags `refused`.
     fn lock(
-        volume: &'v Engine,
+        volume: &'v Rooms,
         from: FilePosition,
         to: FilePosition,
         refused: u64,

@@ -3,7 +3,7 @@
 //! | source | the data is |
 //! |---|---|
 //! | flag NODATACOW, NODATASUM or PREALLOC | never compressed, because it is written in place, or may be, or has no checksums |
-//! | [`Compress::forced`] | always compressed, with the method of the property or else of the volume |
+//! | [`Compress::forced`](crate::Compress::forced) | always compressed, with the method of the property or else of the volume |
 //! | flag NOCOMPRESS | not compressed: a user asked for that, or the beginning of the file did not become smaller |
 //! | the property `btrfs.compression` | compressed with that method; new files inherit the property of their directory |
 //! | flag COMPRESS, or [`OpenOptions::compress`](crate::OpenOptions::compress) | compressed with the method of the volume, or with zlib if that has none |
@@ -13,19 +13,10 @@ use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Errno, Error, FileId, Result};
 
 use crate::data::Packing;
-use crate::engine::Engine;
+use crate::inode::Rooms;
 
 /// The extended attribute that says how a file is compressed.
 pub(crate) const PROPERTY: &[u8] = b"btrfs.compression";
-
-/// How an open volume compresses new data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compress {
-    /// The method for files without a compression setting of their own.
-    pub method: CompressionMethod,
-    /// Whether files with the flag NOCOMPRESS are compressed too. If so, no file gets that flag.
-    pub forced: bool,
-}
 
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +53,7 @@ pub(super) fn flags_of_property(value: &[u8]) -> Option<u64> {
 pub(super) const NEVER_COMPRESSED: u64 = inode_flags::NODATACOW | inode_flags::NODATASUM;
 
 /// How `file` is compressed, if it is.
-pub(super) fn choose(volume: &Engine, file: FileId, item: &InodeItem) -> Result<Option<Chosen>> {
+pub(super) fn choose(volume: &Rooms, file: FileId, item: &InodeItem) -> Result<Option<Chosen>> {
     let has = |flags| item.flags.get() & flags != 0;
     let option = volume.options.compress;
     let forced = option.is_some_and(|option| option.forced);
@@ -86,7 +77,7 @@ pub(super) fn choose(volume: &Engine, file: FileId, item: &InodeItem) -> Result<
     Ok(method.map(|method| Chosen { packing: packing(method), is_tried }))
 }
 
-fn property(volume: &Engine, file: FileId) -> Result<Option<Compression>> {
+fn property(volume: &Rooms, file: FileId) -> Result<Option<Compression>> {
     match super::xattr(volume, file, PROPERTY) {
         Ok(value) => Ok(of_property(&value)),
         Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(None),

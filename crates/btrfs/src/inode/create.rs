@@ -15,7 +15,7 @@ use super::entries::{Target, require_name};
 use super::evict::orphan_key;
 use super::subvolume::writable;
 use super::{acl, xattr};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::space::Claim;
 
 /// The most items that making a file changes, beside access control lists: a directory item, an
@@ -58,7 +58,7 @@ impl Kind<'_> {
     }
 
     /// Refuses arguments that are invalid in themselves.
-    fn require_valid(self, volume: &Engine) -> Result<()> {
+    fn require_valid(self, volume: &Rooms) -> Result<()> {
         match self {
             Self::Directory => Ok(()),
             Self::Symlink(target) => require_target(volume, target),
@@ -80,7 +80,7 @@ impl Kind<'_> {
 
 /// Requires that the target of a link fits inline, is shorter than a sector, and is short enough
 /// for system calls.
-fn require_target(volume: &Engine, target: &[u8]) -> Result<()> {
+fn require_target(volume: &Rooms, target: &[u8]) -> Result<()> {
     const PATH_MAX: usize = 4096;
     let superblock = volume.superblock();
     let inline = leaf_capacity(superblock.node_size) - ITEM_SIZE - size_of::<FileExtentHead>();
@@ -96,7 +96,7 @@ fn require_target(volume: &Engine, target: &[u8]) -> Result<()> {
 
 /// Makes a file.
 pub(crate) fn make(
-    volume: &Engine,
+    volume: &Rooms,
     place: EntryPlace<'_>,
     kind: Kind<'_>,
     new: &NewFile,
@@ -131,7 +131,7 @@ pub(crate) fn make(
 
 /// Makes a regular file without a name (`O_TMPFILE`). It is open once.
 pub(crate) fn make_unnamed(
-    volume: &Engine,
+    volume: &Rooms,
     dir: FileId,
     is_linkable: bool,
     new: &NewFile,
@@ -214,31 +214,6 @@ fn add_inode(
         changes.put_new(Key::new(file.ino, ItemType::EXTENT_DATA, 0), extent);
     }
     Ok(())
-}
-
-/// How the data of new files is stored. In a directory with the flag NODATACOW new files get that
-/// flag whatever this option says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NewFiles {
-    /// An overwrite goes to a new place (copy on write), and all data has checksums.
-    #[default]
-    Copied,
-    /// As `Copied`, but without checksums, and without compression, which needs checksums.
-    WithoutChecksums,
-    /// Data is overwritten in place, if the extent is not shared. There are no checksums, because
-    /// they could be wrong after a crash.
-    InPlace,
-}
-
-impl NewFiles {
-    /// The flags of a new regular file.
-    fn flags(self) -> u64 {
-        match self {
-            Self::Copied => 0,
-            Self::WithoutChecksums => inode_flags::NODATASUM,
-            Self::InPlace => inode_flags::NODATACOW | inode_flags::NODATASUM,
-        }
-    }
 }
 
 /// The flags that a new file inherits from a directory with the flags `dir`.

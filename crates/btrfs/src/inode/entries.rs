@@ -14,7 +14,7 @@ use super::changes::{Changes, timespec};
 use super::directories::Directory;
 use super::{ROOT_DIR, entry_called, no_such_file};
 use crate::delayed;
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::storage::malformed;
 
 /// The index of the first entry of a directory. The indexes 0 and 1 are for `.` and `..`.
@@ -78,14 +78,14 @@ pub(super) fn indexes(dir: FileId, first: u64) -> RangeInclusive<Key> {
 }
 
 /// The index behind that of the last entry of `dir`.
-fn index_after_last(volume: &Engine, dir: FileId) -> Result<u64> {
+fn index_after_last(volume: &Rooms, dir: FileId) -> Result<u64> {
     let root = super::tree_of(volume, dir)?;
     let highest = delayed::last_below(volume, root, indexes(dir, 0))?.map(|key| key.offset);
     Ok(highest.map_or(FIRST_INDEX, |index| index.saturating_add(1).max(FIRST_INDEX)))
 }
 
 /// The index of an entry of `dir` that leads to `target` by `name`. This reads all entries.
-fn index_of(volume: &Engine, dir: FileId, name: &[u8], target: Target) -> Result<u64> {
+fn index_of(volume: &Rooms, dir: FileId, name: &[u8], target: Target) -> Result<u64> {
     let root = super::tree_of(volume, dir)?;
     let mut found = None;
     delayed::for_each_item(volume, root, indexes(dir, 0), &mut |key, data| {
@@ -102,7 +102,7 @@ fn index_of(volume: &Engine, dir: FileId, name: &[u8], target: Target) -> Result
 }
 
 /// Whether the directory `dir` has an entry.
-pub(crate) fn has_entries(volume: &Engine, dir: FileId) -> Result<bool> {
+pub(crate) fn has_entries(volume: &Rooms, dir: FileId) -> Result<bool> {
     let root = super::tree_of(volume, dir)?;
     let mut has_some = false;
     delayed::for_each_item(volume, root, indexes(dir, 0), &mut |_, _| {

@@ -14,7 +14,7 @@ use offshoot_vfs::{FileId, Result};
 use super::changes::Changes;
 use super::write_back;
 use crate::delayed;
-use crate::engine::{Engine, Handle};
+use crate::inode::{Handle, Rooms};
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Owner};
 use crate::tree::Cursor;
@@ -57,7 +57,7 @@ struct Held {
 impl Batch {
     /// The first items of `file` except its inode item. Items of all types are removed with an
     /// inode, even types that only a newer kernel knows.
-    pub(super) fn read(volume: &Engine, file: FileId) -> Result<Self> {
+    pub(super) fn read(volume: &Rooms, file: FileId) -> Result<Self> {
         let (tree, ino) = (TreeId(file.dev), file.ino);
         let refs = |parent| Key::new(ino, ItemType::INODE_REF, parent);
         let waiting = delayed::queued_between(volume, tree, refs(0)..=refs(u64::MAX));
@@ -135,14 +135,14 @@ impl Batch {
 }
 
 /// Removes an inode that has an orphan item, and the orphan item. The caller has its lock.
-pub(super) fn evict(volume: &Engine, file: FileId) -> Result<()> {
+pub(super) fn evict(volume: &Rooms, file: FileId) -> Result<()> {
     while !evict_batch(volume, file)? {}
     Ok(())
 }
 
 /// Removes one batch of an inode that has an orphan item, and returns whether that was the last.
 /// The caller has its lock.
-pub(super) fn evict_batch(volume: &Engine, file: FileId) -> Result<bool> {
+pub(super) fn evict_batch(volume: &Rooms, file: FileId) -> Result<bool> {
     write_back::discard(volume, file);
     let handle = volume.join_to_remove()?;
     let batch = Batch::read(volume, file)?;

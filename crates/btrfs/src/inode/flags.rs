@@ -8,7 +8,7 @@ use super::changes::Changes;
 use super::compression::PROPERTY;
 use super::subvolume::writable;
 use super::{inode_item, placeholder_in, tree_of, type_of, xattr};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 
 /// Each user flag, with the flag in the inode.
 const FLAGS: [(FileFlags, u64); 9] = [
@@ -24,7 +24,7 @@ const FLAGS: [(FileFlags, u64); 9] = [
 ];
 
 /// The flags of `file`.
-pub(crate) fn flags(volume: &Engine, file: FileId) -> Result<FileFlags> {
+pub(crate) fn flags(volume: &Rooms, file: FileId) -> Result<FileFlags> {
     if placeholder_in(file).is_some() {
         return Ok(FileFlags::empty());
     }
@@ -42,7 +42,7 @@ fn shown(item: &InodeItem) -> FileFlags {
 }
 
 /// Sets all flags of `file`.
-pub(crate) fn set(volume: &Engine, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()> {
+pub(crate) fn set(volume: &Rooms, file: FileId, flags: FileFlags, at: Timestamp) -> Result<()> {
     require_valid(file, flags)?;
     writable(volume, file)?;
     let _locks = volume.inodes.lock(&[file]);

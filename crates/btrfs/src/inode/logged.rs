@@ -1,6 +1,6 @@
 //! Names from a tree log. These functions change no times, because the log has the times of inodes.
 
-use crate::engine::Handle;
+use crate::inode::Handle;
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_vfs::{EntryPlace, FileId, FileType, Result, Timestamp};
 

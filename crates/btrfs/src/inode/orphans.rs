@@ -20,8 +20,8 @@ use tracing::debug;
 
 use super::evict::{evict_batch, orphan_key};
 use super::inode_item;
-use crate::engine::Engine;
 use crate::events::ORPHANS;
+use crate::inode::Rooms;
 use crate::report::Report;
 use crate::storage::malformed;
 use crate::transaction::root_of;
@@ -33,7 +33,7 @@ use crate::tree::{Cursor, TreeRoot, with_item};
 ///
 /// # Errors
 /// When all writing has ended.
-pub(crate) fn remove_orphans(volume: &Engine, tree: TreeId) -> Result<()> {
+pub(crate) fn remove_orphans(volume: &Rooms, tree: TreeId) -> Result<()> {
     let mut orphans = Orphans::of(tree);
     loop {
         match orphans.step(volume) {
@@ -64,7 +64,7 @@ impl Orphans {
     /// # Errors
     /// When the orphan cannot be removed; the next step continues with the one after it. When the
     /// search for the next orphan fails; then no more steps follow.
-    fn step(&mut self, volume: &Engine) -> Result<bool> {
+    fn step(&mut self, volume: &Rooms) -> Result<bool> {
         let Some(from) = self.next.take() else { return Ok(false) };
         let cursor = Cursor::seek(volume, volume.tree(self.tree)?, from)?;
         let found = cursor.item_of(objectid::ORPHAN, ItemType::ORPHAN_ITEM).map(|(key, _)| key);
@@ -80,7 +80,7 @@ impl Orphans {
 }
 
 /// Removes one batch of the inode `file`, unless it is open. Returns whether nothing more is to do.
-fn remove(volume: &Engine, file: FileId) -> Result<bool> {
+fn remove(volume: &Rooms, file: FileId) -> Result<bool> {
     let (tree, key) = (TreeId(file.dev), orphan_key(file.ino));
     let mut locks = volume.inodes.lock(&[file]);
     let root = volume.tree(tree)?;
@@ -134,7 +134,7 @@ impl Sweep {
     ///
     /// # Errors
     /// When an item cannot be read or removed. The next step continues behind it.
-    pub(crate) fn step(&mut self, volume: &Engine) -> Result<()> {
+    pub(crate) fn step(&mut self, volume: &Rooms) -> Result<()> {
         let Some(mut orphans) = self.orphans.take() else { return self.look(volume) };
         match orphans.step(volume) {
             Ok(true) => self.orphans = Some(orphans),
@@ -149,7 +149,7 @@ impl Sweep {
     }
 
     /// Looks at the next subvolume.
-    fn look(&mut self, volume: &Engine) -> Result<()> {
+    fn look(&mut self, volume: &Rooms) -> Result<()> {
         let Some(from) = self.next.take() else { return Ok(()) };
         // No block of the last commit is freed before the handle is dropped.
         let _handle = volume.enter_committed()?;
@@ -167,7 +167,7 @@ impl Sweep {
 
 /// The root of the first subvolume with an id of at least `from` in a committed root tree, without
 /// deleted ones.
-fn next_root(volume: &Engine, roots: TreeRoot, from: TreeId) -> Result<Option<TreeRoot>> {
+fn next_root(volume: &Rooms, roots: TreeRoot, from: TreeId) -> Result<Option<TreeRoot>> {
     let mut cursor = Cursor::seek_committed(volume, roots, Key::new(from.0, ItemType(0), 0))?;
     while let Some((key, data)) = cursor.item() {
         let id = TreeId(key.objectid);

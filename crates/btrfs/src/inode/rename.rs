@@ -15,7 +15,7 @@ use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
 use parking_lot::MutexGuard;
 
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::space::{Claim, OPERATION_ITEMS};
 use crate::transaction::Obstacle;
 
@@ -32,7 +32,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    pub(crate) fn find(volume: &Engine, from: EntryPlace<'_>, to: EntryPlace<'_>) -> Result<Self> {
+    pub(crate) fn find(volume: &Rooms, from: EntryPlace<'_>, to: EntryPlace<'_>) -> Result<Self> {
         let moved = lookup(volume, from.dir, from.name)?;
         let replaced = match lookup(volume, to.dir, to.name) {
             Ok(file) => Some(file),
@@ -59,7 +59,7 @@ impl Ends {
 /// # Errors
 /// `EINVAL` when a directory moves below itself.
 pub(crate) fn still<'s>(
-    volume: &Engine,
+    volume: &Rooms,
     subvolume: &'s Subvolume,
     moves: impl Iterator<Item = (FileId, EntryPlace<'s>, FileId)>,
 ) -> Result<Option<MutexGuard<'s, ()>>> {
@@ -73,13 +73,13 @@ pub(crate) fn still<'s>(
     Ok(still)
 }
 
-fn is_directory(volume: &Engine, file: FileId) -> Result<bool> {
+fn is_directory(volume: &Rooms, file: FileId) -> Result<bool> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     Ok(type_of(&item)? == FileType::Directory)
 }
 
 /// `EINVAL` when `dir` is `moved` or below it.
-fn require_not_below(volume: &Engine, dir: FileId, moved: FileId) -> Result<()> {
+fn require_not_below(volume: &Rooms, dir: FileId, moved: FileId) -> Result<()> {
     /// More than any path that a kernel can make. It bounds the loop in a damaged volume.
     const MAX_STEPS: usize = 1 << 16;
     let mut at = dir;
@@ -105,7 +105,7 @@ fn note_directory(changes: &Changes<'_, '_>, moved: FileType) {
 
 /// Exchanges the places of two files.
 pub(crate) fn exchange(
-    volume: &Engine,
+    volume: &Rooms,
     ends: [(EntryPlace<'_>, FileId); 2],
     at: Timestamp,
 ) -> Result<()> {
@@ -138,7 +138,7 @@ pub(crate) fn exchange(
 
 /// Moves the inode at `from` to `to`.
 pub(crate) fn rename(
-    volume: &Engine,
+    volume: &Rooms,
     from: EntryPlace<'_>,
     to: EntryPlace<'_>,
     ends: Ends,

@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::orphans::remove_orphans;
 use super::{PLACEHOLDER, ROOT_DIR, placeholder_in, tree_of};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::transaction::Tree;
 use crate::tree::Cursor;
 
@@ -33,7 +33,7 @@ pub(crate) struct Subvolume {
 
 impl Subvolume {
     /// Prepares the subvolume `id` for changes: removes the orphans of an earlier crash.
-    fn load(volume: &Engine, id: TreeId) -> Result<Self> {
+    fn load(volume: &Rooms, id: TreeId) -> Result<Self> {
         let tree = volume.live()?.tree(volume, id)?;
         remove_orphans(volume, id)?;
         // The highest number in use. Keys above it do not belong to inodes.
@@ -92,7 +92,7 @@ impl Subvolume {
 /// # Errors
 /// `EROFS` when the volume or the subvolume is read-only, `EPERM` for a placeholder, which is not
 /// stored.
-pub(crate) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
+pub(crate) fn writable(volume: &Rooms, file: FileId) -> Result<Arc<Subvolume>> {
     let subvolume = shareable(volume, file)?;
     subvolume.tree.require_writable()?;
     Ok(subvolume)
@@ -102,7 +102,7 @@ pub(crate) fn writable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> 
 ///
 /// # Errors
 /// `EROFS` when the volume is read-only, `EPERM` for a placeholder, which is not stored.
-pub(super) fn shareable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
+pub(super) fn shareable(volume: &Rooms, file: FileId) -> Result<Arc<Subvolume>> {
     volume.live()?.require_whole()?;
     if placeholder_in(file).is_some() {
         return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
@@ -111,7 +111,7 @@ pub(super) fn shareable(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>>
 }
 
 /// The subvolume of `file`, whether or not it may be changed.
-pub(crate) fn loaded(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
+pub(crate) fn loaded(volume: &Rooms, file: FileId) -> Result<Arc<Subvolume>> {
     let id = TreeId(file.dev);
     if let Some(known) = volume.inodes.known_subvolume(id) {
         return Ok(known);
@@ -121,7 +121,7 @@ pub(crate) fn loaded(volume: &Engine, file: FileId) -> Result<Arc<Subvolume>> {
 }
 
 /// Whether the subvolume of `file` was deleted.
-pub(crate) fn is_deleted(volume: &Engine, file: FileId) -> Result<bool> {
+pub(crate) fn is_deleted(volume: &Rooms, file: FileId) -> Result<bool> {
     match tree_of(volume, file) {
         Ok(_) => Ok(false),
         Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(true),
@@ -130,9 +130,41 @@ pub(crate) fn is_deleted(volume: &Engine, file: FileId) -> Result<bool> {
 }
 
 /// Prepares the subvolume `id` for changes, unless it is read-only.
-pub(crate) fn prepare(volume: &Engine, id: TreeId) -> Result<()> {
+pub(crate) fn prepare(volume: &Rooms, id: TreeId) -> Result<()> {
     match writable(volume, FileId { dev: id.0, ino: ROOT_DIR }) {
         Err(Error::Posix { errno: Errno::ROFS, .. }) => Ok(()),
         other => other.map(drop),
+    }
+}
+
+/// Counts moves and deletions of subvolumes: up when one begins, and again at its end. A reader
+/// needs it, because the place of a subvolume is stored in two trees.
+#[derive(Default)]
+pub(crate) struct SubvolumeMoves(AtomicU64);
+
+impl SubvolumeMoves {
+    /// Notes that a subvolume moves or is deleted until the guard is dropped.
+    pub(crate) fn moving(&self) -> Moving<'_> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        Moving(&self.0)
+    }
+
+    /// How often a move or a deletion began or ended.
+    pub(super) fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Whether no subvolume has moved since `count` was read.
+    pub(super) fn is_still(&self, count: u64) -> bool {
+        count.is_multiple_of(2) && self.count() == count
+    }
+}
+
+/// A subvolume is moving or being deleted.
+pub(crate) struct Moving<'m>(&'m AtomicU64);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
     }
 }

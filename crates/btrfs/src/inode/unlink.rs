@@ -10,7 +10,7 @@ use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, lookup_once, placeholder_in, type_of};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::report::Report;
 use crate::transaction::Obstacle;
 
@@ -26,7 +26,7 @@ impl Rest {
     /// Does the work. The caller must have dropped its handle. The name is gone, and an orphan item
     /// records what remains, so a failure is only reported. It is an error only if all writing has
     /// ended, because then the name stays.
-    pub(crate) fn finish(self, volume: &Engine, mut locks: Locks) -> Result<()> {
+    pub(crate) fn finish(self, volume: &Rooms, mut locks: Locks) -> Result<()> {
         let Self::Evict(file) = self else { return Ok(()) };
         locks.keep_only(file);
         if let Err(error) = evict::evict(volume, file) {
@@ -41,7 +41,7 @@ impl Rest {
 
 /// Finds the file at `place`, and locks it and its directory. It takes no lock if the file is in
 /// another subvolume.
-fn lock_place(volume: &Engine, place: EntryPlace<'_>) -> Result<(FileId, Option<Locks>)> {
+fn lock_place(volume: &Rooms, place: EntryPlace<'_>) -> Result<(FileId, Option<Locks>)> {
     {
         // Most files were made after their directory, and so have the higher id.
         let mut locks = volume.inodes.lock(&[place.dir]);
@@ -78,7 +78,7 @@ pub(crate) fn require_stored_here(place: EntryPlace<'_>, file: FileId) -> Result
 
 /// Gives `file` one more name.
 pub(crate) fn link(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     place: EntryPlace<'_>,
     at: Timestamp,
@@ -121,7 +121,7 @@ pub(crate) fn link(
 }
 
 /// Removes a name of a file, which must be no directory.
-pub(crate) fn unlink(volume: &Engine, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
+pub(crate) fn unlink(volume: &Rooms, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
     match remove(volume, place, at, false)? {
         None => Ok(()),
         Some(file) => Err(Error::posix(Errno::ISDIR, file.to_string())),
@@ -129,14 +129,14 @@ pub(crate) fn unlink(volume: &Engine, place: EntryPlace<'_>, at: Timestamp) -> R
 }
 
 /// Removes an empty directory. Returns `false` if it is a subvolume, which this leaves alone.
-pub(crate) fn rmdir(volume: &Engine, place: EntryPlace<'_>, at: Timestamp) -> Result<bool> {
+pub(crate) fn rmdir(volume: &Rooms, place: EntryPlace<'_>, at: Timestamp) -> Result<bool> {
     remove(volume, place, at, true).map(|left| left.is_none())
 }
 
 /// Removes the name at `place`. If the file is in another subvolume, returns it and removes
 /// nothing.
 fn remove(
-    volume: &Engine,
+    volume: &Rooms,
     place: EntryPlace<'_>,
     at: Timestamp,
     directory: bool,

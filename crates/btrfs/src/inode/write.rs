@@ -24,7 +24,7 @@ use super::{inode_item, tree_of, type_of};
 use crate::data::{
     FileBuffer, FileData, drop_range, extent_len, index, is_in_place, next_data, read_data,
 };
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::space::{Promise, Reservation};
 use crate::storage::malformed;
 use crate::tree::Cursor;
@@ -40,7 +40,7 @@ pub(super) const MAX_SIZE: u64 = i64::MAX.cast_unsigned();
 
 /// Writes `data` at `offset` of `file`.
 pub(crate) fn write(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     offset: u64,
     data: &[u8],
@@ -69,7 +69,7 @@ pub(crate) fn write(
 
 /// Makes the change of `file`, whose lock is held, durable if `item` has the flag SYNC. `item` may
 /// be the inode item from before the change.
-pub(super) fn keep_synchronous(volume: &Engine, file: FileId, item: &InodeItem) -> Result<()> {
+pub(super) fn keep_synchronous(volume: &Rooms, file: FileId, item: &InodeItem) -> Result<()> {
     if item.flags.get() & inode_flags::SYNC == 0 {
         return Ok(());
     }
@@ -79,7 +79,7 @@ pub(super) fn keep_synchronous(volume: &Engine, file: FileId, item: &InodeItem) 
 
 /// As [`write()`], and writes the file back.
 pub(crate) fn write_direct(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     offset: u64,
     data: &[u8],
@@ -92,7 +92,7 @@ pub(crate) fn write_direct(
 /// Writes `data` at `offset` of `file`, whose lock is held and which has `size` bytes. The caller
 /// has checked that this is allowed.
 pub(super) fn write_locked(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     size: u64,
     offset: u64,
@@ -119,7 +119,7 @@ pub(super) fn write_locked(
 }
 
 /// The inode item of a regular file.
-pub(super) fn regular(volume: &Engine, file: FileId) -> Result<InodeItem> {
+pub(super) fn regular(volume: &Rooms, file: FileId) -> Result<InodeItem> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     match type_of(&item)? {
         FileType::Regular if item.size.get() > MAX_SIZE => {
@@ -133,13 +133,13 @@ pub(super) fn regular(volume: &Engine, file: FileId) -> Result<InodeItem> {
 }
 
 /// The length of `file`, including buffered data.
-pub(super) fn length_of(volume: &Engine, file: FileId, item: &InodeItem) -> u64 {
+pub(super) fn length_of(volume: &Rooms, file: FileId, item: &InodeItem) -> u64 {
     volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size)
 }
 
 /// Buffers `data` at `offset`. With empty `data` it buffers the sector that contains `offset`.
 pub(super) fn buffer(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     offset: u64,
     data: &[u8],
@@ -190,7 +190,7 @@ struct Room<'v> {
 }
 
 impl<'v> Room<'v> {
-    fn reserve(volume: &'v Engine, file: FileId, range: &Range<u64>) -> Result<Self> {
+    fn reserve(volume: &'v Rooms, file: FileId, range: &Range<u64>) -> Result<Self> {
         let reserved = with_room(volume, file, |buffer| {
             if let Some(buffer) = buffer {
                 write_back::ahead::settle_if_short(volume, file, buffer)?;
@@ -223,7 +223,7 @@ impl<'v> Room<'v> {
 
     /// Room for `gaps` if all of them may be written in place; `ENOSPC` otherwise.
     fn in_place(
-        volume: &'v Engine,
+        volume: &'v Rooms,
         file: FileId,
         buffer: Option<&FileBuffer>,
         gaps: Vec<Range<u64>>,
@@ -249,7 +249,7 @@ impl<'v> Room<'v> {
 /// back and tries again: write-back gives up what was promised and reserved for the buffered data,
 /// and space that the data replaces.
 fn with_room<T>(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     reserve: impl Fn(Option<&FileBuffer>) -> Result<T>,
 ) -> Result<T> {
@@ -267,7 +267,7 @@ fn with_room<T>(
 /// The parts of `range`, which is whole sectors, that are not buffered yet. If the file has inline
 /// data, its sector comes first, because no extent may stand beside inline data.
 fn gaps(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     buffer: Option<&FileBuffer>,
     range: &Range<u64>,
@@ -287,7 +287,7 @@ fn gaps(
 /// The bytes of `gap`, which is whole sectors: `data` in the range `new`, and stored data around
 /// it.
 fn contents(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     gap: &Range<u64>,
     new: &Range<u64>,
@@ -313,7 +313,7 @@ fn contents(
 }
 
 /// Whether the stored data of `file` is inline.
-pub(super) fn is_inline(volume: &Engine, file: FileId) -> Result<bool> {
+pub(super) fn is_inline(volume: &Rooms, file: FileId) -> Result<bool> {
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
     let cursor = Cursor::seek(volume, tree_of(volume, file)?, key)?;
     let Some((_, data)) = cursor.item_of(file.ino, ItemType::EXTENT_DATA) else {
@@ -329,7 +329,7 @@ pub(super) fn is_inline(volume: &Engine, file: FileId) -> Result<bool> {
 }
 
 /// Gives `file`, whose lock is held, the length `size`.
-pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+pub(super) fn truncate(volume: &Rooms, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let item = regular(volume, file)?;
     if size > MAX_SIZE {
         return Err(Error::posix(Errno::FBIG, file.to_string()));
@@ -347,13 +347,7 @@ pub(super) fn truncate(volume: &Engine, file: FileId, size: u64, at: Timestamp) 
 }
 
 /// Makes a file longer. The new part is a hole.
-pub(super) fn grow(
-    volume: &Engine,
-    file: FileId,
-    old: u64,
-    size: u64,
-    at: Timestamp,
-) -> Result<()> {
+pub(super) fn grow(volume: &Rooms, file: FileId, old: u64, size: u64, at: Timestamp) -> Result<()> {
     clear_behind(volume, file, old, at)?;
     // The promise makes sure that the new length can be stored. If it fails, nothing has changed.
     let promise = with_room(volume, file, |b| write_back::promise(volume, file, b, &[]))?;
@@ -368,7 +362,7 @@ pub(super) fn grow(
 }
 
 /// Makes a file shorter. Stored data is cut first, because that may fail, and then buffered data.
-fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+fn shrink(volume: &Rooms, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let item = regular(volume, file)?;
     let buffer = volume.buffers.get(file);
@@ -387,7 +381,7 @@ fn shrink(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()>
 }
 
 /// Stores the length of a file at once if no data of it is buffered.
-fn store_length(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()> {
+fn store_length(volume: &Rooms, file: FileId, buffer: &FileBuffer) -> Result<()> {
     if buffer.read().is_empty() {
         write_back::write_back(volume, file, Patience::Waits)?;
     }
@@ -396,7 +390,7 @@ fn store_length(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()
 
 /// Buffers the last sector of a file that is about to grow. The rest of the sector must read as
 /// zeros, but may still have data from before the kernel or this engine cut the file.
-pub(super) fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestamp) -> Result<()> {
+pub(super) fn clear_behind(volume: &Rooms, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
         return Ok(());
@@ -405,7 +399,7 @@ pub(super) fn clear_behind(volume: &Engine, file: FileId, end: u64, at: Timestam
 }
 
 /// Whether the sector that contains `at` has stored data.
-pub(super) fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool> {
+pub(super) fn has_stored(volume: &Rooms, file: FileId, at: u64) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
     let stored = FileData::stored(volume, file)?;
     let next = next_data(volume, &stored, at / sector * sector)?;
@@ -414,7 +408,7 @@ pub(super) fn has_stored(volume: &Engine, file: FileId, at: u64) -> Result<bool>
 
 /// Removes all stored data behind `size` from the file, starting at its end. After a crash the
 /// length is between the old and the new one.
-pub(super) fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Result<()> {
+pub(super) fn cut(volume: &Rooms, file: FileId, size: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let end = size.next_multiple_of(sector);
     // At most a leaf of items at once changes few blocks, so the reservation of a removal is
@@ -447,7 +441,7 @@ pub(super) fn cut(volume: &Engine, file: FileId, size: u64, at: Timestamp) -> Re
 
 /// The offsets of extent items, from the last one down to the one that begins at or before `start`;
 /// at most `most`.
-fn offsets_from_end(volume: &Engine, file: FileId, start: u64, most: usize) -> Result<Vec<u64>> {
+fn offsets_from_end(volume: &Rooms, file: FileId, start: u64, most: usize) -> Result<Vec<u64>> {
     let root = volume.tree(TreeId(file.dev))?;
     let mut found = Vec::new();
     let mut below = u64::MAX;

@@ -48,8 +48,8 @@ use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
 use crate::data::timestamp;
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
-use crate::engine::{Engine, Handle};
 use crate::events::{WRITEBACK, clock, micros};
+use crate::inode::{Handle, Rooms};
 use crate::space::{Claim, Promise, growth_bytes};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
 use step::{Outgoing, Step};
@@ -97,7 +97,7 @@ pub(crate) enum Patience {
 /// `buffer` holds the data that is buffered already. Its promise counts towards the sum, since
 /// adjacent runs may have become one and now need less.
 pub(super) fn promise<'v>(
-    volume: &'v Engine,
+    volume: &'v Rooms,
     file: FileId,
     buffer: Option<&FileBuffer>,
     gaps: &[Range<u64>],
@@ -136,7 +136,7 @@ impl Amount {
 }
 
 /// The growth of trees when this amount of `file` is written back, in bytes of metadata.
-fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
+fn growth(volume: &Rooms, file: FileId, amount: Amount) -> Result<u64> {
     let (superblock, live) = (volume.superblock(), volume.live()?);
     let Amount { runs, extents, bytes } = amount;
     let sectors = bytes / u64::from(superblock.sector_size);
@@ -156,7 +156,7 @@ fn growth(volume: &Engine, file: FileId, amount: Amount) -> Result<u64> {
 
 /// Releases the reservation of `data` bytes that are no longer buffered, and the part of the
 /// promise that the rest does not need.
-pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
+pub(super) fn release(volume: &Rooms, buffer: &FileBuffer, data: u64) {
     let _given_up = {
         let mut dirty = buffer.write();
         // For a deleted subvolume this fails, and all is forgotten soon.
@@ -167,12 +167,12 @@ pub(super) fn release(volume: &Engine, buffer: &FileBuffer, data: u64) {
 }
 
 /// Removes `range` from the buffer, and releases its reservation.
-fn forget_data(volume: &Engine, buffer: &FileBuffer, range: &Range<u64>) {
+fn forget_data(volume: &Rooms, buffer: &FileBuffer, range: &Range<u64>) {
     release(volume, buffer, volume.buffers.remove(buffer, range));
 }
 
 /// Forgets the buffer of a file that was removed or stored.
-pub(super) fn discard(volume: &Engine, file: FileId) {
+pub(super) fn discard(volume: &Rooms, file: FileId) {
     if let Some(buffer) = volume.buffers.take(file) {
         ahead::forget(volume, &buffer);
         forget_data(volume, &buffer, &(0..u64::MAX));
@@ -182,12 +182,12 @@ pub(super) fn discard(volume: &Engine, file: FileId) {
 
 /// A pass of write-back over many files, for its events.
 struct Pass<'v> {
-    volume: &'v Engine,
+    volume: &'v Rooms,
     since: Option<Instant>,
 }
 
 impl<'v> Pass<'v> {
-    fn begin(volume: &'v Engine, why: &str) -> Self {
+    fn begin(volume: &'v Rooms, why: &str) -> Self {
         debug!(target: WRITEBACK, why, buffered = volume.buffers.bytes(), "write-back begins");
         Self { volume, since: clock!(WRITEBACK, DEBUG) }
     }
@@ -205,13 +205,13 @@ impl Drop for Pass<'_> {
 }
 
 /// Whether more is buffered than `dirty_bytes`.
-pub(super) fn is_over_limit(volume: &Engine) -> bool {
+pub(super) fn is_over_limit(volume: &Rooms) -> bool {
     volume.buffers.bytes() > volume.options.dirty_bytes
 }
 
 /// Writes back until half of `dirty_bytes` is buffered, if more than all of it is. From half on it
 /// asks the thread of the volume to write back.
-pub(super) fn limit(volume: &Engine) -> Result<()> {
+pub(super) fn limit(volume: &Rooms) -> Result<()> {
     let live = volume.live()?;
     if volume.buffers.bytes() > volume.options.dirty_bytes / 2 {
         live.pressure.press();
@@ -223,7 +223,7 @@ pub(super) fn limit(volume: &Engine) -> Result<()> {
 /// buffered data exceed what is left for others, and no chunk is likely. That releases the promise,
 /// and also the data space of a file that becomes inline. So no thread has to wait for them. The
 /// thread of the volume does the same for files that are no longer written.
-pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
+pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
     let (space, max_inline) = (&volume.live()?.space, volume.options.max_inline);
     let is_small = || volume.buffers.get(file).is_some_and(|b| b.read().size <= max_inline);
     if !space.is_roomy() && (space.is_tight() || is_small() && space.has_little_data(0)) {
@@ -237,7 +237,7 @@ pub(super) fn keep_room(volume: &Engine, file: FileId) -> Result<()> {
 
 /// Writes back until half of `dirty_bytes` is buffered. A file that cannot be written back stays
 /// buffered, and its own sync reports why.
-fn relieve(volume: &Engine) -> Result<()> {
+fn relieve(volume: &Rooms) -> Result<()> {
     let half = volume.options.dirty_bytes / 2;
     let _event = Pass::begin(volume, "until less is buffered");
     let is_enough = || volume.buffers.bytes() <= half;
@@ -258,7 +258,7 @@ fn relieve(volume: &Engine) -> Result<()> {
 }
 
 /// Writes back the buffered data of `file`.
-pub(crate) fn sync_file(volume: &Engine, file: FileId) -> Result<()> {
+pub(crate) fn sync_file(volume: &Rooms, file: FileId) -> Result<()> {
     let _locks = volume.inodes.lock(&[file]);
     write_back(volume, file, Patience::Waits)
 }
@@ -270,7 +270,7 @@ fn in_steps(files: &[FileId]) -> impl Iterator<Item = &[FileId]> {
 }
 
 /// Stores those of `files` that go together. The caller may commit.
-fn store_together(volume: &Engine, files: &[FileId]) -> Result<()> {
+fn store_together(volume: &Rooms, files: &[FileId]) -> Result<()> {
     volume.limit_dirty_blocks()?;
     together::store(volume, files)
 }
@@ -278,7 +278,7 @@ fn store_together(volume: &Engine, files: &[FileId]) -> Result<()> {
 /// Writes the sorted `files` back, group by group: first those that go together, and then each of
 /// the others with `store`.
 fn in_turn(
-    volume: &Engine,
+    volume: &Rooms,
     files: &[FileId],
     store: impl Fn(FileId) -> Result<()>,
 ) -> impl Iterator<Item = Result<()>> {
@@ -289,7 +289,7 @@ fn in_turn(
 }
 
 /// Writes back all buffered data of the sorted `files`.
-fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
+fn sync_files(volume: &Rooms, files: &[FileId]) -> impl Iterator<Item = Result<()>> {
     in_turn(volume, files, |file| ahead::write_ahead(volume, file).and(sync_file(volume, file)))
 }
 
@@ -297,7 +297,7 @@ fn sync_files(volume: &Engine, files: &[FileId]) -> impl Iterator<Item = Result<
 ///
 /// # Errors
 /// The first error, after all files were tried.
-pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
+pub(crate) fn sync_all(volume: &Rooms) -> Result<()> {
     let _event = Pass::begin(volume, "of all files");
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
@@ -307,7 +307,7 @@ pub(crate) fn sync_all(volume: &Engine) -> Result<()> {
 ///
 /// # Errors
 /// As [`sync_all`].
-pub(crate) fn ease(volume: &Engine) -> Result<()> {
+pub(crate) fn ease(volume: &Rooms) -> Result<()> {
     let _event = Pass::begin(volume, "because much is buffered");
     let store = |file| match ahead::write_ahead(volume, file) {
         Ok(false) => sync_file(volume, file),
@@ -318,7 +318,7 @@ pub(crate) fn ease(volume: &Engine) -> Result<()> {
 
 /// With `flush_on_commit`, writes back everything that is buffered before a commit that one file
 /// asked for. A file that cannot be written back stays buffered, and its own sync reports why.
-pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
+pub(crate) fn sync_others(volume: &Rooms) -> Result<()> {
     if volume.options.flush_on_commit {
         let _ = sync_all(volume);
     }
@@ -329,7 +329,7 @@ pub(crate) fn sync_others(volume: &Engine) -> Result<()> {
 ///
 /// # Errors
 /// The first error.
-pub(crate) fn sync_subvolume(volume: &Engine, id: TreeId) -> Result<()> {
+pub(crate) fn sync_subvolume(volume: &Rooms, id: TreeId) -> Result<()> {
     let mut files = volume.buffers.files();
     files.retain(|file| file.dev == id.0);
     sync_files(volume, &files).collect()
@@ -338,7 +338,7 @@ pub(crate) fn sync_subvolume(volume: &Engine, id: TreeId) -> Result<()> {
 /// Writes files back while `is_wanted` holds, without waiting for a lock of an inode or for space.
 /// The caller makes room and may hold locks of inodes. A file that cannot be written back stays
 /// buffered, and its own sync reports why.
-pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result<()> {
+pub(crate) fn make_room(volume: &Rooms, is_wanted: impl Fn() -> bool) -> Result<()> {
     let _event = Pass::begin(volume, "to make room");
     for files in in_steps(&volume.buffers.files()) {
         if is_wanted() {
@@ -357,7 +357,7 @@ pub(crate) fn make_room(volume: &Engine, is_wanted: impl Fn() -> bool) -> Result
 }
 
 /// Writes back the buffered data of `file`, whose lock is held.
-pub(crate) fn write_back(volume: &Engine, file: FileId, patience: Patience) -> Result<()> {
+pub(crate) fn write_back(volume: &Rooms, file: FileId, patience: Patience) -> Result<()> {
     let Some(buffer) = volume.buffers.get(file) else { return Ok(()) };
     if is_deleted(volume, file)? {
         discard(volume, file);
@@ -371,7 +371,7 @@ pub(crate) fn write_back(volume: &Engine, file: FileId, patience: Patience) -> R
 
 /// Stores everything that is buffered. Returns whether there was room for all of it.
 fn store_all(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     buffer: &FileBuffer,
     patience: Patience,
@@ -415,7 +415,7 @@ fn store_all(
 
 /// Stores the length and the times of the file in its inode. Returns whether there was room for
 /// that.
-fn finish(volume: &Engine, file: FileId, buffer: &FileBuffer, patience: Patience) -> Result<bool> {
+fn finish(volume: &Rooms, file: FileId, buffer: &FileBuffer, patience: Patience) -> Result<bool> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let size = buffer.read().size;
     if item.size.get() == size && Times::of(buffer).are_in(&item) {
@@ -473,7 +473,7 @@ fn change_inode(
 
 /// Joins with room for `items`. The reserve for making room is enough for them, except on volumes
 /// without NO_HOLES where many holes become one.
-fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle<'_>>> {
+fn join(volume: &Rooms, items: u64, patience: Patience) -> Result<Option<Handle<'_>>> {
     match patience {
         Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),
         Patience::Tries => {
@@ -484,13 +484,13 @@ fn join(volume: &Engine, items: u64, patience: Patience) -> Result<Option<Handle
 }
 
 /// The items to reserve for a change of so many adjacent extent items of a file, and of its inode.
-pub(super) fn items_of(volume: &Engine, extents: u64) -> u64 {
+pub(super) fn items_of(volume: &Rooms, extents: u64) -> u64 {
     OTHER_ITEMS + leaves_of(volume, extents)
 }
 
 /// The number of leaves that so many adjacent extent items fill, if leaves are a third full, beside
 /// the two at the ends.
-fn leaves_of(volume: &Engine, extents: u64) -> u64 {
+fn leaves_of(volume: &Rooms, extents: u64) -> u64 {
     let item = size_of::<FileExtentHead>() + size_of::<FileExtentTail>() + ITEM_SIZE;
     extents / (leaf_capacity(volume.superblock().node_size) / 3 / item) as u64
 }

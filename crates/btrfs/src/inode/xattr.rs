@@ -15,7 +15,7 @@ use super::changes::{Changes, refuse_flags};
 use super::compression::{NEVER_COMPRESSED, PROPERTY, flags_of_property};
 use super::subvolume::writable;
 use super::type_of;
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::storage::malformed;
 
 /// The longest value that a system call takes, in bytes.
@@ -114,7 +114,7 @@ fn require_allowed(file: FileId, item: &InodeItem, name: &[u8]) -> Result<()> {
 
 /// Sets an attribute.
 pub(crate) fn set(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     name: &[u8],
     value: &[u8],
@@ -193,7 +193,7 @@ pub(super) fn replace(
 }
 
 /// Removes an attribute.
-pub(crate) fn remove(volume: &Engine, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
+pub(crate) fn remove(volume: &Rooms, file: FileId, name: &[u8], at: Timestamp) -> Result<()> {
     require_valid(file, name, b"")?;
     writable(volume, file)?;
     let _locks = volume.inodes.lock(&[file]);

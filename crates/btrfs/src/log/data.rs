@@ -23,8 +23,9 @@ use offshoot_vfs::Result;
 
 use super::record::{Record, Stop};
 use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
+use crate::ranges::Ranges;
 use crate::storage::malformed;
-use crate::transaction::{Obstacle, Ranges};
+use crate::transaction::Obstacle;
 use crate::tree::TreeRoot;
 
 /// How many extent items one search reads.

@@ -13,7 +13,8 @@ use offshoot_vfs::{FileId, FileType, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::record::{Items, committed_head, current_head, inode_in, logged_head};
-use crate::engine::Engine;
+use super::running::RunningLog;
+use crate::inode::Rooms;
 use crate::inode::type_of;
 use crate::storage::malformed;
 use crate::transaction::LogState;
@@ -31,7 +32,8 @@ pub(super) enum Stored {
 /// Finds the place where everything but the times of `file`, which is locked, is stored; `None` if
 /// there is none. `committed` is its subvolume in the last commit.
 pub(super) fn stored_but_times(
-    volume: &Engine,
+    volume: &Rooms,
+    running: &RunningLog,
     log: &LogState,
     file: FileId,
     committed: TreeRoot,
@@ -39,7 +41,7 @@ pub(super) fn stored_but_times(
     if log.notes().has_extents(file) {
         return Ok(None);
     }
-    let mut trees = volume.log.trees_for(file);
+    let mut trees = running.trees_for(file);
     let own = trees.of(offshoot_btrfs_format::TreeId(file.dev));
     let logged = own.and_then(|own| {
         let logged = own.logged.get(&file.ino)?;

@@ -45,7 +45,7 @@ pub(super) fn in_log(error: Error) -> Error {
 }
 
 /// Marks an error that keeps the volume from being written, which replaying needs.
-pub(super) fn in_volume(error: Error) -> Error {
+pub(crate) fn in_volume(error: Error) -> Error {
     behind(IN_VOLUME, error)
 }
 

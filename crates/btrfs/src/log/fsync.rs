@@ -19,12 +19,12 @@ use tracing::{debug, info};
 
 use super::datasync::{Stored, stored_but_times};
 use super::record::{Record, Stop};
-use super::running::{RunningLog, Trees};
+use super::running::{LogTrees, RunningLog};
 use crate::block::DirtyBlocks;
-use crate::engine::{Engine, Handle};
 use crate::events::{LOG, clock, micros};
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
+use crate::inode::{Handle, Rooms};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
 use crate::transaction::{Cause, Live, LogState, Obstacle};
@@ -54,8 +54,13 @@ enum Outcome {
 /// Makes the wanted changes of `file` durable.
 ///
 /// # Errors
-/// As [`Engine::sync`]. After an error that is not one of writing, the next fsync makes a commit.
-pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()> {
+/// As [`Rooms::sync`]. After an error that is not one of writing, the next fsync makes a commit.
+pub(crate) fn fsync(
+    volume: &Rooms,
+    running: &RunningLog,
+    file: FileId,
+    wanted: Wanted,
+) -> Result<()> {
     debug!(target: LOG, subvolume = file.dev, inode = file.ino, ?wanted, "fsync");
     // The empty directory that stands for a subvolume in a snapshot has nothing to log.
     let live = volume.live()?;
@@ -64,7 +69,7 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
         write_back::sync_others(volume)?;
         return volume.commit();
     }
-    match log_it(volume, file, wanted)? {
+    match log_it(volume, running, file, wanted)? {
         Outcome::Done => {
             debug!(target: LOG, inode = file.ino, "fsync is done without a commit");
             Ok(())
@@ -73,13 +78,13 @@ pub(crate) fn fsync(volume: &Engine, file: FileId, wanted: Wanted) -> Result<()>
             info!(target: LOG, inode = file.ino, reason = ?obstacle, "fsync makes a commit");
             obstacle.count(&live.stats);
             write_back::sync_others(volume)?;
-            volume.commit_one(generation, Cause::Fsync)
+            volume.upkeep.commit_one(volume, generation, Cause::Fsync)
         }
     }
 }
 
 /// Writes the file back, and logs it if possible.
-fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
+fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) -> Result<Outcome> {
     let live = volume.live()?;
     // Write back once without the lock, while other threads may change the file and commit. Then
     // little is left to write back and to wait for under the lock.
@@ -120,7 +125,7 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     }
     let stored = match wanted {
         Wanted::Everything => Ok(None),
-        Wanted::Data => stored_but_times(volume, log, file, committed),
+        Wanted::Data => stored_but_times(volume, running, log, file, committed),
     };
     let stored = match stored {
         Ok(stored) => stored,
@@ -129,7 +134,7 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
     if let Some(stored) = stored {
         drop(locks);
         if let Stored::Logged(batch) = stored
-            && let Some(obstacle) = write_batch(live, &handle, batch)?
+            && let Some(obstacle) = write_batch(live, running, &handle, batch)?
         {
             return commit(obstacle);
         }
@@ -140,13 +145,13 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let is_directory = type_of(&item)? == FileType::Directory;
-    let batch = match log_file(live, &handle, file, committed, is_directory) {
+    let batch = match log_file(live, running, &handle, file, committed, is_directory) {
         Ok(batch) => batch,
         Err(Stop::Obstacle(obstacle)) => return commit(obstacle),
         Err(Stop::Error(error)) => return commit(failed(live, error)?),
     };
     drop(locks);
-    match write_batch(live, &handle, batch)? {
+    match write_batch(live, running, &handle, batch)? {
         None => {
             live.stats.fsynced();
             Ok(Outcome::Done)
@@ -157,7 +162,7 @@ fn log_it(volume: &Engine, file: FileId, wanted: Wanted) -> Result<Outcome> {
 
 /// Flushes the members, which is enough for data that was written in place. Returns an obstacle if
 /// a member has failed whose stale data would be used after a crash.
-fn barrier(live: &Live, volume: &Engine) -> Result<Option<Obstacle>> {
+fn barrier(live: &Live, volume: &Rooms) -> Result<Option<Obstacle>> {
     live.whole(|| volume.flush_members())?;
     Ok(volume.storage.hides_failures().then_some(Obstacle::MemberFailed))
 }
@@ -174,13 +179,16 @@ fn failed(live: &Live, error: Error) -> Result<Obstacle> {
 /// Logs a locked file, and returns the batch that it is in.
 fn log_file(
     live: &Live,
+    running: &RunningLog,
     handle: &Handle<'_>,
     file: FileId,
     committed: TreeRoot,
     is_directory: bool,
 ) -> Result<u64, Stop> {
-    let mut trees = handle.volume().log.trees_for(file);
-    begun(handle.log(), || log_into(&mut trees, live, handle, file, committed, is_directory))
+    let mut trees = running.trees_for(file);
+    begun(handle.log(), || {
+        log_into(running, &mut trees, live, handle, file, committed, is_directory)
+    })
 }
 
 /// Runs `work`, which logs something. If it fails or panics, nothing more is logged in this
@@ -212,7 +220,8 @@ impl Drop for Begun<'_> {
 
 /// Logs a locked file into the log trees, and returns the batch that it is in.
 pub(super) fn log_into(
-    trees: &mut Trees,
+    running: &RunningLog,
+    trees: &mut LogTrees,
     live: &Live,
     handle: &Handle<'_>,
     file: FileId,
@@ -232,7 +241,7 @@ pub(super) fn log_into(
         trees.begin(handle, subvolume, committed)?;
     }
     let Some(own) = trees.of(subvolume) else { return Err(Obstacle::Failed.into()) };
-    Record::new(handle, own, subvolume, batch).run(file.ino, is_directory)
+    Record::new(handle, running, own, subvolume, batch).run(file.ino, is_directory)
 }
 
 /// The root of a subvolume in the last commit, which is on the devices; `None` if that commit does
@@ -253,8 +262,13 @@ pub(crate) fn committed_root(
 
 /// Waits until `batch` is on the devices, and writes it if no other thread does. Returns the
 /// obstacle, if there is one.
-fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Obstacle>> {
-    let (log, running) = (handle.log(), &handle.volume().log);
+fn write_batch(
+    live: &Live,
+    running: &RunningLog,
+    handle: &Handle<'_>,
+    batch: u64,
+) -> Result<Option<Obstacle>> {
+    let log = handle.log();
     loop {
         let mut progress = running.progress();
         if progress.done > batch {
@@ -272,7 +286,7 @@ fn write_batch(live: &Live, handle: &Handle<'_>, batch: u64) -> Result<Option<Ob
         progress.is_written = true;
         drop(progress);
         let _lead = Lead { running };
-        live.whole(|| write_log(live, handle))?;
+        live.whole(|| write_log(live, running, handle))?;
     }
 }
 
@@ -289,9 +303,9 @@ impl Drop for Lead<'_> {
 }
 
 /// Writes the current batch, unless there is an obstacle.
-fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
+fn write_log(live: &Live, running: &RunningLog, handle: &Handle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
-    let Some((root, blocks, batch)) = end_batch(live, handle)? else { return Ok(()) };
+    let Some((root, blocks, batch)) = end_batch(live, running, handle)? else { return Ok(()) };
     let clock = clock!(LOG, DEBUG);
     debug!(
         target: LOG,
@@ -310,7 +324,7 @@ fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
     blocks.move_to(&volume.cache, |_| true);
     live.stats.log_written();
     debug!(target: LOG, batch, us = micros(clock), "the log is on the devices");
-    volume.log.progress().done = batch;
+    running.progress().done = batch;
     Ok(())
 }
 
@@ -318,10 +332,11 @@ fn write_log(live: &Live, handle: &Handle<'_>) -> Result<()> {
 /// number of the next batch; `None` if there is an obstacle.
 fn end_batch(
     live: &Live,
+    running: &RunningLog,
     handle: &Handle<'_>,
 ) -> Result<Option<(TreeRoot, Arc<DirtyBlocks>, u64)>> {
     let log = handle.log();
-    let mut trees = handle.volume().log.trees();
+    let mut trees = running.trees();
     let Some(_room) = live.space.try_reserve(live.space.cost(1 + trees.number() as u64)) else {
         log.obstruct(Obstacle::NoRoom);
         return Ok(None);
@@ -336,7 +351,7 @@ fn end_batch(
 }
 
 /// Stops a log that has become so large that a commit is as cheap.
-pub(super) fn require_small(log: &LogState, volume: &Engine) -> Result<(), Stop> {
+pub(super) fn require_small(log: &LogState, volume: &Rooms) -> Result<(), Stop> {
     let node_size = u64::from(volume.superblock().node_size);
     let is_large = log.taken() * node_size > MOST_PARTS * volume.options.dirty_bytes;
     if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }

@@ -127,7 +127,7 @@ impl Heads {
             let file = record.file(other);
             match record.volume.inodes.try_lock(file) {
                 Some(lock) => locks.push(lock),
-                None if record.volume.log.is_waiting(file) => {}
+                None if record.running.is_waiting(file) => {}
                 None if other == ino => return Ok(None),
                 None => self.changing.push(other),
             }

@@ -36,10 +36,10 @@ use zerocopy::IntoBytes;
 
 use super::fsync::require_small;
 use super::names::{Name, is_of_names, names_of};
-use super::running::{Holder, Logged, SubvolumeLog, apply, put_run};
+use super::running::{Holder, Logged, RunningLog, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
-use crate::engine::{Engine, Handle};
+use crate::inode::{Handle, Rooms};
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
 use crate::space::Reservation;
 use crate::storage::malformed;
@@ -88,8 +88,9 @@ pub(super) type Items = Vec<(Key, Vec<u8>)>;
 /// The work of one fsync on the log.
 pub(super) struct Record<'a, 'v> {
     pub(super) handle: &'a Handle<'v>,
-    pub(super) volume: &'v Engine,
+    pub(super) volume: &'v Rooms,
     pub(super) log: &'a LogState,
+    pub(super) running: &'a RunningLog,
     pub(super) own: &'a mut SubvolumeLog,
     pub(super) subvolume: TreeId,
     pub(super) batch: u64,
@@ -144,7 +145,7 @@ pub(super) fn names_in(head: &Items) -> Result<BTreeMap<Name, ItemType>> {
 }
 
 /// The head of an inode as it is now.
-pub(super) fn current_head(volume: &Engine, file: FileId) -> Result<Items> {
+pub(super) fn current_head(volume: &Rooms, file: FileId) -> Result<Items> {
     let mut head = Vec::new();
     let root = volume.tree(TreeId(file.dev))?;
     delayed::for_each_item(volume, root, head_range(file.ino), &mut |key, data| {
@@ -157,12 +158,12 @@ pub(super) fn current_head(volume: &Engine, file: FileId) -> Result<Items> {
 }
 
 /// The head of an inode of a subvolume in the last commit.
-pub(super) fn committed_head(volume: &Engine, subvolume: TreeRoot, ino: u64) -> Result<Items> {
+pub(super) fn committed_head(volume: &Rooms, subvolume: TreeRoot, ino: u64) -> Result<Items> {
     head_behind(Cursor::seek_committed(volume, subvolume, *head_range(ino).start())?, ino)
 }
 
 /// The head of an inode in a log.
-pub(super) fn logged_head(volume: &Engine, log: TreeRoot, ino: u64) -> Result<Items> {
+pub(super) fn logged_head(volume: &Rooms, log: TreeRoot, ino: u64) -> Result<Items> {
     head_behind(Cursor::seek(volume, log, *head_range(ino).start())?, ino)
 }
 
@@ -181,6 +182,7 @@ fn head_behind(mut cursor: Cursor<'_>, ino: u64) -> Result<Items> {
 impl<'a, 'v> Record<'a, 'v> {
     pub(super) fn new(
         handle: &'a Handle<'v>,
+        running: &'a RunningLog,
         own: &'a mut SubvolumeLog,
         subvolume: TreeId,
         batch: u64,
@@ -189,6 +191,7 @@ impl<'a, 'v> Record<'a, 'v> {
             handle,
             volume: handle.volume(),
             log: handle.log(),
+            running,
             own,
             subvolume,
             batch,
@@ -576,11 +579,11 @@ impl<'a, 'v> Record<'a, 'v> {
     /// locked waits for the log trees: that thread does not change the inode meanwhile.
     pub(super) fn lock(&self, ino: u64) -> Result<Option<Locks>, Stop> {
         let file = self.file(ino);
-        if self.volume.log.is_waiting(file) {
+        if self.running.is_waiting(file) {
             return Ok(None);
         }
         match self.volume.inodes.lock_within(file, PATIENCE) {
-            None if !self.volume.log.is_waiting(file) => Err(Obstacle::Contended.into()),
+            None if !self.running.is_waiting(file) => Err(Obstacle::Contended.into()),
             locks => Ok(locks),
         }
     }

@@ -21,6 +21,8 @@
 //! [`OpenOptions::replay_bytes`] limits them. Single changes do not reserve space, so replay makes
 //! room for the most that it may take at the start. If the limit or the space does not suffice,
 //! replay ends with an error and the devices are unchanged.
+//!
+//! [`OpenOptions::replay_bytes`]: crate::OpenOptions::replay_bytes
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
@@ -30,31 +32,23 @@ use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
 use tracing::info;
 
-use super::LogTree;
 use super::failure::{in_log, in_volume};
 use super::space::Taken;
-use crate::engine::{Change, Engine, Handle, OpenOptions};
+use super::{LogTree, log_trees};
 use crate::events::LOG;
+use crate::inode::{Handle, Rooms};
 use crate::storage::malformed;
 use crate::transaction::{Cause, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) classifies
 /// its errors.
-pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> Result<()> {
-    // This engine needs no reporter: if it stops writing, the caller gets an error.
-    let options = OpenOptions {
-        delayed_items: false,
-        commit_interval: None,
-        reporter: None,
-        ..options.clone()
-    };
-    let volume = engine.into_writable(&options, change).map_err(in_volume)?;
-    replay_into(&volume, options.replay_bytes).map_err(in_log)
+pub(crate) fn replay(volume: &Rooms, replay_bytes: u64) -> Result<()> {
+    replay_into(volume, replay_bytes).map_err(in_log)
 }
 
-fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
-    let logs = volume.log_trees()?;
+fn replay_into(volume: &Rooms, replay_bytes: u64) -> Result<()> {
+    let logs = log_trees(volume)?;
     info!(target: LOG, subvolumes = logs.len(), "replaying the log");
     let mut taken = Taken::take(volume, &logs)?;
     make_room(volume, &logs, &taken, replay_bytes)?;
@@ -93,7 +87,7 @@ fn replay_into(volume: &Engine, replay_bytes: u64) -> Result<()> {
 /// Makes as much space for metadata free as replaying may take at most, if the volume has it. The
 /// size of a log does not show how much that is: one item can remove all names of a directory, or
 /// all extents of a file.
-fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u64) -> Result<()> {
+fn make_room(volume: &Rooms, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u64) -> Result<()> {
     let live = volume.live()?;
     let mut trees = live.space.pending.tree_bytes.load(Ordering::Relaxed);
     for log in logs {
@@ -105,13 +99,13 @@ fn make_room(volume: &Engine, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u
     // Each block is copied at most once. An orphan item, in a leaf that is a third full, takes less
     // than a quarter of the space that its inode has in the tree.
     let changed = trees.saturating_add(trees / 4).saturating_add(taken.growth_bytes());
-    volume.look_for_room(live.space.cost_of_a_batch(changed.min(most_bytes)))
+    volume.upkeep.look_for_room(volume, live.space.cost_of_a_batch(changed.min(most_bytes)))
 }
 
 /// The replay of the log of one subvolume.
 pub(super) struct Replay<'a, 'v> {
     pub(super) handle: &'a Handle<'v>,
-    pub(super) volume: &'v Engine,
+    pub(super) volume: &'v Rooms,
     pub(super) log: TreeRoot,
     pub(super) tree: TreeId,
     pub(super) taken: &'a mut Taken<'v>,

@@ -12,7 +12,7 @@
 //!
 //! Invariants:
 //!
-//! 1. One thread at a time changes log trees, under the lock of [`Trees`]. While it holds that
+//! 1. One thread at a time changes log trees, under the lock of [`LogTrees`]. While it holds that
 //!    lock, it waits for no thread that may wait for it. Locks of inodes are the exception, and it
 //!    waits for those only for a moment (`record`).
 //! 2. A block that was taken off for writing never changes: a writer copies it. No block is freed
@@ -32,14 +32,15 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::block::TreeBlock;
-use crate::engine::Handle;
-use crate::transaction::{Changing, Ranges, StoredRoot, Tree};
+use crate::inode::Handle;
+use crate::ranges::Ranges;
+use crate::transaction::{Changing, StoredRoot, Tree};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// The log trees of the running transaction.
 #[derive(Default)]
 pub(crate) struct RunningLog {
-    trees: Mutex<Trees>,
+    trees: Mutex<LogTrees>,
     /// Files whose lock a thread holds while it waits for the trees. It does not change such a file
     /// before it has the trees.
     waiting: Mutex<HashSet<FileId>>,
@@ -59,7 +60,7 @@ pub(super) struct Progress {
 
 /// The log trees.
 #[derive(Default)]
-pub(crate) struct Trees {
+pub(crate) struct LogTrees {
     /// The number of the batch that is being logged.
     pub(super) batch: u64,
     /// The tree of log trees.
@@ -119,17 +120,17 @@ pub(super) struct Logged {
 impl RunningLog {
     /// Ends the log of a finished transaction, of which no thread has a handle. Returns its trees,
     /// which the caller drops.
-    pub(crate) fn end(&self) -> Trees {
+    pub(crate) fn end(&self) -> LogTrees {
         *self.progress.lock() = Progress::default();
         std::mem::take(&mut *self.trees.lock())
     }
 
-    pub(super) fn trees(&self) -> MutexGuard<'_, Trees> {
+    pub(super) fn trees(&self) -> MutexGuard<'_, LogTrees> {
         self.trees.lock()
     }
 
     /// As [`trees`](Self::trees), for a thread that holds the lock of `file`.
-    pub(super) fn trees_for(&self, file: FileId) -> MutexGuard<'_, Trees> {
+    pub(super) fn trees_for(&self, file: FileId) -> MutexGuard<'_, LogTrees> {
         if let Some(trees) = self.trees.try_lock() {
             return trees;
         }
@@ -195,7 +196,7 @@ fn root_item(root: &TreeRoot) -> RootItem {
     item
 }
 
-impl Trees {
+impl LogTrees {
     /// The log of the subvolume `id`, if it has one.
     pub(super) fn of(&mut self, id: TreeId) -> Option<&mut SubvolumeLog> {
         self.subvolumes.get_mut(&id.0)

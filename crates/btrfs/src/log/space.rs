@@ -17,8 +17,9 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
 use super::LogTree;
+use super::{log_generation, log_root_tree};
 use crate::block::TreeBlock;
-use crate::engine::{Engine, Handle};
+use crate::inode::{Handle, Rooms};
 use crate::space::growth_bytes;
 use crate::storage::malformed;
 use crate::tree::{Blocks, TreeRoot, with_item};
@@ -32,7 +33,7 @@ struct NewExtent {
 
 /// The space that was taken.
 pub(super) struct Taken<'v> {
-    volume: &'v Engine,
+    volume: &'v Rooms,
     /// The blocks of all logs.
     blocks: Vec<Logical>,
     /// New extents of data by their address.
@@ -60,7 +61,7 @@ impl<'v> Taken<'v> {
     ///
     /// # Errors
     /// When a log is damaged, or has something that is not free.
-    pub(super) fn take(volume: &'v Engine, logs: &[LogTree]) -> Result<Self> {
+    pub(super) fn take(volume: &'v Rooms, logs: &[LogTree]) -> Result<Self> {
         let mut taken = Self {
             volume,
             blocks: Vec::new(),
@@ -69,7 +70,7 @@ impl<'v> Taken<'v> {
             sums: 0..0,
             sums_reach: 0,
         };
-        let roots = volume.log_root_tree().into_iter().chain(logs.iter().map(|log| log.root));
+        let roots = log_root_tree(volume).into_iter().chain(logs.iter().map(|log| log.root));
         for root in roots {
             taken.sums = 0..0;
             taken.walk(&root.expected())?;
@@ -94,7 +95,7 @@ impl<'v> Taken<'v> {
 
     fn walk(&mut self, expected: &ExpectedBlock) -> Result<()> {
         let at = expected.logical;
-        if expected.generation != self.volume.log_generation() {
+        if expected.generation != log_generation(self.volume) {
             return Err(contradiction(at, "a block of another transaction"));
         }
         if !self.take_one(at, self.node_size(), BlockGroupFlags::METADATA)? {
@@ -203,7 +204,7 @@ fn item_bytes(item_type: ItemType, len: usize) -> u64 {
 }
 
 /// Whether the extent tree has this extent of data.
-fn is_allocated(volume: &Engine, logical: Logical, len: u64) -> Result<bool> {
+fn is_allocated(volume: &Rooms, logical: Logical, len: u64) -> Result<bool> {
     let key = Key::new(logical.0, ItemType::EXTENT_ITEM, len);
     let root: TreeRoot = volume.tree(TreeId::EXTENT)?;
     let is_data = with_item(volume, root, key, |data| {

@@ -12,7 +12,7 @@ use offshoot_vfs::{
 
 use super::fsync::{committed_root, log_into};
 use crate::test_volumes::{edit_root, in_memory};
-use crate::transaction::{Cause, Obstacle};
+use crate::transaction::Obstacle;
 use crate::{Filesystem, OpenOptions, Volume};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -88,17 +88,17 @@ fn a_new_file_that_others_are_about_to_log_is_logged_with_its_directory() {
         let files: Vec<_> = (0..count).map(create).collect();
         let file = files[count - 1];
         let handle = volume.enter().expect("it is writable");
-        let mut trees = handle.volume().log.trees();
+        let mut trees = volume.log.trees();
         std::thread::scope(|scope| {
             let other = scope.spawn(|| fs.fsync(file));
-            while !handle.volume().log.is_waiting(file) {
+            while !volume.log.is_waiting(file) {
                 std::thread::yield_now();
             }
             let live = volume.live().expect("it is writable");
             let committed = committed_root(live, &handle, TreeId::FS).expect("it is there");
             let committed = committed.expect("it is there");
             let _locked = volume.inodes.lock(&[root]);
-            let logged = log_into(&mut trees, live, &handle, root, committed, true);
+            let logged = log_into(&volume.log, &mut trees, live, &handle, root, committed, true);
             assert!(logged.is_ok(), "{count} files");
             drop(trees);
             other.join().expect("it ends").expect("an fsync");
@@ -137,7 +137,9 @@ fn who_waits_for_a_commit_is_told_that_it_panicked() {
     let volume = fs.volume();
     let panics = AssertUnwindSafe(|| {
         let live = volume.live().expect("it is writable");
-        volume.commit_and(live, Cause::Asked, || true, |_| panic!("when the next one has begun"))
+        let tree = live.tree(volume, TreeId::FS).expect("it is there");
+        let begins = Box::new(|_| panic!("when the next one has begun"));
+        volume.upkeep.at_rest(volume, &tree, begins)
     });
     let outcome: Result<Result<()>, _> = catch_unwind(panics);
     outcome.expect_err("it panics");

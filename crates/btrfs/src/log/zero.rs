@@ -8,8 +8,9 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_btrfs_format::{ItemType, Key, Physical};
 use offshoot_vfs::{Error, Result};
 
+use super::log_trees;
 use crate::SubvolumeId;
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::storage::superblock_at;
 
 /// The contents of a log that was thrown away.
@@ -21,66 +22,58 @@ pub struct LostLog {
     pub problem: Option<Error>,
 }
 
-impl Engine {
-    /// Removes the log from all superblocks, and returns what was in it; `None` if no log is
-    /// pending. The caller has opened the volume for reading, without its log, on devices that can
-    /// be written. Afterwards it opens the volume again.
-    ///
-    /// # Errors
-    /// When a superblock cannot be written. Others may be written already. The log is pending as
-    /// long as the primary superblocks name it.
-    pub fn zero_log(&self) -> Result<Option<LostLog>> {
-        if !self.superblock().has_pending_log() {
-            return Ok(None);
-        }
-        let lost = self.lost_log();
-        let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
-        self.zero_log_at(&[primary])?;
-        self.flush_members()?;
-        self.zero_log_at(&copies)?;
-        self.flush_members()?;
-        Ok(Some(lost))
+/// As [`Engine::zero_log`](crate::Engine::zero_log).
+pub(crate) fn zero_log(volume: &Rooms) -> Result<Option<LostLog>> {
+    if !volume.superblock().has_pending_log() {
+        return Ok(None);
     }
+    let lost = lost_log(volume);
+    let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
+    zero_log_at(volume, &[primary])?;
+    volume.flush_members()?;
+    zero_log_at(volume, &copies)?;
+    volume.flush_members()?;
+    Ok(Some(lost))
+}
 
-    fn lost_log(&self) -> LostLog {
-        let mut lost = LostLog { inodes: Vec::new(), problem: None };
-        let logs = self.log_trees().unwrap_or_else(|error| {
-            lost.problem = Some(error);
-            Vec::new()
+fn lost_log(volume: &Rooms) -> LostLog {
+    let mut lost = LostLog { inodes: Vec::new(), problem: None };
+    let logs = log_trees(volume).unwrap_or_else(|error| {
+        lost.problem = Some(error);
+        Vec::new()
+    });
+    for log in logs {
+        let mut inodes = 0;
+        let read = volume.for_each_item(log.root, Key::MIN, |key, _| {
+            inodes += u64::from(key.item_type == ItemType::INODE_ITEM);
+            ControlFlow::Continue(())
         });
-        for log in logs {
-            let mut inodes = 0;
-            let read = self.for_each_item(log.root, Key::MIN, |key, _| {
-                inodes += u64::from(key.item_type == ItemType::INODE_ITEM);
-                ControlFlow::Continue(())
-            });
-            lost.inodes.push((log.subvolume, inodes));
-            lost.problem = lost.problem.or(read.err());
-        }
-        lost
+        lost.inodes.push((log.subvolume, inodes));
+        lost.problem = lost.problem.or(read.err());
     }
+    lost
+}
 
-    /// Removes the log from the valid superblocks at these offsets.
-    fn zero_log_at(&self, offsets: &[u64]) -> Result<()> {
-        for (index, member) in self.members().iter().enumerate() {
-            let Some(device) = member.device.as_ref().filter(|_| !member.is_seed) else { continue };
-            for &offset in offsets {
-                if offset + SUPERBLOCK_SIZE as u64 > device.size_bytes() {
-                    continue;
-                }
-                let mut found = match superblock_at(&**device, offset) {
-                    Ok(found) if found.has_pending_log() => found,
-                    Err(error @ Error::Io { .. }) => return Err(error),
-                    // No reader uses a superblock that fails verification.
-                    Ok(_) | Err(_) => continue,
-                };
-                found.item.log_root = 0.into();
-                found.item.log_root_transid = 0.into();
-                found.item.log_root_level = 0;
-                let bytes = sealed_superblock(&found.item, Physical(offset), found.checksum);
-                self.write_member(index, offset, &[IoSlice::new(&bytes[..])])?;
+/// Removes the log from the valid superblocks at these offsets.
+fn zero_log_at(volume: &Rooms, offsets: &[u64]) -> Result<()> {
+    for (index, member) in volume.members().iter().enumerate() {
+        let Some(device) = member.device.as_ref().filter(|_| !member.is_seed) else { continue };
+        for &offset in offsets {
+            if offset + SUPERBLOCK_SIZE as u64 > device.size_bytes() {
+                continue;
             }
+            let mut found = match superblock_at(&**device, offset) {
+                Ok(found) if found.has_pending_log() => found,
+                Err(error @ Error::Io { .. }) => return Err(error),
+                // No reader uses a superblock that fails verification.
+                Ok(_) | Err(_) => continue,
+            };
+            found.item.log_root = 0.into();
+            found.item.log_root_transid = 0.into();
+            found.item.log_root_level = 0;
+            let bytes = sealed_superblock(&found.item, Physical(offset), found.checksum);
+            volume.write_member(index, offset, &[IoSlice::new(&bytes[..])])?;
         }
-        Ok(())
     }
+    Ok(())
 }

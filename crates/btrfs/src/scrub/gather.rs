@@ -9,7 +9,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeI
 use offshoot_vfs::{Error, Result};
 
 use crate::data::committed_sums;
-use crate::engine::{Engine, Handle};
+use crate::inode::{Handle, Rooms};
 use crate::log::committed_root;
 use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
@@ -24,7 +24,7 @@ const MOST_EXTENT_BYTES: u64 = 1 << 30;
 /// The trees of the last commit. As long as this value exists, nothing that they refer to is freed
 /// or overwritten.
 pub(super) struct Committed<'v> {
-    pub(super) volume: &'v Engine,
+    pub(super) volume: &'v Rooms,
     pub(super) extents: TreeRoot,
     sums: Option<TreeRoot>,
     /// Space that is freed meanwhile becomes free with the next commit, which waits for this
@@ -73,7 +73,7 @@ impl Block {
     /// Checks that `bytes`, read from `logical`, are this block.
     pub(super) fn verify(
         &self,
-        volume: &Engine,
+        volume: &Rooms,
         logical: Logical,
         bytes: &[u8],
     ) -> Result<(), Malformed> {
@@ -93,7 +93,7 @@ impl<'v> Committed<'v> {
     ///
     /// # Errors
     /// When the roots of the trees cannot be read; `EROFS` when the volume has stopped writing.
-    pub(super) fn of(volume: &'v Engine) -> Result<Self> {
+    pub(super) fn of(volume: &'v Rooms) -> Result<Self> {
         let Some(live) = volume.live_part() else {
             let extents = volume.tree(TreeId::EXTENT)?;
             return Ok(Self { volume, extents, sums: volume.csum_tree(), _handle: None });

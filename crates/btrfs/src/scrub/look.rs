@@ -12,7 +12,7 @@ use offshoot_btrfs_format::{Logical, Physical};
 
 use super::ScrubCounts;
 use super::gather::{Content, Piece, Window};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::storage::CopyPart;
 
 /// The longest read, in bytes.
@@ -59,7 +59,7 @@ pub(super) struct Seen {
 
 /// Looks at copy `copy` of `window`, which is in the chunk at `chunk`.
 pub(super) fn look(
-    volume: &Engine,
+    volume: &Rooms,
     chunk: Logical,
     window: &Window,
     copy: usize,
@@ -120,7 +120,7 @@ pub(super) fn look(
 
 /// Counts a part that is read.
 fn count(
-    volume: &Engine,
+    volume: &Rooms,
     counts: &mut ScrubCounts,
     piece: &Piece,
     range: &Range<u64>,
@@ -153,7 +153,7 @@ pub(super) fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> + use<> {
 /// Whether `bytes`, read for `range` of `piece`, are right. For data it returns `true`, and reports
 /// each bad sector to `suspect` itself.
 fn is_right(
-    volume: &Engine,
+    volume: &Rooms,
     piece: &Piece,
     range: &Range<u64>,
     bytes: &[u8],
@@ -179,7 +179,7 @@ fn is_right(
 
 impl Piece {
     /// The checksum of the sector at `at`, if it has one.
-    pub(super) fn sum_of(&self, volume: &Engine, at: u64) -> Option<&[u8]> {
+    pub(super) fn sum_of(&self, volume: &Rooms, at: u64) -> Option<&[u8]> {
         let Content::Summed(sums) = &self.content else { return None };
         let superblock = volume.superblock();
         let number = (at - self.range.start) / u64::from(superblock.sector_size);

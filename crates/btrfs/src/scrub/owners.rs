@@ -15,7 +15,7 @@ use zerocopy::FromBytes;
 use super::ScrubOwner;
 use super::gather::{Block, Committed};
 use crate::block::TreeBlock;
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::storage::malformed;
 use crate::subvolume::path_of;
 use crate::tree::Cursor;
@@ -100,7 +100,7 @@ impl Owners {
     }
 
     /// The owners with their current paths.
-    pub(super) fn named(self, volume: &Engine) -> Vec<ScrubOwner> {
+    pub(super) fn named(self, volume: &Rooms) -> Vec<ScrubOwner> {
         let tree = self.tree.map(|(tree, level)| ScrubOwner::Tree { tree, level });
         let files = self.files.into_iter().map(|file| {
             let path = match path_of(volume, file) {

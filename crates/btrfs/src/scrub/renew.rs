@@ -31,7 +31,7 @@ use offshoot_vfs::{Error, Result};
 use super::gather::{Committed, Content};
 use super::look::{Pages, cut};
 use super::{Run, ScrubFinding, ScrubOutcome};
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::storage::{CopyPart, malformed};
 use crate::transaction::chunk_tree_root;
 use crate::tree::with_item;
@@ -46,7 +46,7 @@ pub(super) struct Renewal {
 
 impl Renewal {
     /// Finds the members of the volume that missed commits.
-    pub(super) fn of(volume: &Engine, is_read_only: bool) -> Self {
+    pub(super) fn of(volume: &Rooms, is_read_only: bool) -> Self {
         let (mut members, mut left) = (Vec::new(), Vec::new());
         let is_live = volume.live_part().is_some();
         for (index, member) in volume.members().iter().enumerate() {

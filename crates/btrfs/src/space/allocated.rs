@@ -24,7 +24,7 @@ pub(crate) struct Allocated {
 
 impl Allocated {
     /// Starts with the values of the device items.
-    pub(crate) fn new(members: &[Member]) -> Self {
+    pub(super) fn new(members: &[Member]) -> Self {
         let sum = |all: u64, bytes| all.saturating_add(bytes);
         Self {
             members: Mutex::new(members.iter().map(|member| member.allocated_bytes).collect()),
@@ -40,7 +40,7 @@ impl Allocated {
     }
 
     /// How many bytes of each member belong to chunks.
-    pub(crate) fn of_members(&self) -> Vec<u64> {
+    pub(super) fn of_members(&self) -> Vec<u64> {
         self.members.lock().clone()
     }
 
@@ -52,7 +52,7 @@ impl Allocated {
     }
 
     /// How many bytes of all members belong to no chunk.
-    pub(crate) fn unallocated(&self) -> u64 {
+    pub(super) fn unallocated(&self) -> u64 {
         self.usable_bytes.saturating_sub(self.bytes.load(Ordering::Relaxed))
     }
 

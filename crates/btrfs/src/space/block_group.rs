@@ -59,7 +59,7 @@ impl BlockGroup {
         self.start.0 + self.len
     }
 
-    pub(crate) fn contains(&self, logical: Logical) -> bool {
+    pub(super) fn contains(&self, logical: Logical) -> bool {
         (self.start.0..self.end()).contains(&logical.0)
     }
 
@@ -70,7 +70,7 @@ impl BlockGroup {
 
     /// Takes `len` bytes in one piece. Returns the address, and by how much the usable bytes
     /// decreased. `None` when no known piece fits.
-    pub(crate) fn take(&self, len: u64, fit: Fit) -> Option<(Logical, u64)> {
+    pub(super) fn take(&self, len: u64, fit: Fit) -> Option<(Logical, u64)> {
         let mut state = self.state.lock();
         if state.is_retired {
             return None;
@@ -83,7 +83,7 @@ impl BlockGroup {
 
     /// Takes exactly this range, if all of it is known to be free. Returns by how much the usable
     /// bytes decreased.
-    pub(crate) fn take_range(&self, logical: Logical, len: u64) -> Option<u64> {
+    pub(super) fn take_range(&self, logical: Logical, len: u64) -> Option<u64> {
         let mut state = self.state.lock();
         let end = logical.0.checked_add(len)?;
         let before = state.known_usable();
@@ -123,7 +123,7 @@ impl BlockGroup {
     }
 
     /// Whether the free ranges are loaded.
-    pub(crate) fn is_loaded(&self) -> bool {
+    pub(super) fn is_loaded(&self) -> bool {
         self.state.lock().free.is_some()
     }
 
@@ -132,7 +132,7 @@ impl BlockGroup {
     ///
     /// `count` is called under the lock. Otherwise the group could be retired in between, and
     /// subtract bytes that were never added.
-    pub(crate) fn load(&self, volume: &dyn Roots, count: impl FnOnce(u64)) -> Result<bool> {
+    pub(super) fn load(&self, volume: &dyn Roots, count: impl FnOnce(u64)) -> Result<bool> {
         if self.is_loaded() {
             return Ok(false);
         }
@@ -159,7 +159,7 @@ impl BlockGroup {
     }
 
     /// Whether nothing in it is used, taken, pinned or being discarded.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.state.lock().is_empty()
     }
 
@@ -170,7 +170,7 @@ impl BlockGroup {
 
     /// Retires the group, if it is empty: no thread may take space here from now on. Returns the
     /// bytes that were usable until then.
-    pub(crate) fn retire(&self) -> Option<u64> {
+    pub(super) fn retire(&self) -> Option<u64> {
         let mut state = self.state.lock();
         if !state.is_empty() || state.is_retired {
             return None;
@@ -181,12 +181,12 @@ impl BlockGroup {
 
     /// The bytes that are known to be free.
     #[cfg(test)]
-    pub(crate) fn known_free(&self) -> u64 {
+    pub(super) fn known_free(&self) -> u64 {
         self.state.lock().known_free()
     }
 
     /// The known free bytes that can be taken.
-    pub(crate) fn known_usable(&self) -> u64 {
+    pub(super) fn known_usable(&self) -> u64 {
         self.state.lock().known_usable()
     }
 
@@ -195,7 +195,7 @@ impl BlockGroup {
     ///
     /// # Errors
     /// When fewer bytes are taken and pinned.
-    pub(crate) fn give_back(
+    pub(super) fn give_back(
         &self,
         logical: Logical,
         len: u64,
@@ -216,7 +216,7 @@ impl BlockGroup {
     ///
     /// # Errors
     /// When the block group item counts fewer bytes than the extents have, or fewer were taken.
-    pub(crate) fn count_used(&self, len: u64, is_new: bool) -> Result<()> {
+    pub(super) fn count_used(&self, len: u64, is_new: bool) -> Result<()> {
         let mut state = self.state.lock();
         if is_new {
             state.leave_between(len)?;
@@ -232,7 +232,7 @@ impl BlockGroup {
     }
 
     /// Whether the item has an old value of `used`.
-    pub(crate) fn is_changed(&self) -> bool {
+    pub(super) fn is_changed(&self) -> bool {
         let state = self.state.lock();
         state.used != state.stored_used
     }

@@ -61,7 +61,7 @@ impl Plan {
 
 impl MemberSpace {
     /// Marks this range as allocated to a chunk.
-    pub(crate) fn take(&mut self, range: Range<u64>) {
+    pub(super) fn take(&mut self, range: Range<u64>) {
         self.allocated_bytes = self.allocated_bytes.saturating_add(range.end - range.start);
         let at = self.extents.partition_point(|extent| extent.start < range.start);
         self.extents.insert(at, range);

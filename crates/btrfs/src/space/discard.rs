@@ -1,7 +1,6 @@
 //! The ranges that are to be discarded (`upkeep/discard`), and the piece of free space that is
 //! being discarded.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,6 +9,7 @@ use offshoot_btrfs_format::chunk::Chunk;
 use parking_lot::{Condvar, Mutex};
 
 use super::{BlockGroup, Purpose, Space};
+use crate::ranges::Ranges;
 use crate::storage::Member;
 
 /// The most that one request discards, in bytes of the logical space or of a member.
@@ -78,25 +78,17 @@ impl Drop for Out<'_> {
 /// Ranges that were freed, and are discarded if they are still free.
 #[derive(Debug, Default)]
 pub(super) struct Freed {
-    /// Ranges of the logical space that do not touch, by their start.
-    ranges: BTreeMap<u64, u64>,
+    /// Ranges of the logical space.
+    ranges: Ranges,
     /// Ranges of members, with the index of the member.
     on_members: Vec<(usize, Range<u64>)>,
 }
 
 impl Freed {
-    /// Adds a range, and joins it with ranges that it touches.
-    fn add(&mut self, mut range: Range<u64>) {
-        let touched = |all: &BTreeMap<u64, u64>, range: &Range<u64>| {
-            let last = all.range(..=range.end).next_back().map(|(&start, &end)| start..end);
-            last.filter(|last| last.end >= range.start)
-        };
-        while let Some(other) = touched(&self.ranges, &range) {
-            self.ranges.remove(&other.start);
-            range = other.start.min(range.start)..other.end.max(range.end);
-        }
-        if self.ranges.len() < MOST_FREED {
-            self.ranges.insert(range.start, range.end);
+    /// Adds a range, unless there are many that it does not touch.
+    fn add(&mut self, range: Range<u64>) {
+        if self.ranges.len() < MOST_FREED || self.ranges.touches(&range) {
+            self.ranges.insert(range);
         }
     }
 
@@ -105,12 +97,7 @@ impl Freed {
         if let Some((member, range)) = self.on_members.pop() {
             return Some((Some(member), range));
         }
-        let (start, end) = self.ranges.pop_first()?;
-        let rest = start.saturating_add(PIECE_BYTES);
-        if rest < end {
-            self.ranges.insert(rest, end);
-        }
-        Some((None, start..end.min(rest)))
+        Some((None, self.ranges.pop_first(PIECE_BYTES)?))
     }
 }
 
@@ -187,7 +174,7 @@ mod tests {
         for range in [10..20, 40..50, 20..30, 35..45, 0..5, 12..18] {
             freed.add(range);
         }
-        assert_eq!(freed.ranges.iter().collect::<Vec<_>>(), [(&0, &5), (&10, &30), (&35, &50)]);
+        assert_eq!(freed.ranges.iter().collect::<Vec<_>>(), [0..5, 10..30, 35..50]);
         freed.add(4..60);
         freed.on_members.push((1, 7..9));
         assert_eq!(freed.next(), Some((Some(1), 7..9)));

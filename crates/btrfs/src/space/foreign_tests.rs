@@ -91,7 +91,7 @@ fn work(volume: &Arc<Volume>, round: usize) {
     }
     fs.sync().expect("a commit");
     for purpose in [Purpose::Data, Purpose::Metadata] {
-        volume.try_grow(purpose, || true).expect("no device fails");
+        crate::upkeep::try_grow(volume, purpose, || true).expect("no device fails");
         fs.sync().expect("a commit");
     }
     let name = format!("ours-{round}-large");
@@ -273,7 +273,7 @@ fn the_lowest_addresses_stay_free() {
         fs.write(file.expect("there is room"), 0, &vec![5; 100_000], AT).expect("there is room");
         fs.sync().expect("a commit");
         let mut was_used = is_used();
-        volume.try_grow(Purpose::Data, || true).expect("no device fails");
+        crate::upkeep::try_grow(&volume, Purpose::Data, || true).expect("no device fails");
         fs.sync().expect("a commit");
         was_used |= is_used();
         assert!(was_used, "nothing of it was used, of the kind {kind}");

@@ -27,7 +27,7 @@ const WINDOW: u64 = STRIPE_LEN;
 
 /// Where in free space an extent may lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fit {
+pub(super) enum Fit {
     /// Anywhere: data.
     Anywhere,
     /// At a multiple of its own length from the start of the block group: the best place for a tree
@@ -39,7 +39,7 @@ pub(crate) enum Fit {
 
 /// Ranges that do not touch each other, by their start.
 #[derive(Debug)]
-pub(crate) struct FreeSpace {
+pub(super) struct FreeSpace {
     ranges: BTreeMap<u64, u64>,
     total: u64,
     /// The bytes of `total` that can be taken.
@@ -58,23 +58,23 @@ pub(crate) struct FreeSpace {
 impl FreeSpace {
     /// An empty set for a block group at `origin` that holds data. The ranges of `left_out` ascend,
     /// and are never free.
-    pub(crate) fn of_bytes(origin: u64, left_out: Vec<Range<u64>>) -> Self {
+    pub(super) fn of_bytes(origin: u64, left_out: Vec<Range<u64>>) -> Self {
         let ranges = BTreeMap::new();
         Self { ranges, total: 0, usable: 0, origin, block: None, left_out, next: 0 }
     }
 
     /// An empty set for a block group that holds only tree blocks of `node_size` bytes.
-    pub(crate) fn of_blocks(origin: u64, node_size: u64, left_out: Vec<Range<u64>>) -> Self {
+    pub(super) fn of_blocks(origin: u64, node_size: u64, left_out: Vec<Range<u64>>) -> Self {
         Self { block: Some(node_size), ..Self::of_bytes(origin, left_out) }
     }
 
     /// All free bytes.
-    pub(crate) fn total(&self) -> u64 {
+    pub(super) fn total(&self) -> u64 {
         self.total
     }
 
     /// The bytes that would be usable if `out`, which is not free, were free too.
-    pub(crate) fn usable_with(&self, out: &Range<u64>) -> u64 {
+    pub(super) fn usable_with(&self, out: &Range<u64>) -> u64 {
         if out.is_empty() {
             return self.usable;
         }
@@ -96,7 +96,7 @@ impl FreeSpace {
     }
 
     /// Adds `start..end`, which must not be free yet, without its left-out parts.
-    pub(crate) fn add(&mut self, start: u64, end: u64) {
+    pub(super) fn add(&mut self, start: u64, end: u64) {
         let mut at = start;
         for i in 0..self.left_out.len() {
             let hole = self.left_out[i].clone();
@@ -144,7 +144,7 @@ impl FreeSpace {
     }
 
     /// Takes exactly `start..end`, if all of it is free. Returns whether it is.
-    pub(crate) fn take_range(&mut self, start: u64, end: u64) -> bool {
+    pub(super) fn take_range(&mut self, start: u64, end: u64) -> bool {
         let around = self.ranges.range(..=start).next_back().map(|(&from, &to)| (from, to));
         let Some((from, to)) = around.filter(|&(_, to)| start < end && end <= to) else {
             return false;
@@ -157,7 +157,7 @@ impl FreeSpace {
     }
 
     /// Takes the first free piece in `within`, at most `most` bytes of it.
-    pub(crate) fn take_first(&mut self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
+    pub(super) fn take_first(&mut self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let first = self.ranges.range(..=within.start).next_back();
         let (&from, &to) = first
             .filter(|&(_, &to)| to > within.start)
@@ -168,7 +168,7 @@ impl FreeSpace {
     }
 
     /// Whether `len` bytes in one piece would be free if `out`, which is not free, were free too.
-    pub(crate) fn fits_with(&self, out: &Range<u64>, len: u64, fit: Fit) -> bool {
+    pub(super) fn fits_with(&self, out: &Range<u64>, len: u64, fit: Fit) -> bool {
         let (start, end) = self.with(out);
         self.place_in(start, end, len, fit).is_some()
     }
@@ -182,7 +182,7 @@ impl FreeSpace {
 
     /// Takes `len` bytes in one piece: the first place that fits, from the last one on. In a group
     /// for tree blocks, `len` is the node size.
-    pub(crate) fn take(&mut self, len: u64, fit: Fit) -> Option<u64> {
+    pub(super) fn take(&mut self, len: u64, fit: Fit) -> Option<u64> {
         if len > self.usable {
             return None;
         }

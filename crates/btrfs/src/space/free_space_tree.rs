@@ -30,7 +30,7 @@ const TREE: TreeId = TreeId::FREE_SPACE;
 type Items = BTreeMap<Key, Vec<u8>>;
 
 /// New data of items of the tree, or `None` to remove an item.
-pub(crate) type Edits = Vec<(Key, Option<Vec<u8>>)>;
+pub(super) type Edits = Vec<(Key, Option<Vec<u8>>)>;
 
 /// The key of the info of a block group.
 fn info_key(group: &BlockGroup) -> Key {
@@ -133,9 +133,9 @@ fn runs(bitmap: &[u8], bits: u64) -> impl Iterator<Item = Range<u64>> {
 
 /// Ranges that ascend and do not touch each other.
 #[derive(Debug, Default)]
-struct Ranges(Vec<Range<u64>>);
+struct AscendingRanges(Vec<Range<u64>>);
 
-impl Ranges {
+impl AscendingRanges {
     /// Adds a range that begins where the last one ends, or behind that.
     ///
     /// # Errors
@@ -262,7 +262,7 @@ fn edit_group(
 ) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let before = info(volume, group)?;
-    let (mut old, mut ranges, mut all) = (Items::new(), Ranges::default(), Ok(()));
+    let (mut old, mut ranges, mut all) = (Items::new(), AscendingRanges::default(), Ok(()));
     for_each_item(volume, group, before, |key, data| {
         ranges_of(key, data, sector, |range| {
             if all.is_ok() {
@@ -307,7 +307,7 @@ fn bitmap_range(volume: &dyn Roots) -> u64 {
 }
 
 /// The bitmaps of a block group in which `ranges` are free.
-fn bitmaps(volume: &dyn Roots, group: &BlockGroup, ranges: &Ranges) -> Items {
+fn bitmaps(volume: &dyn Roots, group: &BlockGroup, ranges: &AscendingRanges) -> Items {
     let sector = u64::from(volume.superblock().sector_size);
     let span = bitmap_range(volume);
     let step = usize::try_from(span).expect("a bitmap covers little");
@@ -351,7 +351,7 @@ mod tests {
         const BITS: u64 = 200;
         let mut random = Random::new(11);
         let mut model = vec![0; 25];
-        let mut ranges = Ranges::default();
+        let mut ranges = AscendingRanges::default();
         for _ in 0..2000 {
             let mut changed = Changed::default();
             let mut at = random.below(30);

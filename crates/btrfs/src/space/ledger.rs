@@ -47,7 +47,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing::debug;
 
-use super::tickets::{Demand, Kind, Line, Waiter};
+use super::tickets::{Claim, Demand, Line, Waiter};
 use super::{Purpose, Roots, Space};
 use crate::counter::{NonNegativeCounter, WriteStop, below_zero};
 use crate::events::RECLAIM;
@@ -84,13 +84,13 @@ const MORE_ENDS: u64 = 64;
 
 /// The bytes that must remain free beside all claims.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Floor {
+pub(super) struct Floor {
     /// The need of the commit of the running transaction.
-    pub(crate) commit: u64,
+    pub(super) commit: u64,
     /// The reserve for removals and for chunk allocation.
-    pub(crate) kept: u64,
+    pub(super) kept: u64,
     /// The part of that reserve that removals leave.
-    pub(crate) last: u64,
+    pub(super) last: u64,
 }
 
 /// The most room that there was for a kind of space since the last ticket was granted. A cycle of
@@ -120,7 +120,7 @@ impl HighWater {
 
 impl Ledger {
     /// An empty ledger of this kind of space.
-    pub(crate) fn new(purpose: Purpose, stop: &Arc<WriteStop>) -> Self {
+    pub(super) fn new(purpose: Purpose, stop: &Arc<WriteStop>) -> Self {
         let [free, reserved, promised] = match purpose {
             Purpose::Data => ["free data", "reserved data", "promised data"],
             Purpose::Metadata => ["free metadata", "reserved metadata", "promised metadata"],
@@ -160,17 +160,17 @@ impl Ledger {
     }
 
     /// The bytes that the next chunk would hold; 0 where it does not count.
-    pub(crate) fn next_chunk(&self) -> u64 {
+    pub(super) fn next_chunk(&self) -> u64 {
         self.next_chunk.load(SeqCst)
     }
 
     /// The most that was claimed at one time, in bytes.
-    pub(crate) fn peak(&self) -> u64 {
+    pub(super) fn peak(&self) -> u64 {
         self.peak.load(SeqCst)
     }
 
     /// The most that was reserved at one time, in bytes.
-    pub(crate) fn reserved_peak(&self) -> u64 {
+    pub(super) fn reserved_peak(&self) -> u64 {
         self.reserved_peak.load(SeqCst)
     }
 
@@ -209,13 +209,13 @@ impl Ledger {
     }
 
     /// Stores the length of the line, whose lock the caller holds.
-    pub(crate) fn note_waiting(&self, line: &Line) {
+    pub(super) fn note_waiting(&self, line: &Line) {
         self.waiting.store(line.len(), SeqCst);
     }
 
     /// Grants waiting tickets that fit. Wakes the leader when a ticket was granted, or when the
     /// reservations ended that it waits for.
-    pub(crate) fn serve(&self, floor: &impl Fn() -> Floor) {
+    pub(super) fn serve(&self, floor: &impl Fn() -> Floor) {
         if self.is_awaited() {
             let mut line = self.line();
             let granted = line.granted();
@@ -232,21 +232,21 @@ impl Ledger {
         self.waiting.load(SeqCst) > 0
     }
 
-    pub(crate) fn add_free(&self, bytes: u64) {
+    pub(super) fn add_free(&self, bytes: u64) {
         self.free.add(bytes);
     }
 
-    pub(crate) fn remove_free(&self, bytes: u64) {
+    pub(super) fn remove_free(&self, bytes: u64) {
         self.free.sub(bytes);
     }
 
     /// Grants `demand` when it fits. The caller holds the line.
-    pub(crate) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
-        let Demand { kind, bytes } = demand;
+    pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
+        let Demand { is_promise, bytes, .. } = demand;
         if !self.fits(demand, 0, floor) {
             return false;
         }
-        if kind == Kind::Promise {
+        if is_promise {
             self.promised.add(bytes);
         } else {
             self.reserved.add(bytes);
@@ -263,9 +263,9 @@ impl Ledger {
     }
 
     /// Takes back a claim that was granted.
-    pub(crate) fn take_back(&self, demand: Demand) {
-        let Demand { kind, bytes } = demand;
-        if kind == Kind::Promise {
+    pub(super) fn take_back(&self, demand: Demand) {
+        let Demand { is_promise, bytes, .. } = demand;
+        if is_promise {
             self.promised.sub(bytes);
         } else {
             self.reserved.sub(bytes);
@@ -275,23 +275,23 @@ impl Ledger {
     }
 
     /// Whether the invariants would hold with `demand` granted, if `more` bytes were free.
-    pub(crate) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
-        let Demand { kind, bytes } = demand;
+    pub(super) fn fits(&self, demand: Demand, more: u64, floor: &impl Fn() -> Floor) -> bool {
+        let Demand { claim, is_promise, bytes } = demand;
         let (reserved, promised) = (self.reserved(), self.promised());
         let Floor { commit, kept, last } = floor();
         let (free, next_chunk) = (self.free().saturating_add(more), self.next_chunk());
-        let kept = match kind {
-            Kind::Work | Kind::Promise => kept,
+        let kept = match claim {
+            Claim::Work => kept,
             // The allocation of the chunk uses the reserve.
-            Kind::WritesBack if next_chunk > 0 => kept,
-            Kind::MakesRoom => last,
-            Kind::WritesBack | Kind::LastResort => 0,
+            Claim::WritesBack if next_chunk > 0 => kept,
+            Claim::MakesRoom => last,
+            Claim::WritesBack | Claim::LastResort => 0,
         };
-        let now = if kind == Kind::Promise { 0 } else { bytes };
+        let now = if is_promise { 0 } else { bytes };
         let floor = reserved.saturating_add(commit).saturating_add(kept);
         let is_backed = floor.saturating_add(now) <= free;
         // Write-back was promised the growth of trees.
-        let is_kept = kind == Kind::WritesBack
+        let is_kept = claim == Claim::WritesBack
             || floor.saturating_add(promised).saturating_add(bytes)
                 <= free.saturating_add(next_chunk);
         is_backed && is_kept
@@ -299,7 +299,7 @@ impl Ledger {
 
     /// Whether more is promised than remains for new claims, so that some promises should be
     /// redeemed.
-    pub(crate) fn is_tight(&self, floor: Floor) -> bool {
+    pub(super) fn is_tight(&self, floor: Floor) -> bool {
         let promised = self.promised();
         let spoken = self.reserved().saturating_add(promised);
         let floor = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -315,7 +315,7 @@ impl Ledger {
 
     /// Sets the bytes that the next chunk would hold. Returns false, without a change, when that is
     /// less than before and too little for the promises.
-    pub(crate) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
+    pub(super) fn set_next_chunk(&self, bytes: u64, floor: Floor) -> bool {
         let _line = self.line();
         let spoken = self.reserved().saturating_add(self.promised());
         let wanted = spoken.saturating_add(floor.commit).saturating_add(floor.kept);
@@ -331,7 +331,7 @@ impl Ledger {
     /// Subtracts free space that is withdrawn. Of the free space, `known` bytes are to be
     /// withdrawn, and all claims and `keep` bytes more must remain. If they do, `withdraw` decides,
     /// and returns how many bytes it withdrew.
-    pub(crate) fn withdraw(
+    pub(super) fn withdraw(
         &self,
         known: u64,
         keep: u64,

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::place::PlaceInLine;
 use super::stats::FlushState;
-use super::tickets::{Demand, Kind};
+use super::tickets::{Claim, Demand};
 use super::{Purpose, Reservation, Space};
 use crate::test_volumes::in_memory_of;
 use crate::{Filesystem, OpenOptions, Volume};
@@ -117,11 +117,11 @@ fn soon_told<T>(told: &Receiver<T>) -> T {
     told.recv_timeout(PATIENCE).expect("it comes to an end")
 }
 
-/// Reserves all metadata that this kind may have.
-fn take_all_metadata(fs: &Filesystem, kind: Kind) -> Vec<Reservation<'_>> {
+/// Reserves all metadata that this claim may have.
+fn take_all_metadata(fs: &Filesystem, claim: Claim) -> Vec<Reservation<'_>> {
     let (mut taken, mut bytes) = (Vec::new(), 1 << 20);
     while bytes > 64 {
-        if space(fs).try_grant(Purpose::Metadata, Demand { kind, bytes }) {
+        if space(fs).try_grant(Purpose::Metadata, Demand::new(claim, bytes)) {
             taken.push(Reservation::granted(space(fs), Purpose::Metadata, bytes));
         } else {
             bytes /= 2;
@@ -183,7 +183,7 @@ fn what_another_commit_is_about_to_free_is_waited_for() {
         let remove = move || remover.unlink(EntryPlace { dir: remover.root(), name: b"old" }, AT);
         soon(&beside(remove)).expect("a removal");
         // The leader waits for this reservation before the last pass of the cycle.
-        let demand = Demand { kind: Kind::MakesRoom, bytes: 0 };
+        let demand = Demand::new(Claim::MakesRoom, 0);
         assert!(space(&committer).try_grant_aside(Purpose::Data, demand), "it is nothing");
         let done = passes(&committer);
         tell.send(beside(move || commit_slowly(&committer, &hooked, done + 2))).expect("it waits");
@@ -201,13 +201,13 @@ fn what_is_given_back_in_line_wakes_who_makes_room() {
     create(&fs, "file");
     let ledger = || space(&fs).ledger(Purpose::Metadata);
     let before = ledger().reserved();
-    let place = PlaceInLine::join(ledger(), Demand { kind: Kind::Work, bytes: 4096 });
+    let place = PlaceInLine::join(ledger(), Demand::new(Claim::Work, 4096));
     space(&fs).serve(Purpose::Metadata);
     assert!(place.is_granted());
     let leading = fs.clone();
     let waits = beside(move || {
         let ledger = space(&leading).ledger(Purpose::Metadata);
-        let waiter = ledger.line().join(Demand { kind: Kind::Work, bytes: u64::MAX });
+        let waiter = ledger.line().join(Demand::new(Claim::Work, u64::MAX));
         let granted = ledger.line().begin_cycle();
         ledger.wait_for_those_under_way(&waiter, granted)
     });
@@ -228,7 +228,7 @@ fn who_needs_a_chunk_for_data_waits_for_metadata() {
     let (_, fs) = small(128 << 20);
     create(&fs, "file");
     fs.sync().expect("a commit");
-    let all = take_all_metadata(&fs, Kind::MakesRoom);
+    let all = take_all_metadata(&fs, Claim::MakesRoom);
     let data = fs.clone();
     let waits = beside(move || data.volume().reserve_data(16 << 20).map(drop));
     while space(&fs).ledger(Purpose::Metadata).line().len() == 0 {
@@ -251,7 +251,7 @@ fn promises_do_not_keep_room_from_data() {
     let (volume, space) = (fs.volume(), space(&fs));
     let mut bytes = 1 << 30;
     while bytes > 1 << 20 {
-        if !space.try_grant(Purpose::Metadata, Demand { kind: Kind::Promise, bytes }) {
+        if !space.try_grant(Purpose::Metadata, Demand::promise(bytes)) {
             bytes /= 2;
         }
     }
@@ -276,9 +276,9 @@ fn a_commit_that_frees_system_space_lets_a_chunk_count_again() {
     let free = system.free();
     system.remove_free(free);
     // The chunk of metadata that is allocated first is the last one.
-    fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
+    crate::upkeep::look_around(fs.volume(), Purpose::Metadata, || false).expect("it reads");
     space.ledger(Purpose::Metadata).note_next_chunk(0);
-    fs.volume().look_around(Purpose::Metadata, || false).expect("it reads");
+    crate::upkeep::look_around(fs.volume(), Purpose::Metadata, || false).expect("it reads");
     assert!(!space.is_roomy(), "no chunk can be written down");
     system.add_free(free);
     create(&fs, "another");
@@ -319,7 +319,7 @@ fn who_makes_room_does_not_wait_for_those_who_come_later() {
     let grant = {
         let fs = fs.clone();
         move || {
-            let demand = Demand { kind: Kind::MakesRoom, bytes: 4096 };
+            let demand = Demand::new(Claim::MakesRoom, 4096);
             assert!(space(&fs).try_grant_aside(Purpose::Metadata, demand), "it is little");
         }
     };
@@ -329,7 +329,7 @@ fn who_makes_room_does_not_wait_for_those_who_come_later() {
     let leading = fs.clone();
     let waits = beside(move || {
         let ledger = space(&leading).ledger(Purpose::Metadata);
-        let waiter = ledger.line().join(Demand { kind: Kind::Work, bytes: u64::MAX });
+        let waiter = ledger.line().join(Demand::new(Claim::Work, u64::MAX));
         ledger.note_waiting(&ledger.line());
         let before = ledger.line().begin_cycle();
         ledger.wait_for_those_under_way(&waiter, before)
@@ -362,7 +362,7 @@ fn a_file_makes_room_for_itself() {
     drop(kept.pop());
     fs.write(file, 0, &[1; 4096], AT).expect("there is room");
     fs.volume().delayed.flush(&fs.volume().base, u64::MAX).expect("a flush");
-    kept.extend(take_all_metadata(&fs, Kind::Work).iter().map(Reservation::keep));
+    kept.extend(take_all_metadata(&fs, Claim::Work).iter().map(Reservation::keep));
     fs.write(file, 1 << 16, &[2; 4096], AT).expect("the file is written back");
 }
 
@@ -381,8 +381,8 @@ fn what_removals_gave_up_is_committed_for_those_who_find_no_room() {
     fs.sync().expect("a commit");
     let live = fs.volume().live().expect("it is writable");
     let ahead = || {
-        crate::upkeep::ask_for_commit(live);
-        fs.volume().make_room_ahead().expect("a commit");
+        live.ask_for_commit();
+        crate::upkeep::make_room_ahead(fs.volume()).expect("a commit");
         let flushes = fs.volume().space_stats().flushes;
         let commit = flushes.iter().find(|one| one.state == FlushState::Commit);
         commit.expect("all are there").entered_ahead

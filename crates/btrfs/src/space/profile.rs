@@ -22,7 +22,7 @@ use super::Purpose;
 use crate::storage::malformed;
 
 /// The type flags of block groups for `purpose`, in a volume with mixed block groups or without.
-pub(crate) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
+pub(super) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
     match purpose {
         Purpose::Data | Purpose::Metadata if is_mixed => {
             Purpose::Data.flag() | Purpose::Metadata.flag()
@@ -33,7 +33,7 @@ pub(crate) fn types_for(purpose: Purpose, is_mixed: bool) -> u64 {
 
 /// Whether a volume with block groups of these kinds has mixed ones. Then only mixed ones are used
 /// for data and metadata.
-pub(crate) fn has_mixed(mut kinds: impl Iterator<Item = BlockGroupFlags>) -> bool {
+pub(super) fn has_mixed(mut kinds: impl Iterator<Item = BlockGroupFlags>) -> bool {
     let mixed = types_for(Purpose::Data, true);
     kinds.any(|flags| flags.0 & mixed == mixed)
 }

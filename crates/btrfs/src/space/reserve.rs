@@ -96,7 +96,7 @@ use tracing::debug;
 
 use super::ledger::{Floor, Promise, Reservation};
 use super::place::{PlaceInLine, Turn};
-use super::tickets::{Demand, Kind, Outcome, Waiter};
+use super::tickets::{Claim, Demand, Outcome, Waiter};
 use super::{Purpose, Space};
 use crate::events::{RECLAIM, micros};
 use crate::stats::Counters;
@@ -166,34 +166,10 @@ const LOOKS: u32 = 16;
 /// Space that is reserved to change a number of items.
 pub(crate) struct Reserved<'v>(pub(crate) Reservation<'v>, pub(crate) u64);
 
-/// The purpose of an operation. It decides how much of the reserve the operation may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Claim {
-    /// Work that may be refused.
-    Work,
-    /// Work that makes room, except where a snapshot keeps the blocks that it copies.
-    MakesRoom,
-    /// Work that makes room in any case: deleting and dropping subvolumes, and chunks.
-    LastResort,
-    /// Write-back of accepted data.
-    WritesBack,
-}
-
 /// How many bytes trees may grow by for items of this size in the trees of files and of commits: in
 /// leaves that are a third full, and with what a commit and removals may then take in addition.
 pub(crate) fn growth_bytes(of_files: u64, of_commits: u64) -> u64 {
     3 * (of_files + 4 * of_commits)
-}
-
-impl From<Claim> for Kind {
-    fn from(claim: Claim) -> Self {
-        match claim {
-            Claim::Work => Self::Work,
-            Claim::MakesRoom => Self::MakesRoom,
-            Claim::LastResort => Self::LastResort,
-            Claim::WritesBack => Self::WritesBack,
-        }
-    }
 }
 
 impl Space {
@@ -264,7 +240,7 @@ impl Space {
     /// Reserves metadata if it is free and no ticket waits, for a caller that has a handle and
     /// cannot wait.
     pub(crate) fn try_reserve(self: &Arc<Self>, bytes: u64) -> Option<Reservation<'_>> {
-        let demand = Demand { kind: Kind::Work, bytes };
+        let demand = Demand::new(Claim::Work, bytes);
         let granted = || Reservation::granted(self, Purpose::Metadata, bytes);
         self.try_grant(Purpose::Metadata, demand).then(granted)
     }
@@ -295,7 +271,7 @@ impl Space {
     }
 
     /// The reserve for removals and for chunk allocation.
-    pub(crate) fn kept_bytes(&self) -> u64 {
+    pub(super) fn kept_bytes(&self) -> u64 {
         let removal = if self.may_share() { self.cost(REMOVAL_ITEMS) } else { 0 };
         self.most_of_last_resort() + removal + self.drift()
     }
@@ -316,8 +292,15 @@ impl Space {
         CHUNK_ITEMS + 2 * self.allocated.member_count()
     }
 
+    /// Sets the bytes that the next chunk of metadata would hold. Returns false, without a change,
+    /// when that is less than before and too little for the promises.
+    pub(crate) fn set_next_chunk(&self, bytes: u64) -> bool {
+        let floor = self.floor(Purpose::Metadata);
+        self.ledger(Purpose::Metadata).set_next_chunk(bytes, floor)
+    }
+
     /// What must stay free of this kind of space.
-    pub(crate) fn floor(&self, purpose: Purpose) -> Floor {
+    pub(super) fn floor(&self, purpose: Purpose) -> Floor {
         if self.counts_as_metadata(purpose) {
             let (commit, kept) = (self.commit_cost(), self.kept_bytes());
             Floor { commit, kept, last: self.left_by_removals() }
@@ -336,7 +319,7 @@ impl Space {
     pub(super) fn try_grant(&self, purpose: Purpose, demand: Demand) -> bool {
         let ledger = self.ledger(purpose);
         let line = ledger.line();
-        !line.is_before(demand.kind) && ledger.grant(&line, demand, &|| self.floor(purpose))
+        !line.is_before(demand.claim) && ledger.grant(&line, demand, &|| self.floor(purpose))
     }
 
     /// Grants `demand` if it fits, also before the tickets in line: the caller makes room for
@@ -450,7 +433,7 @@ impl Space {
         bytes: u64,
         maker: &impl MakesRoom,
     ) -> Result<Reservation<'_>> {
-        self.get(purpose, Demand { kind: claim.into(), bytes }, maker)?;
+        self.get(purpose, Demand::new(claim, bytes), maker)?;
         Ok(Reservation::granted(self, purpose, bytes))
     }
 
@@ -464,7 +447,7 @@ impl Space {
         maker: &impl MakesRoom,
     ) -> Result<Promise<'_>> {
         if bytes > 0 {
-            self.get(Purpose::Metadata, Demand { kind: Kind::Promise, bytes }, maker)?;
+            self.get(Purpose::Metadata, Demand::promise(bytes), maker)?;
         }
         Ok(Promise::granted(self, bytes))
     }
@@ -476,7 +459,7 @@ impl Space {
         claim: Claim,
         bytes: u64,
     ) -> Option<Reservation<'_>> {
-        let demand = Demand { kind: claim.into(), bytes };
+        let demand = Demand::new(claim, bytes);
         let is_granted = match claim {
             Claim::Work => self.try_grant(Purpose::Metadata, demand),
             Claim::MakesRoom | Claim::LastResort | Claim::WritesBack => {
@@ -493,7 +476,7 @@ impl Space {
             maker.stats().granted_at_once();
             return Ok(());
         }
-        if purpose == Purpose::Metadata && demand.kind.is_first() {
+        if purpose == Purpose::Metadata && demand.claim.is_first() {
             maker.ask_for_commit();
         }
         let since = Instant::now();

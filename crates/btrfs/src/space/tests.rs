@@ -14,7 +14,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::tickets::{Demand, Kind};
+use super::tickets::Demand;
 use super::{Claim, Purpose};
 use crate::test_volumes::{check, in_memory_of, open, xattr};
 use crate::tree::ItemEdit;
@@ -300,10 +300,12 @@ fn empty_groups_are_removed_by_several_threads() {
     let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     for _ in 0..30 {
         for _ in 0..4 {
-            assert!(volume.try_grow(Purpose::Data, || true).expect("no device fails"));
+            assert!(
+                crate::upkeep::try_grow(&volume, Purpose::Data, || true).expect("no device fails")
+            );
         }
         std::thread::scope(|scope| {
-            let remove = || volume.remove_empty_groups().expect("no device fails");
+            let remove = || crate::upkeep::remove_empty_groups(&volume).expect("no device fails");
             (0..3).for_each(|_| drop(scope.spawn(remove)));
         });
     }
@@ -377,7 +379,7 @@ fn a_release_of_what_was_not_reserved_ends_writing() {
     let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
     let space = &volume.live().unwrap().space;
     let before = space.ledger(Purpose::Data).reserved();
-    space.ledger(Purpose::Data).take_back(Demand { kind: Kind::Work, bytes: before + 4096 });
+    space.ledger(Purpose::Data).take_back(Demand::new(Claim::Work, before + 4096));
     assert_eq!(space.ledger(Purpose::Data).reserved(), before, "it stays");
     let refused = volume.join().err().expect("nothing is written any more");
     assert_eq!(refused.errno(), Errno::ROFS);

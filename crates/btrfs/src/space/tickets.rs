@@ -24,31 +24,29 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, MutexGuard};
 
-/// The purpose of a demand. It decides how much of the reserve the demand may use.
+/// The purpose of an operation. It decides how much of the reserve the operation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum Claim {
     /// Work that may be refused.
     Work,
     /// Work that makes room, except where a snapshot keeps the blocks that it copies.
     MakesRoom,
-    /// Work that makes room in any case.
+    /// Work that makes room in any case: deleting and dropping subvolumes, and chunks.
     LastResort,
-    /// A promise for later.
-    Promise,
     /// Write-back of accepted data.
     WritesBack,
 }
 
-impl Kind {
+impl Claim {
     fn class(self) -> usize {
         usize::from(!self.is_first())
     }
 
     /// Whether it is of the priority class.
-    pub(crate) fn is_first(self) -> bool {
+    pub(super) fn is_first(self) -> bool {
         match self {
             Self::MakesRoom | Self::LastResort | Self::WritesBack => true,
-            Self::Work | Self::Promise => false,
+            Self::Work => false,
         }
     }
 }
@@ -56,8 +54,22 @@ impl Kind {
 /// A number of bytes for a purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
-    pub(crate) kind: Kind,
+    pub(super) claim: Claim,
+    /// Whether a promise for later is wanted, not a reservation.
+    pub(super) is_promise: bool,
     pub(crate) bytes: u64,
+}
+
+impl Demand {
+    /// A demand for a reservation.
+    pub(super) fn new(claim: Claim, bytes: u64) -> Self {
+        Self { claim, is_promise: false, bytes }
+    }
+
+    /// A demand for a promise.
+    pub(super) fn promise(bytes: u64) -> Self {
+        Self { claim: Claim::Work, is_promise: true, bytes }
+    }
 }
 
 /// How a ticket ended.
@@ -83,7 +95,7 @@ impl Waiter {
     }
 
     /// Waits until it is woken. The line is unlocked meanwhile.
-    pub(crate) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
+    pub(super) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
         self.wake.wait(line);
     }
 }
@@ -110,7 +122,7 @@ impl Ticket {
 pub(crate) struct Line {
     classes: [VecDeque<Ticket>; 2],
     /// A leader makes room for all tickets.
-    pub(crate) is_led: bool,
+    pub(super) is_led: bool,
     /// The number of tickets that ever joined.
     joined: u64,
     granted: u64,
@@ -130,9 +142,9 @@ impl Line {
         self.classes.iter().map(VecDeque::len).sum()
     }
 
-    /// Whether a ticket waits that comes before a new one of this kind.
-    pub(crate) fn is_before(&self, kind: Kind) -> bool {
-        self.classes[..=kind.class()].iter().any(|class| !class.is_empty())
+    /// Whether a ticket waits that comes before a new one of this claim.
+    pub(super) fn is_before(&self, claim: Claim) -> bool {
+        self.classes[..=claim.class()].iter().any(|class| !class.is_empty())
     }
 
     /// The demand of the ticket at the front.
@@ -146,9 +158,9 @@ impl Line {
     }
 
     /// Adds a ticket at the end of its class.
-    pub(crate) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
+    pub(super) fn join(&mut self, demand: Demand) -> Arc<Waiter> {
         let waiter = Arc::<Waiter>::default();
-        self.classes[demand.kind.class()].push_back(Ticket {
+        self.classes[demand.claim.class()].push_back(Ticket {
             demand,
             number: self.joined,
             after: self.cycles,
@@ -159,7 +171,7 @@ impl Line {
     }
 
     /// Grants tickets from the front until `grant` refuses one.
-    pub(crate) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
+    pub(super) fn serve(&mut self, mut grant: impl FnMut(&Self, Demand) -> bool) {
         while let Some(class) = self.classes.iter().position(|class| !class.is_empty()) {
             let demand = self.classes[class][0].demand;
             if !grant(self, demand) {
@@ -189,7 +201,7 @@ impl Line {
     }
 
     /// Removes the ticket of a thread that leaves. Returns whether it was still there.
-    pub(crate) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
+    pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
         let before = self.len();
         for class in &mut self.classes {
             class.retain(|ticket| !Arc::ptr_eq(&ticket.waiter, waiter));
@@ -198,7 +210,7 @@ impl Line {
     }
 
     /// Wakes the thread at the front, if there is no leader.
-    pub(crate) fn wake_leader(&self) {
+    pub(super) fn wake_leader(&self) {
         if !self.is_led
             && let Some(ticket) = self.classes.iter().find_map(VecDeque::front)
         {
@@ -212,11 +224,11 @@ mod tests {
     use super::*;
 
     fn work(bytes: u64) -> Demand {
-        Demand { kind: Kind::Work, bytes }
+        Demand::new(Claim::Work, bytes)
     }
 
     fn removal(bytes: u64) -> Demand {
-        Demand { kind: Kind::MakesRoom, bytes }
+        Demand::new(Claim::MakesRoom, bytes)
     }
 
     /// Grants tickets from `room` bytes. Returns the rest.
@@ -269,20 +281,19 @@ mod tests {
         assert_eq!(outcomes(&waiters), [None; 3]);
         assert_eq!(serve(&mut line, 10), 5);
         assert_eq!(outcomes(&waiters), [GRANTED, None, None]);
-        assert!(line.is_before(Kind::Work) && !line.is_before(Kind::MakesRoom));
+        assert!(line.is_before(Claim::Work) && !line.is_before(Claim::MakesRoom));
         assert_eq!(serve(&mut line, 10), 0);
         assert_eq!(outcomes(&waiters), [GRANTED; 3]);
         assert_eq!((line.len(), line.granted()), (0, 3));
-        assert!(!line.is_before(Kind::Work));
+        assert!(!line.is_before(Claim::Work));
     }
 
     #[test]
     fn priority_goes_first_whenever_it_came() {
         let mut line = Line::default();
         let normal = line.join(work(1));
-        let removals =
-            [removal(4), Demand { kind: Kind::WritesBack, bytes: 4 }].map(|d| line.join(d));
-        assert!(line.is_before(Kind::WritesBack));
+        let removals = [removal(4), Demand::new(Claim::WritesBack, 4)].map(|d| line.join(d));
+        assert!(line.is_before(Claim::WritesBack));
         assert_eq!(serve(&mut line, 5), 1);
         assert_eq!(outcomes(&removals), [GRANTED, None]);
         assert_eq!(normal.outcome(), None, "what is left is for the removal that waits");
@@ -326,8 +337,8 @@ mod tests {
             match random.below(4) {
                 0 | 1 => {
                     let class = usize::from(random.below(3) > 0);
-                    let kind = [Kind::MakesRoom, Kind::Work][class];
-                    let demand = Demand { kind, bytes: 1 + random.below(9) };
+                    let claim = [Claim::MakesRoom, Claim::Work][class];
+                    let demand = Demand::new(claim, 1 + random.below(9));
                     lists[class].push((demand, line.join(demand)));
                 }
                 2 => {

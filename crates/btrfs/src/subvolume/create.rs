@@ -9,8 +9,9 @@ use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, NewFile, Result};
 use uuid::Uuid;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::items::uuids_with;
-use crate::engine::Engine;
+use super::SubvolumeState;
+use super::items::{add_subvolume, uuids_with};
+use crate::inode::Rooms;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::compression::{PROPERTY, inherited};
 use crate::inode::entries::{Target, require_name};
@@ -36,7 +37,12 @@ pub(super) fn require_new_name(name: &[u8]) -> Result<()> {
 }
 
 /// Makes an empty subvolume.
-pub(crate) fn create(volume: &Engine, place: EntryPlace<'_>, new: &NewFile) -> Result<TreeId> {
+pub(crate) fn create(
+    volume: &Rooms,
+    subvolumes: &SubvolumeState,
+    place: EntryPlace<'_>,
+    new: &NewFile,
+) -> Result<TreeId> {
     require_new_name(place.name)?;
     timespec(new.at)?;
     writable(volume, place.dir)?;
@@ -54,7 +60,7 @@ pub(crate) fn create(volume: &Engine, place: EntryPlace<'_>, new: &NewFile) -> R
     let mut changes = Changes::new(&handle, place.dir)?;
     changes.directory(place.dir)?;
     let index = changes.next_index(place.dir)?;
-    let id = volume.subvolumes.take_id()?;
+    let id = subvolumes.take_id()?;
     handle.obstruct(Obstacle::Subvolumes);
     changes.add_entry(place, Target::subvolume(id), index, new.at)?;
     let generation = handle.generation();
@@ -65,7 +71,7 @@ pub(crate) fn create(volume: &Engine, place: EntryPlace<'_>, new: &NewFile) -> R
     handle.whole(|| {
         item.bytenr = handle.new_root(id, &items)?.logical.0.into();
         let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);
-        handle.add_subvolume(key, &item, place, index, uuids, &group)?;
+        add_subvolume(&handle, key, &item, place, index, uuids, &group)?;
         // They may not fit into the one leaf of a new tree.
         for (name, value) in &xattrs {
             let key = Key::new(ROOT_DIR, ItemType::XATTR_ITEM, name_hash(name));
@@ -85,7 +91,7 @@ type Xattr = (&'static [u8], Vec<u8>);
 /// The flags and the attribute for the compression of the root directory of a new subvolume in the
 /// subvolume of `dir`. As in the kernel, it inherits the compression property of that subvolume's
 /// root directory, and no flag but COMPRESS, not even NOCOMPRESS.
-fn compression(volume: &Engine, dir: FileId) -> Result<(u64, Option<Xattr>)> {
+fn compression(volume: &Rooms, dir: FileId) -> Result<(u64, Option<Xattr>)> {
     let parent = FileId { ino: ROOT_DIR, ..dir };
     match inode::xattr(volume, parent, PROPERTY) {
         Ok(value) => Ok(inherited(&value)
@@ -119,7 +125,7 @@ fn directory(generation: Generation, flags: u64, new: &NewFile) -> Result<[(Key,
 }
 
 /// The root item of a new subvolume, without the address of its root.
-fn root_item(volume: &Engine, generation: Generation, new: &NewFile) -> Result<RootItem> {
+fn root_item(volume: &Rooms, generation: Generation, new: &NewFile) -> Result<RootItem> {
     let (at, node_size) = (timespec(new.at)?, u64::from(volume.superblock().node_size));
     let generation = generation.0.into();
     Ok(RootItem {

@@ -17,11 +17,12 @@ use offshoot_btrfs_format::root::{ROOT_SUBVOL_DEAD, RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result, Timestamp};
 
-use super::items::{orphan_key, uuids_without};
-use crate::engine::{Engine, Handle};
+use super::items::{change_root_item, change_uuids, orphan_key, remove_place, uuids_without};
+use super::{SubvolumeState, default_subvolume};
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{Target, has_entries, require_name};
 use crate::inode::subvolume::writable;
+use crate::inode::{Handle, Rooms};
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
 use crate::inode::{attributes, unlink};
 use crate::space::{Claim, DELETION_ITEMS};
@@ -39,23 +40,33 @@ pub(crate) enum Only {
 }
 
 /// Removes an empty directory, an empty subvolume, or a placeholder.
-pub(crate) fn rmdir(volume: &Engine, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
-    if unlink::rmdir(volume, place, at)? { Ok(()) } else { delete(volume, place, Only::Empty, at) }
+pub(crate) fn rmdir(
+    volume: &Rooms,
+    subvolumes: &SubvolumeState,
+    place: EntryPlace<'_>,
+    at: Timestamp,
+) -> Result<()> {
+    if unlink::rmdir(volume, place, at)? {
+        Ok(())
+    } else {
+        delete(volume, subvolumes, place, Only::Empty, at)
+    }
 }
 
 /// Closes `file` once. A file without openings and names is removed. With its last open file a
 /// deleted subvolume ends.
-pub(crate) fn release(volume: &Engine, file: FileId) -> Result<()> {
+pub(crate) fn release(volume: &Rooms, subvolumes: &SubvolumeState, file: FileId) -> Result<()> {
     if volume.live_part().is_none() || placeholder_in(file).is_some() {
         return Ok(());
     }
     let removed = attributes::release(volume, file)?;
-    removed.and(closed(volume, TreeId(file.dev)))
+    removed.and(closed(volume, subvolumes, TreeId(file.dev)))
 }
 
 /// Deletes the subvolume at `place`.
 pub(crate) fn delete(
-    volume: &Engine,
+    volume: &Rooms,
+    subvolumes: &SubvolumeState,
     place: EntryPlace<'_>,
     only: Only,
     at: Timestamp,
@@ -89,7 +100,7 @@ pub(crate) fn delete(
                 Err(Error::Posix { errno: Errno::NOENT, .. }) if only == Only::Subvolumes => {}
                 allowed => allowed?,
             }
-            delete_alone(handle, place, id, at)
+            delete_alone(handle, subvolumes, place, id, at)
         })?
     };
     if has_ended {
@@ -100,7 +111,7 @@ pub(crate) fn delete(
 
 /// Counts that a file of the subvolume `id` was closed. If the subvolume was deleted and this was
 /// its last open file, it ends.
-fn closed(volume: &Engine, id: TreeId) -> Result<()> {
+fn closed(volume: &Rooms, subvolumes: &SubvolumeState, id: TreeId) -> Result<()> {
     let live = volume.live()?;
     let tree = live.tree(volume, id)?;
     if !tree.close_file() {
@@ -112,7 +123,7 @@ fn closed(volume: &Engine, id: TreeId) -> Result<()> {
         volume.between_handles(|generation| {
             let has_ended = tree.end();
             if has_ended {
-                volume.subvolumes.add_deleted(id, generation);
+                subvolumes.add_deleted(id, generation);
             }
             has_ended
         })?
@@ -122,7 +133,7 @@ fn closed(volume: &Engine, id: TreeId) -> Result<()> {
 
 /// Asks the thread of the volume to drop the subvolume `id`, which has ended, and forgets its
 /// buffered data. No thread will buffer more.
-fn forget(volume: &Engine, id: TreeId) -> Result<()> {
+fn forget(volume: &Rooms, id: TreeId) -> Result<()> {
     volume.live()?.pressure.press();
     write_back::sync_subvolume(volume, id)
 }
@@ -131,6 +142,7 @@ fn forget(volume: &Engine, id: TreeId) -> Result<()> {
 /// at once, and whether the subvolume has ended.
 fn delete_alone(
     handle: &Handle<'_>,
+    subvolumes: &SubvolumeState,
     place: EntryPlace<'_>,
     id: TreeId,
     at: Timestamp,
@@ -147,30 +159,30 @@ fn delete_alone(
     let item = root_item(volume, id)?.ok_or_else(missing)?;
     let uuids = uuids_without(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
-    let _moving = volume.subvolumes.moving();
+    let _moving = volume.moves.moving();
     handle.whole(|| {
         changes.apply()?;
-        handle.remove_place(id, dir)?;
-        handle.change_root_item(id, |item: &mut RootItem| {
+        remove_place(handle, id, dir)?;
+        change_root_item(handle, id, |item: &mut RootItem| {
             item.refs = 0.into();
             item.flags |= ROOT_SUBVOL_DEAD;
             item.drop_progress = DiskKey::from(Key::MIN);
             item.drop_level = 0;
         })?;
         handle.change(TreeId::ROOT, |tree| tree.modify(orphan_key(id), 0, |_| Ok(Vec::new())))?;
-        handle.change_uuids(uuids)
+        change_uuids(handle, uuids)
     })?;
     tree.set_removed();
     let has_ended = tree.end();
     if has_ended {
-        volume.subvolumes.add_deleted(id, handle.generation());
+        subvolumes.add_deleted(id, handle.generation());
     }
     Ok((is_durable, has_ended))
 }
 
 /// `EPERM` for the default subvolume, `ENOTEMPTY` for one that contains subvolumes.
-fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
-    if volume.default_subvolume()? == id {
+fn require_deletable(volume: &Rooms, id: TreeId) -> Result<()> {
+    if default_subvolume(volume)? == id {
         let what = format!("deleting subvolume {id}, which is the default one");
         return Err(Error::posix(Errno::PERM, what));
     }
@@ -185,7 +197,7 @@ fn require_deletable(volume: &Engine, id: TreeId) -> Result<()> {
 
 /// `EPERM` when the root directory of the subvolume `id` is immutable or append-only. If it cannot
 /// be read, that is an error too, and the name stays.
-pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
+pub(super) fn refuse_root_flags(volume: &Rooms, id: TreeId) -> Result<()> {
     let root = FileId { dev: id.0, ino: ROOT_DIR };
     let item = inode_item(volume, tree_of(volume, root)?, root);
     let item = item.map_err(|error| error.in_file_if_unnamed(root))?;
@@ -197,7 +209,7 @@ pub(super) fn refuse_root_flags(volume: &Engine, id: TreeId) -> Result<()> {
 ///
 /// # Errors
 /// When a reference is missing, or names another place. Nothing was changed yet.
-pub(super) fn index_at(volume: &Engine, place: EntryPlace<'_>, id: TreeId) -> Result<u64> {
+pub(super) fn index_at(volume: &Rooms, place: EntryPlace<'_>, id: TreeId) -> Result<u64> {
     let EntryPlace { dir, name } = place;
     let keys = [
         Key::new(dir.dev, ItemType::ROOT_REF, id.0),
@@ -221,7 +233,7 @@ pub(super) fn index_at(volume: &Engine, place: EntryPlace<'_>, id: TreeId) -> Re
 /// Removes the entry of a subvolume that is attached elsewhere. Nothing else of it is in this
 /// subvolume.
 fn remove_placeholder(
-    volume: &Engine,
+    volume: &Rooms,
     place: EntryPlace<'_>,
     placeholder: FileId,
     at: Timestamp,

@@ -35,10 +35,11 @@ use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 use tracing::{debug, info};
 
-use super::items::orphan_key;
+use super::SubvolumeState;
+use super::items::{change_root_item, orphan_key};
 use crate::block::TreeBlock;
-use crate::engine::{Engine, Handle};
 use crate::events::DROP;
+use crate::inode::{Handle, Rooms};
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Owner, require_one_root_item, root_item, root_item_key, root_of};
 use crate::tree::Blocks;
@@ -60,72 +61,61 @@ pub(crate) enum Progress {
     Went,
 }
 
-impl Engine {
-    /// Drops all blocks of deleted subvolumes, except those with open files. The thread of the
-    /// volume does the same little by little. Work that is left when a volume is closed continues
-    /// when it is opened again.
-    ///
-    /// # Errors
-    /// When a block of a subvolume cannot be read: the first such error, after all others were
-    /// dropped. `EROFS` when the volume was opened for reading or all writing has ended.
-    pub fn drop_deleted(&self) -> Result<()> {
-        let live = self.live()?;
-        let mut failed = None;
-        loop {
-            let first = self.subvolumes.first_deleted();
-            match self.drop_step() {
-                Ok(Progress::Went) => {}
-                Ok(Progress::Waits) if !self.subvolumes.has_deleted() => {
-                    return failed.map_or(Ok(()), Err);
-                }
-                Ok(Progress::Waits) => self.commit()?,
-                // That subvolume was given up. The next one follows.
-                Err(error)
-                    if self.subvolumes.first_deleted() != first && live.require_whole().is_ok() =>
-                {
-                    failed.get_or_insert(error);
-                }
-                Err(error) => return Err(error),
+/// As [`Engine::drop_deleted`](crate::Engine::drop_deleted).
+pub(crate) fn drop_deleted(volume: &Rooms, subvolumes: &SubvolumeState) -> Result<()> {
+    let live = volume.live()?;
+    let mut failed = None;
+    loop {
+        let first = subvolumes.first_deleted();
+        match drop_step(volume, subvolumes) {
+            Ok(Progress::Went) => {}
+            Ok(Progress::Waits) if !subvolumes.has_deleted() => {
+                return failed.map_or(Ok(()), Err);
             }
+            Ok(Progress::Waits) => volume.commit()?,
+            // That subvolume was given up. The next one follows.
+            Err(error) if subvolumes.first_deleted() != first && live.require_whole().is_ok() => {
+                failed.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
         }
     }
+}
 
-    /// Does one step, if one is possible now.
-    ///
-    /// # Errors
-    /// When a block cannot be read. The rest of the subvolume is kept until the volume is opened
-    /// again.
-    pub(crate) fn drop_step(&self) -> Result<Progress> {
-        let live = self.live()?;
-        let mut dropping = self.subvolumes.dropping();
-        let Some((id, deleted_in)) = self.subvolumes.first_deleted() else {
-            return Ok(Progress::Waits);
-        };
-        if live.space.pending.reference_bytes.get() > WAITING_BYTES {
-            self.commit_over(0, Cause::DirtyBlocks)?;
-        }
-        let is_done = {
-            let handle = self.join_for(REMOVAL_ITEMS, Claim::LastResort)?;
-            if handle.generation() <= deleted_in {
-                return Ok(Progress::Waits);
-            }
-            step(&handle, id, &mut dropping)
-        };
-        match is_done {
-            Ok(false) => {
-                debug!(target: DROP, subvolume = id.0, "a part of a subvolume is dropped");
-                return Ok(Progress::Went);
-            }
-            Ok(true) => {
-                info!(target: DROP, subvolume = id.0, "a subvolume is dropped");
-                live.forget_tree(id);
-                self.inodes.forget_subvolume(id);
-            }
-            Err(_) => {}
-        }
-        self.subvolumes.forget_deleted(id);
-        is_done.map(|_| Progress::Went)
+/// Does one step, if one is possible now.
+///
+/// # Errors
+/// When a block cannot be read. The rest of the subvolume is kept until the volume is opened again.
+pub(crate) fn drop_step(volume: &Rooms, subvolumes: &SubvolumeState) -> Result<Progress> {
+    let live = volume.live()?;
+    let mut dropping = subvolumes.dropping();
+    let Some((id, deleted_in)) = subvolumes.first_deleted() else {
+        return Ok(Progress::Waits);
+    };
+    if live.space.pending.reference_bytes.get() > WAITING_BYTES {
+        volume.commit_over(0, Cause::DirtyBlocks)?;
     }
+    let is_done = {
+        let handle = volume.join_for(REMOVAL_ITEMS, Claim::LastResort)?;
+        if handle.generation() <= deleted_in {
+            return Ok(Progress::Waits);
+        }
+        step(&handle, id, &mut dropping)
+    };
+    match is_done {
+        Ok(false) => {
+            debug!(target: DROP, subvolume = id.0, "a part of a subvolume is dropped");
+            return Ok(Progress::Went);
+        }
+        Ok(true) => {
+            info!(target: DROP, subvolume = id.0, "a subvolume is dropped");
+            live.forget_tree(id);
+            volume.inodes.forget_subvolume(id);
+        }
+        Err(_) => {}
+    }
+    subvolumes.forget_deleted(id);
+    is_done.map(|_| Progress::Went)
 }
 
 /// The progress of a drop that is not stored.
@@ -421,7 +411,7 @@ impl Walk<'_, '_> {
         if !is_done {
             // Before the walk has entered the root there is no progress.
             let Some(node) = self.path.last() else { return Ok(()) };
-            return self.handle.change_root_item(self.id, |item| {
+            return change_root_item(self.handle, self.id, |item| {
                 item.drop_progress = node.block.key(node.slot).into();
                 item.drop_level = node.block.header().level;
             });

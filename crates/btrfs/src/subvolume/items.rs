@@ -19,7 +19,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result};
 use zerocopy::IntoBytes;
 
-use crate::engine::{Engine, Handle};
+use crate::inode::{Handle, Rooms};
 use crate::storage::malformed;
 use crate::transaction::{NewGroup, root_item_key, stored_root};
 use crate::tree::with_item;
@@ -30,7 +30,7 @@ pub(super) fn orphan_key(id: TreeId) -> Key {
 }
 
 /// The keys under which the UUID tree has a subvolume, if there is such a tree.
-fn uuid_keys(volume: &Engine, item: &RootItem) -> Result<impl Iterator<Item = Key>> {
+fn uuid_keys(volume: &Rooms, item: &RootItem) -> Result<impl Iterator<Item = Key>> {
     let own = (item.uuid, ItemType::UUID_KEY_SUBVOL);
     let received = (item.received_uuid, ItemType::UUID_KEY_RECEIVED_SUBVOL);
     let has_tree = has_uuid_tree(volume)?;
@@ -38,7 +38,7 @@ fn uuid_keys(volume: &Engine, item: &RootItem) -> Result<impl Iterator<Item = Ke
     Ok(keys.filter_map(|(uuid, item_type)| Some(uuid_key(RootItem::uuid(uuid)?, item_type))))
 }
 
-fn has_uuid_tree(volume: &Engine) -> Result<bool> {
+fn has_uuid_tree(volume: &Rooms) -> Result<bool> {
     match stored_root(volume, TreeId::UUID) {
         Ok(_) => Ok(true),
         Err(Error::Posix { errno: Errno::NOENT, .. }) => Ok(false),
@@ -47,7 +47,7 @@ fn has_uuid_tree(volume: &Engine) -> Result<bool> {
 }
 
 /// The ids of subvolumes that the UUID tree stores under `key`, in stored form.
-fn ids_of(volume: &Engine, key: Key) -> Result<Vec<u8>> {
+fn ids_of(volume: &Rooms, key: Key) -> Result<Vec<u8>> {
     let found = with_item(volume, volume.tree(TreeId::UUID)?, key, |data| Ok(data.to_vec()))?;
     Ok(found.unwrap_or_default())
 }
@@ -60,7 +60,7 @@ pub(super) type UuidEdits = Vec<(Key, Option<Vec<u8>>)>;
 /// # Errors
 /// `EOVERFLOW` when the item has no room for one more subvolume that was received from the same
 /// one.
-pub(super) fn uuids_with(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
+pub(super) fn uuids_with(volume: &Rooms, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
     let mut edits = UuidEdits::new();
     for key in uuid_keys(volume, item)? {
         let ids = [&ids_of(volume, key)?[..], &id.0.to_le_bytes()].concat();
@@ -74,18 +74,18 @@ pub(super) fn uuids_with(volume: &Engine, id: TreeId, item: &RootItem) -> Result
 }
 
 /// The edits that remove the subvolume `id` with the root item `item` from the UUID tree.
-pub(super) fn uuids_without(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
+pub(super) fn uuids_without(volume: &Rooms, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
     without(volume, id, uuid_keys(volume, item)?)
 }
 
 /// The edits that remove the received UUID of the subvolume `id` with the root item `item`.
-pub(super) fn received_without(volume: &Engine, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
+pub(super) fn received_without(volume: &Rooms, id: TreeId, item: &RootItem) -> Result<UuidEdits> {
     let is_received = |key: &Key| key.item_type == ItemType::UUID_KEY_RECEIVED_SUBVOL;
     without(volume, id, uuid_keys(volume, item)?.filter(is_received))
 }
 
 /// The edits that remove the subvolume `id` under these keys.
-fn without(volume: &Engine, id: TreeId, keys: impl Iterator<Item = Key>) -> Result<UuidEdits> {
+fn without(volume: &Rooms, id: TreeId, keys: impl Iterator<Item = Key>) -> Result<UuidEdits> {
     let mut edits = UuidEdits::new();
     for key in keys {
         let stored = ids_of(volume, key)?;
@@ -98,73 +98,76 @@ fn without(volume: &Engine, id: TreeId, keys: impl Iterator<Item = Key>) -> Resu
     Ok(edits)
 }
 
-impl Handle<'_> {
-    /// Adds the items of a subvolume that is attached at `place`, where its entry has this index.
-    /// The caller adds the entry.
-    pub(super) fn add_subvolume(
-        &self,
-        key: Key,
-        item: &RootItem,
-        place: EntryPlace<'_>,
-        index: u64,
-        uuids: UuidEdits,
-        group: &NewGroup,
-    ) -> Result<()> {
-        let EntryPlace { dir, name } = place;
-        let id = TreeId(key.objectid);
-        self.change(TreeId::ROOT, |tree| tree.insert(key, item.as_bytes()))?;
-        self.add_place(id, dir, &RootRef { dirid: dir.ino, sequence: index, name })?;
-        self.change_uuids(uuids)?;
-        self.add_quota_group(id, group)
-    }
+/// Adds the items of a subvolume that is attached at `place`, where its entry has this index. The
+/// caller adds the entry.
+pub(super) fn add_subvolume(
+    handle: &Handle<'_>,
+    key: Key,
+    item: &RootItem,
+    place: EntryPlace<'_>,
+    index: u64,
+    uuids: UuidEdits,
+    group: &NewGroup,
+) -> Result<()> {
+    let EntryPlace { dir, name } = place;
+    let id = TreeId(key.objectid);
+    handle.change(TreeId::ROOT, |tree| tree.insert(key, item.as_bytes()))?;
+    add_place(handle, id, dir, &RootRef { dirid: dir.ino, sequence: index, name })?;
+    change_uuids(handle, uuids)?;
+    handle.add_quota_group(id, group)
+}
 
-    /// Changes the UUID tree.
-    pub(super) fn change_uuids(&self, edits: UuidEdits) -> Result<()> {
-        for (key, ids) in edits {
-            self.change(TreeId::UUID, |tree| match ids {
-                Some(ids) => tree.modify(key, size_of::<u64>(), |_| Ok(ids)),
-                None => tree.remove(key).map(drop),
-            })?;
+/// Changes the UUID tree.
+pub(super) fn change_uuids(handle: &Handle<'_>, edits: UuidEdits) -> Result<()> {
+    for (key, ids) in edits {
+        handle.change(TreeId::UUID, |tree| match ids {
+            Some(ids) => tree.modify(key, size_of::<u64>(), |_| Ok(ids)),
+            None => tree.remove(key).map(drop),
+        })?;
+    }
+    Ok(())
+}
+
+/// Adds both references for the subvolume `id` in `dir`.
+pub(super) fn add_place(
+    handle: &Handle<'_>,
+    id: TreeId,
+    dir: FileId,
+    place: &RootRef<'_>,
+) -> Result<()> {
+    let data = encode::root_ref(place);
+    handle.change(TreeId::ROOT, |tree| {
+        tree.insert(Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev), &data)?;
+        tree.insert(Key::new(dir.dev, ItemType::ROOT_REF, id.0), &data)
+    })
+}
+
+/// Removes both references for the subvolume `id` in the subvolume of `dir`.
+pub(super) fn remove_place(handle: &Handle<'_>, id: TreeId, dir: FileId) -> Result<()> {
+    handle.change(TreeId::ROOT, |tree| {
+        let above = tree.remove(Key::new(dir.dev, ItemType::ROOT_REF, id.0))?;
+        let below = tree.remove(Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev))?;
+        if above && below {
+            return Ok(());
         }
-        Ok(())
-    }
+        Err(Error::corrupt("root ref", format!("subvolume {id} is held by one side only")))
+    })
+}
 
-    /// Adds both references for the subvolume `id` in `dir`.
-    pub(super) fn add_place(&self, id: TreeId, dir: FileId, place: &RootRef<'_>) -> Result<()> {
-        let data = encode::root_ref(place);
-        self.change(TreeId::ROOT, |tree| {
-            tree.insert(Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev), &data)?;
-            tree.insert(Key::new(dir.dev, ItemType::ROOT_REF, id.0), &data)
+/// Changes the root item of the tree `id`.
+pub(super) fn change_root_item(
+    handle: &Handle<'_>,
+    id: TreeId,
+    change: impl FnOnce(&mut RootItem),
+) -> Result<()> {
+    let key = root_item_key(handle.volume(), id)?;
+    handle.change(TreeId::ROOT, |tree| {
+        tree.modify(key, 0, |data| {
+            let old = data.unwrap_or_default();
+            let mut item = RootItem::parse(old).map_err(malformed)?;
+            change(&mut item);
+            // The root item of a very old kernel is shorter.
+            Ok(item.as_bytes()[..old.len()].to_vec())
         })
-    }
-
-    /// Removes both references for the subvolume `id` in the subvolume of `dir`.
-    pub(super) fn remove_place(&self, id: TreeId, dir: FileId) -> Result<()> {
-        self.change(TreeId::ROOT, |tree| {
-            let above = tree.remove(Key::new(dir.dev, ItemType::ROOT_REF, id.0))?;
-            let below = tree.remove(Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev))?;
-            if above && below {
-                return Ok(());
-            }
-            Err(Error::corrupt("root ref", format!("subvolume {id} is held by one side only")))
-        })
-    }
-
-    /// Changes the root item of the tree `id`.
-    pub(super) fn change_root_item(
-        &self,
-        id: TreeId,
-        change: impl FnOnce(&mut RootItem),
-    ) -> Result<()> {
-        let key = root_item_key(self.volume(), id)?;
-        self.change(TreeId::ROOT, |tree| {
-            tree.modify(key, 0, |data| {
-                let old = data.unwrap_or_default();
-                let mut item = RootItem::parse(old).map_err(malformed)?;
-                change(&mut item);
-                // The root item of a very old kernel is shorter.
-                Ok(item.as_bytes()[..old.len()].to_vec())
-            })
-        })
-    }
+    })
 }

@@ -11,13 +11,14 @@ use offshoot_btrfs_format::root::RootRef;
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Rename, Result, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
+use super::items::{add_place, remove_place};
 use super::parent_of;
-use crate::engine::{Engine, Handle};
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{Target, require_name};
 use crate::inode::rename::{self, Ends, still};
 use crate::inode::subvolume::writable;
 use crate::inode::unlink::{Rest, is_stored_here, require_stored_here};
+use crate::inode::{Handle, Rooms};
 use crate::inode::{Locks, ROOT_DIR, placeholder_in, type_of};
 use crate::space::Claim;
 
@@ -33,7 +34,7 @@ const EXCHANGE_ITEMS: u64 = 16;
 
 /// Moves the file, directory or subvolume at `from` to `to`.
 pub(crate) fn rename(
-    volume: &Engine,
+    volume: &Rooms,
     from: EntryPlace<'_>,
     to: EntryPlace<'_>,
     how: Rename,
@@ -91,7 +92,7 @@ pub(crate) fn rename(
 /// Moves the subvolume at `from` to `to`, and replaces an empty directory there. The directories
 /// and the replaced one are locked, and both names were looked up under these locks.
 fn move_subvolume(
-    volume: &Engine,
+    volume: &Rooms,
     from: EntryPlace<'_>,
     to: EntryPlace<'_>,
     ends: Ends,
@@ -125,7 +126,7 @@ fn move_subvolume(
 /// Exchanges the places of two files, at least one of which is the root of a subvolume. The
 /// directories, and a file that is an inode, are locked.
 pub(crate) fn exchange(
-    volume: &Engine,
+    volume: &Rooms,
     ends: [(EntryPlace<'_>, FileId); 2],
     at: Timestamp,
 ) -> Result<()> {
@@ -221,12 +222,12 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         let second = second.map(|(_, changes)| changes);
         let is_durable =
             first.is_synchronous() || second.as_ref().is_some_and(Changes::is_synchronous);
-        let _moving = handle.volume().subvolumes.moving();
+        let _moving = handle.volume().moves.moving();
         handle.whole(|| {
-            moves.iter().try_for_each(|one| handle.remove_place(one.id, one.from))?;
+            moves.iter().try_for_each(|one| remove_place(handle, one.id, one.from))?;
             for Move { id, to: EntryPlace { dir, name }, index, .. } in moves {
                 let place = RootRef { dirid: dir.ino, sequence: index, name };
-                handle.add_place(id, dir, &place)?;
+                add_place(handle, id, dir, &place)?;
             }
             second.map_or(Ok(()), Changes::apply)?;
             first.apply()
@@ -249,7 +250,7 @@ fn require_movable(handle: &Handle<'_>, root: FileId, from: FileId, to: FileId) 
 }
 
 /// `EINVAL` when `dir` is in the subvolume `id` or in one below it.
-fn require_outside(volume: &Engine, dir: FileId, id: TreeId) -> Result<()> {
+fn require_outside(volume: &Rooms, dir: FileId, id: TreeId) -> Result<()> {
     /// More than any path has. It bounds the loop in a damaged volume.
     const MAX_STEPS: usize = 1 << 16;
     let mut at = TreeId(dir.dev);

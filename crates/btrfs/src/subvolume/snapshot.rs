@@ -33,12 +33,12 @@ use uuid::Uuid;
 use zerocopy::FromZeros;
 
 use super::create::{NEW_ITEMS, require_new_name};
-use super::items::uuids_with;
-use super::require_subvolume;
-use crate::engine::{Engine, Handle};
+use super::items::{add_subvolume, change_root_item, uuids_with};
+use super::{SubvolumeState, require_subvolume};
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::entries::Target;
 use crate::inode::subvolume::{loaded, writable};
+use crate::inode::{Handle, Rooms};
 use crate::inode::{ROOT_DIR, orphans, write_back};
 use crate::space::Claim;
 use crate::transaction::{NewGroup, Tree};
@@ -55,7 +55,7 @@ pub(crate) struct Snapshot<'a> {
 
 impl Snapshot<'_> {
     /// Takes the snapshot, and returns its id.
-    pub(crate) fn take(self, volume: &Engine) -> Result<TreeId> {
+    pub(crate) fn take(self, volume: &Rooms, subvolumes: &SubvolumeState) -> Result<TreeId> {
         require_new_name(self.place.name)?;
         timespec(self.at)?;
         writable(volume, self.place.dir)?;
@@ -69,7 +69,7 @@ impl Snapshot<'_> {
         let locks = volume.inodes.lock(&[self.place.dir]);
         let group = NewGroup::below(volume, TreeId(self.place.dir.dev))?;
         let reserved = volume.reserve_for(NEW_ITEMS + group.items(), Claim::Work)?;
-        let take = |handle: &Handle<'_>| self.take_alone(handle, &source, &group);
+        let take = |handle: &Handle<'_>| self.take_alone(handle, subvolumes, &source, &group);
         let (id, is_durable) = volume.at_rest(&source, reserved, take)?;
         sharing.begins();
         drop((locks, still));
@@ -83,6 +83,7 @@ impl Snapshot<'_> {
     fn take_alone(
         self,
         handle: &Handle<'_>,
+        subvolumes: &SubvolumeState,
         source: &Tree,
         group: &NewGroup,
     ) -> Result<(TreeId, bool)> {
@@ -92,7 +93,7 @@ impl Snapshot<'_> {
         let mut changes = Changes::new(handle, place.dir)?;
         changes.directory(place.dir)?;
         let index = changes.next_index(place.dir)?;
-        let id = volume.subvolumes.take_id()?;
+        let id = subvolumes.take_id()?;
         changes.add_entry(place, Target::subvolume(id), index, self.at)?;
         let generation = handle.generation();
         let moment = Generation(generation.0 - 1);
@@ -103,9 +104,9 @@ impl Snapshot<'_> {
             let TreeRoot { logical, level, .. } = handle.copy_root(source, id)?;
             (item.bytenr, item.level) = (logical.0.into(), level);
             let key = Key::new(id.0, ItemType::ROOT_ITEM, moment.0);
-            handle.add_subvolume(key, &item, place, index, uuids, group)?;
+            add_subvolume(handle, key, &item, place, index, uuids, group)?;
             source.set_last_snapshot(moment);
-            handle.change_root_item(self.source, |item| item.last_snapshot = moment.0.into())?;
+            change_root_item(handle, self.source, |item| item.last_snapshot = moment.0.into())?;
             changes.apply()
         })?;
         Ok((id, is_durable))
@@ -144,7 +145,7 @@ impl Snapshot<'_> {
 }
 
 /// Removes the files without names from the new snapshot `id`.
-fn remove_orphans(volume: &Engine, id: TreeId) -> Result<()> {
+fn remove_orphans(volume: &Rooms, id: TreeId) -> Result<()> {
     match orphans::remove_orphans(volume, id) {
         // The snapshot is complete. On a full volume its first change removes the files. Or another
         // thread has deleted the snapshot already.

@@ -1,7 +1,6 @@
 //! The state of the subvolumes of a volume that is open for writing.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
@@ -9,26 +8,23 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::drop::Dropping;
 use super::items::orphan_key;
-use crate::engine::Engine;
+use crate::inode::Rooms;
 use crate::transaction::{require_own_root, root_item, root_of};
 use crate::tree::Cursor;
 
 /// The state of all subvolumes.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct SubvolumeState {
     /// The number of the next subvolume. It only grows, so no number is used twice while the volume
     /// is open.
     next: Mutex<u64>,
     /// The deleted subvolumes that still hold blocks, with the transaction that deleted each.
     deleted: Mutex<BTreeMap<TreeId, Generation>>,
-    /// Counted up when a subvolume begins to move or to be deleted, and again at the end. A reader
-    /// needs it, because the place of a subvolume is stored in two trees.
-    moves: AtomicU64,
     /// Held by the thread that drops blocks of deleted subvolumes.
     dropping: Mutex<Dropping>,
 }
 
-impl State {
+impl SubvolumeState {
     /// A number for a new subvolume.
     pub(super) fn take_id(&self) -> Result<TreeId> {
         let mut next = self.next.lock();
@@ -66,22 +62,6 @@ impl State {
         !self.deleted.lock().is_empty()
     }
 
-    /// Notes that a subvolume moves or is deleted until the guard is dropped.
-    pub(super) fn moving(&self) -> Moving<'_> {
-        self.moves.fetch_add(1, Ordering::AcqRel);
-        Moving(&self.moves)
-    }
-
-    /// How often a move or a deletion began or ended.
-    pub(crate) fn moves(&self) -> u64 {
-        self.moves.load(Ordering::Acquire)
-    }
-
-    /// Whether no subvolume has moved since `moves` was read.
-    pub(crate) fn is_still(&self, moves: u64) -> bool {
-        moves.is_multiple_of(2) && self.moves() == moves
-    }
-
     /// Keeps other threads from dropping blocks until the guard is dropped.
     pub(super) fn dropping(&self) -> MutexGuard<'_, Dropping> {
         self.dropping.lock()
@@ -93,7 +73,7 @@ impl State {
     /// # Errors
     /// When the root tree cannot be read, or when the root of a deleted subvolume is a block of
     /// another one. The kernel does not mount such a volume for writing either.
-    pub(crate) fn load(&self, volume: &Engine) -> Result<()> {
+    pub(crate) fn load(&self, volume: &Rooms) -> Result<()> {
         *self.next.lock() = highest_id(volume)?.saturating_add(1).max(TreeId::FIRST_FREE.0);
         let first = orphan_key(TreeId(0));
         let mut cursor = Cursor::seek(volume, volume.tree(TreeId::ROOT)?, first)?;
@@ -114,17 +94,8 @@ impl State {
     }
 }
 
-/// A subvolume is moving or being deleted.
-pub(super) struct Moving<'s>(&'s AtomicU64);
-
-impl Drop for Moving<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
 /// The highest object id in the root tree below the reserved ones.
-fn highest_id(volume: &Engine) -> Result<u64> {
+fn highest_id(volume: &Rooms) -> Result<u64> {
     let last = Key::new(TreeId::LAST_FREE.0, ItemType(u8::MAX), u64::MAX);
     let cursor = Cursor::seek_floor(volume, volume.tree(TreeId::ROOT)?, last)?;
     Ok(cursor.item().map_or(0, |(key, _)| key.objectid))

@@ -139,9 +139,8 @@ impl Handle<'_> {
             plan.take_from(&mut members);
             let space = self.space();
             let taken = plan.stripe_bytes * plan.stripes.len() as u64;
-            let floor = space.floor(Purpose::Metadata);
             let bytes = self.next_chunk_bytes(taken.cast_signed(), &members)?;
-            if !space.ledger(Purpose::Metadata).set_next_chunk(bytes, floor) {
+            if !space.set_next_chunk(bytes) {
                 return Ok(false);
             }
         }

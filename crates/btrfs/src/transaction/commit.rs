@@ -61,7 +61,7 @@ pub(crate) trait Above {
 
     /// Flushes all queued items into the trees, on several threads if that is worth it. Each thread
     /// gets its handles from `join`.
-    fn flush_all<'v>(&'v self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()>;
+    fn flush_all<'v>(&self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()>;
 
     /// An error when an item is still queued.
     fn require_flushed(&self) -> Result<()>;
@@ -133,7 +133,7 @@ impl Base {
     pub(crate) fn commit_running<'v, T>(
         &'v self,
         live: &'v Live,
-        above: &'v impl Above,
+        above: &impl Above,
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(Handle<'v>) -> Result<T>,
     ) -> Result<(Result<T>, bool)> {

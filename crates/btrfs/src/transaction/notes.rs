@@ -17,7 +17,7 @@ use foldhash::fast::RandomState;
 use offshoot_vfs::FileId;
 use parking_lot::Mutex;
 
-use super::ranges::Ranges;
+use crate::ranges::Ranges;
 
 /// The most files, and the most removed entries, that are noted in a transaction.
 pub(crate) const MOST: usize = 65_536;

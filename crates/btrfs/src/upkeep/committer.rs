@@ -6,17 +6,20 @@
 //! for it, so nothing is written to the devices after that. When writing has ended because of a
 //! failure, the thread reports that once and ends by itself.
 
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use offshoot_vfs::{Error, Result};
 
-use crate::engine::Engine;
+use super::discard::discard_step;
+use super::reclaim::make_room_ahead;
 use crate::inode::orphans::Sweep;
-use crate::inode::write_back;
+use crate::inode::{Rooms, write_back};
 use crate::report::Report;
-use crate::subvolume::Progress;
+use crate::subvolume::drop::drop_step;
+use crate::subvolume::{Progress, SubvolumeState};
 use crate::transaction::{Cause, Live, Signal};
 
 /// The shortest interval between two timed commits.
@@ -30,12 +33,16 @@ pub(crate) struct Committer {
 
 impl Committer {
     /// Commits `volume`, which is open for writing, every `interval` from now on.
-    pub(crate) fn start(volume: &Arc<Engine>, interval: Duration) -> Result<Self> {
+    pub(crate) fn start<V: Deref<Target = Rooms> + Send + Sync + 'static>(
+        volume: &Arc<V>,
+        subvolumes: Arc<SubvolumeState>,
+        interval: Duration,
+    ) -> Result<Self> {
         let signal = volume.live()?.pressure.clone();
         let (volume, thread_signal) = (Arc::downgrade(volume), signal.clone());
         let thread = std::thread::Builder::new()
             .name("offshoot-commit".into())
-            .spawn(move || run(&volume, &thread_signal, interval))
+            .spawn(move || run(&volume, &subvolumes, &thread_signal, interval))
             .map_err(|e| Error::io("starting the thread that commits", e))?;
         Ok(Self { signal, thread: Some(thread) })
     }
@@ -52,7 +59,12 @@ impl Drop for Committer {
     }
 }
 
-fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
+fn run(
+    volume: &Weak<impl Deref<Target = Rooms>>,
+    subvolumes: &SubvolumeState,
+    signal: &Signal,
+    interval: Duration,
+) {
     // An interval beyond the end of the clock gives `None`, which is never due.
     let next = || Instant::now().checked_add(interval.max(LEAST_INTERVAL));
     let mut due = next();
@@ -63,7 +75,7 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
         let Some(volume) = volume.upgrade() else { return };
         let Some(is_pressed) = is_pressed else {
             // This includes the space that the last commit freed.
-            while volume.discard_step() {}
+            while discard_step(&volume) {}
             return;
         };
         let is_due = due.is_some_and(|due| Instant::now() >= due);
@@ -77,7 +89,7 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
         let failed = result.err().map(|error| Report::CommitFailed { problem: error.to_string() });
         // One step a round, so that commits and above all the end of the volume do not wait for the
         // whole drop.
-        let not_dropped = match volume.drop_step() {
+        let not_dropped = match drop_step(&volume, subvolumes) {
             Ok(Progress::Went) => {
                 signal.press();
                 None
@@ -87,7 +99,7 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
         };
         let not_swept =
             sweep.step(&volume).err().map(|e| Report::SweepFailed { problem: e.to_string() });
-        if volume.discard_step() {
+        if discard_step(&volume) {
             signal.press();
         }
         for report in [failed, not_dropped, not_swept].into_iter().flatten() {
@@ -105,9 +117,9 @@ fn run(volume: &Weak<Engine>, signal: &Signal, interval: Duration) {
 
 /// Makes room before any thread waits for it, and writes back or commits what has grown large. If
 /// one of these fails, the others are still done.
-fn ease(volume: &Engine) -> Result<()> {
+fn ease(volume: &Rooms) -> Result<()> {
     // A chunk comes first: allocating it is quick, and other threads may be about to wait for it.
-    let (made, eased) = (volume.make_room_ahead(), volume.delayed.ease(&volume.base));
+    let (made, eased) = (make_room_ahead(volume), volume.delayed.ease(&volume.base));
     let buffered = volume.buffers.bytes();
     let half = volume.options.dirty_bytes / 2;
     let is_first = volume.options.flush_on_commit && volume.dirty_tree_bytes()? > half;
@@ -237,12 +249,13 @@ mod tests {
         let count = counted(&mut options);
         let memory = in_memory(16384);
         let device = Arc::new(FaultDevice::new(memory.clone()));
-        let volume = crate::log::open_writable(vec![device.clone()], &options).unwrap();
+        let volume = crate::Engine::open_writable(vec![device.clone()], &options).unwrap();
         let volume = Arc::new(volume);
         let (key, data) = xattr(b"user.x", b"value");
         volume.join().unwrap().change(TreeId::FS, |tree| tree.insert(key, &data)).unwrap();
         device.add(0..memory.size_bytes(), Fault::Error);
-        let committer = Committer::start(&volume, Duration::from_millis(1)).unwrap();
+        let committer =
+            Committer::start(&volume, volume.subvolumes.clone(), Duration::from_millis(1)).unwrap();
         let thread = committer.thread.as_ref().unwrap();
         let end = Instant::now() + Duration::from_secs(60);
         while !thread.is_finished() {

@@ -2,8 +2,8 @@
 //!
 //! | call | what it discards | when |
 //! |---|---|---|
-//! | [`Engine::trim`] | free ranges of block groups, and all space that belongs to no chunk | when the user asks for it |
-//! | [`Engine::discard_step`] | ranges that commits have freed and chunks that were removed, as far as they are still free | with [`OpenOptions::discard`], soon after the commit |
+//! | [`trim`] | free ranges of block groups, and all space that belongs to no chunk | when the user asks for it |
+//! | [`discard_step`] | ranges that commits have freed and chunks that were removed, as far as they are still free | with [`OpenOptions::discard`], soon after the commit |
 //!
 //! The last commit, its log and the running transaction do not need a free range (`space`). So any
 //! thread may write over it, and any thread may discard it. These rules keep both from happening at
@@ -38,8 +38,8 @@ use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Error, Result, Trimmed};
 use tracing::{debug, info};
 
-use crate::engine::Engine;
 use crate::events::DISCARD;
+use crate::inode::Rooms;
 use crate::report::Report;
 use crate::space::{BlockGroup, PIECE_BYTES};
 use crate::transaction::Live;
@@ -47,148 +47,145 @@ use crate::transaction::Live;
 /// How many gathered ranges one step discards.
 const STEP_RANGES: usize = 16;
 
-impl Engine {
-    /// Tells all devices which ranges hold no data: free ranges of block groups, and space that
-    /// belongs to no chunk. Other threads may change the volume meanwhile. Space of deleted
-    /// subvolumes that are not dropped yet, and space that was freed and is in no commit yet, is
-    /// not free.
-    ///
-    /// # Errors
-    /// `EROFS` when the volume was opened for reading, or has stopped writing;
-    /// [`Error::Unsupported`] when no device can discard; errors of the devices and of reading the
-    /// trees.
-    pub fn trim(&self) -> Result<Trimmed> {
-        let space = &self.live()?.space;
-        let mut trimmed = Trimmed::default();
-        for group in space.groups() {
-            {
-                // The handle keeps the trees readable. The trees have no items of a group that is
-                // being removed, so it is skipped.
-                let _handle = self.enter()?;
-                let _chunks = space.chunk_lock.lock();
-                if group.is_retired() {
-                    continue;
-                }
-                space.load(&self.base, &group)?;
-            }
-            self.discard_in_group(&group, &(group.start.0..group.end()), &mut trimmed)?;
-        }
-        for member in 0..self.members().len() {
-            self.discard_unallocated(member, &(0..u64::MAX), &mut trimmed)?;
-        }
-        info!(target: DISCARD, bytes = trimmed.bytes, "trimmed");
-        require_some(trimmed)
-    }
-
-    /// Discards some gathered ranges, as far as they are still free. Returns whether there are
-    /// more.
-    pub(crate) fn discard_step(&self) -> bool {
-        let Some(live) = self.live_part().filter(|live| live.require_whole().is_ok()) else {
-            return false;
-        };
-        for _ in 0..STEP_RANGES {
-            let Some((member, range)) = live.space.next_freed() else { return false };
-            if let Err(error) = self.discard_freed(live, member, &range) {
-                live.space.forget_freed();
-                self.report(&Report::DiscardFailed { problem: error.to_string() });
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Discards the parts of a range that are still free, on a member or in the logical space.
-    fn discard_freed(&self, live: &Live, member: Option<usize>, range: &Range<u64>) -> Result<()> {
-        let mut trimmed = Trimmed::default();
-        if let Some(member) = member {
-            self.discard_unallocated(member, range, &mut trimmed)?;
-        } else {
-            // The map of block groups must not be locked here. Otherwise a thread that allocates a
-            // chunk would wait for the map, and behind it a thread that waits for the piece that is
-            // out.
-            for group in live.space.groups_in(range) {
-                let within = range.start.max(group.start.0)..range.end.min(group.end());
-                self.discard_in_group(&group, &within, &mut trimmed)?;
-            }
-        }
-        require_some(trimmed).map(drop)
-    }
-
-    /// Discards the free parts of `group` in `within`, if the free ranges are loaded.
-    fn discard_in_group(
-        &self,
-        group: &Arc<BlockGroup>,
-        within: &Range<u64>,
-        trimmed: &mut Trimmed,
-    ) -> Result<()> {
-        let space = &self.live()?.space;
-        let mut at = within.start;
-        while at < within.end
-            && let Some(out) = space.take_out(group, &(at..within.end))
+/// As [`trim`](crate::Engine::trim).
+pub(crate) fn trim(volume: &Rooms) -> Result<Trimmed> {
+    let space = &volume.live()?.space;
+    let mut trimmed = Trimmed::default();
+    for group in space.groups() {
         {
-            at = out.piece.end;
-            let places =
-                self.storage.write_places(Logical(out.piece.start), at - out.piece.start)?;
-            let len = |part: Range<u64>| part.end - part.start;
-            let mut places: Vec<_> =
-                places.into_iter().map(|(member, at, part)| (member, at.0, len(part))).collect();
-            // Striped units that are neighbours on a member become one request.
-            places.sort_unstable();
-            let mut places = places.into_iter().peekable();
-            while let Some((member, start, mut len)) = places.next() {
-                let joins =
-                    |next: &(usize, u64, u64), len| (next.0, next.1) == (member, start + len);
-                while let Some((_, _, more)) = places.next_if(|next| joins(next, len)) {
-                    len += more;
-                }
-                self.discard_on(member, &(start..start + len), trimmed)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Discards the parts of a member in `within` that belong to no chunk.
-    fn discard_unallocated(
-        &self,
-        member: usize,
-        within: &Range<u64>,
-        trimmed: &mut Trimmed,
-    ) -> Result<()> {
-        let space = &self.live()?.space;
-        let mut at = within.start;
-        while at < within.end {
-            let handle = self.enter()?;
+            // The handle keeps the trees readable. The trees have no items of a group that is
+            // being removed, so it is skipped.
+            let _handle = volume.enter()?;
             let _chunks = space.chunk_lock.lock();
-            let members = self.member_spaces()?;
-            drop(handle);
-            let piece = members[member].unused(&(at..within.end), PIECE_BYTES);
-            let Some(piece) = piece else { break };
-            at = piece.end;
-            self.discard_on(member, &piece, trimmed)?;
+            if group.is_retired() {
+                continue;
+            }
+            space.load(&volume.base, &group)?;
         }
-        Ok(())
+        discard_in_group(volume, &group, &(group.start.0..group.end()), &mut trimmed)?;
     }
+    for member in 0..volume.members().len() {
+        discard_unallocated(volume, member, &(0..u64::MAX), &mut trimmed)?;
+    }
+    info!(target: DISCARD, bytes = trimmed.bytes, "trimmed");
+    require_some(trimmed)
+}
 
-    fn discard_on(&self, member: usize, range: &Range<u64>, trimmed: &mut Trimmed) -> Result<()> {
-        let own = &self.members()[member];
-        let Some(device) = own.device.as_ref().filter(|_| !own.has_failed()) else { return Ok(()) };
-        let len = range.end - range.start;
-        debug!(target: DISCARD, device = device.name(), ?range, "discarding");
-        match device.discard(range.start, len) {
-            Ok(()) => {
-                trimmed.bytes += len;
-                self.live()?.stats.discarded(usize::try_from(len).unwrap_or(usize::MAX));
-            }
-            Err(error) if error.kind() == ErrorKind::Unsupported => {
-                trimmed.unable.insert(device.name().to_owned());
-            }
-            Err(error) => {
-                let what = format!("{}: discarding at {}", device.name(), range.start);
-                return Err(Error::io(what, error));
-            }
+/// Discards some gathered ranges, as far as they are still free. Returns whether there are more.
+pub(crate) fn discard_step(volume: &Rooms) -> bool {
+    let Some(live) = volume.live_part().filter(|live| live.require_whole().is_ok()) else {
+        return false;
+    };
+    for _ in 0..STEP_RANGES {
+        let Some((member, range)) = live.space.next_freed() else { return false };
+        if let Err(error) = discard_freed(volume, live, member, &range) {
+            live.space.forget_freed();
+            volume.report(&Report::DiscardFailed { problem: error.to_string() });
+            return false;
         }
-        Ok(())
     }
+    true
+}
+
+/// Discards the parts of a range that are still free, on a member or in the logical space.
+fn discard_freed(
+    volume: &Rooms,
+    live: &Live,
+    member: Option<usize>,
+    range: &Range<u64>,
+) -> Result<()> {
+    let mut trimmed = Trimmed::default();
+    if let Some(member) = member {
+        discard_unallocated(volume, member, range, &mut trimmed)?;
+    } else {
+        // The map of block groups must not be locked here. Otherwise a thread that allocates a
+        // chunk would wait for the map, and behind it a thread that waits for the piece that is
+        // out.
+        for group in live.space.groups_in(range) {
+            let within = range.start.max(group.start.0)..range.end.min(group.end());
+            discard_in_group(volume, &group, &within, &mut trimmed)?;
+        }
+    }
+    require_some(trimmed).map(drop)
+}
+
+/// Discards the free parts of `group` in `within`, if the free ranges are loaded.
+fn discard_in_group(
+    volume: &Rooms,
+    group: &Arc<BlockGroup>,
+    within: &Range<u64>,
+    trimmed: &mut Trimmed,
+) -> Result<()> {
+    let space = &volume.live()?.space;
+    let mut at = within.start;
+    while at < within.end
+        && let Some(out) = space.take_out(group, &(at..within.end))
+    {
+        at = out.piece.end;
+        let places = volume.storage.write_places(Logical(out.piece.start), at - out.piece.start)?;
+        let len = |part: Range<u64>| part.end - part.start;
+        let mut places: Vec<_> =
+            places.into_iter().map(|(member, at, part)| (member, at.0, len(part))).collect();
+        // Striped units that are neighbours on a member become one request.
+        places.sort_unstable();
+        let mut places = places.into_iter().peekable();
+        while let Some((member, start, mut len)) = places.next() {
+            let joins = |next: &(usize, u64, u64), len| (next.0, next.1) == (member, start + len);
+            while let Some((_, _, more)) = places.next_if(|next| joins(next, len)) {
+                len += more;
+            }
+            discard_on(volume, member, &(start..start + len), trimmed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Discards the parts of a member in `within` that belong to no chunk.
+fn discard_unallocated(
+    volume: &Rooms,
+    member: usize,
+    within: &Range<u64>,
+    trimmed: &mut Trimmed,
+) -> Result<()> {
+    let space = &volume.live()?.space;
+    let mut at = within.start;
+    while at < within.end {
+        let handle = volume.enter()?;
+        let _chunks = space.chunk_lock.lock();
+        let members = volume.member_spaces()?;
+        drop(handle);
+        let piece = members[member].unused(&(at..within.end), PIECE_BYTES);
+        let Some(piece) = piece else { break };
+        at = piece.end;
+        discard_on(volume, member, &piece, trimmed)?;
+    }
+    Ok(())
+}
+
+fn discard_on(
+    volume: &Rooms,
+    member: usize,
+    range: &Range<u64>,
+    trimmed: &mut Trimmed,
+) -> Result<()> {
+    let own = &volume.members()[member];
+    let Some(device) = own.device.as_ref().filter(|_| !own.has_failed()) else { return Ok(()) };
+    let len = range.end - range.start;
+    debug!(target: DISCARD, device = device.name(), ?range, "discarding");
+    match device.discard(range.start, len) {
+        Ok(()) => {
+            trimmed.bytes += len;
+            volume.live()?.stats.discarded(usize::try_from(len).unwrap_or(usize::MAX));
+        }
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            trimmed.unable.insert(device.name().to_owned());
+        }
+        Err(error) => {
+            let what = format!("{}: discarding at {}", device.name(), range.start);
+            return Err(Error::io(what, error));
+        }
+    }
+    Ok(())
 }
 
 /// Returns [`Error::Unsupported`] when no device could discard.

@@ -83,11 +83,11 @@ use std::sync::atomic::Ordering;
 use offshoot_vfs::Result;
 use tracing::{Level, debug, enabled, info};
 
-use crate::engine::Engine;
+use super::chunks::{grow, look_around, try_grow};
 use crate::events::RECLAIM;
+use crate::inode::Rooms;
 use crate::inode::write_back;
-use crate::space::{FlushState, HighWater, MakesRoom, Purpose, Waiter, When};
-use crate::stats::Counters;
+use crate::space::{FlushState, HighWater, Purpose, Waiter, When};
 use crate::transaction::{Cause, Live};
 
 /// The order of the states on a roomy volume, and in the second pass.
@@ -102,161 +102,128 @@ const CHUNK_FIRST: [FlushState; 5] = [
 /// Passes over the states in one cycle.
 const PASSES: u32 = 2;
 
-/// Asks the thread of the volume for a commit, if that frees enough.
-pub(crate) fn ask_for_commit(live: &Live) {
-    if live.given_up().1 >= live.space.worth_a_commit() {
-        live.space.is_short.store(true, Ordering::Relaxed);
-        live.pressure.press();
-    }
-}
-
-/// What leads a line: the volume that it makes room in.
-pub(super) struct Maker<'v> {
-    pub(super) volume: &'v Engine,
-    pub(super) live: &'v Live,
-}
-
-impl MakesRoom for Maker<'_> {
-    fn stats(&self) -> &Counters {
-        &self.live.stats
-    }
-
-    fn require_whole(&self) -> Result<()> {
-        self.live.require_whole()
-    }
-
-    fn ask_for_commit(&self) {
-        ask_for_commit(self.live);
-    }
-
-    fn lead(&self, purpose: Purpose, own: &Waiter) -> Result<()> {
-        self.volume.lead(self.live, purpose, own)
-    }
-}
-
-impl Engine {
-    /// Makes room until the ticket of `own` has ended.
-    fn lead(&self, live: &Live, purpose: Purpose, own: &Waiter) -> Result<()> {
-        let ledger = live.space.ledger(purpose);
-        // After a cycle that granted nothing there is one more, while a later commit may still free
-        // space.
-        let mut is_last = false;
-        let mut most = HighWater::of(ledger);
-        while own.outcome().is_none() {
-            let before = ledger.line().begin_cycle();
-            if enabled!(target: RECLAIM, Level::DEBUG) {
-                // The line is locked for each of these, so not within one event.
-                let tickets = ledger.line().len();
-                let first = ledger.line().front();
-                debug!(
-                    target: RECLAIM,
-                    %purpose,
-                    tickets,
-                    ?first,
-                    free = ledger.free(),
-                    reserved = ledger.reserved(),
-                    promised = ledger.promised(),
-                    "making room",
-                );
-            }
-            if self.cycle(live, purpose, own, before)? {
-                most = HighWater::of(ledger);
-                is_last = false;
-            } else if most.rises(ledger) {
-                // This brought the first ticket nearer, though not far enough.
-                is_last = false;
-            } else if is_last || !self.frees_more(live)? {
-                info!(target: RECLAIM, %purpose, free = ledger.free(), "no room can be made");
-                ledger.line().refuse_oldest(before);
-                live.space.serve(purpose);
-                most = HighWater::of(ledger);
-                is_last = false;
-            } else {
-                is_last = true;
-            }
+/// Makes room until the ticket of `own` has ended.
+pub(super) fn lead(volume: &Rooms, purpose: Purpose, own: &Waiter) -> Result<()> {
+    let live = volume.live()?;
+    let ledger = live.space.ledger(purpose);
+    // After a cycle that granted nothing there is one more, while a later commit may still free
+    // space.
+    let mut is_last = false;
+    let mut most = HighWater::of(ledger);
+    while own.outcome().is_none() {
+        let before = ledger.line().begin_cycle();
+        if enabled!(target: RECLAIM, Level::DEBUG) {
+            // The line is locked for each of these, so not within one event.
+            let tickets = ledger.line().len();
+            let first = ledger.line().front();
+            debug!(
+                target: RECLAIM,
+                %purpose,
+                tickets,
+                ?first,
+                free = ledger.free(),
+                reserved = ledger.reserved(),
+                promised = ledger.promised(),
+                "making room",
+            );
         }
-        Ok(())
+        if cycle(volume, live, purpose, own, before)? {
+            most = HighWater::of(ledger);
+            is_last = false;
+        } else if most.rises(ledger) {
+            // This brought the first ticket nearer, though not far enough.
+            is_last = false;
+        } else if is_last || !frees_more(volume, live)? {
+            info!(target: RECLAIM, %purpose, free = ledger.free(), "no room can be made");
+            ledger.line().refuse_oldest(before);
+            live.space.serve(purpose);
+            most = HighWater::of(ledger);
+            is_last = false;
+        } else {
+            is_last = true;
+        }
     }
+    Ok(())
+}
 
-    /// Whether a commit may free space: the one that is being written, or the next one.
-    fn frees_more(&self, live: &Live) -> Result<bool> {
-        Ok(live.is_committing() || self.dirty_tree_bytes()? > 0)
-    }
+/// Whether a commit may free space: the one that is being written, or the next one.
+fn frees_more(volume: &Rooms, live: &Live) -> Result<bool> {
+    Ok(live.is_committing() || volume.dirty_tree_bytes()? > 0)
+}
 
-    /// Goes through the states until more than `before` tickets were granted or `own` has ended.
-    /// Returns whether one of these happened.
-    fn cycle(&self, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
-        let (space, ledger) = (&live.space, live.space.ledger(purpose));
-        let has_much_room = space.is_roomy();
-        for pass in 0..PASSES {
-            let is_chunk_first = has_much_room || pass > 0;
-            let states = if is_chunk_first { CHUNK_FIRST } else { FlushState::ALL };
-            for state in states {
-                let is_due = match state {
-                    FlushState::Commit => pass < self.options.commits_per_cycle,
-                    FlushState::AllocateChunk => {
-                        let wanted = ledger.line().front().map_or(0, |demand| demand.bytes);
-                        is_chunk_first || wanted > ledger.free() || !space.is_mostly_free(purpose)
-                    }
-                    _ => true,
-                };
-                if !is_due {
-                    continue;
+/// Goes through the states until more than `before` tickets were granted or `own` has ended.
+/// Returns whether one of these happened.
+fn cycle(volume: &Rooms, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
+    let (space, ledger) = (&live.space, live.space.ledger(purpose));
+    let has_much_room = space.is_roomy();
+    for pass in 0..PASSES {
+        let is_chunk_first = has_much_room || pass > 0;
+        let states = if is_chunk_first { CHUNK_FIRST } else { FlushState::ALL };
+        for state in states {
+            let is_due = match state {
+                FlushState::Commit => pass < volume.options.commits_per_cycle,
+                FlushState::AllocateChunk => {
+                    let wanted = ledger.line().front().map_or(0, |demand| demand.bytes);
+                    is_chunk_first || wanted > ledger.free() || !space.is_mostly_free(purpose)
                 }
-                // Waiting is cheapest: most operations have reserved far more than they take.
-                if ledger.wait_for_those_under_way(own, before) {
-                    return Ok(true);
-                }
-                live.require_whole()?;
-                let make = || self.flush(live, purpose, state);
-                space.flush(purpose, state, When::Awaited, make)?;
-                space.serve(purpose);
+                _ => true,
+            };
+            if !is_due {
+                continue;
             }
-        }
-        // Other threads may have reserved everything for a moment.
-        Ok(ledger.wait_for_those_under_way(own, before))
-    }
-
-    /// Makes room for metadata before any thread waits. The thread of the volume calls this.
-    ///
-    /// # Errors
-    /// When a tree cannot be read or changed.
-    pub(crate) fn make_room_ahead(&self) -> Result<()> {
-        let live = self.live()?;
-        let space = &live.space;
-        // Half of it, so that each call writes many files back.
-        let enough = space.promised() / 2;
-        let is_wanted = || space.is_tight() || space.promised() > enough;
-        let make = |state| match state {
-            FlushState::AllocateChunk => self.try_grow(Purpose::Metadata, || space.needs_chunk()),
-            _ => write_back::make_room(self, is_wanted).map(|()| false),
-        };
-        let ahead = |state| space.flush(Purpose::Metadata, state, When::Ahead, || make(state));
-        while space.needs_chunk() && ahead(FlushState::AllocateChunk)? {}
-        if space.is_tight() {
-            ahead(FlushState::DirtyData)?;
-        }
-        let was_short = space.is_short.swap(false, Ordering::Relaxed);
-        let (generation, given_up) = live.given_up();
-        if was_short && given_up >= space.worth_a_commit() {
-            // That commit may be under way already, and the one after it would free nothing.
-            let commit = || self.commit_one(generation, Cause::Space).map(|()| false);
-            space.flush(Purpose::Metadata, FlushState::Commit, When::Ahead, commit)?;
-        }
-        Ok(())
-    }
-
-    fn flush(&self, live: &Live, purpose: Purpose, state: FlushState) -> Result<()> {
-        let is_awaited = || live.space.ledger(purpose).is_awaited();
-        match state {
-            FlushState::LookAround => self.look_around(purpose, is_awaited),
-            // A quarter, so that items gather again before the next flush.
-            FlushState::DelayedItems => {
-                self.delayed.flush(&self.base, live.space.ledger(purpose).reserved() / 4).map(drop)
+            // Waiting is cheapest: most operations have reserved far more than they take.
+            if ledger.wait_for_those_under_way(own, before) {
+                return Ok(true);
             }
-            FlushState::DirtyData => write_back::make_room(self, is_awaited),
-            FlushState::AllocateChunk => self.grow(purpose),
-            FlushState::Commit => self.commit_over(0, Cause::Space),
+            live.require_whole()?;
+            let make = || flush(volume, live, purpose, state);
+            space.flush(purpose, state, When::Awaited, make)?;
+            space.serve(purpose);
         }
+    }
+    // Other threads may have reserved everything for a moment.
+    Ok(ledger.wait_for_those_under_way(own, before))
+}
+
+/// Makes room for metadata before any thread waits. The thread of the volume calls this.
+///
+/// # Errors
+/// When a tree cannot be read or changed.
+pub(crate) fn make_room_ahead(volume: &Rooms) -> Result<()> {
+    let live = volume.live()?;
+    let space = &live.space;
+    // Half of it, so that each call writes many files back.
+    let enough = space.promised() / 2;
+    let is_wanted = || space.is_tight() || space.promised() > enough;
+    let make = |state| match state {
+        FlushState::AllocateChunk => try_grow(volume, Purpose::Metadata, || space.needs_chunk()),
+        _ => write_back::make_room(volume, is_wanted).map(|()| false),
+    };
+    let ahead = |state| space.flush(Purpose::Metadata, state, When::Ahead, || make(state));
+    while space.needs_chunk() && ahead(FlushState::AllocateChunk)? {}
+    if space.is_tight() {
+        ahead(FlushState::DirtyData)?;
+    }
+    let was_short = space.is_short.swap(false, Ordering::Relaxed);
+    let (generation, given_up) = live.given_up();
+    if was_short && given_up >= space.worth_a_commit() {
+        // That commit may be under way already, and the one after it would free nothing.
+        let commit = || volume.upkeep.commit_one(volume, generation, Cause::Space).map(|()| false);
+        space.flush(Purpose::Metadata, FlushState::Commit, When::Ahead, commit)?;
+    }
+    Ok(())
+}
+
+fn flush(volume: &Rooms, live: &Live, purpose: Purpose, state: FlushState) -> Result<()> {
+    let is_awaited = || live.space.ledger(purpose).is_awaited();
+    match state {
+        FlushState::LookAround => look_around(volume, purpose, is_awaited),
+        // A quarter, so that items gather again before the next flush.
+        FlushState::DelayedItems => {
+            volume.delayed.flush(&volume.base, live.space.ledger(purpose).reserved() / 4).map(drop)
+        }
+        FlushState::DirtyData => write_back::make_room(volume, is_awaited),
+        FlushState::AllocateChunk => grow(volume, purpose),
+        FlushState::Commit => volume.commit_over(0, Cause::Space),
     }
 }

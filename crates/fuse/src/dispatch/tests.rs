@@ -87,9 +87,9 @@ fn unlinked_files_stay_until_they_are_forgotten() {
 
 /// The lines that a subscriber wrote.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+struct RequestEvents(Arc<Mutex<Vec<u8>>>);
 
-impl std::io::Write for Lines {
+impl std::io::Write for RequestEvents {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         self.0.lock().expect("no panic").extend(line);
         Ok(line.len())
@@ -103,7 +103,7 @@ impl std::io::Write for Lines {
 /// Each request has an event when it begins and one when it ends.
 #[test]
 fn requests_have_events() {
-    let lines = Lines::default();
+    let lines = RequestEvents::default();
     let writer = lines.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)

@@ -75,7 +75,8 @@ fn nothing_goes_past_what_waits_in_its_node() {
     let key = Key::new(file.ino, ItemType::INODE_ITEM, 0);
     let stored = || {
         let root = volume.tree(TreeId::FS).expect("it is there");
-        crate::tree::with_item(&***volume, root, key, |data| Ok(data.to_vec())).expect("it reads")
+        crate::tree::with_item(&volume.rooms, root, key, |data| Ok(data.to_vec()))
+            .expect("it reads")
     };
     {
         let handle = volume.join_to_remove().expect("removing always works");
@@ -116,7 +117,7 @@ fn a_chunk_comes_before_anybody_waits_and_stays() {
     let (before, waited_before) = (chunks(), waited());
     for round in 1..=2 {
         make_until_chunk_is_needed(&fs);
-        fs.volume().make_room_ahead().expect("a chunk");
+        crate::upkeep::make_room_ahead(fs.volume()).expect("a chunk");
         assert_eq!(chunks(), before + round, "one more");
         let states = fs.volume().space_stats().flushes;
         let ahead: Vec<_> = states.iter().map(|flush| flush.entered_ahead).collect();

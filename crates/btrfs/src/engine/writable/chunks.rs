@@ -142,7 +142,7 @@ impl Engine {
             }
         }
         let first = Key::new(0, ItemType::DEV_EXTENT, 0);
-        let mut cursor = Cursor::seek(self, self.tree(TreeId::DEV)?, first)?;
+        let mut cursor = Cursor::seek(&self.rooms, self.tree(TreeId::DEV)?, first)?;
         let mut before: Option<(DevicePlace, u64)> = None;
         while let Some((key, data)) = cursor.item() {
             if key.item_type == ItemType::DEV_EXTENT {
@@ -205,7 +205,7 @@ impl Engine {
     /// Requires one block group for each chunk, in the block group tree.
     fn require_groups(&self, chunks: &[Chunk], root: TreeRoot) -> Result<()> {
         let mut chunks = chunks.iter().peekable();
-        let mut cursor = Cursor::seek(self, root, Key::MIN)?;
+        let mut cursor = Cursor::seek(&self.rooms, root, Key::MIN)?;
         while let Some((key, data)) = cursor.item() {
             if key.item_type == ItemType::BLOCK_GROUP_ITEM {
                 if let Some(chunk) = chunks.next_if(|chunk| chunk.start.0 < key.objectid) {
@@ -229,7 +229,7 @@ impl Engine {
         for chunk in chunks {
             self.require_no_group(root, Logical(behind), chunk.start)?;
             let first = Key::new(chunk.start.0, ItemType::BLOCK_GROUP_ITEM, 0);
-            let mut cursor = Cursor::seek(self, root, first)?;
+            let mut cursor = Cursor::seek(&self.rooms, root, first)?;
             let mut found = 0;
             while let Some((key, data)) = cursor.item_of(chunk.start.0, ItemType::BLOCK_GROUP_ITEM)
             {
@@ -247,7 +247,7 @@ impl Engine {
 
     /// Requires that no block group begins in a range that belongs to no chunk.
     fn require_no_group(&self, root: TreeRoot, from: Logical, to: Logical) -> Result<()> {
-        let mut cursor = Cursor::seek(self, root, Key::new(from.0, ItemType(0), 0))?;
+        let mut cursor = Cursor::seek(&self.rooms, root, Key::new(from.0, ItemType(0), 0))?;
         while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < to.0) {
             if key.item_type == ItemType::BLOCK_GROUP_ITEM {
                 require_group(key, data, None)?;

@@ -307,7 +307,7 @@ fn chunk_of(disks: &Disks, flag: u64) -> Chunk {
 fn stored(disks: &Disks, tree: TreeId, key: Key) -> Vec<u8> {
     let volume = crate::Volume::open(disks.devices(), &OpenOptions::default()).unwrap();
     let root = volume.tree(tree).unwrap();
-    with_item(&**volume, root, key, |data| Ok(data.to_vec())).unwrap().expect("it is there")
+    with_item(&volume.rooms, root, key, |data| Ok(data.to_vec())).unwrap().expect("it is there")
 }
 
 /// Moves the device extent of the data chunk to another key, or replaces it.

@@ -25,8 +25,8 @@ use super::super::{compression, inode_item, tree_of};
 use super::step::{Outgoing, Step};
 use super::{Patience, STEP_BYTES, discard};
 use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Sums, Target, target};
-use crate::engine::Engine;
 use crate::events::WRITEBACK;
+use crate::inode::Rooms;
 
 /// The least that is written ahead, in bytes.
 const LEAST_BYTES: u64 = 1 << 20;
@@ -51,7 +51,7 @@ impl Place {
     }
 
     /// Gives the rest back.
-    fn give_back(self, volume: &Engine) -> Result<()> {
+    fn give_back(self, volume: &Rooms) -> Result<()> {
         let live = volume.live()?;
         if self.len > 0 {
             live.space.give_back(self.logical, self.len)?;
@@ -64,7 +64,7 @@ impl Place {
 
 /// Writes back the buffered data of `file` that can be written ahead. Returns whether there was
 /// any.
-pub(super) fn write_ahead(volume: &Engine, file: FileId) -> Result<bool> {
+pub(super) fn write_ahead(volume: &Rooms, file: FileId) -> Result<bool> {
     let buffered = || volume.buffers.get(file).map_or(0, |buffer| buffer.read().bytes());
     let (all, mut written) = (buffered(), 0);
     while written < all {
@@ -78,7 +78,7 @@ pub(super) fn write_ahead(volume: &Engine, file: FileId) -> Result<bool> {
 
 /// Writes back the beginning of the buffered data of `file`, or waits for the thread that does.
 /// Returns how many bytes were written back.
-pub(super) fn write_one(volume: &Engine, file: FileId) -> Result<u64> {
+pub(super) fn write_one(volume: &Rooms, file: FileId) -> Result<u64> {
     volume.limit_dirty_blocks()?;
     let Some((extent, is_new)) = begin(volume, file)? else { return Ok(0) };
     if !is_new {
@@ -93,14 +93,14 @@ pub(super) fn write_one(volume: &Engine, file: FileId) -> Result<u64> {
 }
 
 /// Writes `extent`.
-fn write(volume: &Engine, extent: &OrderedExtent) -> Result<()> {
+fn write(volume: &Rooms, extent: &OrderedExtent) -> Result<()> {
     let is_forgotten = extent.write(volume);
     if is_forgotten { Place::of(extent).give_back(volume) } else { Ok(()) }
 }
 
 /// Stores the items of `extent`, which is written, unless another thread has done so. Returns how
 /// many bytes are no longer buffered.
-fn end(volume: &Engine, file: FileId, extent: &Arc<OrderedExtent>) -> Result<u64> {
+fn end(volume: &Rooms, file: FileId, extent: &Arc<OrderedExtent>) -> Result<u64> {
     let _locks = volume.inodes.lock(&[file]);
     let Some(buffer) = volume.buffers.get(file) else { return Ok(0) };
     let before = buffer.read().bytes();
@@ -115,7 +115,7 @@ fn end(volume: &Engine, file: FileId, extent: &Arc<OrderedExtent>) -> Result<u64
 }
 
 /// The extent of `file` that is on its way, or a new one, and whether it is new.
-fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bool)>> {
+fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bool)>> {
     let _locks = volume.inodes.lock(&[file]);
     let Some(buffer) = volume.buffers.get(file) else { return Ok(None) };
     if let Some(ordered) = &buffer.read().ordered {
@@ -157,7 +157,7 @@ fn begin(volume: &Engine, file: FileId) -> Result<Option<(Arc<OrderedExtent>, bo
 
 /// Stores the items of data that was written ahead for `file`, whose lock is held, as far as the
 /// data has not changed since and there is room at once. The rest stays buffered.
-pub(in crate::inode) fn settle(volume: &Engine, file: FileId, buffer: &FileBuffer) -> Result<()> {
+pub(in crate::inode) fn settle(volume: &Rooms, file: FileId, buffer: &FileBuffer) -> Result<()> {
     let Some(extent) = buffer.write().ordered.take() else { return Ok(()) };
     let mut place = Place::of(&extent);
     let stored = store_unchanged(volume, file, buffer, &extent, &mut place);
@@ -166,7 +166,7 @@ pub(in crate::inode) fn settle(volume: &Engine, file: FileId, buffer: &FileBuffe
 
 /// Settles `file`, whose lock is held, if space is short and more of it is about to be buffered.
 pub(in crate::inode) fn settle_if_short(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     buffer: &FileBuffer,
 ) -> Result<()> {
@@ -178,7 +178,7 @@ pub(in crate::inode) fn settle_if_short(
 }
 
 fn store_unchanged(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     buffer: &FileBuffer,
     extent: &OrderedExtent,
@@ -197,7 +197,7 @@ fn store_unchanged(
 }
 
 /// Gives back the place of data whose file is forgotten.
-pub(super) fn forget(volume: &Engine, buffer: &FileBuffer) {
+pub(super) fn forget(volume: &Rooms, buffer: &FileBuffer) {
     if let Some(extent) = buffer.write().ordered.take() {
         // This does not wait for the device, because everything that waits for our handle would
         // wait too.

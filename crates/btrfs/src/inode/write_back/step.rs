@@ -20,8 +20,8 @@ use crate::data::{
     checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
     store_preallocated, target, write_data,
 };
-use crate::engine::{Engine, Handle};
 use crate::events::WRITEBACK;
+use crate::inode::{Handle, Rooms};
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::storage::malformed;
 use crate::tree::Cursor;
@@ -73,7 +73,7 @@ impl<'v, 'b> Step<'v, 'b> {
     /// Joins with room for as much as one step can store. `None` when there is no room even for the
     /// smallest step.
     pub(super) fn begin(
-        volume: &'v Engine,
+        volume: &'v Rooms,
         file: FileId,
         buffer: &'b FileBuffer,
         Outgoing { data, chunks, chosen }: Outgoing<'b>,
@@ -258,7 +258,7 @@ impl<'v, 'b> Step<'v, 'b> {
 
 /// Whether `data` is a whole file that may be inline.
 fn is_for_inline(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     item: &InodeItem,
     buffer: &FileBuffer,
@@ -287,7 +287,7 @@ fn is_for_inline(
 
 /// The hole items that a file needs between its stored end and `end`, on volumes without NO_HOLES.
 /// There is one between any two extents that were preallocated there.
-pub(in crate::inode) fn hole_items(volume: &Engine, file: FileId, end: u64) -> Result<u64> {
+pub(in crate::inode) fn hole_items(volume: &Rooms, file: FileId, end: u64) -> Result<u64> {
     if volume.superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(0);
     }
@@ -303,7 +303,7 @@ pub(in crate::inode) fn hole_items(volume: &Engine, file: FileId, end: u64) -> R
 /// The number of extents in `range`, at most `most`, and the length of the beginning of `range`
 /// that has no more than that.
 pub(in crate::inode) fn until_replaced(
-    volume: &Engine,
+    volume: &Rooms,
     file: FileId,
     range: &Range<u64>,
     most: u64,

@@ -224,9 +224,13 @@ fn what_is_written_back_for_room_is_not_inline_beside_extents() {
     let written = fs.write(small, 2 * SECTOR as u64, &[8; 2 * SECTOR], AT);
     fs.sync().expect("a commit");
     let key = Key::new(small.ino, ItemType::EXTENT_DATA, 0);
-    let is_inline = with_item(&**volume, volume.tree(TreeId::FS).expect("a tree"), key, |data| {
-        Ok(matches!(FileExtent::parse(data).expect("an extent").body, FileExtentBody::Inline(_)))
-    });
+    let is_inline =
+        with_item(&volume.rooms, volume.tree(TreeId::FS).expect("a tree"), key, |data| {
+            Ok(matches!(
+                FileExtent::parse(data).expect("an extent").body,
+                FileExtentBody::Inline(_)
+            ))
+        });
     let is_inline = is_inline.expect("it reads").expect("it has data");
     assert_eq!(is_inline, written.is_err(), "{written:?}");
     assert_eq!(fs.attr(small).expect("it is there").size, if is_inline { 100 } else { 16384 });

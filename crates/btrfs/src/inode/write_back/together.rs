@@ -22,8 +22,8 @@ use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
-use crate::engine::{Engine, Handle};
 use crate::events::WRITEBACK;
+use crate::inode::{Handle, Rooms};
 use crate::space::Claim;
 
 /// The most files that one step stores.
@@ -51,7 +51,7 @@ struct Small {
 
 impl Small {
     /// `file`, if it is such a file and its lock is free.
-    fn find(volume: &Engine, file: FileId) -> Result<Option<Self>> {
+    fn find(volume: &Rooms, file: FileId) -> Result<Option<Self>> {
         let Some(lock) = volume.inodes.try_lock(file) else { return Ok(None) };
         let Some(buffer) = volume.buffers.get(file) else { return Ok(None) };
         let sector = u64::from(volume.superblock().sector_size);
@@ -88,7 +88,7 @@ impl Small {
 ///
 /// # Errors
 /// When a tree cannot be read, or when a device fails. This ends all writing.
-pub(super) fn store(volume: &Engine, files: &[FileId]) -> Result<()> {
+pub(super) fn store(volume: &Rooms, files: &[FileId]) -> Result<()> {
     volume.delayed.limit(&volume.base)?;
     let delayed = &volume.delayed;
     if delayed.bytes() + files.len() as u64 * QUEUED_BYTES > delayed.most_bytes() {

@@ -14,7 +14,7 @@ use offshoot_vfs::{
 };
 use zerocopy::IntoBytes as _;
 
-use super::Progress;
+use super::{Progress, drop_step};
 use crate::test_volumes::{check, edit_root, in_memory};
 use crate::transaction::{root_item, root_item_key};
 use crate::tree::TreeWriter;
@@ -67,7 +67,11 @@ fn the_kernel_goes_on_where_ours_stopped() {
         prepare(&disks, deleted);
         let fs = open(disks.writable_devices());
         for step in 0..steps {
-            assert_eq!(fs.volume().drop_step().unwrap(), Progress::Went, "{deleted}, {step}");
+            assert_eq!(
+                drop_step(fs.volume(), &fs.volume().subvolumes).unwrap(),
+                Progress::Went,
+                "{deleted}, {step}"
+            );
         }
         fs.sync().unwrap();
         assert!(fs.volume().subvolumes.has_deleted(), "{steps} steps are all");
@@ -91,7 +95,7 @@ fn a_drop_that_is_begun_anew_at_every_step_ends() {
         prepare(&disks, deleted);
         for step in 0.. {
             let fs = open(disks.writable_devices());
-            if fs.volume().drop_step().unwrap() == Progress::Waits {
+            if drop_step(fs.volume(), &fs.volume().subvolumes).unwrap() == Progress::Waits {
                 assert!(step > 3, "{deleted} was dropped in {step} steps");
                 break;
             }
@@ -116,7 +120,7 @@ fn a_pointer_that_is_not_there_is_not_gone_on_from() {
     prepare(&disks, "live");
     let fs = open(disks.writable_devices());
     for _ in 0..4 {
-        assert_eq!(fs.volume().drop_step().unwrap(), Progress::Went);
+        assert_eq!(drop_step(fs.volume(), &fs.volume().subvolumes).unwrap(), Progress::Went);
     }
     let id = TreeId(256);
     let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);

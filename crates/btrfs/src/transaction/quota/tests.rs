@@ -28,7 +28,7 @@ const NEW: NewFile = NewFile {
 fn status(volume: &crate::Engine) -> QgroupStatusItem {
     let tree = volume.tree(TreeId::QUOTA).expect("quotas are on");
     let view = |data: &[u8]| QgroupStatusItem::view(data).copied().map_err(malformed);
-    with_item(volume, tree, STATUS_KEY, view).expect("it reads").expect("there is one")
+    with_item(&volume.rooms, tree, STATUS_KEY, view).expect("it reads").expect("there is one")
 }
 
 /// Some data that the kernel wrote on a volume with full quotas.

@@ -178,7 +178,7 @@ fn metadata_chunks(volume: &Volume) -> Vec<Chunk> {
 fn add_metadata_chunk(volume: &Volume) {
     let before = metadata_chunks(volume).len();
     let grown = (1..1024).any(|mib| {
-        volume.look_for_room(mib << 20).expect("nothing fails");
+        volume.upkeep.look_for_room(volume, mib << 20).expect("nothing fails");
         metadata_chunks(volume).len() > before
     });
     assert!(grown, "there is no place for a chunk");

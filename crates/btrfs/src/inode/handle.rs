@@ -1,16 +1,16 @@
-//! Handles of the running transaction that also give access to the whole engine.
+//! Handles of the running transaction that also give access to the rooms that files need.
 
 use std::ops::Deref;
 
 use offshoot_vfs::Result;
 
-use super::Engine;
+use super::Rooms;
 use crate::space::{Reservation, Reserved};
 use crate::transaction::Handle as CoreHandle;
 
-/// A share in the running transaction, with the engine that it belongs to.
+/// A share in the running transaction, with the rooms that it changes.
 pub(crate) struct Handle<'v> {
-    volume: &'v Engine,
+    volume: &'v Rooms,
     core: CoreHandle<'v>,
 }
 
@@ -24,7 +24,7 @@ impl<'v> Deref for Handle<'v> {
 
 impl<'v> Handle<'v> {
     /// `core`, a handle of the running transaction of `volume`.
-    pub(crate) fn new(volume: &'v Engine, core: CoreHandle<'v>) -> Self {
+    pub(crate) fn new(volume: &'v Rooms, core: CoreHandle<'v>) -> Self {
         Self { volume, core }
     }
 
@@ -33,12 +33,12 @@ impl<'v> Handle<'v> {
         Self { core: self.core.with_reservation(reservation, items), ..self }
     }
 
-    pub(crate) fn volume(&self) -> &'v Engine {
+    pub(crate) fn volume(&self) -> &'v Rooms {
         self.volume
     }
 }
 
-impl Engine {
+impl Rooms {
     /// Joins the running transaction, without space to change anything.
     ///
     /// # Errors

@@ -5,25 +5,53 @@ use std::ops::Range;
 
 /// Ranges that neither overlap nor touch: the start of each, and its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ranges(BTreeMap<u64, u64>);
+pub struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
     /// Adds a range, and joins it with those that it overlaps or touches.
-    pub(crate) fn insert(&mut self, mut range: Range<u64>) {
+    pub fn insert(&mut self, mut range: Range<u64>) {
         if range.is_empty() {
             return;
         }
-        while let Some((&start, &end)) =
-            self.0.range(..=range.end).next_back().filter(|(_, end)| **end >= range.start)
-        {
-            self.0.remove(&start);
-            range = range.start.min(start)..range.end.max(end);
+        while let Some(other) = self.touching(&range) {
+            self.0.remove(&other.start);
+            range = range.start.min(other.start)..range.end.max(other.end);
         }
         self.0.insert(range.start, range.end);
     }
 
+    /// The last range that overlaps or touches `range`.
+    fn touching(&self, range: &Range<u64>) -> Option<Range<u64>> {
+        let (&start, &end) = self.0.range(..=range.end).next_back()?;
+        (end >= range.start).then_some(start..end)
+    }
+
+    /// Whether a range overlaps or touches `range`.
+    #[must_use]
+    pub fn touches(&self, range: &Range<u64>) -> bool {
+        self.touching(range).is_some()
+    }
+
+    /// Whether a range has numbers of `range`.
+    #[must_use]
+    pub fn overlaps(&self, range: &Range<u64>) -> bool {
+        let before = self.0.range(..range.end).next_back();
+        !range.is_empty() && before.is_some_and(|(_, &end)| end > range.start)
+    }
+
+    /// Removes the first range, or its first `most` numbers if it has more.
+    pub fn pop_first(&mut self, most: u64) -> Option<Range<u64>> {
+        let (start, end) = self.0.pop_first()?;
+        let rest = start.saturating_add(most);
+        if rest < end {
+            self.0.insert(rest, end);
+        }
+        Some(start..end.min(rest))
+    }
+
     /// The parts of `range` that are in none of the ranges.
-    pub(crate) fn missing(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+    #[must_use]
+    pub fn missing(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let before = self.0.range(..=range.start).next_back();
         let mut at = before.map_or(range.start, |(_, &end)| end.max(range.start));
         let mut missing = Vec::new();
@@ -40,7 +68,7 @@ impl Ranges {
     }
 
     /// Joins the two ranges with the smallest gap between them, until there are at most `most`.
-    pub(crate) fn limit(&mut self, most: usize) {
+    pub fn limit(&mut self, most: usize) {
         while self.0.len() > most.max(1) {
             let pairs = self.iter().zip(self.iter().skip(1));
             let gaps = pairs.map(|(one, next)| one.end..next.start);
@@ -49,11 +77,20 @@ impl Ranges {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many ranges there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+    /// Whether there is no range.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The ranges, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> {
         self.0.iter().map(|(&start, &end)| start..end)
     }
 }
@@ -94,11 +131,23 @@ mod tests {
                 let apart: Vec<_> = ranges.iter().collect();
                 assert!(apart.is_sorted_by(|a, b| a.end < b.start), "{ranges:?}");
                 for asked in all() {
+                    let is_in_part = asked.clone().any(holds);
+                    assert_eq!(ranges.overlaps(&asked), is_in_part, "{asked:?} of {ranges:?}");
                     let missing: Vec<_> = ranges.missing(&asked).into_iter().flatten().collect();
                     let expected: Vec<_> = asked.filter(|&at| !holds(at)).collect();
                     assert_eq!(missing, expected, "{ranges:?}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_first_range_goes_in_pieces() {
+        let mut ranges = Ranges::default();
+        ranges.insert(0..5);
+        ranges.insert(10..20);
+        assert!(ranges.touches(&(5..7)) && !ranges.touches(&(6..9)));
+        let pieces: Vec<_> = std::iter::from_fn(|| ranges.pop_first(6)).collect();
+        assert_eq!(pieces, [0..5, 10..16, 16..20]);
     }
 }

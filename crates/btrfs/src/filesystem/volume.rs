@@ -8,11 +8,13 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{FileSystem, FileSystemMut, Result, Trimmed, VolumeVersion};
 use tracing::info;
 
-use crate::engine::{Engine, OpenOptions};
+use super::Filesystem;
+use crate::engine::Engine;
 use crate::events::OPEN;
-use crate::filesystem::Filesystem;
+use crate::options::OpenOptions;
+use crate::scrub::{self, ScrubCounts, ScrubOptions, ScrubWatch};
 use crate::upkeep::Committer;
-use crate::{SubvolumeId, inode, log};
+use crate::{SubvolumeId, inode};
 
 /// An open btrfs volume: an [`Engine`], and the thread that commits its changes.
 ///
@@ -61,7 +63,7 @@ impl Volume {
     /// that the engine does not have; [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its
     /// chunk tree or root tree cannot be read.
     pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
-        let engine = Arc::new(log::open(devices, options)?);
+        let engine = Arc::new(Engine::open(devices, options)?);
         opened(&engine, false);
         Ok(Arc::new(Self { _committer: None, engine }))
     }
@@ -77,11 +79,36 @@ impl Volume {
         devices: Vec<Arc<dyn BlockDevice>>,
         options: &OpenOptions,
     ) -> Result<Arc<Self>> {
-        let engine = Arc::new(log::open_writable(devices, options)?);
+        let engine = Arc::new(Engine::open_writable(devices, options)?);
         opened(&engine, true);
         let interval = options.commit_interval;
-        let committer = interval.map(|interval| Committer::start(&engine, interval)).transpose()?;
+        let committer = interval
+            .map(|interval| Committer::start(&engine, engine.subvolumes.clone(), interval))
+            .transpose()?;
         Ok(Arc::new(Self { _committer: committer, engine }))
+    }
+
+    /// Reads every copy of everything that is allocated, verifies it where possible, and repairs
+    /// bad copies from good ones.
+    ///
+    /// While a volume that was opened for writing is scrubbed, other threads may change it. A
+    /// volume that was opened for reading is repaired too, unless the options forbid it; nothing
+    /// else on it changes. Then its devices must be writable, no other program may use them, and it
+    /// must have been opened with [`OpenOptions::ignore_log`]. Chunks with RAID5 or RAID6 are only
+    /// read, and so are seeds.
+    ///
+    /// Members that missed commits are brought up to date. Everything on them that differs is
+    /// overwritten, and if no error remains, they get the superblock of the last commit. That needs
+    /// a volume that was opened for reading and has no pending log. Otherwise such members are only
+    /// read.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for volumes with a RAID stripe
+    /// tree, which places copies elsewhere, and for the repair of zoned volumes. `EINTR` after
+    /// `watch` broke it off. `EROFS` when the volume has stopped writing. The error of a device
+    /// that fails to flush. Bad places are not errors here: they are counted.
+    pub fn scrub(&self, options: &ScrubOptions, watch: &ScrubWatch<'_>) -> Result<ScrubCounts> {
+        scrub::scrub(self, *options, watch)
     }
 
     /// The filesystem with the subvolume `root` as its root directory.
