@@ -6,12 +6,12 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 /// A volume in a folder of its own.
-struct VolumeFile {
+struct EventVolume {
     _dir: TempDir,
     image: PathBuf,
 }
 
-impl VolumeFile {
+impl EventVolume {
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let image = dir.path().join("disk.img");
@@ -43,7 +43,7 @@ fn told(words: &[&str], filter: Option<&str>) -> String {
 
 #[test]
 fn nothing_is_told_unasked() {
-    let volume = VolumeFile::new();
+    let volume = EventVolume::new();
     assert_eq!(told(&["mkdir", &volume.place("/a")], None), "");
     assert_eq!(told(&["mkdir", &volume.place("/b")], Some("")), "");
     assert_eq!(told(&["mkdir", &volume.place("/c")], Some("off")), "");
@@ -51,7 +51,7 @@ fn nothing_is_told_unasked() {
 
 #[test]
 fn the_variable_chooses_levels_and_targets() {
-    let volume = VolumeFile::new();
+    let volume = EventVolume::new();
     let lines = told(&["mkdir", &volume.place("/a")], Some("btrfs::commit=info"));
     assert!(lines.contains(" INFO ") && lines.contains("btrfs::commit: committed gen"), "{lines}");
     assert!(lines.lines().all(|line| line.contains(" btrfs::commit: ")), "{lines}");
@@ -62,7 +62,7 @@ fn the_variable_chooses_levels_and_targets() {
 
 #[test]
 fn the_option_before_the_verb_counts_levels() {
-    let volume = VolumeFile::new();
+    let volume = EventVolume::new();
     for (option, levels) in [
         ("-v", [true, false, false]),
         ("--verbose", [true, false, false]),
@@ -84,7 +84,7 @@ fn the_option_before_the_verb_counts_levels() {
 /// As with `2>&1 | head`.
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
-    let volume = VolumeFile::new();
+    let volume = EventVolume::new();
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let mut command = Command::new(env!("CARGO_BIN_EXE_offshoot"));
@@ -95,7 +95,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 
 #[test]
 fn behind_a_verb_the_option_is_that_of_the_verb() {
-    let volume = VolumeFile::new();
+    let volume = EventVolume::new();
     let output = run(&["mkdir", "-v", &volume.place("/a")], None);
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("/a"), "{output:?}");
@@ -103,7 +103,7 @@ fn behind_a_verb_the_option_is_that_of_the_verb() {
 
 #[test]
 fn a_wrong_filter_is_refused() {
-    let volume = VolumeFile::new();
+    let volume = EventVolume::new();
     for (filter, words) in [
         ("debugg", "is not off, error, warn, info, debug or trace"),
         ("btrfs::commit=loud", "is not off, error, warn, info, debug or trace"),
