@@ -7,7 +7,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use offshoot_btrfs::{Compress, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{
+    BtrfsVolume, Compress, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs,
+};
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::run::{command, try_run};
@@ -113,11 +115,11 @@ impl ComparedVolume for LibraryVolume {
         let device: Arc<dyn BlockDevice> =
             Arc::new(FileDevice::open_writable(image).map_err(said)?);
         let method = compress.map(str::parse).transpose().map_err(said)?;
-        let options = OpenOptions {
+        let options = EngineOptions {
             compress: method.map(|method| Compress { method, forced: true }),
-            ..OpenOptions::default()
+            ..EngineOptions::default()
         };
-        let volume = Volume::open_writable(vec![device], &options).map_err(said)?;
+        let volume = BtrfsVolume::open_writable(vec![device], &options).map_err(said)?;
         Ok(Self(volume.filesystem(SubvolumeId::FS).map_err(said)?))
     }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use offshoot_btrfs::bench::Inserts;
-use offshoot_btrfs::{Latching, MkfsOptions, OpenOptions, Unlock, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Latching, MkfsOptions, Unlock, mkfs};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::Timestamp;
@@ -190,20 +190,20 @@ fn one(order: &str, threads: u64, latching: Latching, items: u64) -> Result {
     Ok(())
 }
 
-fn volume(latching: Latching) -> offshoot_vfs::Result<Arc<Volume>> {
+fn volume(latching: Latching) -> offshoot_vfs::Result<Arc<BtrfsVolume>> {
     let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::sparse(64 << 30));
     let options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
     mkfs(std::slice::from_ref(&device), &options)?;
-    let options = OpenOptions {
+    let options = EngineOptions {
         latching,
         dirty_bytes: u64::MAX,
         commit_interval: None,
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
-    Volume::open_writable(vec![device], &options)
+    BtrfsVolume::open_writable(vec![device], &options)
 }
 
-fn insert(volume: &Volume, numbers: impl Iterator<Item = u64>) -> offshoot_vfs::Result<()> {
+fn insert(volume: &BtrfsVolume, numbers: impl Iterator<Item = u64>) -> offshoot_vfs::Result<()> {
     let mut numbers = numbers.peekable();
     while numbers.peek().is_some() {
         let inserts = Inserts::join(volume)?;

@@ -169,12 +169,12 @@ impl TreeBlock {
 
 /// A block that a reader goes through. A committed block never changes; the latch protects any
 /// other block.
-pub(crate) enum Held {
+pub(crate) enum HeldBlock {
     Committed(Arc<TreeBlock>),
     Latched(ReadLatch),
 }
 
-impl Deref for Held {
+impl Deref for HeldBlock {
     type Target = TreeBlock;
 
     fn deref(&self) -> &TreeBlock {
@@ -185,7 +185,7 @@ impl Deref for Held {
     }
 }
 
-impl Held {
+impl HeldBlock {
     /// The block as it is now, without the latch.
     pub(crate) fn share(&self) -> Arc<TreeBlock> {
         match self {
@@ -275,24 +275,24 @@ mod tests {
     use super::*;
     use crate::test_volumes::in_memory;
     use crate::tree::Blocks as _;
-    use crate::{Filesystem, OpenOptions, SubvolumeId, Volume};
+    use crate::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 
     /// A device that records prefetch hints and reads.
     #[derive(Debug)]
-    struct Told {
+    struct HintedDevice {
         device: Arc<CheckedDevice>,
         hints: Mutex<Vec<Range<u64>>>,
         reads: Mutex<Vec<u64>>,
     }
 
-    impl Told {
+    impl HintedDevice {
         fn new() -> Arc<Self> {
             let (hints, reads) = (Mutex::default(), Mutex::default());
             Arc::new(Self { device: in_memory(4096), hints, reads })
         }
     }
 
-    impl offshoot_device::Delegate for Told {
+    impl offshoot_device::Delegate for HintedDevice {
         fn inner(&self) -> &dyn BlockDevice {
             &*self.device
         }
@@ -309,7 +309,7 @@ mod tests {
 
     /// Reads all leaves below `node`. Returns where those of the running transaction are on the
     /// device.
-    fn read_leaves(volume: &Volume, node: &TreeBlock, running: Generation) -> Vec<u64> {
+    fn read_leaves(volume: &BtrfsVolume, node: &TreeBlock, running: Generation) -> Vec<u64> {
         let mut new = Vec::new();
         for (slot, pointer) in node.pointers().iter().enumerate() {
             let child = volume.child(node, slot, TreeId::FS).unwrap();
@@ -323,10 +323,10 @@ mod tests {
         new
     }
 
-    fn open_without_cache(told: Arc<Told>) -> (Arc<Volume>, Filesystem) {
+    fn open_without_cache(told: Arc<HintedDevice>) -> (Arc<BtrfsVolume>, Filesystem) {
         let options =
-            OpenOptions { cache_bytes: 0, commit_interval: None, ..OpenOptions::default() };
-        let volume = Volume::open_writable(vec![told as Arc<_>], &options).unwrap();
+            EngineOptions { cache_bytes: 0, commit_interval: None, ..EngineOptions::default() };
+        let volume = BtrfsVolume::open_writable(vec![told as Arc<_>], &options).unwrap();
         let fs = volume.filesystem(SubvolumeId::FS).unwrap();
         (volume, fs)
     }
@@ -352,7 +352,7 @@ mod tests {
     /// change after a commit.
     #[test]
     fn what_was_just_written_is_not_read_again_to_be_changed() {
-        let told = Told::new();
+        let told = HintedDevice::new();
         let (volume, fs) = open_without_cache(told.clone());
         let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).unwrap();
         make_files(&fs, dir, 0..2000);
@@ -372,7 +372,7 @@ mod tests {
     /// transactions make. Full blocks do not stay.
     #[test]
     fn only_what_may_soon_be_changed_stays_in_memory() {
-        let (volume, fs) = open_without_cache(Told::new());
+        let (volume, fs) = open_without_cache(HintedDevice::new());
         let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).unwrap();
         make_files(&fs, dir, 0..2000);
         let live = volume.live().unwrap();
@@ -390,7 +390,7 @@ mod tests {
     /// the device read the old contents of those places.
     #[test]
     fn what_was_not_written_yet_is_not_read_ahead() {
-        let told = Told::new();
+        let told = HintedDevice::new();
         let (volume, fs) = open_without_cache(told.clone());
         for (files, is_first) in [(0..2000, true), (2000..2030, false)] {
             make_files(&fs, fs.root(), files);

@@ -35,7 +35,7 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::delayed::Queues;
 use crate::storage::malformed;
-use crate::transaction::{Base, Live};
+use crate::transaction::{Base, LiveVolume};
 pub(crate) use ahead::ReadAhead;
 pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
 use checksums::checksums;
@@ -48,19 +48,19 @@ pub(crate) use file::{
     PLACEHOLDER, SHARDS, inode_item, no_such_file, placeholder_in, shard_of, timestamp, tree_of,
     type_of,
 };
-pub(crate) use in_place::{Target, is_in_place, target};
+pub(crate) use in_place::{WriteTarget, is_in_place, target};
 pub(crate) use ordered::OrderedExtent;
-pub(crate) use pack::{Chunk, Chunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline};
+pub(crate) use pack::{Chunks, CompressionChunk, MOST_AT_ONCE, Packing, chunks_of, pack_inline};
 pub(crate) use pieces::extent_len;
-use pieces::{Decode, Piece, Pieces, Source};
+use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};
 use scratch::with_scratch;
 pub(crate) use share::share;
 pub(crate) use shift::shift;
 use sink::{Filling, Sink, Visitor};
 pub(crate) use store::{
-    FirstData, Inline, Sectors, Sums, hole_item, insert_hole, note_use, refer_to, store_first,
-    store_inline, store_packed, store_preallocated, write_data,
+    DataChecksums, FirstData, InlineData, Sectors, hole_item, insert_hole, note_use, refer_to,
+    store_first, store_inline, store_packed, store_preallocated, write_data,
 };
 
 /// A first batch of fewer bytes is read at once, because a hint just before the read would gain
@@ -223,7 +223,7 @@ fn read_stored(
 /// space nor for a handle. `sink` may wait for them, so it is called after the lock is released.
 fn read_held(
     volume: &impl Files,
-    live: &Live,
+    live: &LiveVolume,
     data: &FileData,
     range: Range<u64>,
     sink: &mut dyn Sink,
@@ -243,17 +243,17 @@ fn read_held(
         drop(held);
         let wanted = index(piece.end - piece.start);
         match (&piece.source, disk) {
-            (Source::Plain { logical }, Some((from, _))) => {
+            (PieceSource::Plain { logical }, Some((from, _))) => {
                 sink.take(piece.start, &stored[index(logical.0 - from.0)..][..wanted])?;
             }
-            (Source::Compressed { extent, decode, .. }, _) => with_scratch(|buf| {
+            (PieceSource::Compressed { extent, decode, .. }, _) => with_scratch(|buf| {
                 let bytes = decode_into(sector_size, stored, *decode, wanted, buf);
                 sink.take(piece.start, bytes.map_err(|e| self::at(e, *extent))?)
             })?,
-            (Source::Inline { stored, decode }, _) => with_scratch(|buf| {
+            (PieceSource::Inline { stored, decode }, _) => with_scratch(|buf| {
                 sink.take(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
             })?,
-            (Source::Plain { .. }, None) => {
+            (PieceSource::Plain { .. }, None) => {
                 unreachable!("what is on disk as it is has a place there")
             }
         }
@@ -273,7 +273,7 @@ fn read_batches(
     let mut batch = Vec::new();
     pieces.fill(&mut batch)?;
     let sector = u64::from(volume.base().superblock().sector_size);
-    let hint = |batch: &[Piece]| {
+    let hint = |batch: &[ReadPiece]| {
         let ranges = batch.iter().filter_map(|piece| piece.disk_range(sector));
         if batch.len() > 1 || ranges.clone().any(|(_, len)| len >= WORTH_A_HINT) {
             volume.base().storage.prefetch(volume.base(), ranges);
@@ -329,14 +329,14 @@ pub(crate) fn prefetch(volume: &impl Files, files: &[FileId]) {
 fn read_batch(
     volume: &impl Files,
     data: &FileData,
-    batch: &mut Vec<Piece>,
+    batch: &mut Vec<ReadPiece>,
     still: &dyn Fn() -> bool,
     sink: &mut dyn Sink,
 ) -> Result<Option<u64>> {
     let is_alone = batch.len() == 1;
     let mut coming = VecDeque::new();
     for piece in batch.drain(..) {
-        let is_packed = matches!(piece.source, Source::Compressed { .. }) && !is_alone;
+        let is_packed = matches!(piece.source, PieceSource::Compressed { .. }) && !is_alone;
         while coming.len() == MOST_DECODED || !is_packed && !coming.is_empty() {
             coming.pop_front().map_or(Ok(()), |one: Decoding| one.finish(sink))?;
         }
@@ -371,10 +371,10 @@ impl Decoding {
     fn start(
         volume: &impl Files,
         data: &FileData,
-        piece: &Piece,
+        piece: &ReadPiece,
         still: &dyn Fn() -> bool,
     ) -> Result<Option<Self>> {
-        let Source::Compressed { extent, disk_bytes, decode } = piece.source else {
+        let PieceSource::Compressed { extent, disk_bytes, decode } = piece.source else {
             return Ok(None);
         };
         let mut stored = vec![0; index(disk_bytes)];
@@ -405,7 +405,7 @@ impl Decoding {
 fn read_piece(
     volume: &impl Files,
     data: &FileData,
-    piece: &Piece,
+    piece: &ReadPiece,
     still: &dyn Fn() -> bool,
     sink: &mut dyn Sink,
 ) -> Result<bool> {
@@ -418,7 +418,7 @@ fn read_piece(
         if still() { result.map(|()| true) } else { Ok(false) }
     };
     match &piece.source {
-        Source::Plain { logical } => {
+        PieceSource::Plain { logical } => {
             let lead = logical.0 % sector;
             let is_whole = lead == 0 && (wanted as u64).is_multiple_of(sector);
             if let Some(room) = sink.room(piece.start, wanted).filter(|_| is_whole) {
@@ -437,7 +437,7 @@ fn read_piece(
                 Ok(true)
             })
         }
-        Source::Compressed { extent, disk_bytes, decode } => with_scratch(|stored| {
+        PieceSource::Compressed { extent, disk_bytes, decode } => with_scratch(|stored| {
             stored.resize(index(*disk_bytes), 0);
             if !read(*extent, stored)? {
                 return Ok(false);
@@ -448,7 +448,7 @@ fn read_piece(
             })?;
             Ok(true)
         }),
-        Source::Inline { stored, decode } => {
+        PieceSource::Inline { stored, decode } => {
             with_scratch(|buf| {
                 sink.take(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
             })?;
@@ -528,7 +528,7 @@ pub(crate) fn next_data(
             let mut next = Vec::new();
             pieces.fill(&mut next)?;
             // Inline data counts as a whole sector, even if the file continues behind it.
-            let whole = |piece: Piece| {
+            let whole = |piece: ReadPiece| {
                 piece.start.max(offset)..piece.end.next_multiple_of(sector).min(size)
             };
             batch.extend(next.into_iter().map(whole).filter(|part| !part.is_empty()));

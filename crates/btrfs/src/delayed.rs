@@ -133,10 +133,10 @@ use parking_lot::RwLock;
 
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::space::Space;
-use crate::transaction::{Handle, Tree};
+use crate::transaction::{ChangingTree, TransactionHandle};
 use crate::tree::Blocks;
 use backlog::Backlog;
-use node::{Items, Load, Node};
+use node::{DelayedNode, Load, QueuedItems};
 pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
 
 /// Shards of the table of nodes, a power of two.
@@ -158,7 +158,7 @@ const ENTRY_BYTES: u64 = (size_of::<DirEntryItem>() + ITEM_SIZE) as u64;
 
 /// The kind of the items in a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Kind {
+enum DelayedNodeKind {
     /// The items of adjacent inodes.
     Inodes,
     /// The entries of a directory by the hash of their name.
@@ -173,7 +173,7 @@ struct NodeId {
     tree: TreeId,
     /// The directory, or the first inode.
     first: u64,
-    kind: Kind,
+    kind: DelayedNodeKind,
 }
 
 impl NodeId {
@@ -181,15 +181,15 @@ impl NodeId {
     fn of(tree: TreeId, key: Key) -> Option<Self> {
         let (first, kind) = match key.item_type {
             item_type if !is_delayed(item_type) || !tree.is_subvolume() => return None,
-            ItemType::DIR_ITEM => (key.objectid, Kind::Hashes),
-            ItemType::DIR_INDEX => (key.objectid, Kind::Indexes),
-            _ => (key.objectid & !(GROUP - 1), Kind::Inodes),
+            ItemType::DIR_ITEM => (key.objectid, DelayedNodeKind::Hashes),
+            ItemType::DIR_INDEX => (key.objectid, DelayedNodeKind::Indexes),
+            _ => (key.objectid & !(GROUP - 1), DelayedNodeKind::Inodes),
         };
         Some(Self { tree, first, kind })
     }
 }
 
-type Shard = RwLock<HashMap<NodeId, Node, FixedState>>;
+type DelayedShard = RwLock<HashMap<NodeId, DelayedNode, FixedState>>;
 
 /// How items are delayed.
 #[derive(Clone, Copy, Debug)]
@@ -210,7 +210,7 @@ pub(crate) trait Queues: Blocks {
 
 /// All delayed items of a volume.
 pub(crate) struct Delayed {
-    shards: Box<[Shard]>,
+    shards: Box<[DelayedShard]>,
     hasher: FixedState,
     is_on: bool,
     /// Whether every item keeps a unit of its own.
@@ -229,7 +229,7 @@ impl Delayed {
     /// bytes are counted wrong.
     pub(crate) fn new(config: DelayedConfig, node_size: u32, stop: &Arc<WriteStop>) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            shards: (0..SHARDS).map(|_| DelayedShard::default()).collect(),
             hasher: FixedState::default(),
             is_on: config.is_on,
             by_item: config.by_item,
@@ -267,7 +267,7 @@ impl Delayed {
         self.backlog.most()
     }
 
-    fn shard(&self, id: NodeId) -> &Shard {
+    fn shard(&self, id: NodeId) -> &DelayedShard {
         #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
         let hash = self.hasher.hash_one(id) as usize;
         &self.shards[hash & (SHARDS - 1)]
@@ -292,8 +292,8 @@ impl Delayed {
     /// Whether items of `tree` with these keys are queued rather than put into the tree at once.
     pub(crate) fn queues(
         &self,
-        handle: &Handle<'_>,
-        tree: &Tree,
+        handle: &TransactionHandle<'_>,
+        tree: &ChangingTree,
         keys: impl Iterator<Item = Key>,
     ) -> bool {
         self.takes(handle.space(), handle.reserved_bytes(), tree.id, keys)
@@ -313,9 +313,9 @@ impl Delayed {
 /// Queues the changes of one operation in one tree. When it is dropped the nodes take over the
 /// reservation that its items need.
 pub(crate) struct Queue<'a, 'v> {
-    handle: &'a Handle<'v>,
+    handle: &'a TransactionHandle<'v>,
     delayed: &'v Delayed,
-    tree: &'a Arc<Tree>,
+    tree: &'a Arc<ChangingTree>,
     /// The approximate number of leaves with the hashes of the directory that gets entries.
     spread: Option<u64>,
     /// By how much the queue grew.
@@ -332,9 +332,9 @@ impl<'a, 'v> Queue<'a, 'v> {
     /// # Errors
     /// When the reservation is too small. Nothing was changed yet.
     pub(crate) fn begin(
-        handle: &'a Handle<'v>,
+        handle: &'a TransactionHandle<'v>,
         delayed: &'v Delayed,
-        tree: &'a Arc<Tree>,
+        tree: &'a Arc<ChangingTree>,
         items: usize,
     ) -> Result<Self> {
         let (needs, has) = (items as u64 * handle.item_cost(), handle.reserved_bytes());
@@ -412,7 +412,7 @@ impl<'a, 'v> Queue<'a, 'v> {
         let _ = self.delayed.settle(self.tree, self.handle.space(), more, Some(self.handle));
     }
 
-    fn change(&mut self, key: Key, change: impl FnOnce(&mut Items)) {
+    fn change(&mut self, key: Key, change: impl FnOnce(&mut QueuedItems)) {
         let delayed = self.delayed;
         let id = NodeId::of(self.tree.id, key).expect("only items that are delayed are queued");
         #[cfg(debug_assertions)]

@@ -16,9 +16,9 @@ use crate::log::RunningLog;
 use crate::space::SpaceStats;
 use crate::stats::Stats;
 use crate::subvolume::SubvolumeState;
-use writable::Change;
+use writable::WriteDestination;
 
-/// The engine of an open volume: everything that a [`Volume`](crate::Volume) can do.
+/// The engine of an open volume: everything that a [`Volume`](crate::BtrfsVolume) can do.
 pub struct Engine {
     pub(crate) rooms: Rooms,
     /// Numbers of new subvolumes, and deleted ones.

@@ -28,7 +28,7 @@ pub(crate) const DISCARD: &str = "btrfs::discard";
 pub(crate) const ORPHANS: &str = "btrfs::orphans";
 /// Deleted subvolumes that are dropped.
 pub(crate) const DROP: &str = "btrfs::drop";
-/// Every [`Report`](crate::Report).
+/// Every [`VolumeReport`](crate::VolumeReport).
 pub(crate) const REPORT: &str = "btrfs::report";
 
 /// The targets of all `tracing` events of this crate.

@@ -17,23 +17,23 @@ use crate::SubvolumeId;
 use crate::data::{self, FileData};
 use crate::inode;
 use crate::subvolume;
-pub use volume::Volume;
+pub use volume::BtrfsVolume;
 
 /// A subvolume of a volume, and those nested in it.
 #[derive(Clone)]
 pub struct Filesystem {
-    volume: Arc<Volume>,
+    volume: Arc<BtrfsVolume>,
     root: SubvolumeId,
 }
 
 impl Filesystem {
-    pub(crate) fn new(volume: Arc<Volume>, root: SubvolumeId) -> Self {
+    pub(crate) fn new(volume: Arc<BtrfsVolume>, root: SubvolumeId) -> Self {
         Self { volume, root }
     }
 
     /// The volume that this is a view of.
     #[must_use]
-    pub fn volume(&self) -> &Arc<Volume> {
+    pub fn volume(&self) -> &Arc<BtrfsVolume> {
         &self.volume
     }
 }

@@ -63,7 +63,7 @@ use crate::transaction::stands_at;
 use crate::tree::{Cursor, TreeRoot, with_item};
 use entries::{FIRST_INDEX, indexes};
 pub(crate) use evict::orphan_key;
-pub(crate) use handle::Handle;
+pub(crate) use handle::RoomsHandle;
 pub(crate) use in_use::{Inodes, Locks};
 pub use rooms::Rooms;
 pub(crate) use rooms::{AtRest, Upkeep};

@@ -1,6 +1,6 @@
 //! The btrfs engine: real btrfs volumes, without root and without the kernel.
 //!
-//! A [`Volume`] is opened from its devices, and gives access to an [`Engine`]. A [`Filesystem`] is
+//! A [`BtrfsVolume`] is opened from its devices, and gives access to an [`Engine`]. A [`Filesystem`] is
 //! one of its subvolumes, as a mount would show it. It has the
 //! [`FileSystem`](offshoot_vfs::FileSystem) trait for reading and, in a volume that was opened for
 //! writing, the [`FileSystemMut`](offshoot_vfs::FileSystemMut) trait. Many threads may use both at
@@ -67,12 +67,12 @@ pub use block::TreeBlock;
 pub use engine::Engine;
 pub use events::EVENT_TARGETS;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
-pub use filesystem::{Filesystem, Volume};
+pub use filesystem::{BtrfsVolume, Filesystem};
 pub use inode::Rooms;
 pub use log::{LogFailure, LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, Occupant, mkfs, occupant};
-pub use options::{Compress, NewFiles, OpenOptions};
-pub use report::{Report, Reporter};
+pub use options::{Compress, EngineOptions, NewFiles};
+pub use report::{Reporter, VolumeReport};
 pub use scrub::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, ScrubWatch,
 };

@@ -77,7 +77,7 @@ use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
 pub use failure::LogFailure;
 pub(crate) use failure::in_volume;
-pub(crate) use fsync::{Wanted, committed_root, fsync};
+pub(crate) use fsync::{FsyncScope, committed_root, fsync};
 pub(crate) use replay::replay;
 pub(crate) use running::{LogTrees, RunningLog};
 pub use zero::LostLog;

@@ -49,7 +49,7 @@ pub use features::MkfsFeatures;
 use layout::Layout;
 pub use options::MkfsOptions;
 pub use signatures::{Occupant, occupant};
-use trees::Trees;
+use trees::NewTrees;
 
 /// The transaction that makes a volume, its first.
 const GENERATION: Generation = Generation(1);
@@ -70,7 +70,7 @@ pub fn mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<U
     let sizes: Vec<u64> = devices.iter().map(|device| device.size_bytes()).collect();
     let spec = options.resolve(sizes.len())?;
     let layout = Layout::of(&spec, &sizes)?;
-    let trees = Trees::of(&spec, &layout)?;
+    let trees = NewTrees::of(&spec, &layout)?;
     if !options.force {
         for device in devices {
             signatures::refuse_used(&**device)?;

@@ -11,7 +11,7 @@ use crate::tree::Latching;
 /// How a volume is opened.
 #[derive(Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
-pub struct OpenOptions {
+pub struct EngineOptions {
     /// Whether the volume opens although members are missing.
     pub degraded: bool,
     /// Whether a pending tree log is ignored. The volume is then read as of the last commit,
@@ -24,7 +24,7 @@ pub struct OpenOptions {
     /// The size of the cache of tree blocks, in bytes. A volume that is open for writing may take
     /// half as much again to remember the names in new directories.
     pub cache_bytes: u64,
-    /// The callback that gets a [`Report`](crate::Report) of each problem that did not fail a call.
+    /// The callback that gets a [`Report`](crate::VolumeReport) of each problem that did not fail a call.
     pub reporter: Option<Reporter>,
     /// How much may be dirty, in bytes: so much of data, and as much of tree blocks. The volume
     /// starts to write at half of it. At all of it, a thread that wants to change more writes
@@ -68,7 +68,7 @@ pub struct OpenOptions {
     pub latching: Latching,
 }
 
-impl Default for OpenOptions {
+impl Default for EngineOptions {
     fn default() -> Self {
         Self {
             degraded: false,

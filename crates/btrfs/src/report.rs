@@ -13,10 +13,10 @@ use crate::events::REPORT;
 
 /// Called with every report, by the thread that found the problem. It must not call back into the
 /// volume, because it might wait for the block that its caller is reading.
-pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
+pub type Reporter = Arc<dyn Fn(&VolumeReport) + Send + Sync>;
 
 /// Tells `report` to the reporter, if there is one, and as an event.
-pub(crate) fn tell(reporter: Option<&Reporter>, report: &Report) {
+pub(crate) fn tell(reporter: Option<&Reporter>, report: &VolumeReport) {
     warn!(target: REPORT, "{report}");
     if let Some(reporter) = reporter {
         reporter(report);
@@ -26,7 +26,7 @@ pub(crate) fn tell(reporter: Option<&Reporter>, report: &Report) {
 /// A problem that did not fail a call, or a fact that the user should know about the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Report {
+pub enum VolumeReport {
     /// A copy was bad, and another copy was used.
     BadCopy {
         /// The kind of structure: a tree block, or data.
@@ -190,7 +190,7 @@ pub enum Report {
     },
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for VolumeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BadCopy { structure, logical, source, problem } => write!(
@@ -277,7 +277,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The place of a copy, for [`Report::BadCopy`] and for errors.
+/// The place of a copy, for [`VolumeReport::BadCopy`] and for errors.
 pub(crate) fn place(device: &str, physical: Physical) -> String {
     format!("{device}, byte {physical}")
 }

@@ -17,7 +17,7 @@
 //! first look takes no lock, so other threads may free or overwrite what it reads, and it finds
 //! errors that are none. The second look holds the last commit:
 //!
-//! 1. It enters a [handle](crate::transaction::Handle), and waits for a commit that is being
+//! 1. It enters a [handle](crate::transaction::TransactionHandle), and waits for a commit that is being
 //!    written. From then on the last commit is the one on the devices. Until the handle is dropped,
 //!    space that this commit refers to may be pinned, but is neither reused nor part of a removed
 //!    chunk.
@@ -62,7 +62,7 @@ use parking_lot::Mutex;
 use crate::cores;
 use crate::inode::Rooms;
 use crate::ranges::Ranges;
-use gather::{Committed, Window};
+use gather::{Committed, ScrubWindow};
 use look::Pages;
 use renew::Renewal;
 
@@ -179,7 +179,7 @@ pub enum ScrubEvent<'s> {
 pub type ScrubWatch<'w> = dyn Fn(&ScrubEvent<'_>) -> ControlFlow<()> + Sync + 'w;
 
 /// A running scrub.
-struct Run<'v> {
+struct ScrubRun<'v> {
     volume: &'v Rooms,
     options: ScrubOptions,
     watch: &'v ScrubWatch<'v>,
@@ -192,13 +192,13 @@ struct Run<'v> {
 }
 
 /// A copy for a thread to look at.
-struct Work {
+struct ScrubJob {
     chunk: Arc<Chunk>,
-    window: Arc<Window>,
+    window: Arc<ScrubWindow>,
     copy: usize,
 }
 
-/// As [`Volume::scrub`](crate::Volume::scrub).
+/// As [`Volume::scrub`](crate::BtrfsVolume::scrub).
 pub(crate) fn scrub(
     volume: &Rooms,
     options: ScrubOptions,
@@ -206,7 +206,7 @@ pub(crate) fn scrub(
 ) -> Result<ScrubCounts> {
     require_scrubbable(volume, options)?;
     let renewal = Renewal::of(volume, options.read_only);
-    let mut run = Run {
+    let mut run = ScrubRun {
         volume,
         options,
         watch,
@@ -251,7 +251,7 @@ fn require_scrubbable(volume: &Rooms, options: ScrubOptions) -> Result<()> {
     Ok(())
 }
 
-impl Run<'_> {
+impl ScrubRun<'_> {
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
@@ -333,7 +333,7 @@ impl Run<'_> {
     }
 
     /// Sends all extents to the threads, chunk by chunk.
-    fn gather(&self, chunks: &[Arc<Chunk>], sender: &SyncSender<Work>) {
+    fn gather(&self, chunks: &[Arc<Chunk>], sender: &SyncSender<ScrubJob>) {
         for chunk in chunks {
             if self.is_over() {
                 return;
@@ -373,7 +373,7 @@ impl Run<'_> {
     }
 
     /// Sends the extents of a chunk to the threads.
-    fn gather_chunk(&self, chunk: &Arc<Chunk>, sender: &SyncSender<Work>) -> Result<()> {
+    fn gather_chunk(&self, chunk: &Arc<Chunk>, sender: &SyncSender<ScrubJob>) -> Result<()> {
         let copies = chunk.profile.shape().copies.into();
         let end = chunk.start.0 + self.volume.storage.reachable_bytes(chunk);
         let mut from = chunk.start.0;
@@ -382,7 +382,7 @@ impl Run<'_> {
             let Some(window) = window.map(Arc::new) else { break };
             from = window.range.end;
             for copy in 0..copies {
-                let work = Work { chunk: chunk.clone(), window: window.clone(), copy };
+                let work = ScrubJob { chunk: chunk.clone(), window: window.clone(), copy };
                 // The threads end before this one only by a panic, which the scope passes on.
                 if sender.send(work).is_err() {
                     return Ok(());
@@ -414,16 +414,16 @@ impl Run<'_> {
     }
 
     /// Looks at copies until the sender is gone.
-    fn work(&self, work: &Mutex<Receiver<Work>>) {
+    fn work(&self, work: &Mutex<Receiver<ScrubJob>>) {
         cores::use_all();
         let mut pages = Pages::default();
         loop {
             let next = work.lock().recv();
-            let Ok(Work { chunk, window, copy }) = next else { return };
+            let Ok(ScrubJob { chunk, window, copy }) = next else { return };
             if self.is_over() {
                 continue;
             }
-            let look::Seen { suspects, counts } =
+            let look::FirstLook { suspects, counts } =
                 look::look(self.volume, chunk.start, &window, copy, &mut pages);
             self.counts.lock().add_seen(&counts);
             for unit in &suspects {
@@ -448,8 +448,8 @@ impl Run<'_> {
     }
 
     /// Counts the sectors of `window` that only missing members have.
-    fn count_lost(&self, chunk: &Chunk, window: &Window) -> Result<()> {
-        let lost = |piece: &gather::Piece| self.volume.storage.lost_bytes(&piece.range);
+    fn count_lost(&self, chunk: &Chunk, window: &ScrubWindow) -> Result<()> {
+        let lost = |piece: &gather::ScrubPiece| self.volume.storage.lost_bytes(&piece.range);
         let lost: u64 = window.pieces.iter().map(lost).sum::<Result<_>>()?;
         let sectors = lost / u64::from(self.volume.superblock().sector_size);
         if sectors == 0 {

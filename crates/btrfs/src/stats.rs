@@ -11,13 +11,13 @@ const SHARDS: usize = 16;
 
 /// The counters behind [`Stats`].
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
-    shards: [Shard; SHARDS],
+pub(crate) struct EngineCounters {
+    shards: [CounterShard; SHARDS],
     peaks: Peaks,
 }
 
-impl Counters {
-    fn own(&self) -> &Shard {
+impl EngineCounters {
+    fn own(&self) -> &CounterShard {
         static THREADS: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
             static OWN: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
@@ -91,13 +91,13 @@ macro_rules! counters {
         /// The counters of some threads. Shards share no cache line.
         #[derive(Debug, Default)]
         #[repr(align(128))]
-        struct Shard { $($field: AtomicU64,)* }
+        struct CounterShard { $($field: AtomicU64,)* }
 
         /// The peaks.
         #[derive(Debug, Default)]
         struct Peaks { $($peak: AtomicU64,)* }
 
-        impl Counters {
+        impl EngineCounters {
             $($(#[doc = $about])+ pub(crate) fn $count(&self $(, $by: usize)?) {
                 let by = 1u64 $(* $by as u64)?;
                 self.own().$field.fetch_add(by, Ordering::Relaxed);
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn counters_are_shown_as_they_are_declared() {
-        let counters = Counters::default();
+        let counters = EngineCounters::default();
         counters.inserted_in_batch(7);
         counters.committed();
         let shown: Vec<_> = counters.read().counters().collect();

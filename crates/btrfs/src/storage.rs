@@ -11,7 +11,7 @@
 //! outdated. A *way* is one method of reading an address: a copy on a member, or a rebuild from the
 //! other members of a row.
 //!
-//! Storage asks the trees above it two questions, through [`Trees`]: where data is in a volume with
+//! Storage asks the trees above it two questions, through [`StorageTrees`]: where data is in a volume with
 //! a RAID stripe tree, and whether a member has what the newest commit wrote.
 //!
 //! Invariants:
@@ -43,7 +43,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
-use crate::report::{self, Report, Reporter};
+use crate::report::{self, Reporter, VolumeReport};
 use chunk_map::ChunkMap;
 pub(crate) use chunk_map::MappedChunk;
 pub(crate) use copies::CopyPart;
@@ -51,7 +51,7 @@ pub(crate) use failing::{DeviceError, Tells, WrittenCopy};
 pub use members::Member;
 use members::Members;
 pub(crate) use members::superblock_at;
-pub(crate) use ways::{Place, Segment, Way};
+pub(crate) use ways::{MemberOffset, ReadSegment, ReadWay};
 
 /// The members of a volume, and the map from logical addresses to them.
 pub(crate) struct Storage {
@@ -66,7 +66,7 @@ pub(crate) struct Storage {
 }
 
 /// The questions that storage asks the trees above it.
-pub(crate) trait Trees {
+pub(crate) trait StorageTrees {
     /// The segment of at most `len` bytes of data from `logical` on, as the RAID stripe tree
     /// describes it; `None` in a volume without that tree. `mapped` covers `logical`.
     fn recorded_segment(
@@ -74,7 +74,7 @@ pub(crate) trait Trees {
         mapped: &MappedChunk,
         logical: Logical,
         len: u64,
-    ) -> Result<Option<Segment>>;
+    ) -> Result<Option<ReadSegment>>;
 
     /// Whether the member at `index`, whose superblock is one commit behind, has what the newest
     /// commit wrote.
@@ -204,7 +204,7 @@ impl Storage {
     }
 
     /// Tells the reporter, if there is one.
-    pub(crate) fn report(&self, report: &Report) {
+    pub(crate) fn report(&self, report: &VolumeReport) {
         report::tell(self.reporter.as_ref(), report);
     }
 

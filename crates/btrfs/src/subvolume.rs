@@ -44,7 +44,7 @@ use crate::inode::Rooms;
 use crate::storage::malformed;
 use crate::transaction::root_item;
 use crate::tree::{Cursor, with_item};
-pub(crate) use drop::Progress;
+pub(crate) use drop::DropProgress;
 pub(crate) use state::SubvolumeState;
 
 /// The name of the entry in the root tree that leads to the default subvolume.

@@ -16,16 +16,16 @@ use uuid::Uuid;
 
 use crate::shown::show;
 use crate::tree::{Blocks, ItemEdit, TreeRoot};
-use crate::{MkfsOptions, OpenOptions, Volume, mkfs};
+use crate::{BtrfsVolume, EngineOptions, MkfsOptions, mkfs};
 
 /// The size of a volume that has far more room than there is memory.
 const ROOM_BYTES: u64 = 32 << 30;
 
 /// Opens the volume for writing.
-pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
+pub(crate) fn open(disks: &Disks) -> Arc<BtrfsVolume> {
     let open = |image| FileDevice::open_writable(image).expect("nobody else uses the image");
     let devices = disks.images().iter().map(|image| Arc::new(open(image)) as Arc<_>).collect();
-    Volume::open_writable(devices, &OpenOptions::default()).expect("the volume opens")
+    BtrfsVolume::open_writable(devices, &EngineOptions::default()).expect("the volume opens")
 }
 
 /// A new volume in memory, with nodes of this size and far more room than there is memory, and its
@@ -67,7 +67,7 @@ fn make(device: Arc<dyn BlockDevice>, node_size: u32) {
 /// no more, and nobody checks the volume.
 pub(crate) fn edit_root(
     device: &CheckedDevice,
-    volume: &Volume,
+    volume: &BtrfsVolume,
     root: TreeRoot,
     edit: impl FnOnce(&mut [u8]),
 ) {
@@ -90,7 +90,7 @@ pub(crate) fn patch_leaf(
     key: Key,
     change: impl FnOnce(&mut [u8], usize),
 ) {
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it opens");
     let root = match tree {
         TreeId::CHUNK => crate::transaction::chunk_tree_root(&volume),
         tree => volume.tree(tree).unwrap(),
@@ -174,7 +174,7 @@ mod tests {
     /// Shows another volume than the one that is on the device: it has a file.
     fn show_another(_: &Arc<dyn BlockDevice>) -> ShownVolume {
         let device: Arc<dyn BlockDevice> = bare(16384);
-        let volume = Volume::open_writable(vec![device.clone()], &OpenOptions::default());
+        let volume = BtrfsVolume::open_writable(vec![device.clone()], &EngineOptions::default());
         let fs = volume.expect("it opens").filesystem(TreeId::FS).expect("every volume has one");
         let at = Timestamp::default();
         let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at };

@@ -8,7 +8,7 @@
 //!                                                                     |    superblocks, flush
 //! ```
 //!
-//! A [`Handle`] is a share in the running transaction, which cannot end while a thread holds one. A
+//! A [`TransactionHandle`] is a share in the running transaction, which cannot end while a thread holds one. A
 //! commit shuts the gate, waits for all handles to be dropped, and then works alone. It runs the
 //! delayed references. This changes the extent and free-space trees, which queues more references,
 //! so the commit repeats this until none are left. Then it stores the roots. Now the next
@@ -26,7 +26,7 @@
 //!    (`storage/failing`): it becomes durable with the next one.
 //! 5. An error or a panic may leave a tree half changed, an operation half applied, or a commit
 //!    incomplete. After that, nothing is written any more until the volume is opened again. The
-//!    devices hold the last commit ([`Live::whole`]).
+//!    devices hold the last commit ([`LiveVolume::whole`]).
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
 
@@ -74,19 +74,19 @@ use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_s
 use crate::counter::WriteStop;
 use crate::events::COMMIT;
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
-use crate::stats::Counters;
+use crate::stats::EngineCounters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub use base::Base;
-pub(crate) use changing::{Changing, Tree};
+pub(crate) use changing::{Changing, ChangingTree};
 pub(crate) use checksums::remove_checksums_beside_writers;
 pub(crate) use chunks::system_chunks_of;
-pub(crate) use commit::{Above, Cause};
+pub(crate) use commit::{Cause, RoomsAbove};
 pub(crate) use hold::Account;
 pub(crate) use log_state::LogState;
 pub(crate) use notes::MOST as MOST_NOTES;
 pub(crate) use obstacle::Obstacle;
-use quota::Usage;
+use quota::QuotaUsage;
 pub(crate) use quota::{NewGroup, Quotas};
 use refs::DelayedRefs;
 pub(crate) use refs::{ExtentKind, Owner};
@@ -100,13 +100,13 @@ pub(crate) use signal::Signal;
 const COUNTING: usize = 16;
 
 /// The part of a volume that can change.
-pub(crate) struct Live {
+pub(crate) struct LiveVolume {
     phases: RwLock<Phases>,
     /// Held shared by every handle, and exclusively while a commit finishes.
     gate: RwLock<()>,
     /// Held by the one commit that runs.
     commit: Mutex<()>,
-    trees: RwLock<HashMap<TreeId, Arc<Tree>, RandomState>>,
+    trees: RwLock<HashMap<TreeId, Arc<ChangingTree>, RandomState>>,
     pub(crate) space: Arc<Space>,
     /// The error that ended all writing, if any.
     stop: Arc<WriteStop>,
@@ -124,7 +124,7 @@ pub(crate) struct Live {
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
     superblock: Mutex<Box<SuperblockItem>>,
-    pub(crate) stats: Counters,
+    pub(crate) stats: EngineCounters,
     /// How writers latch the blocks above a leaf.
     latching: Latching,
     /// Held exclusively while checksums are removed, and shared while a thread looks for some or
@@ -171,7 +171,7 @@ pub(crate) struct Transaction {
     /// How many bytes of every member belonged to chunks when the transaction was finished.
     allocated: OnceLock<Vec<u64>>,
     /// Its changes that quotas count.
-    usage: Usage,
+    usage: QuotaUsage,
     /// The knowledge that the transaction and its log share.
     log: LogState,
 }
@@ -186,16 +186,16 @@ impl Transaction {
             shared: Mutex::default(),
             pinned: Mutex::default(),
             allocated: OnceLock::new(),
-            usage: Usage::default(),
+            usage: QuotaUsage::default(),
             log,
         }
     }
 }
 
 /// A share in the running transaction.
-pub(crate) struct Handle<'v> {
+pub(crate) struct TransactionHandle<'v> {
     volume: &'v Base,
-    live: &'v Live,
+    live: &'v LiveVolume,
     transaction: Arc<Transaction>,
     /// `None` for the commit itself, which holds the gate exclusively.
     _gate: Option<Share<'v>>,
@@ -213,7 +213,7 @@ struct Share<'v> {
     _joined: lock_order::Joined,
 }
 
-impl Live {
+impl LiveVolume {
     /// The state after the last commit, which has this superblock.
     pub(crate) fn new(
         space: Arc<Space>,
@@ -243,7 +243,7 @@ impl Live {
             epoch: AtomicU64::new(0),
             freeing: RwLock::new(()),
             superblock: Mutex::new(superblock),
-            stats: Counters::default(),
+            stats: EngineCounters::default(),
             latching,
             checksums: RwLock::new(()),
             counting: std::array::from_fn(|_| Mutex::new(())),
@@ -365,7 +365,7 @@ impl Live {
     }
 
     /// The tree `id`. Its root is looked up at the first use.
-    pub(crate) fn tree(&self, volume: &Base, id: TreeId) -> Result<Arc<Tree>> {
+    pub(crate) fn tree(&self, volume: &Base, id: TreeId) -> Result<Arc<ChangingTree>> {
         if let Some(tree) = self.trees.read().get(&id) {
             return Ok(tree.clone());
         }
@@ -383,7 +383,7 @@ impl Live {
             if is_of_commits(id) {
                 pending.tree_bytes.fetch_add(stored.used_bytes, Ordering::Relaxed);
             }
-            Arc::new(Tree::new(&stored, &self.space))
+            Arc::new(ChangingTree::new(&stored, &self.space))
         };
         let mut trees = self.trees.write();
         let tree = trees.entry(id).or_insert_with(new);
@@ -419,7 +419,7 @@ impl Live {
 
     /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
     pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let mut begun = Begun { live: self, is_done: false };
+        let mut begun = StopOnPanic { live: self, is_done: false };
         let outcome = work();
         begun.is_done = true;
         outcome.inspect_err(|e| self.break_off(e))
@@ -437,12 +437,12 @@ impl Live {
 }
 
 /// Work that must be done whole. If it panics, this is dropped while `is_done` is false.
-struct Begun<'l> {
-    live: &'l Live,
+struct StopOnPanic<'l> {
+    live: &'l LiveVolume,
     is_done: bool,
 }
 
-impl Drop for Begun<'_> {
+impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
         if !self.is_done {
             self.live.stop.set_quietly("a panic in the middle of a change");
@@ -456,7 +456,7 @@ impl Base {
     ///
     /// # Errors
     /// `EROFS` when the volume was opened for reading, or has stopped writing.
-    pub(crate) fn enter(&self) -> Result<Handle<'_>> {
+    pub(crate) fn enter(&self) -> Result<TransactionHandle<'_>> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
         let joined = lock_order::Joined::first();
@@ -467,7 +467,7 @@ impl Base {
         };
         live.require_whole()?;
         let transaction = live.phases.read().running.clone();
-        Ok(Handle {
+        Ok(TransactionHandle {
             volume: self,
             live,
             transaction,
@@ -482,7 +482,7 @@ impl Base {
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
-    pub(crate) fn enter_committed(&self) -> Result<Handle<'_>> {
+    pub(crate) fn enter_committed(&self) -> Result<TransactionHandle<'_>> {
         let live = self.live()?;
         loop {
             let handle = self.enter()?;
@@ -499,17 +499,17 @@ impl Base {
     /// back, takes the reserve for that even while tickets wait.
     pub(crate) fn try_join<'v>(
         &'v self,
-        live: &'v Live,
+        live: &'v LiveVolume,
         items: u64,
         claim: Claim,
-    ) -> Result<Option<Handle<'v>>> {
+    ) -> Result<Option<TransactionHandle<'v>>> {
         let reservation = live.space.try_reserve_for(claim, live.space.cost(items));
         let Some(reservation) = reservation else { return Ok(None) };
         Ok(Some(self.enter()?.with_reservation(reservation, items)))
     }
 }
 
-impl Live {
+impl LiveVolume {
     /// How many dirty tree blocks the running transaction has.
     pub(crate) fn dirty_blocks(&self) -> u64 {
         self.phases.read().running.dirty.len()
@@ -534,7 +534,7 @@ impl Live {
     }
 }
 
-impl<'v> Handle<'v> {
+impl<'v> TransactionHandle<'v> {
     /// The handle with a reservation for `items` items, until it is dropped.
     pub(crate) fn with_reservation(self, reservation: Reservation<'v>, items: u64) -> Self {
         let item_cost = self.space().share_of_an_item(reservation.bytes(), items);
@@ -542,7 +542,7 @@ impl<'v> Handle<'v> {
     }
 
     /// The tree `id`.
-    pub(crate) fn tree(&self, id: TreeId) -> Result<Arc<Tree>> {
+    pub(crate) fn tree(&self, id: TreeId) -> Result<Arc<ChangingTree>> {
         self.live.tree(self.volume, id)
     }
 
@@ -579,7 +579,7 @@ impl<'v> Handle<'v> {
         self.volume
     }
 
-    pub(crate) fn live(&self) -> &'v Live {
+    pub(crate) fn live(&self) -> &'v LiveVolume {
         self.live
     }
 
@@ -611,7 +611,7 @@ impl<'v> Handle<'v> {
         self.live.checksums.read()
     }
 
-    pub(crate) fn stats(&self) -> &'v Counters {
+    pub(crate) fn stats(&self) -> &'v EngineCounters {
         &self.live.stats
     }
 
@@ -632,7 +632,7 @@ impl<'v> Handle<'v> {
     }
 
     /// The changes of the transaction that quotas count.
-    pub(crate) fn usage(&self) -> &Usage {
+    pub(crate) fn usage(&self) -> &QuotaUsage {
         &self.transaction.usage
     }
 
@@ -706,7 +706,7 @@ impl<'v> Handle<'v> {
 
     /// Makes the root of the tree `id` as a copy of the root of `tree`: from now on both share
     /// everything below. No other thread can find the new tree before it has a root item.
-    pub(crate) fn copy_root(&self, tree: &Tree, id: TreeId) -> Result<TreeRoot> {
+    pub(crate) fn copy_root(&self, tree: &ChangingTree, id: TreeId) -> Result<TreeRoot> {
         let root = *tree.root.read();
         let old = self.volume.block(&root.expected())?;
         let new = self.copied(&old, self.take_block(id, root.level)?, id);
@@ -730,7 +730,7 @@ impl<'v> Handle<'v> {
     }
 
     /// Copies a committed block of the tree `tree` to a new address, where it can be changed.
-    pub(crate) fn copy_block(&self, tree: &Tree, old: &TreeBlock) -> Result<WriteLatch> {
+    pub(crate) fn copy_block(&self, tree: &ChangingTree, old: &TreeBlock) -> Result<WriteLatch> {
         let logical = self.take_block(tree.id, old.header().level)?;
         let new = self.copied(old, logical, tree.id);
         // Blocks of a log have no references: all of them are free after the commit.

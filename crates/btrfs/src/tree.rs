@@ -21,7 +21,7 @@ use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use crate::block::{Held, TreeBlock};
+use crate::block::{HeldBlock, TreeBlock};
 use descent::Descent;
 pub(crate) use write::{ItemEdit, Owns, TreeWriter};
 pub use write::{Latching, Unlock};
@@ -81,14 +81,14 @@ pub(crate) trait Blocks {
     ///
     /// # Errors
     /// `ENOENT` when the tree was deleted.
-    fn hold_root(&self, id: TreeId) -> Result<Held>;
+    fn hold_root(&self, id: TreeId) -> Result<HeldBlock>;
 
     /// The block that `expected` describes. No thread changes it while it is held.
-    fn hold(&self, expected: &ExpectedBlock) -> Result<Held>;
+    fn hold(&self, expected: &ExpectedBlock) -> Result<HeldBlock>;
 }
 
 /// A block on the way to an item.
-struct Step {
+struct CursorStep {
     block: Arc<TreeBlock>,
     slot: usize,
     /// The keys in the block are below this key; `None` at the right edge.
@@ -102,7 +102,7 @@ pub struct Cursor<'v> {
     /// Whether other threads may change the tree meanwhile.
     is_changing: bool,
     /// From the root to the leaf. Empty once the cursor has passed the last item.
-    path: Vec<Step>,
+    path: Vec<CursorStep>,
 }
 
 impl<'v> Cursor<'v> {
@@ -190,7 +190,7 @@ impl<'v> Cursor<'v> {
         }
         if !held.is_empty() {
             let slot = descent.floor(&held).unwrap_or(0);
-            self.path.push(Step { block: held.share(), slot, upper });
+            self.path.push(CursorStep { block: held.share(), slot, upper });
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl<'v> Cursor<'v> {
     /// The item that the cursor stands on; `None` behind the last one.
     #[must_use]
     pub fn item(&self) -> Option<(Key, &[u8])> {
-        let Step { block, slot, .. } = self.path.last()?;
+        let CursorStep { block, slot, .. } = self.path.last()?;
         Some((block.key(*slot), block.data(*slot)))
     }
 
@@ -219,7 +219,7 @@ impl<'v> Cursor<'v> {
 
     /// The key before the item that the cursor stands on, if it is in the same leaf.
     pub(crate) fn key_before(&self) -> Option<Key> {
-        let Step { block, slot, .. } = self.path.last()?;
+        let CursorStep { block, slot, .. } = self.path.last()?;
         Some(block.key(slot.checked_sub(1)?))
     }
 
@@ -284,13 +284,13 @@ impl<'v> Cursor<'v> {
     ) -> Result<()> {
         let slot = choose(&block);
         let is_leaf = block.is_leaf();
-        self.path.push(Step { block, slot, upper });
+        self.path.push(CursorStep { block, slot, upper });
         if is_leaf { Ok(()) } else { self.descend(choose) }
     }
 
     /// Goes down from the last block of the path, at its slot, to a leaf.
     fn descend(&mut self, mut choose: impl FnMut(&TreeBlock) -> usize) -> Result<()> {
-        while let Some(Step { block, slot, upper }) = self.path.last()
+        while let Some(CursorStep { block, slot, upper }) = self.path.last()
             && !block.is_leaf()
         {
             let upper = if slot + 1 < block.len() { Some(block.key(slot + 1)) } else { *upper };
@@ -304,7 +304,7 @@ impl<'v> Cursor<'v> {
                 ));
             }
             let slot = choose(&child);
-            self.path.push(Step { block: child, slot, upper });
+            self.path.push(CursorStep { block: child, slot, upper });
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use offshoot_btrfs::{EVENT_TARGETS, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EVENT_TARGETS, EngineOptions, MkfsOptions, SubvolumeId, mkfs};
 use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice};
 use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 use tracing_subscriber::fmt::MakeWriter;
@@ -67,9 +67,9 @@ fn a_commit_and_an_fsync_tell_their_phases_in_order() {
     let device: Arc<dyn BlockDevice> = faulty.clone();
     mkfs(std::slice::from_ref(&device), &MkfsOptions::new(Uuid::from_u128(7), AT))
         .expect("a volume");
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let lines = recorded(|| {
-        let volume = Volume::open_writable(vec![device], &options).expect("it opens");
+        let volume = BtrfsVolume::open_writable(vec![device], &options).expect("it opens");
         let fs = volume.filesystem(SubvolumeId::FS).expect("its files");
         let place = |name: &'static [u8]| EntryPlace { dir: fs.root(), name };
         let file = fs.create(place(b"file"), &NEW).expect("a file");

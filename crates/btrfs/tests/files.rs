@@ -14,7 +14,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Stats, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{
+    BtrfsVolume, EngineOptions, Filesystem, MkfsOptions, Stats, SubvolumeId, mkfs,
+};
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -62,7 +64,7 @@ fn device(image: &Path) -> Arc<dyn BlockDevice> {
 }
 
 fn open(image: &Path) -> Filesystem {
-    let volume = Volume::open_writable(vec![device(image)], &OpenOptions::default());
+    let volume = BtrfsVolume::open_writable(vec![device(image)], &EngineOptions::default());
     volume.expect("it opens").filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
@@ -147,7 +149,7 @@ fn make_and_remove(job: FilesJob) {
     drop(filesystem);
 
     check(image);
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it opens");
     let filesystem = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     let mut left = vec![BTreeSet::new(); if job.is_in_one { 1 } else { gone.len() }];
     for (thread, gone) in (0..).zip(&gone) {

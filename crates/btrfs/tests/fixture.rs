@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
 use offshoot_device::{BlockDevice, FileDevice, MemoryDevice};
 use offshoot_testkit::btrfs::fixture;
 use offshoot_testkit::manifest::{differences, manifest};
@@ -18,7 +18,7 @@ fn unpacked() -> (tempfile::TempDir, std::path::PathBuf) {
 }
 
 fn top(device: Arc<dyn BlockDevice>) -> Filesystem {
-    let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(vec![device], &EngineOptions::default()).expect("it opens");
     let id = volume.default_subvolume().expect("a default subvolume");
     volume.filesystem(id).expect("it opens")
 }
@@ -50,7 +50,7 @@ fn the_same_from_memory() {
 fn it_holds_one_of_each() {
     let (_dir, image) = unpacked();
     let device = Arc::new(FileDevice::open(&image).expect("it opens"));
-    let volume = Volume::open(vec![device], &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(vec![device], &EngineOptions::default()).expect("it opens");
     let subvolumes = volume.subvolumes().collect::<Result<Vec<_>, _>>().expect("a list");
     assert!(subvolumes.iter().any(|one| one.read_only), "a snapshot");
     assert!(subvolumes.len() >= 4, "subvolumes");

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use offshoot_btrfs::{
-    Compress, Filesystem, NewFiles, OpenOptions, Report, Reporter, SubvolumeId, Volume,
+    BtrfsVolume, Compress, EngineOptions, Filesystem, NewFiles, Reporter, SubvolumeId, VolumeReport,
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::path::{LastLink, resolve};
@@ -85,7 +85,7 @@ impl Opening {
 /// An open volume.
 pub(crate) struct Session {
     /// The volume.
-    pub(crate) volume: Arc<Volume>,
+    pub(crate) volume: Arc<BtrfsVolume>,
     /// The layers between the file of the first member and the volume, lowest first.
     pub(crate) layers: Vec<String>,
     reports: Arc<Mutex<Vec<String>>>,
@@ -212,14 +212,14 @@ impl Session {
         let (console, kept) = (console.clone(), reports.clone());
         let tell =
             opening.reporter.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
-        let reporter = move |report: &Report| {
+        let reporter = move |report: &VolumeReport| {
             tell(report);
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             if kept.len() < REPORTS_KEPT {
                 kept.push(report.to_string());
             }
         };
-        let mut options = OpenOptions {
+        let mut options = EngineOptions {
             degraded: arguments.degraded,
             ignore_log: opening.is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
@@ -228,7 +228,7 @@ impl Session {
             tree_log: opening.tree_log,
             discard: opening.discard,
             flush_on_commit: opening.flush_on_commit,
-            ..OpenOptions::default()
+            ..EngineOptions::default()
         };
         if let Some(bytes) = opening.max_inline {
             options.max_inline = bytes;
@@ -240,8 +240,8 @@ impl Session {
             options.commit_interval = opening.commit;
         }
         let opened = match opening.access {
-            Access::Write if !opening.is_stored => Volume::open_writable(devices, &options),
-            _ => Volume::open(devices, &options),
+            Access::Write if !opening.is_stored => BtrfsVolume::open_writable(devices, &options),
+            _ => BtrfsVolume::open(devices, &options),
         };
         Ok(Self { volume: opened?, layers, reports })
     }
@@ -260,7 +260,7 @@ impl Session {
 
 /// The subvolume `name`, which is an id or a path from the top level, or else the default one. A
 /// path that is a number is told from an id by a leading `/`.
-pub(crate) fn subvolume_of(volume: &Arc<Volume>, name: Option<&OsStr>) -> Result<SubvolumeId> {
+pub(crate) fn subvolume_of(volume: &Arc<BtrfsVolume>, name: Option<&OsStr>) -> Result<SubvolumeId> {
     let Some(name) = name else { return Ok(volume.default_subvolume()?) };
     if let Some(id) = name.to_str().and_then(|name| name.parse().ok()) {
         return Ok(volume.subvolume(TreeId(id))?.id);

@@ -26,7 +26,7 @@ use offshoot_btrfs_format::edit::leaf_free;
 use offshoot_btrfs_format::{ItemType, Logical};
 
 use super::{BlockCache, TreeBlock};
-use crate::stats::Counters;
+use crate::stats::EngineCounters;
 use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 
 /// A dirty block.
@@ -35,7 +35,7 @@ pub(crate) type Latch = RwLock<Arc<TreeBlock>>;
 pub(crate) type ReadLatch = ArcReadGuard<Arc<TreeBlock>>;
 
 /// Takes the latch of a block that other threads can reach, to read the block.
-pub(crate) fn latch_shared(latch: &Arc<Latch>, stats: &Counters) -> ReadLatch {
+pub(crate) fn latch_shared(latch: &Arc<Latch>, stats: &EngineCounters) -> ReadLatch {
     let held = stats.lock_shared(RwLock::try_read_arc(latch), || RwLock::read_arc(latch));
     #[cfg(debug_assertions)]
     super::lock_order::require_order(&held);
@@ -47,14 +47,14 @@ pub(crate) struct WriteLatch {
     guard: ArcWriteGuard<Arc<TreeBlock>>,
     /// This thread's note of the latch, which checks the order of latches.
     #[cfg(debug_assertions)]
-    _noted: super::lock_order::Noted,
+    _noted: super::lock_order::NotedLatch,
 }
 
 impl WriteLatch {
     /// Takes the latch of a block that other threads can reach.
-    pub(crate) fn take(latch: &Arc<Latch>, stats: &Counters) -> Self {
+    pub(crate) fn take(latch: &Arc<Latch>, stats: &EngineCounters) -> Self {
         #[cfg(debug_assertions)]
-        let noted = super::lock_order::Noted::in_order(&latch.read());
+        let noted = super::lock_order::NotedLatch::in_order(&latch.read());
         Self {
             guard: stats.lock(RwLock::try_write_arc(latch), || RwLock::write_arc(latch)),
             #[cfg(debug_assertions)]
@@ -82,7 +82,7 @@ const LITTLE_BYTES: usize = 256;
 /// Shards of the map, a power of two.
 const SHARDS: usize = 16;
 
-type Shard = RwLock<HashMap<u64, Arc<Latch>, RandomState>>;
+type DirtyShard = RwLock<HashMap<u64, Arc<Latch>, RandomState>>;
 
 /// Whether `block` will hardly change: it is a full leaf without names. New inodes and directory
 /// indexes go behind the last item; hashes of names may go to any leaf of a directory.
@@ -95,12 +95,12 @@ pub(crate) fn changes_little(block: &TreeBlock) -> bool {
 /// The dirty blocks of one transaction, by address.
 #[derive(Default)]
 pub(crate) struct DirtyBlocks {
-    shards: [Shard; SHARDS],
+    shards: [DirtyShard; SHARDS],
     count: AtomicU64,
 }
 
 impl DirtyBlocks {
-    fn shard(&self, logical: Logical) -> &Shard {
+    fn shard(&self, logical: Logical) -> &DirtyShard {
         // Blocks are at least 4 KiB, so the lowest 12 bits are zero.
         let spread = (logical.0 >> 12) ^ (logical.0 >> 16);
         #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
@@ -116,7 +116,7 @@ impl DirtyBlocks {
     pub(crate) fn add(&self, block: TreeBlock) -> WriteLatch {
         let logical = Logical(block.header().bytenr.get());
         #[cfg(debug_assertions)]
-        let noted = super::lock_order::Noted::fresh(&block);
+        let noted = super::lock_order::NotedLatch::fresh(&block);
         let latch = Arc::new(RwLock::new(Arc::new(block)));
         let held = WriteLatch {
             guard: RwLock::write_arc(&latch),

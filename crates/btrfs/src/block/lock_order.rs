@@ -40,7 +40,7 @@ struct Note {
 
 /// Notes that the thread holds a latch. Latches do not move between threads.
 #[derive(Debug)]
-pub(super) struct Noted(Note);
+pub(super) struct NotedLatch(Note);
 
 /// The rank of a tree in the order of trees. All subvolumes have one rank.
 fn rank(tree: TreeId) -> u8 {
@@ -89,7 +89,7 @@ pub(crate) fn require_order(block: &TreeBlock) {
     });
 }
 
-impl Noted {
+impl NotedLatch {
     /// Checks the order and notes that the thread latches `block`, which other threads can reach.
     ///
     /// # Panics
@@ -108,7 +108,7 @@ impl Noted {
     }
 }
 
-impl Drop for Noted {
+impl Drop for NotedLatch {
     fn drop(&mut self) {
         HELD.with(|held| {
             let mut held = held.borrow_mut();
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
     use crate::test_volumes::in_memory;
-    use crate::{OpenOptions, Volume};
+    use crate::{BtrfsVolume, EngineOptions};
 
     const SUBVOLUME: TreeId = TreeId(256);
 
@@ -193,10 +193,10 @@ mod tests {
     }
 
     /// Latches blocks that other threads can reach, one after the other, and holds them all.
-    fn latch(blocks: &[(TreeId, u8)]) -> Vec<Noted> {
+    fn latch(blocks: &[(TreeId, u8)]) -> Vec<NotedLatch> {
         (1..)
             .zip(blocks)
-            .map(|(n, &(tree, level))| Noted::in_order(&block(tree, level, n)))
+            .map(|(n, &(tree, level))| NotedLatch::in_order(&block(tree, level, n)))
             .collect()
     }
 
@@ -265,15 +265,15 @@ mod tests {
     /// block that is latched after it.
     #[test]
     fn a_new_block_may_come_anywhere() {
-        let _leaf = Noted::in_order(&block(SUBVOLUME, 0, 1));
-        let _new = Noted::fresh(&block(SUBVOLUME, 1, 2));
-        let _sibling = Noted::in_order(&block(SUBVOLUME, 0, 3));
+        let _leaf = NotedLatch::in_order(&block(SUBVOLUME, 0, 1));
+        let _new = NotedLatch::fresh(&block(SUBVOLUME, 1, 2));
+        let _sibling = NotedLatch::in_order(&block(SUBVOLUME, 0, 3));
     }
 
     #[test]
     #[should_panic(expected = "is held")]
     fn a_new_block_counts_for_what_is_latched_after_it() {
-        let _new = Noted::fresh(&block(TreeId::FREE_SPACE, 0, 1));
+        let _new = NotedLatch::fresh(&block(TreeId::FREE_SPACE, 0, 1));
         latch(&[(TreeId::EXTENT, 0)]);
     }
 
@@ -290,8 +290,9 @@ mod tests {
         drop(latch(&[(SUBVOLUME, 0)]));
     }
 
-    fn volume() -> Arc<Volume> {
-        Volume::open_writable(vec![in_memory(16384)], &OpenOptions::default()).expect("it opens")
+    fn volume() -> Arc<BtrfsVolume> {
+        BtrfsVolume::open_writable(vec![in_memory(16384)], &EngineOptions::default())
+            .expect("it opens")
     }
 
     #[test]

@@ -39,7 +39,7 @@ use crate::space::{Kept, Promise, Reservation};
 const RUN_BYTES: usize = 1 << 20;
 
 /// Consecutive bytes of a file, with the offset of the first.
-pub(crate) type Run = (u64, Arc<Vec<u8>>);
+pub(crate) type BufferRun = (u64, Arc<Vec<u8>>);
 
 /// The buffer of a file.
 pub(crate) type FileBuffer = Arc<RwLock<Dirty>>;
@@ -145,7 +145,7 @@ impl Dirty {
     }
 
     /// The runs that overlap `range`, in order.
-    pub(crate) fn runs(&self, range: &Range<u64>) -> Vec<Run> {
+    pub(crate) fn runs(&self, range: &Range<u64>) -> Vec<BufferRun> {
         let first = self.runs.range(..=range.start).next_back().map_or(range.start, |(&at, _)| at);
         self.runs
             .range(first..range.end.max(first))
@@ -171,8 +171,8 @@ impl Dirty {
     }
 
     /// The first consecutive runs, of at most `most` bytes together, but at least one run.
-    pub(crate) fn first_runs(&self, most: u64) -> Vec<Run> {
-        let mut found: Vec<Run> = Vec::new();
+    pub(crate) fn first_runs(&self, most: u64) -> Vec<BufferRun> {
+        let mut found: Vec<BufferRun> = Vec::new();
         let mut end = None;
         let mut bytes = 0;
         for (&at, run) in &self.runs {
@@ -189,16 +189,17 @@ impl Dirty {
 
     /// As [`first_runs`](Self::first_runs), but without a last run at the end of the file that may
     /// still grow.
-    pub(crate) fn first_whole_runs(&self, most: u64) -> Vec<Run> {
+    pub(crate) fn first_whole_runs(&self, most: u64) -> Vec<BufferRun> {
         let mut runs = self.first_runs(most);
-        let may_grow =
-            |(at, run): &mut Run| run.len() < RUN_BYTES && *at + run.len() as u64 >= self.size;
+        let may_grow = |(at, run): &mut BufferRun| {
+            run.len() < RUN_BYTES && *at + run.len() as u64 >= self.size
+        };
         runs.pop_if(may_grow);
         runs
     }
 
     /// How many bytes of `runs` are still unchanged at the beginning of the buffer.
-    pub(crate) fn unchanged(&self, runs: &[Run]) -> u64 {
+    pub(crate) fn unchanged(&self, runs: &[BufferRun]) -> u64 {
         let pairs = runs.iter().zip(&self.runs);
         let same =
             pairs.take_while(|((at, run), (now, kept))| at == *now && Arc::ptr_eq(run, kept));
@@ -270,11 +271,11 @@ impl Dirty {
     }
 }
 
-type Shard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
+type BufferShard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
 
 /// The buffers of all files of a volume.
 pub(crate) struct Buffers {
-    shards: [Shard; SHARDS],
+    shards: [BufferShard; SHARDS],
     bytes: NonNegativeCounter,
     /// Held exclusively while extents of a file of this shard are replaced.
     extents: [RwLock<()>; SHARDS],
@@ -287,7 +288,7 @@ impl Buffers {
         Self { shards: Default::default(), bytes, extents: Default::default() }
     }
 
-    fn shard(&self, file: FileId) -> &Shard {
+    fn shard(&self, file: FileId) -> &BufferShard {
         &self.shards[shard_of(file)]
     }
 
@@ -325,7 +326,7 @@ impl Buffers {
 
     /// All files with buffers, in the order of their inodes in trees.
     pub(crate) fn files(&self) -> Vec<FileId> {
-        let files = |shard: &Shard| shard.read().keys().copied().collect::<Vec<_>>();
+        let files = |shard: &BufferShard| shard.read().keys().copied().collect::<Vec<_>>();
         let mut all: Vec<_> = self.shards.iter().flat_map(files).collect();
         all.sort_unstable();
         all

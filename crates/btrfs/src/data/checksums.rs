@@ -10,7 +10,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result};
 
-use crate::transaction::{Base, Handle, remove_checksums_beside_writers};
+use crate::transaction::{Base, TransactionHandle, remove_checksums_beside_writers};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The checksums of all sectors of `len` bytes from `logical` on, concatenated.
@@ -104,7 +104,7 @@ pub(crate) fn has_checksums(volume: &Base, logical: Logical, len: u64) -> Result
 /// Removes stale checksums of `len` bytes from `logical` on, which were free until now. Only a
 /// damaged volume has such checksums, and `btrfs check` reports them if the data is to have none.
 pub(super) fn remove_stale_checksums(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     logical: Logical,
     len: u64,
 ) -> Result<()> {
@@ -129,7 +129,7 @@ pub(crate) fn bytes_with_checksums(volume: &Base, items: u64) -> u64 {
 
 /// Stores the checksums of `data`, slices of whole sectors, which was written at `logical`.
 pub(crate) fn insert_checksums<'d>(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     logical: Logical,
     data: impl Iterator<Item = &'d [u8]>,
 ) -> Result<()> {
@@ -143,7 +143,11 @@ pub(crate) fn insert_checksums<'d>(
 
 /// Stores `sums`, the checksums of consecutive sectors from `logical` on. Existing checksums of
 /// these sectors are replaced; a damaged volume has some even of free space.
-pub(crate) fn insert_sums(handle: &Handle<'_>, logical: Logical, sums: &[u8]) -> Result<()> {
+pub(crate) fn insert_sums(
+    handle: &TransactionHandle<'_>,
+    logical: Logical,
+    sums: &[u8],
+) -> Result<()> {
     let superblock = handle.volume().superblock();
     let (sector, sum_len) = (superblock.sector_size as usize, superblock.checksum.len());
     let most = most_per_item(superblock.node_size, sum_len);

@@ -21,7 +21,7 @@ use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
 use crate::storage::malformed;
-use crate::transaction::{Base, ExtentKind, Handle, Owner};
+use crate::transaction::{Base, ExtentKind, Owner, TransactionHandle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The offset of the second part of an extent item, which all but inline items have.
@@ -43,7 +43,11 @@ pub(crate) struct Overlap {
 ///
 /// # Errors
 /// When an item cannot be read. This ends all writing, because half of the range may be removed.
-pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<u64> {
+pub(crate) fn drop_range(
+    handle: &TransactionHandle<'_>,
+    file: FileId,
+    range: Range<u64>,
+) -> Result<u64> {
     let mut dropped = 0;
     let mut from = range.start;
     handle.log().note_extents(file, range.clone());
@@ -64,7 +68,7 @@ pub(crate) fn drop_range(handle: &Handle<'_>, file: FileId, range: Range<u64>) -
 }
 
 /// Notes for the log that an item is about to change.
-pub(super) fn note_change(handle: &Handle<'_>, file: FileId, overlap: &Overlap) {
+pub(super) fn note_change(handle: &TransactionHandle<'_>, file: FileId, overlap: &Overlap) {
     handle.log().note_extents(file, overlap.key.offset..overlap.end);
 }
 
@@ -108,7 +112,7 @@ pub(crate) fn overlaps_in(
 }
 
 fn drop_one(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     overlap: &Overlap,
     range: &Range<u64>,
@@ -132,7 +136,7 @@ fn drop_one(
 
 /// Removes `range` from an item without a reference: inline data, or a hole.
 fn drop_plain(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     overlap: &Overlap,
     range: &Range<u64>,
@@ -152,7 +156,7 @@ fn drop_plain(
 
 /// Removes an item, or the part of it in `range`.
 fn cut_item(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     overlap: &Overlap,
     range: &Range<u64>,

@@ -16,14 +16,14 @@ use offshoot_vfs::{FileId, Result};
 use super::checksums::has_checksums;
 use super::drop::{Overlap, overlaps};
 use crate::storage::malformed;
-use crate::transaction::{Handle, Owner};
+use crate::transaction::{Owner, TransactionHandle};
 
 /// The number of extent items that are read at once.
 const BATCH: usize = 16;
 
 /// Where the first part of a range is written, and the length of that part in bytes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum WriteTarget {
     /// Over the existing data.
     InPlace {
         /// The address of the part.
@@ -39,14 +39,14 @@ pub(crate) enum Target {
 
 /// Where the beginning of `range` of the file is written.
 pub(crate) fn target(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     inode: &InodeItem,
     range: &Range<u64>,
-) -> Result<Target> {
+) -> Result<WriteTarget> {
     let all = range.end - range.start;
     if inode.flags.get() & (inode_flags::NODATACOW | inode_flags::PREALLOC) == 0 {
-        return Ok(Target::New(all));
+        return Ok(WriteTarget::New(all));
     }
     let mut at = range.start;
     loop {
@@ -56,19 +56,19 @@ pub(crate) fn target(
             let Some(target) = in_place(handle, file, inode, overlap, &part)? else { continue };
             return Ok(match part.start - range.start {
                 0 => target,
-                before => Target::New(before),
+                before => WriteTarget::New(before),
             });
         }
         match found.last() {
             Some(last) if last.end < range.end => at = last.end,
-            _ => return Ok(Target::New(all)),
+            _ => return Ok(WriteTarget::New(all)),
         }
     }
 }
 
 /// Whether all of `range` of the file may be written in place.
 pub(crate) fn is_in_place(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     inode: &InodeItem,
     range: &Range<u64>,
@@ -76,8 +76,8 @@ pub(crate) fn is_in_place(
     let mut at = range.start;
     while at < range.end {
         match target(handle, file, inode, &(at..range.end))? {
-            Target::InPlace { len, .. } => at += len,
-            Target::New(_) => return Ok(false),
+            WriteTarget::InPlace { len, .. } => at += len,
+            WriteTarget::New(_) => return Ok(false),
         }
     }
     Ok(true)
@@ -85,12 +85,12 @@ pub(crate) fn is_in_place(
 
 /// The place of `part` of the file, which lies in one item, if it may be written in place.
 fn in_place(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     inode: &InodeItem,
     Overlap { key, data, .. }: &Overlap,
     part: &Range<u64>,
-) -> Result<Option<Target>> {
+) -> Result<Option<WriteTarget>> {
     let extent = FileExtent::parse(data).map_err(malformed)?;
     let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, is_preallocated, .. } =
         extent.body
@@ -108,6 +108,6 @@ fn in_place(
         && !handle.is_as_old_as_a_snapshot(root, extent.generation)?
         && handle.is_only_of(disk_bytenr, disk_num_bytes, owner)?
         && !has_checksums(handle.volume(), logical, len)?;
-    let target = Target::InPlace { logical, len, is_preallocated };
+    let target = WriteTarget::InPlace { logical, len, is_preallocated };
     Ok(is_alone.then_some(target))
 }

@@ -17,23 +17,23 @@ use offshoot_btrfs_format::Logical;
 use offshoot_vfs::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-use super::buffer::Run;
-use super::store::{Sectors, Sums, write_places};
+use super::buffer::BufferRun;
+use super::store::{DataChecksums, Sectors, write_places};
 use crate::transaction::Base;
 
 /// Data on its way to a place that was allocated for it.
 #[derive(Debug)]
 pub(crate) struct OrderedExtent {
-    runs: Vec<Run>,
+    runs: Vec<BufferRun>,
     /// The place.
     pub(crate) logical: Logical,
-    sums: Sums,
-    state: Mutex<State>,
+    sums: DataChecksums,
+    state: Mutex<OrderedWriteState>,
     is_done: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OrderedWriteState {
     /// The outcome of the write, once it has ended.
     written: Option<Result<()>>,
     /// Whether the file dropped the data before the write ended.
@@ -42,7 +42,7 @@ struct State {
 
 impl OrderedExtent {
     /// An extent of consecutive `runs` to write at `logical`.
-    pub(crate) fn new(runs: Vec<Run>, logical: Logical, sums: Sums) -> Self {
+    pub(crate) fn new(runs: Vec<BufferRun>, logical: Logical, sums: DataChecksums) -> Self {
         Self { runs, logical, sums, state: Mutex::default(), is_done: Condvar::new() }
     }
 
@@ -52,14 +52,14 @@ impl OrderedExtent {
     }
 
     /// The data in memory.
-    pub(crate) fn runs(&self) -> &[Run] {
+    pub(crate) fn runs(&self) -> &[BufferRun] {
         &self.runs
     }
 
     /// Writes the data. Only one thread calls this. Returns whether the data was forgotten
     /// meanwhile, so that the caller must give the place back.
     pub(crate) fn write(&self, volume: &Base) -> bool {
-        let mut end = End { extent: self, written: None };
+        let mut end = OrderedWriteEnd { extent: self, written: None };
         end.written = Some(write_places(volume, self.logical, self.data(), self.sums));
         drop(end);
         self.state.lock().is_forgotten
@@ -89,12 +89,12 @@ impl OrderedExtent {
 }
 
 /// Wakes the waiting threads when it is dropped, even after a panic.
-struct End<'e> {
+struct OrderedWriteEnd<'e> {
     extent: &'e OrderedExtent,
     written: Option<Result<()>>,
 }
 
-impl Drop for End<'_> {
+impl Drop for OrderedWriteEnd<'_> {
     fn drop(&mut self) {
         let panicked =
             || Err(Error::io("writing data", std::io::Error::other("its thread panicked")));

@@ -24,7 +24,7 @@ pub(crate) const MOST_AT_ONCE: usize = 16;
 
 /// A part of a file that becomes one compressed extent, or a part of a plain one.
 #[derive(Debug)]
-pub(crate) struct Chunk {
+pub(crate) struct CompressionChunk {
     pub(crate) range: Range<u64>,
     /// The compressed bytes in whole sectors, if that saves a sector.
     pub(crate) packed: Packed,
@@ -44,7 +44,7 @@ type Packed = Option<Arc<Vec<u8>>>;
 /// Consecutive chunks that are about to be written.
 #[derive(Default)]
 pub(crate) struct Chunks {
-    ready: Vec<Chunk>,
+    ready: Vec<CompressionChunk>,
     /// The chunks behind `ready`, which are being compressed.
     coming: VecDeque<(Range<u64>, WorkerTask<Packed>)>,
 }
@@ -71,12 +71,13 @@ impl Chunks {
         // If a chunk was stored in part, its rest is compressed again.
         let before: Vec<_> = cut(data.start..first).map(start).collect();
         self.coming.extend(cut(last..ahead.max(last)).map(start));
-        let finished = |(range, task): (_, WorkerTask<_>)| Chunk { range, packed: task.finish() };
+        let finished =
+            |(range, task): (_, WorkerTask<_>)| CompressionChunk { range, packed: task.finish() };
         self.ready.splice(..0, before.into_iter().map(finished));
         while (self.ready.len() < MOST_AT_ONCE || self.are_plain())
             && let Some((range, task)) = self.coming.pop_front()
         {
-            self.ready.push(Chunk { range, packed: task.finish() });
+            self.ready.push(CompressionChunk { range, packed: task.finish() });
         }
     }
 
@@ -95,9 +96,14 @@ impl Chunks {
 
     /// The beginning of `data` that can be written at once, after [`prepare`](Self::prepare): at
     /// most `most` compressed chunks, or plain ones.
-    pub(crate) fn first<'s>(&self, data: Sectors<'s>, most: usize) -> (Sectors<'s>, &[Chunk]) {
+    pub(crate) fn first<'s>(
+        &self,
+        data: Sectors<'s>,
+        most: usize,
+    ) -> (Sectors<'s>, &[CompressionChunk]) {
         let end = data.range().end;
-        let is_packed = |chunk: &&Chunk| chunk.packed.is_some() && chunk.range.end <= end;
+        let is_packed =
+            |chunk: &&CompressionChunk| chunk.packed.is_some() && chunk.range.end <= end;
         let packed = self.ready.iter().take(most).take_while(is_packed).count();
         let packed = &self.ready[..packed];
         // A chunk of which only a part can be replaced now is stored plain.
@@ -109,7 +115,7 @@ impl Chunks {
     /// Whether the chunks show that the file is not worth compressing: its first chunk did not
     /// become smaller.
     pub(crate) fn are_useless(&self, packing: Packing) -> bool {
-        self.ready.first().is_some_and(|Chunk { range, packed }| {
+        self.ready.first().is_some_and(|CompressionChunk { range, packed }| {
             // A single sector can never become a sector smaller, so it shows nothing.
             range.start == 0 && range.end > u64::from(packing.sector) && packed.is_none()
         })
@@ -218,7 +224,7 @@ mod tests {
                 continue;
             }
             let mut next = at;
-            for Chunk { range, packed } in packed {
+            for CompressionChunk { range, packed } in packed {
                 assert_eq!(range.start, next, "one behind the other");
                 let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
                 let packed = packed.as_ref().expect("it is packed");

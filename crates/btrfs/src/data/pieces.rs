@@ -24,15 +24,15 @@ const BATCH_PIECES: usize = 64;
 
 /// The part `start..end` of a file, all of it in one extent.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct ReadPiece {
     pub(super) start: u64,
     pub(super) end: u64,
-    pub(super) source: Source,
+    pub(super) source: PieceSource,
 }
 
 /// Where the bytes of a piece are.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum PieceSource {
     /// Plain on disk. `logical` is the address of the byte at `start`.
     Plain { logical: Logical },
     /// In a compressed extent, `decode.skip` bytes into its decoded data.
@@ -49,17 +49,17 @@ pub(super) struct Decode {
     pub(super) skip: u64,
 }
 
-impl Piece {
+impl ReadPiece {
     /// The address and the length of the sectors that are read for it; `None` for inline data.
     pub(super) fn disk_range(&self, sector: u64) -> Option<(Logical, u64)> {
         match &self.source {
-            Source::Plain { logical } => {
+            PieceSource::Plain { logical } => {
                 let (from, to) = (logical.0, logical.0 + (self.end - self.start));
                 let from = from - from % sector;
                 Some((Logical(from), to.next_multiple_of(sector) - from))
             }
-            Source::Compressed { extent, disk_bytes, .. } => Some((*extent, *disk_bytes)),
-            Source::Inline { .. } => None,
+            PieceSource::Compressed { extent, disk_bytes, .. } => Some((*extent, *disk_bytes)),
+            PieceSource::Inline { .. } => None,
         }
     }
 }
@@ -83,7 +83,7 @@ impl<'v, V: Files> Pieces<'v, V> {
     }
 
     /// Fills `batch`; it stays empty at the end of the range.
-    pub(super) fn fill(&mut self, batch: &mut Vec<Piece>) -> Result<()> {
+    pub(super) fn fill(&mut self, batch: &mut Vec<ReadPiece>) -> Result<()> {
         let _looking = self.volume.buffers().looking(self.file);
         // In a volume that is written, extents may be replaced between two batches. Then the next
         // item may begin before the end of the last batch.
@@ -95,9 +95,9 @@ impl<'v, V: Files> Pieces<'v, V> {
         while bytes < BATCH_BYTES && batch.len() < BATCH_PIECES {
             let Some(piece) = self.next(&mut cursor)? else { break };
             bytes += match &piece.source {
-                Source::Plain { .. } => piece.end - piece.start,
-                Source::Compressed { disk_bytes, .. } => *disk_bytes,
-                Source::Inline { stored, .. } => stored.len() as u64,
+                PieceSource::Plain { .. } => piece.end - piece.start,
+                PieceSource::Compressed { disk_bytes, .. } => *disk_bytes,
+                PieceSource::Inline { stored, .. } => stored.len() as u64,
             };
             batch.push(piece);
         }
@@ -118,7 +118,7 @@ impl<'v, V: Files> Pieces<'v, V> {
         Ok(cursor)
     }
 
-    fn next(&mut self, cursor: &mut Cursor<'v>) -> Result<Option<Piece>> {
+    fn next(&mut self, cursor: &mut Cursor<'v>) -> Result<Option<ReadPiece>> {
         loop {
             if let Some((rest, logical)) = self.pending.take() {
                 return Ok(Some(self.cut(rest, logical)));
@@ -139,7 +139,7 @@ impl<'v, V: Files> Pieces<'v, V> {
             cursor.advance()?;
             self.range.start = self.range.start.max(wanted.end);
             match piece {
-                Some(Piece { start, end, source: Source::Plain { logical } }) => {
+                Some(ReadPiece { start, end, source: PieceSource::Plain { logical } }) => {
                     self.pending = Some((start..end, logical));
                 }
                 Some(piece) => return Ok(Some(piece)),
@@ -149,12 +149,12 @@ impl<'v, V: Files> Pieces<'v, V> {
     }
 
     /// Takes one piece off the front of a plain run and keeps the rest pending.
-    fn cut(&mut self, run: Range<u64>, logical: Logical) -> Piece {
+    fn cut(&mut self, run: Range<u64>, logical: Logical) -> ReadPiece {
         let end = run.end.min(run.start + PIECE_BYTES);
         if end < run.end {
             self.pending = Some((end..run.end, Logical(logical.0 + (end - run.start))));
         }
-        Piece { start: run.start, end, source: Source::Plain { logical } }
+        ReadPiece { start: run.start, end, source: PieceSource::Plain { logical } }
     }
 }
 
@@ -175,7 +175,7 @@ fn piece(
     extent: &FileExtent<'_>,
     covered: &Range<u64>,
     wanted: &Range<u64>,
-) -> Result<Option<Piece>> {
+) -> Result<Option<ReadPiece>> {
     let into = wanted.start - covered.start;
     let decode =
         |skip| Decode { compression: extent.compression, ram_bytes: extent.ram_bytes, skip };
@@ -190,7 +190,7 @@ fn piece(
             return Ok(None);
         }
         FileExtentBody::Inline(stored) => {
-            Source::Inline { stored: stored.to_vec(), decode: decode(into) }
+            PieceSource::Inline { stored: stored.to_vec(), decode: decode(into) }
         }
         FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } => {
             let skip = offset.saturating_add(into);
@@ -205,14 +205,14 @@ fn piece(
                         format!("reaches past the {disk_num_bytes} bytes of its extent"),
                     ));
                 }
-                Source::Plain { logical: Logical(disk_bytenr.0 + skip) }
+                PieceSource::Plain { logical: Logical(disk_bytenr.0 + skip) }
             } else if disk_num_bytes > MAX_COMPRESSED_EXTENT {
                 return Err(Error::corrupt(
                     "file extent",
                     format!("compressed, and {disk_num_bytes} bytes long on disk"),
                 ));
             } else {
-                Source::Compressed {
+                PieceSource::Compressed {
                     extent: disk_bytenr,
                     disk_bytes: disk_num_bytes,
                     decode: decode(skip),
@@ -220,5 +220,5 @@ fn piece(
             }
         }
     };
-    Ok(Some(Piece { start: wanted.start, end: wanted.end, source }))
+    Ok(Some(ReadPiece { start: wanted.start, end: wanted.end, source }))
 }

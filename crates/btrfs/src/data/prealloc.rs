@@ -23,7 +23,7 @@ use super::checksums::remove_stale_checksums;
 use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
 use crate::storage::malformed;
-use crate::transaction::{Base, ExtentKind, Handle, Owner};
+use crate::transaction::{Base, ExtentKind, Owner, TransactionHandle};
 
 /// The number of extent items that are read at once.
 const BATCH: usize = 64;
@@ -33,7 +33,7 @@ const BATCH: usize = 64;
 /// [`Buffers::changing`](crate::data::Buffers::changing). Returns the change of the bytes of data
 /// that the inode counts.
 pub(crate) fn preallocate(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     start: u64,
     logical: Logical,
@@ -75,7 +75,7 @@ pub(crate) fn first_gap(
 
 /// The extent that an item refers to, and how.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct ReferredExtent {
     extent: Logical,
     extent_len: u64,
     /// The offset in the file at which the whole extent would begin.
@@ -83,7 +83,7 @@ struct Place {
     is_preallocated: bool,
 }
 
-fn place_of(overlap: &Overlap) -> Result<Option<Place>> {
+fn place_of(overlap: &Overlap) -> Result<Option<ReferredExtent>> {
     let extent = FileExtent::parse(&overlap.data).map_err(malformed)?;
     Ok(match extent.body {
         FileExtentBody::Extent {
@@ -94,7 +94,7 @@ fn place_of(overlap: &Overlap) -> Result<Option<Place>> {
             ..
         } => {
             let file_start = overlap.key.offset.wrapping_sub(offset);
-            Some(Place { extent, extent_len, file_start, is_preallocated })
+            Some(ReferredExtent { extent, extent_len, file_start, is_preallocated })
         }
         _ => None,
     })
@@ -102,7 +102,11 @@ fn place_of(overlap: &Overlap) -> Result<Option<Place>> {
 
 /// Turns `range` of the file, which lies in one preallocated extent item and has been written, into
 /// data.
-pub(super) fn mark_written(handle: &Handle<'_>, file: FileId, range: &Range<u64>) -> Result<()> {
+pub(super) fn mark_written(
+    handle: &TransactionHandle<'_>,
+    file: FileId,
+    range: &Range<u64>,
+) -> Result<()> {
     let near = range.start.saturating_sub(1)..range.end.saturating_add(1);
     let around = overlaps(handle.volume(), file, near, 3)?;
     let is_it = |one: &&Overlap| one.key.offset <= range.start && range.end <= one.end;
@@ -110,7 +114,7 @@ pub(super) fn mark_written(handle: &Handle<'_>, file: FileId, range: &Range<u64>
     let item = around.iter().find(is_it).ok_or_else(wrong)?;
     let place = place_of(item)?.filter(|place| place.is_preallocated).ok_or_else(wrong)?;
     // Adjacent items that are data of the same extent become one item with this one.
-    let data = Place { is_preallocated: false, ..place };
+    let data = ReferredExtent { is_preallocated: false, ..place };
     let mut joined = range.clone();
     let mut items_before = 1;
     let mut edits = BTreeMap::from([(item.key.offset, None)]);

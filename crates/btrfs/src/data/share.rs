@@ -8,11 +8,11 @@ use offshoot_vfs::{FileId, Result};
 
 use super::drop::{Overlap, part};
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Obstacle, Owner};
+use crate::transaction::{ExtentKind, Obstacle, Owner, TransactionHandle};
 
 /// The result of sharing extents.
 #[derive(Debug, Default)]
-pub(crate) struct Shared {
+pub(crate) struct SharedExtents {
     /// The bytes of data that the file got.
     pub(crate) bytes: u64,
     /// Whether some of it is preallocated.
@@ -24,15 +24,15 @@ pub(crate) struct Shared {
 /// caller holds [`Buffers::changing`](crate::data::Buffers::changing). Inline data and holes are
 /// left out.
 pub(crate) fn share(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     items: &[Overlap],
     range: &Range<u64>,
     file: FileId,
     at: u64,
-) -> Result<Shared> {
+) -> Result<SharedExtents> {
     let root = TreeId(file.dev);
     handle.log().note_moved_extents();
-    let mut shared = Shared::default();
+    let mut shared = SharedExtents::default();
     let mut new = Vec::new();
     for Overlap { key, data, end } in items {
         let extent = FileExtent::parse(data).map_err(malformed)?;

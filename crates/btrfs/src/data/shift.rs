@@ -11,12 +11,12 @@ use offshoot_vfs::{FileId, Result};
 
 use super::drop::Overlap;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Handle, Owner};
+use crate::transaction::{ExtentKind, Owner, TransactionHandle};
 
 /// Moves `items` of the file by `to - from` bytes, forwards or backwards. The target range must be
 /// empty, and the caller holds [`Buffers::changing`](crate::data::Buffers::changing).
 pub(crate) fn shift(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     file: FileId,
     items: &[Overlap],
     from: u64,

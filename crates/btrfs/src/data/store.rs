@@ -17,26 +17,26 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
-use super::buffer::{Buffers, Run, index};
+use super::buffer::{BufferRun, Buffers, index};
 use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
-use super::pack::Chunk;
+use super::pack::CompressionChunk;
 use super::prealloc::mark_written;
 use crate::storage::WrittenCopy;
-use crate::transaction::{Base, ExtentKind, Handle, Owner};
+use crate::transaction::{Base, ExtentKind, Owner, TransactionHandle};
 
 /// Consecutive whole sectors of a file.
 #[derive(Clone, Copy)]
 pub(crate) struct Sectors<'r> {
-    runs: &'r [Run],
+    runs: &'r [BufferRun],
     pub(crate) start: u64,
     pub(crate) len: u64,
 }
 
 impl<'r> Sectors<'r> {
     /// All sectors of `runs`, which are consecutive.
-    pub(crate) fn new(runs: &'r [Run]) -> Self {
+    pub(crate) fn new(runs: &'r [BufferRun]) -> Self {
         let start = runs.first().map_or(0, |(start, _)| *start);
         let len = runs.iter().map(|(_, run)| run.len() as u64).sum();
         Self { runs, start, len }
@@ -66,8 +66,9 @@ impl<'r> Sectors<'r> {
     }
 
     /// The runs that have bytes of `part` of the file, which must lie within them.
-    pub(crate) fn runs_of(self, part: &Range<u64>) -> Vec<Run> {
-        let overlaps = |(at, run): &&Run| *at < part.end && part.start < at + run.len() as u64;
+    pub(crate) fn runs_of(self, part: &Range<u64>) -> Vec<BufferRun> {
+        let overlaps =
+            |(at, run): &&BufferRun| *at < part.end && part.start < at + run.len() as u64;
         self.runs.iter().filter(overlaps).cloned().collect()
     }
 
@@ -91,7 +92,7 @@ impl<'r> Sectors<'r> {
 /// # Errors
 /// When a tree cannot be read.
 pub(crate) fn refer_to(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     buffers: &Buffers,
     file: FileId,
     inode: &InodeItem,
@@ -111,18 +112,18 @@ pub(crate) fn refer_to(
 /// Writes consecutive compressed chunks of a file, each to its own one of `places`, and stores
 /// their items as [`refer_to`] does.
 pub(crate) fn store_packed(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     buffers: &Buffers,
     file: FileId,
     inode: &InodeItem,
-    chunks: &[Chunk],
+    chunks: &[CompressionChunk],
     compression: Compression,
     places: &[Logical],
 ) -> Result<i64> {
     let extents: Vec<PackedExtent<'_>> = chunks
         .iter()
         .zip(places)
-        .filter_map(|(Chunk { range, packed }, &logical)| {
+        .filter_map(|(CompressionChunk { range, packed }, &logical)| {
             packed.as_ref().map(|packed| PackedExtent { range, packed, logical })
         })
         .collect();
@@ -171,7 +172,7 @@ impl PackedExtent<'_> {
 }
 
 /// Sets the feature of the volume that says that this compression was used.
-pub(crate) fn note_use(handle: &Handle<'_>, compression: Compression) {
+pub(crate) fn note_use(handle: &TransactionHandle<'_>, compression: Compression) {
     match compression {
         Compression::Lzo => handle.needs(Incompat::COMPRESS_LZO),
         Compression::Zstd => handle.needs(Incompat::COMPRESS_ZSTD),
@@ -181,26 +182,26 @@ pub(crate) fn note_use(handle: &Handle<'_>, compression: Compression) {
 
 /// Writes `data` at `logical`, with checksums if the file has them.
 fn write_new(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     inode: &InodeItem,
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<()> {
-    write_data(handle, logical, data, Sums::of(inode))?;
+    write_data(handle, logical, data, DataChecksums::of(inode))?;
     note_checksums(handle, inode, data, logical)
 }
 
 /// Stores the checksums of `data` at `logical`, if the file has them, and otherwise removes stale
 /// ones.
 fn note_checksums(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     inode: &InodeItem,
     data: Sectors<'_>,
     logical: Logical,
 ) -> Result<()> {
-    match Sums::of(inode) {
-        Sums::Has => insert_checksums(handle, logical, data.slices(0..data.len)),
-        Sums::HasNone => remove_stale_checksums(handle, logical, data.len),
+    match DataChecksums::of(inode) {
+        DataChecksums::Has => insert_checksums(handle, logical, data.slices(0..data.len)),
+        DataChecksums::HasNone => remove_stale_checksums(handle, logical, data.len),
     }
 }
 
@@ -209,7 +210,7 @@ fn note_checksums(
 /// # Errors
 /// When a device fails.
 pub(crate) fn store_preallocated(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     buffers: &Buffers,
     file: FileId,
     inode: &InodeItem,
@@ -222,7 +223,7 @@ pub(crate) fn store_preallocated(
 }
 
 /// Inline data.
-pub(crate) struct Inline<'d> {
+pub(crate) struct InlineData<'d> {
     /// The length before compression, in bytes.
     pub(crate) len: u64,
     pub(crate) compression: Compression,
@@ -232,11 +233,11 @@ pub(crate) struct Inline<'d> {
 /// Makes `data` the inline data of `file`, and replaces the extents in `range`. Returns as
 /// [`refer_to`].
 pub(crate) fn store_inline(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     buffers: &Buffers,
     file: FileId,
     range: Range<u64>,
-    data: &Inline<'_>,
+    data: &InlineData<'_>,
 ) -> Result<i64> {
     note_use(handle, data.compression);
     let _changing = buffers.changing(file);
@@ -276,7 +277,7 @@ impl FirstData<'_> {
 /// # Errors
 /// When a device fails.
 pub(crate) fn store_first(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     files: &[FirstData<'_>],
     logical: Logical,
 ) -> Result<()> {
@@ -289,7 +290,7 @@ pub(crate) fn store_first(
     let runs: Vec<_> = runs.collect();
     if len > 0 {
         let data = Sectors::new(&runs);
-        write_data(handle, logical, data, Sums::Has)?;
+        write_data(handle, logical, data, DataChecksums::Has)?;
         insert_checksums(handle, logical, data.slices(0..len))?;
     }
     let mut at = logical;
@@ -317,12 +318,12 @@ pub(crate) fn store_first(
 
 /// Whether data has checksums. They reveal a copy that could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sums {
+pub(crate) enum DataChecksums {
     Has,
     HasNone,
 }
 
-impl Sums {
+impl DataChecksums {
     /// Whether the data of this inode has checksums.
     pub(crate) fn of(inode: &InodeItem) -> Self {
         if inode.flags.get() & inode_flags::NODATASUM == 0 { Self::Has } else { Self::HasNone }
@@ -331,10 +332,10 @@ impl Sums {
 
 /// Writes every copy of `data`. If a part could not be written to any member, all writing ends.
 pub(crate) fn write_data(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     logical: Logical,
     data: Sectors<'_>,
-    sums: Sums,
+    sums: DataChecksums,
 ) -> Result<()> {
     handle.whole(|| write_places(handle.volume(), logical, data, sums))
 }
@@ -348,7 +349,7 @@ pub(super) fn write_places(
     volume: &Base,
     logical: Logical,
     data: Sectors<'_>,
-    sums: Sums,
+    sums: DataChecksums,
 ) -> Result<()> {
     let mut copies = Vec::with_capacity(2);
     let mut cause = None;
@@ -356,7 +357,7 @@ pub(super) fn write_places(
         let slices: Vec<_> = data.slices(part.clone()).map(IoSlice::new).collect();
         let is_written = match volume.write_copy(member, physical.0, &slices) {
             Ok(is_written) => is_written,
-            Err(error) if sums == Sums::Has => {
+            Err(error) if sums == DataChecksums::Has => {
                 cause.get_or_insert(error);
                 false
             }
@@ -372,7 +373,11 @@ pub(super) fn write_places(
 
 /// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES store
 /// nothing for that. Preallocated space in the range stays.
-pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) -> Result<()> {
+pub(crate) fn insert_hole(
+    handle: &TransactionHandle<'_>,
+    file: FileId,
+    range: Range<u64>,
+) -> Result<()> {
     if range.is_empty() || handle.volume().superblock().incompat.has(Incompat::NO_HOLES) {
         return Ok(());
     }
@@ -392,16 +397,21 @@ pub(crate) fn insert_hole(handle: &Handle<'_>, file: FileId, range: Range<u64>) 
 }
 
 /// The item of a hole.
-pub(crate) fn hole_item(handle: &Handle<'_>, len: u64) -> Vec<u8> {
+pub(crate) fn hole_item(handle: &TransactionHandle<'_>, len: u64) -> Vec<u8> {
     encode(handle, len, Logical(0), 0, extent_type::REG)
 }
 
-pub(super) fn insert(handle: &Handle<'_>, file: FileId, at: u64, item: &[u8]) -> Result<()> {
+pub(super) fn insert(
+    handle: &TransactionHandle<'_>,
+    file: FileId,
+    at: u64,
+    item: &[u8],
+) -> Result<()> {
     let key = Key::new(file.ino, ItemType::EXTENT_DATA, at);
     handle.change(TreeId(file.dev), |tree| tree.insert(key, item))
 }
 
-fn head(handle: &Handle<'_>, len: u64, extent_type: u8) -> FileExtentHead {
+fn head(handle: &TransactionHandle<'_>, len: u64, extent_type: u8) -> FileExtentHead {
     FileExtentHead {
         generation: handle.generation().0.into(),
         ram_bytes: len.into(),
@@ -414,7 +424,7 @@ fn head(handle: &Handle<'_>, len: u64, extent_type: u8) -> FileExtentHead {
 
 /// The item of an extent, or of a hole, whose address is 0.
 pub(super) fn encode(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     len: u64,
     logical: Logical,
     disk_num_bytes: u64,

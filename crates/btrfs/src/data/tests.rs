@@ -10,13 +10,13 @@ use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, SetAttr, Timestamp};
 
-use crate::{Filesystem, OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions, Filesystem};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
 
-fn open(disks: &Disks) -> Arc<Volume> {
+fn open(disks: &Disks) -> Arc<BtrfsVolume> {
     let device = FileDevice::open_writable(&disks.images()[0]).expect("nobody else has it");
-    Volume::open_writable(vec![Arc::new(device)], &OpenOptions::default()).expect("it opens")
+    BtrfsVolume::open_writable(vec![Arc::new(device)], &EngineOptions::default()).expect("it opens")
 }
 
 /// A write or a change of length, applied to the file and to a model of it.

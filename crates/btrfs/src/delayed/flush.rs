@@ -24,11 +24,11 @@ use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::node::{Items, Load, Pending, Releases};
-use super::{Delayed, Kind, NodeId};
+use super::node::{Load, QueuedItem, QueuedItems, Releases};
+use super::{Delayed, DelayedNodeKind, NodeId};
 use crate::cores;
-use crate::stats::Counters;
-use crate::transaction::{Base, Handle, Tree};
+use crate::stats::EngineCounters;
+use crate::transaction::{Base, ChangingTree, TransactionHandle};
 
 /// The bytes from which on several threads flush. Less is flushed before a second thread has
 /// started.
@@ -59,7 +59,7 @@ pub(crate) enum FlushedBy {
 
 impl FlushedBy {
     /// Counts a flushed set of delayed items.
-    fn count(self, stats: &Counters) {
+    fn count(self, stats: &EngineCounters) {
         match self {
             Self::Background => stats.flushed_in_background(),
             Self::Writer => stats.flushed_by_writer(),
@@ -70,7 +70,7 @@ impl FlushedBy {
 }
 
 /// Items that are being flushed, in the order of keys.
-type Sorted<'i> = [(Key, &'i Pending)];
+type Sorted<'i> = [(Key, &'i QueuedItem)];
 
 impl Delayed {
     /// Flushes delayed items until at least `bytes` of reserved metadata were released, or nothing
@@ -147,7 +147,10 @@ impl Delayed {
     ///
     /// # Errors
     /// As [`flush`](Self::flush): the first error, after all threads have ended.
-    pub(crate) fn flush_all<'v>(&self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()> {
+    pub(crate) fn flush_all<'v>(
+        &self,
+        join: impl Fn() -> Result<TransactionHandle<'v>> + Sync,
+    ) -> Result<()> {
         let nodes = self.in_order();
         let next = AtomicUsize::new(0);
         let work = || -> Result<()> {
@@ -188,7 +191,12 @@ impl Delayed {
     }
 
     /// Flushes one node, unless another thread does.
-    fn flush_node(&self, handle: &Handle<'_>, id: NodeId, by: FlushedBy) -> Result<Flushed> {
+    fn flush_node(
+        &self,
+        handle: &TransactionHandle<'_>,
+        id: NodeId,
+        by: FlushedBy,
+    ) -> Result<Flushed> {
         let Some(frozen) = self.freeze(id) else { return Ok(Flushed::default()) };
         by.count(handle.stats());
         handle.whole(|| {
@@ -201,14 +209,23 @@ impl Delayed {
     ///
     /// # Errors
     /// When the tree cannot be changed. This ends all writing.
-    pub(crate) fn flush_beside(&self, handle: &Handle<'_>, tree: TreeId, key: Key) -> Result<bool> {
+    pub(crate) fn flush_beside(
+        &self,
+        handle: &TransactionHandle<'_>,
+        tree: TreeId,
+        key: Key,
+    ) -> Result<bool> {
         let Some(id) = NodeId::of(tree, key) else { return Ok(true) };
         self.flush_node(handle, id, FlushedBy::Fsync)?;
         Ok(!self.shard(id).read().contains_key(&id))
     }
 
     /// Flushes these nodes, except those that another thread is flushing.
-    pub(super) fn flush_nodes(&self, handle: &Handle<'_>, nodes: &[NodeId]) -> Result<()> {
+    pub(super) fn flush_nodes(
+        &self,
+        handle: &TransactionHandle<'_>,
+        nodes: &[NodeId],
+    ) -> Result<()> {
         let flush = |&id| self.flush_node(handle, id, FlushedBy::Writer).map(drop);
         nodes.iter().try_for_each(flush)
     }
@@ -220,7 +237,7 @@ impl Delayed {
     /// When the tree cannot be changed. This ends all writing.
     pub(crate) fn flush_inodes(
         &self,
-        handle: &Handle<'_>,
+        handle: &TransactionHandle<'_>,
         tree: TreeId,
         inodes: impl Iterator<Item = u64>,
     ) -> Result<()> {
@@ -236,7 +253,12 @@ impl Delayed {
     ///
     /// # Errors
     /// When the tree cannot be changed. This ends all writing.
-    pub(crate) fn flush_inode(&self, handle: &Handle<'_>, tree: &Tree, ino: u64) -> Result<()> {
+    pub(crate) fn flush_inode(
+        &self,
+        handle: &TransactionHandle<'_>,
+        tree: &ChangingTree,
+        ino: u64,
+    ) -> Result<()> {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let Some(id) = NodeId::of(tree.id, key) else { return Ok(()) };
         let Some((frozen, more)) = self.freeze_inode(id, ino) else { return Ok(()) };
@@ -261,7 +283,7 @@ struct Flushed {
 pub(super) struct Frozen<'v> {
     delayed: &'v Delayed,
     id: NodeId,
-    items: Arc<Items>,
+    items: Arc<QueuedItems>,
 }
 
 impl Drop for Frozen<'_> {
@@ -272,8 +294,8 @@ impl Drop for Frozen<'_> {
 
 /// One flush of a node.
 struct Flush<'a, 'v> {
-    handle: &'a Handle<'v>,
-    tree: &'a Tree,
+    handle: &'a TransactionHandle<'v>,
+    tree: &'a ChangingTree,
     frozen: &'a Frozen<'v>,
 }
 
@@ -285,7 +307,7 @@ impl Flush<'_, '_> {
         Ok(flushed)
     }
 
-    fn put(&self, items: &Items) -> Result<Flushed> {
+    fn put(&self, items: &QueuedItems) -> Result<Flushed> {
         let delayed = self.frozen.delayed;
         let sorted = items.in_order(self.frozen.id.first);
         let mut left = Releases::new(items, delayed.by_item, delayed.leaf);
@@ -344,7 +366,7 @@ impl Delayed {
             let shard = shard.read();
             let idle =
                 shard.iter().filter(|(_, node)| node.flushing.is_none() && !node.active.is_empty());
-            let bytes = |items: &Items| u64::try_from(items.load(false).bytes).unwrap_or(0);
+            let bytes = |items: &QueuedItems| u64::try_from(items.load(false).bytes).unwrap_or(0);
             nodes.extend(idle.map(|(&id, node)| (id, bytes(&node.active))));
         }
         nodes
@@ -354,7 +376,8 @@ impl Delayed {
     fn ripe_first(&self) -> Vec<NodeId> {
         let mut nodes = self.nodes();
         nodes.sort_unstable_by_key(|&(id, bytes)| {
-            let (is_hashed, is_small) = (id.kind == Kind::Hashes, bytes < u64::from(self.leaf));
+            let (is_hashed, is_small) =
+                (id.kind == DelayedNodeKind::Hashes, bytes < u64::from(self.leaf));
             (is_small, is_hashed, Reverse(if is_hashed { bytes } else { 0 }), id)
         });
         nodes.into_iter().map(|(id, _)| id).collect()

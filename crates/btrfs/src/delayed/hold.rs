@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use super::Delayed;
 use super::node::Load;
 use crate::space::{Kept, OPERATION_ITEMS, Space};
-use crate::transaction::{Account, Handle, Tree};
+use crate::transaction::{Account, ChangingTree, TransactionHandle};
 
 /// More blocks that a tree may get: a new root for every level, and a few blocks with it.
 const FEW_BLOCKS: u64 = 16;
@@ -35,10 +35,10 @@ impl Delayed {
     /// how many bytes of reserved metadata this released.
     pub(super) fn settle(
         &self,
-        tree: &Tree,
+        tree: &ChangingTree,
         space: &Space,
         more: Load,
-        handle: Option<&Handle<'_>>,
+        handle: Option<&TransactionHandle<'_>>,
     ) -> u64 {
         let less = self.recount(&mut tree.hold.account(), tree, space, more, handle);
         // Dropping it grants waiting tickets, so this happens after the account is unlocked.
@@ -49,10 +49,10 @@ impl Delayed {
     fn recount(
         &self,
         account: &mut Account,
-        tree: &Tree,
+        tree: &ChangingTree,
         space: &Space,
         more: Load,
-        handle: Option<&Handle<'_>>,
+        handle: Option<&TransactionHandle<'_>>,
     ) -> Option<Kept> {
         account.units += more.units;
         account.blocks += more.blocks;
@@ -70,7 +70,7 @@ impl Delayed {
         if wanted > before {
             // An operation pays only for the items that it queues, not for the growth of the tree
             // since.
-            let pay = |handle: &Handle<'_>| {
+            let pay = |handle: &TransactionHandle<'_>| {
                 let share = positive(more.units).saturating_mul(handle.item_cost());
                 handle.hand_over(&mut account.held, share.min(wanted - before))
             };

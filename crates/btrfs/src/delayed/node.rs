@@ -16,14 +16,14 @@ const OVERHEAD_BYTES: usize = 96;
 
 /// A queued item.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct QueuedItem {
     /// `None` for a tombstone.
     data: Option<Box<[u8]>>,
     /// Whether the tree may have an item with this key, or get one from a running flush.
     in_tree: bool,
 }
 
-impl Pending {
+impl QueuedItem {
     pub(super) fn data(&self) -> Option<&[u8]> {
         self.data.as_deref()
     }
@@ -86,12 +86,12 @@ enum Unit {
 
 /// Items of a node that wait for one flush.
 #[derive(Debug, Default)]
-pub(super) struct Items {
+pub(super) struct QueuedItems {
     /// DIR_ITEMs by hash. They are only looked up one by one.
-    hashed: HashMap<u64, Pending, FixedState>,
+    hashed: HashMap<u64, QueuedItem, FixedState>,
     /// The approximate number of leaves with the hashes of the directory.
     spread: Option<u64>,
-    sorted: BTreeMap<Key, Pending>,
+    sorted: BTreeMap<Key, QueuedItem>,
     bytes: usize,
     growth: usize,
     /// The number of items in `sorted` that are not in the tree.
@@ -106,7 +106,7 @@ pub(super) struct Items {
     inodes: u64,
 }
 
-impl Items {
+impl QueuedItems {
     pub(super) fn is_empty(&self) -> bool {
         self.hashed.is_empty() && self.sorted.is_empty()
     }
@@ -115,7 +115,7 @@ impl Items {
         self.hashed.len() + self.sorted.len()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&Pending> {
+    pub(super) fn get(&self, key: Key) -> Option<&QueuedItem> {
         if key.item_type == ItemType::DIR_ITEM {
             self.hashed.get(&key.offset)
         } else {
@@ -154,7 +154,7 @@ impl Items {
     ) {
         if key.item_type == ItemType::DIR_ITEM {
             let in_tree = self.hashed.get(&key.offset).map_or(existed, |old| old.in_tree);
-            let new = Pending { data: Some(data.into()), in_tree };
+            let new = QueuedItem { data: Some(data.into()), in_tree };
             self.count(&new);
             if let Some(old) = self.hashed.insert(key.offset, new) {
                 self.discount(&old);
@@ -162,7 +162,7 @@ impl Items {
             return;
         }
         let Some(old) = self.sorted.get_mut(&key) else {
-            let new = Pending { data: Some(data.into()), in_tree: existed };
+            let new = QueuedItem { data: Some(data.into()), in_tree: existed };
             self.count(&new);
             self.add_unit(unit(key, &new), key, new.size(), leaf);
             self.sorted.insert(key, new);
@@ -172,7 +172,7 @@ impl Items {
         if let Some(same) = old.data.as_deref_mut().filter(|old| old.len() == data.as_ref().len()) {
             same.copy_from_slice(data.as_ref());
         } else {
-            let new = Pending { data: Some(data.into()), in_tree };
+            let new = QueuedItem { data: Some(data.into()), in_tree };
             let (after, is) = (unit(key, &new), new.size());
             self.replace(key, new);
             if after == Unit::Leaf {
@@ -190,7 +190,7 @@ impl Items {
 
     /// Removes the item. Returns whether that needs no tombstone, because it never was in the tree.
     pub(super) fn remove(&mut self, key: Key) -> bool {
-        let tombstone = Pending { data: None, in_tree: true };
+        let tombstone = QueuedItem { data: None, in_tree: true };
         let is_gone = self.get(key).is_some_and(|old| !old.in_tree);
         if key.item_type == ItemType::DIR_ITEM {
             let old = if is_gone {
@@ -247,7 +247,7 @@ impl Items {
     }
 
     /// Takes out one of the sorted items, with its unit.
-    fn take(&mut self, key: Key) -> Option<Pending> {
+    fn take(&mut self, key: Key) -> Option<QueuedItem> {
         let old = self.sorted.remove(&key)?;
         self.discount(&old);
         match unit(key, &old) {
@@ -271,19 +271,19 @@ impl Items {
         }
     }
 
-    fn replace(&mut self, key: Key, new: Pending) {
+    fn replace(&mut self, key: Key, new: QueuedItem) {
         self.count(&new);
         if let Some(old) = self.sorted.insert(key, new) {
             self.discount(&old);
         }
     }
 
-    fn count(&mut self, one: &Pending) {
+    fn count(&mut self, one: &QueuedItem) {
         self.bytes += one.bytes();
         self.growth += one.size();
     }
 
-    fn discount(&mut self, one: &Pending) {
+    fn discount(&mut self, one: &QueuedItem) {
         self.bytes -= one.bytes();
         self.growth -= one.size();
     }
@@ -330,12 +330,12 @@ impl Items {
     pub(super) fn range(
         &self,
         range: RangeInclusive<Key>,
-    ) -> impl DoubleEndedIterator<Item = (Key, &Pending)> {
+    ) -> impl DoubleEndedIterator<Item = (Key, &QueuedItem)> {
         self.sorted.range(range).map(|(key, pending)| (*key, pending))
     }
 
     /// All items in the order of keys. The hashed ones belong to the directory `dir`.
-    pub(super) fn in_order(&self, dir: u64) -> Vec<(Key, &Pending)> {
+    pub(super) fn in_order(&self, dir: u64) -> Vec<(Key, &QueuedItem)> {
         let by_hash = |(&hash, pending)| (Key::new(dir, ItemType::DIR_ITEM, hash), pending);
         let mut all: Vec<_> = Vec::with_capacity(self.len());
         all.extend(self.hashed.iter().map(by_hash));
@@ -357,7 +357,7 @@ fn all_of_inode(ino: u64) -> RangeInclusive<Key> {
 }
 
 /// What the unit of a sorted item is counted to.
-fn unit(key: Key, pending: &Pending) -> Unit {
+fn unit(key: Key, pending: &QueuedItem) -> Unit {
     match (key.item_type, &pending.data) {
         _ if !pending.in_tree => Unit::Leaf,
         (ItemType::INODE_ITEM, _) | (ItemType::INODE_REF, Some(_)) => Unit::Inode,
@@ -368,7 +368,7 @@ fn unit(key: Key, pending: &Pending) -> Unit {
 /// The units of items that are being flushed and were not released yet.
 #[derive(Debug)]
 pub(super) struct Releases<'i> {
-    items: &'i Items,
+    items: &'i QueuedItems,
     by_item: bool,
     /// The totals that were not released yet.
     left: Load,
@@ -379,16 +379,16 @@ pub(super) struct Releases<'i> {
 }
 
 impl<'i> Releases<'i> {
-    pub(super) fn new(items: &'i Items, by_item: bool, leaf: u32) -> Self {
+    pub(super) fn new(items: &'i QueuedItems, by_item: bool, leaf: u32) -> Self {
         let (left, leaves) = (items.load(by_item), items.index_item_leaves);
         Self { items, by_item, left, leaves, insertions: items.insertions, leaf }
     }
 
     /// The totals to release when `batch` is in the tree. The memory of items is released only when
     /// all of them are.
-    pub(super) fn after(&mut self, batch: &[(Key, &Pending)]) -> Load {
+    pub(super) fn after(&mut self, batch: &[(Key, &QueuedItem)]) -> Load {
         let growth: usize = batch.iter().map(|(_, pending)| pending.size()).sum();
-        let by = |(key, pending): &(Key, &Pending)| {
+        let by = |(key, pending): &(Key, &QueuedItem)| {
             if key.item_type == ItemType::DIR_ITEM { Unit::Own } else { unit(*key, pending) }
         };
         let new = || batch.iter().filter(|one| by(one) == Unit::Leaf);
@@ -423,18 +423,18 @@ impl<'i> Releases<'i> {
 
 /// A node: the items that wait for the next flush, and those that are being flushed.
 #[derive(Debug, Default)]
-pub(super) struct Node {
-    pub(super) active: Items,
-    pub(super) flushing: Option<Arc<Items>>,
+pub(super) struct DelayedNode {
+    pub(super) active: QueuedItems,
+    pub(super) flushing: Option<Arc<QueuedItems>>,
 }
 
-impl Node {
+impl DelayedNode {
     pub(super) fn is_empty(&self) -> bool {
         self.active.is_empty() && self.flushing.is_none()
     }
 
     /// The newest queued item for `key`.
-    pub(super) fn get(&self, key: Key) -> Option<&Pending> {
+    pub(super) fn get(&self, key: Key) -> Option<&QueuedItem> {
         self.active.get(key).or_else(|| self.flushing.as_ref()?.get(key))
     }
 }

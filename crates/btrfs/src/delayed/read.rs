@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range, RangeInclusive};
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_vfs::Result;
 
-use super::node::{Items, Pending};
+use super::node::{QueuedItem, QueuedItems};
 use super::{Delayed, NodeId, Queues};
 use crate::tree::{self, Cursor, TreeRoot};
 
@@ -64,7 +64,7 @@ fn visit_merged(
     volume: &impl Queues,
     root: TreeRoot,
     range: RangeInclusive<Key>,
-    queued: &Copied,
+    queued: &CopiedItems,
     visit: Visit<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut queued = queued.items().peekable();
@@ -120,14 +120,14 @@ pub(crate) fn queued_between(
 
 /// A copy of the items that were queued at one moment.
 #[derive(Default)]
-struct Copied {
+struct CopiedItems {
     items: Vec<(Key, Option<Range<usize>>)>,
     data: Vec<u8>,
     /// The last key that was copied, if there may be more behind it.
     end: Option<Key>,
 }
 
-impl Copied {
+impl CopiedItems {
     fn items(&self) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
         self.items.iter().map(|(key, data)| (*key, data.clone().map(|range| &self.data[range])))
     }
@@ -135,9 +135,9 @@ impl Copied {
 
 impl Delayed {
     /// Copies the queued items of `range` from its beginning on, at most [`CHUNK`].
-    fn copy(&self, tree: TreeId, range: RangeInclusive<Key>) -> Copied {
+    fn copy(&self, tree: TreeId, range: RangeInclusive<Key>) -> CopiedItems {
         self.merged(tree, range, |all| {
-            let mut copied = Copied::default();
+            let mut copied = CopiedItems::default();
             for (key, pending) in all.take(CHUNK) {
                 let from = copied.data.len();
                 let data = pending.data().map(|data| {
@@ -157,7 +157,7 @@ impl Delayed {
         let id = NodeId::of(tree, *range.end()).filter(|_| self.is_on)?;
         let shard = self.shard(id).read();
         let node = shard.get(&id)?;
-        let last = |items: &Items| items.range(range.clone()).next_back().map(|(key, _)| key);
+        let last = |items: &QueuedItems| items.range(range.clone()).next_back().map(|(key, _)| key);
         last(&node.active).max(node.flushing.as_ref().and_then(|items| last(items)))
     }
 
@@ -167,7 +167,7 @@ impl Delayed {
         &self,
         tree: TreeId,
         range: RangeInclusive<Key>,
-        look: impl FnOnce(&mut dyn Iterator<Item = (Key, &Pending)>) -> T,
+        look: impl FnOnce(&mut dyn Iterator<Item = (Key, &QueuedItem)>) -> T,
     ) -> T {
         let Some(id) = NodeId::of(tree, *range.start()).filter(|_| self.is_on) else {
             return T::default();

@@ -18,18 +18,18 @@ use offshoot_vfs::{
 
 use super::*;
 use crate::test_volumes::in_memory;
-use crate::{Filesystem, OpenOptions, Stats, Volume};
+use crate::{BtrfsVolume, EngineOptions, Filesystem, Stats};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Options with which no thread commits or flushes by itself.
-fn quiet() -> OpenOptions {
-    OpenOptions { commit_interval: None, ..OpenOptions::default() }
+fn quiet() -> EngineOptions {
+    EngineOptions { commit_interval: None, ..EngineOptions::default() }
 }
 
-fn open(device: Arc<dyn BlockDevice>, options: &OpenOptions) -> Filesystem {
-    let volume = Volume::open_writable(vec![device], options).expect("it opens");
+fn open(device: Arc<dyn BlockDevice>, options: &EngineOptions) -> Filesystem {
+    let volume = BtrfsVolume::open_writable(vec![device], options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
@@ -145,7 +145,7 @@ fn an_inode_that_changes_often_is_written_once() {
 }
 
 /// Random creates, moves and removals, with flushes and commits in between, agree with a map.
-fn matches_a_map(options: &OpenOptions, node_size: u32) {
+fn matches_a_map(options: &EngineOptions, node_size: u32) {
     let seed = seed_of_run();
     let mut random = Random::new(seed);
     let device = in_memory(node_size);
@@ -212,12 +212,12 @@ fn names_are_what_a_map_says_in_small_nodes() {
 
 #[test]
 fn names_are_what_a_map_says_by_item() {
-    matches_a_map(&OpenOptions { reserve_by_item: true, ..quiet() }, 16384);
+    matches_a_map(&EngineOptions { reserve_by_item: true, ..quiet() }, 16384);
 }
 
 #[test]
 fn names_are_what_a_map_says_without_delayed_items() {
-    let options = OpenOptions { delayed_items: false, ..quiet() };
+    let options = EngineOptions { delayed_items: false, ..quiet() };
     matches_a_map(&options, 16384);
     let fs = open(in_memory(16384), &options);
     create(&fs, fs.root(), "file");
@@ -229,7 +229,7 @@ fn names_are_what_a_map_says_without_delayed_items() {
 #[test]
 fn readers_miss_nothing_beside_flushes() {
     const FILES: u64 = 30_000;
-    let options = OpenOptions { dirty_bytes: 4 << 20, ..quiet() };
+    let options = EngineOptions { dirty_bytes: 4 << 20, ..quiet() };
     let fs = open(in_memory(4096), &options);
     let (made, done) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {

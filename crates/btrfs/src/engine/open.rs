@@ -8,14 +8,14 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{Change, Engine};
+use super::{Engine, WriteDestination};
 use crate::cores;
 use crate::data::{Buffers, ReadAhead};
 use crate::delayed::Delayed;
 use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};
-use crate::options::OpenOptions;
-use crate::report::Report;
+use crate::options::EngineOptions;
+use crate::report::VolumeReport;
 use crate::storage::{Storage, malformed};
 use crate::subvolume::SubvolumeState;
 use crate::transaction::{Base, chunk_tree_root};
@@ -24,7 +24,10 @@ use crate::upkeep::Keeper;
 
 impl Engine {
     /// Opens the volume to read it.
-    pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
+    pub(crate) fn open(
+        devices: Vec<Arc<dyn BlockDevice>>,
+        options: &EngineOptions,
+    ) -> Result<Self> {
         let engine = Self::open_engine(devices.clone(), options)?;
         if options.ignore_log || !engine.superblock().has_pending_log() {
             return Ok(engine);
@@ -35,31 +38,31 @@ impl Engine {
         let in_memory = |below| Arc::new(MemoryDevice::over_within(below, &budget)) as Arc<_>;
         let changed: Vec<_> = devices.iter().cloned().map(in_memory).collect();
         let engine = Self::open_again(changed.clone(), options)?;
-        match engine.replay(options, Change::InMemory) {
+        match engine.replay(options, WriteDestination::InMemory) {
             Ok(()) => {}
             // A dump may lack blocks that a replay needs, and people only read it.
             Err(error) if is_dump => {
-                let options = OpenOptions { ignore_log: true, ..options.clone() };
+                let options = EngineOptions { ignore_log: true, ..options.clone() };
                 let engine = Self::open_again(devices, &options)?;
-                engine.report(&Report::LogNotReplayed { problem: error.to_string() });
+                engine.report(&VolumeReport::LogNotReplayed { problem: error.to_string() });
                 return Ok(engine);
             }
             Err(error) => return Err(error),
         }
         let devices = changed;
         let engine = Self::open_again(devices, options)?;
-        engine.report(&Report::LogReplayed { is_stored: false });
+        engine.report(&VolumeReport::LogReplayed { is_stored: false });
         Ok(engine)
     }
 
     /// Opens the volume to read and to write it.
     pub(crate) fn open_writable(
         devices: Vec<Arc<dyn BlockDevice>>,
-        options: &OpenOptions,
+        options: &EngineOptions,
     ) -> Result<Self> {
         let engine = Self::open_engine(devices.clone(), options)?;
         if !engine.superblock().has_pending_log() {
-            let engine = engine.into_writable(options, Change::Stored)?;
+            let engine = engine.into_writable(options, WriteDestination::Stored)?;
             engine.report_left_out();
             return Ok(engine);
         }
@@ -67,17 +70,18 @@ impl Engine {
             let what = "writing a volume while its pending tree log is ignored";
             return Err(Error::posix(Errno::INVAL, what));
         }
-        engine.replay(options, Change::Stored)?;
-        let engine = Self::open_again(devices, options)?.into_writable(options, Change::Stored)?;
+        engine.replay(options, WriteDestination::Stored)?;
+        let engine =
+            Self::open_again(devices, options)?.into_writable(options, WriteDestination::Stored)?;
         engine.report_left_out();
-        engine.report(&Report::LogReplayed { is_stored: true });
+        engine.report(&VolumeReport::LogReplayed { is_stored: true });
         Ok(engine)
     }
 
     /// Replays the pending log, and commits.
-    fn replay(self, options: &OpenOptions, change: Change) -> Result<()> {
+    fn replay(self, options: &EngineOptions, change: WriteDestination) -> Result<()> {
         // This engine needs no reporter: if it stops writing, the caller gets an error.
-        let options = OpenOptions {
+        let options = EngineOptions {
             delayed_items: false,
             commit_interval: None,
             reporter: None,
@@ -87,7 +91,7 @@ impl Engine {
         log::replay(&volume, options.replay_bytes)
     }
 
-    fn open_engine(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
+    fn open_engine(devices: Vec<Arc<dyn BlockDevice>>, options: &EngineOptions) -> Result<Self> {
         cores::learn();
         let (storage, found) =
             Storage::open(devices, options.reporter.clone(), options.ignore_log)?;
@@ -113,15 +117,15 @@ impl Engine {
     }
 
     /// Opens the volume again, without repeating the reports of the first opening.
-    fn open_again(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
-        let quiet = OpenOptions { reporter: None, ..options.clone() };
+    fn open_again(devices: Vec<Arc<dyn BlockDevice>>, options: &EngineOptions) -> Result<Self> {
+        let quiet = EngineOptions { reporter: None, ..options.clone() };
         let mut volume = Self::open_engine(devices, &quiet)?;
         volume.rooms.base.storage.set_reporter(options.reporter.clone());
         Ok(volume)
     }
 
     /// An engine over `storage` that knows only the root tree so far.
-    fn over(storage: Storage, options: &OpenOptions) -> Self {
+    fn over(storage: Storage, options: &EngineOptions) -> Self {
         let (subvolumes, log) = (Arc::<SubvolumeState>::default(), Arc::<RunningLog>::default());
         let rooms = Rooms {
             delayed: Delayed::off(storage.superblock().node_size),

@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
     use crate::test_volumes::{edit_root, in_memory};
-    use crate::{OpenOptions, Volume};
+    use crate::{BtrfsVolume, EngineOptions};
 
     #[test]
     fn the_capacity_of_every_profile() {
@@ -149,14 +149,14 @@ mod tests {
     #[test]
     fn damaged_block_groups_leave_what_is_unallocated() {
         let device = in_memory(16384);
-        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        let volume = BtrfsVolume::open(devices(&device), &EngineOptions::default()).unwrap();
         let sound = volume.statfs().unwrap();
         let free = of_data(volume.block_groups().unwrap().iter(), 1).unwrap().0;
         assert!(free > 0);
         let tree = volume.tree(TreeId::BLOCK_GROUP).unwrap();
         edit_root(&device, &volume, tree, |bytes| bytes.fill(0xaa));
         drop(volume);
-        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        let volume = BtrfsVolume::open(devices(&device), &EngineOptions::default()).unwrap();
         assert!(volume.block_groups().is_err(), "they are damaged");
         let expected = StatFs { available_bytes: sound.available_bytes - free, ..sound };
         assert_eq!(volume.statfs().unwrap(), expected);
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_member_has_no_more_room_than_its_device() {
         let device = in_memory(16384);
-        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        let volume = BtrfsVolume::open(devices(&device), &EngineOptions::default()).unwrap();
         let sound = volume.statfs().unwrap();
         let member = &volume.members()[0];
         let sizes = [member.total_bytes, member.allocated_bytes].map(u64::to_le_bytes).concat();
@@ -179,7 +179,7 @@ mod tests {
         edit_root(&device, &volume, volume.tree(TreeId::CHUNK).unwrap(), enlarge);
         let allocated = member.allocated_bytes;
         drop(volume);
-        let volume = Volume::open(devices(&device), &OpenOptions::default()).unwrap();
+        let volume = BtrfsVolume::open(devices(&device), &EngineOptions::default()).unwrap();
         assert_eq!(volume.members()[0].total_bytes, u64::MAX);
         let expected = StatFs { available_bytes: sound.available_bytes + allocated, ..sound };
         assert_eq!(volume.statfs().unwrap(), expected);

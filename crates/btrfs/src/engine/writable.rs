@@ -23,11 +23,11 @@ use crate::counter::WriteStop;
 use crate::data::Buffers;
 use crate::delayed::{Delayed, DelayedConfig};
 use crate::inode::write_back::most_inline;
-use crate::options::OpenOptions;
-use crate::report::{self, Report};
+use crate::options::EngineOptions;
+use crate::report::{self, VolumeReport};
 use crate::space::{BlockGroup, Space};
 use crate::storage::{Member, malformed};
-use crate::transaction::{Live, Quotas, chunk_tree_root};
+use crate::transaction::{LiveVolume, Quotas, chunk_tree_root};
 use crate::tree::{Blocks, Cursor, TreeRoot, with_item};
 
 /// The compat_ro features that a writer maintains, or may leave as they are.
@@ -37,7 +37,7 @@ const KEPT: CompatRo = CompatRo::FREE_SPACE_TREE
 
 /// Where changes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum WriteDestination {
     /// To the devices. Later writers find them, so everything that writers rely on is maintained.
     Stored,
     /// To memory, for readers only. Structures that only writers need may be out of date.
@@ -50,11 +50,15 @@ impl Engine {
     /// # Errors
     /// [`Error::Unsupported`] for a volume that can only be read, [`Error::Corrupt`] for a volume
     /// whose chunks, device extents and block groups do not agree.
-    pub(super) fn into_writable(self, options: &OpenOptions, change: Change) -> Result<Self> {
+    pub(super) fn into_writable(
+        self,
+        options: &EngineOptions,
+        change: WriteDestination,
+    ) -> Result<Self> {
         let mut volume = self;
         volume.require_writable_features(change)?;
         let mut quotas = Quotas::Off;
-        if change == Change::Stored {
+        if change == WriteDestination::Stored {
             volume.rooms.base.set_strict(options.cache_bytes);
             volume.require_kept_features()?;
             volume.require_quiet_trees()?;
@@ -62,14 +66,14 @@ impl Engine {
             quotas = Quotas::of(&volume)?;
         }
         volume.require_whole_members(change)?;
-        if change == Change::Stored {
+        if change == WriteDestination::Stored {
             volume.require_sound_chunks(volume.block_group_root()?)?;
         }
         let chunk_root = chunk_tree_root(&volume).expected();
         let chunk_tree_uuid = volume.block(&chunk_root)?.header().chunk_tree_uuid;
         let reporter = options.reporter.clone();
         let stop = WriteStop::new(Some(Box::new(move |problem| {
-            let report = Report::ReadOnly { problem: problem.to_owned() };
+            let report = VolumeReport::ReadOnly { problem: problem.to_owned() };
             report::tell(reporter.as_ref(), &report);
         })));
         volume.rooms.buffers = Buffers::new(&stop);
@@ -86,10 +90,10 @@ impl Engine {
         };
         volume.rooms.delayed = Delayed::new(config, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
-        volume.rooms.options = OpenOptions { max_inline, ..options.clone() };
+        volume.rooms.options = EngineOptions { max_inline, ..options.clone() };
         let (latching, has_log) = (options.latching, options.tree_log);
         volume.rooms.base.live =
-            Some(Live::new(space, superblock, quotas, latching, has_log, stop));
+            Some(LiveVolume::new(space, superblock, quotas, latching, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.subvolumes.load(&volume)?;
         Ok(volume)
@@ -110,7 +114,7 @@ impl Engine {
 
     /// Refuses volumes that cannot be written at all. A change in memory may be to a metadata dump,
     /// because only trees change there.
-    fn require_writable_features(&self, change: Change) -> Result<()> {
+    fn require_writable_features(&self, change: WriteDestination) -> Result<()> {
         let refuse = |what: &str| Err(Error::Unsupported(format!("writing {what}")));
         let superblock = self.superblock();
         let has = |feature| superblock.compat_ro.has(feature);
@@ -121,7 +125,7 @@ impl Engine {
             return refuse("a volume with a RAID stripe tree");
         }
         let flags = superblock.item.flags.get();
-        if superblock.is_metadata_only() && change == Change::Stored {
+        if superblock.is_metadata_only() && change == WriteDestination::Stored {
             return refuse("a volume that holds metadata only");
         }
         if flags & SUPER_FLAG_SEEDING != 0 {
@@ -140,12 +144,12 @@ impl Engine {
     /// Refuses members that would miss writes, or leaves them out if the volume can do without
     /// them. With changes in memory a member may be missing, because readers find its data on
     /// another one.
-    fn require_whole_members(&self, change: Change) -> Result<()> {
+    fn require_whole_members(&self, change: WriteDestination) -> Result<()> {
         let refuse = |member: &Member, why: &str| {
             Err(Error::Unsupported(format!("writing while {} {why}", member.name())))
         };
         for member in self.members() {
-            if member.device.is_none() && change == Change::Stored {
+            if member.device.is_none() && change == WriteDestination::Stored {
                 return refuse(member, "is missing");
             }
             if member.is_seed {
@@ -171,7 +175,7 @@ impl Engine {
     /// Reports the members that are left out because they missed commits.
     pub(super) fn report_left_out(&self) {
         for member in self.members().iter().filter(|member| member.has_failed()) {
-            self.report(&Report::LeftOut { device: member.name() });
+            self.report(&VolumeReport::LeftOut { device: member.name() });
         }
     }
 

@@ -6,22 +6,22 @@ use offshoot_vfs::{
 };
 
 use super::{Filesystem, of};
-use crate::inode::create::{Kind, make, make_unnamed};
+use crate::inode::create::{NewFileKind, make, make_unnamed};
 use crate::inode::{allocate, attributes, clone, flags, unlink, write, xattr};
-use crate::log::{self, Wanted};
+use crate::log::{self, FsyncScope};
 use crate::subvolume::{delete, rename};
 
 impl FileSystemMut for Filesystem {
     fn mknod(&self, place: EntryPlace<'_>, node: NewNode, new: &NewFile) -> Result<FileId> {
-        make(&self.volume, place, Kind::Node(node), new).map_err(of(place.dir))
+        make(&self.volume, place, NewFileKind::Node(node), new).map_err(of(place.dir))
     }
 
     fn mkdir(&self, place: EntryPlace<'_>, new: &NewFile) -> Result<FileId> {
-        make(&self.volume, place, Kind::Directory, new).map_err(of(place.dir))
+        make(&self.volume, place, NewFileKind::Directory, new).map_err(of(place.dir))
     }
 
     fn symlink(&self, place: EntryPlace<'_>, target: &[u8], new: &NewFile) -> Result<FileId> {
-        make(&self.volume, place, Kind::Symlink(target), new).map_err(of(place.dir))
+        make(&self.volume, place, NewFileKind::Symlink(target), new).map_err(of(place.dir))
     }
 
     fn create_unnamed(&self, dir: FileId, is_linkable: bool, new: &NewFile) -> Result<FileId> {
@@ -128,14 +128,14 @@ impl FileSystemMut for Filesystem {
         if self.volume.live_part().is_none() {
             return Ok(());
         }
-        log::fsync(&self.volume, &self.volume.log, file, Wanted::Everything).map_err(of(file))
+        log::fsync(&self.volume, &self.volume.log, file, FsyncScope::Everything).map_err(of(file))
     }
 
     fn fdatasync(&self, file: FileId) -> Result<()> {
         if self.volume.live_part().is_none() {
             return Ok(());
         }
-        log::fsync(&self.volume, &self.volume.log, file, Wanted::Data).map_err(of(file))
+        log::fsync(&self.volume, &self.volume.log, file, FsyncScope::Data).map_err(of(file))
     }
 
     fn sync(&self) -> Result<()> {

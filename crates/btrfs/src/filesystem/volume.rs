@@ -11,7 +11,7 @@ use tracing::info;
 use super::Filesystem;
 use crate::engine::Engine;
 use crate::events::OPEN;
-use crate::options::OpenOptions;
+use crate::options::EngineOptions;
 use crate::scrub::{self, ScrubCounts, ScrubOptions, ScrubWatch};
 use crate::upkeep::Committer;
 use crate::{SubvolumeId, inode};
@@ -20,13 +20,13 @@ use crate::{SubvolumeId, inode};
 ///
 /// Dropping the last share of it, including [`Filesystem`]s, ends the thread and closes the
 /// devices.
-pub struct Volume {
+pub struct BtrfsVolume {
     /// Dropped before the engine, so the thread ends first.
     _committer: Option<Committer>,
     engine: Arc<Engine>,
 }
 
-impl Deref for Volume {
+impl Deref for BtrfsVolume {
     type Target = Engine;
 
     fn deref(&self) -> &Engine {
@@ -34,7 +34,7 @@ impl Deref for Volume {
     }
 }
 
-impl Drop for Volume {
+impl Drop for BtrfsVolume {
     fn drop(&mut self) {
         info!(target: OPEN, fsid = %self.superblock().fsid, "closing");
     }
@@ -52,7 +52,7 @@ fn opened(engine: &Engine, is_writable: bool) {
     );
 }
 
-impl Volume {
+impl BtrfsVolume {
     /// Opens the volume with the members `devices`, in any order, for reading. A pending tree log
     /// is replayed in memory, unless the options ignore it. The devices are not written.
     ///
@@ -62,7 +62,7 @@ impl Volume {
     /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when the volume needs a feature
     /// that the engine does not have; [`Error::Corrupt`](offshoot_vfs::Error::Corrupt) when its
     /// chunk tree or root tree cannot be read.
-    pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Arc<Self>> {
+    pub fn open(devices: Vec<Arc<dyn BlockDevice>>, options: &EngineOptions) -> Result<Arc<Self>> {
         let engine = Arc::new(Engine::open(devices, options)?);
         opened(&engine, false);
         Ok(Arc::new(Self { _committer: None, engine }))
@@ -73,11 +73,11 @@ impl Volume {
     /// commit.
     ///
     /// # Errors
-    /// As [`Volume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for a
+    /// As [`BtrfsVolume::open`], and [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) for a
     /// volume that can only be read.
     pub fn open_writable(
         devices: Vec<Arc<dyn BlockDevice>>,
-        options: &OpenOptions,
+        options: &EngineOptions,
     ) -> Result<Arc<Self>> {
         let engine = Arc::new(Engine::open_writable(devices, options)?);
         opened(&engine, true);
@@ -94,7 +94,7 @@ impl Volume {
     /// While a volume that was opened for writing is scrubbed, other threads may change it. A
     /// volume that was opened for reading is repaired too, unless the options forbid it; nothing
     /// else on it changes. Then its devices must be writable, no other program may use them, and it
-    /// must have been opened with [`OpenOptions::ignore_log`]. Chunks with RAID5 or RAID6 are only
+    /// must have been opened with [`EngineOptions::ignore_log`]. Chunks with RAID5 or RAID6 are only
     /// read, and so are seeds.
     ///
     /// Members that missed commits are brought up to date. Everything on them that differs is
@@ -126,7 +126,7 @@ impl Volume {
     }
 }
 
-impl offshoot_vfs::Volume for Volume {
+impl offshoot_vfs::Volume for BtrfsVolume {
     fn files(self: Arc<Self>, dev: u64) -> Result<Box<dyn FileSystemMut>> {
         Ok(Box::new(self.filesystem(TreeId(dev))?))
     }

@@ -16,7 +16,7 @@ use super::subvolume::writable;
 use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
 use super::write_back::{self, MOST_REPLACED, Patience, items_of, until_replaced};
 use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, Kept};
 use crate::storage::malformed;
 
@@ -54,7 +54,7 @@ pub(crate) fn fallocate(
     let range = offset..end.ok_or_else(|| refuse(Errno::FBIG))?;
     timespec(at)?;
     write_back::write_back(volume, file, Patience::Waits)?;
-    let work = Work::new(volume, file, at);
+    let work = AllocationWork::new(volume, file, at);
     match what {
         Fallocate::Allocate { keeps_size } => work.allocate(&range, keeps_size)?,
         Fallocate::PunchHole => work.punch(&range)?,
@@ -79,7 +79,7 @@ pub(super) fn leave_item(volume: &Rooms, file: FileId, at: Timestamp) -> Result<
 }
 
 /// The work on one file, whose lock is held and of which nothing is buffered.
-pub(super) struct Work<'v> {
+pub(super) struct AllocationWork<'v> {
     pub(super) volume: &'v Rooms,
     file: FileId,
     /// The size of a sector, in bytes.
@@ -88,7 +88,7 @@ pub(super) struct Work<'v> {
     pub(super) at: Timestamp,
 }
 
-impl<'v> Work<'v> {
+impl<'v> AllocationWork<'v> {
     pub(super) fn new(volume: &'v Rooms, file: FileId, at: Timestamp) -> Self {
         Self { volume, file, sector: u64::from(volume.superblock().sector_size), at }
     }
@@ -241,7 +241,7 @@ impl<'v> Work<'v> {
     /// Changes extents of the file and its inode item. Readers of the extents wait meanwhile.
     pub(super) fn change(
         &self,
-        handle: &Handle<'_>,
+        handle: &RoomsHandle<'_>,
         change: impl FnOnce(&mut InodeItem) -> Result<()>,
     ) -> Result<()> {
         self.apply(handle, self.begin(handle)?, change)
@@ -249,7 +249,7 @@ impl<'v> Work<'v> {
 
     /// Reads what a change needs. The subvolume does not become read-only before the change is
     /// done. A change that files do not show may happen in a read-only subvolume.
-    fn begin<'h, 'w>(&self, handle: &'h Handle<'w>) -> Result<(Changes<'h, 'w>, InodeItem)> {
+    fn begin<'h, 'w>(&self, handle: &'h RoomsHandle<'w>) -> Result<(Changes<'h, 'w>, InodeItem)> {
         let mut changes = Changes::accepted(handle, self.file)?;
         let item = changes.inode(self.file)?;
         changes.before_data(self.file)?;
@@ -258,7 +258,7 @@ impl<'v> Work<'v> {
 
     fn apply(
         &self,
-        handle: &Handle<'_>,
+        handle: &RoomsHandle<'_>,
         (mut changes, mut item): (Changes<'_, '_>, InodeItem),
         change: impl FnOnce(&mut InodeItem) -> Result<()>,
     ) -> Result<()> {

@@ -19,12 +19,12 @@ use zerocopy::IntoBytes;
 use super::evict::Batch;
 use super::{no_such_file, type_of, write_back};
 use crate::delayed::{self, Queue, is_delayed};
-use crate::inode::{Handle, Rooms};
-use crate::transaction::Tree;
+use crate::inode::{Rooms, RoomsHandle};
+use crate::transaction::ChangingTree;
 use crate::tree::TreeRoot;
 
 /// A changed item of any type but INODE_ITEM.
-struct Item {
+struct ChangedItem {
     key: Key,
     /// Whether there was one before the operation.
     existed: bool,
@@ -42,7 +42,7 @@ struct Inode {
 
 /// When an item is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+enum ApplyPhase {
     /// First everything that names lead to.
     Others,
     Entries,
@@ -53,10 +53,10 @@ enum Phase {
 
 /// What an operation changes in one subvolume.
 pub(crate) struct Changes<'h, 'v> {
-    handle: &'h Handle<'v>,
-    tree: Arc<Tree>,
+    handle: &'h RoomsHandle<'v>,
+    tree: Arc<ChangingTree>,
     /// There are few, so a linear search is enough.
-    items: Vec<Item>,
+    items: Vec<ChangedItem>,
     inodes: Vec<Inode>,
     /// Items of one inode to remove, and the inode itself when these are all its items.
     removed: Option<Batch>,
@@ -74,14 +74,14 @@ impl Inode {
     }
 }
 
-impl Item {
-    fn phase(&self) -> Phase {
+impl ChangedItem {
+    fn phase(&self) -> ApplyPhase {
         let is_entry = matches!(self.key.item_type, ItemType::DIR_ITEM | ItemType::DIR_INDEX);
         match (is_entry, &self.new) {
-            (false, Some(_)) => Phase::Others,
-            (true, Some(_)) => Phase::Entries,
-            (true, None) => Phase::RemovedEntries,
-            (false, None) => Phase::RemovedOthers,
+            (false, Some(_)) => ApplyPhase::Others,
+            (true, Some(_)) => ApplyPhase::Entries,
+            (true, None) => ApplyPhase::RemovedEntries,
+            (false, None) => ApplyPhase::RemovedOthers,
         }
     }
 
@@ -100,7 +100,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     ///
     /// # Errors
     /// When there is no such subvolume, or when it is read-only.
-    pub(crate) fn new(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
+    pub(crate) fn new(handle: &'h RoomsHandle<'v>, file: FileId) -> Result<Self> {
         let changes = Self::accepted(handle, file)?;
         changes.tree.require_writable()?;
         Ok(changes)
@@ -108,7 +108,7 @@ impl<'h, 'v> Changes<'h, 'v> {
 
     /// As [`new`](Self::new), for data that was accepted before. The subvolume may have become
     /// read-only since.
-    pub(super) fn accepted(handle: &'h Handle<'v>, file: FileId) -> Result<Self> {
+    pub(super) fn accepted(handle: &'h RoomsHandle<'v>, file: FileId) -> Result<Self> {
         let tree = handle.tree(TreeId(file.dev))?;
         tree.require_alive()?;
         let (items, inodes) = (Vec::with_capacity(6), Vec::with_capacity(4));
@@ -137,7 +137,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         size + ITEM_SIZE <= leaf_capacity(self.volume().superblock().node_size)
     }
 
-    fn item(&mut self, key: Key) -> Result<&mut Item> {
+    fn item(&mut self, key: Key) -> Result<&mut ChangedItem> {
         debug_assert_ne!(key.item_type, ItemType::INODE_ITEM, "inode items have their own place");
         if let Some(at) = self.items.iter().position(|item| item.key == key) {
             return Ok(&mut self.items[at]);
@@ -145,7 +145,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         let read = |data: &[u8]| Ok(data.to_vec());
         let new = delayed::with_item(self.volume(), self.root(), key, read)?;
         let (existed, is_changed) = (new.is_some(), false);
-        self.items.push(Item { key, existed, is_changed, new });
+        self.items.push(ChangedItem { key, existed, is_changed, new });
         Ok(self.items.last_mut().expect("one was added"))
     }
 
@@ -163,7 +163,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// Adds an item that cannot exist yet, because its key has a number that was never used.
     pub(super) fn put_new(&mut self, key: Key, data: Vec<u8>) {
         debug_assert!(self.items.iter().all(|item| item.key != key), "{key} was there");
-        self.items.push(Item { key, existed: false, is_changed: true, new: Some(data) });
+        self.items.push(ChangedItem { key, existed: false, is_changed: true, new: Some(data) });
     }
 
     /// Removes the item, and returns whether it existed.
@@ -285,7 +285,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         self.items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
         let gone = self.removed.as_ref().and_then(Batch::inode_gone);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
-        self.items.sort_by_key(Item::phase);
+        self.items.sort_by_key(ChangedItem::phase);
         self.note_removals();
         // No other item that is removed is queued. Queued names of the inode wait in its own node,
         // and an empty directory can have only removals of its entries queued.
@@ -310,7 +310,7 @@ impl<'h, 'v> Changes<'h, 'v> {
 
     /// Notes the removed entries for the log.
     fn note_removals(&self) {
-        let is_index = |item: &&Item| item.key.item_type == ItemType::DIR_INDEX;
+        let is_index = |item: &&ChangedItem| item.key.item_type == ItemType::DIR_INDEX;
         for item in self.items.iter().filter(is_index).filter(|item| item.new.is_none()) {
             let (dir, index) = (item.key.objectid, item.key.offset);
             let lost = self.lost.iter().find(|lost| (lost.0, lost.1) == (dir, index));
@@ -320,7 +320,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     }
 
     /// The handle of the transaction that the changes belong to.
-    pub(super) fn handle(&self) -> &Handle<'_> {
+    pub(super) fn handle(&self) -> &RoomsHandle<'_> {
         self.handle
     }
 
@@ -328,8 +328,12 @@ impl<'h, 'v> Changes<'h, 'v> {
     fn put_all(self) -> Result<()> {
         let Self { handle, tree, items, inodes, removed, .. } = self;
         handle.whole(|| {
-            put(handle, &tree, inodes.iter().map(Inode::edit).chain(edits(&items, Phase::Others)))?;
-            for phase in [Phase::Entries, Phase::RemovedEntries] {
+            put(
+                handle,
+                &tree,
+                inodes.iter().map(Inode::edit).chain(edits(&items, ApplyPhase::Others)),
+            )?;
+            for phase in [ApplyPhase::Entries, ApplyPhase::RemovedEntries] {
                 put(handle, &tree, edits(&items, phase))?;
             }
             let inode = removed.as_ref().and_then(Batch::inode_gone).map(inode_key);
@@ -354,18 +358,18 @@ impl<'h, 'v> Changes<'h, 'v> {
             for inode in &inodes {
                 queue.put(inode_key(inode.ino), inode.item.as_bytes(), inode.existed);
             }
-            for Item { key, existed, new, .. } in
-                items.extract_if(.., |item| item.phase() == Phase::Others)
+            for ChangedItem { key, existed, new, .. } in
+                items.extract_if(.., |item| item.phase() == ApplyPhase::Others)
             {
                 queue.put(key, new.unwrap_or_default(), existed);
             }
-            for item in direct.iter().filter(|item| item.phase() == Phase::Others) {
+            for item in direct.iter().filter(|item| item.phase() == ApplyPhase::Others) {
                 queue.settle();
                 delayed.flush_inode(handle, &tree, item.key.objectid)?;
                 queue.stands_apart(item.key.objectid);
             }
-            put(handle, &tree, edits(&direct, Phase::Others))?;
-            for Item { key, existed, new, .. } in items {
+            put(handle, &tree, edits(&direct, ApplyPhase::Others))?;
+            for ChangedItem { key, existed, new, .. } in items {
                 match new {
                     Some(data) => queue.put(key, data, existed),
                     None => queue.remove(key),
@@ -381,7 +385,7 @@ impl<'h, 'v> Changes<'h, 'v> {
 }
 
 /// The edits of the items in this phase.
-fn edits(items: &[Item], phase: Phase) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
+fn edits(items: &[ChangedItem], phase: ApplyPhase) -> impl Iterator<Item = (Key, Option<&[u8]>)> {
     items
         .iter()
         .filter(move |item| item.phase() == phase)
@@ -391,21 +395,21 @@ fn edits(items: &[Item], phase: Phase) -> impl Iterator<Item = (Key, Option<&[u8
 /// Removes from the tree what goes last: the removed items of `items`, the batch of an inode, and
 /// `inode`.
 fn remove_others(
-    handle: &Handle<'_>,
-    tree: &Tree,
-    items: &[Item],
+    handle: &RoomsHandle<'_>,
+    tree: &ChangingTree,
+    items: &[ChangedItem],
     removed: Option<Batch>,
     inode: Option<Key>,
 ) -> Result<()> {
     let gone = removed.map_or_else(Vec::new, |batch| batch.give_up(handle));
     let gone = gone.into_iter().chain(inode).map(|key| (key, None));
-    put(handle, tree, edits(items, Phase::RemovedOthers).chain(gone))
+    put(handle, tree, edits(items, ApplyPhase::RemovedOthers).chain(gone))
 }
 
 /// Puts edits into the tree.
 fn put<'i>(
-    handle: &Handle<'_>,
-    tree: &Tree,
+    handle: &RoomsHandle<'_>,
+    tree: &ChangingTree,
     edits: impl Iterator<Item = (Key, Option<&'i [u8]>)>,
 ) -> Result<()> {
     let mut edits: Vec<_> = edits.collect();

@@ -11,7 +11,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_vfs::{Dedupe, Errno, Error, FilePosition, Result, Timestamp};
 
-use super::allocate::{Work, leave_item};
+use super::allocate::{AllocationWork, leave_item};
 use super::changes::{refuse_flags, timespec};
 use super::in_use::Locks;
 use super::subvolume::{shareable, writable};
@@ -41,7 +41,7 @@ pub(crate) fn clone_range(
 ) -> Result<()> {
     let subvolume = writable(volume, to.file)?;
     let _buffering = subvolume.buffering()?;
-    let (_locks, mut pair) = Pair::lock(volume, from, to, FIXED)?;
+    let (_locks, mut pair) = ClonePair::lock(volume, from, to, FIXED)?;
     timespec(at)?;
     pair.work.at = at;
     let rest = pair.from_size.checked_sub(from.offset).filter(|&rest| len <= rest);
@@ -56,7 +56,7 @@ pub(crate) fn clone_range(
         return Ok(());
     }
     pair.settle(0)?;
-    pair.share_all(0..len, Inline::Copied)?;
+    pair.share_all(0..len, InlineTreatment::Copied)?;
     pair.work.note_time()?;
     keep_synchronous(volume, to.file, &pair.to_item)
 }
@@ -70,7 +70,7 @@ pub(crate) fn dedupe_range(
 ) -> Result<Dedupe> {
     let subvolume = shareable(volume, to.file)?;
     let _sharing = subvolume.sharing()?;
-    let (_locks, pair) = Pair::lock(volume, from, to, inode_flags::IMMUTABLE)?;
+    let (_locks, pair) = ClonePair::lock(volume, from, to, inode_flags::IMMUTABLE)?;
     pair.require_alike()?;
     if len == 0 {
         return Ok(Dedupe::Same { len });
@@ -89,7 +89,7 @@ pub(crate) fn dedupe_range(
         if !pair.is_same(len)? {
             return Ok(Dedupe::Differs);
         }
-        pair.share_all(0..len, Inline::Left)?;
+        pair.share_all(0..len, InlineTreatment::Left)?;
     }
     Ok(Dedupe::Same { len })
 }
@@ -105,7 +105,7 @@ pub(crate) fn copy_range(
 ) -> Result<u64> {
     let subvolume = writable(volume, to.file)?;
     let _buffering = subvolume.buffering()?;
-    let (_locks, mut pair) = Pair::lock(volume, from, to, FIXED)?;
+    let (_locks, mut pair) = ClonePair::lock(volume, from, to, FIXED)?;
     timespec(at)?;
     pair.work.at = at;
     let rest = pair.from_size.saturating_sub(from.offset);
@@ -128,7 +128,7 @@ pub(crate) fn copy_range(
     } else {
         pair.copy(0..head)?;
         pair.settle(head)?;
-        pair.share_all(head..len - tail, Inline::Copied)?;
+        pair.share_all(head..len - tail, InlineTreatment::Copied)?;
         pair.copy(len - tail..len)?;
         pair.work.note_time()?;
     }
@@ -141,7 +141,7 @@ const FIXED: u64 = inode_flags::IMMUTABLE | inode_flags::APPEND;
 
 /// How inline data is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Inline {
+enum InlineTreatment {
     Copied,
     /// It stays as it is, because it is the same in both files.
     Left,
@@ -173,7 +173,7 @@ impl Compared {
 }
 
 /// A source and a target, in files whose locks are held.
-struct Pair<'v> {
+struct ClonePair<'v> {
     from: FilePosition,
     from_item: InodeItem,
     from_size: u64,
@@ -181,10 +181,10 @@ struct Pair<'v> {
     to_item: InodeItem,
     to_size: u64,
     /// The work on the target file.
-    work: Work<'v>,
+    work: AllocationWork<'v>,
 }
 
-impl<'v> Pair<'v> {
+impl<'v> ClonePair<'v> {
     /// Locks both files. The file of `to` must have none of the flags `refused`.
     fn lock(
         volume: &'v Rooms,
@@ -197,7 +197,7 @@ impl<'v> Pair<'v> {
         refuse_flags(&to_item, refused, to.file)?;
         let from_size = length_of(volume, from.file, &from_item);
         let to_size = length_of(volume, to.file, &to_item);
-        let work = Work::new(volume, to.file, timestamp(&to_item.ctime));
+        let work = AllocationWork::new(volume, to.file, timestamp(&to_item.ctime));
         Ok((locks, Self { from, from_item, from_size, to, to_item, to_size, work }))
     }
 
@@ -238,7 +238,7 @@ impl<'v> Pair<'v> {
     /// Writes both files back. If the target will have data beside its inline data, moves that to
     /// an extent. Sharing starts `begin` bytes behind the start of both ranges.
     fn settle(&self, begin: u64) -> Result<()> {
-        let Work { volume, at, .. } = self.work;
+        let AllocationWork { volume, at, .. } = self.work;
         write_back::write_back(volume, self.from.file, Patience::Waits)?;
         let size = length_of(volume, self.to.file, &regular(volume, self.to.file)?);
         if size < self.to.offset {
@@ -277,7 +277,7 @@ impl<'v> Pair<'v> {
 
     /// Copies `range`, which counts from the start of both ranges.
     fn copy(&self, range: Range<u64>) -> Result<()> {
-        let Work { volume, at, .. } = self.work;
+        let AllocationWork { volume, at, .. } = self.work;
         for start in range.clone().step_by(index(PIECE_BYTES)) {
             let mut bytes = vec![0; index((range.end - start).min(PIECE_BYTES))];
             let from = FileData::open(volume, self.from.file)?;
@@ -294,7 +294,7 @@ impl<'v> Pair<'v> {
 
     /// Shares `range`, which counts from the start of both ranges. It is whole sectors, or goes to
     /// the end of the file.
-    fn share_all(&self, range: Range<u64>, inline: Inline) -> Result<()> {
+    fn share_all(&self, range: Range<u64>, inline: InlineTreatment) -> Result<()> {
         let mut at = range.start;
         while at < range.end {
             at = self.share_some(at..range.end, inline)?;
@@ -303,7 +303,7 @@ impl<'v> Pair<'v> {
     }
 
     /// Shares the beginning of `range`, and returns where that ends.
-    fn share_some(&self, range: Range<u64>, inline: Inline) -> Result<u64> {
+    fn share_some(&self, range: Range<u64>, inline: InlineTreatment) -> Result<u64> {
         let (sector, volume, to) = (self.work.sector, self.work.volume, self.to);
         let whole =
             range.start..(self.from.offset + range.end).next_multiple_of(sector) - self.from.offset;
@@ -316,7 +316,7 @@ impl<'v> Pair<'v> {
                 FileExtent::parse(&first.data).map_err(malformed)?.body
         {
             let first = range.start..range.end.min(first.end - self.from.offset);
-            if inline == Inline::Copied {
+            if inline == InlineTreatment::Copied {
                 self.copy_inline(&first, first.end < range.end)?;
             }
             return Ok(first.end);
@@ -355,7 +355,7 @@ impl<'v> Pair<'v> {
 
     /// Copies inline data. `follows` says whether more data will be stored beside it.
     fn copy_inline(&self, range: &Range<u64>, follows: bool) -> Result<()> {
-        let Work { volume, at, .. } = self.work;
+        let AllocationWork { volume, at, .. } = self.work;
         let mut bytes = vec![0; index(range.end - range.start)];
         let from = FileData::open(volume, self.from.file)?;
         read_at(volume, &from, self.from.offset + range.start, &mut bytes)?;

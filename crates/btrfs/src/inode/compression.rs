@@ -6,7 +6,7 @@
 //! | [`Compress::forced`](crate::Compress::forced) | always compressed, with the method of the property or else of the volume |
 //! | flag NOCOMPRESS | not compressed: a user asked for that, or the beginning of the file did not become smaller |
 //! | the property `btrfs.compression` | compressed with that method; new files inherit the property of their directory |
-//! | flag COMPRESS, or [`OpenOptions::compress`](crate::OpenOptions::compress) | compressed with the method of the volume, or with zlib if that has none |
+//! | flag COMPRESS, or [`OpenOptions::compress`](crate::EngineOptions::compress) | compressed with the method of the volume, or with zlib if that has none |
 
 use offshoot_btrfs_format::compress::{Compression, CompressionMethod};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
@@ -20,7 +20,7 @@ pub(crate) const PROPERTY: &[u8] = b"btrfs.compression";
 
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chosen {
+pub(super) struct ChosenCompression {
     pub(super) packing: Packing,
     /// Whether the file gets the flag NOCOMPRESS if its beginning does not become smaller.
     pub(super) is_tried: bool,
@@ -53,7 +53,11 @@ pub(super) fn flags_of_property(value: &[u8]) -> Option<u64> {
 pub(super) const NEVER_COMPRESSED: u64 = inode_flags::NODATACOW | inode_flags::NODATASUM;
 
 /// How `file` is compressed, if it is.
-pub(super) fn choose(volume: &Rooms, file: FileId, item: &InodeItem) -> Result<Option<Chosen>> {
+pub(super) fn choose(
+    volume: &Rooms,
+    file: FileId,
+    item: &InodeItem,
+) -> Result<Option<ChosenCompression>> {
     let has = |flags| item.flags.get() & flags != 0;
     let option = volume.options.compress;
     let forced = option.is_some_and(|option| option.forced);
@@ -74,7 +78,7 @@ pub(super) fn choose(volume: &Rooms, file: FileId, item: &InodeItem) -> Result<O
     };
     let packing = |method| Packing { method, sector: volume.superblock().sector_size };
     let is_tried = !forced && property.is_none();
-    Ok(method.map(|method| Chosen { packing: packing(method), is_tried }))
+    Ok(method.map(|method| ChosenCompression { packing: packing(method), is_tried }))
 }
 
 fn property(volume: &Rooms, file: FileId) -> Result<Option<Compression>> {

@@ -11,7 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::changes::{Changes, timespec};
 use super::compression::{PROPERTY, inherited};
-use super::entries::{Target, require_name};
+use super::entries::{EntryTarget, require_name};
 use super::evict::orphan_key;
 use super::subvolume::writable;
 use super::{acl, xattr};
@@ -25,7 +25,7 @@ const NEW_ITEMS: u64 = 6;
 
 /// The kind of a new file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind<'a> {
+pub(crate) enum NewFileKind<'a> {
     /// A regular file or a special one.
     Node(NewNode),
     /// A directory.
@@ -34,7 +34,7 @@ pub(crate) enum Kind<'a> {
     Symlink(&'a [u8]),
 }
 
-impl Kind<'_> {
+impl NewFileKind<'_> {
     fn file_type(self) -> FileType {
         match self {
             Self::Node(node) => node.file_type,
@@ -98,7 +98,7 @@ fn require_target(volume: &Rooms, target: &[u8]) -> Result<()> {
 pub(crate) fn make(
     volume: &Rooms,
     place: EntryPlace<'_>,
-    kind: Kind<'_>,
+    kind: NewFileKind<'_>,
     new: &NewFile,
 ) -> Result<FileId> {
     if matches!(place.name, b"." | b"..") {
@@ -115,11 +115,11 @@ pub(crate) fn make(
     let index = changes.next_index(place.dir)?;
     let file =
         FileId { dev: place.dir.dev, ino: volume.inodes.take_number(place.dir, &subvolume)? };
-    let target = Target::inode(file.ino, kind.file_type());
+    let target = EntryTarget::inode(file.ino, kind.file_type());
     changes.add_entry(place, target, index, new.at)?;
     changes.first_name(file.ino, place, index);
     add_file(&mut changes, file, kind, new, acl, place.dir)?;
-    if matches!(kind, Kind::Directory) {
+    if matches!(kind, NewFileKind::Directory) {
         volume.inodes.directory_made(file);
     }
     let is_durable = changes.is_synchronous();
@@ -136,7 +136,7 @@ pub(crate) fn make_unnamed(
     is_linkable: bool,
     new: &NewFile,
 ) -> Result<FileId> {
-    let kind = Kind::Node(NewNode { file_type: FileType::Regular, rdev: (0, 0) });
+    let kind = NewFileKind::Node(NewNode { file_type: FileType::Regular, rdev: (0, 0) });
     let subvolume = writable(volume, dir)?;
     let _locks = volume.inodes.lock(&[dir]);
     let acl = acl::inherited(volume, dir, kind.file_type(), new)?;
@@ -162,7 +162,7 @@ pub(crate) fn make_unnamed(
 fn add_file(
     changes: &mut Changes<'_, '_>,
     file: FileId,
-    kind: Kind<'_>,
+    kind: NewFileKind<'_>,
     new: &NewFile,
     acl: acl::Inherited,
     dir: FileId,
@@ -177,12 +177,12 @@ fn add_file(
 fn add_inode(
     changes: &mut Changes<'_, '_>,
     file: FileId,
-    kind: Kind<'_>,
+    kind: NewFileKind<'_>,
     new: &NewFile,
     dir: &InodeItem,
 ) -> Result<()> {
     let (at, generation) = (timespec(new.at)?, changes.generation().0);
-    let is_link = matches!(kind, Kind::Symlink(_));
+    let is_link = matches!(kind, NewFileKind::Symlink(_));
     let permissions = if is_link { 0o777 } else { new.permissions & 0o7777 };
     let mut item = InodeItem::new_zeroed();
     item.generation = generation.into();
@@ -201,7 +201,7 @@ fn add_inode(
     item.flags = flags.into();
     (item.atime, item.ctime, item.mtime, item.otime) = (at, at, at, at);
     changes.new_inode(file.ino, item);
-    if let Kind::Symlink(target) = kind {
+    if let NewFileKind::Symlink(target) = kind {
         let head = FileExtentHead {
             generation: generation.into(),
             ram_bytes: kind.size().into(),
@@ -237,7 +237,7 @@ fn inherited_flags(dir: u64, file_type: FileType) -> u64 {
 fn inherit_compression(
     changes: &mut Changes<'_, '_>,
     file: FileId,
-    kind: Kind<'_>,
+    kind: NewFileKind<'_>,
     dir: FileId,
     dir_item: &InodeItem,
 ) -> Result<()> {

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The facts about one directory.
 #[derive(Debug, Default)]
-pub(super) struct Directory {
+pub(super) struct DirectoryFacts {
     next_index: Option<u64>,
     /// The unused numbers of the last group.
     numbers: Range<u64>,
@@ -34,7 +34,7 @@ pub(super) struct Directory {
     pub(super) has_no_default_acl: bool,
 }
 
-impl Directory {
+impl DirectoryFacts {
     /// Notes that the directory was just made, and has no names.
     pub(super) fn made(&mut self, budget: &Arc<Budget>) {
         self.names = Some(NameHashes::new(budget));
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_set_has_what_was_added() {
         let budget = Arc::new(Budget::new(1 << 20));
-        let mut directory = Directory::default();
+        let mut directory = DirectoryFacts::default();
         assert!(!directory.add_name(1), "nothing is known of what was there before");
         assert!(!directory.lacks_name(1) && !directory.lacks_name(2));
         directory.made(&budget);
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn over_its_budget_a_directory_has_no_set() {
         let budget = Arc::new(Budget::new(600));
-        let [mut one, mut other] = [Directory::default(), Directory::default()];
+        let [mut one, mut other] = [DirectoryFacts::default(), DirectoryFacts::default()];
         one.made(&budget);
         other.made(&budget);
         assert!((1..=48).all(|hash| one.add_name(hash)));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn indexes_and_numbers_run_out_without_overflow() {
-        let mut directory = Directory::default();
+        let mut directory = DirectoryFacts::default();
         assert_eq!((directory.take_index(), directory.take_number()), (None, None));
         directory.set_next_index(u64::MAX);
         directory.set_numbers(320..322);

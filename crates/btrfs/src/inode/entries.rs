@@ -11,7 +11,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp};
 
 use super::changes::{Changes, timespec};
-use super::directories::Directory;
+use super::directories::DirectoryFacts;
 use super::{ROOT_DIR, entry_called, no_such_file};
 use crate::delayed;
 use crate::inode::Rooms;
@@ -22,12 +22,12 @@ pub(super) const FIRST_INDEX: u64 = 2;
 
 /// What an entry leads to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+pub(crate) struct EntryTarget {
     location: Key,
     file_type: FileType,
 }
 
-impl Target {
+impl EntryTarget {
     /// An inode of the same subvolume.
     pub(crate) fn inode(ino: u64, file_type: FileType) -> Self {
         Self { location: Key::new(ino, ItemType::INODE_ITEM, 0), file_type }
@@ -85,7 +85,7 @@ fn index_after_last(volume: &Rooms, dir: FileId) -> Result<u64> {
 }
 
 /// The index of an entry of `dir` that leads to `target` by `name`. This reads all entries.
-fn index_of(volume: &Rooms, dir: FileId, name: &[u8], target: Target) -> Result<u64> {
+fn index_of(volume: &Rooms, dir: FileId, name: &[u8], target: EntryTarget) -> Result<u64> {
     let root = super::tree_of(volume, dir)?;
     let mut found = None;
     delayed::for_each_item(volume, root, indexes(dir, 0), &mut |key, data| {
@@ -116,7 +116,7 @@ impl Changes<'_, '_> {
     /// The index of the next entry of `dir`.
     pub(crate) fn next_index(&mut self, dir: FileId) -> Result<u64> {
         let volume = self.volume();
-        if let Some(next) = volume.inodes.with_directory(dir, Directory::take_index) {
+        if let Some(next) = volume.inodes.with_directory(dir, DirectoryFacts::take_index) {
             return Ok(next);
         }
         // A log may still contain entries that were removed in this transaction.
@@ -137,7 +137,7 @@ impl Changes<'_, '_> {
     pub(crate) fn add_entry(
         &mut self,
         EntryPlace { dir, name }: EntryPlace<'_>,
-        target: Target,
+        target: EntryTarget,
         index: u64,
         at: Timestamp,
     ) -> Result<()> {
@@ -188,7 +188,7 @@ impl Changes<'_, '_> {
     pub(super) fn is_entry(
         &mut self,
         EntryPlace { dir, name }: EntryPlace<'_>,
-        target: Target,
+        target: EntryTarget,
         index: u64,
     ) -> Result<bool> {
         let key = Key::new(dir.ino, ItemType::DIR_INDEX, index);
@@ -206,7 +206,7 @@ impl Changes<'_, '_> {
         let key = Key::new(dir.ino, ItemType::DIR_ITEM, name_hash(name));
         let entry = entry_called(self.get(key)?.unwrap_or_default(), name)?;
         let location = entry.ok_or_else(|| no_such_file(dir))?.location;
-        let target = Target { location, file_type: FileType::Directory };
+        let target = EntryTarget { location, file_type: FileType::Directory };
         let index = index_of(self.volume(), dir, name, target)?;
         self.remove_entry(place, target, index, at)
     }
@@ -220,7 +220,7 @@ impl Changes<'_, '_> {
     pub(crate) fn remove_entry(
         &mut self,
         EntryPlace { dir, name }: EntryPlace<'_>,
-        target: Target,
+        target: EntryTarget,
         index: u64,
         at: Timestamp,
     ) -> Result<()> {
@@ -253,7 +253,7 @@ impl Changes<'_, '_> {
 }
 
 /// Whether one of the entries in `data` leads to `target` by `name`.
-fn leads_to(data: &[u8], name: &[u8], target: Target) -> Result<bool> {
+fn leads_to(data: &[u8], name: &[u8], target: EntryTarget) -> Result<bool> {
     for entry in dir_entries(data) {
         if target.is_of(&entry.map_err(malformed)?, name) {
             return Ok(true);

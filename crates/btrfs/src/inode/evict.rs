@@ -14,7 +14,7 @@ use offshoot_vfs::{FileId, Result};
 use super::changes::Changes;
 use super::write_back;
 use crate::delayed;
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Owner};
 use crate::tree::Cursor;
@@ -39,7 +39,7 @@ pub(super) struct Batch {
     keys: Vec<Key>,
     /// Keys of queued names.
     queued: Vec<Key>,
-    extents: Vec<(Key, Held)>,
+    extents: Vec<(Key, ExtentReference)>,
     /// The bytes of data that these items add to the size counted by the inode.
     nbytes: u64,
     /// Whether the inode has more items behind these.
@@ -47,7 +47,7 @@ pub(super) struct Batch {
 }
 
 /// A reference of a file to an extent.
-struct Held {
+struct ExtentReference {
     logical: Logical,
     len: u64,
     /// Where in the extent the item begins.
@@ -114,7 +114,8 @@ impl Batch {
             FileExtentBody::Inline(_) => self.nbytes += extent.ram_bytes,
             FileExtentBody::Hole { .. } => {}
             FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, num_bytes, .. } => {
-                let held = Held { logical: disk_bytenr, len: disk_num_bytes, skip: offset };
+                let held =
+                    ExtentReference { logical: disk_bytenr, len: disk_num_bytes, skip: offset };
                 self.extents.push((key, held));
                 self.nbytes += num_bytes;
             }
@@ -124,7 +125,7 @@ impl Batch {
 
     /// Drops the references to the extents, and returns the keys of the items to remove from the
     /// tree.
-    pub(super) fn give_up(self, handle: &Handle<'_>) -> Vec<Key> {
+    pub(super) fn give_up(self, handle: &RoomsHandle<'_>) -> Vec<Key> {
         for (key, held) in &self.extents {
             let offset = key.offset.wrapping_sub(held.skip);
             let owner = Owner::File { root: TreeId(self.file.dev), ino: self.file.ino, offset };

@@ -13,8 +13,8 @@ use offshoot_vfs::{
 };
 
 use crate::test_volumes::in_memory;
-use crate::transaction::Live;
-use crate::{Filesystem, OpenOptions, Volume};
+use crate::transaction::LiveVolume;
+use crate::{BtrfsVolume, EngineOptions, Filesystem};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -25,15 +25,16 @@ const TRIES: u64 = 4;
 
 /// Opens the volume for writing without a thread of its own and with the smallest cache.
 fn open(device: Arc<dyn BlockDevice>) -> Filesystem {
-    let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![device], &options).expect("it opens");
+    let options =
+        EngineOptions { commit_interval: None, cache_bytes: 0, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![device], &options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
 /// The length of the file, its allocated bytes and its data; `None` when it does not exist.
-type State = Option<(u64, u64, Vec<u8>)>;
+type FileState = Option<(u64, u64, Vec<u8>)>;
 
-fn state(fs: &Filesystem) -> State {
+fn state(fs: &Filesystem) -> FileState {
     let file = fs.lookup(FILE.dir, FILE.name).ok()?;
     let attr = fs.attr(file).expect("it has attributes");
     let mut data = vec![0; usize::try_from(attr.size).expect("it is small")];
@@ -71,7 +72,7 @@ fn try_every_read(
         }
         let outcome = operation(&fs, file);
         let reads = device.count(RequestKind::Reads) - first;
-        let is_whole = fs.volume().live().and_then(Live::require_whole).is_ok();
+        let is_whole = fs.volume().live().and_then(LiveVolume::require_whole).is_ok();
         let is_written = fs.sync().is_ok();
         assert!(is_whole || !is_written, "a commit of what is half done");
         drop(fs);
@@ -138,7 +139,7 @@ fn a_file_is_gone_or_not() {
         let gone = fs.unlink(FILE, AT);
         let found = fs.lookup(FILE.dir, FILE.name);
         let is_gone = found.is_err_and(|error| error.errno() == Errno::NOENT);
-        let is_whole = fs.volume().live().and_then(Live::require_whole).is_ok();
+        let is_whole = fs.volume().live().and_then(LiveVolume::require_whole).is_ok();
         assert!(gone.is_ok() || !is_gone || !is_whole, "it is gone, and was it not? {gone:?}");
         gone
     });

@@ -6,25 +6,25 @@ use offshoot_vfs::Result;
 
 use super::Rooms;
 use crate::space::{Reservation, Reserved};
-use crate::transaction::Handle as CoreHandle;
+use crate::transaction::TransactionHandle;
 
 /// A share in the running transaction, with the rooms that it changes.
-pub(crate) struct Handle<'v> {
+pub(crate) struct RoomsHandle<'v> {
     volume: &'v Rooms,
-    core: CoreHandle<'v>,
+    core: TransactionHandle<'v>,
 }
 
-impl<'v> Deref for Handle<'v> {
-    type Target = CoreHandle<'v>;
+impl<'v> Deref for RoomsHandle<'v> {
+    type Target = TransactionHandle<'v>;
 
-    fn deref(&self) -> &CoreHandle<'v> {
+    fn deref(&self) -> &TransactionHandle<'v> {
         &self.core
     }
 }
 
-impl<'v> Handle<'v> {
+impl<'v> RoomsHandle<'v> {
     /// `core`, a handle of the running transaction of `volume`.
-    pub(crate) fn new(volume: &'v Rooms, core: CoreHandle<'v>) -> Self {
+    pub(crate) fn new(volume: &'v Rooms, core: TransactionHandle<'v>) -> Self {
         Self { volume, core }
     }
 
@@ -44,8 +44,8 @@ impl Rooms {
     /// # Errors
     /// `EROFS` when the volume was opened for reading, or when an earlier failure has ended all
     /// writing.
-    pub(crate) fn enter(&self) -> Result<Handle<'_>> {
-        Ok(Handle::new(self, self.base.enter()?))
+    pub(crate) fn enter(&self) -> Result<RoomsHandle<'_>> {
+        Ok(RoomsHandle::new(self, self.base.enter()?))
     }
 
     /// Waits until the previous transaction is on the devices, and joins the running one. Until the
@@ -53,8 +53,8 @@ impl Rooms {
     ///
     /// # Errors
     /// As [`enter`](Self::enter).
-    pub(crate) fn enter_committed(&self) -> Result<Handle<'_>> {
-        Ok(Handle::new(self, self.base.enter_committed()?))
+    pub(crate) fn enter_committed(&self) -> Result<RoomsHandle<'_>> {
+        Ok(RoomsHandle::new(self, self.base.enter_committed()?))
     }
 
     /// Calls `work` while no other thread has a handle. The caller must hold none.
@@ -64,9 +64,9 @@ impl Rooms {
     pub(crate) fn alone<'v, T>(
         &'v self,
         reserved: Reserved<'v>,
-        work: impl FnOnce(&Handle<'v>) -> Result<T>,
+        work: impl FnOnce(&RoomsHandle<'v>) -> Result<T>,
     ) -> Result<T> {
-        self.base.alone(reserved, |core| work(&Handle::new(self, core)))
+        self.base.alone(reserved, |core| work(&RoomsHandle::new(self, core)))
     }
 
     /// The bytes of tree blocks that are not on the devices yet, with those that delayed items will

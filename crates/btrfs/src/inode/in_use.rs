@@ -38,7 +38,7 @@ use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Mutex, RawMutex, RwLock};
 use smallvec::SmallVec;
 
-use super::directories::{Budget, Directory};
+use super::directories::{Budget, DirectoryFacts};
 use super::subvolume::Subvolume;
 use crate::data::{SHARDS, shard_of};
 
@@ -47,7 +47,7 @@ const SHARD_INODES: usize = 512;
 
 /// The state of an inode in use.
 #[derive(Debug, Default)]
-struct State {
+struct InodeUse {
     /// The number of times that it is open.
     opens: u64,
     /// Whether the inode was made without a name, and may get one.
@@ -56,15 +56,15 @@ struct State {
 
 /// An inode in the table.
 #[derive(Default)]
-struct Entry {
-    lock: Arc<Mutex<State>>,
+struct InodeEntry {
+    lock: Arc<Mutex<InodeUse>>,
     /// Locked for a moment only, usually by the holder of the directory's lock.
-    directory: Option<Arc<Mutex<Directory>>>,
+    directory: Option<Arc<Mutex<DirectoryFacts>>>,
     /// Whether it was used since the shard was last full.
     is_recent: bool,
 }
 
-impl Entry {
+impl InodeEntry {
     /// Whether a thread holds the lock or waits for it, or the inode is open. Threads get the lock
     /// from the table under the lock of the shard, so the answer holds while that is held.
     fn is_in_use(&self) -> bool {
@@ -73,20 +73,20 @@ impl Entry {
 }
 
 /// Inodes in use, or in use not long ago.
-struct Shard {
-    entries: HashMap<FileId, Entry, RandomState>,
+struct InodeShard {
+    entries: HashMap<FileId, InodeEntry, RandomState>,
     /// The number of entries at which unused ones are forgotten.
     most: usize,
 }
 
-impl Default for Shard {
+impl Default for InodeShard {
     fn default() -> Self {
         Self { entries: HashMap::default(), most: SHARD_INODES }
     }
 }
 
-impl Shard {
-    fn entry(&mut self, file: FileId) -> &mut Entry {
+impl InodeShard {
+    fn entry(&mut self, file: FileId) -> &mut InodeEntry {
         if self.entries.len() >= self.most && !self.entries.contains_key(&file) {
             self.forget_unused();
         }
@@ -110,7 +110,7 @@ type SubvolumePlace = Arc<Mutex<Option<Arc<Subvolume>>>>;
 
 /// All inodes in use, and the subvolumes that are being changed.
 pub(crate) struct Inodes {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Mutex<InodeShard>; SHARDS],
     subvolumes: RwLock<HashMap<TreeId, Arc<Subvolume>, RandomState>>,
     loading: Mutex<HashMap<TreeId, SubvolumePlace>>,
     /// The budget of the sets of names.
@@ -133,7 +133,7 @@ impl Inodes {
         }
     }
 
-    fn shard(&self, file: FileId) -> &Mutex<Shard> {
+    fn shard(&self, file: FileId) -> &Mutex<InodeShard> {
         &self.shards[shard_of(file)]
     }
 
@@ -143,11 +143,12 @@ impl Inodes {
         let mut ordered: SmallVec<[FileId; 4]> = SmallVec::from_slice(files);
         ordered.sort_unstable();
         ordered.dedup();
-        let held = ordered.into_iter().map(|file| Held { file, state: self.lock_one(file) });
+        let held =
+            ordered.into_iter().map(|file| HeldInodeLock { file, state: self.lock_one(file) });
         Locks { held: held.collect(), is_aside: false }
     }
 
-    fn lock_one(&self, file: FileId) -> ArcMutexGuard<RawMutex, State> {
+    fn lock_one(&self, file: FileId) -> ArcMutexGuard<RawMutex, InodeUse> {
         let lock = {
             let mut shard = self.shard(file).lock();
             let entry = shard.entry(file);
@@ -164,7 +165,7 @@ impl Inodes {
     pub(super) fn lock_behind(&self, locks: &mut Locks, file: FileId) -> bool {
         let is_behind = locks.held.iter().all(|held| held.file < file);
         if is_behind {
-            locks.held.push(Held { file, state: self.lock_one(file) });
+            locks.held.push(HeldInodeLock { file, state: self.lock_one(file) });
         }
         is_behind
     }
@@ -172,7 +173,7 @@ impl Inodes {
     /// Locks `file` if it is free. The thread may hold other locks already.
     pub(crate) fn try_lock(&self, file: FileId) -> Option<Locks> {
         let state = Mutex::try_lock_arc(&self.shard(file).lock().entry(file).lock)?;
-        Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
+        Some(Locks { held: SmallVec::from_iter([HeldInodeLock { file, state }]), is_aside: true })
     }
 
     /// Locks `file` if it becomes free within `patience`. The thread may hold other locks, and the
@@ -180,14 +181,14 @@ impl Inodes {
     pub(crate) fn lock_within(&self, file: FileId, patience: Duration) -> Option<Locks> {
         let lock = self.shard(file).lock().entry(file).lock.clone();
         let state = Mutex::try_lock_arc_for(&lock, patience)?;
-        Some(Locks { held: SmallVec::from_iter([Held { file, state }]), is_aside: true })
+        Some(Locks { held: SmallVec::from_iter([HeldInodeLock { file, state }]), is_aside: true })
     }
 
     /// Calls `look` with the cache of the directory `dir`, whose lock the caller holds.
     pub(super) fn with_directory<T>(
         &self,
         dir: FileId,
-        look: impl FnOnce(&mut Directory) -> T,
+        look: impl FnOnce(&mut DirectoryFacts) -> T,
     ) -> T {
         let directory = self.shard(dir).lock().entry(dir).directory.get_or_insert_default().clone();
         look(&mut directory.lock())
@@ -267,14 +268,14 @@ impl Inodes {
     }
 }
 
-struct Held {
+struct HeldInodeLock {
     file: FileId,
-    state: ArcMutexGuard<RawMutex, State>,
+    state: ArcMutexGuard<RawMutex, InodeUse>,
 }
 
 /// Locks of inodes, held by one operation.
 pub(crate) struct Locks {
-    held: SmallVec<[Held; 2]>,
+    held: SmallVec<[HeldInodeLock; 2]>,
     /// These locks came from `try_lock` or `lock_within`, and the thread may hold others.
     is_aside: bool,
 }
@@ -285,7 +286,7 @@ impl Locks {
         &mut self.state(file).opens
     }
 
-    fn state(&mut self, file: FileId) -> &mut State {
+    fn state(&mut self, file: FileId) -> &mut InodeUse {
         let held = self.held.iter_mut().find(|held| held.file == file);
         &mut held.expect("an operation asks for what it has locked").state
     }
@@ -370,7 +371,7 @@ mod tests {
         for ino in 2..100_000 {
             drop(table.lock(&[file(1), file(ino)]));
         }
-        assert_eq!(table.with_directory(file(1), Directory::take_index), Some(7));
+        assert_eq!(table.with_directory(file(1), DirectoryFacts::take_index), Some(7));
     }
 
     /// Each thread counts up under locks in its own order. No thread waits for ever, no count is

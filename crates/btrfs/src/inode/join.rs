@@ -2,22 +2,22 @@
 
 use offshoot_vfs::Result;
 
-use super::{Handle, Rooms, write_back};
+use super::{Rooms, RoomsHandle, write_back};
 use crate::space::{
     Claim, MakesRoom, OPERATION_ITEMS, Promise, Purpose, REMOVAL_ITEMS, Reservation, Reserved,
     Waiter,
 };
-use crate::stats::Counters;
-use crate::transaction::{Cause, Live, Obstacle, Tree};
+use crate::stats::EngineCounters;
+use crate::transaction::{Cause, ChangingTree, LiveVolume, Obstacle};
 
 /// What leads a line: the volume that it makes room in.
-struct Maker<'v> {
+struct RoomMaker<'v> {
     volume: &'v Rooms,
-    live: &'v Live,
+    live: &'v LiveVolume,
 }
 
-impl MakesRoom for Maker<'_> {
-    fn stats(&self) -> &Counters {
+impl MakesRoom for RoomMaker<'_> {
+    fn stats(&self) -> &EngineCounters {
         &self.live.stats
     }
 
@@ -42,7 +42,7 @@ impl Rooms {
     /// # Errors
     /// `EROFS` when the volume was opened for reading, or when an earlier failure has ended all
     /// writing. `ENOSPC` when there is no room and none can be made.
-    pub(crate) fn join(&self) -> Result<Handle<'_>> {
+    pub(crate) fn join(&self) -> Result<RoomsHandle<'_>> {
         self.join_for(OPERATION_ITEMS, Claim::Work)
     }
 
@@ -50,7 +50,7 @@ impl Rooms {
     ///
     /// # Errors
     /// As [`join`](Self::join).
-    pub(crate) fn join_to_remove(&self) -> Result<Handle<'_>> {
+    pub(crate) fn join_to_remove(&self) -> Result<RoomsHandle<'_>> {
         self.join_for(REMOVAL_ITEMS, Claim::MakesRoom)
     }
 
@@ -58,7 +58,7 @@ impl Rooms {
     ///
     /// # Errors
     /// As [`join`](Self::join).
-    pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<Handle<'_>> {
+    pub(crate) fn join_for(&self, items: u64, claim: Claim) -> Result<RoomsHandle<'_>> {
         let Reserved(reservation, items) = self.reserve_for(items, claim)?;
         Ok(self.enter()?.with_reservation(reservation, items))
     }
@@ -73,8 +73,12 @@ impl Rooms {
         self.delayed.limit(&self.base)?;
         self.limit_dirty_blocks()?;
         let bytes = live.space.cost(items);
-        let reservation =
-            live.space.reserve(Purpose::Metadata, claim, bytes, &Maker { volume: self, live })?;
+        let reservation = live.space.reserve(
+            Purpose::Metadata,
+            claim,
+            bytes,
+            &RoomMaker { volume: self, live },
+        )?;
         Ok(Reserved(reservation, items))
     }
 
@@ -100,7 +104,7 @@ impl Rooms {
     pub(crate) fn reserve_data(&self, bytes: u64) -> Result<Reservation<'_>> {
         let live = self.live()?;
         let bytes = bytes.next_multiple_of(u64::from(self.superblock().sector_size));
-        live.space.reserve(Purpose::Data, Claim::Work, bytes, &Maker { volume: self, live })
+        live.space.reserve(Purpose::Data, Claim::Work, bytes, &RoomMaker { volume: self, live })
     }
 
     /// Promises `bytes` of metadata, by which trees will grow when the data is written back. The
@@ -110,7 +114,7 @@ impl Rooms {
     /// As [`join`](Self::join).
     pub(crate) fn promise(&self, bytes: u64) -> Result<Promise<'_>> {
         let live = self.live()?;
-        live.space.promise(bytes, &Maker { volume: self, live })
+        live.space.promise(bytes, &RoomMaker { volume: self, live })
     }
 
     /// Joins if space for `items` is free and no other thread waits for it; otherwise returns
@@ -118,12 +122,12 @@ impl Rooms {
     /// wait in line.
     pub(crate) fn try_join<'v>(
         &'v self,
-        live: &'v Live,
+        live: &'v LiveVolume,
         items: u64,
         claim: Claim,
-    ) -> Result<Option<Handle<'v>>> {
+    ) -> Result<Option<RoomsHandle<'v>>> {
         let core = self.base.try_join(live, items, claim)?;
-        Ok(core.map(|core| Handle::new(self, core)))
+        Ok(core.map(|core| RoomsHandle::new(self, core)))
     }
 
     /// Makes everything that was changed before the call durable.
@@ -189,12 +193,12 @@ impl Rooms {
     /// As [`sync`](Self::sync), and what `work` fails with.
     pub(crate) fn at_rest<'v, T>(
         &'v self,
-        tree: &Tree,
+        tree: &ChangingTree,
         reserved: Reserved<'v>,
-        work: impl FnOnce(&Handle<'v>) -> Result<T>,
+        work: impl FnOnce(&RoomsHandle<'v>) -> Result<T>,
     ) -> Result<T> {
         let mut outcome = None;
-        let alone = |handle: Handle<'v>| {
+        let alone = |handle: RoomsHandle<'v>| {
             handle.obstruct(Obstacle::Subvolumes);
             outcome = Some(work(&handle.with_reservation(reserved.0, reserved.1))?);
             Ok(())

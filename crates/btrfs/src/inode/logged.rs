@@ -1,11 +1,11 @@
 //! Names from a tree log. These functions change no times, because the log has the times of inodes.
 
-use crate::inode::Handle;
+use crate::inode::RoomsHandle;
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_vfs::{EntryPlace, FileId, FileType, Result, Timestamp};
 
 use super::changes::Changes;
-use super::entries::Target;
+use super::entries::EntryTarget;
 use super::type_of;
 
 /// A placeholder where a call needs a time. The old times are restored afterwards.
@@ -13,7 +13,7 @@ const NEVER: Timestamp = Timestamp { secs: 0, nanos: 0 };
 
 /// Gives `file` the name at `place` with this index; both are free. The link count does not change.
 pub(crate) fn add_name(
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
     place: EntryPlace<'_>,
     file: FileId,
     index: u64,
@@ -21,17 +21,21 @@ pub(crate) fn add_name(
     let mut changes = Changes::accepted(handle, place.dir)?;
     let before = changes.inode(place.dir)?;
     let file_type = type_of(&changes.inode(file)?)?;
-    changes.add_entry(place, Target::inode(file.ino, file_type), index, NEVER)?;
+    changes.add_entry(place, EntryTarget::inode(file.ino, file_type), index, NEVER)?;
     changes.add_name(file.ino, place, index)?;
     changes.keep_times(place.dir, &before)?;
     changes.apply()
 }
 
 /// Takes the name at `place` from `file`. The link count does not change.
-pub(crate) fn remove_name(handle: &Handle<'_>, place: EntryPlace<'_>, file: FileId) -> Result<()> {
+pub(crate) fn remove_name(
+    handle: &RoomsHandle<'_>,
+    place: EntryPlace<'_>,
+    file: FileId,
+) -> Result<()> {
     let mut changes = Changes::accepted(handle, place.dir)?;
     let before = changes.inode(place.dir)?;
-    let target = Target::inode(file.ino, FileType::Regular);
+    let target = EntryTarget::inode(file.ino, FileType::Regular);
     let index = changes.remove_name(file.ino, target, place)?;
     changes.remove_entry(place, target, index, NEVER)?;
     changes.keep_times(place.dir, &before)?;

@@ -13,7 +13,7 @@ use offshoot_vfs::{EntryPlace, Errno, Error, Result};
 use zerocopy::IntoBytes;
 
 use super::changes::Changes;
-use super::entries::Target;
+use super::entries::EntryTarget;
 use crate::storage::malformed;
 
 /// The most names that an inode can have.
@@ -70,7 +70,7 @@ impl Changes<'_, '_> {
     pub(crate) fn remove_name(
         &mut self,
         ino: u64,
-        target: Target,
+        target: EntryTarget,
         place: EntryPlace<'_>,
     ) -> Result<u64> {
         let EntryPlace { dir, name } = place;

@@ -22,7 +22,7 @@ use super::evict::{evict_batch, orphan_key};
 use super::inode_item;
 use crate::events::ORPHANS;
 use crate::inode::Rooms;
-use crate::report::Report;
+use crate::report::VolumeReport;
 use crate::storage::malformed;
 use crate::transaction::root_of;
 use crate::tree::{Cursor, TreeRoot, with_item};
@@ -41,7 +41,7 @@ pub(crate) fn remove_orphans(volume: &Rooms, tree: TreeId) -> Result<()> {
             Ok(false) => return Ok(()),
             Err(error) => {
                 volume.live()?.require_whole()?;
-                volume.report(&Report::SweepFailed { problem: error.to_string() });
+                volume.report(&VolumeReport::SweepFailed { problem: error.to_string() });
             }
         }
     }

@@ -7,7 +7,7 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, Rename, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
-use super::entries::Target;
+use super::entries::EntryTarget;
 use super::in_use::Locks;
 use super::subvolume::Subvolume;
 use super::unlink::{Rest, is_stored_here};
@@ -117,7 +117,7 @@ pub(crate) fn exchange(
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
         let item = changes.inode(file)?;
         refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
-        let target = Target::inode(file.ino, type_of(&item)?);
+        let target = EntryTarget::inode(file.ino, type_of(&item)?);
         let index = changes.remove_name(file.ino, target, place)?;
         changes.remove_entry(place, target, index, at)?;
     }
@@ -126,7 +126,7 @@ pub(crate) fn exchange(
     for (place, file) in [(to, moved), (from, other)] {
         let file_type = type_of(&changes.inode(file)?)?;
         let index = changes.next_index(place.dir)?;
-        changes.add_entry(place, Target::inode(file.ino, file_type), index, at)?;
+        changes.add_entry(place, EntryTarget::inode(file.ino, file_type), index, at)?;
         changes.add_name(file.ino, place, index)?;
         changes.change_inode(file, at, |_| {})?;
     }
@@ -171,7 +171,7 @@ pub(crate) fn rename(
             changes.take_place_away(to, replaced, directory, at)?;
         }
     }
-    let target = Target::inode(moved.ino, file_type);
+    let target = EntryTarget::inode(moved.ino, file_type);
     let old_index = changes.remove_name(moved.ino, target, from)?;
     changes.remove_entry(from, target, old_index, at)?;
     let index = changes.next_index(to.dir)?;

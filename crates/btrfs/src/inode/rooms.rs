@@ -8,20 +8,20 @@ use offshoot_btrfs_format::{Generation, TreeId};
 use offshoot_vfs::Result;
 
 use super::subvolume::SubvolumeMoves;
-use super::{Handle, Inodes};
-use crate::block::{Held, TreeBlock};
+use super::{Inodes, RoomsHandle};
+use crate::block::{HeldBlock, TreeBlock};
 use crate::data::{Buffers, Files, ReadAhead};
 use crate::delayed::{Delayed, Queues};
-use crate::options::OpenOptions;
+use crate::options::EngineOptions;
 use crate::space::{Purpose, Waiter};
-use crate::transaction::{Base, Cause, Tree};
+use crate::transaction::{Base, Cause, ChangingTree};
 use crate::tree::Blocks;
 
 /// The rooms of an open volume that files need: the state of `inode` and of all rooms below it.
 pub struct Rooms {
     pub(crate) base: Base,
     /// How the volume was opened.
-    pub(crate) options: OpenOptions,
+    pub(crate) options: EngineOptions,
     /// Delayed items of the trees of subvolumes.
     pub(crate) delayed: Delayed,
     /// Inodes that are being changed or are open.
@@ -51,11 +51,16 @@ pub(crate) trait Upkeep: Send + Sync {
 
     /// Calls `work` while no other thread has a handle, with a handle of a transaction in which
     /// `tree` is not changed yet. The caller must hold no handle.
-    fn at_rest<'v>(&self, volume: &'v Rooms, tree: &Tree, work: AtRest<'_, 'v>) -> Result<()>;
+    fn at_rest<'v>(
+        &self,
+        volume: &'v Rooms,
+        tree: &ChangingTree,
+        work: AtRest<'_, 'v>,
+    ) -> Result<()>;
 }
 
 /// The work of a call of [`Upkeep::at_rest`].
-pub(crate) type AtRest<'w, 'v> = Box<dyn FnOnce(Handle<'v>) -> Result<()> + 'w>;
+pub(crate) type AtRest<'w, 'v> = Box<dyn FnOnce(RoomsHandle<'v>) -> Result<()> + 'w>;
 
 impl Deref for Rooms {
     type Target = Base;
@@ -102,11 +107,11 @@ impl Blocks for Rooms {
         self.base.child(node, slot, owner)
     }
 
-    fn hold_root(&self, id: TreeId) -> Result<Held> {
+    fn hold_root(&self, id: TreeId) -> Result<HeldBlock> {
         self.base.hold_root(id)
     }
 
-    fn hold(&self, expected: &ExpectedBlock) -> Result<Held> {
+    fn hold(&self, expected: &ExpectedBlock) -> Result<HeldBlock> {
         self.base.hold(expected)
     }
 }

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::orphans::remove_orphans;
 use super::{PLACEHOLDER, ROOT_DIR, placeholder_in, tree_of};
 use crate::inode::Rooms;
-use crate::transaction::Tree;
+use crate::transaction::ChangingTree;
 use crate::tree::Cursor;
 
 /// How many adjacent numbers a directory gets for its new files.
@@ -25,7 +25,7 @@ pub(crate) struct Subvolume {
     /// The lowest number that no directory has taken for its new files. It only grows, so no number
     /// is used twice while the volume is open.
     next_ino: AtomicU64,
-    tree: Arc<Tree>,
+    tree: Arc<ChangingTree>,
     /// A thread that buffers data of files holds it shared. A snapshot holds it exclusively, so
     /// that no data is buffered. It comes before 2 in the lock order of `in_use`.
     buffering: RwLock<()>,
@@ -144,9 +144,9 @@ pub(crate) struct SubvolumeMoves(AtomicU64);
 
 impl SubvolumeMoves {
     /// Notes that a subvolume moves or is deleted until the guard is dropped.
-    pub(crate) fn moving(&self) -> Moving<'_> {
+    pub(crate) fn moving(&self) -> SubvolumeMoveGuard<'_> {
         self.0.fetch_add(1, Ordering::AcqRel);
-        Moving(&self.0)
+        SubvolumeMoveGuard(&self.0)
     }
 
     /// How often a move or a deletion began or ended.
@@ -161,9 +161,9 @@ impl SubvolumeMoves {
 }
 
 /// A subvolume is moving or being deleted.
-pub(crate) struct Moving<'m>(&'m AtomicU64);
+pub(crate) struct SubvolumeMoveGuard<'m>(&'m AtomicU64);
 
-impl Drop for Moving<'_> {
+impl Drop for SubvolumeMoveGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::AcqRel);
     }

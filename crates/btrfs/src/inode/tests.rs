@@ -11,7 +11,7 @@ use offshoot_vfs::{
 use zerocopy::IntoBytes;
 
 use crate::test_volumes::in_memory;
-use crate::{Filesystem, OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions, Filesystem};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -21,8 +21,8 @@ fn open() -> Filesystem {
 }
 
 fn open_on(device: Arc<CheckedDevice>) -> Filesystem {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![device], &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![device], &options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
@@ -98,8 +98,8 @@ fn a_file_that_counts_too_few_names_is_removed() {
 #[test]
 fn a_length_is_not_behind_the_owner_that_is_set_with_it() {
     let memory = in_memory(16384);
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![memory.clone()], &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![memory.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
     for (name, size) in [("grown", 200_000), ("cut", 50_000)] {
         let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
@@ -108,7 +108,7 @@ fn a_length_is_not_behind_the_owner_that_is_set_with_it() {
         let set = SetAttr { size: Some(size), uid: Some(77), ..SetAttr::default() };
         fs.set_attr(file, &set, AT).expect("set");
         fs.volume().commit().expect("a commit");
-        let stored = Volume::open(vec![memory.clone()], &options).expect("it opens");
+        let stored = BtrfsVolume::open(vec![memory.clone()], &options).expect("it opens");
         let attr = stored.filesystem(TreeId::FS).expect("one").attr(file).expect("it is there");
         assert_eq!((attr.size, attr.uid), (size, 77), "{name}");
     }

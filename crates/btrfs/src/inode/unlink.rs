@@ -4,14 +4,14 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
-use super::entries::{Target, has_entries, require_name};
+use super::entries::{EntryTarget, has_entries, require_name};
 use super::evict::{self, orphan_key};
 use super::in_use::Locks;
 use super::names::LINK_MAX;
 use super::subvolume::writable;
 use super::{lookup, lookup_once, placeholder_in, type_of};
 use crate::inode::Rooms;
-use crate::report::Report;
+use crate::report::VolumeReport;
 use crate::transaction::Obstacle;
 
 /// The work that remains after a name was removed.
@@ -33,7 +33,7 @@ impl Rest {
             if volume.live()?.require_whole().is_err() {
                 return Err(error);
             }
-            volume.report(&Report::LeftBehind { file, problem: error.to_string() });
+            volume.report(&VolumeReport::LeftBehind { file, problem: error.to_string() });
         }
         Ok(())
     }
@@ -98,7 +98,7 @@ pub(crate) fn link(
     changes.directory(place.dir)?;
     let file_type = type_of(&item)?;
     let index = changes.next_index(place.dir)?;
-    changes.add_entry(place, Target::inode(file.ino, file_type), index, at)?;
+    changes.add_entry(place, EntryTarget::inode(file.ino, file_type), index, at)?;
     let refuse = |errno| Err(Error::posix(errno, format!("one more name for {file}")));
     match item.nlink.get() {
         _ if file_type == FileType::Directory => return refuse(Errno::PERM),
@@ -185,7 +185,7 @@ impl Changes<'_, '_> {
             // Replaying a log would find files in this directory that were moved elsewhere.
             self.handle().obstruct(Obstacle::DirectoryRemoved);
         }
-        let target = Target::inode(file.ino, type_of(&item)?);
+        let target = EntryTarget::inode(file.ino, type_of(&item)?);
         let index = self.remove_name(file.ino, target, place)?;
         self.remove_entry(place, target, index, at)?;
         let left = item.nlink.get().saturating_sub(1);

@@ -4,7 +4,7 @@
 //! releases the lock, and others may write the file (`ahead`). Write-back happens
 //!
 //! - when the volume is synced, which its thread does at every interval;
-//! - when half of [`OpenOptions::dirty_bytes`](crate::OpenOptions::dirty_bytes) are buffered, by
+//! - when half of [`OpenOptions::dirty_bytes`](crate::EngineOptions::dirty_bytes) are buffered, by
 //!   the thread of the volume;
 //! - when all of `dirty_bytes` are buffered, by the writing thread;
 //! - when a file replaces another one;
@@ -49,10 +49,10 @@ use super::{compression, inode_item, tree_of};
 use crate::data::timestamp;
 use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::events::{WRITEBACK, clock, micros};
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, Promise, growth_bytes};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
-use step::{Outgoing, Step};
+use step::{Outgoing, WriteBackStep};
 
 /// The leaves that a step changes beside those of checksums and of the many extents that it may
 /// replace: two of extents, that of the checksums which it continues, and that of the inode.
@@ -393,7 +393,7 @@ fn store_all(
             chunks.prepare(chosen.packing, data);
         }
         let outgoing = Outgoing { data, chunks: &chunks, chosen };
-        let Some(step) = Step::begin(volume, file, buffer, outgoing, patience)? else {
+        let Some(step) = WriteBackStep::begin(volume, file, buffer, outgoing, patience)? else {
             return Ok(false);
         };
         match step.store(None) {
@@ -473,7 +473,7 @@ fn change_inode(
 
 /// Joins with room for `items`. The reserve for making room is enough for them, except on volumes
 /// without NO_HOLES where many holes become one.
-fn join(volume: &Rooms, items: u64, patience: Patience) -> Result<Option<Handle<'_>>> {
+fn join(volume: &Rooms, items: u64, patience: Patience) -> Result<Option<RoomsHandle<'_>>> {
     match patience {
         Patience::Waits => volume.join_for(items, Claim::WritesBack).map(Some),
         Patience::Tries => {

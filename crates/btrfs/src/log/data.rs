@@ -21,7 +21,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::Result;
 
-use super::record::{Record, Stop};
+use super::record::{LogRecording, Stop};
 use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
 use crate::ranges::Ranges;
 use crate::storage::malformed;
@@ -34,7 +34,7 @@ const BATCH: usize = 256;
 /// How many extent items one fsync may add to the log or remove from it. For more it commits.
 const MOST_EXTENTS: usize = 65_536;
 
-impl Record<'_, '_> {
+impl LogRecording<'_, '_> {
     /// Logs the extents of a file in the ranges that changed: all of them if the last commit does
     /// not have the file.
     pub(super) fn extents(

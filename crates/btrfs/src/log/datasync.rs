@@ -12,7 +12,7 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{FileId, FileType, Result};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::record::{Items, committed_head, current_head, inode_in, logged_head};
+use super::record::{InodeItems, committed_head, current_head, inode_in, logged_head};
 use super::running::RunningLog;
 use crate::inode::Rooms;
 use crate::inode::type_of;
@@ -61,7 +61,7 @@ pub(super) fn stored_but_times(
 
 /// The items with the times of the inode set to zero, and the two counters that rise with every
 /// change.
-fn without_times(mut head: Items) -> Result<Items> {
+fn without_times(mut head: InodeItems) -> Result<InodeItems> {
     for (_, data) in head.iter_mut().filter(|(key, _)| is_inode(key)) {
         let mut item = *InodeItem::view(data).map_err(malformed)?;
         (item.transid, item.sequence) = (0.into(), 0.into());

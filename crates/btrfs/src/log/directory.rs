@@ -30,7 +30,7 @@ use offshoot_vfs::{FileType, Result};
 
 use super::heads::Heads;
 use super::names::only_entry;
-use super::record::{Items, Record, Stop, inode_in, names_in};
+use super::record::{InodeItems, LogRecording, Stop, inode_in, names_in};
 use super::running::Logged;
 use crate::delayed;
 use crate::inode::type_of;
@@ -59,7 +59,7 @@ fn entry_key(dir: u64, index: u64) -> Key {
     Key::new(dir, ItemType::DIR_INDEX, index)
 }
 
-impl Record<'_, '_> {
+impl LogRecording<'_, '_> {
     /// Logs a locked directory, with its new and its removed entries.
     pub(super) fn directory(&mut self, dir: u64) -> Result<(), Stop> {
         let (head, committed) = (self.head(dir)?, self.committed_head(dir)?);
@@ -184,7 +184,7 @@ impl Record<'_, '_> {
     }
 
     /// The first entries of a directory from this index on.
-    fn entries_from(&self, dir: u64, index: u64) -> Result<Items> {
+    fn entries_from(&self, dir: u64, index: u64) -> Result<InodeItems> {
         let mut entries = Vec::new();
         let root = self.volume.tree(self.subvolume)?;
         let range = entry_key(dir, index)..=entry_key(dir, u64::MAX);

@@ -18,8 +18,8 @@ pub enum LogFailure {
 }
 
 impl LogFailure {
-    /// The failure that an error of [`Volume::open`](crate::Volume::open) or
-    /// [`Volume::open_writable`](crate::Volume::open_writable) reports; `None` if the error is not
+    /// The failure that an error of [`Volume::open`](crate::BtrfsVolume::open) or
+    /// [`Volume::open_writable`](crate::BtrfsVolume::open_writable) reports; `None` if the error is not
     /// about the log.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {

@@ -8,7 +8,7 @@
 //!
 //! From logging to the end of the write-out the caller holds a handle. So a commit waits for it,
 //! and the written log belongs to the last commit. If there is an [`Obstacle`], fsync makes a
-//! commit. Without [`OpenOptions::tree_log`](crate::OpenOptions::tree_log) it always does.
+//! commit. Without [`OpenOptions::tree_log`](crate::EngineOptions::tree_log) it always does.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ use offshoot_vfs::{Error, FileId, FileType, Result};
 use tracing::{debug, info};
 
 use super::datasync::{Stored, stored_but_times};
-use super::record::{Record, Stop};
+use super::record::{LogRecording, Stop};
 use super::running::{LogTrees, RunningLog};
 use crate::block::DirtyBlocks;
 use crate::events::{LOG, clock, micros};
 use crate::inode::subvolume::is_deleted;
 use crate::inode::write_back::{self, Patience};
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
-use crate::transaction::{Cause, Live, LogState, Obstacle};
+use crate::transaction::{Cause, LiveVolume, LogState, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// How large the log of one transaction may become, as a multiple of the dirty bytes that the
@@ -36,7 +36,7 @@ const MOST_PARTS: u64 = 4;
 
 /// Which part of a file has to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum FsyncScope {
     /// All of it: fsync.
     Everything,
     /// All but its times: fdatasync.
@@ -44,7 +44,7 @@ pub(crate) enum Wanted {
 }
 
 /// The outcome of trying to fsync without a commit.
-enum Outcome {
+enum FsyncOutcome {
     /// The file is durable.
     Done,
     /// This transaction has to be committed, for this reason.
@@ -59,7 +59,7 @@ pub(crate) fn fsync(
     volume: &Rooms,
     running: &RunningLog,
     file: FileId,
-    wanted: Wanted,
+    wanted: FsyncScope,
 ) -> Result<()> {
     debug!(target: LOG, subvolume = file.dev, inode = file.ino, ?wanted, "fsync");
     // The empty directory that stands for a subvolume in a snapshot has nothing to log.
@@ -70,11 +70,11 @@ pub(crate) fn fsync(
         return volume.commit();
     }
     match log_it(volume, running, file, wanted)? {
-        Outcome::Done => {
+        FsyncOutcome::Done => {
             debug!(target: LOG, inode = file.ino, "fsync is done without a commit");
             Ok(())
         }
-        Outcome::Commit(generation, obstacle) => {
+        FsyncOutcome::Commit(generation, obstacle) => {
             info!(target: LOG, inode = file.ino, reason = ?obstacle, "fsync makes a commit");
             obstacle.count(&live.stats);
             write_back::sync_others(volume)?;
@@ -84,7 +84,12 @@ pub(crate) fn fsync(
 }
 
 /// Writes the file back, and logs it if possible.
-fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) -> Result<Outcome> {
+fn log_it(
+    volume: &Rooms,
+    running: &RunningLog,
+    file: FileId,
+    wanted: FsyncScope,
+) -> Result<FsyncOutcome> {
     let live = volume.live()?;
     // Write back once without the lock, while other threads may change the file and commit. Then
     // little is left to write back and to wait for under the lock.
@@ -94,7 +99,7 @@ fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) ->
     write_back::write_back(volume, file, Patience::Waits)?;
     let handle = volume.enter_committed()?;
     let log = handle.log();
-    let commit = |obstacle| Ok(Outcome::Commit(handle.generation(), obstacle));
+    let commit = |obstacle| Ok(FsyncOutcome::Commit(handle.generation(), obstacle));
     // Replay does not look into subvolumes without names.
     if is_deleted(volume, file)? || handle.tree(TreeId(file.dev))?.is_removed() {
         return commit(Obstacle::Subvolumes);
@@ -110,7 +115,7 @@ fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) ->
     };
     if !is_changed && !log.notes().has_extents(file) {
         live.stats.fsynced_nothing();
-        return Ok(Outcome::Done);
+        return Ok(FsyncOutcome::Done);
     }
     if item.nlink.get() == 0 {
         // A file without a name does not survive a crash, so its log would be useless.
@@ -118,14 +123,14 @@ fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) ->
             return commit(obstacle);
         }
         live.stats.fsynced_nameless();
-        return Ok(Outcome::Done);
+        return Ok(FsyncOutcome::Done);
     }
     if let Some(obstacle) = log.obstacle() {
         return commit(obstacle);
     }
     let stored = match wanted {
-        Wanted::Everything => Ok(None),
-        Wanted::Data => stored_but_times(volume, running, log, file, committed),
+        FsyncScope::Everything => Ok(None),
+        FsyncScope::Data => stored_but_times(volume, running, log, file, committed),
     };
     let stored = match stored {
         Ok(stored) => stored,
@@ -142,7 +147,7 @@ fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) ->
             return commit(obstacle);
         }
         live.stats.fsynced_in_place();
-        return Ok(Outcome::Done);
+        return Ok(FsyncOutcome::Done);
     }
     let is_directory = type_of(&item)? == FileType::Directory;
     let batch = match log_file(live, running, &handle, file, committed, is_directory) {
@@ -154,7 +159,7 @@ fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) ->
     match write_batch(live, running, &handle, batch)? {
         None => {
             live.stats.fsynced();
-            Ok(Outcome::Done)
+            Ok(FsyncOutcome::Done)
         }
         Some(obstacle) => commit(obstacle),
     }
@@ -162,7 +167,7 @@ fn log_it(volume: &Rooms, running: &RunningLog, file: FileId, wanted: Wanted) ->
 
 /// Flushes the members, which is enough for data that was written in place. Returns an obstacle if
 /// a member has failed whose stale data would be used after a crash.
-fn barrier(live: &Live, volume: &Rooms) -> Result<Option<Obstacle>> {
+fn barrier(live: &LiveVolume, volume: &Rooms) -> Result<Option<Obstacle>> {
     live.whole(|| volume.flush_members())?;
     Ok(volume.storage.hides_failures().then_some(Obstacle::MemberFailed))
 }
@@ -172,15 +177,15 @@ fn barrier(live: &Live, volume: &Rooms) -> Result<Option<Obstacle>> {
 ///
 /// # Errors
 /// The error, when the volume has stopped writing.
-fn failed(live: &Live, error: Error) -> Result<Obstacle> {
+fn failed(live: &LiveVolume, error: Error) -> Result<Obstacle> {
     live.require_whole().map(|()| Obstacle::Failed).map_err(|_| error)
 }
 
 /// Logs a locked file, and returns the batch that it is in.
 fn log_file(
-    live: &Live,
+    live: &LiveVolume,
     running: &RunningLog,
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
     file: FileId,
     committed: TreeRoot,
     is_directory: bool,
@@ -195,7 +200,7 @@ fn log_file(
 /// transaction, because the tables may describe edits that are not in the log. The caller holds the
 /// lock of the log trees, so no thread writes a half-done log.
 pub(super) fn begun<T>(log: &LogState, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
-    let mut begun = Begun { log, is_done: false };
+    let mut begun = ObstacleOnPanic { log, is_done: false };
     let logged = work();
     if let Err(stop) = &logged {
         log.obstruct(stop.obstacle());
@@ -205,12 +210,12 @@ pub(super) fn begun<T>(log: &LogState, work: impl FnOnce() -> Result<T, Stop>) -
 }
 
 /// Sets an obstacle when it is dropped unfinished, by a panic.
-struct Begun<'l> {
+struct ObstacleOnPanic<'l> {
     log: &'l LogState,
     is_done: bool,
 }
 
-impl Drop for Begun<'_> {
+impl Drop for ObstacleOnPanic<'_> {
     fn drop(&mut self) {
         if !self.is_done {
             self.log.obstruct(Obstacle::Failed);
@@ -222,8 +227,8 @@ impl Drop for Begun<'_> {
 pub(super) fn log_into(
     running: &RunningLog,
     trees: &mut LogTrees,
-    live: &Live,
-    handle: &Handle<'_>,
+    live: &LiveVolume,
+    handle: &RoomsHandle<'_>,
     file: FileId,
     committed: TreeRoot,
     is_directory: bool,
@@ -241,14 +246,14 @@ pub(super) fn log_into(
         trees.begin(handle, subvolume, committed)?;
     }
     let Some(own) = trees.of(subvolume) else { return Err(Obstacle::Failed.into()) };
-    Record::new(handle, running, own, subvolume, batch).run(file.ino, is_directory)
+    LogRecording::new(handle, running, own, subvolume, batch).run(file.ino, is_directory)
 }
 
 /// The root of a subvolume in the last commit, which is on the devices; `None` if that commit does
 /// not have the subvolume.
 pub(crate) fn committed_root(
-    live: &Live,
-    handle: &Handle<'_>,
+    live: &LiveVolume,
+    handle: &RoomsHandle<'_>,
     subvolume: TreeId,
 ) -> Result<Option<TreeRoot>> {
     let roots = TreeRoot::of_root_tree(&live.last_superblock());
@@ -263,9 +268,9 @@ pub(crate) fn committed_root(
 /// Waits until `batch` is on the devices, and writes it if no other thread does. Returns the
 /// obstacle, if there is one.
 fn write_batch(
-    live: &Live,
+    live: &LiveVolume,
     running: &RunningLog,
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
     batch: u64,
 ) -> Result<Option<Obstacle>> {
     let log = handle.log();
@@ -303,7 +308,7 @@ impl Drop for Lead<'_> {
 }
 
 /// Writes the current batch, unless there is an obstacle.
-fn write_log(live: &Live, running: &RunningLog, handle: &Handle<'_>) -> Result<()> {
+fn write_log(live: &LiveVolume, running: &RunningLog, handle: &RoomsHandle<'_>) -> Result<()> {
     let (log, volume) = (handle.log(), handle.volume());
     let Some((root, blocks, batch)) = end_batch(live, running, handle)? else { return Ok(()) };
     let clock = clock!(LOG, DEBUG);
@@ -331,9 +336,9 @@ fn write_log(live: &Live, running: &RunningLog, handle: &Handle<'_>) -> Result<(
 /// Ends the current batch. Returns the root of the tree of log trees, the blocks to write, and the
 /// number of the next batch; `None` if there is an obstacle.
 fn end_batch(
-    live: &Live,
+    live: &LiveVolume,
     running: &RunningLog,
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
 ) -> Result<Option<(TreeRoot, Arc<DirtyBlocks>, u64)>> {
     let log = handle.log();
     let mut trees = running.trees();

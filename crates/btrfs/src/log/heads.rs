@@ -18,8 +18,8 @@ use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{FileType, Result};
 
-use super::names::{Name, names_of};
-use super::record::{Record, Stop, head_range};
+use super::names::{LoggedName, names_of};
+use super::record::{LogRecording, Stop, head_range};
 use super::running::{Holder, Logged};
 use crate::block::TreeBlock;
 use crate::delayed::GROUP;
@@ -45,7 +45,7 @@ pub(super) struct Heads {
 
 /// The name of an inode, if its head says only that it exists and is empty, with one name, which
 /// belongs to `entry`, and without attributes.
-fn only_name(leaf: &TreeBlock, slots: Range<usize>, entry: Key) -> Result<Option<Name>> {
+fn only_name(leaf: &TreeBlock, slots: Range<usize>, entry: Key) -> Result<Option<LoggedName>> {
     let (inode, names) = (slots.start, slots.start + 1);
     // A log with the entry of a name cannot have that name as INODE_EXTREF.
     if slots.len() != 2 || leaf.key(names).item_type != ItemType::INODE_REF {
@@ -67,7 +67,7 @@ impl Heads {
     /// Returns whether it could.
     pub(super) fn mention(
         &mut self,
-        record: &mut Record<'_, '_>,
+        record: &mut LogRecording<'_, '_>,
         ino: u64,
         entry: Key,
     ) -> Result<bool, Stop> {
@@ -91,7 +91,7 @@ impl Heads {
     }
 
     /// Puts the gathered run into the log.
-    pub(super) fn put(&mut self, record: &mut Record<'_, '_>) -> Result<(), Stop> {
+    pub(super) fn put(&mut self, record: &mut LogRecording<'_, '_>) -> Result<(), Stop> {
         let run = std::mem::take(&mut self.run);
         match &self.leaf {
             Some(leaf) => record.put_run(leaf, run),
@@ -101,7 +101,7 @@ impl Heads {
 
     /// Finds the head of an inode, if it is in one leaf, has no delayed items, and no other thread
     /// has the inode locked.
-    fn find(&mut self, record: &mut Record<'_, '_>, ino: u64) -> Result<Option<Head>, Stop> {
+    fn find(&mut self, record: &mut LogRecording<'_, '_>, ino: u64) -> Result<Option<Head>, Stop> {
         let (first, last) = head_range(ino).into_inner();
         let in_leaf = |leaf: &Arc<TreeBlock>, near: usize| {
             let (from, exists) = leaf.search_near(near, first);

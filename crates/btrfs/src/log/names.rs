@@ -18,13 +18,13 @@ use crate::tree::{Cursor, TreeRoot, with_item};
 
 /// An entry of a directory, or a name of an inode.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Name {
+pub(super) struct LoggedName {
     pub(super) dir: u64,
     pub(super) index: u64,
     pub(super) bytes: Vec<u8>,
 }
 
-impl From<InodeName<'_>> for Name {
+impl From<InodeName<'_>> for LoggedName {
     fn from(one: InodeName<'_>) -> Self {
         Self { dir: one.parent, index: one.index, bytes: one.name.to_vec() }
     }
@@ -35,11 +35,11 @@ pub(super) fn is_of_names(item_type: ItemType) -> bool {
 }
 
 /// The names in an INODE_REF or INODE_EXTREF item.
-pub(super) fn names_of(key: Key, data: &[u8]) -> Result<Vec<Name>> {
+pub(super) fn names_of(key: Key, data: &[u8]) -> Result<Vec<LoggedName>> {
     let all: Result<Vec<_>, _> = if key.item_type == ItemType::INODE_REF {
-        inode_refs(key.offset, data).map(|one| one.map(Name::from)).collect()
+        inode_refs(key.offset, data).map(|one| one.map(LoggedName::from)).collect()
     } else {
-        inode_extrefs(data).map(|one| one.map(Name::from)).collect()
+        inode_extrefs(data).map(|one| one.map(LoggedName::from)).collect()
     };
     all.map_err(malformed)
 }
@@ -84,7 +84,11 @@ impl Replay<'_, '_> {
 
     /// Gives the inode the name, unless it has the name at this index already. Another inode with
     /// the name, and another entry at the index, are removed.
-    fn link(&mut self, ino: u64, Name { dir, index, bytes: name }: &Name) -> Result<()> {
+    fn link(
+        &mut self,
+        ino: u64,
+        LoggedName { dir, index, bytes: name }: &LoggedName,
+    ) -> Result<()> {
         let location = Key::new(ino, ItemType::INODE_ITEM, 0);
         let (by_name, at_index) =
             (self.target_of_name(*dir, name)?, self.entry_at(self.root()?, *dir, *index)?);
@@ -184,7 +188,7 @@ impl Replay<'_, '_> {
         if self.inode(ino)?.is_none() {
             return Ok(());
         }
-        let new = Name { dir, index, bytes: name.to_vec() };
+        let new = LoggedName { dir, index, bytes: name.to_vec() };
         if let Some(other) = by_name.filter(|other| *other != location) {
             self.unlink(dir, name, other)?;
         }
@@ -224,13 +228,13 @@ impl Replay<'_, '_> {
     }
 
     /// Whether the log has this name of the inode.
-    fn knows_name(&self, ino: u64, name: &Name) -> Result<bool> {
+    fn knows_name(&self, ino: u64, name: &LoggedName) -> Result<bool> {
         let keys = [
             Key::new(ino, ItemType::INODE_REF, name.dir),
             Key::new(ino, ItemType::INODE_EXTREF, extref_hash(name.dir, &name.bytes)),
         ];
         for key in keys {
-            let has = |one: &Name| one.dir == name.dir && one.bytes == name.bytes;
+            let has = |one: &LoggedName| one.dir == name.dir && one.bytes == name.bytes;
             let found = with_item(self.volume, self.log, key, |data| {
                 Ok(names_of(key, data)?.iter().any(has))
             })?;
@@ -253,8 +257,9 @@ impl Replay<'_, '_> {
             return Err(self.wrong(key, "a name of an inode that there is not"));
         }
         let stored = with_item(self.volume, self.root()?, key, |data| names_of(key, data))?;
-        let is_gone =
-            |one: &Name| !new.iter().any(|kept| kept.dir == one.dir && kept.bytes == one.bytes);
+        let is_gone = |one: &LoggedName| {
+            !new.iter().any(|kept| kept.dir == one.dir && kept.bytes == one.bytes)
+        };
         let location = Key::new(ino, ItemType::INODE_ITEM, 0);
         for gone in stored.unwrap_or_default().iter().filter(|one| is_gone(one)) {
             self.unlink(gone.dir, &gone.bytes, location)?;

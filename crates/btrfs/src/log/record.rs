@@ -35,12 +35,12 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use zerocopy::IntoBytes;
 
 use super::fsync::require_small;
-use super::names::{Name, is_of_names, names_of};
+use super::names::{LoggedName, is_of_names, names_of};
 use super::running::{Holder, Logged, RunningLog, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
-use crate::inode::{Handle, Rooms};
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::Reservation;
 use crate::storage::malformed;
 use crate::transaction::{LogState, MOST_NOTES as MOST, Obstacle};
@@ -83,11 +83,11 @@ const MOST_GATHERED: usize = 8192;
 const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Items of one inode.
-pub(super) type Items = Vec<(Key, Vec<u8>)>;
+pub(super) type InodeItems = Vec<(Key, Vec<u8>)>;
 
 /// The work of one fsync on the log.
-pub(super) struct Record<'a, 'v> {
-    pub(super) handle: &'a Handle<'v>,
+pub(super) struct LogRecording<'a, 'v> {
+    pub(super) handle: &'a RoomsHandle<'v>,
     pub(super) volume: &'v Rooms,
     pub(super) log: &'a LogState,
     pub(super) running: &'a RunningLog,
@@ -127,13 +127,13 @@ fn is_of_head(item_type: ItemType) -> bool {
 }
 
 /// The inode item of a head.
-pub(super) fn inode_in(head: &Items) -> Result<Option<InodeItem>> {
+pub(super) fn inode_in(head: &InodeItems) -> Result<Option<InodeItem>> {
     let item = head.iter().find(|(key, _)| key.item_type == ItemType::INODE_ITEM);
     item.map(|(_, data)| InodeItem::view(data).copied().map_err(malformed)).transpose()
 }
 
 /// The names in a head, each with the type of its item.
-pub(super) fn names_in(head: &Items) -> Result<BTreeMap<Name, ItemType>> {
+pub(super) fn names_in(head: &InodeItems) -> Result<BTreeMap<LoggedName, ItemType>> {
     let mut names = BTreeMap::new();
     for (key, data) in head.iter().filter(|(key, _)| is_of_names(key.item_type)) {
         // The root directory has the name `..` in itself, which is skipped.
@@ -145,7 +145,7 @@ pub(super) fn names_in(head: &Items) -> Result<BTreeMap<Name, ItemType>> {
 }
 
 /// The head of an inode as it is now.
-pub(super) fn current_head(volume: &Rooms, file: FileId) -> Result<Items> {
+pub(super) fn current_head(volume: &Rooms, file: FileId) -> Result<InodeItems> {
     let mut head = Vec::new();
     let root = volume.tree(TreeId(file.dev))?;
     delayed::for_each_item(volume, root, head_range(file.ino), &mut |key, data| {
@@ -158,17 +158,17 @@ pub(super) fn current_head(volume: &Rooms, file: FileId) -> Result<Items> {
 }
 
 /// The head of an inode of a subvolume in the last commit.
-pub(super) fn committed_head(volume: &Rooms, subvolume: TreeRoot, ino: u64) -> Result<Items> {
+pub(super) fn committed_head(volume: &Rooms, subvolume: TreeRoot, ino: u64) -> Result<InodeItems> {
     head_behind(Cursor::seek_committed(volume, subvolume, *head_range(ino).start())?, ino)
 }
 
 /// The head of an inode in a log.
-pub(super) fn logged_head(volume: &Rooms, log: TreeRoot, ino: u64) -> Result<Items> {
+pub(super) fn logged_head(volume: &Rooms, log: TreeRoot, ino: u64) -> Result<InodeItems> {
     head_behind(Cursor::seek(volume, log, *head_range(ino).start())?, ino)
 }
 
 /// Reads the head of an inode from the cursor on.
-fn head_behind(mut cursor: Cursor<'_>, ino: u64) -> Result<Items> {
+fn head_behind(mut cursor: Cursor<'_>, ino: u64) -> Result<InodeItems> {
     let (mut head, range) = (Vec::new(), head_range(ino));
     while let Some((key, data)) = cursor.item().filter(|(key, _)| range.contains(key)) {
         if is_of_head(key.item_type) {
@@ -179,9 +179,9 @@ fn head_behind(mut cursor: Cursor<'_>, ino: u64) -> Result<Items> {
     Ok(head)
 }
 
-impl<'a, 'v> Record<'a, 'v> {
+impl<'a, 'v> LogRecording<'a, 'v> {
     pub(super) fn new(
-        handle: &'a Handle<'v>,
+        handle: &'a RoomsHandle<'v>,
         running: &'a RunningLog,
         own: &'a mut SubvolumeLog,
         subvolume: TreeId,
@@ -328,12 +328,12 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// The head of an inode as it is now.
-    pub(super) fn head(&self, ino: u64) -> Result<Items> {
+    pub(super) fn head(&self, ino: u64) -> Result<InodeItems> {
         current_head(self.volume, self.file(ino))
     }
 
     /// The head of an inode in the last commit.
-    pub(super) fn committed_head(&self, ino: u64) -> Result<Items> {
+    pub(super) fn committed_head(&self, ino: u64) -> Result<InodeItems> {
         committed_head(self.volume, self.own.committed, ino)
     }
 
@@ -349,7 +349,7 @@ impl<'a, 'v> Record<'a, 'v> {
 
     /// The location of the entry `name` in the last commit, and the length in bytes of the item
     /// with all entries of the same hash, 0 if there is none.
-    pub(super) fn committed_entry(&self, name: &Name) -> Result<(Option<Key>, usize)> {
+    pub(super) fn committed_entry(&self, name: &LoggedName) -> Result<(Option<Key>, usize)> {
         if name.dir >= self.own.first_new {
             return Ok((None, 0));
         }
@@ -368,7 +368,7 @@ impl<'a, 'v> Record<'a, 'v> {
     /// When the entries with the hash of this name do not fit into one item together with the
     /// `committed` bytes of those in the last commit. Replay first puts the new ones beside the old
     /// ones.
-    fn require_room_for(&self, name: &Name, committed: usize) -> Result<(), Stop> {
+    fn require_room_for(&self, name: &LoggedName, committed: usize) -> Result<(), Stop> {
         if committed == 0 {
             return Ok(());
         }
@@ -383,7 +383,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// Replaces the head of an inode in the log by `head`.
-    pub(super) fn put_head(&mut self, ino: u64, head: &Items) -> Result<()> {
+    pub(super) fn put_head(&mut self, ino: u64, head: &InodeItems) -> Result<()> {
         let logged = logged_head(self.volume, self.log_root(), ino)?;
         let mut logged: BTreeMap<_, _> = logged.into_iter().collect();
         for (key, data) in head {
@@ -396,7 +396,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// Whether the last commit or the log has another inode, or a subvolume, under the name.
-    pub(super) fn is_of_another(&self, ino: u64, name: &Name) -> Result<bool> {
+    pub(super) fn is_of_another(&self, ino: u64, name: &LoggedName) -> Result<bool> {
         let logged = self.own.names.get(&(name.dir, name.bytes.clone()));
         let (committed, _) = self.committed_entry(name)?;
         Ok(logged.is_some_and(|holder| holder.ino != ino)
@@ -458,8 +458,8 @@ impl<'a, 'v> Record<'a, 'v> {
     pub(super) fn names(
         &mut self,
         ino: u64,
-        now: &BTreeMap<Name, ItemType>,
-        before: &BTreeMap<Name, ItemType>,
+        now: &BTreeMap<LoggedName, ItemType>,
+        before: &BTreeMap<LoggedName, ItemType>,
     ) -> Result<(), Stop> {
         for (name, &item_type) in now.iter().filter(|(name, _)| !before.contains_key(name)) {
             if item_type == ItemType::INODE_EXTREF && self.is_entry_logged(name.dir, name.index) {
@@ -493,7 +493,7 @@ impl<'a, 'v> Record<'a, 'v> {
 
     /// Forgets the names of an inode in the log, and removes the entries of those that it does not
     /// have `now`.
-    fn forget_names(&mut self, ino: u64, now: &BTreeMap<Name, ItemType>) {
+    fn forget_names(&mut self, ino: u64, now: &BTreeMap<LoggedName, ItemType>) {
         let Some(logged) = self.own.logged.get_mut(&ino) else { return };
         let names = std::mem::take(&mut logged.names);
         let kept: HashSet<_> = now.keys().map(|name| (name.dir, name.index)).collect();
@@ -524,7 +524,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// Logs what a name needs that the inode did not have in the last commit.
-    fn gained(&mut self, ino: u64, name: &Name) -> Result<(), Stop> {
+    fn gained(&mut self, ino: u64, name: &LoggedName) -> Result<(), Stop> {
         let in_log = self.own.names.get(&(name.dir, name.bytes.clone())).map(|holder| holder.ino);
         if in_log == Some(ino) {
             return Ok(());
@@ -547,7 +547,7 @@ impl<'a, 'v> Record<'a, 'v> {
     }
 
     /// Logs that the entry with this name, which the last commit has, is gone.
-    pub(super) fn lost(&mut self, name: &Name) -> Result<(), Stop> {
+    pub(super) fn lost(&mut self, name: &LoggedName) -> Result<(), Stop> {
         self.known_directory(name.dir)?;
         self.entry_gone(name.dir, name.index);
         Ok(())

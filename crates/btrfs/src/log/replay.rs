@@ -36,7 +36,7 @@ use super::failure::{in_log, in_volume};
 use super::space::Taken;
 use super::{LogTree, log_trees};
 use crate::events::LOG;
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::storage::malformed;
 use crate::transaction::{Cause, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
@@ -104,7 +104,7 @@ fn make_room(volume: &Rooms, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u6
 
 /// The replay of the log of one subvolume.
 pub(super) struct Replay<'a, 'v> {
-    pub(super) handle: &'a Handle<'v>,
+    pub(super) handle: &'a RoomsHandle<'v>,
     pub(super) volume: &'v Rooms,
     pub(super) log: TreeRoot,
     pub(super) tree: TreeId,
@@ -119,7 +119,7 @@ pub(super) struct Replay<'a, 'v> {
 
 impl<'a, 'v> Replay<'a, 'v> {
     fn new(
-        handle: &'a Handle<'v>,
+        handle: &'a RoomsHandle<'v>,
         log: &LogTree,
         tree: TreeId,
         taken: &'a mut Taken<'v>,

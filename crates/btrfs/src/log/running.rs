@@ -32,9 +32,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::block::TreeBlock;
-use crate::inode::Handle;
+use crate::inode::RoomsHandle;
 use crate::ranges::Ranges;
-use crate::transaction::{Changing, StoredRoot, Tree};
+use crate::transaction::{Changing, ChangingTree, StoredRoot};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// The log trees of the running transaction.
@@ -44,14 +44,14 @@ pub(crate) struct RunningLog {
     /// Files whose lock a thread holds while it waits for the trees. It does not change such a file
     /// before it has the trees.
     waiting: Mutex<HashSet<FileId>>,
-    progress: Mutex<Progress>,
+    progress: Mutex<LogProgress>,
     /// Signalled when a write-out ends.
     turn: Condvar,
 }
 
 /// The progress of writing the log.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct LogProgress {
     /// A thread is writing the log.
     pub(super) is_written: bool,
     /// Batches before this one are on the devices.
@@ -64,13 +64,13 @@ pub(crate) struct LogTrees {
     /// The number of the batch that is being logged.
     pub(super) batch: u64,
     /// The tree of log trees.
-    roots: Option<Tree>,
+    roots: Option<ChangingTree>,
     subvolumes: BTreeMap<u64, SubvolumeLog>,
 }
 
 /// The log of a subvolume.
 pub(super) struct SubvolumeLog {
-    pub(super) tree: Tree,
+    pub(super) tree: ChangingTree,
     /// Its root in the tree of log trees.
     stored: Option<TreeRoot>,
     /// The root of the subvolume in the last commit.
@@ -121,7 +121,7 @@ impl RunningLog {
     /// Ends the log of a finished transaction, of which no thread has a handle. Returns its trees,
     /// which the caller drops.
     pub(crate) fn end(&self) -> LogTrees {
-        *self.progress.lock() = Progress::default();
+        *self.progress.lock() = LogProgress::default();
         std::mem::take(&mut *self.trees.lock())
     }
 
@@ -146,11 +146,11 @@ impl RunningLog {
         self.waiting.lock().contains(&file)
     }
 
-    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+    pub(super) fn progress(&self) -> MutexGuard<'_, LogProgress> {
         self.progress.lock()
     }
 
-    pub(super) fn wait(&self, progress: &mut MutexGuard<'_, Progress>) {
+    pub(super) fn wait(&self, progress: &mut MutexGuard<'_, LogProgress>) {
         self.turn.wait(progress);
     }
 
@@ -160,22 +160,26 @@ impl RunningLog {
 }
 
 /// An empty log tree.
-fn new_tree(handle: &Handle<'_>) -> Result<Tree> {
+fn new_tree(handle: &RoomsHandle<'_>) -> Result<ChangingTree> {
     let (last_snapshot, used_bytes, is_read_only) = (Generation(0), 0, false);
     let root = handle.new_log_root()?;
     let stored = StoredRoot { root, last_snapshot, used_bytes, is_read_only };
-    Ok(Tree::new(&stored, handle.space()))
+    Ok(ChangingTree::new(&stored, handle.space()))
 }
 
 /// Applies edits to a log tree.
-pub(super) fn apply(handle: &Handle<'_>, tree: &Tree, edits: &[ItemEdit<'_>]) -> Result<()> {
+pub(super) fn apply(
+    handle: &RoomsHandle<'_>,
+    tree: &ChangingTree,
+    edits: &[ItemEdit<'_>],
+) -> Result<()> {
     handle.whole(|| TreeWriter::new(&Changing { handle, tree }).apply_batch(edits).map(drop))
 }
 
 /// Copies adjacent items of a leaf of the subvolume into its log tree.
 pub(super) fn put_run(
-    handle: &Handle<'_>,
-    tree: &Tree,
+    handle: &RoomsHandle<'_>,
+    tree: &ChangingTree,
     leaf: &TreeBlock,
     slots: Range<usize>,
 ) -> Result<()> {
@@ -205,7 +209,7 @@ impl LogTrees {
     /// Begins the log of the subvolume `id`, whose root in the last commit is `committed`.
     pub(super) fn begin(
         &mut self,
-        handle: &Handle<'_>,
+        handle: &RoomsHandle<'_>,
         id: TreeId,
         committed: TreeRoot,
     ) -> Result<()> {
@@ -232,7 +236,7 @@ impl LogTrees {
 
     /// Stores the current roots of all logs in the tree of log trees, and returns the root of that.
     /// This ends the batch.
-    pub(super) fn end_batch(&mut self, handle: &Handle<'_>) -> Result<TreeRoot> {
+    pub(super) fn end_batch(&mut self, handle: &RoomsHandle<'_>) -> Result<TreeRoot> {
         let mut items = Vec::new();
         for (&id, log) in &mut self.subvolumes {
             let root = *log.tree.root.read();

@@ -19,7 +19,7 @@ use offshoot_vfs::{Error, Result};
 use super::LogTree;
 use super::{log_generation, log_root_tree};
 use crate::block::TreeBlock;
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::growth_bytes;
 use crate::storage::malformed;
 use crate::tree::{Blocks, TreeRoot, with_item};
@@ -184,7 +184,7 @@ impl<'v> Taken<'v> {
 
     /// Frees the blocks, and the extents that no file refers to after all, once the transaction of
     /// `handle` is on the devices.
-    pub(super) fn give_up(self, handle: &Handle<'_>) {
+    pub(super) fn give_up(self, handle: &RoomsHandle<'_>) {
         for &block in &self.blocks {
             handle.pin(block, self.node_size());
         }

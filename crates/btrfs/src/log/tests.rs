@@ -13,15 +13,16 @@ use offshoot_vfs::{
 use super::fsync::{committed_root, log_into};
 use crate::test_volumes::{edit_root, in_memory};
 use crate::transaction::Obstacle;
-use crate::{Filesystem, OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions, Filesystem};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Opens a volume that caches nothing but its own changes, and commits only when the test asks.
 fn open(device: &Arc<CheckedDevice>) -> Filesystem {
-    let options = OpenOptions { commit_interval: None, cache_bytes: 0, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![device.clone() as Arc<dyn BlockDevice>], &options);
+    let options =
+        EngineOptions { commit_interval: None, cache_bytes: 0, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![device.clone() as Arc<dyn BlockDevice>], &options);
     volume.and_then(|volume| volume.filesystem(TreeId::FS)).expect("it opens")
 }
 

@@ -43,7 +43,7 @@ const SYSTEM: u64 = BlockGroupFlags::SYSTEM;
 
 /// The wanted length of a chunk, in bytes.
 #[derive(Clone, Copy)]
-enum Length {
+enum ChunkLength {
     /// The length in the logical space.
     Chunk(u64),
     /// The length of each stripe.
@@ -105,7 +105,7 @@ impl Layout {
     }
 
     fn try_of(spec: &Spec, sizes: &[u64]) -> Option<Self> {
-        let wanted = Wanted::of(spec, sizes);
+        let wanted = WantedLengths::of(spec, sizes);
         let mut metadata_bytes = wanted.metadata_bytes;
         loop {
             let layout = Self::with(spec, sizes, &wanted, metadata_bytes);
@@ -116,7 +116,12 @@ impl Layout {
         }
     }
 
-    fn with(spec: &Spec, sizes: &[u64], wanted: &Wanted, metadata_bytes: u64) -> Option<Self> {
+    fn with(
+        spec: &Spec,
+        sizes: &[u64],
+        wanted: &WantedLengths,
+        metadata_bytes: u64,
+    ) -> Option<Self> {
         let unit = u64::from(spec.sector_size);
         let devices = (1..).zip(sizes).map(|(id, size)| DevicePlan {
             id: DeviceId(id),
@@ -127,20 +132,20 @@ impl Layout {
         if layout.devices.iter().any(|device| device.total_bytes < RESERVED_BYTES) {
             return None;
         }
-        let metadata = Length::Chunk(metadata_bytes);
-        layout.add(spec, SYSTEM, spec.metadata, Length::Chunk(wanted.system_bytes))?;
+        let metadata = ChunkLength::Chunk(metadata_bytes);
+        layout.add(spec, SYSTEM, spec.metadata, ChunkLength::Chunk(wanted.system_bytes))?;
         if spec.mixed {
             layout.add(spec, DATA | METADATA, spec.metadata, metadata)?;
         } else {
             layout.add(spec, METADATA, spec.metadata, metadata)?;
-            layout.add(spec, DATA, spec.data, Length::Stripe(wanted.data_stripe_bytes))?;
+            layout.add(spec, DATA, spec.data, ChunkLength::Stripe(wanted.data_stripe_bytes))?;
         }
         Some(layout)
     }
 
     /// Adds a chunk of about this length, over as many devices as the profile takes and as have the
     /// space. `None` if too few have it.
-    fn add(&mut self, spec: &Spec, kind: u64, profile: Profile, length: Length) -> Option<()> {
+    fn add(&mut self, spec: &Spec, kind: u64, profile: Profile, length: ChunkLength) -> Option<()> {
         let per_device = if profile == Profile::Dup { 2 } else { 1 };
         let (chosen, stripe_bytes) = self.choose(max_stripes(spec, kind), profile, length)?;
         let mut stripes = Vec::with_capacity(chosen.len() * per_device);
@@ -164,7 +169,12 @@ impl Layout {
     /// Chooses the devices for a chunk of at most `most` stripes. Returns their indexes, and the
     /// length of each stripe. The devices with the most free space are taken first, equal ones in
     /// their order.
-    fn choose(&self, most: usize, profile: Profile, length: Length) -> Option<(Vec<usize>, u64)> {
+    fn choose(
+        &self,
+        most: usize,
+        profile: Profile,
+        length: ChunkLength,
+    ) -> Option<(Vec<usize>, u64)> {
         let shape = profile.shape();
         // Both stripes of DUP are on one device, and stripes of RAID10 come in pairs.
         let (least, most, per_device) = if profile == Profile::Dup {
@@ -180,8 +190,8 @@ impl Layout {
         (least..=widest).rev().step_by(step).find_map(|count| {
             let data_stripes = count * per_device / usize::from(shape.copies);
             let stripe_bytes = match length {
-                Length::Chunk(bytes) => bytes / data_stripes as u64,
-                Length::Stripe(bytes) => bytes,
+                ChunkLength::Chunk(bytes) => bytes / data_stripes as u64,
+                ChunkLength::Stripe(bytes) => bytes,
             }
             .next_multiple_of(STRIPE_LEN);
             let tightest = self.devices[order[count - 1]].free_bytes();
@@ -221,7 +231,7 @@ fn max_stripes(spec: &Spec, kind: u64) -> usize {
 
 /// The lengths of the chunks on a volume with enough space.
 #[expect(clippy::struct_field_names, reason = "the unit ends the name of a plain number")]
-struct Wanted {
+struct WantedLengths {
     system_bytes: u64,
     metadata_bytes: u64,
     least_metadata_bytes: u64,
@@ -229,7 +239,7 @@ struct Wanted {
     data_stripe_bytes: u64,
 }
 
-impl Wanted {
+impl WantedLengths {
     fn of(spec: &Spec, sizes: &[u64]) -> Self {
         let total = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
         let most = if total > 50 * GIB { GIB } else { 256 * MIB };

@@ -40,20 +40,20 @@ pub(super) use items::device_item;
 const MAX_ROUNDS: usize = 64;
 
 /// The items of a tree, by their keys.
-pub(super) type Items = BTreeMap<Key, Vec<u8>>;
+pub(super) type TreeItems = BTreeMap<Key, Vec<u8>>;
 
 /// A tree of a new volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tree {
+pub(super) struct NewTree {
     pub(super) id: TreeId,
     items: Vec<(Key, Vec<u8>)>,
     /// The leaves in the order of their keys, then the nodes of level 1, and so on up to the root.
-    blocks: Vec<Block>,
+    blocks: Vec<NewBlock>,
 }
 
 /// A block of a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Block {
+struct NewBlock {
     level: u8,
     first_key: Key,
     /// For a leaf, a range of the items; for a node, a range of the blocks.
@@ -61,12 +61,12 @@ struct Block {
     logical: Logical,
 }
 
-impl Tree {
+impl NewTree {
     /// The tree with `items`, in as few blocks of `node_size` bytes as possible. The blocks have no
     /// addresses yet.
-    fn new(id: TreeId, items: Items, node_size: u32) -> Self {
+    fn new(id: TreeId, items: TreeItems, node_size: u32) -> Self {
         let items: Vec<_> = items.into_iter().collect();
-        let block = |level, holds: Range<usize>, first_key| Block {
+        let block = |level, holds: Range<usize>, first_key| NewBlock {
             level,
             first_key,
             holds,
@@ -91,7 +91,7 @@ impl Tree {
     }
 
     /// The root block.
-    fn root(&self) -> &Block {
+    fn root(&self) -> &NewBlock {
         self.blocks.last().expect("a tree has a root")
     }
 
@@ -105,7 +105,7 @@ impl Tree {
         self.root().level
     }
 
-    fn identity(&self, block: &Block, spec: &Spec) -> BlockIdentity {
+    fn identity(&self, block: &NewBlock, spec: &Spec) -> BlockIdentity {
         BlockIdentity {
             metadata_uuid: spec.fsid,
             chunk_tree_uuid: spec.chunk_tree_uuid,
@@ -124,7 +124,7 @@ impl Tree {
                 let items = &self.items[block.holds.clone()];
                 insert_items(&mut bytes, 0, items.iter().map(|(key, data)| (*key, &data[..])));
             } else {
-                let pointer = |below: &Block| NodePointer {
+                let pointer = |below: &NewBlock| NodePointer {
                     key: below.first_key.into(),
                     blockptr: below.logical.0.into(),
                     generation: GENERATION.0.into(),
@@ -157,12 +157,12 @@ fn leaves(items: &[(Key, Vec<u8>)], node_size: u32) -> Vec<Range<usize>> {
 
 /// All trees of a new volume.
 #[derive(Debug)]
-pub(super) struct Trees {
+pub(super) struct NewTrees {
     /// The chunk tree first, the others in the order of their addresses.
-    all: Vec<Tree>,
+    all: Vec<NewTree>,
 }
 
-impl Trees {
+impl NewTrees {
     /// The trees of the volume `spec` with this layout.
     ///
     /// # Errors
@@ -171,14 +171,15 @@ impl Trees {
         let make = |known: &Self| -> Result<Self> {
             let all = ids(spec).into_iter().map(|id| {
                 let items = items::of(id, spec, layout, known);
-                Tree::new(id, items, spec.node_size)
+                NewTree::new(id, items, spec.node_size)
             });
             let mut trees = Self { all: all.collect() };
             trees.place(spec, layout)?;
             Ok(trees)
         };
         // The first round starts with one empty leaf for every tree.
-        let empty = ids(spec).into_iter().map(|id| Tree::new(id, Items::new(), spec.node_size));
+        let empty =
+            ids(spec).into_iter().map(|id| NewTree::new(id, TreeItems::new(), spec.node_size));
         let mut trees = Self { all: empty.collect() };
         trees.place(spec, layout)?;
         for _ in 0..MAX_ROUNDS {
@@ -194,8 +195,8 @@ impl Trees {
     /// Gives every block its address, one behind the other: the chunk tree in the system chunk, all
     /// others in the metadata chunk. Skips the places of superblocks.
     fn place(&mut self, spec: &Spec, layout: &Layout) -> Result<()> {
-        let mut system = Places::new(layout.system(), spec.node_size);
-        let mut metadata = Places::new(layout.metadata(), spec.node_size);
+        let mut system = BlockAddresses::new(layout.system(), spec.node_size);
+        let mut metadata = BlockAddresses::new(layout.metadata(), spec.node_size);
         for tree in &mut self.all {
             let places = if tree.id == TreeId::CHUNK { &mut system } else { &mut metadata };
             for block in &mut tree.blocks {
@@ -211,7 +212,7 @@ impl Trees {
     }
 
     /// The tree `id`, which must exist.
-    pub(super) fn get(&self, id: TreeId) -> &Tree {
+    pub(super) fn get(&self, id: TreeId) -> &NewTree {
         self.all.iter().find(|tree| tree.id == id).expect("a tree of the volume")
     }
 
@@ -263,14 +264,14 @@ fn ids(spec: &Spec) -> Vec<TreeId> {
 }
 
 /// The addresses for tree blocks in a chunk, from its start on.
-struct Places {
+struct BlockAddresses {
     next: u64,
     end: u64,
     node_size: u64,
     left_out: Vec<Range<Logical>>,
 }
 
-impl Places {
+impl BlockAddresses {
     fn new(chunk: &Chunk, node_size: u32) -> Self {
         Self {
             next: chunk.start.0,

@@ -22,7 +22,7 @@ use zerocopy::FromZeros;
 use super::GENERATION;
 use super::layout::Layout;
 use super::options::Spec;
-use super::trees::{Trees, device_item};
+use super::trees::{NewTrees, device_item};
 use crate::space::RESERVED_BYTES;
 
 /// The size of a read and of a write when a device is wiped, in bytes.
@@ -36,7 +36,7 @@ pub(super) fn volume(
     devices: &[Arc<dyn BlockDevice>],
     spec: &Spec,
     layout: &Layout,
-    trees: &Trees,
+    trees: &NewTrees,
 ) -> Result<()> {
     for device in devices {
         wipe(&**device)?;
@@ -96,7 +96,7 @@ fn write_blocks(
     devices: &[Arc<dyn BlockDevice>],
     spec: &Spec,
     layout: &Layout,
-    trees: &Trees,
+    trees: &NewTrees,
 ) -> Result<()> {
     for (logical, block) in trees.encode(spec) {
         let chunk =
@@ -119,7 +119,7 @@ fn write_blocks(
 }
 
 /// The superblock, without the fields that differ between devices and between its places.
-fn superblock(spec: &Spec, layout: &Layout, trees: &Trees) -> SuperblockItem {
+fn superblock(spec: &Spec, layout: &Layout, trees: &NewTrees) -> SuperblockItem {
     let (root, chunk) = (trees.get(TreeId::ROOT), trees.get(TreeId::CHUNK));
     let generation = GENERATION.0.into();
     let mut item = SuperblockItem {
@@ -156,7 +156,7 @@ fn superblock(spec: &Spec, layout: &Layout, trees: &Trees) -> SuperblockItem {
 }
 
 /// The backup of the roots of this transaction, for recovery after a later one fails.
-fn backup(item: &SuperblockItem, trees: &Trees) -> RootBackup {
+fn backup(item: &SuperblockItem, trees: &NewTrees) -> RootBackup {
     let generation = GENERATION.0.into();
     let place = |id| trees.get(id).root_logical().0.into();
     let level = |id| trees.get(id).root_level();

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeI
 use offshoot_vfs::{Error, Result};
 
 use crate::data::committed_sums;
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::log::committed_root;
 use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
@@ -29,12 +29,12 @@ pub(super) struct Committed<'v> {
     sums: Option<TreeRoot>,
     /// Space that is freed meanwhile becomes free with the next commit, which waits for this
     /// handle.
-    _handle: Option<Handle<'v>>,
+    _handle: Option<RoomsHandle<'v>>,
 }
 
 /// A tree block, as its extent item describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct ScrubbedBlock {
     pub(super) level: u8,
     generation: Generation,
     /// The first tree that the extent item names, if it names one.
@@ -43,9 +43,9 @@ pub(super) struct Block {
 
 /// The contents of a piece of an extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(super) enum ScrubContent {
     /// A whole tree block.
-    Block(Block),
+    Block(ScrubbedBlock),
     /// Data with these checksums, one behind the other.
     Summed(Vec<u8>),
     /// Data without checksums.
@@ -54,22 +54,22 @@ pub(super) enum Content {
 
 /// A piece of an extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct ScrubPiece {
     pub(super) range: Range<u64>,
     /// The address of the extent.
     pub(super) extent: u64,
-    pub(super) content: Content,
+    pub(super) content: ScrubContent,
 }
 
 /// The extents of a part of a chunk.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct ScrubWindow {
     pub(super) range: Range<u64>,
     /// In ascending order, without overlaps.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<ScrubPiece>,
 }
 
-impl Block {
+impl ScrubbedBlock {
     /// Checks that `bytes`, read from `logical`, are this block.
     pub(super) fn verify(
         &self,
@@ -110,7 +110,12 @@ impl<'v> Committed<'v> {
     ///
     /// # Errors
     /// When the trees cannot be read.
-    pub(super) fn next_window(&self, chunk: &Chunk, from: u64, end: u64) -> Result<Option<Window>> {
+    pub(super) fn next_window(
+        &self,
+        chunk: &Chunk,
+        from: u64,
+        end: u64,
+    ) -> Result<Option<ScrubWindow>> {
         let mut cursor = self.cursor_over(from)?;
         let Some(first) = self.next_extent(&mut cursor, from, end)? else { return Ok(None) };
         // Whole rows, so that parity is checked together with its data.
@@ -144,8 +149,8 @@ impl<'v> Committed<'v> {
     ///
     /// # Errors
     /// When the trees cannot be read.
-    pub(super) fn window(&self, range: Range<u64>) -> Result<Window> {
-        let mut window = Window { pieces: Vec::new(), range: range.clone() };
+    pub(super) fn window(&self, range: Range<u64>) -> Result<ScrubWindow> {
+        let mut window = ScrubWindow { pieces: Vec::new(), range: range.clone() };
         let mut sums = None;
         let mut cursor = self.cursor_over(range.start)?;
         let mut at = range.start;
@@ -160,7 +165,11 @@ impl<'v> Committed<'v> {
                 // A block belongs to the window that it begins in.
                 if own.start == extent.range.start {
                     let (range, extent) = (extent.range.clone(), extent.range.start);
-                    window.pieces.push(Piece { range, extent, content: Content::Block(block) });
+                    window.pieces.push(ScrubPiece {
+                        range,
+                        extent,
+                        content: ScrubContent::Block(block),
+                    });
                 }
                 continue;
             }
@@ -179,7 +188,7 @@ impl<'v> Committed<'v> {
     /// Adds data, split into pieces with and without checksums.
     fn add_data(
         &self,
-        pieces: &mut Vec<Piece>,
+        pieces: &mut Vec<ScrubPiece>,
         range: Range<u64>,
         extent: u64,
         sums: &[(u64, Vec<u8>)],
@@ -200,14 +209,18 @@ impl<'v> Committed<'v> {
                 continue;
             }
             if begin > at {
-                pieces.push(Piece { range: at..begin, extent, content: Content::Plain });
+                pieces.push(ScrubPiece { range: at..begin, extent, content: ScrubContent::Plain });
             }
             let sums = sums[bytes(begin - from)..bytes(end - from)].to_vec();
-            pieces.push(Piece { range: begin..end, extent, content: Content::Summed(sums) });
+            pieces.push(ScrubPiece {
+                range: begin..end,
+                extent,
+                content: ScrubContent::Summed(sums),
+            });
             at = end;
         }
         if at < range.end {
-            pieces.push(Piece { range: at..range.end, extent, content: Content::Plain });
+            pieces.push(ScrubPiece { range: at..range.end, extent, content: ScrubContent::Plain });
         }
     }
 
@@ -221,7 +234,12 @@ impl<'v> Committed<'v> {
     }
 
     /// The next extent that has a part between `from` and `end`. Moves the cursor behind it.
-    fn next_extent(&self, cursor: &mut Cursor<'v>, from: u64, end: u64) -> Result<Option<Found>> {
+    fn next_extent(
+        &self,
+        cursor: &mut Cursor<'v>,
+        from: u64,
+        end: u64,
+    ) -> Result<Option<FoundExtent>> {
         while let Some((key, data)) = cursor.item().filter(|(key, _)| key.objectid < end) {
             let found = match key.item_type {
                 ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => Some(self.found(key, data)?),
@@ -235,7 +253,7 @@ impl<'v> Committed<'v> {
         Ok(None)
     }
 
-    fn found(&self, key: Key, data: &[u8]) -> Result<Found> {
+    fn found(&self, key: Key, data: &[u8]) -> Result<FoundExtent> {
         let extent = ParsedExtent::parse(key.item_type, data).map_err(malformed)?;
         let is_block = extent.item.flags.get() & EXTENT_FLAG_TREE_BLOCK != 0;
         let is_skinny = key.item_type == ItemType::METADATA_ITEM;
@@ -259,13 +277,13 @@ impl<'v> Committed<'v> {
             }
         }
         let generation = Generation(extent.item.generation.get());
-        let block = is_block.then_some(Block { level, generation, owner });
-        Ok(Found { range: key.objectid..end, block })
+        let block = is_block.then_some(ScrubbedBlock { level, generation, owner });
+        Ok(FoundExtent { range: key.objectid..end, block })
     }
 }
 
 /// An extent.
-struct Found {
+struct FoundExtent {
     range: Range<u64>,
-    block: Option<Block>,
+    block: Option<ScrubbedBlock>,
 }

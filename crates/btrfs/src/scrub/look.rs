@@ -11,7 +11,7 @@ use offshoot_btrfs_format::chunk::STRIPE_LEN;
 use offshoot_btrfs_format::{Logical, Physical};
 
 use super::ScrubCounts;
-use super::gather::{Content, Piece, Window};
+use super::gather::{ScrubContent, ScrubPiece, ScrubWindow};
 use crate::inode::Rooms;
 use crate::storage::CopyPart;
 
@@ -40,9 +40,9 @@ impl Pages {
 }
 
 /// A part of a copy, with its piece.
-struct Part<'w> {
+struct CopyPiece<'w> {
     at: CopyPart,
-    piece: &'w Piece,
+    piece: &'w ScrubPiece,
 }
 
 /// Where a second look at one copy of a window is due: units of 64 KiB of the chunk, by their
@@ -51,7 +51,7 @@ pub(super) type Suspects = BTreeSet<u64>;
 
 /// The result of the first look at a copy.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct FirstLook {
     pub(super) suspects: Suspects,
     /// The counters of what was read.
     pub(super) counts: ScrubCounts,
@@ -61,12 +61,12 @@ pub(super) struct Seen {
 pub(super) fn look(
     volume: &Rooms,
     chunk: Logical,
-    window: &Window,
+    window: &ScrubWindow,
     copy: usize,
     pages: &mut Pages,
-) -> Seen {
+) -> FirstLook {
     let unit = |at: u64| (at - chunk.0) / STRIPE_LEN;
-    let Seen { mut suspects, mut counts } = Seen::default();
+    let FirstLook { mut suspects, mut counts } = FirstLook::default();
     let mut suspect = |range: Range<u64>| suspects.extend(unit(range.start)..=unit(range.end - 1));
     let mut parts = Vec::with_capacity(window.pieces.len());
     let mut last = None;
@@ -82,7 +82,7 @@ pub(super) fn look(
             last = Some((piece.extent, units.end - 1));
             let extents = units.end - units.start - u64::from(is_known);
             count(volume, &mut counts, piece, &part.range, extents);
-            parts.extend(cut(&part).map(|at| Part { at, piece }));
+            parts.extend(cut(&part).map(|at| CopyPiece { at, piece }));
         }
     }
     parts.sort_unstable_by_key(|part| (part.at.member, part.at.physical));
@@ -90,7 +90,7 @@ pub(super) fn look(
     while let Some(first) = rest.first() {
         let start = first.at.physical.0;
         let mut end = start;
-        let joins = |part: &&Part<'_>| {
+        let joins = |part: &&CopyPiece<'_>| {
             let (at, len) = (part.at.physical.0, part.at.range.end - part.at.range.start);
             let is_near = part.at.member == first.at.member
                 && at <= end.saturating_add(GAP_BYTES)
@@ -103,38 +103,38 @@ pub(super) fn look(
         rest = behind;
         let buf = pages.of(usize::try_from(end - start).expect("no more than is read at once"));
         let read = volume.storage.read_medium(first.at.member, Physical(start), buf);
-        for Part { at, piece } in run {
+        for CopyPiece { at, piece } in run {
             let from = usize::try_from(at.physical.0 - start).expect("within the buffer");
             let len = usize::try_from(at.range.end - at.range.start).expect("within the buffer");
             let bytes = &buf[from..from + len];
             if read.is_err() || !is_right(volume, piece, &at.range, bytes, &mut suspect) {
                 // For a block on several stripes, the unit that it begins in.
-                let is_block = matches!(piece.content, Content::Block(_));
+                let is_block = matches!(piece.content, ScrubContent::Block(_));
                 let begin = piece.range.start..piece.range.start + 1;
                 suspect(if is_block { begin } else { at.range.clone() });
             }
         }
     }
-    Seen { suspects, counts }
+    FirstLook { suspects, counts }
 }
 
 /// Counts a part that is read.
 fn count(
     volume: &Rooms,
     counts: &mut ScrubCounts,
-    piece: &Piece,
+    piece: &ScrubPiece,
     range: &Range<u64>,
     extents: u64,
 ) {
     let len = range.end - range.start;
-    if matches!(piece.content, Content::Block(_)) {
+    if matches!(piece.content, ScrubContent::Block(_)) {
         counts.tree_extents_scrubbed += extents;
         counts.tree_bytes_scrubbed += len;
         return;
     }
     counts.data_extents_scrubbed += extents;
     counts.data_bytes_scrubbed += len;
-    if piece.content == Content::Plain {
+    if piece.content == ScrubContent::Plain {
         counts.no_csum += len / u64::from(volume.superblock().sector_size);
     }
 }
@@ -154,17 +154,17 @@ pub(super) fn cut(part: &CopyPart) -> impl Iterator<Item = CopyPart> + use<> {
 /// each bad sector to `suspect` itself.
 fn is_right(
     volume: &Rooms,
-    piece: &Piece,
+    piece: &ScrubPiece,
     range: &Range<u64>,
     bytes: &[u8],
     suspect: &mut impl FnMut(Range<u64>),
 ) -> bool {
     match &piece.content {
-        Content::Plain => true,
-        Content::Block(block) => {
+        ScrubContent::Plain => true,
+        ScrubContent::Block(block) => {
             *range == piece.range && block.verify(volume, Logical(range.start), bytes).is_ok()
         }
-        Content::Summed(_) => {
+        ScrubContent::Summed(_) => {
             let sector = volume.superblock().sector_size as usize;
             for (number, bytes) in bytes.chunks(sector).enumerate() {
                 let at = range.start + (number * sector) as u64;
@@ -177,10 +177,10 @@ fn is_right(
     }
 }
 
-impl Piece {
+impl ScrubPiece {
     /// The checksum of the sector at `at`, if it has one.
     pub(super) fn sum_of(&self, volume: &Rooms, at: u64) -> Option<&[u8]> {
-        let Content::Summed(sums) = &self.content else { return None };
+        let ScrubContent::Summed(sums) = &self.content else { return None };
         let superblock = volume.superblock();
         let number = (at - self.range.start) / u64::from(superblock.sector_size);
         let len = superblock.checksum.len();

@@ -13,7 +13,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use zerocopy::FromBytes;
 
 use super::ScrubOwner;
-use super::gather::{Block, Committed};
+use super::gather::{Committed, ScrubbedBlock};
 use crate::block::TreeBlock;
 use crate::inode::Rooms;
 use crate::storage::malformed;
@@ -28,7 +28,7 @@ const MOST_BLOCKS: usize = 64;
 
 /// Owners, before their paths are looked up.
 #[derive(Default)]
-pub(super) struct Owners {
+pub(super) struct ExtentOwners {
     files: BTreeSet<FileId>,
     tree: Option<(Option<TreeId>, u8)>,
     /// There are more owners than these.
@@ -43,9 +43,9 @@ enum Referrer {
     Tree(TreeId),
 }
 
-impl Owners {
+impl ExtentOwners {
     /// The owner of a tree block.
-    pub(super) fn of_block(block: &Block) -> Self {
+    pub(super) fn of_block(block: &ScrubbedBlock) -> Self {
         Self { tree: Some((block.owner, block.level)), ..Self::default() }
     }
 

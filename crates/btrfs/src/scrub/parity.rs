@@ -7,15 +7,15 @@
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};
 
-use super::gather::Window;
+use super::gather::ScrubWindow;
 use super::look::{Pages, Suspects};
-use super::{Run, ScrubFinding, ScrubOutcome};
+use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 
 /// Checks the parity of `window`, which is whole rows of `chunk`. Skips rows with suspect data.
 pub(super) fn look(
-    run: &Run<'_>,
+    run: &ScrubRun<'_>,
     chunk: &Chunk,
-    window: &Window,
+    window: &ScrubWindow,
     suspects: &Suspects,
     pages: &mut Pages,
 ) {

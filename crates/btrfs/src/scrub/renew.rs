@@ -28,9 +28,9 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::gather::{Committed, Content};
+use super::gather::{Committed, ScrubContent};
 use super::look::{Pages, cut};
-use super::{Run, ScrubFinding, ScrubOutcome};
+use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 use crate::inode::Rooms;
 use crate::storage::{CopyPart, malformed};
 use crate::transaction::chunk_tree_root;
@@ -77,7 +77,7 @@ impl Renewal {
     ///
     /// # Errors
     /// The error of a device that fails to flush.
-    pub(super) fn plain_data(&self, run: &Run<'_>, chunks: &[Arc<Chunk>]) -> Result<()> {
+    pub(super) fn plain_data(&self, run: &ScrubRun<'_>, chunks: &[Arc<Chunk>]) -> Result<()> {
         if self.members.is_empty() {
             return Ok(());
         }
@@ -90,7 +90,7 @@ impl Renewal {
         run.volume.flush_members()
     }
 
-    fn plain_data_of(&self, run: &Run<'_>, chunk: &Chunk, pages: &mut Pages) -> Result<()> {
+    fn plain_data_of(&self, run: &ScrubRun<'_>, chunk: &Chunk, pages: &mut Pages) -> Result<()> {
         let volume = run.volume;
         let end = chunk.start.0 + volume.storage.reachable_bytes(chunk);
         let committed = Committed::of(volume)?;
@@ -98,7 +98,7 @@ impl Renewal {
         while from < end && !run.is_over() {
             let Some(window) = committed.next_window(chunk, from, end)? else { break };
             from = window.range.end;
-            let plain = window.pieces.iter().filter(|piece| piece.content == Content::Plain);
+            let plain = window.pieces.iter().filter(|piece| piece.content == ScrubContent::Plain);
             for piece in plain {
                 let parts = volume.storage.copies_of(&piece.range)?;
                 let own = parts.iter().filter(|part| self.members.contains(&part.member));
@@ -113,7 +113,7 @@ impl Renewal {
     ///
     /// # Errors
     /// When the chunk tree cannot be read, or a device fails to flush.
-    pub(super) fn finish(&self, run: &Run<'_>) -> Result<()> {
+    pub(super) fn finish(&self, run: &ScrubRun<'_>) -> Result<()> {
         let is_clean = run.counts.lock().left_errors == 0 && run.failure.lock().is_none();
         for &(index, why) in &self.left {
             Self::tell(run, index, SUPERBLOCK_OFFSETS[0], ScrubOutcome::NotWritten, why);
@@ -129,7 +129,7 @@ impl Renewal {
         Ok(())
     }
 
-    fn renew_superblocks(run: &Run<'_>, index: usize) -> Result<()> {
+    fn renew_superblocks(run: &ScrubRun<'_>, index: usize) -> Result<()> {
         let (volume, member) = (run.volume, &run.volume.members()[index]);
         // The device item in the member's own superblock is from before it missed commits, so this
         // takes the one in the chunk tree.
@@ -158,7 +158,7 @@ impl Renewal {
         Ok(())
     }
 
-    fn tell(run: &Run<'_>, index: usize, offset: u64, outcome: ScrubOutcome, why: &str) {
+    fn tell(run: &ScrubRun<'_>, index: usize, offset: u64, outcome: ScrubOutcome, why: &str) {
         let member = &run.volume.members()[index];
         let newest = match run.volume.live_part() {
             Some(live) => Generation(live.last_superblock().generation.get()),
@@ -186,7 +186,7 @@ struct Part {
 }
 
 /// Overwrites a part of a copy of data if the other members have other contents there.
-fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
+fn renew_part(run: &ScrubRun<'_>, part: &CopyPart, pages: &mut Pages) {
     let volume = run.volume;
     let len = usize::try_from(part.range.end - part.range.start).expect("no more than is read");
     let mut good = vec![0; len];
@@ -218,7 +218,7 @@ fn renew_part(run: &Run<'_>, part: &CopyPart, pages: &mut Pages) {
 }
 
 /// Writes the good contents to a place, and reads them back.
-fn write(run: &Run<'_>, part: Part, good: &[u8], pages: &mut Pages) -> ScrubOutcome {
+fn write(run: &ScrubRun<'_>, part: Part, good: &[u8], pages: &mut Pages) -> ScrubOutcome {
     let Part { member, physical } = part;
     let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);
     let buf = pages.of(good.len());

@@ -10,15 +10,15 @@ use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::Result;
 
-use super::gather::{Block, Committed, Content, Piece};
+use super::gather::{Committed, ScrubContent, ScrubPiece, ScrubbedBlock};
 use super::look::Pages;
-use super::owners::Owners;
-use super::{Run, ScrubFinding, ScrubOutcome};
+use super::owners::ExtentOwners;
+use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 use crate::storage::CopyPart;
 
 /// The error in a sector, or in a whole block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Fault {
+enum SectorFault {
     /// It cannot be read.
     Read(String),
     /// The checksum of data differs.
@@ -27,7 +27,7 @@ enum Fault {
     Block(String),
 }
 
-impl Fault {
+impl SectorFault {
     fn problem(&self) -> String {
         match self {
             Self::Read(problem) | Self::Block(problem) => problem.clone(),
@@ -40,14 +40,14 @@ impl Fault {
 struct Bad {
     part: CopyPart,
     structure: &'static str,
-    fault: Fault,
+    fault: SectorFault,
     outcome: ScrubOutcome,
-    owners: Owners,
+    owners: ExtentOwners,
 }
 
 /// A second look at one copy.
 struct Settling<'r, 'v> {
-    run: &'r Run<'v>,
+    run: &'r ScrubRun<'v>,
     committed: &'r Committed<'v>,
     may_repair: bool,
     bad: Vec<Bad>,
@@ -58,7 +58,7 @@ struct Settling<'r, 'v> {
 /// # Errors
 /// When the trees cannot be read; `EROFS` when the volume has stopped writing.
 pub(super) fn settle(
-    run: &Run<'_>,
+    run: &ScrubRun<'_>,
     chunk: &Chunk,
     unit: u64,
     copy: usize,
@@ -76,9 +76,9 @@ pub(super) fn settle(
             let own: Vec<_> = parts.into_iter().filter(|part| part.copy == copy).collect();
             match &piece.content {
                 // A block belongs to the unit that it begins in.
-                Content::Block(_) if piece.range.start < range.start => {}
-                Content::Block(block) => settling.block(piece, *block, &own, pages),
-                Content::Summed(_) | Content::Plain => {
+                ScrubContent::Block(_) if piece.range.start < range.start => {}
+                ScrubContent::Block(block) => settling.block(piece, *block, &own, pages),
+                ScrubContent::Summed(_) | ScrubContent::Plain => {
                     own.iter().try_for_each(|part| settling.data(piece, part, pages))?;
                 }
             }
@@ -102,7 +102,13 @@ pub(super) fn settle(
 
 impl Settling<'_, '_> {
     /// Checks a copy of a block, which has a part on each stripe that it touches.
-    fn block(&mut self, piece: &Piece, block: Block, parts: &[CopyPart], pages: &mut Pages) {
+    fn block(
+        &mut self,
+        piece: &ScrubPiece,
+        block: ScrubbedBlock,
+        parts: &[CopyPart],
+        pages: &mut Pages,
+    ) {
         let volume = self.run.volume;
         let (logical, sector) = (Logical(piece.range.start), self.sector());
         let mut bytes = Vec::with_capacity(volume.superblock().node_size as usize);
@@ -116,7 +122,7 @@ impl Settling<'_, '_> {
                     volume.storage.read_medium(part.member, *at, &mut pages.of(sector)[..]).is_err()
                 };
                 unreadable += sectors.filter(fails).count() as u64;
-                fault = Some(Fault::Read(error.to_string()));
+                fault = Some(SectorFault::Read(error.to_string()));
             } else {
                 bytes.extend_from_slice(buf);
             }
@@ -140,7 +146,7 @@ impl Settling<'_, '_> {
                 Err(malformed) => {
                     unreadable = sectors;
                     self.run.counts.lock().verify_errors += sectors;
-                    Fault::Block(malformed.problem.into_owned())
+                    SectorFault::Block(malformed.problem.into_owned())
                 }
             },
         };
@@ -160,13 +166,13 @@ impl Settling<'_, '_> {
         };
         self.run.count_outcome(outcome, unreadable);
         let is_told = outcome != ScrubOutcome::Corrected;
-        let owners = if is_told { Owners::of_block(&block) } else { Owners::default() };
+        let owners = if is_told { ExtentOwners::of_block(&block) } else { ExtentOwners::default() };
         let part = CopyPart { range: piece.range.clone(), ..parts[0].clone() };
         self.bad.push(Bad { part, structure: "tree block", fault, outcome, owners });
     }
 
     /// Checks a part of a copy of data.
-    fn data(&mut self, piece: &Piece, part: &CopyPart, pages: &mut Pages) -> Result<()> {
+    fn data(&mut self, piece: &ScrubPiece, part: &CopyPart, pages: &mut Pages) -> Result<()> {
         let (volume, sector) = (self.run.volume, self.sector());
         let mut bytes = vec![0; len_of(part)];
         let buf = pages.of(bytes.len());
@@ -191,14 +197,14 @@ impl Settling<'_, '_> {
             };
             let sum = piece.sum_of(volume, at);
             let fault = match again {
-                Err(error) => Fault::Read(error.to_string()),
-                Ok(()) if volume.storage.verify_sector(bytes, sum).is_err() => Fault::Sum,
+                Err(error) => SectorFault::Read(error.to_string()),
+                Ok(()) if volume.storage.verify_sector(bytes, sum).is_err() => SectorFault::Sum,
                 Ok(()) => continue,
             };
             {
                 let mut counts = self.run.counts.lock();
                 match fault {
-                    Fault::Sum => counts.csum_errors += 1,
+                    SectorFault::Sum => counts.csum_errors += 1,
                     _ => counts.read_errors += 1,
                 }
             }
@@ -236,9 +242,9 @@ impl Settling<'_, '_> {
     fn tell(
         &mut self,
         first_new: usize,
-        piece: &Piece,
+        piece: &ScrubPiece,
         part: CopyPart,
-        fault: Fault,
+        fault: SectorFault,
         outcome: ScrubOutcome,
     ) -> Result<()> {
         if let Some(last) = self.bad[first_new..].last_mut()
@@ -251,9 +257,9 @@ impl Settling<'_, '_> {
         }
         let is_told = outcome != ScrubOutcome::Corrected;
         let owners = if is_told {
-            Owners::of_data(self.committed, piece.extent)?
+            ExtentOwners::of_data(self.committed, piece.extent)?
         } else {
-            Owners::default()
+            ExtentOwners::default()
         };
         self.bad.push(Bad { part, structure: "data", fault, outcome, owners });
         Ok(())
@@ -299,6 +305,6 @@ fn len_of(part: &CopyPart) -> usize {
     usize::try_from(part.range.end - part.range.start).expect("no more than a unit")
 }
 
-fn piece_len(piece: &Piece) -> usize {
+fn piece_len(piece: &ScrubPiece) -> usize {
     usize::try_from(piece.range.end - piece.range.start).expect("no more than a unit")
 }

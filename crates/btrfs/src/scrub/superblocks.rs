@@ -15,16 +15,16 @@ use offshoot_vfs::{Error, Result};
 use uuid::Uuid;
 
 use super::look::Pages;
-use super::{Run, ScrubFinding, ScrubOutcome};
+use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 
 /// The offset of a superblock, and the superblock or the problem with it.
-type Found = (u64, Result<Superblock, String>);
+type ReadSuperblock = (u64, Result<Superblock, String>);
 
 /// Checks the superblocks of all members, and repairs them.
 ///
 /// # Errors
 /// `EROFS` when the volume has stopped writing; the error of a device that fails to flush.
-pub(super) fn scrub(run: &Run<'_>) -> Result<()> {
+pub(super) fn scrub(run: &ScrubRun<'_>) -> Result<()> {
     let mut pages = Pages::default();
     for (index, member) in run.volume.members().iter().enumerate() {
         if member.device.is_none() || member.is_seed || member.has_failed() || run.is_over() {
@@ -42,7 +42,7 @@ pub(super) fn scrub(run: &Run<'_>) -> Result<()> {
 }
 
 /// All superblocks of a member.
-fn superblocks(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<Found> {
+fn superblocks(run: &ScrubRun<'_>, index: usize, pages: &mut Pages) -> Vec<ReadSuperblock> {
     let member = &run.volume.members()[index];
     let newest = match run.volume.live_part() {
         Some(live) => Generation(live.last_superblock().generation.get()),
@@ -63,7 +63,7 @@ fn superblocks(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<Found> {
         Ok(found)
     };
     let offsets = SUPERBLOCK_OFFSETS.into_iter().filter(is_there);
-    let mut all: Vec<Found> = offsets.map(|offset| (offset, read(offset))).collect();
+    let mut all: Vec<ReadSuperblock> = offsets.map(|offset| (offset, read(offset))).collect();
     let generations = all.iter().filter_map(|(_, found)| Some(found.as_ref().ok()?.generation));
     let current = generations.filter(|generation| (oldest..=newest).contains(generation));
     let expected = current.max().unwrap_or(newest);
@@ -78,7 +78,7 @@ fn superblocks(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<Found> {
 }
 
 /// Checks and repairs the superblocks of a member while no other thread writes superblocks.
-fn mend(run: &Run<'_>, index: usize, pages: &mut Pages) -> Vec<ScrubFinding> {
+fn mend(run: &ScrubRun<'_>, index: usize, pages: &mut Pages) -> Vec<ScrubFinding> {
     let (volume, member) = (run.volume, &run.volume.members()[index]);
     let all = superblocks(run, index, pages);
     let good = all.iter().find_map(|(_, found)| found.as_ref().ok());

@@ -11,7 +11,7 @@ use super::Roots;
 use super::free_space::{Fit, FreeSpace};
 use super::load::load_free_space;
 use crate::counter::below_zero;
-use crate::report::Report;
+use crate::report::VolumeReport;
 
 /// A block group: a range of the logical space for data or metadata.
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl BlockGroup {
         };
         if let Some(what) = wrong {
             let problem = format!("{what}; what may be in use is left alone");
-            volume.storage().report(&Report::WrongFreeSpace { group: self.start, problem });
+            volume.storage().report(&VolumeReport::WrongFreeSpace { group: self.start, problem });
         }
         Ok(true)
     }

@@ -146,14 +146,14 @@ mod tests {
     use super::*;
     use crate::space::Fit;
     use crate::test_volumes::in_memory_of;
-    use crate::{OpenOptions, Volume};
+    use crate::{BtrfsVolume, EngineOptions};
 
     /// Before the mend, a group could be removed, and its place become part of another, while a
     /// piece of it was about to be discarded.
     #[test]
     fn a_block_group_stays_while_a_piece_is_out() {
         let device = in_memory_of(16384, 256 << 20);
-        let volume = Volume::open_writable(vec![device], &OpenOptions::default()).unwrap();
+        let volume = BtrfsVolume::open_writable(vec![device], &EngineOptions::default()).unwrap();
         let space = &volume.live().unwrap().space;
         let group = space.empty_groups().into_iter().find(|group| group.flags.has_data()).unwrap();
         space.load(&volume.base, &group).unwrap();

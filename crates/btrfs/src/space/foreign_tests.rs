@@ -15,7 +15,7 @@ use offshoot_vfs::{EntryPlace, FileSystem, FileSystemMut, NewFile, Timestamp};
 
 use super::{BlockGroup, Claim, Purpose, chunk_plan};
 use crate::engine::Engine;
-use crate::{OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -23,9 +23,9 @@ const MIB: u64 = 1 << 20;
 const WINDOW: u64 = 64 << 10;
 
 /// Opens the volume without background work.
-fn open(disks: &Disks) -> Arc<Volume> {
-    let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    Volume::open_writable(disks.writable_devices(), &quiet).expect("the volume opens")
+fn open(disks: &Disks) -> Arc<BtrfsVolume> {
+    let quiet = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    BtrfsVolume::open_writable(disks.writable_devices(), &quiet).expect("the volume opens")
 }
 
 /// Adds a chunk of at most 8 stripes of 1 MiB, or of the one MiB that is free there at address 0,
@@ -76,7 +76,7 @@ fn leave_groups(disks: &Disks, kinds: &[u64], profile: Profile) {
 const KINDS: [u64; 3] = [BlockGroupFlags::SYSTEM, BlockGroupFlags::METADATA, BlockGroupFlags::DATA];
 
 /// Changes names, data and the chunk tree, in several commits.
-fn work(volume: &Arc<Volume>, round: usize) {
+fn work(volume: &Arc<BtrfsVolume>, round: usize) {
     let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
     let names: Vec<_> = (0..400).map(|number| format!("ours-{round}-{number}")).collect();
     for (number, name) in names.iter().enumerate() {
@@ -110,7 +110,7 @@ struct Extent {
     generation: u64,
 }
 
-fn extents(volume: &Volume) -> Vec<Extent> {
+fn extents(volume: &BtrfsVolume) -> Vec<Extent> {
     let node_size = u64::from(volume.superblock().node_size);
     let mut all = Vec::new();
     let root = volume.tree(TreeId::EXTENT).expect("every volume has one");
@@ -130,13 +130,13 @@ fn extents(volume: &Volume) -> Vec<Extent> {
     all
 }
 
-fn flags_at(volume: &Volume, at: u64) -> BlockGroupFlags {
+fn flags_at(volume: &BtrfsVolume, at: u64) -> BlockGroupFlags {
     let space = &volume.live().expect("it is writable").space;
     space.group_of(Logical(at)).expect("it is in a block group").flags
 }
 
 /// The profiles of all chunks of this kind.
-fn profiles(volume: &Volume, kind: u64) -> Vec<Profile> {
+fn profiles(volume: &BtrfsVolume, kind: u64) -> Vec<Profile> {
     let mut all: Vec<_> =
         volume.chunks().filter(|c| c.flags.0 & kind != 0).map(|c| c.profile).collect();
     all.sort_unstable();

@@ -19,7 +19,7 @@ use super::stats::FlushState;
 use super::tickets::{Claim, Demand};
 use super::{Purpose, Reservation, Space};
 use crate::test_volumes::in_memory_of;
-use crate::{Filesystem, OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions, Filesystem};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -59,8 +59,9 @@ impl offshoot_device::Delegate for Hooked {
 fn small(size_bytes: u64) -> (Arc<Hooked>, Arc<Filesystem>) {
     let below = in_memory_of(16384, size_bytes);
     let device = Arc::new(Hooked { below, hook: Mutex::new(None) });
-    let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![device.clone() as Arc<_>], &quiet).expect("it opens");
+    let quiet = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume =
+        BtrfsVolume::open_writable(vec![device.clone() as Arc<_>], &quiet).expect("it opens");
     (device, Arc::new(volume.filesystem(TreeId::FS).expect("every volume has one")))
 }
 

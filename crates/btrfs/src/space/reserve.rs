@@ -99,7 +99,7 @@ use super::place::{PlaceInLine, Turn};
 use super::tickets::{Claim, Demand, Outcome, Waiter};
 use super::{Purpose, Space};
 use crate::events::{RECLAIM, micros};
-use crate::stats::Counters;
+use crate::stats::EngineCounters;
 
 /// The most items that an operation on names touches: two directory items, two indexes, two
 /// references, and the inodes of a file and of two directories.
@@ -407,7 +407,7 @@ impl Space {
 /// The room above, which makes room for waiting callers.
 pub(crate) trait MakesRoom {
     /// Counters of what the volume does.
-    fn stats(&self) -> &Counters;
+    fn stats(&self) -> &EngineCounters;
 
     /// `EROFS` when the volume has stopped writing.
     fn require_whole(&self) -> Result<()>;

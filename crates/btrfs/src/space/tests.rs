@@ -18,7 +18,7 @@ use super::tickets::Demand;
 use super::{Claim, Purpose};
 use crate::test_volumes::{check, in_memory_of, open, xattr};
 use crate::tree::ItemEdit;
-use crate::{OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions};
 
 fn item(number: u32, len: usize) -> (Key, Vec<u8>) {
     let digit = |place: u32| b'0' + u8::try_from(number / 64u32.pow(place) % 64).unwrap();
@@ -26,13 +26,13 @@ fn item(number: u32, len: usize) -> (Key, Vec<u8>) {
     xattr(&name, &vec![digit(0); len])
 }
 
-fn insert(volume: &Volume, number: u32, len: usize) -> Result<()> {
+fn insert(volume: &BtrfsVolume, number: u32, len: usize) -> Result<()> {
     let handle = volume.join_for(1, Claim::Work)?;
     let (key, data) = item(number, len);
     handle.change(TreeId::FS, |tree| tree.insert(key, &data))
 }
 
-fn remove(volume: &Volume, number: u32) {
+fn remove(volume: &BtrfsVolume, number: u32) {
     let handle = volume.join_to_remove().expect("removing works on a full volume");
     let (key, _) = item(number, 0);
     assert!(handle.change(TreeId::FS, |tree| tree.remove(key)).unwrap(), "{number}");
@@ -42,13 +42,13 @@ fn is_full(error: &Error) -> bool {
     matches!(error, Error::Posix { errno, .. } if *errno == Errno::NOSPC)
 }
 
-fn chunks(volume: &Volume) -> usize {
+fn chunks(volume: &BtrfsVolume) -> usize {
     volume.chunks().len()
 }
 
 /// How many chunks there are after a few commits. The background thread of the volume commits and
 /// allocates meanwhile.
-fn chunks_when_empty(volume: &Volume, disks: &Disks) -> usize {
+fn chunks_when_empty(volume: &BtrfsVolume, disks: &Disks) -> usize {
     let after_a_commit = || {
         volume.commit().unwrap();
         check(disks);
@@ -295,9 +295,9 @@ fn threads_run_out_of_mixed_space() {
 /// reported that the volume was damaged.
 #[test]
 fn empty_groups_are_removed_by_several_threads() {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let device = in_memory_of(16384, 8 << 30);
-    let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
+    let volume = BtrfsVolume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     for _ in 0..30 {
         for _ in 0..4 {
             assert!(
@@ -315,9 +315,9 @@ fn empty_groups_are_removed_by_several_threads() {
 /// Before the mend, an image with a range that is free twice ended the program.
 #[test]
 fn space_that_is_free_twice_is_damage() {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let device = in_memory_of(16384, 1 << 30);
-    let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
+    let volume = BtrfsVolume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
     let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     find().expect("a new volume is sound");
@@ -332,9 +332,9 @@ fn space_that_is_free_twice_is_damage() {
 /// the group was written anew.
 #[test]
 fn bitmaps_that_leave_space_out_are_damage() {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let device = in_memory_of(16384, 1 << 30);
-    let volume = Volume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
+    let volume = BtrfsVolume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
     let group = volume.live().unwrap().space.groups.read().values().next().cloned().unwrap();
     let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     let start = group.start.0;
@@ -372,11 +372,15 @@ fn bitmaps_that_leave_space_out_are_damage() {
 fn a_release_of_what_was_not_reserved_ends_writing() {
     let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let telling = told.clone();
-    let reporter = Arc::new(move |report: &crate::Report| telling.lock().push(report.to_string()));
-    let options =
-        OpenOptions { commit_interval: None, reporter: Some(reporter), ..OpenOptions::default() };
+    let reporter =
+        Arc::new(move |report: &crate::VolumeReport| telling.lock().push(report.to_string()));
+    let options = EngineOptions {
+        commit_interval: None,
+        reporter: Some(reporter),
+        ..EngineOptions::default()
+    };
     let device = crate::test_volumes::in_memory(16384);
-    let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
+    let volume = crate::BtrfsVolume::open_writable(vec![device], &options).unwrap();
     let space = &volume.live().unwrap().space;
     let before = space.ledger(Purpose::Data).reserved();
     space.ledger(Purpose::Data).take_back(Demand::new(Claim::Work, before + 4096));
@@ -391,9 +395,9 @@ fn a_release_of_what_was_not_reserved_ends_writing() {
 /// A claim that is kept outlives its reservation, and each part of it gives itself back.
 #[test]
 fn what_is_kept_is_given_back_when_it_is_dropped() {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let device = crate::test_volumes::in_memory(16384);
-    let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
+    let volume = crate::BtrfsVolume::open_writable(vec![device], &options).unwrap();
     let space = &volume.live().unwrap().space;
     let reserved = || space.ledger(Purpose::Data).reserved();
     let promised = || space.ledger(Purpose::Metadata).promised();
@@ -419,9 +423,9 @@ fn what_is_kept_is_given_back_when_it_is_dropped() {
 /// An owner that gives up more than it has counted wrong: all writing ends.
 #[test]
 fn a_claim_gives_up_no_more_than_it_has() {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let device = crate::test_volumes::in_memory(16384);
-    let volume = crate::Volume::open_writable(vec![device], &options).unwrap();
+    let volume = crate::BtrfsVolume::open_writable(vec![device], &options).unwrap();
     let mut kept = volume.reserve_data(4096).unwrap().keep();
     assert_eq!(kept.split(8192).bytes(), 4096, "there is no more");
     let error = volume.sync().expect_err("the accounts are wrong");

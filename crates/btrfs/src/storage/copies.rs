@@ -6,7 +6,7 @@ use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::ways::{Effort, Place, Segment, copies, place_in_row};
+use super::ways::{Effort, MemberOffset, ReadSegment, copies, place_in_row};
 use super::{Storage, parity};
 
 /// The part of one copy of a range that is contiguous on a member.
@@ -23,10 +23,10 @@ pub(crate) struct CopyPart {
 }
 
 /// A row of a chunk with parity: 64 KiB on each of its stripes.
-pub(crate) struct Row {
-    data: Vec<Place>,
-    p: Place,
-    q: Option<Place>,
+pub(crate) struct ParityRow {
+    data: Vec<MemberOffset>,
+    p: MemberOffset,
+    q: Option<MemberOffset>,
 }
 
 /// A stripe of parity: the bytes that the data requires, and where they belong.
@@ -54,8 +54,8 @@ impl Storage {
                 Error::corrupt_at("extent", at, "no chunk covers an address that is allocated")
             })?;
             let (len, places) = copies(mapped, Logical(at), range.end - at);
-            let part = |(copy, place): (usize, Option<Place>)| {
-                let Place { member, physical } = place?;
+            let part = |(copy, place): (usize, Option<MemberOffset>)| {
+                let MemberOffset { member, physical } = place?;
                 Some(CopyPart { copy, member, physical, range: at..at + len })
             };
             parts.extend(places.into_iter().enumerate().filter_map(part));
@@ -71,7 +71,7 @@ impl Storage {
         }
         let len = range.end - range.start;
         let segments = self.chunk_segments("extent", Logical(range.start), len, Effort::All)?;
-        let is_lost = |segment: &&Segment| segment.ways.is_empty();
+        let is_lost = |segment: &&ReadSegment| segment.ways.is_empty();
         Ok(segments.iter().filter(is_lost).map(|segment| segment.len).sum())
     }
 
@@ -88,20 +88,20 @@ impl Storage {
     }
 
     /// The row `row` of a chunk with parity; `None` when a member of the row is missing.
-    pub(crate) fn row(&self, chunk: &Chunk, row: u64) -> Option<Row> {
+    pub(crate) fn row(&self, chunk: &Chunk, row: u64) -> Option<ParityRow> {
         let chunks = self.chunk_map();
         let mapped = chunks.find(chunk.start)?;
         let width = chunk.data_stripes();
         let place = |index| place_in_row(mapped, row, index, 0);
         let q = if chunk.profile == Profile::Raid6 { Some(place(width + 1)?) } else { None };
-        Some(Row { data: (0..width).map(place).collect::<Option<_>>()?, p: place(width)?, q })
+        Some(ParityRow { data: (0..width).map(place).collect::<Option<_>>()?, p: place(width)?, q })
     }
 
     /// Computes the parity of `row` from its data.
     ///
     /// # Errors
     /// When some of the data cannot be read.
-    pub(crate) fn parity_of(&self, row: &Row) -> Result<Vec<Parity>> {
+    pub(crate) fn parity_of(&self, row: &ParityRow) -> Result<Vec<Parity>> {
         let unit = usize::try_from(STRIPE_LEN).expect("64 KiB");
         let (mut stripe, mut p) = (vec![0; unit], vec![0; unit]);
         let mut q = row.q.map(|_| vec![0; unit]);
@@ -112,8 +112,11 @@ impl Storage {
                 parity::add_to_q(q, &stripe, index);
             }
         }
-        let of =
-            |place: Place, bytes| Parity { member: place.member, physical: place.physical, bytes };
+        let of = |place: MemberOffset, bytes| Parity {
+            member: place.member,
+            physical: place.physical,
+            bytes,
+        };
         let q = row.q.zip(q).map(|(place, bytes)| of(place, bytes));
         Ok([of(row.p, p)].into_iter().chain(q).collect())
     }

@@ -82,8 +82,8 @@ use offshoot_btrfs_format::chunk::Profile;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::chunk_map::MappedChunk;
-use super::{Member, Storage, Trees};
-use crate::report::Report;
+use super::{Member, Storage, StorageTrees};
+use crate::report::VolumeReport;
 
 /// The kinds of errors of a device that are counted, in the order of the counters in `DEV_STATS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl Storage {
     ///
     /// # Errors
     /// When a block of the newest commit cannot be read.
-    pub(crate) fn is_current(&self, trees: &impl Trees, index: usize) -> Result<bool> {
+    pub(crate) fn is_current(&self, trees: &impl StorageTrees, index: usize) -> Result<bool> {
         let member = &self.members()[index];
         match self.commits_behind(member) {
             0 => Ok(true),
@@ -256,7 +256,10 @@ impl Storage {
             member.condition.has_failed.store(true, Ordering::Release);
             failing.failed += 1;
         }
-        self.report(&Report::MemberFailed { device: member.name(), problem: error.to_string() });
+        self.report(&VolumeReport::MemberFailed {
+            device: member.name(),
+            problem: error.to_string(),
+        });
         Ok(())
     }
 
@@ -352,7 +355,7 @@ impl Storage {
             let member = &self.members()[member];
             member.condition.has_bad_copies.store(true, Ordering::Release);
             let problem = error.as_ref().map(ToString::to_string).unwrap_or_default();
-            self.report(&Report::BadWrite { device: member.name(), problem });
+            self.report(&VolumeReport::BadWrite { device: member.name(), problem });
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
 use super::failing::Condition;
-use crate::report::Report;
+use crate::report::VolumeReport;
 
 /// A device of a volume.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ impl Member {
     /// missing.
     pub(super) fn present(
         item: &DevItem,
-        found: Option<&Found>,
+        found: Option<&GivenDevice>,
         fsid: Uuid,
         newest: Generation,
     ) -> Self {
@@ -176,12 +176,12 @@ impl Members {
 
 /// A device that the caller gave, with its superblock.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct GivenDevice {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) superblock: Superblock,
 }
 
-impl Found {
+impl GivenDevice {
     /// The UUID of the device.
     pub(super) fn uuid(&self) -> Uuid {
         Uuid::from_bytes(self.superblock.item.dev_item.uuid)
@@ -191,7 +191,10 @@ impl Found {
     ///
     /// # Errors
     /// When no superblock of it verifies: the error of the primary.
-    pub(super) fn read(device: Arc<dyn BlockDevice>, report: &mut Vec<Report>) -> Result<Self> {
+    pub(super) fn read(
+        device: Arc<dyn BlockDevice>,
+        report: &mut Vec<VolumeReport>,
+    ) -> Result<Self> {
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
         let fits = |offset: u64| offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes();
         let read_copies = || {
@@ -205,7 +208,7 @@ impl Found {
                 report.extend(read_copies().filter_map(|(offset, copy)| {
                     let problem = copy.err()?.to_string();
                     let device = device.name().to_owned();
-                    Some(Report::BadSuperblockCopy { device, offset, problem })
+                    Some(VolumeReport::BadSuperblockCopy { device, offset, problem })
                 }));
                 return Ok(Self { device, superblock });
             }
@@ -228,7 +231,7 @@ impl Found {
                 other()
             });
         };
-        report.push(Report::SuperblockCopy {
+        report.push(VolumeReport::SuperblockCopy {
             device: device.name().to_owned(),
             offset,
             problem: problem.to_string(),

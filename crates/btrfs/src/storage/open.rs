@@ -21,9 +21,9 @@ use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use super::chunk_map::{ChunkMap, MappedChunk};
-use super::members::{Found, Member, Members};
+use super::members::{GivenDevice, Member, Members};
 use super::{Storage, ways};
-use crate::report::{self, Report, Reporter};
+use crate::report::{self, Reporter, VolumeReport};
 
 /// The incompatible features that this engine can read.
 const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
@@ -53,16 +53,16 @@ impl Storage {
         devices: Vec<Arc<dyn BlockDevice>>,
         reporter: Option<Reporter>,
         ignore_log: bool,
-    ) -> Result<(Self, Vec<Found>)> {
+    ) -> Result<(Self, Vec<GivenDevice>)> {
         let mut reports = Vec::new();
         let found = devices
             .into_iter()
-            .map(|device| Found::read(device, &mut reports))
+            .map(|device| GivenDevice::read(device, &mut reports))
             .collect::<Result<Vec<_>>>()?;
         let superblock = choose(&found, &mut reports)?.clone();
         require_supported(&superblock)?;
         if ignore_log && superblock.has_pending_log() {
-            reports.push(Report::LogIgnored);
+            reports.push(VolumeReport::LogIgnored);
         }
         let storage = Self::bootstrap(superblock, &found, reporter)?;
         for report in &reports {
@@ -78,7 +78,7 @@ impl Storage {
 
     fn bootstrap(
         superblock: Superblock,
-        found: &[Found],
+        found: &[GivenDevice],
         reporter: Option<Reporter>,
     ) -> Result<Self> {
         let (fsid, newest) = (superblock.metadata_uuid, superblock.generation);
@@ -119,7 +119,7 @@ impl Storage {
         &mut self,
         devices: &[DevItem],
         chunks: Vec<Chunk>,
-        found: &[Found],
+        found: &[GivenDevice],
         degraded: bool,
     ) -> Result<()> {
         self.members = self.match_members(devices, found, degraded)?;
@@ -133,7 +133,7 @@ impl Storage {
         for mapped in chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
             let Chunk { start, length, flags, profile, .. } = &mapped.chunk;
             let kind = format!("{} {profile}", flags.kind());
-            self.report(&Report::LostChunk { logical: *start, length: *length, kind });
+            self.report(&VolumeReport::LostChunk { logical: *start, length: *length, kind });
         }
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Storage {
     fn match_members(
         &self,
         devices: &[DevItem],
-        found: &[Found],
+        found: &[GivenDevice],
         degraded: bool,
     ) -> Result<Members> {
         let (fsid, newest) = (self.superblock.metadata_uuid, self.superblock.generation);
@@ -158,20 +158,20 @@ impl Storage {
                         format!("device {} ({uuid}) of the volume is missing", member.id),
                     ));
                 }
-                None => self.report(&Report::MissingMember { id: member.id, uuid }),
+                None => self.report(&VolumeReport::MissingMember { id: member.id, uuid }),
                 Some(one) => self.report_condition(&member, one),
             }
             all.push(member);
         }
         for stranger in found.iter().filter(|one| !all.iter().any(|m| m.uuid == one.uuid())) {
-            self.report(&Report::NotAMember { device: stranger.device.name().to_owned() });
+            self.report(&VolumeReport::NotAMember { device: stranger.device.name().to_owned() });
         }
         Ok(Members::new(all))
     }
 
-    fn report_condition(&self, member: &Member, found: &Found) {
+    fn report_condition(&self, member: &Member, found: &GivenDevice) {
         if member.is_stale() {
-            self.report(&Report::StaleMember {
+            self.report(&VolumeReport::StaleMember {
                 device: member.name(),
                 generation: found.superblock.generation,
                 newest: self.superblock.generation,
@@ -182,12 +182,12 @@ impl Storage {
 
 /// Reports a device that is shorter than its own superblock says. Reading what is cut off fails
 /// later.
-fn report_size(found: &Found, reporter: Option<&Reporter>) {
+fn report_size(found: &GivenDevice, reporter: Option<&Reporter>) {
     let device = found.device.name().to_owned();
     let size_bytes = found.device.size_bytes();
     let expected_bytes = found.superblock.item.dev_item.total_bytes.get();
     if size_bytes < expected_bytes {
-        report::tell(reporter, &Report::ShortMember { device, size_bytes, expected_bytes });
+        report::tell(reporter, &VolumeReport::ShortMember { device, size_bytes, expected_bytes });
     }
 }
 
@@ -208,8 +208,8 @@ fn require_chunk_tree(chunks: &ChunkMap) -> Result<()> {
 ///
 /// The volume is that of the first device that is not a seed. When no device qualifies, it is that
 /// of the first device.
-fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Superblock> {
-    let is_seed = |one: &Found| one.superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0;
+fn choose<'f>(found: &'f [GivenDevice], reports: &mut Vec<VolumeReport>) -> Result<&'f Superblock> {
+    let is_seed = |one: &GivenDevice| one.superblock.item.flags.get() & SUPER_FLAG_SEEDING != 0;
     let main = found
         .iter()
         .find(|one| !is_seed(one))
@@ -249,7 +249,7 @@ fn choose<'f>(found: &'f [Found], reports: &mut Vec<Report>) -> Result<&'f Super
         .max_by_key(|superblock| (superblock.generation, superblock.has_pending_log()))
         .expect("`main` is one of them");
     if newest.is_metadata_only() {
-        reports.push(Report::MetadataOnly);
+        reports.push(VolumeReport::MetadataOnly);
     }
     Ok(newest)
 }

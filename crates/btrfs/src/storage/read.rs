@@ -6,23 +6,23 @@ use offshoot_btrfs_format::{Logical, Malformed};
 use offshoot_vfs::{Corrupt, Error, Result};
 
 use super::chunk_map::MappedChunk;
-use super::ways::{Effort, Place, Rebuild, Segment, Way, segment};
-use super::{DeviceError, Storage, Trees, parity};
-use crate::report::{Report, place};
+use super::ways::{Effort, MemberOffset, ReadSegment, ReadWay, Rebuild, segment};
+use super::{DeviceError, Storage, StorageTrees, parity};
+use crate::report::{VolumeReport, place};
 
 /// Prefetch joins ranges of a member that are at most this far apart, in bytes: to skip the gap
 /// would cost the device more than to read it.
 const PREFETCH_GAP: u64 = 64 << 10;
 
 /// One way that failed, and why.
-struct Failure {
+struct ReadFailure {
     source: String,
     /// The member that failed, if the way reads only one.
     member: Option<usize>,
     error: Error,
 }
 
-impl Failure {
+impl ReadFailure {
     /// The problem without the structure and the address, because the report names those itself.
     fn problem(&self) -> String {
         match &self.error {
@@ -70,7 +70,7 @@ impl Storage {
         &self,
         logical: Logical,
         verify: impl Fn(&[u8]) -> Result<(), Malformed>,
-    ) -> Result<(Box<[u8]>, Vec<Failure>)> {
+    ) -> Result<(Box<[u8]>, Vec<ReadFailure>)> {
         let mut bytes = vec![0; self.superblock.node_size as usize].into_boxed_slice();
         let len = bytes.len() as u64;
         let mut failures = Vec::new();
@@ -88,14 +88,19 @@ impl Storage {
                 let Err(error) = verified else {
                     return Ok((bytes, failures));
                 };
-                failures.push(Failure { source, member, error });
+                failures.push(ReadFailure { source, member, error });
             }
         }
         Err(self.first_error("tree block", logical, failures))
     }
 
     /// Reads all segments of a block, each in the way that belongs to the number `attempt`.
-    fn read_segments(&self, segments: &[Segment], attempt: usize, bytes: &mut [u8]) -> Result<()> {
+    fn read_segments(
+        &self,
+        segments: &[ReadSegment],
+        attempt: usize,
+        bytes: &mut [u8],
+    ) -> Result<()> {
         let mut rest = bytes;
         for (segment, way) in segments.iter().zip(chosen(segments, attempt)) {
             let part;
@@ -112,7 +117,7 @@ impl Storage {
     /// When no way gives a sector that verifies: the address of that sector, and what was wrong.
     pub(crate) fn read_data(
         &self,
-        trees: &impl Trees,
+        trees: &impl StorageTrees,
         logical: Logical,
         buf: &mut [u8],
         checksums: Option<&[u8]>,
@@ -132,11 +137,11 @@ impl Storage {
 
     fn read_data_segment(
         &self,
-        trees: &impl Trees,
+        trees: &impl StorageTrees,
         logical: Logical,
         buf: &mut [u8],
         checksums: Option<&[u8]>,
-        mut segment: Segment,
+        mut segment: ReadSegment,
     ) -> Result<()> {
         self.leave_out_stale(trees, &mut segment, checksums);
         let Some(first) = segment.ways.first() else { return Err(self.lost("data", logical)) };
@@ -166,7 +171,12 @@ impl Storage {
     /// Without checksums, a redundant segment is not read from a stale member while a current one
     /// has it. A power cut between superblocks may leave all members of a segment one generation
     /// behind. Then this keeps the members that have what the newest commit wrote.
-    fn leave_out_stale(&self, trees: &impl Trees, segment: &mut Segment, checksums: Option<&[u8]>) {
+    fn leave_out_stale(
+        &self,
+        trees: &impl StorageTrees,
+        segment: &mut ReadSegment,
+        checksums: Option<&[u8]>,
+    ) {
         if checksums.is_some() || !segment.redundant {
             return;
         }
@@ -174,7 +184,7 @@ impl Storage {
             segment.ways.retain(|way| !way.is_stale(&self.members));
             return;
         }
-        let is_whole = |place: Place| {
+        let is_whole = |place: MemberOffset| {
             // A member counts as outdated when a read error leaves the question open.
             let is_current = || self.is_current(trees, place.member).unwrap_or(false);
             !self.members.get(place.member).has_failed() && is_current()
@@ -190,7 +200,7 @@ impl Storage {
         offset: usize,
         buf: &mut [u8],
         checksum: Option<&[u8]>,
-        ways: &[Way],
+        ways: &[ReadWay],
     ) -> Result<()> {
         let logical = Logical(segment_start.0 + offset as u64);
         let failures = self.search_sector(logical, offset as u64, buf, checksum, ways)?;
@@ -206,8 +216,8 @@ impl Storage {
         offset: u64,
         buf: &mut [u8],
         checksum: Option<&[u8]>,
-        ways: &[Way],
-    ) -> Result<Vec<Failure>> {
+        ways: &[ReadWay],
+    ) -> Result<Vec<ReadFailure>> {
         let mut failures = Vec::new();
         for way in ways {
             let source = self.describe_way(way, offset);
@@ -215,7 +225,7 @@ impl Storage {
                 .read_way(way, offset, buf)
                 .and_then(|()| self.verify_sector(buf, checksum).map_err(|e| corrupt(e, logical)));
             let Err(error) = verified else { return Ok(failures) };
-            failures.push(Failure { source, member: only_member([way].into_iter()), error });
+            failures.push(ReadFailure { source, member: only_member([way].into_iter()), error });
         }
         Err(self.first_error("data", logical, failures))
     }
@@ -227,7 +237,7 @@ impl Storage {
     /// As [`read_data`](Self::read_data).
     pub(crate) fn find_sector(
         &self,
-        trees: &impl Trees,
+        trees: &impl StorageTrees,
         logical: Logical,
         buf: &mut [u8],
         checksum: Option<&[u8]>,
@@ -260,7 +270,7 @@ impl Storage {
         logical: Logical,
         len: u64,
         effort: Effort,
-    ) -> Result<Vec<Segment>> {
+    ) -> Result<Vec<ReadSegment>> {
         self.segments(what, logical, len, |mapped, at, len| {
             Ok(segment(mapped, &self.members, at, len, effort))
         })
@@ -270,11 +280,11 @@ impl Storage {
     /// if the volume has one.
     fn data_segments(
         &self,
-        trees: &impl Trees,
+        trees: &impl StorageTrees,
         logical: Logical,
         len: u64,
         effort: Effort,
-    ) -> Result<Vec<Segment>> {
+    ) -> Result<Vec<ReadSegment>> {
         self.segments("data", logical, len, |mapped, at, len| {
             let Some(mut recorded) = trees.recorded_segment(mapped, at, len)? else {
                 return Ok(segment(mapped, &self.members, at, len, effort));
@@ -291,8 +301,8 @@ impl Storage {
         what: &str,
         logical: Logical,
         len: u64,
-        find: impl Fn(&MappedChunk, Logical, u64) -> Result<Segment>,
-    ) -> Result<Vec<Segment>> {
+        find: impl Fn(&MappedChunk, Logical, u64) -> Result<ReadSegment>,
+    ) -> Result<Vec<ReadSegment>> {
         let chunks = self.chunk_map();
         let mut segments = Vec::with_capacity(1);
         let mut done = 0;
@@ -309,14 +319,14 @@ impl Storage {
     }
 
     /// Reads `buf` by `way`, from `offset` bytes into its segment on.
-    fn read_way(&self, way: &Way, offset: u64, buf: &mut [u8]) -> Result<()> {
+    fn read_way(&self, way: &ReadWay, offset: u64, buf: &mut [u8]) -> Result<()> {
         match way {
-            Way::Direct(place) => self.read_place(*place, offset, buf),
-            Way::Rebuild(rebuild) => self.rebuild(rebuild, offset, buf),
+            ReadWay::Direct(place) => self.read_place(*place, offset, buf),
+            ReadWay::Rebuild(rebuild) => self.rebuild(rebuild, offset, buf),
         }
     }
 
-    pub(crate) fn read_place(&self, at: Place, offset: u64, buf: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_place(&self, at: MemberOffset, offset: u64, buf: &mut [u8]) -> Result<()> {
         let member = self.members.get(at.member);
         let device = member.device.as_ref().expect("a place is on a member that is present");
         let from = at.physical.0.saturating_add(offset);
@@ -359,7 +369,7 @@ impl Storage {
     /// order of the devices and with small gaps closed.
     pub(crate) fn prefetch(
         &self,
-        trees: &impl Trees,
+        trees: &impl StorageTrees,
         ranges: impl IntoIterator<Item = (Logical, u64)>,
     ) {
         let mut places = Vec::new();
@@ -369,7 +379,7 @@ impl Storage {
                 continue;
             };
             for segment in segments {
-                if let Some(Way::Direct(at)) = segment.ways.first() {
+                if let Some(ReadWay::Direct(at)) = segment.ways.first() {
                     // A damaged stripe tree may name any place; reading there fails.
                     let end = at.physical.0.saturating_add(segment.len);
                     places.push((at.member, at.physical.0, end));
@@ -396,32 +406,32 @@ impl Storage {
         }
     }
 
-    fn describe(&self, segments: &[Segment], attempt: usize) -> String {
+    fn describe(&self, segments: &[ReadSegment], attempt: usize) -> String {
         let ways = chosen(segments, attempt).map(|way| self.describe_way(way, 0));
         ways.collect::<Vec<_>>().join(" and ")
     }
 
-    fn describe_way(&self, way: &Way, offset: u64) -> String {
-        let at = |at: &Place| {
+    fn describe_way(&self, way: &ReadWay, offset: u64) -> String {
+        let at = |at: &MemberOffset| {
             let physical = offshoot_btrfs_format::Physical(at.physical.0.saturating_add(offset));
             place(&self.members.get(at.member).name(), physical)
         };
         match way {
-            Way::Direct(place) => at(place),
-            Way::Rebuild(Rebuild { p: Some(p), q: None, .. }) => {
+            ReadWay::Direct(place) => at(place),
+            ReadWay::Rebuild(Rebuild { p: Some(p), q: None, .. }) => {
                 format!("rebuilt from P at {}", at(p))
             }
-            Way::Rebuild(Rebuild { p: None, q: Some(q), .. }) => {
+            ReadWay::Rebuild(Rebuild { p: None, q: Some(q), .. }) => {
                 format!("rebuilt from Q at {}", at(q))
             }
-            Way::Rebuild(_) => "rebuilt from P and Q".into(),
+            ReadWay::Rebuild(_) => "rebuilt from P and Q".into(),
         }
     }
 
     /// Counts failures for the members that caused them. `has_good` says that another way was good.
     /// While the volume is written and no way is good, other bytes may have been written to a freed
     /// address before the reader came: this is no error of the device.
-    fn count_failures(&self, failures: &[Failure], has_good: bool) {
+    fn count_failures(&self, failures: &[ReadFailure], has_good: bool) {
         for failure in failures {
             let kind = match &failure.error {
                 Error::Io { .. } => DeviceError::Read,
@@ -436,10 +446,10 @@ impl Storage {
         }
     }
 
-    fn report_failures(&self, structure: &'static str, logical: Logical, failures: &[Failure]) {
+    fn report_failures(&self, structure: &'static str, logical: Logical, failures: &[ReadFailure]) {
         self.count_failures(failures, true);
         for failure in failures {
-            self.report(&Report::BadCopy {
+            self.report(&VolumeReport::BadCopy {
                 structure,
                 logical,
                 source: failure.source.clone(),
@@ -450,10 +460,10 @@ impl Storage {
 
     /// The error of a read that failed in every way: that of the first way, with a note about the
     /// others.
-    fn first_error(&self, what: &str, logical: Logical, failures: Vec<Failure>) -> Error {
+    fn first_error(&self, what: &str, logical: Logical, failures: Vec<ReadFailure>) -> Error {
         self.count_failures(&failures, false);
         let ways = failures.len();
-        let Some(Failure { source, error, .. }) = failures.into_iter().next() else {
+        let Some(ReadFailure { source, error, .. }) = failures.into_iter().next() else {
             return self.lost(what, logical);
         };
         let others = if ways > 1 { ", and every other way to read it failed" } else { "" };
@@ -493,7 +503,7 @@ const MAX_ATTEMPTS: usize = 1024;
 /// In how many combinations of ways a block can be read. A block across two stripes has two ways
 /// for each on RAID1-like profiles, so four combinations: the first stripe may be bad on one
 /// member, and the second stripe on the other.
-fn attempts(segments: &[Segment]) -> usize {
+fn attempts(segments: &[ReadSegment]) -> usize {
     segments
         .iter()
         .fold(1usize, |product, segment| product.saturating_mul(segment.ways.len()))
@@ -501,14 +511,14 @@ fn attempts(segments: &[Segment]) -> usize {
 }
 
 /// The member that all of these ways read; `None` when they read several.
-fn only_member<'w>(ways: impl Iterator<Item = &'w Way>) -> Option<usize> {
-    let mut places = ways.flat_map(Way::places).map(|place| place.member);
+fn only_member<'w>(ways: impl Iterator<Item = &'w ReadWay>) -> Option<usize> {
+    let mut places = ways.flat_map(ReadWay::places).map(|place| place.member);
     let first = places.next()?;
     places.all(|member| member == first).then_some(first)
 }
 
 /// For each segment, the way that belongs to the number `attempt`.
-fn chosen(segments: &[Segment], mut attempt: usize) -> impl Iterator<Item = &Way> {
+fn chosen(segments: &[ReadSegment], mut attempt: usize) -> impl Iterator<Item = &ReadWay> {
     segments.iter().map(move |segment| {
         let way = &segment.ways[attempt % segment.ways.len()];
         attempt /= segment.ways.len();
@@ -516,6 +526,6 @@ fn chosen(segments: &[Segment], mut attempt: usize) -> impl Iterator<Item = &Way
     })
 }
 
-fn segment_len(segment: &Segment) -> usize {
+fn segment_len(segment: &ReadSegment) -> usize {
     usize::try_from(segment.len).expect("a segment is no longer than the buffer it is read into")
 }

@@ -21,16 +21,16 @@ use super::members::Members;
 
 /// An offset on a member that is present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct MemberOffset {
     pub(crate) member: usize,
     pub(crate) physical: Physical,
 }
 
 /// One way to read a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ReadWay {
     /// Read the copy at this place.
-    Direct(Place),
+    Direct(MemberOffset),
     /// Compute it from the other stripes of its row.
     Rebuild(Rebuild),
 }
@@ -42,16 +42,16 @@ pub(crate) struct Rebuild {
     /// The index of the stripe to compute, among the data stripes of the row.
     pub(crate) target: usize,
     /// The data stripes to read, with their indexes.
-    pub(crate) data: Vec<(usize, Place)>,
-    pub(crate) p: Option<Place>,
-    pub(crate) q: Option<Place>,
+    pub(crate) data: Vec<(usize, MemberOffset)>,
+    pub(crate) p: Option<MemberOffset>,
+    pub(crate) q: Option<MemberOffset>,
     /// The index of the other lost data stripe.
     pub(crate) other_lost: Option<usize>,
 }
 
-impl Way {
+impl ReadWay {
     /// All places that this way reads.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place> + '_ {
+    pub(crate) fn places(&self) -> impl Iterator<Item = MemberOffset> + '_ {
         let (direct, rebuild) = match self {
             Self::Direct(place) => (Some(*place), None),
             Self::Rebuild(rebuild) => (None, Some(rebuild)),
@@ -69,11 +69,11 @@ impl Way {
 
 /// A run of addresses that is contiguous on every stripe it is on.
 #[derive(Debug)]
-pub(crate) struct Segment {
+pub(crate) struct ReadSegment {
     /// Its length in bytes.
     pub(crate) len: u64,
     /// The ways to read it, the best first. Empty when too many members are missing.
-    pub(crate) ways: Vec<Way>,
+    pub(crate) ways: Vec<ReadWay>,
     /// Whether the profile keeps more than one way when nothing is missing.
     pub(crate) redundant: bool,
 }
@@ -95,18 +95,18 @@ pub(super) fn segment(
     logical: Logical,
     len: u64,
     effort: Effort,
-) -> Segment {
+) -> ReadSegment {
     let chunk = &mapped.chunk;
     let has_parity = matches!(chunk.profile, Profile::Raid5 | Profile::Raid6);
     let (len, mut ways) = if has_parity {
         parity_ways(mapped, members, logical, len, effort)
     } else {
         let (len, copies) = copies(mapped, logical, len);
-        (len, copies.into_iter().flatten().map(Way::Direct).collect())
+        (len, copies.into_iter().flatten().map(ReadWay::Direct).collect())
     };
     ways.sort_by_key(|way| way.is_stale(members));
     let shape = chunk.profile.shape();
-    Segment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
+    ReadSegment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
 }
 
 /// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on:
@@ -116,13 +116,13 @@ pub(super) fn copies(
     mapped: &MappedChunk,
     logical: Logical,
     len: u64,
-) -> (u64, Vec<Option<Place>>) {
+) -> (u64, Vec<Option<MemberOffset>>) {
     let Some(run) = mapped.chunk.run(logical, len) else {
         let RowPlace { row, target, within } = row_place(mapped, logical);
         return (len.min(STRIPE_LEN - within), vec![place_in_row(mapped, row, target, within)]);
     };
     let place = |&(stripe, physical): &(usize, Physical)| {
-        mapped.members[stripe].map(|member| Place { member, physical })
+        mapped.members[stripe].map(|member| MemberOffset { member, physical })
     };
     (run.len, run.copies.iter().map(place).collect())
 }
@@ -149,12 +149,12 @@ pub(super) fn place_in_row(
     row: u64,
     index: u64,
     within: u64,
-) -> Option<Place> {
+) -> Option<MemberOffset> {
     let chunk = &mapped.chunk;
     let stripe = usize::try_from((index + row) % chunk.stripes.len() as u64)
         .expect("an index into the stripes");
     let physical = Physical(chunk.stripes[stripe].physical.0 + row * STRIPE_LEN + within);
-    mapped.members[stripe].map(|member| Place { member, physical })
+    mapped.members[stripe].map(|member| MemberOffset { member, physical })
 }
 
 /// The ways to read from a chunk with parity.
@@ -164,12 +164,12 @@ fn parity_ways(
     logical: Logical,
     len: u64,
     effort: Effort,
-) -> (u64, Vec<Way>) {
+) -> (u64, Vec<ReadWay>) {
     let RowPlace { row, target, within } = row_place(mapped, logical);
     let data = mapped.chunk.data_stripes();
     let place = |index: u64| place_in_row(mapped, row, index, within);
     let len = len.min(STRIPE_LEN - within);
-    let direct = place(target).map(Way::Direct);
+    let direct = place(target).map(ReadWay::Direct);
     if effort == Effort::First && direct.as_ref().is_some_and(|way| !way.is_stale(members)) {
         return (len, direct.into_iter().collect());
     }
@@ -181,10 +181,15 @@ fn parity_ways(
 
 /// The ways to read data stripe `target` of a row with parity. `data` has a place for every data
 /// stripe whose member is present.
-fn row_ways(data: &[Option<Place>], p: Option<Place>, q: Option<Place>, target: usize) -> Vec<Way> {
-    let mut ways: Vec<Way> = data[target].map(Way::Direct).into_iter().collect();
+fn row_ways(
+    data: &[Option<MemberOffset>],
+    p: Option<MemberOffset>,
+    q: Option<MemberOffset>,
+    target: usize,
+) -> Vec<ReadWay> {
+    let mut ways: Vec<ReadWay> = data[target].map(ReadWay::Direct).into_iter().collect();
     // The stripes other than `target` and `lost`; `None` when one of them is missing.
-    let others = |lost: Option<usize>| -> Option<Vec<(usize, Place)>> {
+    let others = |lost: Option<usize>| -> Option<Vec<(usize, MemberOffset)>> {
         data.iter()
             .enumerate()
             .filter(|&(i, _)| i != target && Some(i) != lost)
@@ -195,14 +200,14 @@ fn row_ways(data: &[Option<Place>], p: Option<Place>, q: Option<Place>, target: 
         for (p, q) in [(p, None), (None, q)] {
             if p.is_some() || q.is_some() {
                 let data = data.clone();
-                ways.push(Way::Rebuild(Rebuild { target, data, p, q, other_lost: None }));
+                ways.push(ReadWay::Rebuild(Rebuild { target, data, p, q, other_lost: None }));
             }
         }
     }
     if p.is_some() && q.is_some() {
         for lost in (0..data.len()).filter(|&lost| lost != target) {
             if let Some(data) = others(Some(lost)) {
-                ways.push(Way::Rebuild(Rebuild { target, data, p, q, other_lost: Some(lost) }));
+                ways.push(ReadWay::Rebuild(Rebuild { target, data, p, q, other_lost: Some(lost) }));
             }
         }
     }

@@ -14,7 +14,7 @@ use super::items::{add_subvolume, uuids_with};
 use crate::inode::Rooms;
 use crate::inode::changes::{Changes, timespec};
 use crate::inode::compression::{PROPERTY, inherited};
-use crate::inode::entries::{Target, require_name};
+use crate::inode::entries::{EntryTarget, require_name};
 use crate::inode::subvolume::writable;
 use crate::inode::{self, ROOT_DIR, acl};
 use crate::space::Claim;
@@ -62,7 +62,7 @@ pub(crate) fn create(
     let index = changes.next_index(place.dir)?;
     let id = subvolumes.take_id()?;
     handle.obstruct(Obstacle::Subvolumes);
-    changes.add_entry(place, Target::subvolume(id), index, new.at)?;
+    changes.add_entry(place, EntryTarget::subvolume(id), index, new.at)?;
     let generation = handle.generation();
     let items = directory(generation, flags, &new)?;
     let mut item = root_item(volume, generation, &new)?;
@@ -86,12 +86,12 @@ pub(crate) fn create(
 }
 
 /// An extended attribute.
-type Xattr = (&'static [u8], Vec<u8>);
+type NewXattr = (&'static [u8], Vec<u8>);
 
 /// The flags and the attribute for the compression of the root directory of a new subvolume in the
 /// subvolume of `dir`. As in the kernel, it inherits the compression property of that subvolume's
 /// root directory, and no flag but COMPRESS, not even NOCOMPRESS.
-fn compression(volume: &Rooms, dir: FileId) -> Result<(u64, Option<Xattr>)> {
+fn compression(volume: &Rooms, dir: FileId) -> Result<(u64, Option<NewXattr>)> {
     let parent = FileId { ino: ROOT_DIR, ..dir };
     match inode::xattr(volume, parent, PROPERTY) {
         Ok(value) => Ok(inherited(&value)

@@ -20,10 +20,10 @@ use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result, Timestamp};
 use super::items::{change_root_item, change_uuids, orphan_key, remove_place, uuids_without};
 use super::{SubvolumeState, default_subvolume};
 use crate::inode::changes::{Changes, refuse_flags};
-use crate::inode::entries::{Target, has_entries, require_name};
+use crate::inode::entries::{EntryTarget, has_entries, require_name};
 use crate::inode::subvolume::writable;
-use crate::inode::{Handle, Rooms};
 use crate::inode::{ROOT_DIR, inode_item, lookup, placeholder_in, tree_of, write_back};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::inode::{attributes, unlink};
 use crate::space::{Claim, DELETION_ITEMS};
 use crate::storage::malformed;
@@ -141,7 +141,7 @@ fn forget(volume: &Rooms, id: TreeId) -> Result<()> {
 /// Deletes the subvolume while no other thread has a handle. Returns whether that must be durable
 /// at once, and whether the subvolume has ended.
 fn delete_alone(
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
     subvolumes: &SubvolumeState,
     place: EntryPlace<'_>,
     id: TreeId,
@@ -153,7 +153,7 @@ fn delete_alone(
     let mut changes = Changes::new(handle, dir)?;
     let parent = changes.directory(dir)?;
     refuse_flags(&parent, inode_flags::APPEND, dir)?;
-    changes.remove_entry(place, Target::subvolume(id), index_at(volume, place, id)?, at)?;
+    changes.remove_entry(place, EntryTarget::subvolume(id), index_at(volume, place, id)?, at)?;
     let tree = handle.tree(id)?;
     let missing = || Error::posix(Errno::NOENT, format!("subvolume {id}"));
     let item = root_item(volume, id)?.ok_or_else(missing)?;

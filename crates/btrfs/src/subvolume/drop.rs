@@ -39,7 +39,7 @@ use super::SubvolumeState;
 use super::items::{change_root_item, orphan_key};
 use crate::block::TreeBlock;
 use crate::events::DROP;
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::transaction::{Cause, Owner, require_one_root_item, root_item, root_item_key, root_of};
 use crate::tree::Blocks;
@@ -54,7 +54,7 @@ const WAITING_BYTES: u64 = 5 << 20;
 
 /// Whether there is more to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum DropProgress {
     /// No step can be done, at least before the next commit.
     Waits,
     /// A step was done.
@@ -68,11 +68,11 @@ pub(crate) fn drop_deleted(volume: &Rooms, subvolumes: &SubvolumeState) -> Resul
     loop {
         let first = subvolumes.first_deleted();
         match drop_step(volume, subvolumes) {
-            Ok(Progress::Went) => {}
-            Ok(Progress::Waits) if !subvolumes.has_deleted() => {
+            Ok(DropProgress::Went) => {}
+            Ok(DropProgress::Waits) if !subvolumes.has_deleted() => {
                 return failed.map_or(Ok(()), Err);
             }
-            Ok(Progress::Waits) => volume.commit()?,
+            Ok(DropProgress::Waits) => volume.commit()?,
             // That subvolume was given up. The next one follows.
             Err(error) if subvolumes.first_deleted() != first && live.require_whole().is_ok() => {
                 failed.get_or_insert(error);
@@ -86,11 +86,11 @@ pub(crate) fn drop_deleted(volume: &Rooms, subvolumes: &SubvolumeState) -> Resul
 ///
 /// # Errors
 /// When a block cannot be read. The rest of the subvolume is kept until the volume is opened again.
-pub(crate) fn drop_step(volume: &Rooms, subvolumes: &SubvolumeState) -> Result<Progress> {
+pub(crate) fn drop_step(volume: &Rooms, subvolumes: &SubvolumeState) -> Result<DropProgress> {
     let live = volume.live()?;
     let mut dropping = subvolumes.dropping();
     let Some((id, deleted_in)) = subvolumes.first_deleted() else {
-        return Ok(Progress::Waits);
+        return Ok(DropProgress::Waits);
     };
     if live.space.pending.reference_bytes.get() > WAITING_BYTES {
         volume.commit_over(0, Cause::DirtyBlocks)?;
@@ -98,14 +98,14 @@ pub(crate) fn drop_step(volume: &Rooms, subvolumes: &SubvolumeState) -> Result<P
     let is_done = {
         let handle = volume.join_for(REMOVAL_ITEMS, Claim::LastResort)?;
         if handle.generation() <= deleted_in {
-            return Ok(Progress::Waits);
+            return Ok(DropProgress::Waits);
         }
         step(&handle, id, &mut dropping)
     };
     match is_done {
         Ok(false) => {
             debug!(target: DROP, subvolume = id.0, "a part of a subvolume is dropped");
-            return Ok(Progress::Went);
+            return Ok(DropProgress::Went);
         }
         Ok(true) => {
             info!(target: DROP, subvolume = id.0, "a subvolume is dropped");
@@ -115,7 +115,7 @@ pub(crate) fn drop_step(volume: &Rooms, subvolumes: &SubvolumeState) -> Result<P
         Err(_) => {}
     }
     subvolumes.forget_deleted(id);
-    is_done.map(|_| Progress::Went)
+    is_done.map(|_| DropProgress::Went)
 }
 
 /// The progress of a drop that is not stored.
@@ -126,7 +126,7 @@ pub(crate) struct Dropping {
 }
 
 /// Does one step for the subvolume `id`, and returns whether it was the last.
-fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool> {
+fn step(handle: &RoomsHandle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool> {
     let volume = handle.volume();
     let Some(item) = root_item(volume, id)? else {
         // Only its orphan item is left.
@@ -137,7 +137,7 @@ fn step(handle: &Handle<'_>, id: TreeId, dropping: &mut Dropping) -> Result<bool
     require_one_root_item(volume, id)?;
     let root = volume.block(&root_of(id, &item).expected())?;
     let made_in = made_in(root_item_key(volume, id)?, &item);
-    let mut walk = Walk { handle, id, made_in, path: Vec::new(), given_up: 0, dropping };
+    let mut walk = DropWalk { handle, id, made_in, path: Vec::new(), given_up: 0, dropping };
     walk.return_to(&root, &item)?;
     // References are given up one by one, so the progress is stored even after a failure.
     handle.whole(|| {
@@ -161,7 +161,7 @@ type Bounded = (Arc<TreeBlock>, Option<Key>);
 
 /// A node on the path.
 #[derive(Clone)]
-struct Node {
+struct DropPathNode {
     block: Arc<TreeBlock>,
     /// The upper bound of its keys.
     upper: Option<Key>,
@@ -171,7 +171,7 @@ struct Node {
     is_full: bool,
 }
 
-impl Node {
+impl DropPathNode {
     /// The address, the level and the generation of the next child.
     fn next(&self) -> (Logical, u8, Generation) {
         let pointer = &self.block.pointers()[self.slot];
@@ -181,7 +181,7 @@ impl Node {
 
     /// The next child. No walk visits a block twice, because all keys below one pointer are lower
     /// than the next pointer.
-    fn child(&self, handle: &Handle<'_>, id: TreeId) -> Result<Bounded> {
+    fn child(&self, handle: &RoomsHandle<'_>, id: TreeId) -> Result<Bounded> {
         let block = handle.volume().child(&self.block, self.slot, id)?;
         let is_last = self.slot + 1 == self.block.len();
         let upper = if is_last { self.upper } else { Some(self.block.key(self.slot + 1)) };
@@ -199,15 +199,15 @@ impl Node {
 }
 
 /// The walk through a deleted tree.
-struct Walk<'h, 'v> {
-    handle: &'h Handle<'v>,
+struct DropWalk<'h, 'v> {
+    handle: &'h RoomsHandle<'v>,
     id: TreeId,
     /// The transaction that made the snapshot. The snapshot did not write blocks as old as that. 0
     /// for a subvolume that is no snapshot.
     made_in: Generation,
     /// The nodes from the root to the one with the next pointer. None of them is shared. Empty
     /// before the beginning, and at the end.
-    path: Vec<Node>,
+    path: Vec<DropPathNode>,
     given_up: usize,
     dropping: &'h mut Dropping,
 }
@@ -217,7 +217,7 @@ fn address(block: &TreeBlock) -> Logical {
     Logical(block.header().bytenr.get())
 }
 
-impl Walk<'_, '_> {
+impl DropWalk<'_, '_> {
     /// Goes to where the previous step ended, which the root item stores.
     fn return_to(&mut self, root: &Arc<TreeBlock>, item: &RootItem) -> Result<()> {
         let progress = item.drop_progress.get();
@@ -240,7 +240,7 @@ impl Walk<'_, '_> {
                 return Err(Error::corrupt_at("tree block", at.0, problem));
             }
             let slot = block.floor(progress).unwrap_or(0);
-            let node = Node { block, upper, slot, is_full };
+            let node = DropPathNode { block, upper, slot, is_full };
             if level == item.drop_level {
                 self.path.push(node);
                 return Ok(());
@@ -317,7 +317,7 @@ impl Walk<'_, '_> {
             return Err(Error::corrupt_at("tree block", at.0, problem));
         }
         if level > 0 {
-            self.path.push(Node { block, upper, slot: 0, is_full });
+            self.path.push(DropPathNode { block, upper, slot: 0, is_full });
             return Ok(true);
         }
         self.given_up += block.len();
@@ -374,7 +374,12 @@ impl Walk<'_, '_> {
 
     /// Detaches one block, if the subvolume wrote it, and adds it to the path if it is a node.
     /// Below a block of another subvolume there is no block that this one wrote.
-    fn detach(&mut self, (block, upper): Bounded, from: Key, way: &mut Vec<Node>) -> Result<()> {
+    fn detach(
+        &mut self,
+        (block, upper): Bounded,
+        from: Key,
+        way: &mut Vec<DropPathNode>,
+    ) -> Result<()> {
         if block.header().owner() != self.id {
             return Ok(());
         }
@@ -383,7 +388,7 @@ impl Walk<'_, '_> {
         }
         if !block.is_leaf() {
             let slot = block.floor(from).unwrap_or(0);
-            way.push(Node { block, upper, slot, is_full: true });
+            way.push(DropPathNode { block, upper, slot, is_full: true });
         }
         Ok(())
     }

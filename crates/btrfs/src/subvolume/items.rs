@@ -19,7 +19,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result};
 use zerocopy::IntoBytes;
 
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::storage::malformed;
 use crate::transaction::{NewGroup, root_item_key, stored_root};
 use crate::tree::with_item;
@@ -101,7 +101,7 @@ fn without(volume: &Rooms, id: TreeId, keys: impl Iterator<Item = Key>) -> Resul
 /// Adds the items of a subvolume that is attached at `place`, where its entry has this index. The
 /// caller adds the entry.
 pub(super) fn add_subvolume(
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
     key: Key,
     item: &RootItem,
     place: EntryPlace<'_>,
@@ -118,7 +118,7 @@ pub(super) fn add_subvolume(
 }
 
 /// Changes the UUID tree.
-pub(super) fn change_uuids(handle: &Handle<'_>, edits: UuidEdits) -> Result<()> {
+pub(super) fn change_uuids(handle: &RoomsHandle<'_>, edits: UuidEdits) -> Result<()> {
     for (key, ids) in edits {
         handle.change(TreeId::UUID, |tree| match ids {
             Some(ids) => tree.modify(key, size_of::<u64>(), |_| Ok(ids)),
@@ -130,7 +130,7 @@ pub(super) fn change_uuids(handle: &Handle<'_>, edits: UuidEdits) -> Result<()> 
 
 /// Adds both references for the subvolume `id` in `dir`.
 pub(super) fn add_place(
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
     id: TreeId,
     dir: FileId,
     place: &RootRef<'_>,
@@ -143,7 +143,7 @@ pub(super) fn add_place(
 }
 
 /// Removes both references for the subvolume `id` in the subvolume of `dir`.
-pub(super) fn remove_place(handle: &Handle<'_>, id: TreeId, dir: FileId) -> Result<()> {
+pub(super) fn remove_place(handle: &RoomsHandle<'_>, id: TreeId, dir: FileId) -> Result<()> {
     handle.change(TreeId::ROOT, |tree| {
         let above = tree.remove(Key::new(dir.dev, ItemType::ROOT_REF, id.0))?;
         let below = tree.remove(Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev))?;
@@ -156,7 +156,7 @@ pub(super) fn remove_place(handle: &Handle<'_>, id: TreeId, dir: FileId) -> Resu
 
 /// Changes the root item of the tree `id`.
 pub(super) fn change_root_item(
-    handle: &Handle<'_>,
+    handle: &RoomsHandle<'_>,
     id: TreeId,
     change: impl FnOnce(&mut RootItem),
 ) -> Result<()> {

@@ -14,12 +14,12 @@ use super::delete::{index_at, refuse_root_flags};
 use super::items::{add_place, remove_place};
 use super::parent_of;
 use crate::inode::changes::{Changes, refuse_flags};
-use crate::inode::entries::{Target, require_name};
+use crate::inode::entries::{EntryTarget, require_name};
 use crate::inode::rename::{self, Ends, still};
 use crate::inode::subvolume::writable;
 use crate::inode::unlink::{Rest, is_stored_here, require_stored_here};
-use crate::inode::{Handle, Rooms};
 use crate::inode::{Locks, ROOT_DIR, placeholder_in, type_of};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::Claim;
 
 /// The items that a move of a subvolume changes: two directory items, two indexes, two directories,
@@ -102,7 +102,7 @@ fn move_subvolume(
     let reserved = volume.reserve_for(RENAME_ITEMS, Claim::Work)?;
     let (rest, is_durable) = volume.alone(reserved, |handle| {
         require_movable(handle, ends.moved, from.dir, to.dir)?;
-        let mut moving = Moving::new(handle, from.dir, to.dir)?;
+        let mut moving = MoveChanges::new(handle, from.dir, to.dir)?;
         moving.take(from, ends.moved, at)?;
         let changes = moving.changes(to.dir);
         changes.directory(to.dir)?;
@@ -137,7 +137,7 @@ pub(crate) fn exchange(
         for (file, from, to) in moves.into_iter().filter(|(file, ..)| file.ino == ROOT_DIR) {
             require_movable(handle, file, from.dir, to.dir)?;
         }
-        let mut moving = Moving::new(handle, one.dir, place.dir)?;
+        let mut moving = MoveChanges::new(handle, one.dir, place.dir)?;
         for (file, from, _) in moves {
             moving.take(from, file, at)?;
         }
@@ -160,15 +160,15 @@ struct Move<'p> {
 
 /// A move between two directories: its changes in the subvolumes of both, which may be the same,
 /// and in the root tree.
-struct Moving<'h, 'v, 'p> {
+struct MoveChanges<'h, 'v, 'p> {
     first: Changes<'h, 'v>,
     /// The changes in the second subvolume, with its id, if there are two.
     second: Option<(u64, Changes<'h, 'v>)>,
     moves: Vec<Move<'p>>,
 }
 
-impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
-    fn new(handle: &'h Handle<'v>, from: FileId, to: FileId) -> Result<Self> {
+impl<'h, 'v, 'p> MoveChanges<'h, 'v, 'p> {
+    fn new(handle: &'h RoomsHandle<'v>, from: FileId, to: FileId) -> Result<Self> {
         let first = Changes::new(handle, from)?;
         let is_one = from.dev == to.dev;
         let second = if is_one { None } else { Some((to.dev, Changes::new(handle, to)?)) };
@@ -191,11 +191,11 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         if file.ino == ROOT_DIR {
             let id = TreeId(file.dev);
             let index = index_at(changes.volume(), place, id)?;
-            return changes.remove_entry(place, Target::subvolume(id), index, at);
+            return changes.remove_entry(place, EntryTarget::subvolume(id), index, at);
         }
         let item = changes.inode(file)?;
         refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
-        let target = Target::inode(file.ino, type_of(&item)?);
+        let target = EntryTarget::inode(file.ino, type_of(&item)?);
         let index = changes.remove_name(file.ino, target, place)?;
         changes.remove_entry(place, target, index, at)
     }
@@ -206,18 +206,18 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
         let index = changes.next_index(to.dir)?;
         if file.ino == ROOT_DIR {
             let id = TreeId(file.dev);
-            changes.add_entry(to, Target::subvolume(id), index, at)?;
+            changes.add_entry(to, EntryTarget::subvolume(id), index, at)?;
             self.moves.push(Move { id, from, to, index });
             return Ok(());
         }
         let file_type = type_of(&changes.inode(file)?)?;
-        changes.add_entry(to, Target::inode(file.ino, file_type), index, at)?;
+        changes.add_entry(to, EntryTarget::inode(file.ino, file_type), index, at)?;
         changes.add_name(file.ino, to, index)?;
         changes.change_inode(file, at, |_| {})
     }
 
     /// Applies all changes, and returns whether they must be durable at once.
-    fn apply(self, handle: &Handle<'_>) -> Result<bool> {
+    fn apply(self, handle: &RoomsHandle<'_>) -> Result<bool> {
         let Self { first, second, moves } = self;
         let second = second.map(|(_, changes)| changes);
         let is_durable =
@@ -237,7 +237,7 @@ impl<'h, 'v, 'p> Moving<'h, 'v, 'p> {
 }
 
 /// Whether the subvolume with this root may move from the directory `from` into the directory `to`.
-fn require_movable(handle: &Handle<'_>, root: FileId, from: FileId, to: FileId) -> Result<()> {
+fn require_movable(handle: &RoomsHandle<'_>, root: FileId, from: FileId, to: FileId) -> Result<()> {
     let (volume, id) = (handle.volume(), TreeId(root.dev));
     require_outside(volume, to, id)?;
     refuse_root_flags(volume, id)?;

@@ -36,12 +36,12 @@ use super::create::{NEW_ITEMS, require_new_name};
 use super::items::{add_subvolume, change_root_item, uuids_with};
 use super::{SubvolumeState, require_subvolume};
 use crate::inode::changes::{Changes, timespec};
-use crate::inode::entries::Target;
+use crate::inode::entries::EntryTarget;
 use crate::inode::subvolume::{loaded, writable};
-use crate::inode::{Handle, Rooms};
 use crate::inode::{ROOT_DIR, orphans, write_back};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::Claim;
-use crate::transaction::{NewGroup, Tree};
+use crate::transaction::{ChangingTree, NewGroup};
 use crate::tree::TreeRoot;
 
 /// A request for a snapshot.
@@ -69,7 +69,7 @@ impl Snapshot<'_> {
         let locks = volume.inodes.lock(&[self.place.dir]);
         let group = NewGroup::below(volume, TreeId(self.place.dir.dev))?;
         let reserved = volume.reserve_for(NEW_ITEMS + group.items(), Claim::Work)?;
-        let take = |handle: &Handle<'_>| self.take_alone(handle, subvolumes, &source, &group);
+        let take = |handle: &RoomsHandle<'_>| self.take_alone(handle, subvolumes, &source, &group);
         let (id, is_durable) = volume.at_rest(&source, reserved, take)?;
         sharing.begins();
         drop((locks, still));
@@ -82,9 +82,9 @@ impl Snapshot<'_> {
     /// be durable at once.
     fn take_alone(
         self,
-        handle: &Handle<'_>,
+        handle: &RoomsHandle<'_>,
         subvolumes: &SubvolumeState,
-        source: &Tree,
+        source: &ChangingTree,
         group: &NewGroup,
     ) -> Result<(TreeId, bool)> {
         let (volume, place) = (handle.volume(), self.place);
@@ -94,7 +94,7 @@ impl Snapshot<'_> {
         changes.directory(place.dir)?;
         let index = changes.next_index(place.dir)?;
         let id = subvolumes.take_id()?;
-        changes.add_entry(place, Target::subvolume(id), index, self.at)?;
+        changes.add_entry(place, EntryTarget::subvolume(id), index, self.at)?;
         let generation = handle.generation();
         let moment = Generation(generation.0 - 1);
         let mut item = self.root_item(&stored, generation, moment)?;

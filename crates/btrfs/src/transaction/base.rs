@@ -5,11 +5,11 @@ use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Key, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::{Live, RootCache, newest, stripe_tree, tree_root};
+use super::{LiveVolume, RootCache, newest, stripe_tree, tree_root};
 use crate::block::BlockCache;
-use crate::report::Report;
+use crate::report::VolumeReport;
 use crate::space::Roots;
-use crate::storage::{MappedChunk, Member, Segment, Storage, Trees};
+use crate::storage::{MappedChunk, Member, ReadSegment, Storage, StorageTrees};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The base of all rooms above: the devices, the blocks and the trees of a volume, as the last
@@ -23,7 +23,7 @@ pub struct Base {
     pub(crate) stripe_tree: Option<TreeRoot>,
     pub(super) subvolume_roots: RootCache,
     /// The part that can change; `None` in a volume that was opened for reading.
-    pub(crate) live: Option<Live>,
+    pub(crate) live: Option<LiveVolume>,
 }
 
 impl Base {
@@ -108,7 +108,7 @@ impl Base {
     }
 
     /// The part that can change; `None` in a volume that was opened for reading.
-    pub(crate) fn live_part(&self) -> Option<&Live> {
+    pub(crate) fn live_part(&self) -> Option<&LiveVolume> {
         self.live.as_ref()
     }
 
@@ -116,14 +116,14 @@ impl Base {
     ///
     /// # Errors
     /// `EROFS` when the volume was opened for reading.
-    pub(crate) fn live(&self) -> Result<&Live> {
+    pub(crate) fn live(&self) -> Result<&LiveVolume> {
         self.live
             .as_ref()
             .ok_or_else(|| Error::posix(Errno::ROFS, "the volume was opened for reading"))
     }
 
     /// Tells the reporter, if there is one.
-    pub(crate) fn report(&self, report: &Report) {
+    pub(crate) fn report(&self, report: &VolumeReport) {
         self.storage.report(report);
     }
 
@@ -148,13 +148,13 @@ impl Roots for Base {
     }
 }
 
-impl Trees for Base {
+impl StorageTrees for Base {
     fn recorded_segment(
         &self,
         mapped: &MappedChunk,
         logical: Logical,
         len: u64,
-    ) -> Result<Option<Segment>> {
+    ) -> Result<Option<ReadSegment>> {
         let tree = self.stripe_tree.filter(|_| mapped.chunk.flags.is_in_stripe_tree());
         tree.map(|tree| stripe_tree::recorded_segment(self, tree, mapped, logical, len)).transpose()
     }

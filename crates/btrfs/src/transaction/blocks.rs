@@ -11,8 +11,8 @@ use offshoot_vfs::Result;
 use super::Base;
 #[cfg(debug_assertions)]
 use crate::block::lock_order::require_order;
-use crate::block::{Held, Latch, TreeBlock, latch_shared};
-use crate::transaction::Live;
+use crate::block::{HeldBlock, Latch, TreeBlock, latch_shared};
+use crate::transaction::LiveVolume;
 use crate::tree::Blocks;
 
 /// How many blocks after the wanted one are read ahead when the wanted one is not in the cache: a
@@ -43,7 +43,7 @@ impl Blocks for Base {
         self.committed_block(&expected)
     }
 
-    fn hold_root(&self, id: TreeId) -> Result<Held> {
+    fn hold_root(&self, id: TreeId) -> Result<HeldBlock> {
         let live = self.live()?;
         let tree = live.tree(self, id)?;
         tree.require_alive()?;
@@ -51,10 +51,10 @@ impl Blocks for Base {
         self.hold(&root.expected())
     }
 
-    fn hold(&self, expected: &ExpectedBlock) -> Result<Held> {
+    fn hold(&self, expected: &ExpectedBlock) -> Result<HeldBlock> {
         match self.recent_latch(expected) {
-            Some((live, latch)) => Ok(Held::Latched(latch_shared(&latch, &live.stats))),
-            None => self.committed_block(expected).map(Held::Committed),
+            Some((live, latch)) => Ok(HeldBlock::Latched(latch_shared(&latch, &live.stats))),
+            None => self.committed_block(expected).map(HeldBlock::Committed),
         }
     }
 }
@@ -67,7 +67,7 @@ impl Base {
 
     /// The latch of the block that `expected` describes, if a recent transaction made it and it is
     /// in memory.
-    fn recent_latch(&self, expected: &ExpectedBlock) -> Option<(&Live, Arc<Latch>)> {
+    fn recent_latch(&self, expected: &ExpectedBlock) -> Option<(&LiveVolume, Arc<Latch>)> {
         let live = self.live.as_ref()?;
         Some((live, live.recent_block(expected.generation, expected.logical)?))
     }
@@ -86,7 +86,7 @@ impl Base {
     fn read_ahead(&self, node: &TreeBlock, slot: usize) {
         let is_held = |pointer: &NodePointer| {
             let (generation, at) = (Generation(pointer.generation.get()), pointer.logical());
-            let recent = |live: &Live| live.recent_block(generation, at).is_some();
+            let recent = |live: &LiveVolume| live.recent_block(generation, at).is_some();
             self.cache.contains(at) || self.live_part().is_some_and(recent)
         };
         let is_known = |slot: usize| is_held(&node.pointers()[slot]);
@@ -97,7 +97,7 @@ impl Base {
         }
         let node_size = u64::from(self.superblock().node_size);
         // Blocks of transactions that are not complete may not be on the device yet.
-        let end = self.live_part().map_or(Generation(u64::MAX), Live::first_incomplete);
+        let end = self.live_part().map_or(Generation(u64::MAX), LiveVolume::first_incomplete);
         let ahead = &node.pointers()[slot + 1..];
         let ahead = ahead[..ahead.len().min(READ_AHEAD_BLOCKS)]
             .iter()

@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::Handle;
+use super::TransactionHandle;
 use super::hold::Hold;
 use super::roots::StoredRoot;
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::space::Space;
-use crate::stats::Counters;
+use crate::stats::EngineCounters;
 use crate::sync::{RwLock, RwLockReadGuard};
 use crate::tree::{Blocks, Latching, Owns, TreeRoot};
 
 /// A tree that can change. Its root is behind the lock that comes before all latches.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct ChangingTree {
     pub(crate) id: TreeId,
     /// The transaction that took the last snapshot of it. Only blocks of this transaction and older
     /// ones may be shared.
@@ -38,7 +38,7 @@ pub(crate) struct Tree {
     pub(crate) hold: Hold,
 }
 
-impl Tree {
+impl ChangingTree {
     /// The tree as its root item describes it.
     pub(crate) fn new(stored: &StoredRoot, space: &Arc<Space>) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Tree {
     }
 
     /// Its root, under a shared lock: no thread replaces it meanwhile.
-    pub(crate) fn share_root(&self, stats: &Counters) -> RwLockReadGuard<'_, TreeRoot> {
+    pub(crate) fn share_root(&self, stats: &EngineCounters) -> RwLockReadGuard<'_, TreeRoot> {
         stats.lock_shared(self.root.try_read(), || self.root.read())
     }
 
@@ -145,8 +145,8 @@ impl Tree {
 
 /// A tree, and the handle that changes it.
 pub(crate) struct Changing<'a> {
-    pub(crate) handle: &'a Handle<'a>,
-    pub(crate) tree: &'a Tree,
+    pub(crate) handle: &'a TransactionHandle<'a>,
+    pub(crate) tree: &'a ChangingTree,
 }
 
 impl Owns for Changing<'_> {
@@ -174,7 +174,7 @@ impl Owns for Changing<'_> {
         self.handle.live().latching
     }
 
-    fn stats(&self) -> &Counters {
+    fn stats(&self) -> &EngineCounters {
         self.handle.stats()
     }
 

@@ -4,13 +4,17 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::Result;
 
-use super::{Base, Handle};
+use super::{Base, TransactionHandle};
 use crate::tree::Cursor;
 
 /// Removes the checksums of `len` bytes from `logical` on, which hold no extent any more. The
 /// committer calls it while no handle is open, so no writer changes the checksum tree at the same
 /// time.
-pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) -> Result<()> {
+pub(crate) fn remove_checksums(
+    handle: &TransactionHandle<'_>,
+    logical: Logical,
+    len: u64,
+) -> Result<()> {
     let without = Without::new(handle.volume(), logical, len)?;
     let _changing = handle.checksums_changing();
     without.apply(handle)
@@ -18,7 +22,7 @@ pub(crate) fn remove_checksums(handle: &Handle<'_>, logical: Logical, len: u64) 
 
 /// As [`remove_checksums`], while other writers change the checksum tree.
 pub(crate) fn remove_checksums_beside_writers(
-    handle: &Handle<'_>,
+    handle: &TransactionHandle<'_>,
     logical: Logical,
     len: u64,
 ) -> Result<()> {
@@ -66,7 +70,7 @@ impl Without {
 
     /// Makes the changes. A removed item may hold the checksums of neighbouring sectors too, which
     /// are absent for a moment.
-    fn apply(&self, handle: &Handle<'_>) -> Result<()> {
+    fn apply(&self, handle: &TransactionHandle<'_>) -> Result<()> {
         handle.change(TreeId::CSUM, |tree| {
             for found in &self.removed {
                 tree.remove(*found)?;

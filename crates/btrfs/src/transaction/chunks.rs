@@ -33,7 +33,7 @@ use offshoot_vfs::{Error, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Base;
-use super::{Handle, Obstacle};
+use super::{Obstacle, TransactionHandle};
 use crate::space::chunk_plan::{self, MemberSpace, Plan};
 use crate::space::{BlockGroup, Purpose};
 use crate::storage::malformed;
@@ -78,7 +78,7 @@ pub(crate) fn system_chunks_of(item: &SuperblockItem, sector_size: u32) -> Resul
     Ok(chunks)
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     /// The tree that has the block group items.
     pub(crate) fn block_group_tree(&self) -> TreeId {
         if self.volume().superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {

@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Base, LogState, Obstacle};
-use super::{Begun, Handle, Live, Transaction, is_named_by_superblock, root_item_key};
+use super::{
+    LiveVolume, StopOnPanic, Transaction, TransactionHandle, is_named_by_superblock, root_item_key,
+};
 use crate::block::changes_little;
 use crate::events::{COMMIT, clock, micros};
 use crate::space::Reserved;
-use crate::stats::Counters;
+use crate::stats::EngineCounters;
 use crate::storage::malformed;
 use crate::tree::TreeRoot;
 
@@ -41,7 +43,7 @@ pub(crate) enum Cause {
 
 impl Cause {
     /// Counts a commit for its cause.
-    pub(crate) fn count(self, stats: &Counters) {
+    pub(crate) fn count(self, stats: &EngineCounters) {
         match self {
             Self::Asked => stats.committed_asked(),
             Self::Time => stats.committed_by_time(),
@@ -55,13 +57,13 @@ impl Cause {
 }
 
 /// What the rooms above keep for the running transaction.
-pub(crate) trait Above {
+pub(crate) trait RoomsAbove {
     /// The data that a room above keeps for a transaction.
     type Known;
 
     /// Flushes all queued items into the trees, on several threads if that is worth it. Each thread
     /// gets its handles from `join`.
-    fn flush_all<'v>(&self, join: impl Fn() -> Result<Handle<'v>> + Sync) -> Result<()>;
+    fn flush_all<'v>(&self, join: impl Fn() -> Result<TransactionHandle<'v>> + Sync) -> Result<()>;
 
     /// An error when an item is still queued.
     fn require_flushed(&self) -> Result<()>;
@@ -79,7 +81,7 @@ impl Base {
     pub(crate) fn alone<'v, T>(
         &'v self,
         reserved: Reserved<'v>,
-        work: impl FnOnce(Handle<'v>) -> Result<T>,
+        work: impl FnOnce(TransactionHandle<'v>) -> Result<T>,
     ) -> Result<T> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
@@ -120,9 +122,16 @@ impl Base {
     }
 
     /// A handle of the running transaction, for the thread that has shut the gate.
-    fn only_handle<'v>(&'v self, live: &'v Live) -> Handle<'v> {
+    fn only_handle<'v>(&'v self, live: &'v LiveVolume) -> TransactionHandle<'v> {
         let transaction = live.phases.read().running.clone();
-        Handle { volume: self, live, transaction, _gate: None, reservation: None, item_cost: 0 }
+        TransactionHandle {
+            volume: self,
+            live,
+            transaction,
+            _gate: None,
+            reservation: None,
+            item_cost: 0,
+        }
     }
 
     /// Flushes queued items, and commits if `is_needed` is true after that. Then calls `begin`
@@ -132,10 +141,10 @@ impl Base {
     /// the next one.
     pub(crate) fn commit_running<'v, T>(
         &'v self,
-        live: &'v Live,
-        above: &impl Above,
+        live: &'v LiveVolume,
+        above: &impl RoomsAbove,
         is_needed: impl FnOnce() -> bool,
-        begin: impl FnOnce(Handle<'v>) -> Result<T>,
+        begin: impl FnOnce(TransactionHandle<'v>) -> Result<T>,
     ) -> Result<(Result<T>, bool)> {
         self.note_failures(live)?;
         self.store_device_errors(live)?;
@@ -166,7 +175,7 @@ impl Base {
         })?;
         // The threads that wait for this transaction wait until it is on the devices, or will never
         // be.
-        let mut unfinished = Begun { live, is_done: finished.is_none() };
+        let mut unfinished = StopOnPanic { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
         debug!(target: COMMIT, us = micros(clock), "operations go on");
@@ -191,7 +200,7 @@ impl Base {
     }
 }
 
-impl Live {
+impl LiveVolume {
     /// Notes for the next superblock that the volume has a default subvolume other than the top
     /// level.
     pub(crate) fn note_default_subvolume(&self) {
@@ -257,7 +266,7 @@ impl Live {
     }
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     /// Runs references and stores all changed items until the trees are consistent, and makes the
     /// superblock.
     fn finish(&self) -> Result<Box<SuperblockItem>> {

@@ -9,7 +9,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::Base;
-use super::{Handle, Live};
+use super::{LiveVolume, TransactionHandle};
 use crate::space::Claim;
 use crate::storage::DeviceError;
 
@@ -19,7 +19,7 @@ impl Base {
     ///
     /// # Errors
     /// When there is no room, or the chunk tree cannot be changed. Then all writing ends.
-    pub(super) fn note_failures(&self, live: &Live) -> Result<()> {
+    pub(super) fn note_failures(&self, live: &LiveVolume) -> Result<()> {
         for index in self.storage.failures_to_note() {
             let handle = self.try_join(live, live.space.chunk_items(), Claim::LastResort)?;
             live.whole(|| {
@@ -42,7 +42,7 @@ impl Base {
     ///
     /// # Errors
     /// When the device tree cannot be read or changed.
-    pub(super) fn store_device_errors(&self, live: &Live) -> Result<()> {
+    pub(super) fn store_device_errors(&self, live: &LiveVolume) -> Result<()> {
         for (index, member) in self.members().iter().enumerate() {
             if !member.has_errors() {
                 continue;
@@ -55,7 +55,7 @@ impl Base {
     }
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     fn add_errors(&self, key: Key, errors: [u64; DeviceError::COUNTERS]) -> Result<()> {
         let [write, read, flush, corruption, generation] = errors;
         let add = |counter: &mut U64, more: u64| {

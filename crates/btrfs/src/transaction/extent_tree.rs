@@ -28,17 +28,17 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U32, U64
 use offshoot_vfs::{Error, Result};
 use zerocopy::IntoBytes;
 
-use super::Handle;
+use super::TransactionHandle;
 use super::checksums::remove_checksums;
-use super::refs::{ExtentKind, Owner, Pending};
+use super::refs::{ExtentKind, Owner, PendingRefs};
 use crate::block::TreeBlock;
 use crate::storage::malformed;
-use crate::transaction::Tree;
+use crate::transaction::ChangingTree;
 use crate::tree::{Cursor, ItemEdit};
 use verify::{keyed_owner, names, wrong};
 
 /// A parsed item of the extent tree.
-struct Record {
+struct ExtentRecord {
     key: Key,
     refs: u64,
     generation: Generation,
@@ -51,7 +51,7 @@ struct Record {
 
 /// The effects of references that run together.
 #[derive(Default)]
-struct Run {
+struct RefRun {
     /// The edits of extent items, in ascending order.
     edits: Vec<(Key, Option<Vec<u8>>)>,
     /// The counts that applying the edits must return.
@@ -129,7 +129,7 @@ impl Owner {
     }
 }
 
-impl Record {
+impl ExtentRecord {
     fn parse(key: Key, data: &[u8]) -> Result<Self> {
         let extent = ParsedExtent::parse(key.item_type, data).map_err(malformed)?;
         let (mut inline, mut made_for) = (Vec::new(), None);
@@ -167,7 +167,7 @@ impl Record {
 
     /// Whether the block refers to its children by its own address, with delayed references
     /// counted.
-    fn is_full(&self, pending: Option<&Pending>) -> bool {
+    fn is_full(&self, pending: Option<&PendingRefs>) -> bool {
         self.flags & EXTENT_FLAG_FULL_BACKREF != 0
             || pending.is_some_and(|pending| pending.full_backref)
     }
@@ -218,11 +218,11 @@ fn underflow(logical: Logical, owner: Owner) -> Error {
     wrong(logical, &format!("{owner} gives up a reference that it does not count"))
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     /// Queues the changes of references that result from copying the block `old` to `new`.
     pub(super) fn references_of_copy(
         &self,
-        tree: &Tree,
+        tree: &ChangingTree,
         old: &TreeBlock,
         new: &TreeBlock,
     ) -> Result<()> {
@@ -312,7 +312,7 @@ impl Handle<'_> {
         }
         // A keyed reference exists only beside other references. It counts as if these still
         // existed.
-        let Record { refs, inline, .. } = self.extent(logical, len, ExtentKind::Data)?.record;
+        let ExtentRecord { refs, inline, .. } = self.extent(logical, len, ExtentKind::Data)?.record;
         let count = inline.iter().find(|(one, _)| *one == owner).map_or(0, |(_, count)| *count);
         Ok(u64::from(count) == refs && !self.live.was_shared(logical))
     }
@@ -375,7 +375,7 @@ impl Handle<'_> {
             if pending.is_empty() {
                 return Ok(());
             }
-            let mut run = Run::default();
+            let mut run = RefRun::default();
             for (&at, pending) in &pending {
                 self.plan(Logical(at), pending, &mut run)?;
             }
@@ -387,7 +387,7 @@ impl Handle<'_> {
     }
 
     /// Plans the changes of one extent.
-    fn plan(&self, logical: Logical, pending: &Pending, run: &mut Run) -> Result<()> {
+    fn plan(&self, logical: Logical, pending: &PendingRefs, run: &mut RefRun) -> Result<()> {
         if let Some((len, kind)) = pending.contradiction {
             let (first, first_len) = (pending.kind, pending.len);
             let problem = format!(
@@ -442,7 +442,7 @@ impl Handle<'_> {
     }
 
     /// Applies the planned changes.
-    fn apply(&self, run: Run) -> Result<()> {
+    fn apply(&self, run: RefRun) -> Result<()> {
         let edits: Vec<ItemEdit<'_>> =
             run.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
         self.require_unused(&run.used)?;
@@ -473,7 +473,7 @@ impl Handle<'_> {
     /// Changes the count of one owner: inline if it is there or fits, else in a keyed item.
     fn change_owner(
         &self,
-        record: &mut Record,
+        record: &mut ExtentRecord,
         logical: Logical,
         owner: Owner,
         delta: i64,
@@ -554,7 +554,7 @@ impl Handle<'_> {
         Ok(key)
     }
 
-    fn add_extent(&self, logical: Logical, pending: &Pending, run: &mut Run) -> Result<()> {
+    fn add_extent(&self, logical: Logical, pending: &PendingRefs, run: &mut RefRun) -> Result<()> {
         let refs = u64::try_from(pending.net())
             .map_err(|_| Error::corrupt_at("extent tree", logical.0, "a new extent is not held"))?;
         if refs == 0 {
@@ -593,7 +593,7 @@ impl Handle<'_> {
         let owner = made_for.filter(|_| pending.kind == ExtentKind::Data);
         let generation = self.generation();
         let mut record =
-            Record { key, refs: 0, generation, flags, block, owner, inline: Vec::new() };
+            ExtentRecord { key, refs: 0, generation, flags, block, owner, inline: Vec::new() };
         for (&owner, &count) in &pending.changes {
             self.change_owner(&mut record, logical, owner, count, false)?;
         }
@@ -613,10 +613,10 @@ impl Handle<'_> {
     fn remove_extent(
         &self,
         logical: Logical,
-        pending: &Pending,
-        record: &Record,
+        pending: &PendingRefs,
+        record: &ExtentRecord,
         has_items: bool,
-        run: &mut Run,
+        run: &mut RefRun,
     ) -> Result<()> {
         // The free ranges are loaded from the trees before the trees show this range as free.
         self.live.space.load(self.volume, &*self.live.space.group_of(logical)?)?;

@@ -20,7 +20,7 @@ use offshoot_vfs::Result;
 
 use super::Base;
 use crate::block::TreeBlock;
-use crate::storage::{Place, malformed};
+use crate::storage::{MemberOffset, malformed};
 use crate::transaction::chunk_tree_root;
 use crate::tree::{Blocks, TreeRoot};
 
@@ -67,11 +67,11 @@ fn is_newest(engine: &Base, block: &ExpectedBlock) -> bool {
 }
 
 /// The places on the member that should hold whole copies of a block.
-fn own_places(engine: &Base, index: usize, block: &ExpectedBlock) -> Result<Vec<Place>> {
+fn own_places(engine: &Base, index: usize, block: &ExpectedBlock) -> Result<Vec<MemberOffset>> {
     let len = u64::from(engine.superblock().node_size);
     let all = engine.storage.write_places(block.logical, len)?;
     let own = all.into_iter().filter(|(member, _, part)| *member == index && *part == (0..len));
-    Ok(own.map(|(member, physical, _)| Place { member, physical }).collect())
+    Ok(own.map(|(member, physical, _)| MemberOffset { member, physical }).collect())
 }
 
 /// The blocks that a block of the tree `owner` points to. Leaves of the root tree point to roots of

@@ -1,6 +1,6 @@
 //! Changes that a log cannot describe, and other reasons why an fsync commits.
 
-use crate::stats::Counters;
+use crate::stats::EngineCounters;
 
 /// Why an fsync commits instead of writing a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) enum Obstacle {
 
 impl Obstacle {
     /// Counts an fsync that commits.
-    pub(crate) fn count(self, stats: &Counters) {
+    pub(crate) fn count(self, stats: &EngineCounters) {
         match self {
             // With logs off, no caller expects one.
             Self::Off => {}

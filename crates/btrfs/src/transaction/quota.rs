@@ -33,12 +33,12 @@ use offshoot_vfs::{Errno, Error, Result};
 use zerocopy::IntoBytes;
 
 use super::Base;
-use crate::report::Report;
+use crate::report::VolumeReport;
 use crate::storage::malformed;
-use crate::transaction::Handle;
+use crate::transaction::TransactionHandle;
 use crate::tree::{Cursor, TreeRoot, with_item};
 pub(crate) use groups::NewGroup;
-pub(crate) use usage::Usage;
+pub(crate) use usage::QuotaUsage;
 
 /// The kind of quotas that a writer has to maintain.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ fn refuse_limits(volume: &Base, tree: TreeRoot) -> Result<()> {
     Ok(())
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     /// Stores the changes of this transaction so far in the quota tree. Returns how many changes of
     /// the tree that took, 0 if there was nothing to store.
     ///
@@ -146,7 +146,7 @@ impl Handle<'_> {
                 Ok([item.as_bytes(), rest].concat())
             })
         })?;
-        self.volume().report(&Report::QuotasNotKept);
+        self.volume().report(&VolumeReport::QuotasNotKept);
         Ok(1)
     }
 }

@@ -49,7 +49,7 @@ impl Owner {
 
 /// All pending changes of one extent.
 #[derive(Clone, Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingRefs {
     pub(crate) len: u64,
     pub(crate) kind: ExtentKind,
     /// The extent was allocated in this transaction and has no item yet.
@@ -81,7 +81,7 @@ const OWNER_BYTES: [u64; 2] = [9, 28 + 25];
 
 /// The delayed references of a transaction, by the address of the extent.
 pub(crate) struct DelayedRefs {
-    pending: Mutex<BTreeMap<u64, Pending>>,
+    pending: Mutex<BTreeMap<u64, PendingRefs>>,
     /// Counts the bytes that they may add to trees.
     counted: Arc<space::Pending>,
     /// The bytes of blocks that lost an owner. Most of them had only one.
@@ -94,9 +94,9 @@ impl DelayedRefs {
     }
 
     /// Changes the pending entry of an extent, and counts the bytes that it may add to trees.
-    fn with(&self, at: Logical, len: u64, kind: ExtentKind, change: impl FnOnce(&mut Pending)) {
+    fn with(&self, at: Logical, len: u64, kind: ExtentKind, change: impl FnOnce(&mut PendingRefs)) {
         let mut pending = self.pending.lock();
-        let entry = pending.entry(at.0).or_insert_with(|| Pending::new(len, kind));
+        let entry = pending.entry(at.0).or_insert_with(|| PendingRefs::new(len, kind));
         if (entry.len, entry.kind) != (len, kind) {
             entry.contradiction = Some((len, kind));
         }
@@ -106,7 +106,7 @@ impl DelayedRefs {
     }
 
     /// Stops counting a pending entry: it was cancelled, or is in the trees now.
-    pub(crate) fn uncount(&self, pending: &Pending) {
+    pub(crate) fn uncount(&self, pending: &PendingRefs) {
         self.counted.reference_bytes.sub(pending.growth);
     }
 
@@ -170,13 +170,13 @@ impl DelayedRefs {
     }
 
     /// The pending entry of one extent.
-    pub(crate) fn get(&self, logical: Logical) -> Option<Pending> {
+    pub(crate) fn get(&self, logical: Logical) -> Option<PendingRefs> {
         self.pending.lock().get(&logical.0).cloned()
     }
 
     /// Takes all pending entries, by address. They count until they are in the trees, because other
     /// threads reserve space meanwhile.
-    pub(crate) fn take(&self) -> BTreeMap<u64, Pending> {
+    pub(crate) fn take(&self) -> BTreeMap<u64, PendingRefs> {
         std::mem::take(&mut self.pending.lock())
     }
 
@@ -185,7 +185,7 @@ impl DelayedRefs {
     }
 }
 
-impl Pending {
+impl PendingRefs {
     fn new(len: u64, kind: ExtentKind) -> Self {
         Self {
             len,

@@ -19,7 +19,7 @@ use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
 use super::Base;
-use crate::storage::{MappedChunk, Place, Segment, Way, malformed};
+use crate::storage::{MappedChunk, MemberOffset, ReadSegment, ReadWay, malformed};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The segment of at most `len` bytes of data that begins at `logical`, as the stripe tree
@@ -33,7 +33,7 @@ pub(super) fn recorded_segment(
     mapped: &MappedChunk,
     logical: Logical,
     len: u64,
-) -> Result<Segment> {
+) -> Result<ReadSegment> {
     let corrupt = |problem| Error::corrupt_at("raid stripe", logical.0, problem);
     let last = Key::new(logical.0, ItemType::RAID_STRIPE, u64::MAX);
     let cursor = Cursor::seek_floor(engine, stripe_tree, last)?;
@@ -55,8 +55,10 @@ pub(super) fn recorded_segment(
                 corrupt(format!("a copy on device {device}, which the chunk is not on"))
             })?;
         let physical = Physical(copy.physical.get().saturating_add(skip));
-        ways.extend(mapped.members[stripe].map(|member| Way::Direct(Place { member, physical })));
+        ways.extend(
+            mapped.members[stripe].map(|member| ReadWay::Direct(MemberOffset { member, physical })),
+        );
     }
     let end = (key.offset - skip).min(mapped.chunk.end().0 - logical.0);
-    Ok(Segment { len: len.min(end), ways, redundant: copies.len() > 1 })
+    Ok(ReadSegment { len: len.min(end), ways, redundant: copies.len() > 1 })
 }

@@ -7,7 +7,7 @@ use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::btrfs::judges;
 
-use crate::Volume;
+use crate::BtrfsVolume;
 use crate::test_volumes::{check, open, xattr};
 
 fn item(number: u32) -> (Key, Vec<u8>) {
@@ -15,7 +15,7 @@ fn item(number: u32) -> (Key, Vec<u8>) {
     xattr(format!("user.number-{number}").as_bytes(), &value)
 }
 
-fn insert(volume: &Volume, numbers: impl IntoIterator<Item = u32>) {
+fn insert(volume: &BtrfsVolume, numbers: impl IntoIterator<Item = u32>) {
     for number in numbers {
         let handle = volume.join().unwrap();
         let (key, data) = item(number);
@@ -23,7 +23,7 @@ fn insert(volume: &Volume, numbers: impl IntoIterator<Item = u32>) {
     }
 }
 
-fn remove(volume: &Volume, numbers: impl IntoIterator<Item = u32>) {
+fn remove(volume: &BtrfsVolume, numbers: impl IntoIterator<Item = u32>) {
     for number in numbers {
         let handle = volume.join().unwrap();
         let (key, _) = item(number);

@@ -31,7 +31,7 @@ use offshoot_vfs::{Error, Result};
 use tracing::debug;
 
 use super::Base;
-use super::{Live, Transaction};
+use super::{LiveVolume, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
 use crate::events::{COMMIT, DEVICE, clock, micros};
@@ -49,7 +49,7 @@ const PARTS_AHEAD: usize = 2;
 type Addressed = (Logical, Arc<Latch>);
 
 /// The part of a block that goes to one place of a member.
-struct Piece {
+struct WritePiece {
     member: usize,
     /// The offset on the member, in bytes.
     physical: u64,
@@ -59,7 +59,7 @@ struct Piece {
     part: Range<usize>,
 }
 
-impl Piece {
+impl WritePiece {
     fn is_next_to(&self, behind: &Self) -> bool {
         let end = self.physical + self.part.len() as u64;
         (self.member, end) == (behind.member, behind.physical)
@@ -92,7 +92,7 @@ impl Base {
     /// that.
     pub(crate) fn write_log(
         &self,
-        live: &Live,
+        live: &LiveVolume,
         blocks: &[Addressed],
         root: &TreeRoot,
     ) -> Result<bool> {
@@ -175,14 +175,14 @@ impl Base {
     fn in_physical_order<'b>(
         &self,
         blocks: &'b [Addressed],
-    ) -> Result<(Vec<&'b Addressed>, Vec<Piece>)> {
+    ) -> Result<(Vec<&'b Addressed>, Vec<WritePiece>)> {
         let node_size = u64::from(self.superblock().node_size);
         let mut pieces = Vec::with_capacity(2 * blocks.len());
         for (block, (logical, _)) in blocks.iter().enumerate() {
             for (member, physical, part) in self.storage.write_places(*logical, node_size)? {
                 let [from, to] =
                     [part.start, part.end].map(|at| usize::try_from(at).expect("in a block"));
-                pieces.push(Piece { member, physical: physical.0, block, part: from..to });
+                pieces.push(WritePiece { member, physical: physical.0, block, part: from..to });
             }
         }
         pieces.sort_unstable_by_key(|piece| (piece.member, piece.physical));
@@ -202,7 +202,7 @@ impl Base {
     /// come much later. This takes no extra memory: they belong to the transaction.
     fn write_pieces(
         &self,
-        pieces: &[Piece],
+        pieces: &[WritePiece],
         most: usize,
         mut seal: impl FnMut() -> Result<Vec<Arc<TreeBlock>>>,
     ) -> Result<()> {
@@ -210,14 +210,14 @@ impl Base {
         // The requests that were not written, and the first error.
         let (mut unwritten, mut cause) = (Vec::new(), None);
         let mut begin = 0;
-        for request in pieces.chunk_by(Piece::is_next_to).flat_map(|run| run.chunks(most)) {
+        for request in pieces.chunk_by(WritePiece::is_next_to).flat_map(|run| run.chunks(most)) {
             let range = begin..begin + request.len();
             begin = range.end;
             let last = request.iter().map(|piece| piece.block).max().expect("no run is empty");
             while sealed.len() <= last {
                 sealed.append(&mut seal()?);
             }
-            let slice = |piece: &Piece| &sealed[piece.block].bytes()[piece.part.clone()];
+            let slice = |piece: &WritePiece| &sealed[piece.block].bytes()[piece.part.clone()];
             let bufs: Vec<_> = request.iter().map(|piece| IoSlice::new(slice(piece))).collect();
             match self.write_copy(request[0].member, request[0].physical, &bufs) {
                 Ok(true) => {}
@@ -231,8 +231,9 @@ impl Base {
         if unwritten.is_empty() {
             return Ok(());
         }
-        let part = |piece: &Piece| (piece.block, piece.part.start as u64..piece.part.end as u64);
-        let copy = |piece: &Piece| WrittenCopy {
+        let part =
+            |piece: &WritePiece| (piece.block, piece.part.start as u64..piece.part.end as u64);
+        let copy = |piece: &WritePiece| WrittenCopy {
             member: piece.member,
             part: part(piece),
             is_written: true,
@@ -249,7 +250,7 @@ impl Base {
 
     /// Requires that the old bytes at the place of `piece`, which was not written, do not pass for
     /// the block that should be there.
-    fn require_other(&self, piece: &Piece, block: &TreeBlock) -> Result<()> {
+    fn require_other(&self, piece: &WritePiece, block: &TreeBlock) -> Result<()> {
         let mut found = vec![0; piece.part.len()];
         if self.storage.read_medium(piece.member, Physical(piece.physical), &mut found).is_err() {
             return Ok(());

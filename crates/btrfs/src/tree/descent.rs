@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use crate::test_volumes::bare;
     use crate::tree::Blocks as _;
-    use crate::{OpenOptions, Volume};
+    use crate::{BtrfsVolume, EngineOptions};
 
     const OBJECT: u64 = 1 << 20;
     const ITEMS: u64 = 500;
@@ -66,8 +66,8 @@ mod tests {
     }
 
     /// Keys with gaps between them, three to a leaf, in three levels.
-    fn volume() -> std::sync::Arc<Volume> {
-        let volume = Volume::open_writable(vec![bare(4096)], &OpenOptions::default());
+    fn volume() -> std::sync::Arc<BtrfsVolume> {
+        let volume = BtrfsVolume::open_writable(vec![bare(4096)], &EngineOptions::default());
         let volume = volume.expect("it opens");
         let handle = volume.join().expect("it is writable");
         let insert =

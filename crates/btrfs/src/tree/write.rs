@@ -68,12 +68,12 @@ use offshoot_vfs::{Error, Result};
 
 use super::{Blocks, TreeRoot};
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
-use crate::stats::Counters;
+use crate::stats::EngineCounters;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use edits::Edits;
 pub(crate) use edits::ItemEdit;
+use edits::ItemEdits;
 use merge::Merged;
-use path::{Found, bytes};
+use path::{FoundSlot, bytes};
 
 /// How writers of a tree latch the blocks above a leaf.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,7 +119,7 @@ pub(crate) trait Owns {
     fn latching(&self) -> Latching;
 
     /// The counters of the volume.
-    fn stats(&self) -> &Counters;
+    fn stats(&self) -> &EngineCounters;
 
     /// Whether the block that a pointer leads to may be changed.
     fn owns(&self, generation: Generation, logical: Logical) -> bool;
@@ -223,7 +223,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Stores `data` as the item with `key`, at the place that was found.
-    fn put(&self, mut found: Found<'a>, key: Key, data: &[u8]) -> Result<()> {
+    fn put(&self, mut found: FoundSlot<'a>, key: Key, data: &[u8]) -> Result<()> {
         let free = leaf_free(found.leaf.bytes());
         if !found.exists {
             self.owner.stats().inserted();
@@ -239,7 +239,7 @@ impl<'a> TreeWriter<'a> {
             }
         } else {
             let edit = [(key, Some(data))];
-            let edits = Edits::Each(&edit);
+            let edits = ItemEdits::Each(&edit);
             let merged = Merged::new(&found.leaf, edits, 0);
             self.spread(found.path, found.leaf, edits, merged)?;
         }
@@ -248,7 +248,7 @@ impl<'a> TreeWriter<'a> {
 
     /// Finds the leaf and slot where `key` is or belongs, for a change that adds at most `need`
     /// bytes to the leaf.
-    fn locate(&self, key: Key, need: usize) -> Result<Found<'a>> {
+    fn locate(&self, key: Key, need: usize) -> Result<FoundSlot<'a>> {
         let is_safe = |leaf: &TreeBlock| {
             leaf_free(leaf.bytes()) >= need && !leaf.is_empty() && leaf.key(0) <= key
         };

@@ -7,7 +7,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Result};
 
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{BlockGroup, Claim, Purpose};
 use crate::tree::with_item;
 
@@ -100,7 +100,7 @@ pub(crate) fn try_grow(
 /// Joins with room for a chunk. The leader of the line of data waits in the line of metadata if the
 /// members have place for a chunk, because others may have reserved all metadata for a moment. The
 /// leader of the line of metadata cannot wait in its own line.
-fn join_for_chunk(volume: &Rooms, purpose: Purpose, items: u64) -> Result<Option<Handle<'_>>> {
+fn join_for_chunk(volume: &Rooms, purpose: Purpose, items: u64) -> Result<Option<RoomsHandle<'_>>> {
     let live = volume.live()?;
     let joined = volume.try_join(live, items, Claim::LastResort)?;
     let may_wait = !live.space.counts_as_metadata(purpose);

@@ -7,10 +7,10 @@ use tracing::{debug, info};
 use super::{Keeper, chunks, discard, reclaim};
 use crate::delayed::Delayed;
 use crate::events::{COMMIT, clock, micros};
-use crate::inode::{AtRest, Handle, Rooms, Upkeep, write_back};
+use crate::inode::{AtRest, Rooms, RoomsHandle, Upkeep, write_back};
 use crate::log::{LogTrees, RunningLog};
 use crate::space::{Purpose, Waiter};
-use crate::transaction::{Above, Cause, Handle as CoreHandle, Live, Tree};
+use crate::transaction::{Cause, ChangingTree, LiveVolume, RoomsAbove, TransactionHandle};
 
 impl Upkeep for Keeper {
     fn lead(&self, volume: &Rooms, purpose: Purpose, own: &Waiter) -> Result<()> {
@@ -54,7 +54,12 @@ impl Upkeep for Keeper {
         self.commit_and(volume, live, cause, || true, |_| Ok(()))
     }
 
-    fn at_rest<'v>(&self, volume: &'v Rooms, tree: &Tree, work: AtRest<'_, 'v>) -> Result<()> {
+    fn at_rest<'v>(
+        &self,
+        volume: &'v Rooms,
+        tree: &ChangingTree,
+        work: AtRest<'_, 'v>,
+    ) -> Result<()> {
         let live = volume.live()?;
         #[cfg(debug_assertions)]
         crate::block::lock_order::require_no_handle();
@@ -75,10 +80,10 @@ impl Keeper {
     fn commit_and<'v>(
         &self,
         volume: &'v Rooms,
-        live: &'v Live,
+        live: &'v LiveVolume,
         cause: Cause,
         is_needed: impl FnOnce() -> bool,
-        begin: impl FnOnce(Handle<'v>) -> Result<()>,
+        begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
         let hidden = || volume.storage.hides_failures() || volume.storage.has_errors_of_writing();
         let outcome = self.commit_once(volume, live, cause, || hidden() || is_needed(), begin);
@@ -98,15 +103,15 @@ impl Keeper {
     fn commit_once<'v>(
         &self,
         volume: &'v Rooms,
-        live: &'v Live,
+        live: &'v LiveVolume,
         cause: Cause,
         is_needed: impl FnOnce() -> bool,
-        begin: impl FnOnce(Handle<'v>) -> Result<()>,
+        begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
         let (generation, clock) = (live.running().0, clock!(COMMIT, INFO));
         debug!(target: COMMIT, generation, ?cause, "a commit begins");
         let above = KeptAbove { delayed: &volume.delayed, log: &self.log };
-        let begin = |core| begin(Handle::new(volume, core));
+        let begin = |core| begin(RoomsHandle::new(volume, core));
         let (outcome, is_complete) = volume.base.commit_running(live, &above, is_needed, begin)?;
         if !is_complete {
             debug!(target: COMMIT, generation, "nothing is committed");
@@ -141,10 +146,10 @@ struct KeptAbove<'r> {
     log: &'r RunningLog,
 }
 
-impl Above for KeptAbove<'_> {
+impl RoomsAbove for KeptAbove<'_> {
     type Known = LogTrees;
 
-    fn flush_all<'v>(&self, join: impl Fn() -> Result<CoreHandle<'v>> + Sync) -> Result<()> {
+    fn flush_all<'v>(&self, join: impl Fn() -> Result<TransactionHandle<'v>> + Sync) -> Result<()> {
         self.delayed.flush_all(join)
     }
 

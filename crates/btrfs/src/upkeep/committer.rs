@@ -17,10 +17,10 @@ use super::discard::discard_step;
 use super::reclaim::make_room_ahead;
 use crate::inode::orphans::Sweep;
 use crate::inode::{Rooms, write_back};
-use crate::report::Report;
+use crate::report::VolumeReport;
 use crate::subvolume::drop::drop_step;
-use crate::subvolume::{Progress, SubvolumeState};
-use crate::transaction::{Cause, Live, Signal};
+use crate::subvolume::{DropProgress, SubvolumeState};
+use crate::transaction::{Cause, LiveVolume, Signal};
 
 /// The shortest interval between two timed commits.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
@@ -86,25 +86,26 @@ fn run(
         } else {
             Ok(())
         };
-        let failed = result.err().map(|error| Report::CommitFailed { problem: error.to_string() });
+        let failed =
+            result.err().map(|error| VolumeReport::CommitFailed { problem: error.to_string() });
         // One step a round, so that commits and above all the end of the volume do not wait for the
         // whole drop.
         let not_dropped = match drop_step(&volume, subvolumes) {
-            Ok(Progress::Went) => {
+            Ok(DropProgress::Went) => {
                 signal.press();
                 None
             }
-            Ok(Progress::Waits) => None,
-            Err(error) => Some(Report::DropFailed { problem: error.to_string() }),
+            Ok(DropProgress::Waits) => None,
+            Err(error) => Some(VolumeReport::DropFailed { problem: error.to_string() }),
         };
         let not_swept =
-            sweep.step(&volume).err().map(|e| Report::SweepFailed { problem: e.to_string() });
+            sweep.step(&volume).err().map(|e| VolumeReport::SweepFailed { problem: e.to_string() });
         if discard_step(&volume) {
             signal.press();
         }
         for report in [failed, not_dropped, not_swept].into_iter().flatten() {
             // The end of writing was reported already.
-            if volume.live().and_then(Live::require_whole).is_err() {
+            if volume.live().and_then(LiveVolume::require_whole).is_err() {
                 return;
             }
             volume.report(&report);
@@ -146,7 +147,7 @@ mod tests {
 
     use crate::test_volumes::{in_memory, xattr};
     use crate::tree::Blocks as _;
-    use crate::{Filesystem, OpenOptions};
+    use crate::{EngineOptions, Filesystem};
 
     const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
     const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
@@ -156,12 +157,12 @@ mod tests {
     }
 
     /// Counts reports. Each must be of a failed commit, or of the end of writing.
-    fn counted(options: &mut OpenOptions) -> Arc<Mutex<u64>> {
+    fn counted(options: &mut EngineOptions) -> Arc<Mutex<u64>> {
         let count = Arc::new(Mutex::new(0));
         let counter = count.clone();
-        options.reporter = Some(Arc::new(move |report: &Report| {
+        options.reporter = Some(Arc::new(move |report: &VolumeReport| {
             assert!(
-                matches!(report, Report::CommitFailed { .. } | Report::ReadOnly { .. }),
+                matches!(report, VolumeReport::CommitFailed { .. } | VolumeReport::ReadOnly { .. }),
                 "{report}"
             );
             *counter.lock() += 1;
@@ -171,11 +172,11 @@ mod tests {
 
     /// A volume in which 172 sectors are buffered of a file that cannot be written back, because
     /// the leaf with the extents under them is damaged.
-    fn with_a_bad_file(options: &OpenOptions) -> Filesystem {
+    fn with_a_bad_file(options: &EngineOptions) -> Filesystem {
         let device = in_memory(16384);
         let devices = || vec![device.clone() as Arc<dyn BlockDevice>];
-        let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-        let volume = crate::Volume::open_writable(devices(), &quiet).unwrap();
+        let quiet = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+        let volume = crate::BtrfsVolume::open_writable(devices(), &quiet).unwrap();
         let fs = volume.filesystem(TreeId::FS).unwrap();
         let bad = create(&fs, "bad");
         for extent in 0..2000 {
@@ -193,7 +194,7 @@ mod tests {
             device.write_at(physical.0, &[0xaa; 16384]).unwrap();
         }
         drop((fs, volume));
-        let volume = crate::Volume::open_writable(devices(), options).unwrap();
+        let volume = crate::BtrfsVolume::open_writable(devices(), options).unwrap();
         let fs = volume.filesystem(TreeId::FS).unwrap();
         fs.write(bad, key.offset, &vec![1; 172 * 4096], AT).unwrap();
         fs
@@ -202,8 +203,11 @@ mod tests {
     /// A file that could not be written back once kept everything else from the devices.
     #[test]
     fn one_bad_file_keeps_no_commit_from_being_made() {
-        let options =
-            OpenOptions { commit_interval: None, dirty_bytes: 1 << 20, ..OpenOptions::default() };
+        let options = EngineOptions {
+            commit_interval: None,
+            dirty_bytes: 1 << 20,
+            ..EngineOptions::default()
+        };
         let fs = with_a_bad_file(&options);
         let dirty_bytes = || fs.volume().dirty_tree_bytes().unwrap();
         let mut number = 0;
@@ -221,7 +225,7 @@ mod tests {
     fn a_commit_by_time_waits_for_a_millisecond() {
         let start = Instant::now();
         let mut options =
-            OpenOptions { commit_interval: Some(Duration::ZERO), ..OpenOptions::default() };
+            EngineOptions { commit_interval: Some(Duration::ZERO), ..EngineOptions::default() };
         let count = counted(&mut options);
         let fs = with_a_bad_file(&options);
         std::thread::sleep(Duration::from_millis(100));
@@ -235,8 +239,8 @@ mod tests {
     #[test]
     fn an_interval_without_end_is_never_due() {
         let options =
-            OpenOptions { commit_interval: Some(Duration::MAX), ..OpenOptions::default() };
-        let volume = crate::Volume::open_writable(vec![in_memory(16384)], &options).unwrap();
+            EngineOptions { commit_interval: Some(Duration::MAX), ..EngineOptions::default() };
+        let volume = crate::BtrfsVolume::open_writable(vec![in_memory(16384)], &options).unwrap();
         let fs = volume.filesystem(TreeId::FS).unwrap();
         create(&fs, "file");
         fs.sync().unwrap();
@@ -245,7 +249,7 @@ mod tests {
     /// The thread once reported the end of writing again and again.
     #[test]
     fn a_volume_that_is_broken_off_says_so_once() {
-        let mut options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let mut options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
         let count = counted(&mut options);
         let memory = in_memory(16384);
         let device = Arc::new(FaultDevice::new(memory.clone()));

@@ -40,9 +40,9 @@ use tracing::{debug, info};
 
 use crate::events::DISCARD;
 use crate::inode::Rooms;
-use crate::report::Report;
+use crate::report::VolumeReport;
 use crate::space::{BlockGroup, PIECE_BYTES};
-use crate::transaction::Live;
+use crate::transaction::LiveVolume;
 
 /// How many gathered ranges one step discards.
 const STEP_RANGES: usize = 16;
@@ -80,7 +80,7 @@ pub(crate) fn discard_step(volume: &Rooms) -> bool {
         let Some((member, range)) = live.space.next_freed() else { return false };
         if let Err(error) = discard_freed(volume, live, member, &range) {
             live.space.forget_freed();
-            volume.report(&Report::DiscardFailed { problem: error.to_string() });
+            volume.report(&VolumeReport::DiscardFailed { problem: error.to_string() });
             return false;
         }
     }
@@ -90,7 +90,7 @@ pub(crate) fn discard_step(volume: &Rooms) -> bool {
 /// Discards the parts of a range that are still free, on a member or in the logical space.
 fn discard_freed(
     volume: &Rooms,
-    live: &Live,
+    live: &LiveVolume,
     member: Option<usize>,
     range: &Range<u64>,
 ) -> Result<()> {

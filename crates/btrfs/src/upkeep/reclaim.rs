@@ -88,7 +88,7 @@ use crate::events::RECLAIM;
 use crate::inode::Rooms;
 use crate::inode::write_back;
 use crate::space::{FlushState, HighWater, Purpose, Waiter, When};
-use crate::transaction::{Cause, Live};
+use crate::transaction::{Cause, LiveVolume};
 
 /// The order of the states on a roomy volume, and in the second pass.
 const CHUNK_FIRST: [FlushState; 5] = [
@@ -147,13 +147,19 @@ pub(super) fn lead(volume: &Rooms, purpose: Purpose, own: &Waiter) -> Result<()>
 }
 
 /// Whether a commit may free space: the one that is being written, or the next one.
-fn frees_more(volume: &Rooms, live: &Live) -> Result<bool> {
+fn frees_more(volume: &Rooms, live: &LiveVolume) -> Result<bool> {
     Ok(live.is_committing() || volume.dirty_tree_bytes()? > 0)
 }
 
 /// Goes through the states until more than `before` tickets were granted or `own` has ended.
 /// Returns whether one of these happened.
-fn cycle(volume: &Rooms, live: &Live, purpose: Purpose, own: &Waiter, before: u64) -> Result<bool> {
+fn cycle(
+    volume: &Rooms,
+    live: &LiveVolume,
+    purpose: Purpose,
+    own: &Waiter,
+    before: u64,
+) -> Result<bool> {
     let (space, ledger) = (&live.space, live.space.ledger(purpose));
     let has_much_room = space.is_roomy();
     for pass in 0..PASSES {
@@ -214,7 +220,7 @@ pub(crate) fn make_room_ahead(volume: &Rooms) -> Result<()> {
     Ok(())
 }
 
-fn flush(volume: &Rooms, live: &Live, purpose: Purpose, state: FlushState) -> Result<()> {
+fn flush(volume: &Rooms, live: &LiveVolume, purpose: Purpose, state: FlushState) -> Result<()> {
     let is_awaited = || live.space.ledger(purpose).is_awaited();
     match state {
         FlushState::LookAround => look_around(volume, purpose, is_awaited),

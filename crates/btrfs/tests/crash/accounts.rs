@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use offshoot_btrfs::Volume;
+use offshoot_btrfs::BtrfsVolume;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -18,7 +18,7 @@ use offshoot_vfs::{Error, Result};
 type SpaceMap = BTreeMap<u64, (u64, bool)>;
 
 /// Reads every tree and compares the accounts.
-pub(crate) fn check(volume: &Arc<Volume>) -> Result<()> {
+pub(crate) fn check(volume: &Arc<BtrfsVolume>) -> Result<()> {
     let mut trees = vec![TreeId::CHUNK];
     visit(volume, TreeId::ROOT, |key, data| {
         // The blocks of a deleted subvolume may be freed already, and hold other things.
@@ -48,7 +48,7 @@ pub(crate) fn check(volume: &Arc<Volume>) -> Result<()> {
     Ok(())
 }
 
-fn visit(volume: &Arc<Volume>, id: TreeId, mut visit: impl FnMut(Key, &[u8])) -> Result<()> {
+fn visit(volume: &Arc<BtrfsVolume>, id: TreeId, mut visit: impl FnMut(Key, &[u8])) -> Result<()> {
     let root = if id == TreeId::ROOT { volume.root_tree() } else { volume.tree(id)? };
     volume.for_each_item(root, Key::MIN, |key, data| {
         visit(key, data);
@@ -57,7 +57,7 @@ fn visit(volume: &Arc<Volume>, id: TreeId, mut visit: impl FnMut(Key, &[u8])) ->
 }
 
 /// All extents and all free ranges.
-fn map(volume: &Arc<Volume>) -> Result<SpaceMap> {
+fn map(volume: &Arc<BtrfsVolume>) -> Result<SpaceMap> {
     let mut map = SpaceMap::new();
     let node_size = u64::from(volume.superblock().node_size);
     visit(volume, TreeId::EXTENT, |key, _| {
@@ -98,7 +98,7 @@ fn map(volume: &Arc<Volume>) -> Result<SpaceMap> {
 }
 
 /// The block groups, and how many bytes each says are used.
-fn groups(volume: &Arc<Volume>) -> Result<Vec<(Range<u64>, u64)>> {
+fn groups(volume: &Arc<BtrfsVolume>) -> Result<Vec<(Range<u64>, u64)>> {
     let mut groups = Vec::new();
     visit(volume, TreeId::BLOCK_GROUP, |key, data| {
         let item = BlockGroupItem::view(data).expect("the item was verified");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offshoot_btrfs::{
-    Compress, MkfsOptions, OpenOptions, Report, Reporter, SubvolumeId, Volume, mkfs,
+    BtrfsVolume, Compress, EngineOptions, MkfsOptions, Reporter, SubvolumeId, VolumeReport, mkfs,
 };
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
@@ -53,7 +53,7 @@ pub(crate) const DISCARDING: OurEngine = OurEngine { discards: true, ..OURS };
 
 impl TestedEngine for OurEngine {
     fn open(&self, devices: MemberDevices) -> Result<OpenedVolume> {
-        opened(&Volume::open(devices, &OpenOptions::default())?)
+        opened(&BtrfsVolume::open(devices, &EngineOptions::default())?)
     }
 
     fn open_writable(&self, devices: MemberDevices) -> Result<OpenedVolume> {
@@ -64,20 +64,20 @@ impl TestedEngine for OurEngine {
         let survived = Arc::<AtomicUsize>::default();
         let count = survived.clone();
         let reporter: Reporter = Arc::new(move |report| {
-            if matches!(report, Report::MemberFailed { .. } | Report::BadWrite { .. }) {
+            if matches!(report, VolumeReport::MemberFailed { .. } | VolumeReport::BadWrite { .. }) {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
-        let options = OpenOptions {
+        let options = EngineOptions {
             commit_interval: None,
             dirty_bytes,
             compress,
             tree_log: has_tree_log,
             discard: discards,
             reporter: Some(reporter),
-            ..OpenOptions::default()
+            ..EngineOptions::default()
         };
-        let volume = Volume::open_writable(devices, &options)?;
+        let volume = BtrfsVolume::open_writable(devices, &options)?;
         if discards {
             volume.trim()?;
         }
@@ -85,11 +85,11 @@ impl TestedEngine for OurEngine {
     }
 
     fn check(&self, devices: MemberDevices) -> Result<()> {
-        accounts::check(&Volume::open(devices, &OpenOptions::default())?)
+        accounts::check(&BtrfsVolume::open(devices, &EngineOptions::default())?)
     }
 }
 
-fn opened(volume: &Arc<Volume>) -> Result<OpenedVolume> {
+fn opened(volume: &Arc<BtrfsVolume>) -> Result<OpenedVolume> {
     let fs = volume.filesystem(SubvolumeId::FS)?;
     let survived = Arc::default();
     Ok(OpenedVolume { files: Box::new(fs.clone()), subvolumes: Box::new(Calls(fs)), survived })

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Report, Reporter, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, Reporter, SubvolumeId, VolumeReport};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::checked::ShownVolume;
@@ -73,8 +73,8 @@ fn shared(devices: &[Arc<MemoryDevice>]) -> MemberDevices {
     devices.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
-fn at_commit() -> OpenOptions {
-    OpenOptions { ignore_log: true, ..OpenOptions::default() }
+fn at_commit() -> EngineOptions {
+    EngineOptions { ignore_log: true, ..EngineOptions::default() }
 }
 
 /// Whether the primary superblocks of all members name the same log.
@@ -157,11 +157,11 @@ fn failed(what: &'static str) -> impl Fn(offshoot_vfs::Error) -> String {
 
 /// The first subvolume, as our reader shows it.
 fn top(devices: MemberDevices) -> Result<Filesystem, String> {
-    shown_with(devices, &OpenOptions::default())
+    shown_with(devices, &EngineOptions::default())
 }
 
-fn shown_with(devices: MemberDevices, options: &OpenOptions) -> Result<Filesystem, String> {
-    let volume = Volume::open(devices, options);
+fn shown_with(devices: MemberDevices, options: &EngineOptions) -> Result<Filesystem, String> {
+    let volume = BtrfsVolume::open(devices, options);
     volume.and_then(|volume| volume.filesystem(SubvolumeId::FS)).map_err(failed("opening it"))
 }
 
@@ -187,12 +187,12 @@ fn with_superblocks(devices: &[Arc<MemoryDevice>]) -> Result<Vec<Arc<MemoryDevic
     let is_torn = Arc::new(AtomicBool::new(false));
     let seen = is_torn.clone();
     let reporter: Reporter = Arc::new(move |report| {
-        if matches!(report, Report::SuperblockCopy { .. }) {
+        if matches!(report, VolumeReport::SuperblockCopy { .. }) {
             seen.store(true, Ordering::Relaxed);
         }
     });
-    let options = OpenOptions { reporter: Some(reporter), ..Default::default() };
-    Volume::open(shared(), &options).map_err(|e| format!("opening it for a judge: {e}"))?;
+    let options = EngineOptions { reporter: Some(reporter), ..Default::default() };
+    BtrfsVolume::open(shared(), &options).map_err(|e| format!("opening it for a judge: {e}"))?;
     if is_torn.load(Ordering::Relaxed) {
         let fs = OURS.open_writable(shared()).map_err(|e| format!("mending it: {e}"))?;
         let at = Timestamp::default();

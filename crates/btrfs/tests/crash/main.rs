@@ -42,7 +42,7 @@ mod truncation;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{CrashDevice, CrashEntry, CrashPlan, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
@@ -301,7 +301,8 @@ fn tides() {
 /// Requires that the workload allocates chunks until it begins to remove, and then frees as many.
 fn assert_moves_chunks(workload: &Workload, devices: &MemberDevices) {
     let chunks = || {
-        let volume = Volume::open(devices.clone(), &OpenOptions::default()).expect("it opens");
+        let volume =
+            BtrfsVolume::open(devices.clone(), &EngineOptions::default()).expect("it opens");
         volume.chunks().len()
     };
     let is_removal = |step: &WorkloadStep| matches!(step, WorkloadStep::Do(WorkloadOp::Unlink(_)));
@@ -341,8 +342,8 @@ fn brink_of_mixed_groups() {
 
 /// Requires that the volume becomes full, and that the engine makes room in all ways that it has.
 fn assert_makes_room(workload: &Workload, devices: &MemberDevices) {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(devices.clone(), &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(devices.clone(), &options).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     let setup: Vec<WorkloadStep> = workload.setup.iter().cloned().map(WorkloadStep::Do).collect();
     let mut runner = Runner::new(&fs, 1);

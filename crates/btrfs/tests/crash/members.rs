@@ -6,7 +6,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{
-    Filesystem, OpenOptions, Report, ScrubCounts, ScrubOptions, SubvolumeId, Volume,
+    BtrfsVolume, EngineOptions, Filesystem, ScrubCounts, ScrubOptions, SubvolumeId, VolumeReport,
 };
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, Profile};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
@@ -73,7 +73,7 @@ const SHAPES: [(Profile, usize); 7] = [
 struct StruckVolume {
     memory: Vec<Arc<MemoryDevice>>,
     faulty: Vec<Arc<FaultDevice>>,
-    reports: Arc<Mutex<Vec<Report>>>,
+    reports: Arc<Mutex<Vec<VolumeReport>>>,
     chunks: Vec<Chunk>,
 }
 
@@ -81,20 +81,23 @@ fn devices<D: BlockDevice + 'static>(all: &[Arc<D>]) -> MemberDevices {
     all.iter().map(|device| device.clone() as Arc<dyn BlockDevice>).collect()
 }
 
-fn options(reports: &Arc<Mutex<Vec<Report>>>) -> OpenOptions {
+fn options(reports: &Arc<Mutex<Vec<VolumeReport>>>) -> EngineOptions {
     let reports = reports.clone();
-    OpenOptions {
+    EngineOptions {
         commit_interval: None,
         degraded: true,
-        reporter: Some(Arc::new(move |report: &Report| {
+        reporter: Some(Arc::new(move |report: &VolumeReport| {
             reports.lock().expect("no panic").push(report.clone());
         })),
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     }
 }
 
-fn open_writable(devices: MemberDevices, reports: &Arc<Mutex<Vec<Report>>>) -> Result<Filesystem> {
-    Volume::open_writable(devices, &options(reports))?.filesystem(SubvolumeId::FS)
+fn open_writable(
+    devices: MemberDevices,
+    reports: &Arc<Mutex<Vec<VolumeReport>>>,
+) -> Result<Filesystem> {
+    BtrfsVolume::open_writable(devices, &options(reports))?.filesystem(SubvolumeId::FS)
 }
 
 fn file(fs: &Filesystem, name: &[u8]) -> FileId {
@@ -116,7 +119,7 @@ fn write(fs: &Filesystem, byte: u8, by: DurableCall) -> Result<()> {
 #[track_caller]
 fn require(devices: MemberDevices, byte: u8, what: &str) {
     let reports = Arc::default();
-    let volume = Volume::open(devices, &options(&reports));
+    let volume = BtrfsVolume::open(devices, &options(&reports));
     let fs = volume.and_then(|volume| volume.filesystem(SubvolumeId::FS));
     let fs = fs.unwrap_or_else(|e| panic!("{what}: {e}"));
     for name in NAMES {
@@ -214,7 +217,7 @@ impl StruckVolume {
         all.filter(|(index, _)| !gone.contains(index)).map(|(_, device)| device).collect()
     }
 
-    fn said(&self, is_so: impl Fn(&Report) -> bool) -> usize {
+    fn said(&self, is_so: impl Fn(&VolumeReport) -> bool) -> usize {
         self.reports.lock().expect("no panic").iter().filter(|one| is_so(one)).count()
     }
 }
@@ -225,14 +228,14 @@ fn superblock(at: u64) -> Range<u64> {
 
 /// Scrubs a volume that nothing else uses.
 fn scrub(devices: MemberDevices) -> ScrubCounts {
-    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-    let volume = Volume::open(devices, &options).expect("it opens");
+    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open(devices, &options).expect("it opens");
     let watch = |_: &offshoot_btrfs::ScrubEvent<'_>| ControlFlow::Continue(());
     volume.scrub(&ScrubOptions::default(), &watch).expect("a scrub")
 }
 
 fn stale(devices: MemberDevices) -> usize {
-    let volume = Volume::open(devices, &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(devices, &EngineOptions::default()).expect("it opens");
     volume.members().iter().filter(|member| member.is_stale()).count()
 }
 
@@ -264,7 +267,7 @@ fn survive(
         return struck;
     }
     outcome.unwrap_or_else(|e| panic!("{what}: {e}"));
-    let failed = struck.said(|one| matches!(one, Report::MemberFailed { .. }));
+    let failed = struck.said(|one| matches!(one, VolumeReport::MemberFailed { .. }));
     assert_eq!(failed, gone.len(), "{what}: {:?}", struck.reports);
     // The state that a crash leaves now, with these members and without them.
     let cut: Vec<_> = struck.memory.iter().map(|one| Arc::new(one.snapshot())).collect();
@@ -278,7 +281,7 @@ fn survive(
     // The engine leaves these members out when it opens the volume for writing again.
     let before: Vec<_> = gone.iter().map(|&one| hash_of(&struck.memory[one])).collect();
     let fs = open_writable(devices(&struck.memory), &struck.reports).expect("it opens");
-    let left_out = struck.said(|one| matches!(one, Report::LeftOut { .. }));
+    let left_out = struck.said(|one| matches!(one, VolumeReport::LeftOut { .. }));
     assert_eq!(left_out, gone.len(), "{what}: {:?}", struck.reports);
     write(&fs, b'd', DurableCall::Sync).unwrap_or_else(|e| panic!("{what}, opened again: {e}"));
     drop(fs);
@@ -362,7 +365,7 @@ fn one_copy_of_dup_stays_bad_and_is_repaired() {
         let summed = file(&fs, NAMES[0]);
         fs.write(summed, 0, &vec![b'b'; LEN], AT).expect("in memory");
         fs.sync().unwrap_or_else(|e| panic!("{kind:?}: {e}"));
-        assert!(struck.said(|one| matches!(one, Report::BadWrite { .. })) > 0, "{kind:?}");
+        assert!(struck.said(|one| matches!(one, VolumeReport::BadWrite { .. })) > 0, "{kind:?}");
         if kind == WriteKind::Data {
             // Without a checksum, nothing would show that one of the copies is old.
             fs.write(file(&fs, NAMES[1]), 0, &vec![b'b'; LEN], AT).expect("in memory");
@@ -477,8 +480,8 @@ fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), Str
 
 /// Whether a log is pending.
 fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
-    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-    let volume = Volume::open(devices(memory), &options).expect("it opens");
+    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open(devices(memory), &options).expect("it opens");
     volume.superblock().has_pending_log()
 }
 

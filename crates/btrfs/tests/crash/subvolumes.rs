@@ -11,7 +11,7 @@ use std::hash::{DefaultHasher, Hasher};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
@@ -97,8 +97,8 @@ fn at(fs: &Filesystem, path: &str) -> Result<FileId> {
 }
 
 fn open(devices: MemberDevices, dirty_bytes: u64) -> Result<Filesystem> {
-    let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
-    Volume::open_writable(devices, &options)?.filesystem(SubvolumeId::FS)
+    let options = EngineOptions { commit_interval: None, dirty_bytes, ..EngineOptions::default() };
+    BtrfsVolume::open_writable(devices, &options)?.filesystem(SubvolumeId::FS)
 }
 
 impl SubvolumeOp {
@@ -190,12 +190,12 @@ fn picture(fs: &Filesystem) -> Result<String> {
 }
 
 fn accounts(devices: MemberDevices) -> Result<()> {
-    accounts::check(&Volume::open(devices, &OpenOptions::default())?)
+    accounts::check(&BtrfsVolume::open(devices, &EngineOptions::default())?)
 }
 
 /// The deleted subvolumes that are dropped in part: up to which key each drop has come.
 fn half_dropped(devices: MemberDevices) -> Result<Vec<Key>> {
-    let volume = Volume::open(devices, &OpenOptions::default())?;
+    let volume = BtrfsVolume::open(devices, &EngineOptions::default())?;
     let mut found = Vec::new();
     volume.for_each_item(volume.root_tree(), Key::MIN, |key, data| {
         if key.item_type == ItemType::ROOT_ITEM {

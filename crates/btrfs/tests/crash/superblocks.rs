@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
-use offshoot_btrfs::{Member, OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Member};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
@@ -47,7 +47,7 @@ fn require_left_out(devices: MemberDevices, behind: usize) {
     let before = hash(&devices[behind]);
     commit(devices.clone(), 9);
     assert!(hash(&devices[behind]) == before, "the member was written");
-    let volume = Volume::open(devices.clone(), &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(devices.clone(), &EngineOptions::default()).expect("it opens");
     let stale: Vec<_> = volume.members().iter().map(Member::is_stale).collect();
     let expected: Vec<_> = (0..devices.len()).map(|member| member == behind).collect();
     assert_eq!(stale, expected);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::FlushState::{AllocateChunk, Commit, DelayedItems, DirtyData, LookAround};
-use offshoot_btrfs::{Filesystem, FlushState, OpenOptions};
+use offshoot_btrfs::{EngineOptions, Filesystem, FlushState};
 use offshoot_device::RequestKind::{Flushes, Reads, Writes};
 use offshoot_device::{MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -33,8 +33,8 @@ const HANDS: usize = 12;
 const MOST_OPERATIONS: u64 = 600;
 
 /// Options without commits by the clock.
-fn quiet() -> OpenOptions {
-    OpenOptions { commit_interval: None, ..OpenOptions::default() }
+fn quiet() -> EngineOptions {
+    EngineOptions { commit_interval: None, ..EngineOptions::default() }
 }
 
 /// The result of an operation.
@@ -126,7 +126,7 @@ impl PreparedVolume {
     fn strike(&self, state: FlushState, requests: RequestKind) {
         let (memory, mut hands) = (Arc::new(self.memory.snapshot()), self.hands.clone());
         let trap = Arc::new(Trap::new(memory.clone(), state, requests));
-        let fs = open(&trap, &OpenOptions { cache_bytes: 0, ..quiet() });
+        let fs = open(&trap, &EngineOptions { cache_bytes: 0, ..quiet() });
         trap.arm(fs.volume());
         let [failed, ended] = work(&fs, &mut hands, &trap);
         let (struck, space) = (trap.struck(), fs.volume().space_stats());

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -30,7 +30,7 @@ const LEAST_PERCENT: u64 = 98;
 const PIECE: usize = 1 << 20;
 
 fn open(disks: &Disks) -> Filesystem {
-    let opened = Volume::open_writable(disks.writable_devices(), &OpenOptions::default());
+    let opened = BtrfsVolume::open_writable(disks.writable_devices(), &EngineOptions::default());
     opened.expect("it opens").filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 

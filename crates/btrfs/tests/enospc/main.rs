@@ -34,7 +34,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -99,14 +99,14 @@ struct RoundVolume<'a> {
 
 /// The options of a round. Even rounds have the default; odd ones have so little memory that
 /// commits and flushes happen all the time.
-fn options(round: u64) -> OpenOptions {
-    let options = OpenOptions::default();
+fn options(round: u64) -> EngineOptions {
+    let options = EngineOptions::default();
     let dirty_bytes = if round.is_multiple_of(2) { options.dirty_bytes } else { 2 << 20 };
-    OpenOptions { dirty_bytes, commit_interval: Some(Duration::from_secs(1)), ..options }
+    EngineOptions { dirty_bytes, commit_interval: Some(Duration::from_secs(1)), ..options }
 }
 
-fn open(device: &Arc<impl BlockDevice + 'static>, options: &OpenOptions) -> Filesystem {
-    let volume = Volume::open_writable(vec![device.clone()], options).expect("it opens");
+fn open(device: &Arc<impl BlockDevice + 'static>, options: &EngineOptions) -> Filesystem {
+    let volume = BtrfsVolume::open_writable(vec![device.clone()], options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
@@ -177,7 +177,7 @@ impl RoundVolume<'_> {
         });
         let cut = cut.into_inner().expect("no thread panicked").expect("the power was cut");
         disks_of(self.judges, &cut).assert_checks();
-        let left = open(&Arc::new(cut), &OpenOptions::default());
+        let left = open(&Arc::new(cut), &EngineOptions::default());
         let dirs = (0..self.job.threads as u64).map(own_dir);
         dirs.chain([ALL.to_owned()]).for_each(|dir| assert_holds(&left, &synced, &dir));
     }

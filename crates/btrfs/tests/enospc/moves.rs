@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
+use offshoot_btrfs::{EngineOptions, Filesystem, SubvolumeId};
 use offshoot_device::MemoryDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -179,7 +179,7 @@ fn moves(has_snapshots: bool) {
     /// How many times the test fills all room again.
     const ROUNDS: u64 = 12;
     let Some(device) = device(&["-m", "single"]) else { return };
-    let quiet = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let quiet = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let fs = open(&device, &quiet);
     let (holders, mut moved) = set_up(&fs);
     let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"links" }, &NEW).expect("there is room");

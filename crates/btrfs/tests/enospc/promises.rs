@@ -5,7 +5,7 @@
 //! of a few bytes to it then copies a whole block. Example: 2000 bytes in each of 1300 files take
 //! 1300 leaves of 16 KiB.
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
+use offshoot_btrfs::{EngineOptions, Filesystem, SubvolumeId};
 use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut};
 
 use crate::open;
@@ -25,7 +25,7 @@ const LARGE_TARGET: [u8; 3000] = [b'x'; 3000];
 
 /// A volume that does nothing by the clock.
 fn quiet() -> Option<Filesystem> {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     Some(open(&device(&["-m", "single"])?, &options))
 }
 

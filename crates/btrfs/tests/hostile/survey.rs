@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
@@ -23,16 +23,16 @@ pub(crate) type Survey = BTreeMap<String, Result<String>>;
 /// Opens the volume and does everything with it.
 pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Survey {
     let mut seen = Survey::new();
-    let reporter = |report: &offshoot_btrfs::Report| {
+    let reporter = |report: &offshoot_btrfs::VolumeReport| {
         let _ = report.to_string();
     };
-    let options = OpenOptions {
+    let options = EngineOptions {
         degraded: is_degraded,
         cache_bytes: 4 << 20,
         reporter: Some(Arc::new(reporter)),
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
-    let volume = match Volume::open(devices, &options) {
+    let volume = match BtrfsVolume::open(devices, &options) {
         Ok(volume) => volume,
         Err(error) => {
             seen.insert("open".to_owned(), Err(error));
@@ -66,7 +66,7 @@ fn again(error: &Error) -> Error {
 }
 
 /// Reads every item of every tree that the root tree names.
-fn trees(volume: &Arc<Volume>, seen: &mut Survey) {
+fn trees(volume: &Arc<BtrfsVolume>, seen: &mut Survey) {
     let mut ids = vec![TreeId::ROOT, TreeId::CHUNK];
     let mut budget = MAX_ITEMS;
     let listed = volume.for_each_item(volume.root_tree(), Key::MIN, |key, _| {

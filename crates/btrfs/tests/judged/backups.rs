@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::progs::Progs;
 use offshoot_testkit::btrfs::recipe::Recipe;
@@ -82,8 +82,8 @@ fn current(disks: &Disks) -> Vec<BackupRoot> {
 
 /// Makes a commit with one more file.
 fn commit(disks: &Disks, number: usize) {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     let at = Timestamp { secs: 1_600_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at };

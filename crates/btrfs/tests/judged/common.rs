@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Report, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId, VolumeReport};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::compare::compare;
@@ -16,32 +16,32 @@ pub(crate) const TOP: SubvolumeId = SubvolumeId::FS;
 
 /// What the engine reported.
 #[derive(Clone, Default)]
-pub(crate) struct CollectedReports(Arc<Mutex<Vec<Report>>>);
+pub(crate) struct CollectedReports(Arc<Mutex<Vec<VolumeReport>>>);
 
 impl CollectedReports {
-    pub(crate) fn all(&self) -> Vec<Report> {
+    pub(crate) fn all(&self) -> Vec<VolumeReport> {
         self.0.lock().expect("no test panics while it reports").clone()
     }
 
     /// Options that record reports here.
-    pub(crate) fn options(&self) -> OpenOptions {
+    pub(crate) fn options(&self) -> EngineOptions {
         let all = self.0.clone();
-        let record = move |report: &Report| {
+        let record = move |report: &VolumeReport| {
             all.lock().expect("no test panics while it reports").push(report.clone());
         };
-        OpenOptions { reporter: Some(Arc::new(record)), ..OpenOptions::default() }
+        EngineOptions { reporter: Some(Arc::new(record)), ..EngineOptions::default() }
     }
 
     /// Opens a volume and records its reports here from now on.
-    pub(crate) fn open(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<Volume>> {
-        Volume::open(devices, &self.options())
+    pub(crate) fn open(&self, devices: Vec<Arc<dyn BlockDevice>>) -> Result<Arc<BtrfsVolume>> {
+        BtrfsVolume::open(devices, &self.options())
     }
 
     /// Fails unless one report contains all of `words`.
     #[track_caller]
     pub(crate) fn assert_said(&self, words: &[&str]) {
         let all = self.all();
-        let said = |report: &Report| {
+        let said = |report: &VolumeReport| {
             let text = report.to_string();
             words.iter().all(|word| text.contains(word))
         };
@@ -56,28 +56,30 @@ impl CollectedReports {
     }
 }
 
-fn show(reports: &[Report]) -> String {
+fn show(reports: &[VolumeReport]) -> String {
     let lines: Vec<_> = reports.iter().take(20).map(|report| format!("\n  {report}")).collect();
     format!("{} reports:{}", reports.len(), lines.concat())
 }
 
 /// Opens a volume with all its members.
-pub(crate) fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Result<(Arc<Volume>, CollectedReports)> {
+pub(crate) fn open(
+    devices: Vec<Arc<dyn BlockDevice>>,
+) -> Result<(Arc<BtrfsVolume>, CollectedReports)> {
     let reports = CollectedReports::default();
-    Ok((Volume::open(devices, &reports.options())?, reports))
+    Ok((BtrfsVolume::open(devices, &reports.options())?, reports))
 }
 
 /// Opens a volume of which some members may be missing.
 pub(crate) fn open_degraded(
     devices: Vec<Arc<dyn BlockDevice>>,
-) -> Result<(Arc<Volume>, CollectedReports)> {
+) -> Result<(Arc<BtrfsVolume>, CollectedReports)> {
     let reports = CollectedReports::default();
-    let options = OpenOptions { degraded: true, ..reports.options() };
-    Ok((Volume::open(devices, &options)?, reports))
+    let options = EngineOptions { degraded: true, ..reports.options() };
+    Ok((BtrfsVolume::open(devices, &options)?, reports))
 }
 
 /// The subvolume that a mount without options shows.
-pub(crate) fn default_filesystem(volume: &Arc<Volume>) -> Filesystem {
+pub(crate) fn default_filesystem(volume: &Arc<BtrfsVolume>) -> Filesystem {
     let id = volume.default_subvolume().expect("a default subvolume");
     volume.filesystem(id).expect("the default subvolume opens")
 }

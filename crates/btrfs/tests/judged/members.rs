@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, Report, ScrubEvent, ScrubOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, ScrubEvent, ScrubOptions, VolumeReport};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::fill;
@@ -314,7 +314,9 @@ fn a_member_that_missed_one_whole_commit_is_not_written_on() {
             drop(mount);
             let (volume, reports) = open(disks.devices()).expect("it opens for reading");
             let behind = reports.all().into_iter().find_map(|report| match report {
-                Report::StaleMember { generation, newest, .. } => Some(newest.0 - generation.0),
+                VolumeReport::StaleMember { generation, newest, .. } => {
+                    Some(newest.0 - generation.0)
+                }
                 _ => None,
             });
             assert_eq!(behind, Some(1), "the kernel commits once");
@@ -323,8 +325,8 @@ fn a_member_that_missed_one_whole_commit_is_not_written_on() {
             assert!(found.iter().all(|&byte| byte == b'B'), "{profile} without {away}");
             drop((fs, volume));
             let before = std::fs::read(&disks.images()[away]).expect("an image");
-            let options = OpenOptions::default();
-            let volume = Volume::open_writable(disks.writable_devices(), &options);
+            let options = EngineOptions::default();
+            let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options);
             let volume = volume.expect("the others have everything");
             let fs = default_filesystem(&volume);
             fs.write(at(&fs, "f"), 0, &[b'C'; 4096], Timestamp::default()).expect("in place");
@@ -334,8 +336,8 @@ fn a_member_that_missed_one_whole_commit_is_not_written_on() {
             require_f(&disks, b'C');
             // A scrub brings the member up to date. Then this member alone holds everything, and
             // the kernel confirms it.
-            let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-            let volume = Volume::open(disks.writable_devices(), &options).expect("it opens");
+            let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+            let volume = BtrfsVolume::open(disks.writable_devices(), &options).expect("it opens");
             let go_on = |_: &ScrubEvent<'_>| ControlFlow::Continue(());
             let counts = volume.scrub(&ScrubOptions::default(), &go_on).expect("a scrub");
             drop(volume);

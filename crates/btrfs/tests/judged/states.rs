@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_testkit::btrfs::damage::{Features, edit_superblocks, set_features};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::recipe::Recipe;
@@ -41,8 +41,8 @@ fn a_pending_log() {
 
     let mount = crashed.mount("ro,noatime,rescue=nologreplay");
     let reports = CollectedReports::default();
-    let options = OpenOptions { ignore_log: true, ..reports.options() };
-    let volume = Volume::open(crashed.devices(), &options).expect("the volume opens");
+    let options = EngineOptions { ignore_log: true, ..reports.options() };
+    let volume = BtrfsVolume::open(crashed.devices(), &options).expect("the volume opens");
     compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
     reports.assert_said(&["log is ignored"]);
     drop(mount);

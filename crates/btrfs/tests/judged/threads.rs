@@ -1,6 +1,6 @@
 //! Many threads on one volume, with a cache that is too small for them.
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::btrfs::recipe::Recipe;
 use offshoot_testkit::host::HostFilesystem;
@@ -18,8 +18,8 @@ fn all_of_them_see_the_same() {
 
     for cache_bytes in [0, 64 << 10, 64 << 20] {
         let reports = CollectedReports::default();
-        let options = OpenOptions { cache_bytes, ..reports.options() };
-        let volume = Volume::open(disks.devices(), &options).expect("the volume opens");
+        let options = EngineOptions { cache_bytes, ..reports.options() };
+        let volume = BtrfsVolume::open(disks.devices(), &options).expect("the volume opens");
         let fs = default_filesystem(&volume);
         std::thread::scope(|scope| {
             let readers: Vec<_> = (0..6).map(|_| scope.spawn(|| manifest(&fs))).collect();

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{Compress, Filesystem, OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, Compress, EngineOptions, Filesystem};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::generate::Generator;
@@ -33,15 +33,19 @@ pub(crate) fn shapes() -> impl Iterator<Item = LogShape> {
 }
 
 /// Opens a volume for writing. It commits when the caller asks for it, and not by the clock.
-pub(crate) fn open(disks: &Disks, shape: LogShape) -> Arc<Volume> {
+pub(crate) fn open(disks: &Disks, shape: LogShape) -> Arc<BtrfsVolume> {
     let method = |option: &'static str, forced| {
         let method = shape.mount.strip_prefix(option)?;
         Some(Compress { method: method.parse().expect("a method"), forced })
     };
     let compress = method(",compress-force=", true).or_else(|| method(",compress=", false));
-    let options =
-        OpenOptions { commit_interval: None, tree_log: true, compress, ..OpenOptions::default() };
-    Volume::open_writable(disks.writable_devices(), &options).expect("it opens")
+    let options = EngineOptions {
+        commit_interval: None,
+        tree_log: true,
+        compress,
+        ..EngineOptions::default()
+    };
+    BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens")
 }
 
 /// The attributes of new directories and subvolumes.
@@ -51,7 +55,7 @@ pub(crate) fn new_file() -> NewFile {
 }
 
 /// A new subvolume below the top one.
-pub(crate) fn subvolume(volume: &Arc<Volume>, name: &str) -> Filesystem {
+pub(crate) fn subvolume(volume: &Arc<BtrfsVolume>, name: &str) -> Filesystem {
     let top = top(volume);
     let place = EntryPlace { dir: top.root(), name: name.as_bytes() };
     let id = top.create_subvolume(place, &new_file()).expect("a subvolume");

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -28,8 +28,8 @@ fn a_replay_that_is_cut() {
         let expected = read_only(cut.devices());
         let devices: Vec<_> = CrashDevice::set(cut.devices()).into_iter().map(Arc::new).collect();
         let shared = || devices.iter().map(|one| one.clone() as Arc<dyn BlockDevice>).collect();
-        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-        drop(Volume::open_writable(shared(), &options).expect("it is replayed"));
+        let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+        drop(BtrfsVolume::open_writable(shared(), &options).expect("it is replayed"));
         let plan = CrashPlan { seed: seed_of_run(), samples_per_epoch: 24, ..CrashPlan::default() };
         let mut seen = HashSet::new();
         let (mut pending, mut done) = (0, 0);
@@ -47,9 +47,9 @@ fn a_replay_that_is_cut() {
             let shared = || -> Vec<Arc<dyn BlockDevice>> {
                 members.iter().map(|one: &Arc<MemoryDevice>| one.clone() as Arc<_>).collect()
             };
-            let ignoring = OpenOptions { ignore_log: true, ..OpenOptions::default() };
+            let ignoring = EngineOptions { ignore_log: true, ..EngineOptions::default() };
             let volume =
-                Volume::open(shared(), &ignoring).unwrap_or_else(|e| panic!("{what}: {e}"));
+                BtrfsVolume::open(shared(), &ignoring).unwrap_or_else(|e| panic!("{what}: {e}"));
             if volume.superblock().has_pending_log() {
                 pending += 1;
             } else {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_device::BlockDevice;
@@ -90,9 +90,9 @@ pub(crate) fn cut_with_log(
 }
 
 /// The volume at its last commit.
-pub(crate) fn at_commit(devices: Vec<Arc<dyn BlockDevice>>) -> Arc<Volume> {
-    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-    Volume::open(devices, &options).expect("the last commit is in order")
+pub(crate) fn at_commit(devices: Vec<Arc<dyn BlockDevice>>) -> Arc<BtrfsVolume> {
+    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    BtrfsVolume::open(devices, &options).expect("the last commit is in order")
 }
 
 /// How many subvolumes have a log that is pending.
@@ -100,17 +100,17 @@ pub(crate) fn logs(disks: &Disks) -> usize {
     at_commit(disks.devices()).log_trees().expect("the logs are in order").len()
 }
 
-pub(crate) fn top(volume: &Arc<Volume>) -> Filesystem {
+pub(crate) fn top(volume: &Arc<BtrfsVolume>) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
 pub(crate) fn read_only(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
-    top(&Volume::open(devices, &OpenOptions::default()).expect("the volume opens"))
+    top(&BtrfsVolume::open(devices, &EngineOptions::default()).expect("the volume opens"))
 }
 
 /// Opens the volume for writing, which replays the log, and removes orphans in every subvolume.
 pub(crate) fn replay(devices: Vec<Arc<dyn BlockDevice>>) {
-    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open_writable(devices, &EngineOptions::default()).expect("it opens");
     for info in volume.subvolumes() {
         let id = info.expect("a subvolume").id;
         volume.filesystem(id).expect("it can be changed").sync().expect("a commit");
@@ -120,7 +120,7 @@ pub(crate) fn replay(devices: Vec<Arc<dyn BlockDevice>>) {
 /// Requires that no two checksum items of a log overlap: the kernel refuses a tree block in which
 /// they do.
 #[track_caller]
-fn assert_sums_apart(volume: &Volume, what: &str) {
+fn assert_sums_apart(volume: &BtrfsVolume, what: &str) {
     let (sector, sum_len) = {
         let superblock = volume.superblock();
         (u64::from(superblock.sector_size), superblock.checksum.len())

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -55,13 +55,13 @@ fn a_log_without_a_member() {
             for lost in 0..shape.members {
                 let present: Vec<_> = (0..shape.members).filter(|&one| one != lost).collect();
                 let devices = || cut.some_devices(&present);
-                let options = OpenOptions { degraded: true, ..OpenOptions::default() };
-                let volume = Volume::open(devices(), &options).expect("one may be missing");
+                let options = EngineOptions { degraded: true, ..EngineOptions::default() };
+                let volume = BtrfsVolume::open(devices(), &options).expect("one may be missing");
                 let outcome = compare.run(&top(&volume), mount.path());
                 let what = format!("{shape:?}, ours: {is_ours}, without {lost}");
                 assert!(outcome.differences.is_empty(), "{what}: {outcome}");
                 outcome.assert_same(3);
-                let refused = Volume::open_writable(devices(), &options).err();
+                let refused = BtrfsVolume::open_writable(devices(), &options).err();
                 let refused = refused.expect("a member would not have what is written");
                 assert!(refused.to_string().contains("is missing"), "{what}: {refused}");
             }
@@ -141,8 +141,8 @@ fn a_damaged_log_is_an_error_with_two_ways_on() {
         for place in places {
             members[0].write_at(place + 200, b"damage").expect("memory");
         }
-        for open in [Volume::open, Volume::open_writable] {
-            let error = open(shared(&members), &OpenOptions::default()).err();
+        for open in [BtrfsVolume::open, BtrfsVolume::open_writable] {
+            let error = open(shared(&members), &EngineOptions::default()).err();
             assert!(matches!(error, Some(Error::Corrupt(_))), "block {logical}: {error:?}");
         }
         let fs = top(&at_commit(shared(&members)));
@@ -150,8 +150,8 @@ fn a_damaged_log_is_an_error_with_two_ways_on() {
         let mut bytes = [0; 8];
         let len = fs.read(kept, 0, &mut bytes).expect("it was committed");
         assert_eq!(&bytes[..len], b"old\n");
-        let ignored = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-        let refused = Volume::open_writable(shared(&members), &ignored).err();
+        let ignored = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+        let refused = BtrfsVolume::open_writable(shared(&members), &ignored).err();
         assert!(matches!(refused, Some(Error::Posix { .. })), "{refused:?}");
     }
 }
@@ -160,8 +160,8 @@ fn a_damaged_log_is_an_error_with_two_ways_on() {
 fn a_log_that_is_thrown_away() {
     let Some(judges) = judges::require() else { return };
     let cut = logged(&judges, SHAPES[4]);
-    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-    let volume = Volume::open(cut.writable_devices(), &options).expect("it opens");
+    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open(cut.writable_devices(), &options).expect("it opens");
     let lost = volume.zero_log().expect("superblocks are written").expect("there is a log");
     assert!(lost.problem.is_none() && lost.inodes.len() == 1, "{lost:?}");
     assert!(lost.inodes[0].1 > 2, "{lost:?}");
@@ -173,7 +173,7 @@ fn a_log_that_is_thrown_away() {
     let mount = cut.mount("rw,noatime");
     assert_eq!(std::fs::read(mount.path().join("kept")).expect("a file"), b"old\n");
     drop(mount);
-    let volume = Volume::open(cut.writable_devices(), &options).expect("it opens");
+    let volume = BtrfsVolume::open(cut.writable_devices(), &options).expect("it opens");
     assert!(volume.zero_log().expect("nothing to do").is_none());
 }
 
@@ -185,7 +185,8 @@ fn a_log_of_a_volume_with_limits() {
     let before = |path: &Path| shell(path, quotas);
     let cut = cut(&judges, PLAIN, before, |path| shell(path, "echo 22 > x; rm y; sync x; sync ."));
     assert_eq!(logs(&cut), 1);
-    let refused = Volume::open_writable(cut.writable_devices(), &OpenOptions::default()).err();
+    let refused =
+        BtrfsVolume::open_writable(cut.writable_devices(), &EngineOptions::default()).err();
     assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
     let in_memory = read_only(cut.devices());
     let mount = cut.mount("rw,noatime");
@@ -198,8 +199,8 @@ fn a_log_of_a_volume_with_limits() {
 fn more_than_there_is_memory_for() {
     let Some(judges) = judges::require() else { return };
     let cut = logged(&judges, PLAIN);
-    let options = OpenOptions { replay_bytes: 64 << 10, ..OpenOptions::default() };
-    let error = Volume::open(cut.devices(), &options).err().expect("too little");
+    let options = EngineOptions { replay_bytes: 64 << 10, ..EngineOptions::default() };
+    let error = BtrfsVolume::open(cut.devices(), &options).err().expect("too little");
     assert!(error.to_string().contains("more than 65536 bytes"), "{error}");
     replay(cut.writable_devices());
     assert_eq!(logs(&cut), 0);
@@ -243,7 +244,7 @@ fn hostile_logs() {
             for &place in places {
                 members[0].write_at(place, &bytes).expect("memory");
             }
-            match Volume::open(shared(&members), &OpenOptions::default()) {
+            match BtrfsVolume::open(shared(&members), &EngineOptions::default()) {
                 Err(_) => refused += 1,
                 Ok(volume) => {
                     opened += 1;

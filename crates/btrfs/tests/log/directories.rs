@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Stats, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, Stats};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -52,18 +52,18 @@ fn paths_below(
     paths(fs, dir).into_iter().map(move |(path, what)| (format!("{name}/{path}"), what))
 }
 
-fn open(disks: &Disks, logs_by_item: bool) -> Arc<Volume> {
-    let options = OpenOptions {
+fn open(disks: &Disks, logs_by_item: bool) -> Arc<BtrfsVolume> {
+    let options = EngineOptions {
         commit_interval: None,
         tree_log: true,
         log_by_item: logs_by_item,
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
-    Volume::open_writable(disks.writable_devices(), &options).expect("it opens")
+    BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens")
 }
 
 /// A directory `dir` that the last commit has.
-fn committed_dir(volume: &Arc<Volume>) -> (Filesystem, FileId) {
+fn committed_dir(volume: &Arc<BtrfsVolume>) -> (Filesystem, FileId) {
     let fs = top(volume);
     let dir =
         fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &new_file()).expect("a directory");

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
@@ -98,8 +98,8 @@ fn with_lies(
 ) -> [Option<Error>; 2] {
     let devices = lied(cut, count, lie);
     let generation = at_commit(cut.devices()).superblock().generation;
-    [Volume::open, Volume::open_writable].map(|open| {
-        let error = open(devices.clone(), &OpenOptions::default()).err();
+    [BtrfsVolume::open, BtrfsVolume::open_writable].map(|open| {
+        let error = open(devices.clone(), &EngineOptions::default()).err();
         if error.is_some() {
             let found = at_commit(devices.clone()).superblock().clone();
             assert!(found.has_pending_log() && found.generation == generation);

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::threads::SetOnDrop;
@@ -81,7 +81,7 @@ struct FsyncWork {
 }
 
 impl FsyncWork {
-    fn begin(volume: &Arc<Volume>, random: Random) -> Self {
+    fn begin(volume: &Arc<BtrfsVolume>, random: Random) -> Self {
         let fs = top(volume);
         let mut dirs = vec![fs.root()];
         for number in 1..DIRECTORIES {
@@ -328,8 +328,9 @@ impl FsyncWork {
 fn run(shape: LogShape, seed: u64, cuts: usize) {
     let Some(judges) = judges::require() else { return };
     let disks = make(&judges, shape);
-    let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
-    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let options =
+        EngineOptions { commit_interval: None, tree_log: true, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let mut work = FsyncWork::begin(&volume, Random::new(seed));
     let (mut cut, mut step) = (0, 0);
     while cut < cuts {
@@ -438,8 +439,9 @@ fn many_who_fsync_in_one_directory() {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
     let disks = make(&judges, PLAIN);
-    let options = OpenOptions { commit_interval: None, tree_log: true, ..OpenOptions::default() };
-    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let options =
+        EngineOptions { commit_interval: None, tree_log: true, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = top(&volume);
     let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");
     // The threads stop while an image is copied.

@@ -4,7 +4,7 @@
 //! The kernel does the same in `scenarios`. The words are those with which the crash explorer
 //! prints operations.
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::crash::Workload;
@@ -368,7 +368,7 @@ fn all_of_them_on_all_kinds_of_volumes() {
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 5 };
 
 /// Does `story` on an open volume, and returns the volume as it is cut then.
-pub(crate) fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<Volume>)) -> Disks {
+pub(crate) fn cut(judges: &Judges, story: impl FnOnce(&std::sync::Arc<BtrfsVolume>)) -> Disks {
     let disks = make(judges, PLAIN);
     let volume = open(&disks, PLAIN);
     story(&volume);
@@ -523,7 +523,7 @@ fn many_fsyncs_at_once() {
         expected.push((format!("new{thread}-40"), None));
     }
     judge(&judges, &cut, "many at once", 4 * 32);
-    let volume = Volume::open(cut.devices(), &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(cut.devices(), &EngineOptions::default()).expect("it opens");
     let fs = top(&volume);
     for (name, data) in expected {
         assert!(held(&fs, &name) == data, "{name} is not as it was synced");

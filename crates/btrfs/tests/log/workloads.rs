@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::{Disks, MountedMembers};
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::compare::Aspect;
@@ -126,7 +126,8 @@ pub(crate) fn judge_cuts(
 
 /// The promises of a workload that a cut volume breaks.
 fn broken_promises(cut: &Disks, task: &WorkloadTask<'_>) -> Vec<String> {
-    let volume = Volume::open(cut.devices(), &OpenOptions::default()).expect("the volume opens");
+    let volume =
+        BtrfsVolume::open(cut.devices(), &EngineOptions::default()).expect("the volume opens");
     let fs = top(&volume);
     let root = fs.lookup(fs.root(), directory(task.workload).as_bytes()).expect("the subvolume");
     let fs = volume.filesystem(SubvolumeId { 0: root.dev }).expect("the subvolume");

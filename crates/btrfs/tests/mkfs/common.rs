@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use offshoot_btrfs::{MkfsOptions, OpenOptions, Report, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, MkfsOptions, VolumeReport, mkfs};
 use offshoot_btrfs_format::encode::uuid_key;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -83,14 +83,14 @@ fn scrub(disks: &Disks) {
 
 type ReportLines = Arc<Mutex<Vec<String>>>;
 
-fn open(disks: &Disks) -> (Arc<Volume>, ReportLines) {
+fn open(disks: &Disks) -> (Arc<BtrfsVolume>, ReportLines) {
     let reports = ReportLines::default();
     let said = reports.clone();
-    let record = move |report: &Report| {
+    let record = move |report: &VolumeReport| {
         said.lock().expect("no test panics while it reports").push(report.to_string());
     };
-    let options = OpenOptions { reporter: Some(Arc::new(record)), ..OpenOptions::default() };
-    (Volume::open(disks.devices(), &options).expect("the volume opens"), reports)
+    let options = EngineOptions { reporter: Some(Arc::new(record)), ..EngineOptions::default() };
+    (BtrfsVolume::open(disks.devices(), &options).expect("the volume opens"), reports)
 }
 
 #[track_caller]
@@ -109,7 +109,7 @@ pub(crate) fn assert_reads(disks: &Disks, options: &MkfsOptions) {
 }
 
 #[track_caller]
-pub(crate) fn read_new(volume: &Arc<Volume>, options: &MkfsOptions) {
+pub(crate) fn read_new(volume: &Arc<BtrfsVolume>, options: &MkfsOptions) {
     assert_eq!(volume.superblock().fsid, options.fsid);
     assert_eq!(volume.superblock().item.label(), options.label.as_bytes());
     assert_eq!(volume.superblock().checksum, options.checksum);
@@ -147,7 +147,7 @@ pub(crate) fn read_new(volume: &Arc<Volume>, options: &MkfsOptions) {
 
 /// Requires that the UUID tree leads to the top-level subvolume, and nowhere else.
 #[track_caller]
-fn assert_uuid_tree(volume: &Arc<Volume>) {
+fn assert_uuid_tree(volume: &Arc<BtrfsVolume>) {
     let mut items = Vec::new();
     let visit = |key: Key, data: &[u8]| {
         items.push((key, data.to_vec()));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{MkfsOptions, OpenOptions, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, MkfsOptions, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_device::{
@@ -171,7 +171,7 @@ fn errors_of_a_device_are_reported() {
             let faulty = Arc::new(FaultDevice::new(devices[0].clone()));
             faulty.strike(requests, number, Fault::Error);
             let result = mkfs(&[faulty, devices[1].clone()], &defaults());
-            let opened = Volume::open(devices.to_vec(), &OpenOptions::default());
+            let opened = BtrfsVolume::open(devices.to_vec(), &EngineOptions::default());
             if let Ok(volume) = &opened {
                 read_new(volume, &defaults());
             }
@@ -205,7 +205,7 @@ fn a_power_cut_leaves_one_volume_or_none() {
     for state in crash.log().states(&CrashPlan::default()) {
         let state = state.expect("the base is in memory");
         let devices = state.devices.into_iter().map(|device| Arc::new(device) as Arc<_>).collect();
-        match Volume::open(devices, &OpenOptions::default()) {
+        match BtrfsVolume::open(devices, &EngineOptions::default()) {
             Err(_) => none += 1,
             Ok(volume) if volume.superblock().fsid == old.fsid => {
                 read_new(&volume, &old);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{MkfsOptions, OpenOptions, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, MkfsOptions, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -138,7 +138,8 @@ fn metadata_begins_at_a_superblock() {
         let mut options = options();
         options.node_size = Some(node_size);
         let disks = make(&judges, &[940], &options).expect("mkfs");
-        let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+        let volume =
+            BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it opens");
         let metadata = volume.chunks().nth(1).expect("a metadata chunk");
         assert_eq!(metadata.stripes[1].physical.0, SUPERBLOCK_OFFSETS[1], "{metadata:?}");
         judge(&disks, &options, 1);
@@ -188,7 +189,8 @@ fn thousands_of_devices() {
         options.metadata = Some(profile);
         let devices = memory(&vec![64 * MIB; count]);
         mkfs(&devices, &options).expect("mkfs");
-        let volume = Volume::open(devices, &OpenOptions::default()).expect("the volume opens");
+        let volume =
+            BtrfsVolume::open(devices, &EngineOptions::default()).expect("the volume opens");
         assert_eq!(volume.members().len(), count);
         read_new(&volume, &options);
     }

@@ -57,7 +57,7 @@ use churn::Churn;
 use image::Patched;
 use judge::{CheckJudge, CheckMode, NO_END};
 use mutation::{from_env, seed_of};
-use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::Random;
@@ -100,12 +100,12 @@ fn hash(members: &MutantMembers) -> u64 {
 /// What our reader shows. Where writing stopped, there may be a log that cannot be replayed,
 /// because the replay meets the damage.
 fn show(members: &MutantMembers) -> Result<PathView> {
-    let open = |options: &OpenOptions| {
-        let volume = Volume::open(devices(members), options)?;
+    let open = |options: &EngineOptions| {
+        let volume = BtrfsVolume::open(devices(members), options)?;
         volume.filesystem(SubvolumeId::FS)
     };
-    let fs = open(&OpenOptions::default())
-        .or_else(|_| open(&OpenOptions { ignore_log: true, ..OpenOptions::default() }))?;
+    let fs = open(&EngineOptions::default())
+        .or_else(|_| open(&EngineOptions { ignore_log: true, ..EngineOptions::default() }))?;
     Ok(view(&fs))
 }
 
@@ -125,14 +125,14 @@ fn write(members: &MutantMembers, random: Random, has_thread: bool) -> MutantOut
     let before = show(members);
     let told = Arc::new(Mutex::new(Vec::new()));
     let reports = told.clone();
-    let options = OpenOptions {
+    let options = EngineOptions {
         commit_interval: has_thread.then(|| Duration::from_secs(30)),
         reporter: Some(Arc::new(move |report| {
             reports.lock().expect("nothing panics").push(format!("reported: {report}"));
         })),
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
-    let opened = Volume::open_writable(devices(members), &options)
+    let opened = BtrfsVolume::open_writable(devices(members), &options)
         .and_then(|volume| volume.filesystem(SubvolumeId::FS));
     let fs = match opened {
         Ok(fs) => fs,

@@ -8,7 +8,7 @@ mod sums;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Reporter, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, Reporter, SubvolumeId};
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -51,8 +51,9 @@ impl DamageStory {
         change: impl FnOnce(&Filesystem),
     ) -> Self {
         let disks = Recipe::new().mib(256).mkfs(mkfs).fill(fill).make(judges);
-        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-        let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+        let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+        let volume =
+            BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
         change(&volume.filesystem(SubvolumeId::FS).expect("every volume has one"));
         drop(volume);
         Self::on(disks)
@@ -136,8 +137,9 @@ impl DamageStory {
         reporter: Option<Reporter>,
         commit_interval: Option<std::time::Duration>,
     ) -> Filesystem {
-        let options = OpenOptions { commit_interval, reporter, ..OpenOptions::default() };
-        let volume = Volume::open_writable(devices(&self.members), &options).expect("it opens");
+        let options = EngineOptions { commit_interval, reporter, ..EngineOptions::default() };
+        let volume =
+            BtrfsVolume::open_writable(devices(&self.members), &options).expect("it opens");
         volume.filesystem(SubvolumeId::FS).expect("every volume has one")
     }
 
@@ -148,7 +150,7 @@ impl DamageStory {
 
     /// The keys of `tree` from `first` on, as long as `is_wanted` holds.
     fn keys_while(&self, tree: TreeId, first: Key, is_wanted: impl Fn(&Key) -> bool) -> Vec<Key> {
-        let volume = Volume::open(devices(&self.members), &OpenOptions::default());
+        let volume = BtrfsVolume::open(devices(&self.members), &EngineOptions::default());
         let volume = volume.expect("it opens");
         let root = volume.tree(tree).expect("there is such a tree");
         let mut cursor = volume.cursor(root, first).expect("it reads");

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::fill::handful;
 use offshoot_testkit::btrfs::fixture::{pack_file, repository, unpack_file};
@@ -110,8 +110,8 @@ impl MutantLayout {
 fn leave_orphans(disks: &Disks) {
     let at = Timestamp { secs: 1_650_000_000, nanos: 0 };
     let new = NewFile { permissions: 0o600, uid: 1, gid: 1, umask: None, at };
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     let volumes = fs.lookup(fs.root(), b"volumes").expect("it was filled");
     let source = fs.lookup(volumes, b"source").expect("it was filled");

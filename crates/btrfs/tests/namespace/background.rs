@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
@@ -12,16 +12,16 @@ use offshoot_vfs::{FileSystem, FileSystemMut};
 
 use crate::common::{AT, NEW, in_memory, place};
 
-fn volume(options: &OpenOptions) -> (Arc<CheckedDevice>, Filesystem) {
+fn volume(options: &EngineOptions) -> (Arc<CheckedDevice>, Filesystem) {
     let device = in_memory(16384, 512);
-    let volume = Volume::open_writable(vec![device.clone()], options).expect("it opens");
+    let volume = BtrfsVolume::open_writable(vec![device.clone()], options).expect("it opens");
     (device, volume.filesystem(TreeId::FS).expect("the top level"))
 }
 
 /// The volume that a crash now would leave.
 fn committed(device: &MemoryDevice) -> Filesystem {
     let devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device.snapshot())];
-    let volume = Volume::open(devices, &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(devices, &EngineOptions::default()).expect("it opens");
     volume.filesystem(TreeId::FS).expect("the top level")
 }
 
@@ -40,7 +40,7 @@ fn wait_for(device: &MemoryDevice, is_there: impl Fn(&Filesystem) -> bool) -> bo
 #[test]
 fn data_and_names_are_committed_by_time() {
     let interval = Duration::from_millis(100);
-    let options = OpenOptions { commit_interval: Some(interval), ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: Some(interval), ..EngineOptions::default() };
     let (device, fs) = volume(&options);
     for round in 0..3u8 {
         let name = format!("file{round}");
@@ -58,7 +58,7 @@ fn data_and_names_are_committed_by_time() {
 
 #[test]
 fn nothing_is_committed_unless_it_is_asked_for() {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let (device, fs) = volume(&options);
     let before = device.snapshot();
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
@@ -75,10 +75,10 @@ fn nothing_is_committed_unless_it_is_asked_for() {
 #[test]
 fn much_that_is_changed_is_committed_by_the_thread_and_without_it() {
     for interval in [Some(Duration::from_secs(3600)), None] {
-        let options = OpenOptions {
+        let options = EngineOptions {
             dirty_bytes: 1 << 20,
             commit_interval: interval,
-            ..OpenOptions::default()
+            ..EngineOptions::default()
         };
         let (device, fs) = volume(&options);
         for number in 0..8000 {
@@ -92,7 +92,7 @@ fn much_that_is_changed_is_committed_by_the_thread_and_without_it() {
 #[test]
 fn data_is_written_back_when_there_is_much_of_it() {
     let options =
-        OpenOptions { dirty_bytes: 1 << 20, commit_interval: None, ..OpenOptions::default() };
+        EngineOptions { dirty_bytes: 1 << 20, commit_interval: None, ..EngineOptions::default() };
     let (device, fs) = volume(&options);
     let needle = [0xa5; 4096];
     std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs};
 use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::btrfs::checked::CheckedDevice;
 use offshoot_testkit::btrfs::disks::Disks;
@@ -20,11 +20,11 @@ pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456
 pub(crate) const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Opens the volume for writing.
-pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
-    open_with(disks, &OpenOptions::default())
+pub(crate) fn open(disks: &Disks) -> Arc<BtrfsVolume> {
+    open_with(disks, &EngineOptions::default())
 }
 
-pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
+pub(crate) fn open_with(disks: &Disks, options: &EngineOptions) -> Arc<BtrfsVolume> {
     let devices = disks
         .images()
         .iter()
@@ -33,7 +33,7 @@ pub(crate) fn open_with(disks: &Disks, options: &OpenOptions) -> Arc<Volume> {
             Arc::new(device) as Arc<dyn BlockDevice>
         })
         .collect();
-    Volume::open_writable(devices, options).expect("the volume opens")
+    BtrfsVolume::open_writable(devices, options).expect("the volume opens")
 }
 
 /// A new volume of `mib` MiB in memory, and its device. The judges check it when the device is
@@ -55,7 +55,8 @@ pub(crate) fn open_top(disks: &Disks) -> Filesystem {
 
 /// Opens the top level for reading.
 pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("the volume opens");
+    let volume =
+        BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("the volume opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 

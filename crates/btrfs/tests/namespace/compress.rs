@@ -3,7 +3,7 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use offshoot_btrfs::{Compress, Filesystem, OpenOptions, SubvolumeId};
+use offshoot_btrfs::{Compress, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::FileExtentBody;
 use offshoot_btrfs_format::inode::inode_flags;
@@ -20,12 +20,12 @@ use crate::layout::{flags, for_each_extent};
 
 const PROPERTY: &[u8] = b"btrfs.compression";
 
-fn options(method: &str, is_forced: bool) -> OpenOptions {
+fn options(method: &str, is_forced: bool) -> EngineOptions {
     let compress = Compress { method: method.parse().expect("a method"), forced: is_forced };
-    OpenOptions { compress: Some(compress), ..OpenOptions::default() }
+    EngineOptions { compress: Some(compress), ..EngineOptions::default() }
 }
 
-fn open(disks: &Disks, options: &OpenOptions) -> Filesystem {
+fn open(disks: &Disks, options: &EngineOptions) -> Filesystem {
     open_with(disks, options).filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
@@ -175,7 +175,7 @@ fn the_property_says_how_files_are_compressed() {
     disks.mkfs(&[]);
     let mut random = Random::new(2);
     let text = random.text(200_000);
-    let fs = open(&disks, &OpenOptions::default());
+    let fs = open(&disks, &EngineOptions::default());
     let set = |file, value: &[u8]| fs.set_xattr(file, PROPERTY, value, XattrMode::Set, AT);
     for (dir, value) in [("zlib", "zlib"), ("lzo", "lzo"), ("zstd", "zstd:5"), ("none", "none")] {
         let made = fs.mkdir(place(fs.root(), dir), &NEW).expect("a directory");
@@ -267,7 +267,7 @@ fn force_and_what_no_force_compresses() {
 fn what_does_not_shrink_has_long_extents() {
     let Some(judges) = judges::require() else { return };
     let noise = Random::new(12).bytes(24 << 20);
-    let [plain, tried] = [OpenOptions::default(), options("zstd:1", true)].map(|options| {
+    let [plain, tried] = [EngineOptions::default(), options("zstd:1", true)].map(|options| {
         let disks = Disks::create(&judges, 1, 1024);
         disks.mkfs(&[]);
         let fs = open(&disks, &options);

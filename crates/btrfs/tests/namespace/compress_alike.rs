@@ -16,7 +16,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use offshoot_btrfs::{Compress, Filesystem, OpenOptions};
+use offshoot_btrfs::{Compress, EngineOptions, Filesystem};
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::FileExtentBody;
@@ -212,7 +212,7 @@ fn the_kernel_compresses_the_same() {
         let forced = mount.contains("force");
         let method = method.map(|method| method.parse().expect("a method"));
         let compress = method.map(|method| Compress { method, forced });
-        let options = OpenOptions { compress, ..OpenOptions::default() };
+        let options = EngineOptions { compress, ..EngineOptions::default() };
         let compare = Compare::default()
             .without(Aspect::Ids)
             .without(Aspect::StoredTimes)
@@ -305,7 +305,7 @@ fn subvolumes_inherit_how_data_is_compressed() {
         .without(Aspect::Ids)
         .without(Aspect::StoredTimes)
         .without(Aspect::Allocation);
-    let volumes = twins_with(&OpenOptions::default(), "noatime", &compare, 0, theirs, |fs| {
+    let volumes = twins_with(&EngineOptions::default(), "noatime", &compare, 0, theirs, |fs| {
         let new = NewFile { permissions: 0o755, ..NEW };
         let split = |path: &'static str| match path.rsplit_once('/') {
             Some((dir, name)) => place(at(fs, dir), name),

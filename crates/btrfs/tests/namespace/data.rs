@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
@@ -25,7 +25,7 @@ enum ItemData {
 
 /// The extent items of a file: their offset in the file, and where their data is.
 fn stored(disks: &Disks, file: FileId) -> Vec<(u64, ItemData)> {
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it opens");
     let root = volume.tree(TreeId(file.dev)).expect("the subvolume");
     let mut all = Vec::new();
     let first = Key::new(file.ino, ItemType::EXTENT_DATA, 0);
@@ -115,7 +115,7 @@ fn small_files_are_inline_where_the_kernel_has_them_inline() {
 #[test]
 fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
     let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];
-    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open_writable(devices, &EngineOptions::default()).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
     fs.write(file, 0, &[1; 63], AT).expect("there is room");
@@ -137,7 +137,7 @@ fn a_read_behind_the_end_of_what_is_buffered_finds_nothing() {
 #[test]
 fn direct_writes_leave_nothing_in_memory() {
     let devices = vec![in_memory(16384, 160) as Arc<dyn BlockDevice>];
-    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open_writable(devices, &EngineOptions::default()).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let file = fs.create(place(fs.root(), "file"), &NEW).expect("a file");
     let stored = || sectors(&fs, file).into_keys().collect::<Vec<_>>();
@@ -289,7 +289,7 @@ fn readers_find_the_latest_while_extents_come_and_go() {
     const SECTOR: usize = 4096;
     const SECTORS: usize = 64;
     let devices = vec![in_memory(16384, 256) as Arc<dyn BlockDevice>];
-    let volume = Volume::open_writable(devices, &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open_writable(devices, &EngineOptions::default()).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let files = ["one", "two"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
     let written = [const { std::sync::atomic::AtomicU32::new(0) }; 2];

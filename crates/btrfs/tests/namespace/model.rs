@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
+use offshoot_btrfs::{EngineOptions, Filesystem, SubvolumeId};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
@@ -76,7 +76,7 @@ fn remove_what_the_kernel_made(fs: &Filesystem) {
     fs.rmdir(place(fs.root(), "of-the-kernel"), AT).expect("it is empty");
 }
 
-fn rounds(mkfs: &[&str], options: &OpenOptions) {
+fn rounds(mkfs: &[&str], options: &EngineOptions) {
     let Some(judges) = judges::require() else { return };
     let seed = seed_of_run();
     let disks = Disks::create(&judges, 1, 512);
@@ -112,23 +112,26 @@ fn rounds(mkfs: &[&str], options: &OpenOptions) {
 
 #[test]
 fn defaults() {
-    rounds(&[], &OpenOptions::default());
+    rounds(&[], &EngineOptions::default());
 }
 
 #[test]
 fn small_nodes() {
-    rounds(&["-n", "4k", "-O", "^no-holes"], &OpenOptions::default());
+    rounds(&["-n", "4k", "-O", "^no-holes"], &EngineOptions::default());
 }
 
 #[test]
 fn old_features() {
-    rounds(&["-O", "^skinny-metadata,^free-space-tree,^no-holes,^extref"], &OpenOptions::default());
+    rounds(
+        &["-O", "^skinny-metadata,^free-space-tree,^no-holes,^extref"],
+        &EngineOptions::default(),
+    );
 }
 
 /// Without delayed items: items of names and inodes go to the tree at once.
 #[test]
 fn without_delayed_items() {
-    rounds(&[], &OpenOptions { delayed_items: false, ..OpenOptions::default() });
+    rounds(&[], &EngineOptions { delayed_items: false, ..EngineOptions::default() });
 }
 
 /// The limit is low, so that every thread that may flush does. Every item keeps its own
@@ -136,5 +139,5 @@ fn without_delayed_items() {
 #[test]
 fn many_flushes() {
     let dirty_bytes = 1 << 20;
-    rounds(&[], &OpenOptions { dirty_bytes, reserve_by_item: true, ..OpenOptions::default() });
+    rounds(&[], &EngineOptions { dirty_bytes, reserve_by_item: true, ..EngineOptions::default() });
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::Disks;
@@ -51,12 +51,12 @@ fn readers_beside_cuts_of_files_that_are_overwritten_in_place() {
 }
 
 fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
-    let options = OpenOptions {
+    let options = EngineOptions {
         dirty_bytes: 1 << 20,
         commit_interval: Some(Duration::from_millis(30)),
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
-    let volume = Volume::open_writable(devices, &options).expect("it opens");
+    let volume = BtrfsVolume::open_writable(devices, &options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("the top level")
 }
 
@@ -149,7 +149,7 @@ const MOST_READS: u64 = 200;
 struct CommittingDevice {
     below: Arc<dyn BlockDevice>,
     reader: Mutex<Option<ThreadId>>,
-    volume: OnceLock<Weak<Volume>>,
+    volume: OnceLock<Weak<BtrfsVolume>>,
     /// How many pieces had been read while commits waited, when the last one was read.
     held: AtomicU64,
     reads: AtomicU64,
@@ -204,8 +204,8 @@ fn a_reader_beside_a_busy_committer_is_put_off_a_few_times() {
         reads: AtomicU64::new(0),
         commits: Mutex::default(),
     });
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![busy.clone()], &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![busy.clone()], &options).expect("it opens");
     busy.volume.set(Arc::downgrade(&volume)).expect("it is set once");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let mut random = Random::new(seed_of_run());

@@ -1,6 +1,6 @@
 //! Small new files that are written back together, beside files that are not.
 
-use offshoot_btrfs::{OpenOptions, SubvolumeId};
+use offshoot_btrfs::{EngineOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -31,7 +31,7 @@ fn small_files_are_stored_together() {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 1024);
     disks.mkfs(&[]);
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let fs = open_with(&disks, &options).filesystem(SubvolumeId::FS).expect("every volume has one");
     let seed = seed_of_run();
     println!("seed {seed}");

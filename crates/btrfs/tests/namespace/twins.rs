@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
+use offshoot_btrfs::{EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -34,13 +34,13 @@ fn twins(theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
 /// both volumes.
 fn twins_that_share(shared: usize, theirs: impl FnOnce(&Path), ours: impl FnOnce(&Filesystem)) {
     let compare = Compare::default().without(Aspect::Ids).without(Aspect::StoredTimes);
-    twins_with(&OpenOptions::default(), "rw,noatime", &compare, shared, theirs, ours);
+    twins_with(&EngineOptions::default(), "rw,noatime", &compare, shared, theirs, ours);
 }
 
 /// As [`twins_that_share`], with these options for our volume and this mount of the kernel's.
 /// Returns both volumes, ours first.
 pub(crate) fn twins_with(
-    options: &OpenOptions,
+    options: &EngineOptions,
     mount: &str,
     compare: &Compare,
     shared: usize,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use offshoot_btrfs::{
-    Compress, Engine, Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs,
+    BtrfsVolume, Compress, Engine, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs,
 };
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
@@ -117,14 +117,14 @@ pub(crate) fn open(disks: &Disks, method: Option<&str>) -> Filesystem {
     let devices = disks.writable_devices();
     let compress =
         method.map(|method| Compress { method: method.parse().expect("a method"), forced: true });
-    let options = OpenOptions { compress, ..OpenOptions::default() };
-    let volume = Volume::open_writable(devices, &options).expect("it opens");
+    let options = EngineOptions { compress, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(devices, &options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
 /// The top level for reading.
 pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 

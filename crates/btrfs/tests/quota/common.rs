@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Engine, Filesystem, OpenOptions, Report, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, Engine, EngineOptions, Filesystem, SubvolumeId, VolumeReport};
 use offshoot_btrfs_format::quota::{QgroupId, STATUS_INCONSISTENT, STATUS_KEY, STATUS_RESCAN};
 use offshoot_btrfs_format::space::{QgroupInfoItem, QgroupStatusItem};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -43,12 +43,12 @@ pub(crate) fn shell(dir: &Path, script: &str) -> String {
 
 /// The reports of a volume since it was opened.
 #[derive(Clone, Default)]
-pub(crate) struct VolumeReports(Arc<Mutex<Vec<Report>>>);
+pub(crate) struct VolumeReports(Arc<Mutex<Vec<VolumeReport>>>);
 
 impl VolumeReports {
     /// How many reports say that quotas are not kept.
     pub(crate) fn not_kept(&self) -> usize {
-        self.0.lock().iter().filter(|&report| *report == Report::QuotasNotKept).count()
+        self.0.lock().iter().filter(|&report| *report == VolumeReport::QuotasNotKept).count()
     }
 }
 
@@ -57,13 +57,13 @@ impl VolumeReports {
 pub(crate) fn open(disks: &Disks) -> (Filesystem, VolumeReports) {
     let told = VolumeReports::default();
     let reports = told.0.clone();
-    let options = OpenOptions {
+    let options = EngineOptions {
         commit_interval: None,
         max_inline: 0,
-        reporter: Some(Arc::new(move |report: &Report| reports.lock().push(report.clone()))),
-        ..OpenOptions::default()
+        reporter: Some(Arc::new(move |report: &VolumeReport| reports.lock().push(report.clone()))),
+        ..EngineOptions::default()
     };
-    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     (volume.filesystem(SubvolumeId::FS).expect("every volume has one"), told)
 }
 
@@ -101,7 +101,8 @@ pub(crate) struct Groups {
 
 impl Groups {
     pub(crate) fn of(disks: &Disks) -> Self {
-        let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+        let volume =
+            BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it opens");
         Self::in_volume(&volume)
     }
 

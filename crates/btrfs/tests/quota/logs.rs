@@ -1,7 +1,7 @@
 //! Tree logs on volumes with quotas: the changes in a log count when a replay brings them into the
 //! trees.
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_vfs::{FileSystem, FileSystemMut};
@@ -11,8 +11,8 @@ use crate::common::{Groups, assert_counted_anew, at, by_kernel, cut, made, open,
 const BEGINNING: &str = "btrfs -q subvolume create a; head -c 200000 /dev/zero > a/old; sync";
 
 fn logs(disks: &Disks) -> usize {
-    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-    let volume = Volume::open(disks.devices(), &options).expect("the last commit is in order");
+    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open(disks.devices(), &options).expect("the last commit is in order");
     volume.log_trees().expect("the logs are in order").len()
 }
 

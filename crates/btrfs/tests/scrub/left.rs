@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use offshoot_btrfs::{
-    Member, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner, Volume,
+    BtrfsVolume, Member, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner,
 };
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::btrfs::damage::flip;
@@ -241,7 +241,7 @@ fn what_cannot_be_read_is_written() {
 fn it_can_be_broken_off() {
     let Some(judges) = judges::require() else { return };
     let disks = made(&judges, 1, "-m dup -d dup");
-    let volume: Arc<Volume> = stored(disks.devices(), false);
+    let volume: Arc<BtrfsVolume> = stored(disks.devices(), false);
     let watch = |event: &ScrubEvent<'_>| match event {
         ScrubEvent::Progress(_) => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),

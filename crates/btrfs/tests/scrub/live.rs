@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
 use offshoot_device::{BlockDevice, MemoryDevice};
@@ -41,12 +41,12 @@ fn as_devices(devices: &MemoryMembers) -> Vec<Arc<dyn BlockDevice>> {
 
 fn open(devices: &MemoryMembers) -> Filesystem {
     // Many commits, so that much space is freed and reused.
-    let options = OpenOptions {
+    let options = EngineOptions {
         commit_interval: Some(Duration::from_millis(5)),
         dirty_bytes: 2 * MIB,
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
-    let volume = Volume::open_writable(as_devices(devices), &options).expect("it opens");
+    let volume = BtrfsVolume::open_writable(as_devices(devices), &options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
@@ -172,8 +172,8 @@ fn beside_writers_on_several_members() {
 #[test]
 fn superblocks_of_a_volume_in_use() {
     let devices = volume(1, 192, [Profile::Dup, Profile::Single]);
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let opened = Volume::open_writable(as_devices(&devices), &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let opened = BtrfsVolume::open_writable(as_devices(&devices), &options).expect("it opens");
     let fs = opened.filesystem(SubvolumeId::FS).expect("every volume has one");
     write(&fs, fs.root(), "a", b"a");
     fs.sync().expect("a sync");

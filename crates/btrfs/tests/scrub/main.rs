@@ -15,20 +15,23 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use offshoot_btrfs::{OpenOptions, ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, Volume};
+use offshoot_btrfs::{
+    BtrfsVolume, EngineOptions, ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions,
+};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::command;
 use offshoot_vfs::Result;
 
 /// Opens a volume as it is stored, without a replay of its log.
-fn stored(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Arc<Volume> {
-    let options = OpenOptions { ignore_log: true, degraded: is_degraded, ..OpenOptions::default() };
-    Volume::open(devices, &options).expect("it opens")
+fn stored(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Arc<BtrfsVolume> {
+    let options =
+        EngineOptions { ignore_log: true, degraded: is_degraded, ..EngineOptions::default() };
+    BtrfsVolume::open(devices, &options).expect("it opens")
 }
 
 /// The counters and findings of a scrub.
-fn scrub(volume: &Volume, is_read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFinding>)> {
+fn scrub(volume: &BtrfsVolume, is_read_only: bool) -> Result<(ScrubCounts, Vec<ScrubFinding>)> {
     let found = Mutex::new(Vec::new());
     let watch = |event: &ScrubEvent<'_>| {
         match event {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
@@ -12,8 +12,8 @@ use offshoot_vfs::Result;
 /// What the devices hold.
 pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<ShownVolume> {
     let open = |ignore_log| {
-        let options = OpenOptions { ignore_log, ..OpenOptions::default() };
-        Volume::open(devices.to_vec(), &options)
+        let options = EngineOptions { ignore_log, ..EngineOptions::default() };
+        BtrfsVolume::open(devices.to_vec(), &options)
     };
     let last_commit = open(true)?;
     let files = Box::new(open(false)?.filesystem(SubvolumeId::FS)?);
@@ -22,7 +22,7 @@ pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<ShownVolume> {
 }
 
 /// Whether there are files or subvolumes without a name.
-fn has_orphans(volume: &Volume) -> Result<bool> {
+fn has_orphans(volume: &BtrfsVolume) -> Result<bool> {
     let subvolumes = volume.subvolumes().map(|info| info.map(|info| info.id));
     for tree in subvolumes.chain([Ok(TreeId::ROOT)]) {
         let first = Key::new(objectid::ORPHAN, ItemType::ORPHAN_ITEM, 0);

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::{Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
@@ -17,14 +17,14 @@ pub(crate) const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 123_456
 pub(crate) const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
 
 /// Opens the volume for writing. It commits only when the caller asks for it.
-pub(crate) fn open(disks: &Disks) -> Arc<Volume> {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    Volume::open_writable(disks.writable_devices(), &options).expect("the volume opens")
+pub(crate) fn open(disks: &Disks) -> Arc<BtrfsVolume> {
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("the volume opens")
 }
 
 /// A new volume of 256 MiB on a disk of its own, opened for writing, and its top level. Returns
 /// `None` where there are no judges.
-pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<Volume>, Filesystem)> {
+pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<BtrfsVolume>, Filesystem)> {
     let disks = Disks::create(&judges::require()?, 1, 256);
     disks.mkfs(mkfs);
     let volume = open(&disks);
@@ -32,13 +32,14 @@ pub(crate) fn fresh(mkfs: &[&str]) -> Option<(Disks, Arc<Volume>, Filesystem)> {
     Some((disks, volume, fs))
 }
 
-pub(crate) fn top(volume: &Arc<Volume>) -> Filesystem {
+pub(crate) fn top(volume: &Arc<BtrfsVolume>) -> Filesystem {
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
 /// Opens the top level for reading.
 pub(crate) fn open_read_only(disks: &Disks) -> Filesystem {
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("the volume opens");
+    let volume =
+        BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("the volume opens");
     top(&volume)
 }
 

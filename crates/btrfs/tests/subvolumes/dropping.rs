@@ -113,7 +113,7 @@ fn source_id(fs: &Filesystem) -> SubvolumeId {
     TreeId(fs.root().dev)
 }
 
-fn opened(disks: &Disks) -> (std::sync::Arc<offshoot_btrfs::Volume>, Filesystem) {
+fn opened(disks: &Disks) -> (std::sync::Arc<offshoot_btrfs::BtrfsVolume>, Filesystem) {
     let volume = open(disks);
     let fs = top(&volume);
     (volume, fs)

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use offshoot_btrfs::{OpenOptions, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::fill;
@@ -70,12 +70,13 @@ fn left(disks: &Disks) -> (u64, u64) {
 }
 
 /// Opens the volume for writing as the program does: with the volume's thread.
-fn opened(disks: &Disks) -> Arc<Volume> {
-    Volume::open_writable(disks.writable_devices(), &OpenOptions::default()).expect("it opens")
+fn opened(disks: &Disks) -> Arc<BtrfsVolume> {
+    BtrfsVolume::open_writable(disks.writable_devices(), &EngineOptions::default())
+        .expect("it opens")
 }
 
 /// Waits until the engine has removed this many orphan items.
-fn wait_for(volume: &Volume, count: u64) {
+fn wait_for(volume: &BtrfsVolume, count: u64) {
     let end = Instant::now() + Duration::from_secs(120);
     while volume.stats().orphans_removed < count {
         assert!(Instant::now() < end, "{} of {count} went", volume.stats().orphans_removed);

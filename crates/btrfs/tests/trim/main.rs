@@ -17,7 +17,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, Report, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{
+    BtrfsVolume, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, VolumeReport, mkfs,
+};
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_device::{BlockDevice, Fault, FaultDevice, MemoryDevice, RequestKind};
 use offshoot_testkit::btrfs::disks::Disks;
@@ -61,8 +63,8 @@ fn allocated(disks: &Disks) -> u64 {
     disks.images().iter().map(|image| blocks(image) * 512).sum()
 }
 
-fn open(devices: TrimMembers, options: &OpenOptions) -> Filesystem {
-    let volume = Volume::open_writable(devices, options).expect("it opens");
+fn open(devices: TrimMembers, options: &EngineOptions) -> Filesystem {
+    let volume = BtrfsVolume::open_writable(devices, options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")
 }
 
@@ -76,7 +78,7 @@ fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
         run("fstrim", &[mount.path()]);
     }
     let before = allocated(&ours);
-    let trimmed = open(ours.writable_devices(), &OpenOptions::default()).volume().trim();
+    let trimmed = open(ours.writable_devices(), &EngineOptions::default()).volume().trim();
     let trimmed = trimmed.expect("images can be trimmed");
     let (left, theirs) = (allocated(&ours), allocated(&theirs));
     println!("{mkfs}: {before} bytes of the host, then {left}; with fstrim {theirs}; {trimmed:?}");
@@ -85,12 +87,12 @@ fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
     // `fstrim` asks for a range that does not contain all free space.
     assert!(left < theirs + SLACK_BYTES, "{left} bytes of the host, with fstrim {theirs}");
     ours.assert_checks();
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it opens");
+    let volume = BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     compare(&fs, ours.mount("ro,noatime").path()).assert_same(100);
     // Opening reads every superblock, the copies too.
-    let (options, said) = recording(&OpenOptions::default());
-    Volume::open(ours.devices(), &options).expect("it opens");
+    let (options, said) = recording(&EngineOptions::default());
+    BtrfsVolume::open(ours.devices(), &options).expect("it opens");
     assert_eq!(*said.lock().expect("no thread panicked"), [""; 0]);
 }
 
@@ -203,11 +205,11 @@ impl ThreadFiles {
 fn beside_writers(devices: &[Arc<SpoilingDevice>], threads: u64, steps: u64) {
     let seed = seed_of_run();
     println!("seed {seed}");
-    let options = OpenOptions {
+    let options = EngineOptions {
         discard: true,
         commit_interval: Some(Duration::from_millis(7)),
         dirty_bytes: 2 * MIB,
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
     let fs = open(as_devices(devices), &options);
     let dirs: Vec<_> = (0..threads)
@@ -247,7 +249,7 @@ fn beside_writers(devices: &[Arc<SpoilingDevice>], threads: u64, steps: u64) {
         |fs: &Filesystem| known.iter().zip(&dirs).for_each(|(known, &dir)| known.judge(fs, dir));
     judge(&fs);
     drop(fs);
-    judge(&open(as_devices(devices), &OpenOptions::default()));
+    judge(&open(as_devices(devices), &EngineOptions::default()));
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, devices.len(), devices[0].size_bytes() / MIB);
     let devices: Vec<_> = devices.iter().map(|device| &**device as &dyn BlockDevice).collect();
@@ -278,7 +280,7 @@ fn beside_writers_on_a_full_volume() {
 fn beside_chunks_that_come_and_go() {
     const LEN: usize = 50 << 20;
     let devices = spoiling(1, 160, [Profile::Dup, Profile::Single]);
-    let options = OpenOptions { discard: true, ..OpenOptions::default() };
+    let options = EngineOptions { discard: true, ..EngineOptions::default() };
     let fs = open(as_devices(&devices), &options);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -324,11 +326,11 @@ fn remove_file(fs: &Filesystem, name: &str) {
 #[test]
 fn what_is_freed_is_discarded() {
     let Some(judges) = judges::require() else { return };
-    for commit_interval in [None, OpenOptions::default().commit_interval] {
+    for commit_interval in [None, EngineOptions::default().commit_interval] {
         let left = [false, true].map(|discard| {
             let disks = Disks::create(&judges, 1, 512);
             make(&disks.writable_devices(), [Profile::Dup, Profile::Single]);
-            let options = OpenOptions { discard, commit_interval, ..OpenOptions::default() };
+            let options = EngineOptions { discard, commit_interval, ..EngineOptions::default() };
             let fs = open(disks.writable_devices(), &options);
             write_file(&fs, "kept", 3 << 20);
             write_file(&fs, "large", 60 << 20);
@@ -344,13 +346,13 @@ fn what_is_freed_is_discarded() {
 }
 
 /// Records what is reported.
-fn recording(options: &OpenOptions) -> (OpenOptions, Arc<Mutex<Vec<String>>>) {
+fn recording(options: &EngineOptions) -> (EngineOptions, Arc<Mutex<Vec<String>>>) {
     let said = Arc::new(Mutex::new(Vec::new()));
     let record = said.clone();
-    let reporter = Arc::new(move |report: &Report| {
+    let reporter = Arc::new(move |report: &VolumeReport| {
         record.lock().expect("no thread panicked").push(report.to_string());
     });
-    (OpenOptions { reporter: Some(reporter), ..options.clone() }, said)
+    (EngineOptions { reporter: Some(reporter), ..options.clone() }, said)
 }
 
 /// A device that fails to discard harms nothing else. Trimming fails. What commits free is not
@@ -360,7 +362,8 @@ fn discards_that_fail() {
     let memory = Arc::new(MemoryDevice::sparse(256 * MIB));
     make(&as_devices(std::slice::from_ref(&memory)), [Profile::Dup, Profile::Single]);
     let device = Arc::new(FaultDevice::new(memory));
-    let options = OpenOptions { discard: true, commit_interval: None, ..OpenOptions::default() };
+    let options =
+        EngineOptions { discard: true, commit_interval: None, ..EngineOptions::default() };
     let (options, said) = recording(&options);
     let fs = open(as_devices(std::slice::from_ref(&device)), &options);
     for number in 0..10 {
@@ -407,7 +410,7 @@ fn hosts_that_cannot_discard() {
     let able = || Arc::new(MemoryDevice::sparse(256 * MIB)) as Arc<dyn BlockDevice>;
     let trim = |devices: TrimMembers| {
         make(&devices, [Profile::Raid1, Profile::Raid1]);
-        open(devices, &OpenOptions::default()).volume().trim()
+        open(devices, &EngineOptions::default()).volume().trim()
     };
     let error = trim(vec![unable(), unable()]).expect_err("none of them can");
     assert!(matches!(error, Error::Unsupported(_)), "{error}");
@@ -420,7 +423,8 @@ fn hosts_that_cannot_discard() {
 #[test]
 fn a_volume_opened_for_reading_is_not_trimmed() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
-    let volume = Volume::open(as_devices(&devices), &OpenOptions::default()).expect("it opens");
+    let volume =
+        BtrfsVolume::open(as_devices(&devices), &EngineOptions::default()).expect("it opens");
     let refused = volume.trim().map_err(|error| error.errno());
     assert_eq!(refused, Err(Errno::ROFS));
 }
@@ -430,11 +434,11 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
 #[test]
 fn files_are_written_back_before_commits_for_want_of_room() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
-    let options = OpenOptions {
+    let options = EngineOptions {
         flush_on_commit: true,
         dirty_bytes: 64 << 10,
         commit_interval: None,
-        ..OpenOptions::default()
+        ..EngineOptions::default()
     };
     let fs = open(as_devices(&devices), &options);
     for number in 0..600 {
@@ -444,7 +448,7 @@ fn files_are_written_back_before_commits_for_want_of_room() {
     let stats = fs.volume().stats();
     assert!(stats.commits > 3, "{}", stats.commits);
     drop(fs);
-    let fs = open(as_devices(&devices), &OpenOptions::default());
+    let fs = open(as_devices(&devices), &EngineOptions::default());
     for number in 0..600 {
         let file = fs.lookup(fs.root(), number.to_string().as_bytes()).expect("it was stored");
         assert_eq!(fs.attr(file).expect("attributes").size, 4000, "{number}");
@@ -458,11 +462,11 @@ fn files_are_written_back_before_commits() {
     let sizes = [false, true].map(|flush_on_commit| {
         [false, true].map(|is_snapshot| {
             let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
-            let options = OpenOptions {
+            let options = EngineOptions {
                 flush_on_commit,
                 commit_interval: None,
                 tree_log: false,
-                ..OpenOptions::default()
+                ..EngineOptions::default()
             };
             let fs = open(as_devices(&devices), &options);
             write_file(&fs, "first", 100_000);
@@ -476,7 +480,7 @@ fn files_are_written_back_before_commits() {
                 fs.fsync(write_file(&fs, "second", 10)).expect("a commit");
             }
             drop(fs);
-            let fs = open(as_devices(&devices), &OpenOptions::default());
+            let fs = open(as_devices(&devices), &EngineOptions::default());
             let first = fs.lookup(fs.root(), b"first").expect("its name was committed");
             fs.attr(first).expect("attributes").size
         })

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use offshoot_btrfs::{Latching, OpenOptions, Unlock};
+use offshoot_btrfs::{EngineOptions, Latching, Unlock};
 
 use super::mkfs::{parse_node_size, parse_size};
 
@@ -98,7 +98,7 @@ pub(crate) enum LatchingName {
 
 impl Mechanisms {
     /// How the volume is opened.
-    pub(crate) fn options(&self, dirty_bytes: u64) -> OpenOptions {
+    pub(crate) fn options(&self, dirty_bytes: u64) -> EngineOptions {
         let exclusive = |unlock| Latching { exclusive: true, unlock };
         let latching = self.latching.map_or_else(Latching::default, |name| match name {
             LatchingName::Shared => Latching::default(),
@@ -106,14 +106,14 @@ impl Mechanisms {
             LatchingName::AfterSearch => exclusive(Unlock::AfterSearch),
             LatchingName::AfterChange => exclusive(Unlock::AfterChange),
         });
-        OpenOptions {
+        EngineOptions {
             dirty_bytes,
             delayed_items: !self.no_delayed_items,
             reserve_by_item: self.reserve_by_item,
             log_by_item: self.log_by_item,
             commits_per_cycle: self.commits_per_cycle,
             latching,
-            ..OpenOptions::default()
+            ..EngineOptions::default()
         }
     }
 }

@@ -18,7 +18,7 @@ const MOST: u64 = 256 << 20;
 const PARTS: u64 = 32;
 
 /// How many bytes may be changed and not on the devices yet
-/// ([`offshoot_btrfs::OpenOptions::dirty_bytes`]).
+/// ([`offshoot_btrfs::EngineOptions::dirty_bytes`]).
 pub(super) fn dirty_bytes() -> u64 {
     let host = sysinfo();
     let host = host.totalram.saturating_mul(host.mem_unit.into());

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
-use offshoot_btrfs::Report;
+use offshoot_btrfs::VolumeReport;
 use offshoot_fuse::{
     Gate, Helper, MountControl, Mounter, ServeOptions, Server, Transport, Unmount,
 };
@@ -122,7 +122,8 @@ fn start(
         },
     };
     let for_reports = log.clone();
-    let reporter = move |report: &Report| for_reports.line(&format_args!("warning: {report}"));
+    let reporter =
+        move |report: &VolumeReport| for_reports.line(&format_args!("warning: {report}"));
     let entered = sandbox.clone();
     let enter = move || entered.borrow_mut().iter_mut().for_each(Sandbox::enter);
     let access = if wanted.read_only { Access::Read } else { Access::Write };

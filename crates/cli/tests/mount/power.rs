@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_btrfs::{OpenOptions, Report, Reporter, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Reporter, VolumeReport};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::{BlockDevice, CrashDevice, CrashPlan, FileDevice};
 use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Unmount, unmount};
@@ -64,8 +64,8 @@ pub(super) fn cut_under_a_database(judges: &Judges, transactions: u64) {
 /// Mounts the volume on `device`, and lets a database work there. Marks each acknowledged
 /// transaction in the log of the device.
 fn serve_a_database(device: &Arc<CrashDevice>, journal: &str, transactions: u64) {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![device.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let dir = scratch_dir();
     let place = MountPoint::new(dir.path(), MountOptions::new("crash", "offshoot"));
@@ -87,13 +87,13 @@ fn copy_out(devices: Vec<Arc<dyn BlockDevice>>, dir: &Path) -> Result<()> {
     let is_torn = Arc::new(AtomicBool::new(false));
     let seen = is_torn.clone();
     let reporter: Reporter = Arc::new(move |report| {
-        if matches!(report, Report::SuperblockCopy { .. }) {
+        if matches!(report, VolumeReport::SuperblockCopy { .. }) {
             seen.store(true, Ordering::Relaxed);
         }
     });
     let reporter = Some(reporter);
-    let options = OpenOptions { commit_interval: None, reporter, ..OpenOptions::default() };
-    let volume = Volume::open_writable(devices, &options)?;
+    let options = EngineOptions { commit_interval: None, reporter, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(devices, &options)?;
     let fs = volume.filesystem(TreeId::FS)?;
     if is_torn.load(Ordering::Relaxed) {
         // `btrfs check` does not look for a copy of a torn superblock. Our next commit writes the

@@ -12,7 +12,7 @@ use crate::space::Claim;
 const OPERATION_BYTES: u64 = 3072;
 
 /// The most that may be queued with so many threads.
-fn backlog_bound(options: &OpenOptions, threads: u64) -> u64 {
+fn backlog_bound(options: &EngineOptions, threads: u64) -> u64 {
     options.dirty_bytes / 8 + threads * OPERATION_BYTES + 4096
 }
 
@@ -42,7 +42,7 @@ fn change_something(fs: &Filesystem, dir: FileId, random: &mut Random) -> Result
 
 /// Whatever several threads do, the queue stays within the limit and one operation for each of
 /// them. Returns the counters at the end.
-fn bounded(options: &OpenOptions) -> Stats {
+fn bounded(options: &EngineOptions) -> Stats {
     const THREADS: u64 = 64;
     let fs = open(in_memory(16384), options);
     let seed = seed_of_run();
@@ -69,7 +69,7 @@ fn bounded(options: &OpenOptions) -> Stats {
 /// Without a thread of the volume, writers flush everything above the limit.
 #[test]
 fn the_backlog_is_bounded_by_writers() {
-    let stats = bounded(&OpenOptions { dirty_bytes: 1 << 20, ..quiet() });
+    let stats = bounded(&EngineOptions { dirty_bytes: 1 << 20, ..quiet() });
     assert_eq!(stats.flushes_in_background, 0);
     assert!(stats.flushes_by_writers > 0, "{stats:?}");
 }
@@ -78,7 +78,7 @@ fn the_backlog_is_bounded_by_writers() {
 #[test]
 fn the_backlog_is_bounded_in_the_background() {
     let never = Some(Duration::from_secs(3600));
-    let stats = bounded(&OpenOptions { dirty_bytes: 4 << 20, commit_interval: never, ..quiet() });
+    let stats = bounded(&EngineOptions { dirty_bytes: 4 << 20, commit_interval: never, ..quiet() });
     assert!(stats.flushes_in_background > 0, "{stats:?}");
 }
 
@@ -86,7 +86,7 @@ fn the_backlog_is_bounded_in_the_background() {
 #[test]
 fn write_back_has_the_same_bound() {
     const FILES: u64 = 240;
-    let options = OpenOptions { dirty_bytes: 1 << 20, ..quiet() };
+    let options = EngineOptions { dirty_bytes: 1 << 20, ..quiet() };
     let fs = open(in_memory(16384), &options);
     let files: Vec<_> = (0..FILES).map(|n| create(&fs, fs.root(), &format!("{n}"))).collect();
     fs.sync().expect("a commit");
@@ -114,7 +114,7 @@ pub(super) fn fall_asleep() {
 /// taken back and were about to be counted.
 #[test]
 fn who_waits_is_told_that_items_are_gone() {
-    let options = OpenOptions { dirty_bytes: 1 << 16, ..quiet() };
+    let options = EngineOptions { dirty_bytes: 1 << 16, ..quiet() };
     let fs = open(in_memory(16384), &options);
     let volume = fs.volume();
     let delayed = &volume.delayed;
@@ -153,7 +153,7 @@ impl Drop for Over<'_> {
 #[test]
 fn easing_leaves_what_comes_later() {
     const WRITERS: u64 = 4;
-    let options = OpenOptions { dirty_bytes: 4 << 20, ..quiet() };
+    let options = EngineOptions { dirty_bytes: 4 << 20, ..quiet() };
     let fs = open(in_memory(16384), &options);
     let done = AtomicBool::new(false);
     let most_bytes = fs.volume().delayed.most_bytes();

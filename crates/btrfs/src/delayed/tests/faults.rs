@@ -7,8 +7,8 @@ use offshoot_testkit::btrfs::checked::CheckedDevice;
 
 use super::bounds::fall_asleep;
 use super::*;
-use crate::Report;
-use crate::transaction::Live;
+use crate::VolumeReport;
+use crate::transaction::LiveVolume;
 use crate::tree::Blocks;
 
 /// The device of a volume with so many committed files in its root.
@@ -50,7 +50,7 @@ fn a_flush_that_fails_ends_all_writing() {
             // Files are made until an operation finds too much queued. Some fail before, because
             // their name belongs to the leaf.
             let make = |number| fs.create(place(fs.root(), &format!("more-{number}")), &NEW);
-            let is_broken = || fs.volume().live().and_then(Live::require_whole).is_err();
+            let is_broken = || fs.volume().live().and_then(LiveVolume::require_whole).is_err();
             let mut outcomes = (0..).map(make);
             outcomes.find(|outcome| outcome.is_err() && is_broken()).expect("no end").map(drop)
         },
@@ -58,7 +58,7 @@ fn a_flush_that_fails_ends_all_writing() {
     for flush in flushes {
         let memory = with_files(FILES);
         let device = Arc::new(FaultDevice::new(memory.clone()));
-        let options = OpenOptions { cache_bytes: 0, dirty_bytes: 8 << 20, ..quiet() };
+        let options = EngineOptions { cache_bytes: 0, dirty_bytes: 8 << 20, ..quiet() };
         let fs = open(device.clone(), &options);
         // Entries by hash go to all leaves of the directory.
         for number in 0..500 {
@@ -104,7 +104,7 @@ fn a_commit_that_fails_leaves_the_last_one() {
 
 /// The addresses on the device of the first leaf with entries by hash below the root of the top
 /// level.
-fn places_of_hashes(volume: &Volume) -> Vec<u64> {
+fn places_of_hashes(volume: &BtrfsVolume) -> Vec<u64> {
     let mut block = volume.block(&volume.tree(TreeId::FS).unwrap().expected()).unwrap();
     while block.header().level > 0 {
         let slot = block.floor(Key::new(256, ItemType::DIR_ITEM, 0x7000_0000)).unwrap();
@@ -125,8 +125,8 @@ fn a_flush_that_panics_ends_all_writing() {
     const FILES: u64 = 3000;
     let memory = with_files(FILES);
     let device = Arc::new(FaultDevice::new(memory.clone()));
-    let reporter = Arc::new(|report: &Report| panic!("whoever is told panics: {report}"));
-    let options = OpenOptions { cache_bytes: 0, reporter: Some(reporter), ..quiet() };
+    let reporter = Arc::new(|report: &VolumeReport| panic!("whoever is told panics: {report}"));
+    let options = EngineOptions { cache_bytes: 0, reporter: Some(reporter), ..quiet() };
     let fs = open(device.clone(), &options);
     for number in 0..500 {
         create(&fs, fs.root(), &format!("new-{number}"));
@@ -145,11 +145,11 @@ fn a_flush_that_panics_ends_all_writing() {
 /// Writers that waited for a flush were once not woken when it ended in a panic.
 #[test]
 fn who_waits_is_told_that_a_flush_panicked() {
-    let options = OpenOptions { dirty_bytes: 4 << 20, ..quiet() };
+    let options = EngineOptions { dirty_bytes: 4 << 20, ..quiet() };
     let fs = open(in_memory(16384), &options);
     let volume = fs.volume();
     create(&fs, fs.root(), "first");
-    let id = NodeId { tree: TreeId::FS, first: 256, kind: Kind::Hashes };
+    let id = NodeId { tree: TreeId::FS, first: 256, kind: DelayedNodeKind::Hashes };
     std::thread::scope(|scope| {
         let handle = volume.enter().expect("it is writable");
         let frozen = volume.delayed.freeze(id).expect("it has an entry");
@@ -181,7 +181,7 @@ fn no_commit_goes_on_without_what_is_queued() {
     let fs = open(memory.clone(), &quiet());
     create(&fs, fs.root(), "new");
     let delayed = &fs.volume().delayed;
-    let id = NodeId { tree: TreeId::FS, first: 256, kind: Kind::Indexes };
+    let id = NodeId { tree: TreeId::FS, first: 256, kind: DelayedNodeKind::Indexes };
     {
         // This simulates a flushing thread that is gone.
         let mut shard = delayed.shard(id).write();

@@ -1,6 +1,6 @@
 //! Reservations of items: by the leaf, and none when no item is queued.
 
-use super::super::node::{Items, Load, Releases};
+use super::super::node::{Load, QueuedItems, Releases};
 use super::*;
 use crate::space::OPERATION_ITEMS;
 
@@ -11,8 +11,8 @@ pub(super) fn index(offset: u64) -> Key {
 #[test]
 fn new_indexes_are_paid_by_the_leaf() {
     // Ten items of a hundred bytes, headers included, fill a leaf.
-    let mut items = Items::default();
-    let units = |items: &Items| items.load(false).units;
+    let mut items = QueuedItems::default();
+    let units = |items: &QueuedItems| items.load(false).units;
     for number in 0..30 {
         items.put(index(number), [0; 75], false, 1000);
         assert_eq!(units(&items), i64::try_from(number).unwrap() / 10 + 1, "{number}");
@@ -36,7 +36,7 @@ fn new_indexes_are_paid_by_the_leaf() {
 
 #[test]
 fn what_the_tree_has_is_paid_one_by_one() {
-    let mut items = Items::default();
+    let mut items = QueuedItems::default();
     for number in 0..10 {
         assert!(!items.remove(index(number)), "the tree has it");
     }
@@ -62,7 +62,7 @@ fn what_the_tree_has_is_paid_one_by_one() {
 fn units_go_with_their_items() {
     let inode = |ino| Key::new(ino, ItemType::INODE_ITEM, 0);
     let (here, gone) = (inode(258), inode(259));
-    let mut items = Items::default();
+    let mut items = QueuedItems::default();
     items.put(here, [0; 160], false, 1000);
     items.keep_unit(gone);
     assert_eq!(items.load(false).units, 1, "nothing waits of the other one");
@@ -79,7 +79,7 @@ fn what_items_keep_is_given_back() {
     let mut random = Random::new(seed_of_run());
     for by_item in [false, true] {
         for _ in 0..2000 {
-            let mut items = Items::default();
+            let mut items = QueuedItems::default();
             let few = 1 + random.below(4);
             for _ in 0..random.below(40) {
                 let ino = 256 + random.below(few);
@@ -146,7 +146,7 @@ fn operations_keep_what_their_items_need() {
 
 /// The most metadata that is held for files in one new directory, and the cost of one item, in
 /// bytes, from the counters.
-fn held_for(files: u64, options: &OpenOptions) -> (u64, u64) {
+fn held_for(files: u64, options: &EngineOptions) -> (u64, u64) {
     let fs = open(in_memory(16384), options);
     let dir = fs.mkdir(place(fs.root(), "dir"), &NEW).expect("a directory");
     for number in 0..files {
@@ -180,7 +180,7 @@ fn metadata_is_held_by_the_leaf() {
     assert!(many > few, "it grows");
     assert!(many - few <= leaves(MANY - FEW) * unit, "from {few} to {many}, {unit} for an item");
     // An entry by hash, one by index, an inode and its name.
-    let (by_item, unit) = held_for(FEW, &OpenOptions { reserve_by_item: true, ..quiet() });
+    let (by_item, unit) = held_for(FEW, &EngineOptions { reserve_by_item: true, ..quiet() });
     assert!(
         by_item >= 4 * FEW * unit,
         "{by_item} bytes where each item has its own unit of {unit}"

@@ -32,7 +32,7 @@ struct Refused {
     disks: Disks,
     /// The indexes of the members that are opened.
     present: Vec<usize>,
-    options: OpenOptions,
+    options: EngineOptions,
     /// The volume that the kernel mounts for comparison, with its members and mount options. It is
     /// the volume itself, or, if the kernel refuses to mount that, the volume that it was made
     /// from.
@@ -47,7 +47,7 @@ impl Refused {
     /// A volume with all its members, which the kernel mounts.
     fn whole(disks: Disks) -> Self {
         let present: Vec<_> = (0..disks.images().len()).collect();
-        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
+        let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
         Self {
             mounted: present.clone(),
             disks,
@@ -76,7 +76,7 @@ impl Refused {
     fn judge(&self, judges: &Judges, name: &str) {
         let before = self.disks.copy(judges);
         let devices = self.devices(FileDevice::open_writable);
-        let refused = crate::Volume::open_writable(devices, &self.options).err();
+        let refused = crate::BtrfsVolume::open_writable(devices, &self.options).err();
         let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
         println!("{said}");
         let is_it = match &refused {
@@ -92,7 +92,7 @@ impl Refused {
         let shown = self.shown.as_ref().unwrap_or(&self.disks);
         let mount = shown.mount_some(&self.mounted, &format!("ro,noatime,{}", self.mount));
         let devices = self.devices(FileDevice::open);
-        let volume = crate::Volume::open(devices, &self.options).expect("it is read");
+        let volume = crate::BtrfsVolume::open(devices, &self.options).expect("it is read");
         let fs = volume.filesystem(volume.default_subvolume().expect("it has one"));
         compare(&fs.expect("it opens"), mount.path()).assert_same(AT_LEAST);
     }
@@ -256,7 +256,7 @@ refused! {
     suspended_replacement, "a device is being replaced": |judges| replacing(judges, 4);
     missing_member, "is missing": |judges| {
         let refused = made(judges, 2, "-d raid1 -m raid1");
-        let options = OpenOptions { degraded: true, ..refused.options.clone() };
+        let options = EngineOptions { degraded: true, ..refused.options.clone() };
         Refused { present: vec![1], mounted: vec![1], mount: "degraded", options, ..refused }
     };
     /// A member that has data without another copy. Without such data it would be left out.
@@ -299,13 +299,13 @@ macro_rules! contradictions {
 
 /// The first chunk of this kind.
 fn chunk_of(disks: &Disks, flag: u64) -> Chunk {
-    let volume = crate::Volume::open(disks.devices(), &OpenOptions::default()).unwrap();
+    let volume = crate::BtrfsVolume::open(disks.devices(), &EngineOptions::default()).unwrap();
     volume.chunks().find(|chunk| chunk.flags.0 & flag != 0).expect("there is one")
 }
 
 /// The item with this key of a tree.
 fn stored(disks: &Disks, tree: TreeId, key: Key) -> Vec<u8> {
-    let volume = crate::Volume::open(disks.devices(), &OpenOptions::default()).unwrap();
+    let volume = crate::BtrfsVolume::open(disks.devices(), &EngineOptions::default()).unwrap();
     let root = volume.tree(tree).unwrap();
     with_item(&volume.rooms, root, key, |data| Ok(data.to_vec())).unwrap().expect("it is there")
 }
@@ -518,8 +518,8 @@ fn a_log_that_is_ignored() {
     let cut = disks.copy(&judges);
     drop((file, mount));
     let before = cut.copy(&judges);
-    let options = OpenOptions { ignore_log: true, ..OpenOptions::default() };
-    let refused = crate::Volume::open_writable(cut.writable_devices(), &options).err();
+    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let refused = crate::BtrfsVolume::open_writable(cut.writable_devices(), &options).err();
     let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(matches!(refused, Some(Error::Posix { errno: Errno::INVAL, .. })), "{refused:?}");
     assert!(said.contains("pending tree log is ignored"), "{said}");
@@ -531,8 +531,8 @@ fn a_log_that_is_ignored() {
 fn a_volume_without_a_checksum_tree_is_not_written() {
     let device = in_memory(16384);
     let devices = || vec![device.clone() as Arc<dyn BlockDevice>];
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = crate::Volume::open(devices(), &options).unwrap();
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = crate::BtrfsVolume::open(devices(), &options).unwrap();
     let key = [&TreeId::CSUM.0.to_le_bytes()[..], &[ItemType::ROOT_ITEM.0]].concat();
     let forget = |bytes: &mut [u8]| {
         let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
@@ -542,8 +542,8 @@ fn a_volume_without_a_checksum_tree_is_not_written() {
     };
     edit_root(&device, &volume, volume.root_tree(), forget);
     drop(volume);
-    crate::Volume::open(devices(), &options).expect("it can be read");
-    let refused = crate::Volume::open_writable(devices(), &options).err();
+    crate::BtrfsVolume::open(devices(), &options).expect("it can be read");
+    let refused = crate::BtrfsVolume::open_writable(devices(), &options).err();
     let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
     assert!(said.contains("without a checksum tree"), "{said}");

@@ -22,9 +22,9 @@ use tracing::{debug, trace};
 
 use super::super::subvolume::is_deleted;
 use super::super::{compression, inode_item, tree_of};
-use super::step::{Outgoing, Step};
+use super::step::{Outgoing, WriteBackStep};
 use super::{Patience, STEP_BYTES, discard};
-use crate::data::{Chunks, FileBuffer, OrderedExtent, Sectors, Sums, Target, target};
+use crate::data::{Chunks, DataChecksums, FileBuffer, OrderedExtent, Sectors, WriteTarget, target};
 use crate::events::WRITEBACK;
 use crate::inode::Rooms;
 
@@ -32,12 +32,12 @@ use crate::inode::Rooms;
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// A place to which data was written, as far as no extent item refers to it yet.
-pub(super) struct Place {
+pub(super) struct UnreferencedSpace {
     logical: Logical,
     len: u64,
 }
 
-impl Place {
+impl UnreferencedSpace {
     /// The whole place of `extent`.
     fn of(extent: &OrderedExtent) -> Self {
         Self { logical: extent.logical, len: extent.data().len }
@@ -95,7 +95,7 @@ pub(super) fn write_one(volume: &Rooms, file: FileId) -> Result<u64> {
 /// Writes `extent`.
 fn write(volume: &Rooms, extent: &OrderedExtent) -> Result<()> {
     let is_forgotten = extent.write(volume);
-    if is_forgotten { Place::of(extent).give_back(volume) } else { Ok(()) }
+    if is_forgotten { UnreferencedSpace::of(extent).give_back(volume) } else { Ok(()) }
 }
 
 /// Stores the items of `extent`, which is written, unless another thread has done so. Returns how
@@ -137,7 +137,7 @@ fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, boo
         return Ok(None);
     }
     let handle = volume.enter()?;
-    if !matches!(target(&handle, file, &item, &data.range())?, Target::New(len) if len == data.len)
+    if !matches!(target(&handle, file, &item, &data.range())?, WriteTarget::New(len) if len == data.len)
     {
         return Ok(None);
     }
@@ -147,10 +147,10 @@ fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, boo
     };
     if len < data.len {
         // The free space is in pieces, so the data would become several extents.
-        Place { logical, len }.give_back(volume)?;
+        UnreferencedSpace { logical, len }.give_back(volume)?;
         return Ok(None);
     }
-    let extent = Arc::new(OrderedExtent::new(runs, logical, Sums::of(&item)));
+    let extent = Arc::new(OrderedExtent::new(runs, logical, DataChecksums::of(&item)));
     buffer.write().ordered = Some(extent.clone());
     Ok(Some((extent, true)))
 }
@@ -159,7 +159,7 @@ fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, boo
 /// data has not changed since and there is room at once. The rest stays buffered.
 pub(in crate::inode) fn settle(volume: &Rooms, file: FileId, buffer: &FileBuffer) -> Result<()> {
     let Some(extent) = buffer.write().ordered.take() else { return Ok(()) };
-    let mut place = Place::of(&extent);
+    let mut place = UnreferencedSpace::of(&extent);
     let stored = store_unchanged(volume, file, buffer, &extent, &mut place);
     stored.and(place.give_back(volume))
 }
@@ -182,7 +182,7 @@ fn store_unchanged(
     file: FileId,
     buffer: &FileBuffer,
     extent: &OrderedExtent,
-    place: &mut Place,
+    place: &mut UnreferencedSpace,
 ) -> Result<()> {
     volume.live()?.whole(|| extent.finish())?;
     let data = extent.data().first(buffer.read().unchanged(extent.runs()));
@@ -190,7 +190,7 @@ fn store_unchanged(
         return Ok(());
     }
     let outgoing = Outgoing { data, chunks: &Chunks::default(), chosen: None };
-    match Step::begin(volume, file, buffer, outgoing, Patience::Tries)? {
+    match WriteBackStep::begin(volume, file, buffer, outgoing, Patience::Tries)? {
         Some(step) => step.store(Some(place)),
         None => Ok(()),
     }
@@ -202,7 +202,7 @@ pub(super) fn forget(volume: &Rooms, buffer: &FileBuffer) {
         // This does not wait for the device, because everything that waits for our handle would
         // wait too.
         if extent.forget() {
-            let given_back = Place::of(&extent).give_back(volume);
+            let given_back = UnreferencedSpace::of(&extent).give_back(volume);
             given_back.expect("a block group stays as long as space of it is taken");
         }
     }

@@ -11,17 +11,17 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use tracing::trace;
 
 use super::super::changes::Changes;
-use super::super::compression::Chosen;
+use super::super::compression::ChosenCompression;
 use super::super::{inode_item, tree_of};
-use super::ahead::Place;
+use super::ahead::UnreferencedSpace;
 use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
-    Chunk, Chunks, FileBuffer, Inline, MOST_AT_ONCE, Sectors, Sums, Target, bytes_with_checksums,
-    checksum_items, extent_len, insert_hole, pack_inline, refer_to, store_inline, store_packed,
-    store_preallocated, target, write_data,
+    Chunks, CompressionChunk, DataChecksums, FileBuffer, InlineData, MOST_AT_ONCE, Sectors,
+    WriteTarget, bytes_with_checksums, checksum_items, extent_len, insert_hole, pack_inline,
+    refer_to, store_inline, store_packed, store_preallocated, target, write_data,
 };
 use crate::events::WRITEBACK;
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, REMOVAL_ITEMS};
 use crate::storage::malformed;
 use crate::tree::Cursor;
@@ -40,24 +40,24 @@ pub(super) struct Outgoing<'b> {
     pub(super) data: Sectors<'b>,
     /// The compressed chunks of its beginning, if `chosen` asks for compression.
     pub(super) chunks: &'b Chunks,
-    pub(super) chosen: Option<Chosen>,
+    pub(super) chosen: Option<ChosenCompression>,
 }
 
 /// One run of sectors that is stored under a handle.
-pub(super) struct Step<'v, 'b> {
-    handle: Handle<'v>,
+pub(super) struct WriteBackStep<'v, 'b> {
+    handle: RoomsHandle<'v>,
     file: FileId,
     buffer: &'b FileBuffer,
     data: Sectors<'b>,
     /// The compressed chunks of `data`, if any.
-    packed: &'b [Chunk],
-    chosen: Option<Chosen>,
+    packed: &'b [CompressionChunk],
+    chosen: Option<ChosenCompression>,
     /// Whether the file gets the flag NOCOMPRESS, because compression did not make it smaller.
     is_useless: bool,
 }
 
 /// Where data is stored.
-enum Destination {
+enum WriteBackDestination {
     InPlace {
         logical: Logical,
         is_preallocated: bool,
@@ -69,7 +69,7 @@ enum Destination {
     Packed(Vec<Logical>),
 }
 
-impl<'v, 'b> Step<'v, 'b> {
+impl<'v, 'b> WriteBackStep<'v, 'b> {
     /// Joins with room for as much as one step can store. `None` when there is no room even for the
     /// smallest step.
     pub(super) fn begin(
@@ -81,8 +81,9 @@ impl<'v, 'b> Step<'v, 'b> {
     ) -> Result<Option<Self>> {
         volume.delayed.limit(&volume.base)?;
         let others = OTHER_ITEMS + leaves_of(volume, hole_items(volume, file, data.start)?);
-        let is_useless = chosen
-            .is_some_and(|Chosen { packing, is_tried }| is_tried && chunks.are_useless(packing));
+        let is_useless = chosen.is_some_and(|ChosenCompression { packing, is_tried }| {
+            is_tried && chunks.are_useless(packing)
+        });
         let first = |data: Sectors<'b>, most| match chosen {
             Some(_) => chunks.first(data, most),
             None => (data, &[][..]),
@@ -120,7 +121,7 @@ impl<'v, 'b> Step<'v, 'b> {
 
     /// Stores the beginning of the data, as much as goes to one place. If the data was written
     /// ahead and needs a new place, that is `written`.
-    pub(super) fn store(self, written: Option<&mut Place>) -> Result<()> {
+    pub(super) fn store(self, written: Option<&mut UnreferencedSpace>) -> Result<()> {
         let Self { handle, file, buffer, data, is_useless, .. } = &self;
         let volume = handle.volume();
         let mut changes = Changes::accepted(handle, *file)?;
@@ -161,26 +162,29 @@ impl<'v, 'b> Step<'v, 'b> {
     fn place(
         &self,
         item: &InodeItem,
-        written: Option<&mut Place>,
-    ) -> Result<(Destination, Sectors<'b>)> {
+        written: Option<&mut UnreferencedSpace>,
+    ) -> Result<(WriteBackDestination, Sectors<'b>)> {
         let Self { handle, file, buffer, data, .. } = self;
         let len = match target(handle, *file, item, &data.range())? {
-            Target::InPlace { logical, len, is_preallocated } => {
-                return Ok((Destination::InPlace { logical, is_preallocated }, data.first(len)));
+            WriteTarget::InPlace { logical, len, is_preallocated } => {
+                return Ok((
+                    WriteBackDestination::InPlace { logical, is_preallocated },
+                    data.first(len),
+                ));
             }
-            Target::New(_) if buffer.read().is_in_place => {
+            WriteTarget::New(_) if buffer.read().is_in_place => {
                 return Err(Error::posix(Errno::NOSPC, format!("data that {file} shares")));
             }
-            Target::New(len) => len.min(data.len),
+            WriteTarget::New(len) => len.min(data.len),
         };
         if let Some(written) = written {
-            return Ok((Destination::Written(written.take(len)), data.first(len)));
+            return Ok((WriteBackDestination::Written(written.take(len)), data.first(len)));
         }
         self.take(len)
     }
 
     /// Allocates space for the first `len` bytes, or for fewer.
-    fn take(&self, len: u64) -> Result<(Destination, Sectors<'b>)> {
+    fn take(&self, len: u64) -> Result<(WriteBackDestination, Sectors<'b>)> {
         let Self { handle, data, packed, .. } = self;
         let take = |wanted| handle.space().take_data(&handle.volume().base, wanted);
         let mut places = Vec::new();
@@ -201,30 +205,32 @@ impl<'v, 'b> Step<'v, 'b> {
         }
         if let Some(last) = places.len().checked_sub(1) {
             let len = packed[last].range.end - data.start;
-            return Ok((Destination::Packed(places), data.first(len)));
+            return Ok((WriteBackDestination::Packed(places), data.first(len)));
         }
         let (logical, len) = take(len)?;
-        Ok((Destination::New(logical), data.first(len)))
+        Ok((WriteBackDestination::New(logical), data.first(len)))
     }
 
     /// Writes `data` and stores its items. Returns the change of the bytes of data that the inode
     /// counts.
-    fn put(&self, item: &InodeItem, place: Destination, data: Sectors<'b>) -> Result<i64> {
+    fn put(&self, item: &InodeItem, place: WriteBackDestination, data: Sectors<'b>) -> Result<i64> {
         let Self { handle, file, packed, chosen, .. } = self;
         let buffers = &handle.volume().buffers;
         match place {
-            Destination::New(logical) => {
-                write_data(handle, logical, data, Sums::of(item))?;
+            WriteBackDestination::New(logical) => {
+                write_data(handle, logical, data, DataChecksums::of(item))?;
                 refer_to(handle, buffers, *file, item, data, logical)
             }
-            Destination::Written(logical) => refer_to(handle, buffers, *file, item, data, logical),
-            Destination::InPlace { logical, is_preallocated: true } => {
+            WriteBackDestination::Written(logical) => {
+                refer_to(handle, buffers, *file, item, data, logical)
+            }
+            WriteBackDestination::InPlace { logical, is_preallocated: true } => {
                 store_preallocated(handle, buffers, *file, item, data, logical).map(|()| 0)
             }
-            Destination::InPlace { logical, is_preallocated: false } => {
-                write_data(handle, logical, data, Sums::of(item)).map(|()| 0)
+            WriteBackDestination::InPlace { logical, is_preallocated: false } => {
+                write_data(handle, logical, data, DataChecksums::of(item)).map(|()| 0)
             }
-            Destination::Packed(places) => {
+            WriteBackDestination::Packed(places) => {
                 let method = chosen.map(|chosen| chosen.packing.method.compression());
                 let compression = method.unwrap_or(Compression::None);
                 store_packed(handle, buffers, *file, item, packed, compression, &places)
@@ -233,7 +239,7 @@ impl<'v, 'b> Step<'v, 'b> {
     }
 
     /// The inline data, if `data` is a whole file that is small enough.
-    fn inline(&self, item: &InodeItem) -> Result<Option<Inline<'b>>> {
+    fn inline(&self, item: &InodeItem) -> Result<Option<InlineData<'b>>> {
         let Self { handle, file, buffer, data, chosen, .. } = self;
         let volume = handle.volume();
         let sector = u64::from(volume.superblock().sector_size);
@@ -244,15 +250,15 @@ impl<'v, 'b> Step<'v, 'b> {
             return Ok(None);
         }
         let bytes = data.contents(&(0..len));
-        if let Some(Chosen { packing, .. }) = chosen
+        if let Some(ChosenCompression { packing, .. }) = chosen
             && let Some(packed) = pack_inline(*packing, &bytes)
             && packed.len() as u64 <= max_inline
         {
             let compression = packing.method.compression();
-            return Ok(Some(Inline { len, compression, bytes: packed.into() }));
+            return Ok(Some(InlineData { len, compression, bytes: packed.into() }));
         }
         let is_small = len <= max_inline.min(sector - 1);
-        Ok(is_small.then_some(Inline { len, compression: Compression::None, bytes }))
+        Ok(is_small.then_some(InlineData { len, compression: Compression::None, bytes }))
     }
 }
 

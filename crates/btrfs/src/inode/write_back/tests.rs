@@ -16,16 +16,16 @@ use zerocopy::IntoBytes;
 
 use crate::test_volumes::{in_memory, in_memory_of};
 use crate::tree::{Blocks, with_item};
-use crate::{Compress, Filesystem, OpenOptions, Volume};
+use crate::{BtrfsVolume, Compress, EngineOptions, Filesystem};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
 const NODE_SIZE: u32 = 16384;
 
 /// Opens the volume for writing without a thread of its own.
-fn open(device: &Arc<CheckedDevice>, dirty_bytes: u64) -> (Arc<Volume>, Filesystem) {
-    let options = OpenOptions { commit_interval: None, dirty_bytes, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+fn open(device: &Arc<CheckedDevice>, dirty_bytes: u64) -> (Arc<BtrfsVolume>, Filesystem) {
+    let options = EngineOptions { commit_interval: None, dirty_bytes, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![device.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     (volume, fs)
 }
@@ -35,13 +35,13 @@ fn create(fs: &Filesystem, name: &str) -> FileId {
 }
 
 /// Changes an item of the top level subvolume directly.
-fn change(volume: &Volume, key: Key, room: usize, change: impl Fn(&[u8]) -> Vec<u8>) {
+fn change(volume: &BtrfsVolume, key: Key, room: usize, change: impl Fn(&[u8]) -> Vec<u8>) {
     let handle = volume.join().expect("room");
     let edit = |data: Option<&[u8]>| Ok(change(data.expect("the item")));
     handle.change(TreeId::FS, |tree| tree.modify(key, room, edit)).expect("a change");
 }
 
-fn change_inode(volume: &Volume, file: FileId, edit: impl Fn(&mut InodeItem)) {
+fn change_inode(volume: &BtrfsVolume, file: FileId, edit: impl Fn(&mut InodeItem)) {
     change(volume, Key::new(file.ino, ItemType::INODE_ITEM, 0), 0, |data| {
         let mut item = *InodeItem::view(data).expect("an inode item");
         edit(&mut item);
@@ -139,7 +139,7 @@ fn what_replaces_a_file_by_rename_has_its_data() {
     fs.rename(from, to, AT).expect("it takes the place");
     volume.commit().expect("a commit that writes nothing back");
     let devices: Vec<Arc<dyn BlockDevice>> = vec![Arc::new(device.snapshot())];
-    let crashed = Volume::open(devices, &OpenOptions::default()).expect("it opens");
+    let crashed = BtrfsVolume::open(devices, &EngineOptions::default()).expect("it opens");
     let fs = crashed.filesystem(TreeId::FS).expect("the top level");
     let file = fs.lookup(fs.root(), b"config").expect("it is there");
     let mut found = vec![0; 8193];
@@ -255,7 +255,7 @@ fn files_that_are_buffered_leave_metadata_to_others() {
 }
 
 /// The promised metadata, in bytes.
-fn promised(volume: &Volume) -> u64 {
+fn promised(volume: &BtrfsVolume) -> u64 {
     volume.space_stats().kinds.iter().map(|kind| kind.promised_bytes).sum()
 }
 
@@ -288,8 +288,8 @@ fn store_compressed(
     let memory = Arc::new(CheckedDevice::over(base.clone()));
     let device = Arc::new(FaultDevice::new(memory.clone()));
     let compress = Some(Compress { method: "zstd:1".parse().expect("a method"), forced: true });
-    let options = OpenOptions { commit_interval: None, compress, ..OpenOptions::default() };
-    let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, compress, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(vec![device.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     let file = create(&fs, "file");
     fs.sync().expect("a commit");

@@ -23,7 +23,7 @@ use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
 use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
 use crate::events::WRITEBACK;
-use crate::inode::{Handle, Rooms};
+use crate::inode::{Rooms, RoomsHandle};
 use crate::space::Claim;
 
 /// The most files that one step stores.
@@ -127,7 +127,7 @@ pub(super) fn store(volume: &Rooms, files: &[FileId]) -> Result<()> {
 }
 
 /// Allocates so many bytes of data space in one piece, if there is one.
-fn take(handle: &Handle<'_>, bytes: u64) -> Result<Option<Logical>> {
+fn take(handle: &RoomsHandle<'_>, bytes: u64) -> Result<Option<Logical>> {
     if bytes == 0 {
         return Ok(Some(Logical(0)));
     }

@@ -13,7 +13,7 @@ use offshoot_btrfs_format::superblock::{CompatRo, Incompat};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::{GENERATION, Items, Layout, Spec, Tree, Trees};
+use super::{GENERATION, Layout, NewTree, NewTrees, Spec, TreeItems};
 
 /// The mode of a directory that every user may read.
 const DIRECTORY_MODE: u32 = 0o040_755;
@@ -22,7 +22,7 @@ const DIRECTORY_MODE: u32 = 0o040_755;
 const ROOT_INODE_SIZE: u64 = 3;
 
 /// The items of tree `id`; `trees` says where the blocks of all trees are.
-pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
+pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
     match id {
         TreeId::CHUNK => chunk_tree(spec, layout),
         TreeId::ROOT => root_tree(spec, trees),
@@ -33,7 +33,7 @@ pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &Trees) -> Ite
         TreeId::UUID => uuid_tree(spec),
         TreeId::FREE_SPACE => free_space_tree(spec, layout, trees),
         TreeId::BLOCK_GROUP => block_groups(spec, layout, trees),
-        _ => Items::new(),
+        _ => TreeItems::new(),
     }
 }
 
@@ -54,8 +54,8 @@ pub(in crate::mkfs) fn device_item(spec: &Spec, layout: &Layout, index: usize) -
     }
 }
 
-fn chunk_tree(spec: &Spec, layout: &Layout) -> Items {
-    let mut items = Items::new();
+fn chunk_tree(spec: &Spec, layout: &Layout) -> TreeItems {
+    let mut items = TreeItems::new();
     for (index, device) in layout.devices.iter().enumerate() {
         let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, device.id.0);
         items.insert(key, device_item(spec, layout, index).as_bytes().to_vec());
@@ -66,8 +66,8 @@ fn chunk_tree(spec: &Spec, layout: &Layout) -> Items {
     items
 }
 
-fn device_tree(spec: &Spec, layout: &Layout) -> Items {
-    let mut items = Items::new();
+fn device_tree(spec: &Spec, layout: &Layout) -> TreeItems {
+    let mut items = TreeItems::new();
     for device in &layout.devices {
         let key = Key::new(objectid::DEV_STATS, ItemType::PERSISTENT_ITEM, device.id.0);
         items.insert(key, DevStatsItem::new_zeroed().as_bytes().to_vec());
@@ -90,7 +90,7 @@ fn device_tree(spec: &Spec, layout: &Layout) -> Items {
 
 /// The root items of all trees except the two that the superblock leads to, and the directory that
 /// names the default subvolume.
-fn root_tree(spec: &Spec, trees: &Trees) -> Items {
+fn root_tree(spec: &Spec, trees: &NewTrees) -> TreeItems {
     const DEFAULT: &[u8] = b"default";
     let dir = objectid::ROOT_TREE_DIR;
     let mut items = directory(spec, dir, (0, 0));
@@ -112,7 +112,7 @@ fn root_tree(spec: &Spec, trees: &Trees) -> Items {
     items
 }
 
-fn root_item(spec: &Spec, tree: &Tree) -> RootItem {
+fn root_item(spec: &Spec, tree: &NewTree) -> RootItem {
     let mut item = RootItem {
         generation: GENERATION.0.into(),
         generation_v2: GENERATION.0.into(),
@@ -146,7 +146,7 @@ fn root_item(spec: &Spec, tree: &Tree) -> RootItem {
 }
 
 /// An empty directory that is the root directory of its tree.
-fn directory(spec: &Spec, ino: u64, (uid, gid): (u32, u32)) -> Items {
+fn directory(spec: &Spec, ino: u64, (uid, gid): (u32, u32)) -> TreeItems {
     let time = timespec(spec);
     let inode = InodeItem {
         generation: GENERATION.0.into(),
@@ -162,7 +162,7 @@ fn directory(spec: &Spec, ino: u64, (uid, gid): (u32, u32)) -> Items {
         otime: time,
         ..InodeItem::new_zeroed()
     };
-    Items::from([
+    TreeItems::from([
         (Key::new(ino, ItemType::INODE_ITEM, 0), inode.as_bytes().to_vec()),
         (Key::new(ino, ItemType::INODE_REF, ino), inode_ref(0, b"..")),
     ])
@@ -172,14 +172,14 @@ fn timespec(spec: &Spec) -> Timespec {
     Timespec { sec: spec.time.secs.cast_unsigned().into(), nsec: spec.time.nanos.into() }
 }
 
-fn uuid_tree(spec: &Spec) -> Items {
+fn uuid_tree(spec: &Spec) -> TreeItems {
     let key = uuid_key(spec.subvolume_uuid, ItemType::UUID_KEY_SUBVOL);
-    Items::from([(key, U64::new(TreeId::FS.0).as_bytes().to_vec())])
+    TreeItems::from([(key, U64::new(TreeId::FS.0).as_bytes().to_vec())])
 }
 
 /// Every block has an extent item. Block groups are in this tree if they have no tree of their own.
-fn extent_tree(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
-    let mut items = Items::new();
+fn extent_tree(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
+    let mut items = TreeItems::new();
     let skinny = spec.incompat.has(Incompat::SKINNY_METADATA);
     for tree in &trees.all {
         items.extend(tree.blocks.iter().map(|block| {
@@ -193,7 +193,7 @@ fn extent_tree(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
     items
 }
 
-fn block_groups(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
+fn block_groups(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
     let item = |chunk: &Chunk| {
         let item = BlockGroupItem {
             used: trees.used_in(chunk, spec).into(),
@@ -208,8 +208,8 @@ fn block_groups(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
 
 /// The gaps between blocks, by block group. There are a handful at most, far fewer than would need
 /// bitmaps.
-fn free_space_tree(spec: &Spec, layout: &Layout, trees: &Trees) -> Items {
-    let mut items = Items::new();
+fn free_space_tree(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
+    let mut items = TreeItems::new();
     let node_size = u64::from(spec.node_size);
     let addresses = trees.addresses();
     for chunk in &layout.chunks {

@@ -14,18 +14,18 @@ use offshoot_vfs::{
 };
 use zerocopy::IntoBytes as _;
 
-use super::{Progress, drop_step};
+use super::{DropProgress, drop_step};
 use crate::test_volumes::{check, edit_root, in_memory};
 use crate::transaction::{root_item, root_item_key};
 use crate::tree::TreeWriter;
-use crate::{Filesystem, OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions, Filesystem};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o755, uid: 0, gid: 0, umask: None, at: AT };
 
 fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let volume = Volume::open_writable(devices, &options).unwrap();
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let volume = BtrfsVolume::open_writable(devices, &options).unwrap();
     volume.filesystem(TreeId::FS).unwrap()
 }
 
@@ -69,7 +69,7 @@ fn the_kernel_goes_on_where_ours_stopped() {
         for step in 0..steps {
             assert_eq!(
                 drop_step(fs.volume(), &fs.volume().subvolumes).unwrap(),
-                Progress::Went,
+                DropProgress::Went,
                 "{deleted}, {step}"
             );
         }
@@ -95,7 +95,7 @@ fn a_drop_that_is_begun_anew_at_every_step_ends() {
         prepare(&disks, deleted);
         for step in 0.. {
             let fs = open(disks.writable_devices());
-            if drop_step(fs.volume(), &fs.volume().subvolumes).unwrap() == Progress::Waits {
+            if drop_step(fs.volume(), &fs.volume().subvolumes).unwrap() == DropProgress::Waits {
                 assert!(step > 3, "{deleted} was dropped in {step} steps");
                 break;
             }
@@ -120,7 +120,7 @@ fn a_pointer_that_is_not_there_is_not_gone_on_from() {
     prepare(&disks, "live");
     let fs = open(disks.writable_devices());
     for _ in 0..4 {
-        assert_eq!(drop_step(fs.volume(), &fs.volume().subvolumes).unwrap(), Progress::Went);
+        assert_eq!(drop_step(fs.volume(), &fs.volume().subvolumes).unwrap(), DropProgress::Went);
     }
     let id = TreeId(256);
     let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);

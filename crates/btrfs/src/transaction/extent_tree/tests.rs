@@ -19,9 +19,9 @@ use offshoot_testkit::compare::compare;
 use offshoot_testkit::run::{command, run};
 use offshoot_vfs::{EntryPlace, Error, FileSystem, FileSystemMut, NewFile, Result, Timestamp};
 
-use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, Owner, Record};
+use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, ExtentRecord, Owner};
 use crate::test_volumes::{edit, patch_leaf};
-use crate::{Filesystem, OpenOptions, Report, Volume};
+use crate::{BtrfsVolume, EngineOptions, Filesystem, VolumeReport};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -70,14 +70,14 @@ fn cloned(root: &Path) {
     fill::sync(root);
 }
 
-fn open_with(disks: &Disks, options: OpenOptions) -> Filesystem {
-    let options = OpenOptions { commit_interval: None, ..options };
-    let volume = Volume::open_writable(disks.writable_devices(), &options).expect("it opens");
+fn open_with(disks: &Disks, options: EngineOptions) -> Filesystem {
+    let options = EngineOptions { commit_interval: None, ..options };
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("it has a top level")
 }
 
 fn open(disks: &Disks) -> Filesystem {
-    open_with(disks, OpenOptions::default())
+    open_with(disks, EngineOptions::default())
 }
 
 fn top<'n>(fs: &Filesystem, name: &'n str) -> EntryPlace<'n> {
@@ -85,13 +85,13 @@ fn top<'n>(fs: &Filesystem, name: &'n str) -> EntryPlace<'n> {
 }
 
 /// All extents for which `has` is true.
-fn extents(volume: &Volume, has: impl Fn(&Record) -> bool) -> Vec<Record> {
+fn extents(volume: &BtrfsVolume, has: impl Fn(&ExtentRecord) -> bool) -> Vec<ExtentRecord> {
     let mut found = Vec::new();
     let first = Key::new(0, ItemType::EXTENT_ITEM, 0);
     let mut cursor = volume.cursor(volume.tree(TreeId::EXTENT).unwrap(), first).unwrap();
     while let Some((key, data)) = cursor.item() {
         if matches!(key.item_type, ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM) {
-            let record = Record::parse(key, data).unwrap();
+            let record = ExtentRecord::parse(key, data).unwrap();
             found.extend(has(&record).then_some(record));
         }
         cursor.advance().unwrap();
@@ -100,7 +100,7 @@ fn extents(volume: &Volume, has: impl Fn(&Record) -> bool) -> Vec<Record> {
 }
 
 /// Changes the item of an extent.
-fn damage(disks: &Disks, mut record: Record, change: impl FnOnce(&mut Record)) {
+fn damage(disks: &Disks, mut record: ExtentRecord, change: impl FnOnce(&mut ExtentRecord)) {
     let key = record.key;
     change(&mut record);
     let mut edits = vec![(record.key, Some(record.encode()))];
@@ -163,15 +163,15 @@ fn stops(
 #[track_caller]
 fn is_still_there(disks: &Disks, at_least: u64) {
     let mount = disks.mount("ro,noatime");
-    let volume = Volume::open(disks.devices(), &OpenOptions::default()).expect("it is read");
+    let volume = BtrfsVolume::open(disks.devices(), &EngineOptions::default()).expect("it is read");
     let fs = volume.filesystem(TreeId::FS).expect("it has a top level");
     compare(&fs, mount.path()).assert_same(at_least);
 }
 
 /// The leaves of the top level that the snapshot shares, by address.
-fn leaves_in_both(volume: &Volume) -> Vec<Record> {
+fn leaves_in_both(volume: &BtrfsVolume) -> Vec<ExtentRecord> {
     let both = [TreeId::FS, SNAPSHOT].map(|root| (Owner::Tree { root }, 1));
-    let is_it = |one: &Record| {
+    let is_it = |one: &ExtentRecord| {
         let is_block = one.flags & EXTENT_FLAG_TREE_BLOCK != 0;
         is_block && one.refs == 2 && both.iter().all(|owner| one.inline.contains(owner))
     };
@@ -179,7 +179,7 @@ fn leaves_in_both(volume: &Volume) -> Vec<Record> {
 }
 
 /// A leaf with files of the top level that the snapshot shares.
-fn shared_leaf(volume: &Volume) -> Record {
+fn shared_leaf(volume: &BtrfsVolume) -> ExtentRecord {
     // The first leaf has the root directory, which changes with every file.
     leaves_in_both(volume).pop().expect("leaves are shared")
 }
@@ -191,7 +191,7 @@ fn remove_files(fs: &Filesystem) -> Result<()> {
 /// Removing all files of the top level must end after `change` was made to the item of a leaf that
 /// the snapshot shares.
 #[track_caller]
-fn a_shared_leaf(judges: &Judges, mkfs: &'static str, change: fn(&mut Record)) {
+fn a_shared_leaf(judges: &Judges, mkfs: &'static str, change: fn(&mut ExtentRecord)) {
     let disks = Recipe::new().mkfs(mkfs).fill(shared).make(judges);
     let leaf = shared_leaf(open(&disks).volume());
     let at = Logical(leaf.key.objectid);
@@ -217,7 +217,7 @@ macro_rules! shared_leaves {
     };
 }
 
-fn forget(record: &mut Record, root: TreeId) {
+fn forget(record: &mut ExtentRecord, root: TreeId) {
     record.inline.retain(|(owner, _)| *owner != Owner::Tree { root });
     record.refs = 1;
 }
@@ -270,8 +270,8 @@ fn a_root_that_forgot_its_last_snapshot() {
 #[track_caller]
 fn is_refused(judges: &Judges, disks: &Disks, at: Logical, work: fn(&Filesystem) -> Result<()>) {
     let before = disks.copy(judges);
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let opened = Volume::open_writable(disks.writable_devices(), &options);
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let opened = BtrfsVolume::open_writable(disks.writable_devices(), &options);
     let outcome = opened.and_then(|volume| volume.filesystem(TreeId::FS)).and_then(|fs| {
         work(&fs)?;
         fs.sync()
@@ -327,7 +327,7 @@ fn a_leaf_of_a_deleted_snapshot_that_counts_the_top_level_alone() {
 }
 
 /// The extent of a file, with its record.
-fn extent_of(fs: &Filesystem, name: &str) -> Record {
+fn extent_of(fs: &Filesystem, name: &str) -> ExtentRecord {
     let file = fs.lookup(fs.root(), name.as_bytes()).unwrap();
     let is_its =
         |(owner, _): &(Owner, u32)| matches!(owner, Owner::File { ino, .. } if *ino == file.ino);
@@ -339,7 +339,7 @@ fn extent_of(fs: &Filesystem, name: &str) -> Record {
 fn a_data_extent(
     judges: &Judges,
     name: &str,
-    change: impl FnOnce(&mut Record),
+    change: impl FnOnce(&mut ExtentRecord),
     work: impl FnOnce(&Filesystem) -> Result<()>,
 ) {
     let disks = Recipe::new().fill(cloned).make(judges);
@@ -355,7 +355,7 @@ fn a_data_extent(
 }
 
 /// Keeps only the reference of the first of two inodes, the one that was made first.
-fn forget_the_clone(extent: &mut Record) {
+fn forget_the_clone(extent: &mut ExtentRecord) {
     let ino = |owner: &Owner| match owner {
         Owner::File { ino, .. } => *ino,
         _ => u64::MAX,
@@ -402,7 +402,7 @@ fn an_extent_of_another_length() {
 #[test]
 fn data_that_is_a_tree_block() {
     let Some(judges) = judges::require() else { return };
-    let change = |one: &mut Record| {
+    let change = |one: &mut ExtentRecord| {
         one.flags = EXTENT_FLAG_TREE_BLOCK;
         one.key = Key::new(one.key.objectid, ItemType::METADATA_ITEM, 0);
         one.inline = vec![(Owner::Tree { root: TreeId::FS }, 1)];
@@ -413,7 +413,7 @@ fn data_that_is_a_tree_block() {
 #[test]
 fn an_extent_that_names_another_file() {
     let Some(judges) = judges::require() else { return };
-    let change = |one: &mut Record| {
+    let change = |one: &mut ExtentRecord| {
         one.inline = vec![(Owner::File { root: TreeId::FS, ino: 4000, offset: 0 }, 1)];
     };
     a_data_extent(&judges, "alone", change, |fs| unlink(fs, "alone"));
@@ -520,12 +520,12 @@ fn write_new(fs: &Filesystem, len: usize) -> Result<()> {
 fn open_watched(disks: &Disks) -> (Filesystem, Arc<parking_lot::Mutex<Vec<String>>>) {
     let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let telling = told.clone();
-    let reporter = Arc::new(move |report: &Report| {
-        if let Report::WrongFreeSpace { .. } = report {
+    let reporter = Arc::new(move |report: &VolumeReport| {
+        if let VolumeReport::WrongFreeSpace { .. } = report {
             telling.lock().push(report.to_string());
         }
     });
-    (open_with(disks, OpenOptions { reporter: Some(reporter), ..OpenOptions::default() }), told)
+    (open_with(disks, EngineOptions { reporter: Some(reporter), ..EngineOptions::default() }), told)
 }
 
 /// The free-space tree shows the place of a file as free. Before the mend, the next file got it.

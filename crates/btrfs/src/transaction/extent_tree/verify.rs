@@ -25,9 +25,9 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId, U32};
 use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
-use super::{Gaps, Handle, Record};
+use super::{ExtentRecord, Gaps, TransactionHandle};
 use crate::transaction::Base;
-use crate::transaction::refs::{ExtentKind, Owner, Pending};
+use crate::transaction::refs::{ExtentKind, Owner, PendingRefs};
 use crate::tree::Cursor;
 
 /// What the user can do.
@@ -35,8 +35,8 @@ const ADVICE: &str =
     "nothing is written any more: copy what you need, then see what btrfs check finds";
 
 /// The item of an extent, which agrees with itself and with the references to the extent.
-pub(super) struct Known {
-    pub(super) record: Record,
+pub(super) struct KnownExtent {
+    pub(super) record: ExtentRecord,
     /// How many references are keyed.
     pub(super) in_items: u64,
     /// The key before that of the item, if it is in the same leaf.
@@ -116,7 +116,7 @@ pub(super) fn names(inline: &[(Owner, u32)]) -> String {
     if all.is_empty() { "nothing".into() } else { all.join(", ") }
 }
 
-impl Record {
+impl ExtentRecord {
     /// Why this is not the item of an extent of this length and kind, if it is not.
     fn misfit(&self, len: u64, kind: ExtentKind, node_size: u64) -> Option<String> {
         let (flag, name) = match kind {
@@ -159,7 +159,7 @@ impl Record {
     }
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     /// Ends all writing because an extent is wrong, and returns the error.
     pub(super) fn contradicted(&self, logical: Logical, problem: &str) -> Error {
         let error = wrong(logical, problem);
@@ -173,7 +173,12 @@ impl Handle<'_> {
     /// # Errors
     /// When there is no such item, it describes another extent, or it contradicts itself or the
     /// neighbouring extents.
-    pub(super) fn extent(&self, logical: Logical, len: u64, kind: ExtentKind) -> Result<Known> {
+    pub(super) fn extent(
+        &self,
+        logical: Logical,
+        len: u64,
+        kind: ExtentKind,
+    ) -> Result<KnownExtent> {
         let node_size = u64::from(self.volume.superblock().node_size);
         let wrong = |problem: &str| self.contradicted(logical, problem);
         let root = self.volume.tree(TreeId::EXTENT)?;
@@ -183,7 +188,7 @@ impl Handle<'_> {
         let Some((key, data)) = found else {
             return Err(wrong(&format!("it has no item for {len} bytes that are in use")));
         };
-        let record = Record::parse(key, data).map_err(|error| match error {
+        let record = ExtentRecord::parse(key, data).map_err(|error| match error {
             Error::Corrupt(corrupt) => wrong(&corrupt.to_string()),
             error => error,
         })?;
@@ -195,7 +200,7 @@ impl Handle<'_> {
             return Err(wrong(&problem));
         }
         let in_items = record.in_items(has_items).map_err(|problem| wrong(&problem))?;
-        let known = Known { record, in_items, before, behind: next.filter(|_| !has_items) };
+        let known = KnownExtent { record, in_items, before, behind: next.filter(|_| !has_items) };
         let beside =
             [known.before, known.behind].into_iter().flatten().filter(|key| is_extent(*key));
         for other in beside.map(|key| range_of(key, node_size)) {
@@ -220,10 +225,10 @@ impl Handle<'_> {
     /// How often `owner` refers to an extent, with the pending changes counted.
     fn count_for(
         &self,
-        known: &Known,
+        known: &KnownExtent,
         logical: Logical,
         owner: Owner,
-        pending: Option<&Pending>,
+        pending: Option<&PendingRefs>,
     ) -> Result<i64> {
         let inline = known.record.inline.iter().find(|(one, _)| *one == owner);
         let stored = match inline {
@@ -251,7 +256,7 @@ impl Handle<'_> {
         owner: Owner,
     ) -> Result<(u64, bool)> {
         let (known, pending) = self.shared_block(logical, level)?;
-        let net = pending.as_ref().map_or(0, Pending::net);
+        let net = pending.as_ref().map_or(0, PendingRefs::net);
         let count = known.record.refs.checked_add_signed(net).filter(|count| *count > 0);
         let count = count.ok_or_else(|| {
             let problem = format!("it counts no reference any more, but {owner} refers to it");
@@ -276,7 +281,11 @@ impl Handle<'_> {
         Ok(known.record.is_full(pending.as_ref()))
     }
 
-    fn shared_block(&self, logical: Logical, level: u8) -> Result<(Known, Option<Pending>)> {
+    fn shared_block(
+        &self,
+        logical: Logical,
+        level: u8,
+    ) -> Result<(KnownExtent, Option<PendingRefs>)> {
         let node_size = u64::from(self.volume.superblock().node_size);
         let known = self.extent(logical, node_size, ExtentKind::Block { level })?;
         Ok((known, self.transaction.refs.get(logical)))
@@ -287,9 +296,9 @@ impl Handle<'_> {
     /// up, or another extent overlaps it.
     pub(super) fn require_all_given_up(
         &self,
-        known: &Known,
+        known: &KnownExtent,
         logical: Logical,
-        pending: &Pending,
+        pending: &PendingRefs,
     ) -> Result<()> {
         // An owner may be named twice: a new reference may have filled the gap of a removed
         // reference with the same hash, before an older one of the same owner.

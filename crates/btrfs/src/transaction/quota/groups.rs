@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 use super::Quotas;
 use crate::storage::malformed;
 use crate::transaction::Base;
-use crate::transaction::Handle;
+use crate::transaction::TransactionHandle;
 use crate::tree::{Cursor, with_item};
 
 /// The membership of the group of a new subvolume.
@@ -73,7 +73,7 @@ pub(super) fn used_by(volume: &Base, group: QgroupId) -> Result<Option<[u64; 2]>
     })
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     /// Adds the group of the new subvolume `id`. A group that exists stays unchanged: the user made
     /// it before, or a subvolume with the same number left it.
     pub(crate) fn add_quota_group(&self, id: TreeId, new: &NewGroup) -> Result<()> {

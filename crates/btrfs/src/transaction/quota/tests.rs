@@ -13,7 +13,7 @@ use offshoot_vfs::{EntryPlace, FileSystem as _, FileSystemMut as _, NewFile, Tim
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::Volume;
+use crate::BtrfsVolume;
 use crate::test_volumes::open;
 
 const NEW: NewFile = NewFile {
@@ -42,7 +42,7 @@ fn with_quotas(judges: &Judges) -> Disks {
         .make(judges)
 }
 
-fn make_file(volume: &Arc<Volume>, name: &str) {
+fn make_file(volume: &Arc<BtrfsVolume>, name: &str) {
     let fs = volume.filesystem(TreeId::FS).expect("every volume has one");
     let place = EntryPlace { dir: fs.root(), name: name.as_bytes() };
     let file = fs.create(place, &NEW).expect("there is room");
@@ -101,7 +101,7 @@ fn a_rescan_that_was_running_is_not_gone_on_with() {
     assert!(shown.contains("no rescan"), "{shown}");
     run("btrfs", &["quota".as_ref(), "rescan".as_ref(), "-w".as_ref(), mount.path().as_os_str()]);
     drop(mount);
-    let volume = Volume::open(disks.devices(), &crate::OpenOptions::default()).unwrap();
+    let volume = BtrfsVolume::open(disks.devices(), &crate::EngineOptions::default()).unwrap();
     assert!(!status(&volume).has(STATUS_INCONSISTENT), "{:?}", status(&volume));
     drop(volume);
     disks.assert_checks();
@@ -126,7 +126,8 @@ fn a_limit_of_all_bits_is_none() {
     make_file(&open(&disks), "after");
     disks.assert_checks();
     limit(u64::MAX - 1);
-    let refused = Volume::open_writable(disks.writable_devices(), &crate::OpenOptions::default());
+    let refused =
+        BtrfsVolume::open_writable(disks.writable_devices(), &crate::EngineOptions::default());
     assert!(matches!(refused.err(), Some(Error::Unsupported(_))));
 }
 
@@ -165,15 +166,15 @@ fn more_goes_than_simple_quotas_counted() {
     });
     let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let reports = told.clone();
-    let options = crate::OpenOptions {
-        reporter: Some(Arc::new(move |report: &Report| reports.lock().push(report.clone()))),
-        ..crate::OpenOptions::default()
+    let options = crate::EngineOptions {
+        reporter: Some(Arc::new(move |report: &VolumeReport| reports.lock().push(report.clone()))),
+        ..crate::EngineOptions::default()
     };
-    let volume = Volume::open_writable(disks.writable_devices(), &options).unwrap();
+    let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).unwrap();
     let fs = volume.filesystem(TreeId::FS).unwrap();
     fs.unlink(EntryPlace { dir: fs.root(), name: b"file" }, NEW.at).unwrap();
     fs.sync().expect("writing goes on");
-    assert!(told.lock().contains(&Report::WrongQuota { group }), "{:?}", told.lock());
+    assert!(told.lock().contains(&VolumeReport::WrongQuota { group }), "{:?}", told.lock());
     assert_eq!(groups::used_by(&volume, group).unwrap(), Some([0, 0]));
     make_file(&volume, "new");
     drop((fs, volume));
@@ -187,7 +188,7 @@ fn groups_in_circles_are_corrupt() {
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().mkfs("-O squota").fill(fill::sync).make(&judges);
     let generation = || {
-        let volume = Volume::open(disks.devices(), &crate::OpenOptions::default()).unwrap();
+        let volume = BtrfsVolume::open(disks.devices(), &crate::EngineOptions::default()).unwrap();
         volume.superblock().generation
     };
     let before = generation();

@@ -18,21 +18,21 @@ use zerocopy::IntoBytes;
 
 use super::Quotas;
 use super::groups::{parents_of, used_by};
-use crate::report::Report;
+use crate::report::VolumeReport;
 use crate::storage::malformed;
-use crate::transaction::Handle;
+use crate::transaction::TransactionHandle;
 use crate::tree::Blocks;
 
 /// Changes of a transaction that are not in the quota tree yet.
 #[derive(Debug, Default)]
-pub(crate) struct Usage {
+pub(crate) struct QuotaUsage {
     /// The change of the bytes that count for each subvolume.
     changed: Mutex<BTreeMap<TreeId, i128>>,
     /// Subvolumes that were dropped completely.
     dropped: Mutex<BTreeSet<TreeId>>,
 }
 
-impl Usage {
+impl QuotaUsage {
     fn add(&self, owner: TreeId, bytes: i128) {
         *self.changed.lock().entry(owner).or_default() += bytes;
     }
@@ -46,7 +46,7 @@ impl Usage {
     }
 }
 
-impl Handle<'_> {
+impl TransactionHandle<'_> {
     /// Whether extents of the transaction `generation` count for `owner`.
     fn counts(&self, owner: TreeId, generation: Generation) -> bool {
         match self.live().quotas {
@@ -146,7 +146,7 @@ impl Handle<'_> {
             })
         })?;
         if is_wrong {
-            self.volume().report(&Report::WrongQuota { group });
+            self.volume().report(&VolumeReport::WrongQuota { group });
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::*;
-use crate::{OpenOptions, Report, Volume};
+use crate::{BtrfsVolume, EngineOptions, VolumeReport};
 
 /// The most bytes that one item covers, so that extents have several items.
 const MOST: u64 = 192 << 10;
@@ -38,8 +38,8 @@ const MOST: u64 = 192 << 10;
 /// The size of a device, in MiB.
 const MIB: u64 = 512;
 
-fn open(disks: &Disks, members: &[usize], options: &OpenOptions) -> Arc<Volume> {
-    Volume::open(disks.some_devices(members), options).expect("the volume opens")
+fn open(disks: &Disks, members: &[usize], options: &EngineOptions) -> Arc<BtrfsVolume> {
+    BtrfsVolume::open(disks.some_devices(members), options).expect("the volume opens")
 }
 
 fn all(disks: &Disks) -> Vec<usize> {
@@ -47,7 +47,7 @@ fn all(disks: &Disks) -> Vec<usize> {
 }
 
 /// The extents of data, by their address and length.
-fn data_extents(volume: &Volume) -> Vec<(Logical, u64)> {
+fn data_extents(volume: &BtrfsVolume) -> Vec<(Logical, u64)> {
     let mut extents = Vec::new();
     let root = volume.tree(TreeId::EXTENT).expect("every volume has one");
     let outcome = volume.for_each_item(root, Key::MIN, |key, data| {
@@ -65,7 +65,7 @@ fn data_extents(volume: &Volume) -> Vec<(Logical, u64)> {
 
 /// Moves all data that belongs in the stripe tree, and returns the items of the tree.
 fn move_data(disks: &Disks) -> Vec<(Key, Vec<u8>)> {
-    let volume = open(disks, &all(disks), &OpenOptions::default());
+    let volume = open(disks, &all(disks), &EngineOptions::default());
     let devices: HashMap<_, _> = volume
         .members()
         .iter()
@@ -155,7 +155,7 @@ fn convert(disks: &Disks, mut items: Vec<(Key, Vec<u8>)>, keep: impl Fn(usize) -
     }
 }
 
-fn top(volume: &Arc<Volume>) -> crate::Filesystem {
+fn top(volume: &Arc<BtrfsVolume>) -> crate::Filesystem {
     volume.filesystem(TreeId::FS).expect("every volume has one")
 }
 
@@ -174,11 +174,12 @@ fn shows_the_same(devices: usize, mkfs: &'static str, lost: &[&[usize]]) {
     let mount = before.mount("ro,noatime");
     for gone in [&[][..]].iter().chain(lost) {
         let present: Vec<_> = all(&disks).into_iter().filter(|m| !gone.contains(m)).collect();
-        let options = OpenOptions { degraded: !gone.is_empty(), ..OpenOptions::default() };
+        let options = EngineOptions { degraded: !gone.is_empty(), ..EngineOptions::default() };
         let volume = open(&disks, &present, &options);
         compare(&top(&volume), mount.path()).assert_same(30);
     }
-    let refused = Volume::open_writable(disks.writable_devices(), &OpenOptions::default()).err();
+    let refused =
+        BtrfsVolume::open_writable(disks.writable_devices(), &EngineOptions::default()).err();
     let said = refused.map(|error| error.to_string()).unwrap_or_default();
     assert!(said.contains("RAID stripe tree"), "{said}");
 }
@@ -217,7 +218,7 @@ fn mirrored(judges: &Judges, fill: fn(&Path), gap: Option<usize>) -> (Disks, Vec
     (disks, items)
 }
 
-fn read(volume: &Arc<Volume>, buf: &mut [u8]) -> Result<usize> {
+fn read(volume: &Arc<BtrfsVolume>, buf: &mut [u8]) -> Result<usize> {
     let fs = top(volume);
     let file = fs.lookup(fs.root(), b"file").expect("it is there");
     fs.read(file, 0, buf)
@@ -236,7 +237,7 @@ fn what_it_does_not_say_is_an_error() {
     };
     let (disks, items) = mirrored(&judges, without_sums, Some(1));
     assert!(items.len() > 2, "the gap is in the middle");
-    let volume = open(&disks, &[0, 1], &OpenOptions::default());
+    let volume = open(&disks, &[0, 1], &EngineOptions::default());
     let mut bytes = vec![0; 1 << 20];
     let error = read(&volume, &mut bytes).expect_err("a part of it is nowhere");
     assert!(matches!(error, Error::Corrupt(_)), "{error:?}");
@@ -261,7 +262,7 @@ fn a_place_behind_everything_is_an_error() {
         }
     }
     convert(&disks, items, |_| true);
-    let volume = open(&disks, &[0, 1], &OpenOptions::default());
+    let volume = open(&disks, &[0, 1], &EngineOptions::default());
     read(&volume, &mut vec![0; 1 << 20]).expect_err("it is on no device");
 }
 
@@ -277,11 +278,11 @@ fn a_bad_copy_is_read_around() {
     }
     let bad = Arc::new(Mutex::new(0));
     let counter = bad.clone();
-    let count = move |report: &Report| {
-        assert!(matches!(report, Report::BadCopy { structure: "data", .. }), "{report}");
+    let count = move |report: &VolumeReport| {
+        assert!(matches!(report, VolumeReport::BadCopy { structure: "data", .. }), "{report}");
         *counter.lock() += 1;
     };
-    let options = OpenOptions { reporter: Some(Arc::new(count)), ..OpenOptions::default() };
+    let options = EngineOptions { reporter: Some(Arc::new(count)), ..EngineOptions::default() };
     let volume = open(&disks, &[0, 1], &options);
     let mut bytes = vec![0; 1 << 20];
     assert_eq!(read(&volume, &mut bytes).expect("the other copy is right"), bytes.len());
@@ -296,6 +297,6 @@ fn the_feature_without_the_tree_is_refused() {
     let Some(judges) = judges::require() else { return };
     let disks = Recipe::new().mib(MIB).fill(|_| {}).make(&judges);
     set_features(&disks.images()[0], Features::Incompatible, Incompat::RAID_STRIPE_TREE.0);
-    let error = Volume::open(disks.devices(), &OpenOptions::default()).err();
+    let error = BtrfsVolume::open(disks.devices(), &EngineOptions::default()).err();
     assert!(matches!(error, Some(Error::Corrupt(_))), "{error:?}");
 }

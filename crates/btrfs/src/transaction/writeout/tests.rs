@@ -17,7 +17,7 @@ use super::REQUEST_BYTES;
 use crate::block::TreeBlock;
 use crate::test_volumes::bare_of;
 use crate::tree::Blocks;
-use crate::{MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use crate::{BtrfsVolume, EngineOptions, MkfsOptions, SubvolumeId, mkfs};
 
 const NODE_SIZE: u32 = 16384;
 const AT: Timestamp = Timestamp { secs: 0, nanos: 0 };
@@ -26,7 +26,7 @@ const OBJECT: u64 = 1 << 20;
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+enum RecordedRequest {
     Write { member: usize, offset: u64, len: u64 },
     Flush,
 }
@@ -36,7 +36,7 @@ enum Seen {
 struct Noting {
     member: usize,
     device: Arc<MemoryDevice>,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<RecordedRequest>>>,
 }
 
 impl offshoot_device::Delegate for Noting {
@@ -50,35 +50,38 @@ impl offshoot_device::Delegate for Noting {
 
     fn write_vectored_at(&self, offset: u64, bufs: &[IoSlice<'_>]) -> io::Result<()> {
         let len = bufs.iter().map(|buf| buf.len() as u64).sum();
-        self.seen.lock().push(Seen::Write { member: self.member, offset, len });
+        self.seen.lock().push(RecordedRequest::Write { member: self.member, offset, len });
         self.inner().write_vectored_at(offset, bufs)
     }
 
     fn flush(&self) -> io::Result<()> {
-        self.seen.lock().push(Seen::Flush);
+        self.seen.lock().push(RecordedRequest::Flush);
         self.inner().flush()
     }
 }
 
 /// A volume on devices that record writes.
-struct Noted {
+struct RecordedVolume {
     devices: Vec<Arc<MemoryDevice>>,
-    seen: Arc<Mutex<Vec<Seen>>>,
-    volume: Arc<Volume>,
+    seen: Arc<Mutex<Vec<RecordedRequest>>>,
+    volume: Arc<BtrfsVolume>,
 }
 
-impl Noted {
+impl RecordedVolume {
     /// Opens the volume that is on `devices`.
     fn open(devices: Vec<Arc<MemoryDevice>>) -> Self {
-        let seen = Arc::<Mutex<Vec<Seen>>>::default();
+        let seen = Arc::<Mutex<Vec<RecordedRequest>>>::default();
         let noting = |(member, device): (usize, &Arc<MemoryDevice>)| {
             let (device, seen) = (device.clone(), seen.clone());
             Arc::new(Noting { member, device, seen }) as Arc<dyn BlockDevice>
         };
         let members = devices.iter().enumerate().map(noting).collect();
-        let options =
-            OpenOptions { commit_interval: None, dirty_bytes: u64::MAX, ..OpenOptions::default() };
-        let volume = Volume::open_writable(members, &options).expect("it opens");
+        let options = EngineOptions {
+            commit_interval: None,
+            dirty_bytes: u64::MAX,
+            ..EngineOptions::default()
+        };
+        let volume = BtrfsVolume::open_writable(members, &options).expect("it opens");
         Self { devices, seen, volume }
     }
 
@@ -100,8 +103,8 @@ impl Noted {
         self.volume.commit().expect("a commit");
         let seen = self.seen.lock().clone();
         let blocks = seen.iter().map_while(|seen| match *seen {
-            Seen::Write { member, offset, len } => Some((member, offset, len)),
-            Seen::Flush => None,
+            RecordedRequest::Write { member, offset, len } => Some((member, offset, len)),
+            RecordedRequest::Flush => None,
         });
         blocks.collect()
     }
@@ -155,7 +158,7 @@ fn each_member_is_written_from_its_beginning_to_its_end() {
         let mut options = MkfsOptions::new(Uuid::from_u128(7), AT);
         options.metadata = Some(profile);
         mkfs(&plain, &options).expect("a volume");
-        let noted = Noted::open(devices);
+        let noted = RecordedVolume::open(devices);
         noted.fill_leaves(0..600);
         let writes = noted.commit();
         eprintln!("{profile}: {} requests", writes.len());
@@ -169,13 +172,13 @@ fn each_member_is_written_from_its_beginning_to_its_end() {
 }
 
 /// The chunks of metadata, by address.
-fn metadata_chunks(volume: &Volume) -> Vec<Chunk> {
+fn metadata_chunks(volume: &BtrfsVolume) -> Vec<Chunk> {
     let is_metadata = |chunk: &Chunk| chunk.flags.0 & BlockGroupFlags::METADATA != 0;
     volume.chunks().filter(is_metadata).collect()
 }
 
 /// Allocates one more chunk of metadata.
-fn add_metadata_chunk(volume: &Volume) {
+fn add_metadata_chunk(volume: &BtrfsVolume) {
     let before = metadata_chunks(volume).len();
     let grown = (1..1024).any(|mib| {
         volume.upkeep.look_for_room(volume, mib << 20).expect("nothing fails");
@@ -187,7 +190,7 @@ fn add_metadata_chunk(volume: &Volume) {
 /// A new chunk takes the place of a removed one, and lies before a chunk with a lower address.
 #[test]
 fn chunks_are_written_in_the_order_of_the_device_and_not_of_their_addresses() {
-    let noted = Noted::open(vec![bare_of(NODE_SIZE, 256 << 20)]);
+    let noted = RecordedVolume::open(vec![bare_of(NODE_SIZE, 256 << 20)]);
     let volume = &noted.volume;
     let fs = volume.filesystem(SubvolumeId::FS).expect("the top level");
     let new = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };

@@ -17,7 +17,7 @@ use offshoot_btrfs_format::edit::{leaf_capacity, leaf_free};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::edits::{Edits, ItemEdit};
+use super::edits::{ItemEdit, ItemEdits};
 use super::merge::{Merged, Sources};
 use super::path::Path;
 use super::remove::is_sparse;
@@ -68,7 +68,7 @@ impl std::ops::AddAssign for Applied {
 
 /// Whether `leaf`, which has items, still fits after the merge, and keeps its first key and its
 /// place in the tree.
-fn stays(leaf: &TreeBlock, edits: Edits<'_>, merged: &Merged) -> bool {
+fn stays(leaf: &TreeBlock, edits: ItemEdits<'_>, merged: &Merged) -> bool {
     let keeps_first = match edits.key(0).cmp(&leaf.key(0)) {
         Ordering::Less => false,
         Ordering::Equal => edits.puts(0),
@@ -91,7 +91,7 @@ impl<'a> TreeWriter<'a> {
     /// When a block cannot be read. Edits that were applied before remain.
     pub(crate) fn apply_batch(&self, edits: &[ItemEdit<'_>]) -> Result<Applied> {
         debug_assert!(edits.is_sorted_by(|one, other| one.0 < other.0), "keys ascend");
-        self.apply(Edits::Each(edits))
+        self.apply(ItemEdits::Each(edits))
     }
 
     /// Puts the items in `slots` of a leaf of another tree, with one copy for all that go to one
@@ -100,10 +100,10 @@ impl<'a> TreeWriter<'a> {
     /// # Errors
     /// As [`apply_batch`](Self::apply_batch).
     pub(crate) fn put_run(&self, leaf: &TreeBlock, slots: Range<usize>) -> Result<Applied> {
-        self.apply(Edits::Run(leaf, slots.start, slots.end))
+        self.apply(ItemEdits::Run(leaf, slots.start, slots.end))
     }
 
-    fn apply(&self, mut edits: Edits<'_>) -> Result<Applied> {
+    fn apply(&self, mut edits: ItemEdits<'_>) -> Result<Applied> {
         let mut all = Applied::default();
         while !edits.is_empty() {
             let applied = match self.apply_shared(edits)? {
@@ -126,7 +126,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Edits a leaf; `None`, without a change, when something above the leaf would have to change.
-    fn apply_shared(&self, edits: Edits<'_>) -> Result<Option<Applied>> {
+    fn apply_shared(&self, edits: ItemEdits<'_>) -> Result<Option<Applied>> {
         let Some((mut path, mut leaf)) = self.locate_shared(edits.key(0))? else { return Ok(None) };
         if leaf.is_empty() || edits.key(0) < leaf.key(0) {
             return Ok(None);
@@ -152,7 +152,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Edits a leaf, and the blocks above it as far as necessary.
-    fn apply_exclusive(&self, edits: Edits<'_>) -> Result<Applied> {
+    fn apply_exclusive(&self, edits: ItemEdits<'_>) -> Result<Applied> {
         let (path, leaf) = self.locate_to_change(edits.key(0))?;
         let edits = edits.below(path.upper);
         let merged = Merged::new(&leaf, edits, self.most_at_once(&path));
@@ -169,7 +169,7 @@ impl<'a> TreeWriter<'a> {
         &self,
         mut path: Path<'a>,
         mut leaf: WriteLatch,
-        edits: Edits<'_>,
+        edits: ItemEdits<'_>,
         merged: &Merged,
     ) -> Result<Applied> {
         let runs_low = merged.applied.removed > 0 && is_sparse(&leaf, merged.sequence.bytes);

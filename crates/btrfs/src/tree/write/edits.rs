@@ -18,7 +18,7 @@ pub(crate) type ItemEdit<'e> = (Key, Option<&'e [u8]>);
 
 /// Edits with ascending keys.
 #[derive(Clone, Copy)]
-pub(super) enum Edits<'e> {
+pub(super) enum ItemEdits<'e> {
     Each(&'e [ItemEdit<'e>]),
     /// Puts the items of this leaf from the first slot up to, not including, the second.
     Run(&'e TreeBlock, usize, usize),
@@ -29,7 +29,7 @@ fn put<'e>(&(key, data): &ItemEdit<'e>) -> (Key, &'e [u8]) {
     (key, data.expect("a run of edits has no removals"))
 }
 
-impl Edits<'_> {
+impl ItemEdits<'_> {
     pub(super) fn len(self) -> usize {
         match self {
             Self::Each(edits) => edits.len(),

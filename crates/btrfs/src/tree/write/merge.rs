@@ -11,13 +11,13 @@ use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, LeafFiller, items_bytes, remove_items};
 
 use super::batch::Applied;
-use super::edits::Edits;
+use super::edits::ItemEdits;
 use super::path::bytes;
 use crate::block::{TreeBlock, WriteLatch};
 
 /// Where the items of a run are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ItemSource {
     Leaf,
     Sibling,
     Edits,
@@ -25,13 +25,13 @@ enum Place {
 
 /// A copy of a leaf, which is read while the leaf is written anew. Each thread keeps the memory for
 /// its next copy.
-pub(super) struct Copied(Option<TreeBlock>);
+pub(super) struct LeafCopy(Option<TreeBlock>);
 
 thread_local! {
     static KEPT: Cell<Option<TreeBlock>> = const { Cell::new(None) };
 }
 
-impl Copied {
+impl LeafCopy {
     pub(super) fn of(leaf: &TreeBlock) -> Self {
         let mut copy = KEPT.take().filter(|kept| kept.bytes().len() == leaf.bytes().len());
         match &mut copy {
@@ -42,7 +42,7 @@ impl Copied {
     }
 }
 
-impl Deref for Copied {
+impl Deref for LeafCopy {
     type Target = TreeBlock;
 
     fn deref(&self) -> &TreeBlock {
@@ -50,7 +50,7 @@ impl Deref for Copied {
     }
 }
 
-impl Drop for Copied {
+impl Drop for LeafCopy {
     fn drop(&mut self) {
         KEPT.set(self.0.take());
     }
@@ -58,8 +58,8 @@ impl Drop for Copied {
 
 /// Items that lie side by side.
 #[derive(Clone, Debug)]
-struct Run {
-    place: Place,
+struct ItemRun {
+    place: ItemSource,
     at: Range<usize>,
 }
 
@@ -68,19 +68,19 @@ struct Run {
 pub(super) struct Sources<'s> {
     pub(super) leaf: &'s TreeBlock,
     pub(super) sibling: Option<&'s TreeBlock>,
-    pub(super) edits: Edits<'s>,
+    pub(super) edits: ItemEdits<'s>,
 }
 
 impl<'s> Sources<'s> {
-    fn block(&self, place: Place) -> Option<&'s TreeBlock> {
+    fn block(&self, place: ItemSource) -> Option<&'s TreeBlock> {
         match place {
-            Place::Leaf => Some(self.leaf),
-            Place::Sibling => self.sibling,
-            Place::Edits => None,
+            ItemSource::Leaf => Some(self.leaf),
+            ItemSource::Sibling => self.sibling,
+            ItemSource::Edits => None,
         }
     }
 
-    fn key(&self, run: &Run) -> Key {
+    fn key(&self, run: &ItemRun) -> Key {
         match self.block(run.place) {
             Some(block) => block.key(run.at.start),
             None => self.edits.key(run.at.start),
@@ -88,7 +88,7 @@ impl<'s> Sources<'s> {
     }
 
     /// The bytes of the item at `at` with its header.
-    fn size(&self, place: Place, at: usize) -> usize {
+    fn size(&self, place: ItemSource, at: usize) -> usize {
         match self.block(place) {
             Some(block) => ITEM_SIZE + block.items()[at].size.get() as usize,
             None => self.edits.bytes(at..at + 1),
@@ -99,19 +99,19 @@ impl<'s> Sources<'s> {
 /// Items in the order of their keys.
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
-    runs: Vec<Run>,
+    runs: Vec<ItemRun>,
     /// The bytes of the items with their headers.
     pub(super) bytes: usize,
 }
 
 impl Sequence {
     /// Adds a run behind the others.
-    fn push(&mut self, place: Place, at: Range<usize>, bytes: usize) {
+    fn push(&mut self, place: ItemSource, at: Range<usize>, bytes: usize) {
         self.bytes += bytes;
         match self.runs.last_mut() {
             _ if at.is_empty() => {}
             Some(last) if last.place == place && last.at.end == at.start => last.at.end = at.end,
-            _ => self.runs.push(Run { place, at }),
+            _ => self.runs.push(ItemRun { place, at }),
         }
     }
 
@@ -121,18 +121,18 @@ impl Sequence {
 
     /// The key of the last item when it comes from an edit.
     pub(super) fn last_edit(&self, sources: Sources<'_>) -> Option<Key> {
-        let last = self.runs.last().filter(|run| run.place == Place::Edits)?;
+        let last = self.runs.last().filter(|run| run.place == ItemSource::Edits)?;
         Some(sources.edits.key(last.at.end - 1))
     }
 
     /// Whether the sequence is exactly the items of the leaf.
     fn is_leaf(&self, sources: Sources<'_>) -> bool {
-        matches!(&self.runs[..], [Run { place: Place::Leaf, at }] if *at == (0..sources.leaf.len()))
+        matches!(&self.runs[..], [ItemRun { place: ItemSource::Leaf, at }] if *at == (0..sources.leaf.len()))
     }
 
     /// The sequence with all items of a sibling added, on the left or on the right.
     pub(super) fn with_sibling(&self, sibling: &TreeBlock, is_left: bool) -> Self {
-        let whole = Run { place: Place::Sibling, at: 0..sibling.len() };
+        let whole = ItemRun { place: ItemSource::Sibling, at: 0..sibling.len() };
         let mut runs = self.runs.clone();
         runs.insert(if is_left { 0 } else { runs.len() }, whole);
         Self { runs, bytes: self.bytes + items_bytes(sibling.bytes(), 0, sibling.len()) }
@@ -145,7 +145,7 @@ impl Sequence {
         let (mut left, mut leaves) = (self.bytes, self.bytes.div_ceil(capacity).max(1));
         let mut parts = Vec::with_capacity(leaves + 1);
         let mut part = Self::default();
-        for Run { place, at } in self.runs {
+        for ItemRun { place, at } in self.runs {
             for at in at {
                 let size = sources.size(place, at);
                 // The part is nearer to its share without the item.
@@ -165,7 +165,7 @@ impl Sequence {
     /// Fills an empty leaf that has its header.
     pub(super) fn fill(&self, leaf: &mut [u8], sources: Sources<'_>) {
         let mut filler = LeafFiller::new(leaf);
-        for Run { place, at } in &self.runs {
+        for ItemRun { place, at } in &self.runs {
             match sources.block(*place) {
                 Some(block) => filler.copy(block.bytes(), at.clone()),
                 None => sources.edits.fill(&mut filler, at.clone()),
@@ -195,7 +195,7 @@ pub(super) struct Merged {
 impl Merged {
     /// Merges the items of `leaf` with edits that belong there, at least one, until the new data
     /// would take more than `most` bytes.
-    pub(super) fn new(leaf: &TreeBlock, edits: Edits<'_>, most: usize) -> Self {
+    pub(super) fn new(leaf: &TreeBlock, edits: ItemEdits<'_>, most: usize) -> Self {
         let items = |range: Range<usize>| items_bytes(leaf.bytes(), range.start, range.end);
         let mut new = Self {
             sequence: Sequence::default(),
@@ -218,26 +218,26 @@ impl Merged {
             }
             let size = edits.bytes(i..end);
             put += size;
-            new.sequence.push(Place::Leaf, slot..at, items(slot..at));
+            new.sequence.push(ItemSource::Leaf, slot..at, items(slot..at));
             if edits.puts(i) {
-                new.sequence.push(Place::Edits, i..end, size);
+                new.sequence.push(ItemSource::Edits, i..end, size);
             }
             slot = at + usize::from(exists);
             new.keeps_shape &= size == items(at..slot);
             new.edits = end;
             *new.applied.count(edits.puts(i), exists) += end - i;
         }
-        new.sequence.push(Place::Leaf, slot..leaf.len(), items(slot..leaf.len()));
+        new.sequence.push(ItemSource::Leaf, slot..leaf.len(), items(slot..leaf.len()));
         new
     }
 
     /// Writes the result to `leaf`, the one that was merged, and moves as few bytes as possible.
-    pub(super) fn write(&self, leaf: &mut WriteLatch, edits: Edits<'_>) {
+    pub(super) fn write(&self, leaf: &mut WriteLatch, edits: ItemEdits<'_>) {
         if self.keeps_shape {
             return self.overwrite(bytes(leaf), edits);
         }
         let Some((gap, puts)) = self.one_gap(leaf.len()) else {
-            let old = Copied::of(leaf);
+            let old = LeafCopy::of(leaf);
             return self.sequence.replace(leaf, Sources { leaf: &old, sibling: None, edits });
         };
         if !gap.is_empty() {
@@ -252,15 +252,15 @@ impl Merged {
     /// two is one range.
     fn one_gap(&self, len: usize) -> Option<(Range<usize>, Range<usize>)> {
         let (mut runs, mut gap, mut puts) = (&self.sequence.runs[..], 0..len, 0..0);
-        if let [Run { place: Place::Leaf, at }, rest @ ..] = runs
+        if let [ItemRun { place: ItemSource::Leaf, at }, rest @ ..] = runs
             && at.start == 0
         {
             (gap.start, runs) = (at.end, rest);
         }
-        if let [Run { place: Place::Edits, at }, rest @ ..] = runs {
+        if let [ItemRun { place: ItemSource::Edits, at }, rest @ ..] = runs {
             (puts, runs) = (at.clone(), rest);
         }
-        if let [Run { place: Place::Leaf, at }] = runs
+        if let [ItemRun { place: ItemSource::Leaf, at }] = runs
             && at.end == len
         {
             (gap.end, runs) = (at.start, &[]);
@@ -269,10 +269,10 @@ impl Merged {
     }
 
     /// Overwrites data with new data of the same sizes.
-    fn overwrite(&self, leaf: &mut [u8], edits: Edits<'_>) {
+    fn overwrite(&self, leaf: &mut [u8], edits: ItemEdits<'_>) {
         let mut slot = 0;
-        for Run { place, at } in &self.sequence.runs {
-            if *place == Place::Edits {
+        for ItemRun { place, at } in &self.sequence.runs {
+            if *place == ItemSource::Edits {
                 for (slot, edit) in (slot..).zip(at.clone()) {
                     edits.overwrite(leaf, slot, edit);
                 }

@@ -24,7 +24,7 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
 use crate::tree::Blocks as _;
-use crate::{Latching, OpenOptions, Stats, Volume};
+use crate::{BtrfsVolume, EngineOptions, Latching, Stats};
 
 const NODE_SIZE: u32 = 4096;
 /// The inode number of the test items. No file of the new volume has it.
@@ -37,16 +37,16 @@ const THIRD: usize = 1300;
 /// Schedules of each kind.
 const SCHEDULES: usize = 800;
 
-type Model = BTreeMap<u64, Vec<u8>>;
+type ScheduleItems = BTreeMap<u64, Vec<u8>>;
 
 fn key(number: u64) -> Key {
     Key::new(OBJECT, ItemType::STRING_ITEM, number)
 }
 
 /// The tree that a schedule begins with: a committed volume and its items.
-struct Start {
+struct ScheduleStart {
     device: MemoryDevice,
-    holds: Model,
+    holds: ScheduleItems,
     /// Every other schedule works around this key, where a split or a merge is due.
     focus: u64,
 }
@@ -54,7 +54,7 @@ struct Start {
 /// The distance between the first keys: seven others fit between two.
 const GAP: u64 = 8;
 
-impl Start {
+impl ScheduleStart {
     /// A tree of this many levels with `count` items. Of those from `keep` on, all are removed
     /// again that are not in the first of eight leaves.
     fn new(levels: u8, count: u64, keep: u64, focus: u64) -> Self {
@@ -84,10 +84,10 @@ impl Start {
     }
 }
 
-fn open(device: Arc<dyn BlockDevice>, exclusive: bool) -> Arc<Volume> {
+fn open(device: Arc<dyn BlockDevice>, exclusive: bool) -> Arc<BtrfsVolume> {
     let latching = Latching { exclusive, ..Latching::default() };
-    let options = OpenOptions { latching, commit_interval: None, ..OpenOptions::default() };
-    Volume::open_writable(vec![device], &options).expect("it opens")
+    let options = EngineOptions { latching, commit_interval: None, ..EngineOptions::default() };
+    BtrfsVolume::open_writable(vec![device], &options).expect("it opens")
 }
 
 fn config() -> Config {
@@ -103,7 +103,13 @@ fn once(run: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Makes the changes of one writer at keys from `low` on. Its numbers have its own remainder.
-fn write(volume: &Volume, random: &mut Random, writer: u64, low: u64, model: &mut Model) {
+fn write(
+    volume: &BtrfsVolume,
+    random: &mut Random,
+    writer: u64,
+    low: u64,
+    model: &mut ScheduleItems,
+) {
     let own = |random: &mut Random| (low + random.below(6 * GAP)) / WRITERS * WRITERS + writer;
     for _ in 0..STEPS {
         let handle = volume.join().expect("it is writable");
@@ -167,7 +173,7 @@ fn item(random: &mut Random) -> Vec<u8> {
     vec![1; sizes[number_below(random, sizes.len())]]
 }
 
-fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
+fn look_up(volume: &BtrfsVolume, number: u64, expected: Option<&Vec<u8>>) {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let cursor = volume.cursor(root, key(number)).expect("a search");
     let found = cursor.item().filter(|(found, _)| *found == key(number));
@@ -175,7 +181,7 @@ fn look_up(volume: &Volume, number: u64, expected: Option<&Vec<u8>>) {
 }
 
 /// Reads all items. Keys must ascend, and the items that no writer changes must be there.
-fn read(volume: &Volume, untouched: &[u64]) {
+fn read(volume: &BtrfsVolume, untouched: &[u64]) {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let mut cursor = volume.cursor(root, key(0)).expect("a search");
     let (mut last, mut seen) = (None, Vec::new());
@@ -188,7 +194,7 @@ fn read(volume: &Volume, untouched: &[u64]) {
     assert_eq!(seen, untouched);
 }
 
-fn compare(volume: &Volume, model: &Model) {
+fn compare(volume: &BtrfsVolume, model: &ScheduleItems) {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let mut cursor = volume.cursor(root, key(0)).expect("a search");
     for (number, data) in model {
@@ -201,7 +207,7 @@ fn compare(volume: &Volume, model: &Model) {
 
 /// The number of blocks below `block`, itself included. Reading them verifies them and the
 /// pointers.
-fn blocks(volume: &Volume, block: &TreeBlock) -> u64 {
+fn blocks(volume: &BtrfsVolume, block: &TreeBlock) -> u64 {
     if block.is_leaf() {
         return 1;
     }
@@ -215,7 +221,7 @@ fn blocks(volume: &Volume, block: &TreeBlock) -> u64 {
 
 /// How a schedule differs from the plain one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum ScheduleKind {
     Plain,
     /// All writers latch exclusively all the way down.
     Exclusive,
@@ -224,9 +230,9 @@ enum How {
 }
 
 /// One schedule.
-fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
+fn schedule(start: &ScheduleStart, seed: u64, how: ScheduleKind, total: &ScheduleTotals) {
     let device = Arc::new(start.device.snapshot());
-    let volume = open(device.clone(), how == How::Exclusive);
+    let volume = open(device.clone(), how == ScheduleKind::Exclusive);
     // The free space is loaded once, before other threads begin.
     drop(volume.join().expect("it is writable"));
     let mut random = Random::new(seed);
@@ -243,7 +249,7 @@ fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
         let own = |(number, _): &(&u64, &Vec<u8>)| {
             *number % WRITERS == writer && window.contains(*number)
         };
-        let mut model: Model =
+        let mut model: ScheduleItems =
             start.holds.iter().filter(own).map(|(n, data)| (*n, data.clone())).collect();
         let mut random = Random::new(seed ^ (writer + 1) << 32);
         let volume = volume.clone();
@@ -256,10 +262,10 @@ fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
         let (volume, untouched) = (volume.clone(), untouched.clone());
         thread::spawn(move || read(&volume, &untouched))
     };
-    if how == How::Commits {
+    if how == ScheduleKind::Commits {
         volume.commit().expect("a commit");
     }
-    let mut model: Model =
+    let mut model: ScheduleItems =
         untouched.iter().map(|number| (*number, start.holds[number].clone())).collect();
     for thread in threads {
         model.extend(thread.join().expect("a writer"));
@@ -269,8 +275,8 @@ fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
     volume.commit().expect("a commit");
     total.add(&volume.stats());
     drop(volume);
-    let options = OpenOptions::default();
-    let volume = Volume::open(vec![device.clone()], &options).expect("it opens");
+    let options = EngineOptions::default();
+    let volume = BtrfsVolume::open(vec![device.clone()], &options).expect("it opens");
     compare(&volume, &model);
     let root = volume.tree(TreeId::FS).expect("the tree");
     let top = volume.block(&root.expected()).expect("it verifies");
@@ -281,7 +287,7 @@ fn schedule(start: &Start, seed: u64, how: How, total: &Total) {
 
 /// What happened in all schedules.
 #[derive(Debug, Default)]
-struct Total {
+struct ScheduleTotals {
     schedules: AtomicU64,
     waits: AtomicU64,
     early_unlocks: AtomicU64,
@@ -290,7 +296,7 @@ struct Total {
     merges: AtomicU64,
 }
 
-impl Total {
+impl ScheduleTotals {
     fn add(&self, stats: &Stats) {
         let Stats { lock_waits, early_unlocks, splits, pushes, merges, .. } = *stats;
         let counts = [1, lock_waits, early_unlocks, splits, pushes, merges];
@@ -305,11 +311,11 @@ impl Total {
     }
 }
 
-fn explore(start: Start, how: How) {
+fn explore(start: ScheduleStart, how: ScheduleKind) {
     let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("OFFSHOOT_SEED={seed}");
-    let (start, total) = (Arc::new(start), Arc::new(Total::default()));
+    let (start, total) = (Arc::new(start), Arc::new(ScheduleTotals::default()));
     let schedulers: [Box<dyn Scheduler + Send>; 2] = [
         Box::new(RandomScheduler::new_from_seed(seed, SCHEDULES)),
         Box::new(PctScheduler::new_from_seed(seed, 3, SCHEDULES)),
@@ -330,25 +336,25 @@ fn explore(start: Start, how: How) {
 /// A tree that is a few leaves under a root.
 #[test]
 fn two_levels() {
-    explore(Start::new(2, 12, 12, 12), How::Plain);
+    explore(ScheduleStart::new(2, 12, 12, 12), ScheduleKind::Plain);
 }
 
 /// A full root: the next leaf splits it, and the tree gains a level.
 #[test]
 fn a_full_root() {
-    explore(Start::new(2, 357, 357, 352), How::Plain);
+    explore(ScheduleStart::new(2, 357, 357, 352), ScheduleKind::Plain);
 }
 
 /// Two nodes that together have just as many pointers as one may have, under a root that is then
 /// replaced by its child.
 #[test]
 fn nodes_about_to_be_merged() {
-    explore(Start::new(3, 500, 258, 357), How::Plain);
+    explore(ScheduleStart::new(3, 500, 258, 357), ScheduleKind::Plain);
 }
 
 /// The number of pointers of each node under the root of a tree of three levels, and the keys of a
 /// leaf whose items can be removed without a change further up.
-fn nodes(volume: &Volume) -> Vec<(usize, Vec<Key>)> {
+fn nodes(volume: &BtrfsVolume) -> Vec<(usize, Vec<Key>)> {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let top = volume.block(&root.expected()).expect("it verifies");
     let node = |slot| {
@@ -359,14 +365,14 @@ fn nodes(volume: &Volume) -> Vec<(usize, Vec<Key>)> {
     (0..top.len()).map(node).collect()
 }
 
-fn remove(volume: &Volume, key: Key) {
+fn remove(volume: &BtrfsVolume, key: Key) {
     let handle = volume.join().expect("it is writable");
     let removed = handle.change(TreeId::FS, |tree| tree.remove(key));
     assert!(removed.expect("the change goes through"), "{key}");
 }
 
 /// Removes items below a node until it has `pointers` pointers.
-fn shrink(volume: &Volume, node: usize, pointers: usize) {
+fn shrink(volume: &BtrfsVolume, node: usize, pointers: usize) {
     while nodes(volume)[node].0 > pointers {
         remove(volume, nodes(volume)[node].1[0]);
     }
@@ -413,11 +419,11 @@ fn sparse_siblings() {
 
 #[test]
 fn exclusive_latches() {
-    explore(Start::new(2, 12, 12, 12), How::Exclusive);
+    explore(ScheduleStart::new(2, 12, 12, 12), ScheduleKind::Exclusive);
 }
 
 /// As above, while a transaction ends and the next one begins.
 #[test]
 fn commits_between() {
-    explore(Start::new(2, 12, 12, 12), How::Commits);
+    explore(ScheduleStart::new(2, 12, 12, 12), ScheduleKind::Commits);
 }

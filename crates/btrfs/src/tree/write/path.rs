@@ -11,7 +11,7 @@ use crate::tree::descent::Descent;
 use crate::tree::{TreeRoot, Unlock};
 
 /// A block on the way that a change below may still reach.
-pub(super) struct Step {
+pub(super) struct LatchedStep {
     pub(super) node: WriteLatch,
     /// The slot through which the way leads.
     pub(super) slot: usize,
@@ -25,7 +25,7 @@ pub(super) struct Path<'t> {
     /// The root lock, while the root block may still be replaced.
     pub(super) top: Option<RwLockWriteGuard<'t, TreeRoot>>,
     /// Downwards, the blocks whose latches are still held exclusively.
-    pub(super) above: Vec<Step>,
+    pub(super) above: Vec<LatchedStep>,
     /// The block above the leaf, on a way down with shared latches.
     pub(super) parent: Option<ReadLatch>,
     /// The keys of the current block stay below this key; `None` at the right edge.
@@ -69,7 +69,7 @@ pub(super) fn address(block: &TreeBlock) -> Logical {
 }
 
 /// A leaf, and where in it a key is or belongs.
-pub(super) struct Found<'t> {
+pub(super) struct FoundSlot<'t> {
     pub(super) path: Path<'t>,
     pub(super) leaf: WriteLatch,
     pub(super) slot: usize,
@@ -160,7 +160,7 @@ impl<'a> TreeWriter<'a> {
         if slot + 1 < node.len() {
             path.upper = Some(node.key(slot + 1));
         }
-        path.above.push(Step { node, slot, upper });
+        path.above.push(LatchedStep { node, slot, upper });
         Ok(child)
     }
 
@@ -186,10 +186,10 @@ impl<'a> TreeWriter<'a> {
         leaf: WriteLatch,
         key: Key,
         need: usize,
-    ) -> Found<'a> {
+    ) -> FoundSlot<'a> {
         let has_room = leaf_free(leaf.bytes()) >= need;
         if leaf.is_empty() {
-            return Found { path, leaf, slot: 0, exists: false };
+            return FoundSlot { path, leaf, slot: 0, exists: false };
         }
         let first = leaf.key(0);
         let may_unlock = has_room && key >= first;
@@ -205,6 +205,6 @@ impl<'a> TreeWriter<'a> {
         if may_unlock && self.owner.latching().unlock == Unlock::AfterSearch {
             path.release();
         }
-        Found { path, leaf, slot, exists }
+        FoundSlot { path, leaf, slot, exists }
     }
 }

@@ -13,7 +13,7 @@ use offshoot_btrfs_format::edit::{
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::path::{Path, Step, address, bytes, merged_capacity};
+use super::path::{LatchedStep, Path, address, bytes, merged_capacity};
 use crate::block::{TreeBlock, WriteLatch};
 
 /// The slots of a leaf with keys from `from` to `to`, both included.
@@ -99,7 +99,7 @@ impl<'a> TreeWriter<'a> {
         path: &mut Path<'a>,
         mut node: WriteLatch,
     ) -> Result<WriteLatch> {
-        let Some(Step { node: parent, slot: at, upper }) = path.above.last_mut() else {
+        let Some(LatchedStep { node: parent, slot: at, upper }) = path.above.last_mut() else {
             return Ok(node);
         };
         let capacity = merged_capacity(node_capacity(self.node_size()));
@@ -151,7 +151,7 @@ impl<'a> TreeWriter<'a> {
 
     /// Merges a leaf with few items and a sibling, if both fit into one block.
     fn merge_leaf(&self, path: &mut Path<'a>, mut leaf: WriteLatch) -> Result<()> {
-        let Some(Step { node: parent, slot: at, .. }) = path.above.last_mut() else {
+        let Some(LatchedStep { node: parent, slot: at, .. }) = path.above.last_mut() else {
             return Ok(());
         };
         let has_room = |left: &TreeBlock| used(&leaf) <= leaf_free(left.bytes());
@@ -183,7 +183,7 @@ impl<'a> TreeWriter<'a> {
 
     /// Removes the last pointer on the way, and every block that is empty after that.
     fn remove_pointer(&self, path: &mut Path<'a>) -> Result<()> {
-        while let Some(Step { mut node, slot, .. }) = path.above.pop() {
+        while let Some(LatchedStep { mut node, slot, .. }) = path.above.pop() {
             remove_pointers(bytes(&mut node), slot, slot + 1);
             if !node.is_empty() {
                 if slot == 0 {

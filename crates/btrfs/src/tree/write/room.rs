@@ -31,9 +31,9 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use super::batch::Applied;
-use super::edits::Edits;
-use super::merge::{Copied, Merged, Sequence, Sources};
-use super::path::{Path, Step, address, bytes};
+use super::edits::ItemEdits;
+use super::merge::{LeafCopy, Merged, Sequence, Sources};
+use super::path::{LatchedStep, Path, address, bytes};
 use crate::block::{TreeBlock, WriteLatch};
 
 /// The most leaves that one way down adds. It bounds how long other threads wait for the latches
@@ -69,10 +69,10 @@ impl<'a> TreeWriter<'a> {
         &self,
         mut path: Path<'a>,
         mut leaf: WriteLatch,
-        edits: Edits<'_>,
+        edits: ItemEdits<'_>,
         mut merged: Merged,
     ) -> Result<Applied> {
-        let old = Copied::of(&leaf);
+        let old = LeafCopy::of(&leaf);
         let sources = Sources { leaf: &old, sibling: None, edits };
         let first = merged.sequence.first_key(sources).expect("more than fits a leaf is something");
         if path.above.is_empty() {
@@ -89,7 +89,7 @@ impl<'a> TreeWriter<'a> {
         {
             return Ok(merged.applied);
         }
-        let old_left = left.as_ref().map(|left| Copied::of(left));
+        let old_left = left.as_ref().map(|left| LeafCopy::of(left));
         let sources = Sources { sibling: old_left.as_deref(), ..sources };
         let parent = &path.above.last().expect(HAS_PARENT).node;
         let room = node_capacity(self.node_size()) - parent.len();
@@ -121,7 +121,7 @@ impl<'a> TreeWriter<'a> {
 
     /// Latches the left sibling below the same parent, if at least a sixteenth of it is free.
     fn lock_left(&self, path: &mut Path<'a>) -> Result<Option<WriteLatch>> {
-        let Step { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
+        let LatchedStep { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
         let Some(at) = slot.checked_sub(1) else { return Ok(None) };
         let capacity = leaf_capacity(self.node_size());
         let has_room = |left: &TreeBlock| leaf_free(left.bytes()) >= capacity / 16;
@@ -170,13 +170,13 @@ impl<'a> TreeWriter<'a> {
             sequence.bytes + used + capacity / 16 <= 2 * capacity
         };
         for is_left in [true, false] {
-            let Step { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
+            let LatchedStep { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
             let at = if is_left { slot.wrapping_sub(1) } else { *slot + 1 };
             if at >= parent.len() || !self.peek(parent, at, fits)? {
                 continue;
             }
             let mut sibling = self.lock_child(parent, at)?;
-            let old = Copied::of(&sibling);
+            let old = LeafCopy::of(&sibling);
             let sources = Sources { sibling: Some(&old), ..sources };
             let parts = sequence.with_sibling(&old, is_left).cut(sources, capacity, is_left);
             let ([one, other], true) = (&parts[..], fits(&old)) else { continue };
@@ -204,7 +204,7 @@ impl<'a> TreeWriter<'a> {
         top.logical = address(&root);
         top.level = root.header().level;
         self.owner.root_changed(top);
-        path.above.push(Step { node: root, slot: 0, upper: None });
+        path.above.push(LatchedStep { node: root, slot: 0, upper: None });
         Ok(())
     }
 

@@ -26,7 +26,7 @@ use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::tree::descent::Descent;
 
 /// Where a way down with shared latches ended.
-struct Above {
+struct LatchedParent {
     /// The block above the searched one.
     node: ReadLatch,
     slot: usize,
@@ -38,7 +38,8 @@ impl<'a> TreeWriter<'a> {
     /// Latches the leaf where `key` is or belongs; `None` when the transaction does not own all
     /// blocks on the way.
     pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
-        let Some(Above { node, slot, upper }) = self.go_down_shared(&mut Descent::to(key), 0)?
+        let Some(LatchedParent { node, slot, upper }) =
+            self.go_down_shared(&mut Descent::to(key), 0)?
         else {
             return Ok(None);
         };
@@ -92,7 +93,7 @@ impl<'a> TreeWriter<'a> {
     /// Goes down with shared latches to the parent of the block of `level` on the way, and keeps
     /// only the latch of that parent. `None` when the transaction does not own that block or one
     /// above it, or the tree has fewer levels.
-    fn go_down_shared(&self, descent: &mut Descent, level: u8) -> Result<Option<Above>> {
+    fn go_down_shared(&self, descent: &mut Descent, level: u8) -> Result<Option<LatchedParent>> {
         let top = self.share_root();
         let is_own = self.owns(top.generation, top.logical);
         if self.owner.latching().exclusive || !is_own || top.level <= level {
@@ -111,7 +112,7 @@ impl<'a> TreeWriter<'a> {
                 return Ok(None);
             }
             if node.header().level == level + 1 {
-                return Ok(Some(Above { node, slot, upper }));
+                return Ok(Some(LatchedParent { node, slot, upper }));
             }
             // The child is latched before its parent is released.
             node = self.owner.latch_shared(pointer.logical())?;
@@ -125,8 +126,8 @@ impl<'a> TreeWriter<'a> {
     /// Whether the exclusive way would merge a sparse node of `len` pointers, to which `above`
     /// leads, with a sibling. The thread must hold the latch of neither. Both may change until they
     /// are latched.
-    fn fits_a_sibling(&self, above: &Above, len: usize) -> Result<bool> {
-        let Above { node, slot, .. } = above;
+    fn fits_a_sibling(&self, above: &LatchedParent, len: usize) -> Result<bool> {
+        let LatchedParent { node, slot, .. } = above;
         let most = merged_capacity(node_capacity(self.node_size()));
         let fits = |other: &TreeBlock| len + other.len() <= most;
         Ok(slot + 1 < node.len() && self.peek(node, slot + 1, fits)?

@@ -17,20 +17,20 @@ use offshoot_vfs::Result;
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
 use crate::tree::{Blocks, TreeRoot, TreeWriter};
-use crate::{OpenOptions, Stats, Volume};
+use crate::{BtrfsVolume, EngineOptions, Stats};
 
 /// The inode number of the test items. No file of the new volume has it.
 const OBJECT: u64 = 1 << 20;
 const THREADS: u64 = 4;
 
-type Model = BTreeMap<u64, Vec<u8>>;
+type ModelItems = BTreeMap<u64, Vec<u8>>;
 
 fn key(number: u64) -> Key {
     Key::new(OBJECT, ItemType::STRING_ITEM, number)
 }
 
-fn open(device: &Arc<dyn BlockDevice>) -> Arc<Volume> {
-    Volume::open_writable(vec![device.clone()], &OpenOptions::default()).expect("it opens")
+fn open(device: &Arc<dyn BlockDevice>) -> Arc<BtrfsVolume> {
+    BtrfsVolume::open_writable(vec![device.clone()], &EngineOptions::default()).expect("it opens")
 }
 
 /// A random number of this thread: its remainder by the number of threads is `thread`.
@@ -38,7 +38,7 @@ fn own(random: &mut Random, thread: u64) -> u64 {
     random.below(20_000) * THREADS + thread
 }
 
-fn step(volume: &Volume, random: &mut Random, thread: u64, model: &mut Model, most: u64) {
+fn step(volume: &BtrfsVolume, random: &mut Random, thread: u64, model: &mut ModelItems, most: u64) {
     let handle = volume.join().expect("it is writable");
     handle
         .change(TreeId::FS, |tree| {
@@ -109,7 +109,7 @@ fn edit_batch(
     tree: &TreeWriter<'_>,
     random: &mut Random,
     thread: u64,
-    model: &mut Model,
+    model: &mut ModelItems,
     most: u64,
 ) -> Result<()> {
     let first = own(random, thread);
@@ -142,7 +142,7 @@ fn edit_batch(
     Ok(())
 }
 
-fn compare(volume: &Volume, model: &Model) {
+fn compare(volume: &BtrfsVolume, model: &ModelItems) {
     let root = volume.tree(TreeId::FS).expect("the tree");
     let mut cursor = volume.cursor(root, key(0)).expect("a search");
     for (number, data) in model {
@@ -160,7 +160,8 @@ fn run(node_size: u32, steps: usize, most: u64) {
     eprintln!("OFFSHOOT_SEED={seed}");
     let device: Arc<dyn BlockDevice> = bare(node_size);
     let volume = open(&device);
-    let mut models: Vec<Model> = vec![Model::new(); usize::try_from(THREADS).expect("few")];
+    let mut models: Vec<ModelItems> =
+        vec![ModelItems::new(); usize::try_from(THREADS).expect("few")];
     for round in 0..3u64 {
         std::thread::scope(|scope| {
             for (thread, model) in (0..).zip(&mut models) {
@@ -176,11 +177,11 @@ fn run(node_size: u32, steps: usize, most: u64) {
                 volume.commit().expect("a commit");
             }
         });
-        let all: Model = models.iter().flat_map(Model::clone).collect();
+        let all: ModelItems = models.iter().flat_map(ModelItems::clone).collect();
         compare(&volume, &all);
         volume.commit().expect("a commit");
         compare(
-            &Volume::open(vec![device.clone()], &OpenOptions::default()).expect("it opens"),
+            &BtrfsVolume::open(vec![device.clone()], &EngineOptions::default()).expect("it opens"),
             &all,
         );
     }
@@ -191,9 +192,9 @@ fn run(node_size: u32, steps: usize, most: u64) {
         .expect("the removal goes through");
     drop(handle);
     assert_eq!(removed, all, "a range over many leaves");
-    compare(&volume, &Model::new());
+    compare(&volume, &ModelItems::new());
     volume.commit().expect("a commit");
-    compare(&open(&device), &Model::new());
+    compare(&open(&device), &ModelItems::new());
 }
 
 #[test]
@@ -222,14 +223,14 @@ fn small_items_in_the_largest_nodes() {
 }
 
 /// A new volume on which only the test commits.
-fn quiet(node_size: u32) -> Arc<Volume> {
+fn quiet(node_size: u32) -> Arc<BtrfsVolume> {
     let options =
-        OpenOptions { commit_interval: None, dirty_bytes: u64::MAX, ..OpenOptions::default() };
-    Volume::open_writable(vec![bare(node_size)], &options).expect("it opens")
+        EngineOptions { commit_interval: None, dirty_bytes: u64::MAX, ..EngineOptions::default() };
+    BtrfsVolume::open_writable(vec![bare(node_size)], &options).expect("it opens")
 }
 
 /// Inserts items one by one, of 20 to 100 bytes.
-fn insert(volume: &Volume, numbers: impl Iterator<Item = u64>) {
+fn insert(volume: &BtrfsVolume, numbers: impl Iterator<Item = u64>) {
     let data = [7; 100];
     for number in numbers {
         let handle = volume.join().expect("it is writable");
@@ -240,7 +241,7 @@ fn insert(volume: &Volume, numbers: impl Iterator<Item = u64>) {
 }
 
 /// Calls with every block of a tree, parents first and then in the order of their keys.
-fn visit(volume: &Volume, root: TreeRoot, mut call: impl FnMut(&TreeBlock)) {
+fn visit(volume: &BtrfsVolume, root: TreeRoot, mut call: impl FnMut(&TreeBlock)) {
     let mut left = vec![volume.block(&root.expected()).expect("it verifies")];
     while let Some(block) = left.pop() {
         call(&block);
@@ -251,7 +252,7 @@ fn visit(volume: &Volume, root: TreeRoot, mut call: impl FnMut(&TreeBlock)) {
 }
 
 /// The addresses of all tree blocks of a volume, and the generation of its newest tree.
-fn all_blocks(volume: &Volume) -> (BTreeSet<u64>, u64) {
+fn all_blocks(volume: &BtrfsVolume) -> (BTreeSet<u64>, u64) {
     let root = volume.tree(TreeId::ROOT).expect("the tree");
     let mut trees = vec![root, volume.tree(TreeId::CHUNK).expect("the tree")];
     let mut cursor = volume.cursor(root, Key::MIN).expect("a search");
@@ -274,7 +275,8 @@ fn all_blocks(volume: &Volume) -> (BTreeSet<u64>, u64) {
 fn a_block_is_copied_once_in_a_transaction() {
     let seed = seed_of_run();
     let volume = quiet(4096);
-    let mut models: Vec<Model> = vec![Model::new(); usize::try_from(THREADS).expect("few")];
+    let mut models: Vec<ModelItems> =
+        vec![ModelItems::new(); usize::try_from(THREADS).expect("few")];
     let mut copies = Vec::new();
     for round in 0..4u64 {
         let (before, last) = all_blocks(&volume);
@@ -377,7 +379,7 @@ fn leaves_of_files(node_size: u32, bytes: usize, inodes_first: bool, at_once: us
 
 /// Lets another thread wait for a held lock, and releases the lock when a wait is counted.
 fn require_wait<G>(
-    volume: &Volume,
+    volume: &BtrfsVolume,
     held: G,
     count: impl Fn(&Stats) -> u64,
     work: impl FnOnce() + Send,

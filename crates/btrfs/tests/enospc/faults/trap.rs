@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use offshoot_btrfs::{FlushState, Volume};
+use offshoot_btrfs::{BtrfsVolume, FlushState};
 use offshoot_device::{BlockDevice, MemoryDevice, RequestKind};
 
 pub(super) struct Trap {
@@ -13,7 +13,7 @@ pub(super) struct Trap {
     /// The kind of requests that fail.
     requests: RequestKind,
     /// The volume whose counters say whether the flush state is under way.
-    volume: OnceLock<Weak<Volume>>,
+    volume: OnceLock<Weak<BtrfsVolume>>,
     is_disarmed: AtomicBool,
     struck: AtomicU64,
 }
@@ -31,7 +31,7 @@ impl Trap {
     }
 
     /// From now on requests fail while the flush state is under way.
-    pub(super) fn arm(&self, volume: &Arc<Volume>) {
+    pub(super) fn arm(&self, volume: &Arc<BtrfsVolume>) {
         self.volume.set(Arc::downgrade(volume)).expect("it is armed once");
     }
 

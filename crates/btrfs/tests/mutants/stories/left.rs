@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Report, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, VolumeReport};
 use offshoot_btrfs_format::dir::name_hash;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -105,12 +105,12 @@ fn leave_files(fs: &Filesystem, names: &[&str]) {
     fs.sync().expect("a commit");
 }
 
-type ReportList = Arc<Mutex<Vec<Report>>>;
+type ReportList = Arc<Mutex<Vec<VolumeReport>>>;
 
 fn collected() -> (ReportList, offshoot_btrfs::Reporter) {
     let reports = ReportList::default();
     let to = reports.clone();
-    let reporter = Arc::new(move |report: &Report| {
+    let reporter = Arc::new(move |report: &VolumeReport| {
         to.lock().expect("nothing panics").push(report.clone());
     });
     (reports, reporter)
@@ -152,7 +152,7 @@ fn the_sweep_goes_on_past_a_damaged_subvolume() {
     assert_eq!(story.keys(trees[0], objectid::ORPHAN), [orphan], "of the first the sound one went");
     assert_eq!(story.keys(trees[2], objectid::ORPHAN), [], "of the sound one");
     let reports = reports.lock().expect("a list");
-    let is_expected = |report: &Report| matches!(report, Report::SweepFailed { .. });
+    let is_expected = |report: &VolumeReport| matches!(report, VolumeReport::SweepFailed { .. });
     assert!(reports.iter().all(is_expected), "{reports:?}");
     story.assert_no_worse_than(&before);
 }
@@ -289,10 +289,10 @@ fn a_uuid_tree_in_a_subvolume_is_not_written() {
         let item = items.iter_mut().find(|item| item.0 == item_of(TreeId::UUID)).expect("one");
         item.1 = theirs.clone();
     });
-    let opened = Volume::open_writable(devices(&story.members), &OpenOptions::default());
+    let opened = BtrfsVolume::open_writable(devices(&story.members), &EngineOptions::default());
     let error = opened.err().expect("it is refused").to_string();
     assert!(error.contains("the root of the UUID tree is a block of tree"), "{error}");
-    Volume::open(devices(&story.members), &OpenOptions::default()).expect("it is read");
+    BtrfsVolume::open(devices(&story.members), &EngineOptions::default()).expect("it is read");
 }
 
 /// Regression: root items claimed more bytes than any volume has. The sum of what trees may change

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use offshoot_btrfs::{OpenOptions, SubvolumeId, Volume};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, SubvolumeId};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_testkit::btrfs::fill;
 use offshoot_testkit::btrfs::judges;
@@ -20,7 +20,8 @@ fn files(root: &Path) {
 /// The volume is shown when it is opened for reading.
 #[track_caller]
 fn assert_shown(story: &DamageStory) {
-    let volume = Volume::open(devices(&story.members), &OpenOptions::default()).expect("it opens");
+    let volume =
+        BtrfsVolume::open(devices(&story.members), &EngineOptions::default()).expect("it opens");
     let fs = volume.filesystem(SubvolumeId::FS).expect("every volume has one");
     let mut byte = [0];
     fs.read(at(&fs, "file-050"), 0, &mut byte).expect("it reads");
@@ -53,7 +54,7 @@ fn a_block_that_the_kernel_refuses_ends_opening_for_writing_and_no_commit() {
         item.1[24 + 1 + 8..][..8].copy_from_slice(&12u64.to_le_bytes());
     });
     story.judge.kernel(&story.members).expect_err("the kernel does not mount it");
-    let error = Volume::open_writable(devices(&story.members), &OpenOptions::default());
+    let error = BtrfsVolume::open_writable(devices(&story.members), &EngineOptions::default());
     let error = error.err().expect("it is refused");
     assert!(matches!(error, Error::Corrupt(_)), "{error}");
     assert!(error.to_string().contains("a reference of the inode 12"), "{error}");

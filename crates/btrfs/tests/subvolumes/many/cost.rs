@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use offshoot_btrfs::{MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, MkfsOptions, SubvolumeId, mkfs};
 use offshoot_device::{BlockDevice, CrashDevice, CrashEntry, MemoryDevice};
 use offshoot_vfs::{FileSystem, FileSystemMut, Timestamp};
 use uuid::Uuid;
@@ -23,8 +23,8 @@ fn written(files: u64) -> [u64; 2] {
     let mut options = MkfsOptions::new(Uuid::from_u128(files.into()), Timestamp::default());
     options.node_size = Some(NODE_BYTES);
     mkfs(std::slice::from_ref(&memory), &options).expect("a volume");
-    let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-    let open = |device| Volume::open_writable(vec![device], &options).expect("it opens");
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let open = |device| BtrfsVolume::open_writable(vec![device], &options).expect("it opens");
     let fs = top(&open(memory.clone()));
     fs.create_subvolume(place(fs.root(), "live"), &NEW).expect("a subvolume");
     let dir = at(&fs, "live");

@@ -9,7 +9,7 @@ mod report;
 use std::io::Write;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, MkfsOptions, OpenOptions, SubvolumeId, Volume, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs};
 use offshoot_vfs::{
     EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, NewFile, Timestamp,
 };
@@ -127,7 +127,7 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
     };
     // Without commits in between, all changes go to the log.
     let options =
-        OpenOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
+        EngineOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
     let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&engine)?;
@@ -165,7 +165,7 @@ impl Engine {
         arguments: &BenchVolume,
         size_bytes: Option<u64>,
         node_size: Option<u32>,
-        options: &OpenOptions,
+        options: &EngineOptions,
         console: &Arc<Console>,
     ) -> Result<Self> {
         let mut images = NewImages::default();
@@ -178,11 +178,11 @@ impl Engine {
         mkfs(std::slice::from_ref(&device), &made).map_err(usage)?;
         images.keep();
         let console = console.clone();
-        let options = OpenOptions {
+        let options = EngineOptions {
             reporter: Some(Arc::new(move |report| console.warning(report))),
             ..options.clone()
         };
-        let volume = Volume::open_writable(vec![device], &options)?;
+        let volume = BtrfsVolume::open_writable(vec![device], &options)?;
         Ok(Self(volume.filesystem(SubvolumeId::FS)?))
     }
 

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::Volume;
+use offshoot_btrfs::BtrfsVolume;
 use offshoot_btrfs_format::space::QgroupStatusItem;
 use offshoot_btrfs_format::superblock::SUPER_FLAG_SEEDING;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
@@ -196,7 +196,7 @@ impl Info {
 }
 
 /// The flags in the status item of the quota tree, in words.
-fn quotas(volume: &Arc<Volume>) -> vfs::Result<Vec<&'static str>> {
+fn quotas(volume: &Arc<BtrfsVolume>) -> vfs::Result<Vec<&'static str>> {
     const FLAGS: [(u64, &str); 4] =
         [(1, "on"), (1 << 1, "rescan pending"), (1 << 2, "inconsistent"), (1 << 3, "simple")];
     let tree = match volume.tree(TreeId::QUOTA) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::Volume;
+use offshoot_btrfs::BtrfsVolume;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::superblock::CompatRo;
@@ -26,7 +26,7 @@ pub(super) struct Allocation {
 }
 
 /// The block groups by kind and profile. Prints a warning for each one that cannot be read.
-pub(super) fn allocations(volume: &Arc<Volume>, console: &Console) -> Vec<Allocation> {
+pub(super) fn allocations(volume: &Arc<BtrfsVolume>, console: &Console) -> Vec<Allocation> {
     let mut by_flags: BTreeMap<BlockGroupFlags, Allocation> = BTreeMap::new();
     for chunk in volume.chunks() {
         let profile = by_flags.entry(chunk.flags).or_insert_with(|| Allocation {
@@ -50,7 +50,7 @@ pub(super) fn allocations(volume: &Arc<Volume>, console: &Console) -> Vec<Alloca
 }
 
 /// How many bytes of a chunk are used. This needs one search, and no walk through the extent tree.
-fn used_of(volume: &Arc<Volume>, chunk: &Chunk) -> vfs::Result<u64> {
+fn used_of(volume: &Arc<BtrfsVolume>, chunk: &Chunk) -> vfs::Result<u64> {
     let id = if volume.superblock().compat_ro.has(CompatRo::BLOCK_GROUP_TREE) {
         TreeId::BLOCK_GROUP
     } else {

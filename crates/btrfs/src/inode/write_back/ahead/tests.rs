@@ -8,15 +8,15 @@ use offshoot_vfs::{EntryPlace, Fallocate, FileSystem, FileSystemMut, NewFile, Se
 use super::*;
 use crate::inode::write_back;
 use crate::test_volumes::in_memory;
-use crate::{Compress, Filesystem, NewFiles, OpenOptions, Volume};
+use crate::{BtrfsVolume, Compress, EngineOptions, Filesystem, NewFiles};
 
 const AT: Timestamp = Timestamp { secs: 1_000_000, nanos: 7 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 1, gid: 2, umask: None, at: AT };
 const MIB: usize = 1 << 20;
 
-fn open(device: &Arc<CheckedDevice>, options: OpenOptions) -> (Arc<Volume>, Filesystem) {
-    let options = OpenOptions { commit_interval: None, ..options };
-    let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+fn open(device: &Arc<CheckedDevice>, options: EngineOptions) -> (Arc<BtrfsVolume>, Filesystem) {
+    let options = EngineOptions { commit_interval: None, ..options };
+    let volume = BtrfsVolume::open_writable(vec![device.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");
     (volume, fs)
 }
@@ -39,7 +39,7 @@ fn assert_holds(fs: &Filesystem, file: FileId, bytes: &[u8], when: &str) {
 }
 
 /// Requires that after a commit no data space is taken without being used.
-fn assert_nothing_is_lost(volume: &Volume) {
+fn assert_nothing_is_lost(volume: &BtrfsVolume) {
     volume.commit().expect("a commit");
     let data = &volume.space_stats().kinds[0];
     let free = data.total_bytes - data.used_bytes;
@@ -51,7 +51,7 @@ fn assert_nothing_is_lost(volume: &Volume) {
 /// the rest.
 fn with_a_change(is_written_first: bool, change: impl Fn(&Filesystem, FileId, &mut Vec<u8>)) {
     let device = in_memory(16384);
-    let (volume, fs) = open(&device, OpenOptions::default());
+    let (volume, fs) = open(&device, EngineOptions::default());
     let file = create(&fs);
     let mut bytes = vec![7; 4 * MIB];
     fs.write(file, 0, &bytes, AT).expect("there is room");
@@ -175,10 +175,10 @@ fn a_file_changes_while_it_is_written_back() {
     println!("OFFSHOOT_SEED={seed}");
     let compress = Some(Compress { method: "lzo".parse().expect("a method"), forced: true });
     for options in [
-        OpenOptions::default(),
-        OpenOptions { dirty_bytes: 4 << 20, ..OpenOptions::default() },
-        OpenOptions { new_files: NewFiles::InPlace, ..OpenOptions::default() },
-        OpenOptions { compress, ..OpenOptions::default() },
+        EngineOptions::default(),
+        EngineOptions { dirty_bytes: 4 << 20, ..EngineOptions::default() },
+        EngineOptions { new_files: NewFiles::InPlace, ..EngineOptions::default() },
+        EngineOptions { compress, ..EngineOptions::default() },
     ] {
         let device = in_memory(16384);
         let (volume, fs) = open(&device, options);

@@ -12,7 +12,7 @@ use super::{Applied, ItemEdit};
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
 use crate::tree::Blocks;
-use crate::{OpenOptions, Volume};
+use crate::{BtrfsVolume, EngineOptions};
 
 const NODE_SIZE: u32 = 16384;
 /// The inode number of the test items. No file of the new volume has it.
@@ -25,16 +25,16 @@ fn key(number: u64) -> Key {
     Key::new(OBJECT, ItemType::STRING_ITEM, number)
 }
 
-struct Tree {
+struct BatchTree {
     device: Arc<dyn BlockDevice>,
-    volume: Arc<Volume>,
+    volume: Arc<BtrfsVolume>,
 }
 
-impl Tree {
+impl BatchTree {
     fn new() -> Self {
         let device: Arc<dyn BlockDevice> = bare(NODE_SIZE);
-        let options = OpenOptions { commit_interval: None, ..OpenOptions::default() };
-        let volume = Volume::open_writable(vec![device.clone()], &options).expect("it opens");
+        let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+        let volume = BtrfsVolume::open_writable(vec![device.clone()], &options).expect("it opens");
         Self { device, volume }
     }
 
@@ -90,7 +90,7 @@ impl Tree {
 /// A run behind all other items fills leaf after leaf, and goes down once for many leaves.
 #[test]
 fn a_run_at_the_right_edge_leaves_full_leaves() {
-    let tree = Tree::new();
+    let tree = BatchTree::new();
     let count = 200 * LEAF_ITEMS;
     let applied = tree.put(0..count as u64);
     assert_eq!((applied.inserted, applied.replaced, applied.removed), (count, 0, 0));
@@ -109,7 +109,7 @@ fn runs_of_a_leaf_are_its_items() {
     let seed = seed_of_run();
     let mut random = Random::new(seed);
     for _ in 0..20 {
-        let [source, by_run, by_item] = [(); 3].map(|()| Tree::new());
+        let [source, by_run, by_item] = [(); 3].map(|()| BatchTree::new());
         let mut model = BTreeMap::new();
         let sizes: Vec<_> = (0..4000).map(|_| random.below(200)).collect();
         let value = |number: u64| {
@@ -158,7 +158,7 @@ fn runs_of_a_leaf_are_its_items() {
 /// A batch between the items of a leaf makes full leaves, except the one behind it.
 #[test]
 fn a_run_between_others_leaves_full_leaves() {
-    let tree = Tree::new();
+    let tree = BatchTree::new();
     let begin = 3 * LEAF_ITEMS as u64;
     tree.put((0..begin).map(|number| number * 100_000));
     let before = tree.leaves().len();
@@ -174,7 +174,7 @@ fn a_run_between_others_leaves_full_leaves() {
 /// One visit to a leaf applies all edits that belong there.
 #[test]
 fn a_leaf_is_visited_once() {
-    let tree = Tree::new();
+    let tree = BatchTree::new();
     tree.put((0..10 * LEAF_ITEMS as u64).map(|number| number * 4));
     let leaves = tree.leaves().len();
     let every = |n: u64| (0..10 * LEAF_ITEMS as u64).filter(move |number| number % n == 0);
@@ -195,7 +195,7 @@ fn a_leaf_is_visited_once() {
 /// Leaves that a batch empties are freed. An item that is removed twice counts once.
 #[test]
 fn a_batch_removes_everything() {
-    let tree = Tree::new();
+    let tree = BatchTree::new();
     let all = 0..40 * LEAF_ITEMS as u64;
     let before = tree.leaves().len();
     tree.put(all.clone());
@@ -210,7 +210,7 @@ fn a_batch_removes_everything() {
 /// One batch removes all items of a leaf and adds new ones: the leaf takes the new items.
 #[test]
 fn what_goes_makes_room_for_what_comes() {
-    let tree = Tree::new();
+    let tree = BatchTree::new();
     let count = LEAF_ITEMS as u64 / 2;
     tree.put((0..count).map(|number| number * 2));
     let splits = tree.volume.stats().splits;
@@ -229,15 +229,15 @@ fn what_goes_makes_room_for_what_comes() {
 /// as large.
 #[test]
 fn the_largest_item_stands_alone() {
-    let tree = Tree::new();
+    let tree = BatchTree::new();
     let largest = vec![1; leaf_capacity(NODE_SIZE) - ITEM_SIZE];
     let half = vec![2; leaf_capacity(NODE_SIZE) / 2 - ITEM_SIZE];
     tree.apply(&[(key(10), Some(&half)), (key(20), Some(&half))]);
     tree.apply(&[(key(15), Some(&largest))]);
     tree.apply(&[(key(12), Some(&largest)), (key(13), Some(&largest)), (key(25), Some(&[]))]);
     tree.volume.commit().expect("a commit");
-    let volume = Volume::open(vec![tree.device.clone()], &OpenOptions::default());
-    let tree = Tree { volume: volume.expect("it opens"), ..tree };
+    let volume = BtrfsVolume::open(vec![tree.device.clone()], &EngineOptions::default());
+    let tree = BatchTree { volume: volume.expect("it opens"), ..tree };
     assert!(tree.leaves().len() >= 5);
 }
 
@@ -247,7 +247,7 @@ fn the_largest_item_stands_alone() {
 fn the_first_item_of_a_leaf_goes_while_others_hold_the_root() {
     // A leaf below the root, and one below a node.
     for leaves in [20, 600] {
-        let tree = Arc::new(Tree::new());
+        let tree = Arc::new(BatchTree::new());
         let count = leaves * LEAF_ITEMS;
         tree.put(0..count as u64);
         let root = tree.volume.tree(TreeId::FS).expect("the tree");
