@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use offshoot_btrfs::bench::Inserts;
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, Latching, MkfsOptions, Unlock, mkfs};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Latching, MkfsOptions, UnlockTime, mkfs};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::Timestamp;
@@ -31,19 +31,19 @@ use crate::{BenchOptions, Result, table};
 const THREADS: [u64; 3] = [1, 2, 12];
 const ORDERS: [&str; 3] = ["series", "ranges", "random"];
 const SIDES: [(&str, Latching); 6] = [
-    ("shared, before search", shared(Unlock::BeforeSearch)),
-    ("shared, after search", shared(Unlock::AfterSearch)),
-    ("shared, after change", shared(Unlock::AfterChange)),
-    ("exclusive, before search", exclusive(Unlock::BeforeSearch)),
-    ("exclusive, after search", exclusive(Unlock::AfterSearch)),
-    ("exclusive, after change", exclusive(Unlock::AfterChange)),
+    ("shared, before search", shared(UnlockTime::BeforeSearch)),
+    ("shared, after search", shared(UnlockTime::AfterSearch)),
+    ("shared, after change", shared(UnlockTime::AfterChange)),
+    ("exclusive, before search", exclusive(UnlockTime::BeforeSearch)),
+    ("exclusive, after search", exclusive(UnlockTime::AfterSearch)),
+    ("exclusive, after change", exclusive(UnlockTime::AfterChange)),
 ];
 
-const fn shared(unlock: Unlock) -> Latching {
+const fn shared(unlock: UnlockTime) -> Latching {
     Latching { exclusive: false, unlock }
 }
 
-const fn exclusive(unlock: Unlock) -> Latching {
+const fn exclusive(unlock: UnlockTime) -> Latching {
     Latching { exclusive: true, unlock }
 }
 

@@ -197,7 +197,7 @@ pub(crate) struct DelayedConfig {
     /// Whether items are delayed at all.
     pub(crate) is_on: bool,
     /// Whether every item keeps a unit of its own.
-    pub(crate) by_item: bool,
+    pub(crate) is_by_item: bool,
     /// The limit from which on writers flush themselves, in bytes of memory.
     pub(crate) most_bytes: u64,
 }
@@ -214,7 +214,7 @@ pub(crate) struct Delayed {
     hasher: FixedState,
     is_on: bool,
     /// Whether every item keeps a unit of its own.
-    by_item: bool,
+    is_by_item: bool,
     /// The capacity of a leaf, in bytes.
     leaf: u32,
     backlog: Backlog,
@@ -232,7 +232,7 @@ impl Delayed {
             shards: (0..SHARDS).map(|_| DelayedShard::default()).collect(),
             hasher: FixedState::default(),
             is_on: config.is_on,
-            by_item: config.by_item,
+            is_by_item: config.is_by_item,
             leaf: u32::try_from(leaf_capacity(node_size)).expect("a node is at most 64 KiB"),
             backlog: Backlog::new(config.most_bytes),
             dirties: AtomicI64::new(0),
@@ -242,7 +242,7 @@ impl Delayed {
 
     /// A queue that never takes an item, for a volume with nodes of this size.
     pub(crate) fn off(node_size: u32) -> Self {
-        let config = DelayedConfig { is_on: false, by_item: false, most_bytes: 0 };
+        let config = DelayedConfig { is_on: false, is_by_item: false, most_bytes: 0 };
         Self::new(config, node_size, &Arc::default())
     }
 
@@ -419,9 +419,9 @@ impl<'a, 'v> Queue<'a, 'v> {
         let _looking = crate::block::lock_order::Looking::begin();
         let mut shard = delayed.shard(id).write();
         let node = shard.entry(id).or_default();
-        let before = node.active.load(delayed.by_item);
+        let before = node.active.load(delayed.is_by_item);
         change(&mut node.active);
-        self.more += node.active.load(delayed.by_item) - before;
+        self.more += node.active.load(delayed.is_by_item) - before;
         if !self.nodes.contains(&id) {
             self.nodes.push(id);
         }

@@ -81,7 +81,7 @@ pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::Base;
-pub use tree::{Cursor, Latching, TreeRoot, Unlock};
+pub use tree::{Cursor, Latching, TreeRoot, UnlockTime};
 
 // The rooms name these by `crate::`, like the lowest rooms.
 use offshoot_kit::{cores, counter, ranges, sync};

@@ -71,7 +71,7 @@ pub fn mkfs(devices: &[Arc<dyn BlockDevice>], options: &MkfsOptions) -> Result<U
     let spec = options.resolve(sizes.len())?;
     let layout = Layout::of(&spec, &sizes)?;
     let trees = NewTrees::of(&spec, &layout)?;
-    if !options.force {
+    if !options.is_forced {
         for device in devices {
             signatures::refuse_used(&**device)?;
         }

@@ -13,10 +13,10 @@ use crate::tree::Latching;
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct EngineOptions {
     /// Whether the volume opens although members are missing.
-    pub degraded: bool,
+    pub is_degraded: bool,
     /// Whether a pending tree log is ignored. The volume is then read as of the last commit,
     /// without data that was fsynced after it, and cannot be written.
-    pub ignore_log: bool,
+    pub is_log_ignored: bool,
     /// The memory that replaying a pending log may take, in bytes. It holds the tree blocks that
     /// replay changes. A volume opened for reading may take as much again, because it keeps the
     /// result in memory instead of writing it.
@@ -39,28 +39,28 @@ pub struct EngineOptions {
     pub max_inline: u64,
     /// Whether fsync writes the tree log where that is possible, instead of committing. The mount
     /// option `notreelog` of the kernel is the opposite of it.
-    pub tree_log: bool,
+    pub has_tree_log: bool,
     /// Whether freed space is discarded, as with the mount option `discard` of the kernel. The
     /// thread of the volume does so soon after the commit. Without a `commit_interval` there is no
     /// thread, and the committing thread does it.
-    pub discard: bool,
+    pub is_discarding: bool,
     /// Whether files are written back before each commit, as with the mount option `flushoncommit`
     /// of the kernel. A commit for want of room, or because a thread has changed too many tree
     /// blocks, leaves out files that another thread is changing.
-    pub flush_on_commit: bool,
+    pub is_flushed_on_commit: bool,
     /// How often a thread of the volume commits by itself; `None` for never, and without a thread.
     /// An interval below 1 ms counts as 1 ms.
     pub commit_interval: Option<Duration>,
     /// Whether items of names and inodes are gathered in memory and put into the tree many at a
     /// time. Only for measurements.
-    pub delayed_items: bool,
+    pub has_delayed_items: bool,
     /// Whether every delayed item keeps all the space that was reserved for it. By default new
     /// items of a directory share the space of a leaf. Only for measurements.
-    pub reserve_by_item: bool,
+    pub is_reserved_by_item: bool,
     /// Whether a log gets every item of a directory by itself, even where a commit is cheaper. By
     /// default adjacent items of the subvolume go together, with one copy of their data. Only for
     /// measurements.
-    pub log_by_item: bool,
+    pub is_logged_by_item: bool,
     /// How many commits, 1 or 2, one cycle of making room may include before an operation gets
     /// `ENOSPC`. Only for measurements.
     pub commits_per_cycle: u32,
@@ -71,8 +71,8 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
-            degraded: false,
-            ignore_log: false,
+            is_degraded: false,
+            is_log_ignored: false,
             replay_bytes: 1 << 30,
             cache_bytes: 64 << 20,
             reporter: None,
@@ -80,13 +80,13 @@ impl Default for EngineOptions {
             compress: None,
             new_files: NewFiles::default(),
             max_inline: 2048,
-            tree_log: true,
-            discard: false,
-            flush_on_commit: false,
+            has_tree_log: true,
+            is_discarding: false,
+            is_flushed_on_commit: false,
             commit_interval: Some(Duration::from_secs(30)),
-            delayed_items: true,
-            reserve_by_item: false,
-            log_by_item: false,
+            has_delayed_items: true,
+            is_reserved_by_item: false,
+            is_logged_by_item: false,
             commits_per_cycle: 1,
             latching: Latching::default(),
         }
@@ -99,7 +99,7 @@ pub struct Compress {
     /// The method for files without a compression setting of their own.
     pub method: CompressionMethod,
     /// Whether files with the flag NOCOMPRESS are compressed too. If so, no file gets that flag.
-    pub forced: bool,
+    pub is_forced: bool,
 }
 
 /// How the data of new files is stored. In a directory with the flag NODATACOW new files get that

@@ -73,7 +73,7 @@ const MOST_THREADS: usize = 32;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScrubOptions {
     /// Report errors, but write nothing.
-    pub read_only: bool,
+    pub is_read_only: bool,
 }
 
 /// The counters of `btrfs scrub status -R`. Errors, and their outcomes, are counted in sectors, for
@@ -205,7 +205,7 @@ pub(crate) fn scrub(
     watch: &ScrubWatch<'_>,
 ) -> Result<ScrubCounts> {
     require_scrubbable(volume, options)?;
-    let renewal = Renewal::of(volume, options.read_only);
+    let renewal = Renewal::of(volume, options.is_read_only);
     let mut run = ScrubRun {
         volume,
         options,
@@ -245,7 +245,7 @@ fn require_scrubbable(volume: &Rooms, options: ScrubOptions) -> Result<()> {
     if incompat.has(Incompat::RAID_STRIPE_TREE) {
         return Err(Error::Unsupported("scrubbing a volume with a RAID stripe tree".into()));
     }
-    if incompat.has(Incompat::ZONED) && !options.read_only {
+    if incompat.has(Incompat::ZONED) && !options.is_read_only {
         return Err(Error::Unsupported("repairing a zoned volume".into()));
     }
     Ok(())

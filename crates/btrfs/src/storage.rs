@@ -62,7 +62,7 @@ pub(crate) struct Storage {
     chunk_tree_uuid: [u8; 16],
     reporter: Option<Reporter>,
     /// Members that failed while the volume was written.
-    failing: Mutex<failing::Failing>,
+    failing: Mutex<failing::FailureCounts>,
 }
 
 /// The questions that storage asks the trees above it.

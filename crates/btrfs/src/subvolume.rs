@@ -67,7 +67,7 @@ pub struct SubvolumeInfo {
     /// When it was made.
     pub created: Timestamp,
     /// Whether it is read-only.
-    pub read_only: bool,
+    pub is_read_only: bool,
     /// Its UUID; `None` when an old kernel made it.
     pub uuid: Option<Uuid>,
     /// The UUID of the subvolume that it is a snapshot of.
@@ -171,7 +171,7 @@ fn subvolume_info(
         generation: item.generation(),
         created_generation: Generation(item.otransid.get()),
         created: timestamp(&item.otime),
-        read_only: item.is_read_only(),
+        is_read_only: item.is_read_only(),
         uuid: RootItem::uuid(item.uuid),
         parent_uuid: RootItem::uuid(item.parent_uuid),
         received_uuid: RootItem::uuid(item.received_uuid),

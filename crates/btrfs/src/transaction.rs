@@ -81,7 +81,7 @@ pub use base::Base;
 pub(crate) use changing::{Changing, ChangingTree};
 pub(crate) use checksums::remove_checksums_beside_writers;
 pub(crate) use chunks::system_chunks_of;
-pub(crate) use commit::{Cause, RoomsAbove};
+pub(crate) use commit::{CommitCause, RoomsAbove};
 pub(crate) use hold::Account;
 pub(crate) use log_state::LogState;
 pub(crate) use notes::MOST as MOST_NOTES;
@@ -89,7 +89,7 @@ pub(crate) use obstacle::Obstacle;
 use quota::QuotaUsage;
 pub(crate) use quota::{NewGroup, Quotas};
 use refs::DelayedRefs;
-pub(crate) use refs::{ExtentKind, Owner};
+pub(crate) use refs::{ExtentKind, RefOwner};
 pub(crate) use roots::{
     RootCache, StoredRoot, chunk_tree_root, require_one_root_item, require_own_root, root_item,
     root_item_key, root_of, stands_at, stored_root, tree_root,
@@ -198,7 +198,7 @@ pub(crate) struct TransactionHandle<'v> {
     live: &'v LiveVolume,
     transaction: Arc<Transaction>,
     /// `None` for the commit itself, which holds the gate exclusively.
-    _gate: Option<Share<'v>>,
+    _gate: Option<GateShare<'v>>,
     /// The space that the operation may need.
     reservation: Option<Reservation<'v>>,
     /// The part of the reservation for one item, in bytes.
@@ -207,7 +207,7 @@ pub(crate) struct TransactionHandle<'v> {
 
 /// The gate, held shared. The thread has no other handle: otherwise a commit that waits between its
 /// two handles would never end.
-struct Share<'v> {
+struct GateShare<'v> {
     _gate: RwLockReadGuard<'v, ()>,
     #[cfg(debug_assertions)]
     _joined: lock_order::Joined,
@@ -317,7 +317,7 @@ impl LiveVolume {
     fn wait_until(&self, is_so: impl Fn(&Phases) -> bool) -> Result<bool> {
         let mut waiting = self.commits.lock();
         loop {
-            self.require_whole()?;
+            self.require_writing()?;
             {
                 let phases = self.phases.read();
                 if is_so(&phases) {
@@ -413,20 +413,20 @@ impl LiveVolume {
     }
 
     /// Ends all writing because of `cause`.
-    fn break_off(&self, cause: &Error) {
+    fn stop_writing(&self, cause: &Error) {
         self.stop.set_and(&cause.to_string(), || self.tell_of_commit());
     }
 
     /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
-    pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn all_or_stop<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut begun = StopOnPanic { live: self, is_done: false };
         let outcome = work();
         begun.is_done = true;
-        outcome.inspect_err(|e| self.break_off(e))
+        outcome.inspect_err(|e| self.stop_writing(e))
     }
 
     /// `EROFS` when the volume has stopped writing.
-    pub(crate) fn require_whole(&self) -> Result<()> {
+    pub(crate) fn require_writing(&self) -> Result<()> {
         match self.stop.cause() {
             None => Ok(()),
             Some(cause) => {
@@ -460,12 +460,12 @@ impl Base {
         let live = self.live()?;
         #[cfg(debug_assertions)]
         let joined = lock_order::Joined::first();
-        let share = Share {
+        let share = GateShare {
             _gate: live.gate.read(),
             #[cfg(debug_assertions)]
             _joined: joined,
         };
-        live.require_whole()?;
+        live.require_writing()?;
         let transaction = live.phases.read().running.clone();
         Ok(TransactionHandle {
             volume: self,
@@ -623,12 +623,12 @@ impl<'v> TransactionHandle<'v> {
         change: impl FnOnce(TreeWriter<'_>) -> Result<T>,
     ) -> Result<T> {
         let tree = self.live.tree(self.volume, id)?;
-        self.whole(|| change(TreeWriter::new(&Changing { handle: self, tree: &tree })))
+        self.all_or_stop(|| change(TreeWriter::new(&Changing { handle: self, tree: &tree })))
     }
 
     /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
-    pub(crate) fn whole<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.live.whole(work)
+    pub(crate) fn all_or_stop<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.live.all_or_stop(work)
     }
 
     /// The changes of the transaction that quotas count.
@@ -765,7 +765,7 @@ impl<'v> TransactionHandle<'v> {
         }
         let node_size = u64::from(self.volume.superblock().node_size);
         self.count_tree(tree, false)?;
-        let owner = Owner::Tree { root: tree };
+        let owner = RefOwner::Tree { root: tree };
         if self.transaction.refs.cancel_new(logical) {
             return self.live.space.give_back(logical, node_size);
         }
@@ -802,18 +802,25 @@ impl<'v> TransactionHandle<'v> {
             self.pin(logical, node_size);
             return Ok(logical);
         }
-        let owner = Owner::Tree { root: tree };
+        let owner = RefOwner::Tree { root: tree };
         self.transaction.refs.add_new(logical, node_size, ExtentKind::Block { level }, owner);
         Ok(logical)
     }
 
     /// Queues a change of the references of `owner` to an extent.
-    pub(crate) fn refer(&self, at: Logical, len: u64, kind: ExtentKind, owner: Owner, delta: i64) {
+    pub(crate) fn refer(
+        &self,
+        at: Logical,
+        len: u64,
+        kind: ExtentKind,
+        owner: RefOwner,
+        delta: i64,
+    ) {
         self.transaction.refs.add(at, len, kind, owner, delta);
     }
 
     /// Queues the first reference to an extent that was just allocated.
-    pub(crate) fn refer_new(&self, at: Logical, len: u64, kind: ExtentKind, owner: Owner) {
+    pub(crate) fn refer_new(&self, at: Logical, len: u64, kind: ExtentKind, owner: RefOwner) {
         self.transaction.refs.add_new(at, len, kind, owner);
     }
 

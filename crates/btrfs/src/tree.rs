@@ -24,7 +24,7 @@ use offshoot_vfs::{Error, Result};
 use crate::block::{HeldBlock, TreeBlock};
 use descent::Descent;
 pub(crate) use write::{ItemEdit, Owns, TreeWriter};
-pub use write::{Latching, Unlock};
+pub use write::{Latching, UnlockTime};
 
 /// Where a tree begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -52,7 +52,7 @@ fn it_holds_one_of_each() {
     let device = Arc::new(FileDevice::open(&image).expect("it opens"));
     let volume = BtrfsVolume::open(vec![device], &EngineOptions::default()).expect("it opens");
     let subvolumes = volume.subvolumes().collect::<Result<Vec<_>, _>>().expect("a list");
-    assert!(subvolumes.iter().any(|one| one.read_only), "a snapshot");
+    assert!(subvolumes.iter().any(|one| one.is_read_only), "a snapshot");
     assert!(subvolumes.len() >= 4, "subvolumes");
     let id = volume.default_subvolume().expect("a default subvolume");
     let text = manifest(&volume.filesystem(id).expect("it opens")).expect("it is read");

@@ -32,7 +32,7 @@ pub struct OpenOptions {
     pub(crate) owner: (u32, u32),
     pub(crate) time: Option<Timestamp>,
     pub(crate) read_limit: u64,
-    engine: btrfs::OpenOptions,
+    engine: btrfs::EngineOptions,
     compression: Option<String>,
     pub(crate) warned: Option<Warned>,
 }
@@ -48,7 +48,7 @@ impl Default for OpenOptions {
             owner: (process::geteuid().as_raw(), process::getegid().as_raw()),
             time: None,
             read_limit: 1 << 30,
-            engine: btrfs::OpenOptions::default(),
+            engine: btrfs::EngineOptions::default(),
             compression: None,
             warned: None,
         }
@@ -196,7 +196,7 @@ impl OpenOptions {
     ///
     /// # Errors
     /// `EINVAL` for a method of compression that there is not.
-    pub(crate) fn for_engine(&self) -> Result<btrfs::OpenOptions> {
+    pub(crate) fn for_engine(&self) -> Result<btrfs::EngineOptions> {
         let mut engine = self.engine.clone();
         if let Some(method) = &self.compression {
             let method = method.parse().map_err(|what: String| Error::posix(Errno::INVAL, what))?;

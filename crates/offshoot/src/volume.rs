@@ -63,8 +63,11 @@ impl Volume {
 
     pub(crate) fn over(devices: Vec<Arc<dyn BlockDevice>>, options: &OpenOptions) -> Result<Self> {
         let engine = options.for_engine()?;
-        let open =
-            if options.is_writable { btrfs::Volume::open_writable } else { btrfs::Volume::open };
+        let open = if options.is_writable {
+            btrfs::BtrfsVolume::open_writable
+        } else {
+            btrfs::BtrfsVolume::open
+        };
         let volume = open(devices, &engine)?;
         let root = match &options.subvolume {
             None => volume.default_subvolume()?,

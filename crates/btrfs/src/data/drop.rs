@@ -21,7 +21,7 @@ use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
 use crate::storage::malformed;
-use crate::transaction::{Base, ExtentKind, Owner, TransactionHandle};
+use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// The offset of the second part of an extent item, which all but inline items have.
@@ -51,7 +51,7 @@ pub(crate) fn drop_range(
     let mut dropped = 0;
     let mut from = range.start;
     handle.log().note_extents(file, range.clone());
-    handle.whole(|| {
+    handle.all_or_stop(|| {
         loop {
             let overlaps = overlaps(handle.volume(), file, from..range.end, BATCH)?;
             let Some(last) = overlaps.last() else { return Ok(dropped) };
@@ -124,8 +124,11 @@ fn drop_one(
     let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } = extent.body else {
         return drop_plain(handle, file, overlap, range, &extent);
     };
-    let owner =
-        Owner::File { root: TreeId(file.dev), ino: file.ino, offset: start.wrapping_sub(offset) };
+    let owner = RefOwner::File {
+        root: TreeId(file.dev),
+        ino: file.ino,
+        offset: start.wrapping_sub(offset),
+    };
     let delta = i64::from(keeps_front) + i64::from(keeps_end) - 1;
     if delta != 0 {
         handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, delta);

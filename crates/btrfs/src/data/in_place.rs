@@ -16,7 +16,7 @@ use offshoot_vfs::{FileId, Result};
 use super::checksums::has_checksums;
 use super::drop::{Overlap, overlaps};
 use crate::storage::malformed;
-use crate::transaction::{Owner, TransactionHandle};
+use crate::transaction::{RefOwner, TransactionHandle};
 
 /// The number of extent items that are read at once.
 const BATCH: usize = 16;
@@ -101,7 +101,7 @@ fn in_place(
         return Ok(None);
     }
     let (root, len) = (TreeId(file.dev), part.end - part.start);
-    let owner = Owner::File { root, ino: file.ino, offset: key.offset.wrapping_sub(offset) };
+    let owner = RefOwner::File { root, ino: file.ino, offset: key.offset.wrapping_sub(offset) };
     let into = offset.saturating_add(part.start - key.offset);
     let logical = Logical(disk_bytenr.0.saturating_add(into));
     let is_alone = extent.compression == Compression::None

@@ -23,7 +23,7 @@ use super::checksums::remove_stale_checksums;
 use super::drop::{Overlap, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
 use crate::storage::malformed;
-use crate::transaction::{Base, ExtentKind, Owner, TransactionHandle};
+use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
 
 /// The number of extent items that are read at once.
 const BATCH: usize = 64;
@@ -41,7 +41,7 @@ pub(crate) fn preallocate(
 ) -> Result<i64> {
     remove_stale_checksums(handle, logical, len)?;
     let dropped = drop_range(handle, file, start..start + len)?;
-    let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: start };
+    let owner = RefOwner::File { root: TreeId(file.dev), ino: file.ino, offset: start };
     handle.refer_new(logical, len, ExtentKind::Data, owner);
     insert(handle, file, start, &encode(handle, len, logical, len, extent_type::PREALLOC))?;
     Ok(len.cast_signed() - dropped.cast_signed())
@@ -139,7 +139,8 @@ pub(super) fn mark_written(
     let items = edits.values().flatten().count();
     let delta = i64::try_from(items).expect("three at the most") - items_before;
     if delta != 0 {
-        let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: place.file_start };
+        let owner =
+            RefOwner::File { root: TreeId(file.dev), ino: file.ino, offset: place.file_start };
         handle.refer(place.extent, place.extent_len, ExtentKind::Data, owner, delta);
     }
     for one in &around {

@@ -8,7 +8,7 @@ use offshoot_vfs::{FileId, Result};
 
 use super::drop::{Overlap, part};
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Obstacle, Owner, TransactionHandle};
+use crate::transaction::{ExtentKind, Obstacle, RefOwner, TransactionHandle};
 
 /// The result of sharing extents.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ pub(crate) fn share(
         };
         let (skip, to) = (from - key.offset, at + (from - range.start));
         let begin = to.wrapping_sub(offset).wrapping_sub(skip);
-        let owner = Owner::File { root, ino: file.ino, offset: begin };
+        let owner = RefOwner::File { root, ino: file.ino, offset: begin };
         handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, 1);
         handle.log().note_extents(file, to..to + len);
         new.push((Key::new(file.ino, ItemType::EXTENT_DATA, to), part(data, skip, len)?));

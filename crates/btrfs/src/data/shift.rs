@@ -11,7 +11,7 @@ use offshoot_vfs::{FileId, Result};
 
 use super::drop::Overlap;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Owner, TransactionHandle};
+use crate::transaction::{ExtentKind, RefOwner, TransactionHandle};
 
 /// Moves `items` of the file by `to - from` bytes, forwards or backwards. The target range must be
 /// empty, and the caller holds [`Buffers::changing`](crate::data::Buffers::changing).
@@ -34,7 +34,7 @@ pub(crate) fn shift(
             FileExtent::parse(data).map_err(malformed)?.body
         {
             for (at, delta) in [(key.offset, -1), (new, 1)] {
-                let owner = Owner::File { root, ino: file.ino, offset: at.wrapping_sub(offset) };
+                let owner = RefOwner::File { root, ino: file.ino, offset: at.wrapping_sub(offset) };
                 handle.refer(disk_bytenr, disk_num_bytes, ExtentKind::Data, owner, delta);
             }
         }

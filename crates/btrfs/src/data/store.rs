@@ -24,7 +24,7 @@ use super::insert_checksums;
 use super::pack::CompressionChunk;
 use super::prealloc::mark_written;
 use crate::storage::WrittenCopy;
-use crate::transaction::{Base, ExtentKind, Owner, TransactionHandle};
+use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
 
 /// Consecutive whole sectors of a file.
 #[derive(Clone, Copy)]
@@ -102,7 +102,7 @@ pub(crate) fn refer_to(
     note_checksums(handle, inode, data, logical)?;
     let _changing = buffers.changing(file);
     let dropped = drop_range(handle, file, data.range())?;
-    let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: data.start };
+    let owner = RefOwner::File { root: TreeId(file.dev), ino: file.ino, offset: data.start };
     handle.refer_new(logical, data.len, ExtentKind::Data, owner);
     let item = encode(handle, data.len, logical, data.len, extent_type::REG);
     insert(handle, file, data.start, &item)?;
@@ -145,7 +145,8 @@ pub(crate) fn store_packed(
         .into_iter()
         .map(|PackedExtent { range, packed, logical }| {
             let disk_len = packed.len() as u64;
-            let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: range.start };
+            let owner =
+                RefOwner::File { root: TreeId(file.dev), ino: file.ino, offset: range.start };
             handle.refer_new(logical, disk_len, ExtentKind::Data, owner);
             let len = range.end - range.start;
             let mut item = encode(handle, len, logical, disk_len, extent_type::REG);
@@ -303,7 +304,7 @@ pub(crate) fn store_first(
                 let bytes = &first.data[..index(size)];
                 [head(handle, size, extent_type::INLINE).as_bytes(), bytes].concat()
             } else {
-                let owner = Owner::File { root: TreeId(file.dev), ino: file.ino, offset: 0 };
+                let owner = RefOwner::File { root: TreeId(file.dev), ino: file.ino, offset: 0 };
                 handle.refer_new(at, len, ExtentKind::Data, owner);
                 encode(handle, len, at, len, extent_type::REG)
             };
@@ -337,7 +338,7 @@ pub(crate) fn write_data(
     data: Sectors<'_>,
     sums: DataChecksums,
 ) -> Result<()> {
-    handle.whole(|| write_places(handle.volume(), logical, data, sums))
+    handle.all_or_stop(|| write_places(handle.volume(), logical, data, sums))
 }
 
 /// Writes every copy of `data`.

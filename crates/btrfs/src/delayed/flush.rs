@@ -107,7 +107,7 @@ impl Delayed {
         let mut watch = self.backlog.watch();
         while watch.sees_too_much() {
             let flushed = self.flush_bytes(base, most / SHARES, FlushedBy::Writer)?;
-            live.require_whole()?;
+            live.require_writing()?;
             if flushed == 0 {
                 // Other threads are flushing everything, or have not counted the end of their flush
                 // yet.
@@ -199,7 +199,7 @@ impl Delayed {
     ) -> Result<Flushed> {
         let Some(frozen) = self.freeze(id) else { return Ok(Flushed::default()) };
         by.count(handle.stats());
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             let tree = handle.tree(id.tree)?;
             Flush { handle, tree: &tree, frozen: &frozen }.run()
         })
@@ -262,7 +262,7 @@ impl Delayed {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);
         let Some(id) = NodeId::of(tree.id, key) else { return Ok(()) };
         let Some((frozen, more)) = self.freeze_inode(id, ino) else { return Ok(()) };
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             let _ = self.settle(tree, handle.space(), more, Some(handle));
             Flush { handle, tree, frozen: &frozen }.run().map(drop)
         })
@@ -310,7 +310,7 @@ impl Flush<'_, '_> {
     fn put(&self, items: &QueuedItems) -> Result<Flushed> {
         let delayed = self.frozen.delayed;
         let sorted = items.in_order(self.frozen.id.first);
-        let mut left = Releases::new(items, delayed.by_item, delayed.leaf);
+        let mut left = Releases::new(items, delayed.is_by_item, delayed.leaf);
         let mut released = 0;
         let mut rest = &sorted[..];
         loop {
@@ -408,10 +408,10 @@ impl Delayed {
     fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(Frozen<'_>, Load)> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id).filter(|node| node.flushing.is_none())?;
-        let mut more = Load::default() - node.active.load(self.by_item);
+        let mut more = Load::default() - node.active.load(self.is_by_item);
         let items = Arc::new(node.active.take_inode(ino, self.leaf)?);
-        more += node.active.load(self.by_item);
-        more += items.load(self.by_item);
+        more += node.active.load(self.is_by_item);
+        more += items.load(self.is_by_item);
         node.flushing = Some(items.clone());
         Some((Frozen { delayed: self, id, items }, more))
     }

@@ -64,7 +64,7 @@ impl Delayed {
         let whole = uncopied + tree.used.load(Ordering::Relaxed) + 3 * growth;
         let whole = (whole / node_size + FEW_BLOCKS) * space.block_cost();
         let all = units.saturating_mul(cost);
-        let wanted = if self.by_item { all } else { all.min(whole) };
+        let wanted = if self.is_by_item { all } else { all.min(whole) };
         let before = account.held.bytes();
         let mut less = None;
         if wanted > before {

@@ -20,7 +20,7 @@ pub(super) struct QueuedItem {
     /// `None` for a tombstone.
     data: Option<Box<[u8]>>,
     /// Whether the tree may have an item with this key, or get one from a running flush.
-    in_tree: bool,
+    is_in_tree: bool,
 }
 
 impl QueuedItem {
@@ -153,8 +153,8 @@ impl QueuedItems {
         leaf: u32,
     ) {
         if key.item_type == ItemType::DIR_ITEM {
-            let in_tree = self.hashed.get(&key.offset).map_or(existed, |old| old.in_tree);
-            let new = QueuedItem { data: Some(data.into()), in_tree };
+            let in_tree = self.hashed.get(&key.offset).map_or(existed, |old| old.is_in_tree);
+            let new = QueuedItem { data: Some(data.into()), is_in_tree: in_tree };
             self.count(&new);
             if let Some(old) = self.hashed.insert(key.offset, new) {
                 self.discount(&old);
@@ -162,17 +162,17 @@ impl QueuedItems {
             return;
         }
         let Some(old) = self.sorted.get_mut(&key) else {
-            let new = QueuedItem { data: Some(data.into()), in_tree: existed };
+            let new = QueuedItem { data: Some(data.into()), is_in_tree: existed };
             self.count(&new);
             self.add_unit(unit(key, &new), key, new.size(), leaf);
             self.sorted.insert(key, new);
             return;
         };
-        let (before, was, in_tree) = (unit(key, old), old.size(), old.in_tree);
+        let (before, was, in_tree) = (unit(key, old), old.size(), old.is_in_tree);
         if let Some(same) = old.data.as_deref_mut().filter(|old| old.len() == data.as_ref().len()) {
             same.copy_from_slice(data.as_ref());
         } else {
-            let new = QueuedItem { data: Some(data.into()), in_tree };
+            let new = QueuedItem { data: Some(data.into()), is_in_tree: in_tree };
             let (after, is) = (unit(key, &new), new.size());
             self.replace(key, new);
             if after == Unit::Leaf {
@@ -190,8 +190,8 @@ impl QueuedItems {
 
     /// Removes the item. Returns whether that needs no tombstone, because it never was in the tree.
     pub(super) fn remove(&mut self, key: Key) -> bool {
-        let tombstone = QueuedItem { data: None, in_tree: true };
-        let is_gone = self.get(key).is_some_and(|old| !old.in_tree);
+        let tombstone = QueuedItem { data: None, is_in_tree: true };
+        let is_gone = self.get(key).is_some_and(|old| !old.is_in_tree);
         if key.item_type == ItemType::DIR_ITEM {
             let old = if is_gone {
                 self.hashed.remove(&key.offset)
@@ -234,7 +234,7 @@ impl QueuedItems {
     /// Takes out the items of the inode `ino`, if it is new.
     pub(super) fn take_inode(&mut self, ino: u64, leaf: u32) -> Option<Self> {
         let all = all_of_inode(ino);
-        self.sorted.get(all.start()).filter(|item| !item.in_tree)?;
+        self.sorted.get(all.start()).filter(|item| !item.is_in_tree)?;
         let keys: Vec<_> = self.range(all).map(|(key, _)| key).collect();
         let mut taken = Self::default();
         for key in keys {
@@ -359,7 +359,7 @@ fn all_of_inode(ino: u64) -> RangeInclusive<Key> {
 /// What the unit of a sorted item is counted to.
 fn unit(key: Key, pending: &QueuedItem) -> Unit {
     match (key.item_type, &pending.data) {
-        _ if !pending.in_tree => Unit::Leaf,
+        _ if !pending.is_in_tree => Unit::Leaf,
         (ItemType::INODE_ITEM, _) | (ItemType::INODE_REF, Some(_)) => Unit::Inode,
         _ => Unit::Own,
     }
@@ -369,7 +369,7 @@ fn unit(key: Key, pending: &QueuedItem) -> Unit {
 #[derive(Debug)]
 pub(super) struct Releases<'i> {
     items: &'i QueuedItems,
-    by_item: bool,
+    is_by_item: bool,
     /// The totals that were not released yet.
     left: Load,
     leaves: u32,
@@ -381,7 +381,7 @@ pub(super) struct Releases<'i> {
 impl<'i> Releases<'i> {
     pub(super) fn new(items: &'i QueuedItems, by_item: bool, leaf: u32) -> Self {
         let (left, leaves) = (items.load(by_item), items.index_item_leaves);
-        Self { items, by_item, left, leaves, insertions: items.insertions, leaf }
+        Self { items, is_by_item: by_item, left, leaves, insertions: items.insertions, leaf }
     }
 
     /// The totals to release when `batch` is in the tree. The memory of items is released only when
@@ -406,7 +406,8 @@ impl<'i> Releases<'i> {
             }
         };
         self.leaves -= leaves;
-        let units = if self.by_item { batch.len() as u64 } else { own as u64 + u64::from(leaves) };
+        let units =
+            if self.is_by_item { batch.len() as u64 } else { own as u64 + u64::from(leaves) };
         let (units, growth) = (units.cast_signed(), (growth as u64).cast_signed());
         let less = Load { units, growth, ..Load::default() };
         self.left = self.left - less;

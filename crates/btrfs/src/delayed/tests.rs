@@ -212,12 +212,12 @@ fn names_are_what_a_map_says_in_small_nodes() {
 
 #[test]
 fn names_are_what_a_map_says_by_item() {
-    matches_a_map(&EngineOptions { reserve_by_item: true, ..quiet() }, 16384);
+    matches_a_map(&EngineOptions { is_reserved_by_item: true, ..quiet() }, 16384);
 }
 
 #[test]
 fn names_are_what_a_map_says_without_delayed_items() {
-    let options = EngineOptions { delayed_items: false, ..quiet() };
+    let options = EngineOptions { has_delayed_items: false, ..quiet() };
     matches_a_map(&options, 16384);
     let fs = open(in_memory(16384), &options);
     create(&fs, fs.root(), "file");

@@ -29,7 +29,7 @@ impl Engine {
         options: &EngineOptions,
     ) -> Result<Self> {
         let engine = Self::open_engine(devices.clone(), options)?;
-        if options.ignore_log || !engine.superblock().has_pending_log() {
+        if options.is_log_ignored || !engine.superblock().has_pending_log() {
             return Ok(engine);
         }
         let is_dump = engine.superblock().is_metadata_only();
@@ -42,7 +42,7 @@ impl Engine {
             Ok(()) => {}
             // A dump may lack blocks that a replay needs, and people only read it.
             Err(error) if is_dump => {
-                let options = EngineOptions { ignore_log: true, ..options.clone() };
+                let options = EngineOptions { is_log_ignored: true, ..options.clone() };
                 let engine = Self::open_again(devices, &options)?;
                 engine.report(&VolumeReport::LogNotReplayed { problem: error.to_string() });
                 return Ok(engine);
@@ -66,7 +66,7 @@ impl Engine {
             engine.report_left_out();
             return Ok(engine);
         }
-        if options.ignore_log {
+        if options.is_log_ignored {
             let what = "writing a volume while its pending tree log is ignored";
             return Err(Error::posix(Errno::INVAL, what));
         }
@@ -82,7 +82,7 @@ impl Engine {
     fn replay(self, options: &EngineOptions, change: WriteDestination) -> Result<()> {
         // This engine needs no reporter: if it stops writing, the caller gets an error.
         let options = EngineOptions {
-            delayed_items: false,
+            has_delayed_items: false,
             commit_interval: None,
             reporter: None,
             ..options.clone()
@@ -94,10 +94,10 @@ impl Engine {
     fn open_engine(devices: Vec<Arc<dyn BlockDevice>>, options: &EngineOptions) -> Result<Self> {
         cores::learn();
         let (storage, found) =
-            Storage::open(devices, options.reporter.clone(), options.ignore_log)?;
+            Storage::open(devices, options.reporter.clone(), options.is_log_ignored)?;
         let mut volume = Self::over(storage, options);
         let (devices, chunks) = volume.read_chunk_tree()?;
-        volume.rooms.base.storage.learn(&devices, chunks, &found, options.degraded)?;
+        volume.rooms.base.storage.learn(&devices, chunks, &found, options.is_degraded)?;
         volume.rooms.base.csum_tree = match volume.tree(TreeId::CSUM) {
             Ok(root) => Some(root),
             Err(Error::Posix { .. }) => None,

@@ -77,21 +77,25 @@ impl Engine {
             report::tell(reporter.as_ref(), &report);
         })));
         volume.rooms.buffers = Buffers::new(&stop);
-        let space =
-            Space::new(volume.block_groups()?, &volume.storage, options.discard, stop.clone())?;
+        let space = Space::new(
+            volume.block_groups()?,
+            &volume.storage,
+            options.is_discarding,
+            stop.clone(),
+        )?;
         let space = Arc::new(space);
         volume.rooms.base.storage.set_written(chunk_tree_uuid);
         let (superblock, node_size) =
             (volume.superblock().item.clone(), volume.superblock().node_size);
         let config = DelayedConfig {
-            is_on: options.delayed_items,
-            by_item: options.reserve_by_item,
+            is_on: options.has_delayed_items,
+            is_by_item: options.is_reserved_by_item,
             most_bytes: options.dirty_bytes / 8,
         };
         volume.rooms.delayed = Delayed::new(config, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         volume.rooms.options = EngineOptions { max_inline, ..options.clone() };
-        let (latching, has_log) = (options.latching, options.tree_log);
+        let (latching, has_log) = (options.latching, options.has_tree_log);
         volume.rooms.base.live =
             Some(LiveVolume::new(space, superblock, quotas, latching, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;

@@ -5,7 +5,7 @@ use offshoot_vfs::{EntryPlace, NewFile, Result, Timestamp};
 use super::{Filesystem, of};
 use crate::SubvolumeId;
 use crate::subvolume::create::create;
-use crate::subvolume::delete::{Only, delete};
+use crate::subvolume::delete::{DeleteMode, delete};
 use crate::subvolume::snapshot::Snapshot;
 
 impl Filesystem {
@@ -45,7 +45,7 @@ impl Filesystem {
     /// `EINVAL` when `place` is no subvolume, `EPERM` for the default subvolume, `ENOTEMPTY` when
     /// it contains subvolumes.
     pub fn delete_subvolume(&self, place: EntryPlace<'_>, at: Timestamp) -> Result<()> {
-        delete(&self.volume, &self.volume.subvolumes, place, Only::Subvolumes, at)
+        delete(&self.volume, &self.volume.subvolumes, place, DeleteMode::Subvolumes, at)
             .map_err(of(place.dir))
     }
 }

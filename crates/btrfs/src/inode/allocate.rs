@@ -262,7 +262,7 @@ impl<'v> AllocationWork<'v> {
         (mut changes, mut item): (Changes<'_, '_>, InodeItem),
         change: impl FnOnce(&mut InodeItem) -> Result<()>,
     ) -> Result<()> {
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             let _changing = self.volume.buffers.changing(self.file);
             change(&mut item)?;
             let (size, nbytes, flags) = (item.size, item.nbytes, item.flags);

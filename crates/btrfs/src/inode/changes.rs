@@ -327,7 +327,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// Puts everything into the tree.
     fn put_all(self) -> Result<()> {
         let Self { handle, tree, items, inodes, removed, .. } = self;
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             put(
                 handle,
                 &tree,
@@ -354,7 +354,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         {
             queue.note_entries(new.key.offset, dir.item.size.get() / 2);
         }
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             for inode in &inodes {
                 queue.put(inode_key(inode.ino), inode.item.as_bytes(), inode.existed);
             }

@@ -60,7 +60,7 @@ pub(super) fn choose(
 ) -> Result<Option<ChosenCompression>> {
     let has = |flags| item.flags.get() & flags != 0;
     let option = volume.options.compress;
-    let forced = option.is_some_and(|option| option.forced);
+    let forced = option.is_some_and(|option| option.is_forced);
     if has(NEVER_COMPRESSED | inode_flags::PREALLOC) || has(inode_flags::NOCOMPRESS) && !forced {
         return Ok(None);
     }

@@ -16,7 +16,7 @@ use super::write_back;
 use crate::delayed;
 use crate::inode::{Rooms, RoomsHandle};
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Owner};
+use crate::transaction::{ExtentKind, RefOwner};
 use crate::tree::Cursor;
 
 /// The most items that one batch removes. An inode with more gets an orphan item. A batch takes no
@@ -128,7 +128,7 @@ impl Batch {
     pub(super) fn give_up(self, handle: &RoomsHandle<'_>) -> Vec<Key> {
         for (key, held) in &self.extents {
             let offset = key.offset.wrapping_sub(held.skip);
-            let owner = Owner::File { root: TreeId(self.file.dev), ino: self.file.ino, offset };
+            let owner = RefOwner::File { root: TreeId(self.file.dev), ino: self.file.ino, offset };
             handle.refer(held.logical, held.len, ExtentKind::Data, owner, -1);
         }
         self.keys

@@ -72,7 +72,7 @@ fn try_every_read(
         }
         let outcome = operation(&fs, file);
         let reads = device.count(RequestKind::Reads) - first;
-        let is_whole = fs.volume().live().and_then(LiveVolume::require_whole).is_ok();
+        let is_whole = fs.volume().live().and_then(LiveVolume::require_writing).is_ok();
         let is_written = fs.sync().is_ok();
         assert!(is_whole || !is_written, "a commit of what is half done");
         drop(fs);
@@ -139,7 +139,7 @@ fn a_file_is_gone_or_not() {
         let gone = fs.unlink(FILE, AT);
         let found = fs.lookup(FILE.dir, FILE.name);
         let is_gone = found.is_err_and(|error| error.errno() == Errno::NOENT);
-        let is_whole = fs.volume().live().and_then(LiveVolume::require_whole).is_ok();
+        let is_whole = fs.volume().live().and_then(LiveVolume::require_writing).is_ok();
         assert!(gone.is_ok() || !is_gone || !is_whole, "it is gone, and was it not? {gone:?}");
         gone
     });

@@ -8,7 +8,7 @@ use crate::space::{
     Waiter,
 };
 use crate::stats::EngineCounters;
-use crate::transaction::{Cause, ChangingTree, LiveVolume, Obstacle};
+use crate::transaction::{ChangingTree, CommitCause, LiveVolume, Obstacle};
 
 /// What leads a line: the volume that it makes room in.
 struct RoomMaker<'v> {
@@ -22,7 +22,7 @@ impl MakesRoom for RoomMaker<'_> {
     }
 
     fn require_whole(&self) -> Result<()> {
-        self.live.require_whole()
+        self.live.require_writing()
     }
 
     fn ask_for_commit(&self) {
@@ -88,7 +88,7 @@ impl Rooms {
         let live = self.live()?;
         let dirty_bytes = self.dirty_tree_bytes()?;
         if dirty_bytes > self.options.dirty_bytes {
-            return self.commit_over(self.options.dirty_bytes, Cause::DirtyBlocks);
+            return self.commit_over(self.options.dirty_bytes, CommitCause::DirtyBlocks);
         }
         if dirty_bytes > self.options.dirty_bytes / 2 {
             live.pressure.press();
@@ -136,13 +136,13 @@ impl Rooms {
     /// When a device fails: the devices then hold the last commit, and nothing more is written.
     /// `EROFS` when that happened before the call.
     pub(crate) fn sync(&self) -> Result<()> {
-        self.sync_because(Cause::Asked)
+        self.sync_because(CommitCause::Asked)
     }
 
     /// As [`sync`](Self::sync), counted under `cause`.
-    pub(crate) fn sync_because(&self, cause: Cause) -> Result<()> {
+    pub(crate) fn sync_because(&self, cause: CommitCause) -> Result<()> {
         // Buffered data stays buffered once writing has ended.
-        self.live()?.require_whole()?;
+        self.live()?.require_writing()?;
         // The first error is the cause. After it the commit only returns `EROFS`.
         write_back::sync_all(self).and(self.commit_over(0, cause))
     }
@@ -152,7 +152,7 @@ impl Rooms {
     /// # Errors
     /// As [`sync`](Self::sync).
     pub(crate) fn commit(&self) -> Result<()> {
-        self.commit_over(0, Cause::Asked)
+        self.commit_over(0, CommitCause::Asked)
     }
 
     /// Commits if the changes of an operation must be durable when it returns.
@@ -172,7 +172,7 @@ impl Rooms {
     pub(crate) fn forget_moved_extents(&self) -> Result<bool> {
         let is_so = self.live()?.logs_moved_extents();
         if is_so {
-            self.commit_over(0, Cause::Space)?;
+            self.commit_over(0, CommitCause::Space)?;
         }
         Ok(is_so)
     }
@@ -181,7 +181,7 @@ impl Rooms {
     ///
     /// # Errors
     /// As [`sync`](Self::sync).
-    pub(crate) fn commit_over(&self, dirty_bytes: u64, cause: Cause) -> Result<()> {
+    pub(crate) fn commit_over(&self, dirty_bytes: u64, cause: CommitCause) -> Result<()> {
         self.upkeep.commit_over(self, dirty_bytes, cause)
     }
 

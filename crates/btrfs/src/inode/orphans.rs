@@ -40,7 +40,7 @@ pub(crate) fn remove_orphans(volume: &Rooms, tree: TreeId) -> Result<()> {
             Ok(true) => {}
             Ok(false) => return Ok(()),
             Err(error) => {
-                volume.live()?.require_whole()?;
+                volume.live()?.require_writing()?;
                 volume.report(&VolumeReport::SweepFailed { problem: error.to_string() });
             }
         }

@@ -26,12 +26,12 @@ const REPLACING_ITEMS: u64 = OPERATION_ITEMS + 5;
 
 /// The files that the two names of a move lead to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ends {
+pub(crate) struct RenameEnds {
     pub(crate) moved: FileId,
     pub(crate) replaced: Option<FileId>,
 }
 
-impl Ends {
+impl RenameEnds {
     pub(crate) fn find(volume: &Rooms, from: EntryPlace<'_>, to: EntryPlace<'_>) -> Result<Self> {
         let moved = lookup(volume, from.dir, from.name)?;
         let replaced = match lookup(volume, to.dir, to.name) {
@@ -141,7 +141,7 @@ pub(crate) fn rename(
     volume: &Rooms,
     from: EntryPlace<'_>,
     to: EntryPlace<'_>,
-    ends: Ends,
+    ends: RenameEnds,
     mut locks: Locks,
     at: Timestamp,
 ) -> Result<()> {
@@ -153,7 +153,7 @@ pub(crate) fn rename(
     let items = if ends.replaced.is_some() { REPLACING_ITEMS } else { OPERATION_ITEMS };
     let handle = volume.join_for(items, Claim::Work)?;
     let mut changes = Changes::new(&handle, from.dir)?;
-    let Ends { moved, replaced } = ends;
+    let RenameEnds { moved, replaced } = ends;
     let source = changes.directory(from.dir)?;
     refuse_flags(&source, inode_flags::APPEND, from.dir)?;
     changes.directory(to.dir)?;

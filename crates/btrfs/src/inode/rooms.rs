@@ -14,7 +14,7 @@ use crate::data::{Buffers, Files, ReadAhead};
 use crate::delayed::{Delayed, Queues};
 use crate::options::EngineOptions;
 use crate::space::{Purpose, Waiter};
-use crate::transaction::{Base, Cause, ChangingTree};
+use crate::transaction::{Base, ChangingTree, CommitCause};
 use crate::tree::Blocks;
 
 /// The rooms of an open volume that files need: the state of `inode` and of all rooms below it.
@@ -44,10 +44,10 @@ pub(crate) trait Upkeep: Send + Sync {
     fn look_for_room(&self, volume: &Rooms, bytes: u64) -> Result<()>;
 
     /// Commits if more than `dirty_bytes` of tree blocks are dirty.
-    fn commit_over(&self, volume: &Rooms, dirty_bytes: u64, cause: Cause) -> Result<()>;
+    fn commit_over(&self, volume: &Rooms, dirty_bytes: u64, cause: CommitCause) -> Result<()>;
 
     /// Commits the transaction `generation`, unless it was committed already.
-    fn commit_one(&self, volume: &Rooms, generation: Generation, cause: Cause) -> Result<()>;
+    fn commit_one(&self, volume: &Rooms, generation: Generation, cause: CommitCause) -> Result<()>;
 
     /// Calls `work` while no other thread has a handle, with a handle of a transaction in which
     /// `tree` is not changed yet. The caller must hold no handle.

@@ -103,7 +103,7 @@ pub(crate) fn writable(volume: &Rooms, file: FileId) -> Result<Arc<Subvolume>> {
 /// # Errors
 /// `EROFS` when the volume is read-only, `EPERM` for a placeholder, which is not stored.
 pub(super) fn shareable(volume: &Rooms, file: FileId) -> Result<Arc<Subvolume>> {
-    volume.live()?.require_whole()?;
+    volume.live()?.require_writing()?;
     if placeholder_in(file).is_some() {
         return Err(Error::posix(Errno::PERM, "the place of a subvolume that is elsewhere"));
     }

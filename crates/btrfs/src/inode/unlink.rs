@@ -30,7 +30,7 @@ impl Rest {
         let Self::Evict(file) = self else { return Ok(()) };
         locks.keep_only(file);
         if let Err(error) = evict::evict(volume, file) {
-            if volume.live()?.require_whole().is_err() {
+            if volume.live()?.require_writing().is_err() {
                 return Err(error);
             }
             volume.report(&VolumeReport::LeftBehind { file, problem: error.to_string() });

@@ -422,7 +422,7 @@ pub(super) fn cut(volume: &Rooms, file: FileId, size: u64, at: Timestamp) -> Res
         let handle = volume.join_to_remove()?;
         let mut changes = Changes::new(&handle, file)?;
         changes.inode(file)?;
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             let dropped = {
                 let _changing = volume.buffers.changing(file);
                 drop_range(&handle, file, from..u64::MAX)?

@@ -254,7 +254,7 @@ fn relieve(volume: &Rooms) -> Result<()> {
             let _ = sync_file(volume, file);
         }
     }
-    volume.live()?.require_whole()
+    volume.live()?.require_writing()
 }
 
 /// Writes back the buffered data of `file`.
@@ -319,10 +319,10 @@ pub(crate) fn ease(volume: &Rooms) -> Result<()> {
 /// With `flush_on_commit`, writes back everything that is buffered before a commit that one file
 /// asked for. A file that cannot be written back stays buffered, and its own sync reports why.
 pub(crate) fn sync_others(volume: &Rooms) -> Result<()> {
-    if volume.options.flush_on_commit {
+    if volume.options.is_flushed_on_commit {
         let _ = sync_all(volume);
     }
-    volume.live()?.require_whole()
+    volume.live()?.require_writing()
 }
 
 /// Writes back the buffered data of the files of the subvolume `id`.
@@ -346,14 +346,14 @@ pub(crate) fn make_room(volume: &Rooms, is_wanted: impl Fn() -> bool) -> Result<
         }
         for &file in files {
             if !is_wanted() {
-                return volume.live()?.require_whole();
+                return volume.live()?.require_writing();
             }
             if let Some(_locks) = volume.inodes.try_lock(file) {
                 let _ = write_back(volume, file, Patience::Tries);
             }
         }
     }
-    volume.live()?.require_whole()
+    volume.live()?.require_writing()
 }
 
 /// Writes back the buffered data of `file`, whose lock is held.
@@ -427,7 +427,7 @@ fn finish(volume: &Rooms, file: FileId, buffer: &FileBuffer, patience: Patience)
     let Some(handle) = join(volume, items, patience)? else { return Ok(false) };
     let mut changes = Changes::accepted(&handle, file)?;
     changes.inode(file)?;
-    handle.whole(|| {
+    handle.all_or_stop(|| {
         insert_hole(&handle, file, hole)?;
         change_inode(&mut changes, file, buffer, size, 0)?;
         changes.apply()

@@ -128,8 +128,8 @@ impl LogRecording<'_, '_> {
             if next - first > MOST as u64 {
                 return Err(Obstacle::TooMuch.into());
             }
-            let by_item = self.volume.options.log_by_item;
-            if !by_item && self.commit_is_cheaper(next - first)? {
+            let by_item = self.volume.options.is_logged_by_item;
+            if !by_item && self.is_commit_cheaper(next - first)? {
                 return Err(Obstacle::Cheaper.into());
             }
             let in_runs = next - first >= WORTH_RUNS && !by_item;
@@ -143,7 +143,7 @@ impl LogRecording<'_, '_> {
     }
 
     /// Whether a commit is cheaper than logging this many new entries.
-    fn commit_is_cheaper(&self, entries: u64) -> Result<bool> {
+    fn is_commit_cheaper(&self, entries: u64) -> Result<bool> {
         Ok(entries >= WORTH_A_COMMIT
             && entries * ENTRY_BYTES * LOG_FACTOR > self.volume.dirty_tree_bytes()?)
     }

@@ -13,7 +13,7 @@ use super::replay::Replay;
 use crate::data::{drop_range, extent_len, insert_sums, note_use};
 use crate::inode::type_of;
 use crate::storage::malformed;
-use crate::transaction::{ExtentKind, Owner};
+use crate::transaction::{ExtentKind, RefOwner};
 use crate::tree::{Cursor, with_item};
 
 impl Replay<'_, '_> {
@@ -60,7 +60,7 @@ impl Replay<'_, '_> {
             return Ok(if is_inline { extent_len(extent) } else { 0 });
         };
         let offset_in_file = key.offset.wrapping_sub(offset);
-        let owner = Owner::File { root: self.tree, ino: key.objectid, offset: offset_in_file };
+        let owner = RefOwner::File { root: self.tree, ino: key.objectid, offset: offset_in_file };
         if self.taken.is_first_use(disk_bytenr) {
             if self.handle.is_referred(disk_bytenr) {
                 return Err(self.wrong(key, "a new extent that the subvolume had already"));

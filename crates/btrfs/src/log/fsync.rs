@@ -27,7 +27,7 @@ use crate::inode::write_back::{self, Patience};
 use crate::inode::{Rooms, RoomsHandle};
 use crate::inode::{inode_item, placeholder_in, tree_of, type_of};
 use crate::storage::malformed;
-use crate::transaction::{Cause, LiveVolume, LogState, Obstacle};
+use crate::transaction::{CommitCause, LiveVolume, LogState, Obstacle};
 use crate::tree::{Cursor, TreeRoot};
 
 /// How large the log of one transaction may become, as a multiple of the dirty bytes that the
@@ -64,7 +64,7 @@ pub(crate) fn fsync(
     debug!(target: LOG, subvolume = file.dev, inode = file.ino, ?wanted, "fsync");
     // The empty directory that stands for a subvolume in a snapshot has nothing to log.
     let live = volume.live()?;
-    if !volume.options.tree_log || placeholder_in(file).is_some() {
+    if !volume.options.has_tree_log || placeholder_in(file).is_some() {
         write_back::sync_file(volume, file)?;
         write_back::sync_others(volume)?;
         return volume.commit();
@@ -78,7 +78,7 @@ pub(crate) fn fsync(
             info!(target: LOG, inode = file.ino, reason = ?obstacle, "fsync makes a commit");
             obstacle.count(&live.stats);
             write_back::sync_others(volume)?;
-            volume.upkeep.commit_one(volume, generation, Cause::Fsync)
+            volume.upkeep.commit_one(volume, generation, CommitCause::Fsync)
         }
     }
 }
@@ -168,7 +168,7 @@ fn log_it(
 /// Flushes the members, which is enough for data that was written in place. Returns an obstacle if
 /// a member has failed whose stale data would be used after a crash.
 fn barrier(live: &LiveVolume, volume: &Rooms) -> Result<Option<Obstacle>> {
-    live.whole(|| volume.flush_members())?;
+    live.all_or_stop(|| volume.flush_members())?;
     Ok(volume.storage.hides_failures().then_some(Obstacle::MemberFailed))
 }
 
@@ -178,7 +178,7 @@ fn barrier(live: &LiveVolume, volume: &Rooms) -> Result<Option<Obstacle>> {
 /// # Errors
 /// The error, when the volume has stopped writing.
 fn failed(live: &LiveVolume, error: Error) -> Result<Obstacle> {
-    live.require_whole().map(|()| Obstacle::Failed).map_err(|_| error)
+    live.require_writing().map(|()| Obstacle::Failed).map_err(|_| error)
 }
 
 /// Logs a locked file, and returns the batch that it is in.
@@ -282,7 +282,7 @@ fn write_batch(
         if let Some(obstacle) = log.obstacle() {
             return Ok(Some(obstacle));
         }
-        live.require_whole()?;
+        live.require_writing()?;
         if progress.is_written {
             debug!(target: LOG, batch, "waiting for the thread that writes the log");
             running.wait(&mut progress);
@@ -291,7 +291,7 @@ fn write_batch(
         progress.is_written = true;
         drop(progress);
         let _lead = Lead { running };
-        live.whole(|| write_log(live, running, handle))?;
+        live.all_or_stop(|| write_log(live, running, handle))?;
     }
 }
 

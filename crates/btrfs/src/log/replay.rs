@@ -38,7 +38,7 @@ use super::{LogTree, log_trees};
 use crate::events::LOG;
 use crate::inode::{Rooms, RoomsHandle};
 use crate::storage::malformed;
-use crate::transaction::{Cause, root_item_key};
+use crate::transaction::{CommitCause, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
 
 /// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) classifies
@@ -81,7 +81,7 @@ fn replay_into(volume: &Rooms, replay_bytes: u64) -> Result<()> {
     handle.change(TreeId::ROOT, |tree| tree.modify(some_root, 0, touch))?;
     drop(handle);
     volume.refresh_superblock_copies()?;
-    volume.commit_over(0, Cause::Asked)
+    volume.commit_over(0, CommitCause::Asked)
 }
 
 /// Makes as much space for metadata free as replaying may take at most, if the volume has it. The

@@ -173,7 +173,7 @@ pub(super) fn apply(
     tree: &ChangingTree,
     edits: &[ItemEdit<'_>],
 ) -> Result<()> {
-    handle.whole(|| TreeWriter::new(&Changing { handle, tree }).apply_batch(edits).map(drop))
+    handle.all_or_stop(|| TreeWriter::new(&Changing { handle, tree }).apply_batch(edits).map(drop))
 }
 
 /// Copies adjacent items of a leaf of the subvolume into its log tree.
@@ -183,7 +183,8 @@ pub(super) fn put_run(
     leaf: &TreeBlock,
     slots: Range<usize>,
 ) -> Result<()> {
-    handle.whole(|| TreeWriter::new(&Changing { handle, tree }).put_run(leaf, slots).map(drop))
+    handle
+        .all_or_stop(|| TreeWriter::new(&Changing { handle, tree }).put_run(leaf, slots).map(drop))
 }
 
 /// The ROOT_ITEM of a log tree in the tree of log trees.

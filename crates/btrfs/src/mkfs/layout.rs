@@ -134,7 +134,7 @@ impl Layout {
         }
         let metadata = ChunkLength::Chunk(metadata_bytes);
         layout.add(spec, SYSTEM, spec.metadata, ChunkLength::Chunk(wanted.system_bytes))?;
-        if spec.mixed {
+        if spec.is_mixed {
             layout.add(spec, DATA | METADATA, spec.metadata, metadata)?;
         } else {
             layout.add(spec, METADATA, spec.metadata, metadata)?;
@@ -245,9 +245,9 @@ impl WantedLengths {
         let most = if total > 50 * GIB { GIB } else { 256 * MIB };
         let tenth = total / 10 / u64::from(spec.metadata.shape().copies);
         let least = MIN_METADATA_NODES * u64::from(spec.node_size);
-        let usual = if spec.mixed { 8 * MIB } else { 32 * MIB };
+        let usual = if spec.is_mixed { 8 * MIB } else { 32 * MIB };
         Self {
-            system_bytes: if spec.mixed { 4 * MIB } else { 8 * MIB },
+            system_bytes: if spec.is_mixed { 4 * MIB } else { 8 * MIB },
             metadata_bytes: tenth.clamp(usual.max(least), most) / STRIPE_LEN * STRIPE_LEN,
             least_metadata_bytes: least,
             data_stripe_bytes: 8 * MIB,

@@ -45,7 +45,7 @@ pub struct MkfsOptions {
     /// The features.
     pub features: MkfsFeatures,
     /// Overwrite what is on the devices.
-    pub force: bool,
+    pub is_forced: bool,
 }
 
 impl MkfsOptions {
@@ -65,7 +65,7 @@ impl MkfsOptions {
             metadata: None,
             data: None,
             features: MkfsFeatures::default(),
-            force: false,
+            is_forced: false,
         }
     }
 
@@ -103,7 +103,7 @@ impl MkfsOptions {
             checksum: self.checksum,
             metadata,
             data,
-            mixed,
+            is_mixed: mixed,
             incompat,
             compat_ro: self.features.compat_ro,
         })
@@ -224,7 +224,7 @@ pub(super) struct Spec {
     pub(super) metadata: Profile,
     pub(super) data: Profile,
     /// Data and metadata share block groups.
-    pub(super) mixed: bool,
+    pub(super) is_mixed: bool,
     pub(super) incompat: Incompat,
     pub(super) compat_ro: CompatRo,
 }

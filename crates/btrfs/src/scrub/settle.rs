@@ -69,7 +69,7 @@ pub(super) fn settle(
     let bad = {
         let committed = Committed::of(run.volume)?;
         let has_parity = matches!(chunk.profile, Profile::Raid5 | Profile::Raid6);
-        let may_repair = !run.options.read_only && !has_parity;
+        let may_repair = !run.options.is_read_only && !has_parity;
         let mut settling = Settling { run, committed: &committed, may_repair, bad: Vec::new() };
         for piece in &committed.window(range.clone())?.pieces {
             let parts = run.volume.storage.copies_of(&piece.range)?;

@@ -87,7 +87,7 @@ fn mend(run: &ScrubRun<'_>, index: usize, pages: &mut Pages) -> Vec<ScrubFinding
         let Err(problem) = found else { continue };
         let outcome = match good {
             None => ScrubOutcome::Uncorrectable,
-            Some(_) if run.options.read_only => ScrubOutcome::NotWritten,
+            Some(_) if run.options.is_read_only => ScrubOutcome::NotWritten,
             Some(good) => {
                 let checksum = volume.superblock().checksum;
                 let bytes = sealed_superblock(&good.item, Physical(*offset), checksum);

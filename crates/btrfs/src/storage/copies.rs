@@ -6,7 +6,7 @@ use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::ways::{Effort, MemberOffset, ReadSegment, copies, place_in_row};
+use super::ways::{MemberOffset, ReadSegment, WaySelection, copies, place_in_row};
 use super::{Storage, parity};
 
 /// The part of one copy of a range that is contiguous on a member.
@@ -70,7 +70,8 @@ impl Storage {
             return Ok(0);
         }
         let len = range.end - range.start;
-        let segments = self.chunk_segments("extent", Logical(range.start), len, Effort::All)?;
+        let segments =
+            self.chunk_segments("extent", Logical(range.start), len, WaySelection::All)?;
         let is_lost = |segment: &&ReadSegment| segment.ways.is_empty();
         Ok(segments.iter().filter(is_lost).map(|segment| segment.len).sum())
     }

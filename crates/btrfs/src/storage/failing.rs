@@ -136,7 +136,7 @@ impl Condition {
 
 /// How many failures of members the superblocks on the devices lead to.
 #[derive(Debug, Default)]
-pub(super) struct Failing {
+pub(super) struct FailureCounts {
     /// How many members failed since the volume was opened.
     failed: u64,
     /// How many of these failures the running transaction or an earlier one notes.
@@ -239,7 +239,12 @@ impl Storage {
     ///
     /// # Errors
     /// `error`, when the volume needs the member, or is not being written.
-    pub(crate) fn bear(&self, index: usize, kind: DeviceError, error: Error) -> Result<()> {
+    pub(crate) fn survive_failure(
+        &self,
+        index: usize,
+        kind: DeviceError,
+        error: Error,
+    ) -> Result<()> {
         let member = &self.members()[index];
         self.count_error(index, kind);
         if !self.geometry.is_written {

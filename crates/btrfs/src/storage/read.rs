@@ -6,7 +6,7 @@ use offshoot_btrfs_format::{Logical, Malformed};
 use offshoot_vfs::{Corrupt, Error, Result};
 
 use super::chunk_map::MappedChunk;
-use super::ways::{Effort, MemberOffset, ReadSegment, ReadWay, Rebuild, segment};
+use super::ways::{MemberOffset, ReadSegment, ReadWay, Rebuild, WaySelection, segment};
 use super::{DeviceError, Storage, StorageTrees, parity};
 use crate::report::{VolumeReport, place};
 
@@ -74,7 +74,7 @@ impl Storage {
         let mut bytes = vec![0; self.superblock.node_size as usize].into_boxed_slice();
         let len = bytes.len() as u64;
         let mut failures = Vec::new();
-        for effort in [Effort::First, Effort::All] {
+        for effort in [WaySelection::First, WaySelection::All] {
             let segments = self.chunk_segments("tree block", logical, len, effort)?;
             let attempts = attempts(&segments);
             // The second effort tries all ways of the first one again, in the same order.
@@ -125,7 +125,7 @@ impl Storage {
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
         let mut done = 0;
-        for segment in self.data_segments(trees, logical, buf.len() as u64, Effort::First)? {
+        for segment in self.data_segments(trees, logical, buf.len() as u64, WaySelection::First)? {
             let len = segment_len(&segment);
             let at = Logical(logical.0 + done as u64);
             let sums = checksums.map(|sums| &sums[done / sector * csum_len..]);
@@ -156,7 +156,7 @@ impl Storage {
                 continue;
             }
             if all.is_none() {
-                let mut segments = self.data_segments(trees, logical, len, Effort::All)?;
+                let mut segments = self.data_segments(trees, logical, len, WaySelection::All)?;
                 for segment in &mut segments {
                     self.leave_out_stale(trees, segment, checksums);
                 }
@@ -177,7 +177,7 @@ impl Storage {
         segment: &mut ReadSegment,
         checksums: Option<&[u8]>,
     ) {
-        if checksums.is_some() || !segment.redundant {
+        if checksums.is_some() || !segment.is_redundant {
             return;
         }
         if segment.ways.iter().any(|way| !way.is_stale(&self.members)) {
@@ -242,7 +242,9 @@ impl Storage {
         buf: &mut [u8],
         checksum: Option<&[u8]>,
     ) -> Result<()> {
-        for mut segment in self.data_segments(trees, logical, buf.len() as u64, Effort::All)? {
+        for mut segment in
+            self.data_segments(trees, logical, buf.len() as u64, WaySelection::All)?
+        {
             self.leave_out_stale(trees, &mut segment, checksum);
             self.search_sector(logical, 0, buf, checksum, &segment.ways)?;
         }
@@ -269,7 +271,7 @@ impl Storage {
         what: &str,
         logical: Logical,
         len: u64,
-        effort: Effort,
+        effort: WaySelection,
     ) -> Result<Vec<ReadSegment>> {
         self.segments(what, logical, len, |mapped, at, len| {
             Ok(segment(mapped, &self.members, at, len, effort))
@@ -283,7 +285,7 @@ impl Storage {
         trees: &impl StorageTrees,
         logical: Logical,
         len: u64,
-        effort: Effort,
+        effort: WaySelection,
     ) -> Result<Vec<ReadSegment>> {
         self.segments("data", logical, len, |mapped, at, len| {
             let Some(mut recorded) = trees.recorded_segment(mapped, at, len)? else {
@@ -375,7 +377,7 @@ impl Storage {
         let mut places = Vec::new();
         for (logical, len) in ranges {
             // An address that no chunk covers fails when it is read.
-            let Ok(segments) = self.data_segments(trees, logical, len, Effort::First) else {
+            let Ok(segments) = self.data_segments(trees, logical, len, WaySelection::First) else {
                 continue;
             };
             for segment in segments {

@@ -75,12 +75,12 @@ pub(crate) struct ReadSegment {
     /// The ways to read it, the best first. Empty when too many members are missing.
     pub(crate) ways: Vec<ReadWay>,
     /// Whether the profile keeps more than one way when nothing is missing.
-    pub(crate) redundant: bool,
+    pub(crate) is_redundant: bool,
 }
 
 /// Which ways of a segment to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effort {
+pub(super) enum WaySelection {
     /// All copies, and rebuilds only when no copy is on a member that is present and current. A
     /// read of a sound volume needs no more.
     First,
@@ -94,7 +94,7 @@ pub(super) fn segment(
     members: &Members,
     logical: Logical,
     len: u64,
-    effort: Effort,
+    effort: WaySelection,
 ) -> ReadSegment {
     let chunk = &mapped.chunk;
     let has_parity = matches!(chunk.profile, Profile::Raid5 | Profile::Raid6);
@@ -106,7 +106,7 @@ pub(super) fn segment(
     };
     ways.sort_by_key(|way| way.is_stale(members));
     let shape = chunk.profile.shape();
-    ReadSegment { len, ways, redundant: shape.copies > 1 || shape.parity > 0 }
+    ReadSegment { len, ways, is_redundant: shape.copies > 1 || shape.parity > 0 }
 }
 
 /// The run of at most `len` bytes from `logical` on that is contiguous on every stripe it is on:
@@ -163,14 +163,14 @@ fn parity_ways(
     members: &Members,
     logical: Logical,
     len: u64,
-    effort: Effort,
+    effort: WaySelection,
 ) -> (u64, Vec<ReadWay>) {
     let RowPlace { row, target, within } = row_place(mapped, logical);
     let data = mapped.chunk.data_stripes();
     let place = |index: u64| place_in_row(mapped, row, index, within);
     let len = len.min(STRIPE_LEN - within);
     let direct = place(target).map(ReadWay::Direct);
-    if effort == Effort::First && direct.as_ref().is_some_and(|way| !way.is_stale(members)) {
+    if effort == WaySelection::First && direct.as_ref().is_some_and(|way| !way.is_stale(members)) {
         return (len, direct.into_iter().collect());
     }
     let q = (mapped.chunk.profile == Profile::Raid6).then(|| place(data + 1)).flatten();

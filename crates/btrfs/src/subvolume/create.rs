@@ -68,7 +68,7 @@ pub(crate) fn create(
     let mut item = root_item(volume, generation, &new)?;
     let uuids = uuids_with(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
-    handle.whole(|| {
+    handle.all_or_stop(|| {
         item.bytenr = handle.new_root(id, &items)?.logical.0.into();
         let key = Key::new(id.0, ItemType::ROOT_ITEM, 0);
         add_subvolume(&handle, key, &item, place, index, uuids, &group)?;

@@ -32,7 +32,7 @@ use crate::tree::{Cursor, with_item};
 
 /// What a call may delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Only {
+pub(crate) enum DeleteMode {
     /// A subvolume with all its contents, unless it contains subvolumes.
     Subvolumes,
     /// A subvolume, if it is empty, or a placeholder.
@@ -49,7 +49,7 @@ pub(crate) fn rmdir(
     if unlink::rmdir(volume, place, at)? {
         Ok(())
     } else {
-        delete(volume, subvolumes, place, Only::Empty, at)
+        delete(volume, subvolumes, place, DeleteMode::Empty, at)
     }
 }
 
@@ -68,13 +68,13 @@ pub(crate) fn delete(
     volume: &Rooms,
     subvolumes: &SubvolumeState,
     place: EntryPlace<'_>,
-    only: Only,
+    only: DeleteMode,
     at: Timestamp,
 ) -> Result<()> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
     let child = lookup(volume, place.dir, place.name)?;
-    if placeholder_in(child).is_some() && only == Only::Empty {
+    if placeholder_in(child).is_some() && only == DeleteMode::Empty {
         return remove_placeholder(volume, place, child, at);
     }
     if child.ino != ROOT_DIR || child.dev == place.dir.dev {
@@ -91,13 +91,14 @@ pub(crate) fn delete(
             if lookup(volume, place.dir, place.name)? != child {
                 return Err(Error::posix(Errno::NOENT, "the subvolume, which just moved"));
             }
-            if only == Only::Empty && has_entries(volume, child)? {
+            if only == DeleteMode::Empty && has_entries(volume, child)? {
                 return Err(Error::posix(Errno::NOTEMPTY, format!("subvolume {id}")));
             }
             match refuse_root_flags(volume, id) {
                 // A damaged subvolume may have no root directory, and so no flag that protects it.
                 // Whether it is empty is unknown then.
-                Err(Error::Posix { errno: Errno::NOENT, .. }) if only == Only::Subvolumes => {}
+                Err(Error::Posix { errno: Errno::NOENT, .. }) if only == DeleteMode::Subvolumes => {
+                }
                 allowed => allowed?,
             }
             delete_alone(handle, subvolumes, place, id, at)
@@ -160,7 +161,7 @@ fn delete_alone(
     let uuids = uuids_without(volume, id, &item)?;
     let is_durable = changes.is_synchronous();
     let _moving = volume.moves.moving();
-    handle.whole(|| {
+    handle.all_or_stop(|| {
         changes.apply()?;
         remove_place(handle, id, dir)?;
         change_root_item(handle, id, |item: &mut RootItem| {

@@ -41,7 +41,9 @@ use crate::block::TreeBlock;
 use crate::events::DROP;
 use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, REMOVAL_ITEMS};
-use crate::transaction::{Cause, Owner, require_one_root_item, root_item, root_item_key, root_of};
+use crate::transaction::{
+    CommitCause, RefOwner, require_one_root_item, root_item, root_item_key, root_of,
+};
 use crate::tree::Blocks;
 
 /// The references that a step gives up before it ends, beside those of one leaf and of the nodes
@@ -74,7 +76,7 @@ pub(crate) fn drop_deleted(volume: &Rooms, subvolumes: &SubvolumeState) -> Resul
             }
             Ok(DropProgress::Waits) => volume.commit()?,
             // That subvolume was given up. The next one follows.
-            Err(error) if subvolumes.first_deleted() != first && live.require_whole().is_ok() => {
+            Err(error) if subvolumes.first_deleted() != first && live.require_writing().is_ok() => {
                 failed.get_or_insert(error);
             }
             Err(error) => return Err(error),
@@ -93,7 +95,7 @@ pub(crate) fn drop_step(volume: &Rooms, subvolumes: &SubvolumeState) -> Result<D
         return Ok(DropProgress::Waits);
     };
     if live.space.pending.reference_bytes.get() > WAITING_BYTES {
-        volume.commit_over(0, Cause::DirtyBlocks)?;
+        volume.commit_over(0, CommitCause::DirtyBlocks)?;
     }
     let is_done = {
         let handle = volume.join_for(REMOVAL_ITEMS, Claim::LastResort)?;
@@ -140,7 +142,7 @@ fn step(handle: &RoomsHandle<'_>, id: TreeId, dropping: &mut Dropping) -> Result
     let mut walk = DropWalk { handle, id, made_in, path: Vec::new(), given_up: 0, dropping };
     walk.return_to(&root, &item)?;
     // References are given up one by one, so the progress is stored even after a failure.
-    handle.whole(|| {
+    handle.all_or_stop(|| {
         let outcome = walk.go_on(&root);
         walk.store(matches!(outcome, Ok(true)))?;
         Ok(outcome)
@@ -322,7 +324,7 @@ impl DropWalk<'_, '_> {
         }
         self.given_up += block.len();
         let root = (!is_full).then_some(self.id);
-        self.handle.whole(|| self.handle.refer_to_children(&block, root, -1))?;
+        self.handle.all_or_stop(|| self.handle.refer_to_children(&block, root, -1))?;
         self.handle.leave_block(at, level, owner);
         Ok(true)
     }
@@ -394,10 +396,10 @@ impl DropWalk<'_, '_> {
     }
 
     /// The owner of the reference to the next block.
-    fn owner(&self) -> Owner {
+    fn owner(&self) -> RefOwner {
         match self.path.last() {
-            Some(node) if node.is_full => Owner::Block { parent: address(&node.block) },
-            _ => Owner::Tree { root: self.id },
+            Some(node) if node.is_full => RefOwner::Block { parent: address(&node.block) },
+            _ => RefOwner::Tree { root: self.id },
         }
     }
 

@@ -15,7 +15,7 @@ use super::items::{add_place, remove_place};
 use super::parent_of;
 use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{EntryTarget, require_name};
-use crate::inode::rename::{self, Ends, still};
+use crate::inode::rename::{self, RenameEnds, still};
 use crate::inode::subvolume::writable;
 use crate::inode::unlink::{Rest, is_stored_here, require_stored_here};
 use crate::inode::{Locks, ROOT_DIR, placeholder_in, type_of};
@@ -45,9 +45,9 @@ pub(crate) fn rename(
     let of_both = writable(volume, from.dir)?;
     writable(volume, to.dir)?;
     loop {
-        let ends = Ends::find(volume, from, to)?;
+        let ends = RenameEnds::find(volume, from, to)?;
         ends.require(how, to)?;
-        let Ends { moved, replaced } = ends;
+        let RenameEnds { moved, replaced } = ends;
         let other = replaced.filter(|_| how == Rename::Exchange);
         // The moved file, its place, and the directory into which it moves.
         let moves = [(moved, from, to.dir)].into_iter();
@@ -77,7 +77,7 @@ pub(crate) fn rename(
             both.filter(|&(place, file)| is_stored_here(place, file)).map(|(_, file)| file),
         );
         let locks = volume.inodes.lock(&files);
-        if Ends::find(volume, from, to)? != ends {
+        if RenameEnds::find(volume, from, to)? != ends {
             continue;
         }
         return match other.map(|other| [(from, moved), (to, other)]) {
@@ -95,7 +95,7 @@ fn move_subvolume(
     volume: &Rooms,
     from: EntryPlace<'_>,
     to: EntryPlace<'_>,
-    ends: Ends,
+    ends: RenameEnds,
     mut locks: Locks,
     at: Timestamp,
 ) -> Result<()> {
@@ -223,7 +223,7 @@ impl<'h, 'v, 'p> MoveChanges<'h, 'v, 'p> {
         let is_durable =
             first.is_synchronous() || second.as_ref().is_some_and(Changes::is_synchronous);
         let _moving = handle.volume().moves.moving();
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             moves.iter().try_for_each(|one| remove_place(handle, one.id, one.from))?;
             for Move { id, to: EntryPlace { dir, name }, index, .. } in moves {
                 let place = RootRef { dirid: dir.ino, sequence: index, name };

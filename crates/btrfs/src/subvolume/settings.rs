@@ -48,7 +48,7 @@ pub(crate) fn set_read_only(
             let is_received = !is_read_only && RootItem::uuid(item.received_uuid).is_some();
             let uuids =
                 if is_received { received_without(volume, id, &item)? } else { UuidEdits::new() };
-            handle.whole(|| {
+            handle.all_or_stop(|| {
                 change_root_item(handle, id, |item| {
                     let others = item.flags.get() & !ROOT_SUBVOL_RDONLY;
                     let flag = if is_read_only { ROOT_SUBVOL_RDONLY } else { 0 };

@@ -100,7 +100,7 @@ impl Snapshot<'_> {
         let mut item = self.root_item(&stored, generation, moment)?;
         let uuids = uuids_with(volume, id, &item)?;
         let is_durable = changes.is_synchronous();
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             let TreeRoot { logical, level, .. } = handle.copy_root(source, id)?;
             (item.bytenr, item.level) = (logical.0.into(), level);
             let key = Key::new(id.0, ItemType::ROOT_ITEM, moment.0);

@@ -7,7 +7,7 @@ use offshoot_btrfs_format::{Generation, Logical, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::TransactionHandle;
-use super::hold::Hold;
+use super::hold::TreeReservation;
 use super::roots::StoredRoot;
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::space::Space;
@@ -35,7 +35,7 @@ pub(crate) struct ChangingTree {
     /// The bytes of its blocks.
     pub(crate) used: AtomicU64,
     /// The reservation for items that are queued for it.
-    pub(crate) hold: Hold,
+    pub(crate) hold: TreeReservation,
 }
 
 impl ChangingTree {
@@ -50,7 +50,7 @@ impl ChangingTree {
             opens: parking_lot::Mutex::new(0),
             root: RwLock::new(stored.root),
             used: AtomicU64::new(stored.used_bytes),
-            hold: Hold::new(stored.used_bytes, space),
+            hold: TreeReservation::new(stored.used_bytes, space),
         }
     }
 

@@ -15,7 +15,7 @@ pub(crate) fn remove_checksums(
     logical: Logical,
     len: u64,
 ) -> Result<()> {
-    let without = Without::new(handle.volume(), logical, len)?;
+    let without = ChecksumRemoval::new(handle.volume(), logical, len)?;
     let _changing = handle.checksums_changing();
     without.apply(handle)
 }
@@ -28,17 +28,17 @@ pub(crate) fn remove_checksums_beside_writers(
 ) -> Result<()> {
     // While we hold the lock, no other writer changes the items that we read.
     let _changing = handle.checksums_changing();
-    Without::new(handle.volume(), logical, len)?.apply(handle)
+    ChecksumRemoval::new(handle.volume(), logical, len)?.apply(handle)
 }
 
 /// The changes of the checksum tree that remove the checksums of a range.
-struct Without {
+struct ChecksumRemoval {
     removed: Vec<Key>,
     /// The parts of removed items that belong to other sectors.
     kept: Vec<(Key, Vec<u8>)>,
 }
 
-impl Without {
+impl ChecksumRemoval {
     fn new(volume: &Base, logical: Logical, len: u64) -> Result<Self> {
         let superblock = volume.superblock();
         let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());

@@ -24,7 +24,7 @@ use crate::tree::TreeRoot;
 
 /// Why a commit is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum CommitCause {
     /// A caller asked for it.
     Asked,
     /// The commit interval has passed.
@@ -41,7 +41,7 @@ pub(crate) enum Cause {
     Member,
 }
 
-impl Cause {
+impl CommitCause {
     /// Counts a commit for its cause.
     pub(crate) fn count(self, stats: &EngineCounters) {
         match self {
@@ -87,7 +87,7 @@ impl Base {
         #[cfg(debug_assertions)]
         crate::block::lock_order::require_no_handle();
         let _gate = live.gate.write();
-        live.require_whole()?;
+        live.require_writing()?;
         let handle = self.only_handle(live);
         handle.obstruct(Obstacle::Subvolumes);
         work(handle.with_reservation(reserved.0, reserved.1))
@@ -117,7 +117,7 @@ impl Base {
         crate::block::lock_order::require_no_handle();
         let _commit = live.commit.lock();
         let _gate = live.gate.write();
-        live.require_whole()?;
+        live.require_writing()?;
         work()
     }
 
@@ -155,9 +155,9 @@ impl Base {
         debug!(target: COMMIT, "waiting until all operations under way have ended");
         let gate = live.gate.write();
         debug!(target: COMMIT, us = micros(clock), "no operation is under way, others wait");
-        live.require_whole()?;
+        live.require_writing()?;
         let transaction = live.phases.read().running.clone();
-        let finished = live.whole(|| {
+        let finished = live.all_or_stop(|| {
             above.flush_all(|| Ok(self.only_handle(live)))?;
             above.require_flushed()?;
             if !is_needed() {
@@ -169,7 +169,7 @@ impl Base {
             live.epoch.fetch_add(1, Ordering::AcqRel);
             let superblock = self.only_handle(live).finish()?;
             // Wrong accounts may have ended all writing meanwhile.
-            live.require_whole()?;
+            live.require_writing()?;
             let before = live.begin_next(transaction.clone());
             Ok(Some((superblock, before, above.end())))
         })?;
@@ -186,7 +186,7 @@ impl Base {
         if let Some(before) = before {
             before.dirty.move_to(&self.cache, |_| true);
         }
-        let is_complete = live.whole(|| {
+        let is_complete = live.all_or_stop(|| {
             if !self.write_out(&transaction, &superblock)? {
                 live.postpone(&transaction);
                 return Ok(false);

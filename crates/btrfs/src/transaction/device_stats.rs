@@ -22,7 +22,7 @@ impl Base {
     pub(super) fn note_failures(&self, live: &LiveVolume) -> Result<()> {
         for index in self.storage.failures_to_note() {
             let handle = self.try_join(live, live.space.chunk_items(), Claim::LastResort)?;
-            live.whole(|| {
+            live.all_or_stop(|| {
                 if let Some(handle) = &handle
                     && handle.note_failed(index)?
                 {

@@ -1,7 +1,7 @@
 //! The extent tree: reference counts of extents, and the owners of the references.
 //!
 //! The item of an extent counts all references to it, and holds as many of them as fit inline. The
-//! others are items of their own behind it ("keyed"). A reference is an [`Owner`] and a count.
+//! others are items of their own behind it ("keyed"). A reference is an [`RefOwner`] and a count.
 //!
 //! A tree block that several subvolumes share counts one reference for each of them. The blocks and
 //! data below it count for the tree that the block belongs to, until that tree copies the block.
@@ -30,7 +30,7 @@ use zerocopy::IntoBytes;
 
 use super::TransactionHandle;
 use super::checksums::remove_checksums;
-use super::refs::{ExtentKind, Owner, PendingRefs};
+use super::refs::{ExtentKind, PendingRefs, RefOwner};
 use crate::block::TreeBlock;
 use crate::storage::malformed;
 use crate::transaction::ChangingTree;
@@ -46,7 +46,7 @@ struct ExtentRecord {
     block: Option<TreeBlockInfo>,
     /// The subvolume that simple quotas count the extent for.
     owner: Option<TreeId>,
-    inline: Vec<(Owner, u32)>,
+    inline: Vec<(RefOwner, u32)>,
 }
 
 /// The effects of references that run together.
@@ -80,7 +80,7 @@ struct Counts {
     removed: usize,
 }
 
-impl Owner {
+impl RefOwner {
     fn item_type(self) -> ItemType {
         match self {
             Self::Tree { .. } => ItemType::TREE_BLOCK_REF,
@@ -135,10 +135,10 @@ impl ExtentRecord {
         let (mut inline, mut made_for) = (Vec::new(), None);
         for reference in extent.inline_refs() {
             inline.push(match reference.map_err(malformed)? {
-                InlineRef::TreeBlock(root) => (Owner::Tree { root: TreeId(root) }, 1),
-                InlineRef::SharedBlock(parent) => (Owner::Block { parent: Logical(parent) }, 1),
+                InlineRef::TreeBlock(root) => (RefOwner::Tree { root: TreeId(root) }, 1),
+                InlineRef::SharedBlock(parent) => (RefOwner::Block { parent: Logical(parent) }, 1),
                 InlineRef::ExtentData(r) => (
-                    Owner::File {
+                    RefOwner::File {
                         root: TreeId(r.root.get()),
                         ino: r.objectid.get(),
                         offset: r.offset.get(),
@@ -146,7 +146,7 @@ impl ExtentRecord {
                     r.count.get(),
                 ),
                 InlineRef::SharedData { parent, count } => {
-                    (Owner::Leaf { parent: Logical(parent) }, count)
+                    (RefOwner::Leaf { parent: Logical(parent) }, count)
                 }
                 InlineRef::Owner(root) => {
                     made_for = Some(TreeId(root));
@@ -169,7 +169,7 @@ impl ExtentRecord {
     /// counted.
     fn is_full(&self, pending: Option<&PendingRefs>) -> bool {
         self.flags & EXTENT_FLAG_FULL_BACKREF != 0
-            || pending.is_some_and(|pending| pending.full_backref)
+            || pending.is_some_and(|pending| pending.has_full_backref)
     }
 
     fn len(&self) -> usize {
@@ -203,7 +203,7 @@ impl ExtentRecord {
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for RefOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tree { root } => write!(f, "tree {root}"),
@@ -214,7 +214,7 @@ impl fmt::Display for Owner {
     }
 }
 
-fn underflow(logical: Logical, owner: Owner) -> Error {
+fn underflow(logical: Logical, owner: RefOwner) -> Error {
     wrong(logical, &format!("{owner} gives up a reference that it does not count"))
 }
 
@@ -232,7 +232,7 @@ impl TransactionHandle<'_> {
         let may_be_shared = tree.id.is_subvolume()
             && (header.generation() <= tree.last_snapshot()
                 || header.flags.get() & HEADER_RELOC != 0);
-        let owner = Owner::Tree { root: tree.id };
+        let owner = RefOwner::Tree { root: tree.id };
         if !may_be_shared {
             self.transaction.refs.give_up_unshared(logical, node_size, level, owner);
             return Ok(());
@@ -259,7 +259,7 @@ impl TransactionHandle<'_> {
         &self,
         logical: Logical,
         level: u8,
-        owner: Owner,
+        owner: RefOwner,
     ) -> Result<Option<bool>> {
         let _counting = self.live.counting(logical);
         let (count, is_full) = self.count_of(logical, level, owner)?;
@@ -278,7 +278,7 @@ impl TransactionHandle<'_> {
         if self.is_full(logical, block.header().level)? {
             return Ok(false);
         }
-        self.whole(|| {
+        self.all_or_stop(|| {
             self.refer_to_children(block, None, 1)?;
             self.refer_to_children(block, Some(tree), -1)
         })?;
@@ -288,7 +288,7 @@ impl TransactionHandle<'_> {
     }
 
     /// Gives up the reference of `owner` to the block at `logical`.
-    pub(crate) fn leave_block(&self, logical: Logical, level: u8, owner: Owner) {
+    pub(crate) fn leave_block(&self, logical: Logical, level: u8, owner: RefOwner) {
         let node_size = u64::from(self.volume.superblock().node_size);
         self.transaction.refs.add(logical, node_size, ExtentKind::Block { level }, owner, -1);
     }
@@ -298,7 +298,7 @@ impl TransactionHandle<'_> {
     ///
     /// # Errors
     /// When the extent tree has no such data, `len` bytes long, or contradicts itself about it.
-    pub(crate) fn is_only_of(&self, logical: Logical, len: u64, owner: Owner) -> Result<bool> {
+    pub(crate) fn is_only_of(&self, logical: Logical, len: u64, owner: RefOwner) -> Result<bool> {
         if self.live.logs_moved_extents() {
             // The log may still have the extent for a previous owner, or at another place.
             return Ok(false);
@@ -339,7 +339,7 @@ impl TransactionHandle<'_> {
         let node_size = u64::from(self.volume.superblock().node_size);
         if !block.is_leaf() {
             let kind = ExtentKind::Block { level: block.header().level - 1 };
-            let owner = root.map_or(Owner::Block { parent }, |root| Owner::Tree { root });
+            let owner = root.map_or(RefOwner::Block { parent }, |root| RefOwner::Tree { root });
             for pointer in block.pointers() {
                 refs.add(pointer.logical(), node_size, kind, owner, delta);
             }
@@ -353,7 +353,7 @@ impl TransactionHandle<'_> {
             let extent = FileExtent::parse(block.data(slot)).map_err(malformed)?;
             if let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, .. } = extent.body
             {
-                let owner = root.map_or(Owner::Leaf { parent }, |root| Owner::File {
+                let owner = root.map_or(RefOwner::Leaf { parent }, |root| RefOwner::File {
                     root,
                     ino: key.objectid,
                     offset: key.offset.wrapping_sub(offset),
@@ -398,7 +398,7 @@ impl TransactionHandle<'_> {
         if pending.is_new {
             return self.add_extent(logical, pending, run);
         }
-        if pending.changes.is_empty() && !pending.full_backref {
+        if pending.changes.is_empty() && !pending.has_full_backref {
             return Ok(());
         }
         let known = self.extent(logical, pending.len, pending.kind)?;
@@ -423,14 +423,14 @@ impl TransactionHandle<'_> {
             return Err(self.contradicted(logical, &problem));
         }
         let mut record = known.record;
-        let is_own = |owner: &Owner| record.inline.iter().all(|(one, _)| one == owner);
+        let is_own = |owner: &RefOwner| record.inline.iter().all(|(one, _)| one == owner);
         if pending.kind == ExtentKind::Data
             && !(in_items == 0 && pending.changes.keys().all(is_own))
         {
             self.transaction.shared.lock().insert(logical.0);
         }
         record.refs = left;
-        if pending.full_backref {
+        if pending.has_full_backref {
             record.flags |= EXTENT_FLAG_FULL_BACKREF;
         }
         for (&owner, &delta) in &pending.changes {
@@ -475,11 +475,11 @@ impl TransactionHandle<'_> {
         &self,
         record: &mut ExtentRecord,
         logical: Logical,
-        owner: Owner,
+        owner: RefOwner,
         delta: i64,
         has_items: bool,
     ) -> Result<()> {
-        let is_block = matches!(owner, Owner::Tree { .. } | Owner::Block { .. });
+        let is_block = matches!(owner, RefOwner::Tree { .. } | RefOwner::Block { .. });
         let changed = |count: u32| match i64::from(count).saturating_add(delta) {
             // A tree, or a block, refers to a block at most once.
             more @ 2.. if is_block => {
@@ -521,12 +521,17 @@ impl TransactionHandle<'_> {
 
     /// The keyed item of `owner`, with its count. References of files with equal hashes have
     /// successive keys. A removed one leaves a gap.
-    fn find_keyed(&self, logical: Logical, owner: Owner, gaps: Gaps) -> Result<Option<(Key, u32)>> {
+    fn find_keyed(
+        &self,
+        logical: Logical,
+        owner: RefOwner,
+        gaps: Gaps,
+    ) -> Result<Option<(Key, u32)>> {
         let root = self.volume.tree(TreeId::EXTENT)?;
         let first = Key::new(logical.0, owner.item_type(), owner.sequence());
         let mut cursor = Cursor::seek(self.volume, root, first)?;
         let mut expected = first;
-        let crosses = gaps == Gaps::Cross && matches!(owner, Owner::File { .. });
+        let crosses = gaps == Gaps::Cross && matches!(owner, RefOwner::File { .. });
         let is_candidate = |key: Key, expected: Key| {
             let is_alike = key.objectid == logical.0 && key.item_type == owner.item_type();
             key == expected || (crosses && is_alike)
@@ -543,7 +548,7 @@ impl TransactionHandle<'_> {
     }
 
     /// The first free key for a keyed item of `owner`.
-    fn free_key(&self, logical: Logical, owner: Owner) -> Result<Key> {
+    fn free_key(&self, logical: Logical, owner: RefOwner) -> Result<Key> {
         let root = self.volume.tree(TreeId::EXTENT)?;
         let mut key = Key::new(logical.0, owner.item_type(), owner.sequence());
         let mut cursor = Cursor::seek(self.volume, root, key)?;

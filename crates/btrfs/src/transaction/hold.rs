@@ -9,7 +9,7 @@ use crate::space::{Kept, KeptAs, Purpose, Space};
 
 /// The reservation for the queued items of a tree.
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct TreeReservation {
     account: Mutex<Account>,
     /// The bytes of the blocks that the running transaction has not copied.
     pub(crate) uncopied: AtomicU64,
@@ -30,7 +30,7 @@ pub(crate) struct Account {
     pub(crate) uncounted: i64,
 }
 
-impl Hold {
+impl TreeReservation {
     /// The account of a tree whose blocks take this many bytes.
     pub(crate) fn new(used: u64, space: &Arc<Space>) -> Self {
         let held = Kept::none(space, KeptAs::Reserved(Purpose::Metadata));

@@ -25,7 +25,7 @@ pub(crate) enum ExtentKind {
 /// The owner of a reference to an extent. The order is that of the item types in the format, which
 /// is also the order of inline references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Owner {
+pub(crate) enum RefOwner {
     /// A tree owns the block.
     Tree { root: TreeId },
     /// A file of a subvolume owns the data. `offset` is the position in the file where the extent
@@ -37,7 +37,7 @@ pub(crate) enum Owner {
     Leaf { parent: Logical },
 }
 
-impl Owner {
+impl RefOwner {
     /// The tree that owns the extent; `None` when a block owns it.
     pub(crate) fn root(self) -> Option<TreeId> {
         match self {
@@ -57,9 +57,9 @@ pub(crate) struct PendingRefs {
     /// The tree that it was allocated for, if that was in this transaction.
     pub(crate) made_for: Option<TreeId>,
     /// From now on the tree block refers to its children by its own address.
-    pub(crate) full_backref: bool,
+    pub(crate) has_full_backref: bool,
     /// The change of the count of each owner; never 0.
-    pub(crate) changes: BTreeMap<Owner, i64>,
+    pub(crate) changes: BTreeMap<RefOwner, i64>,
     /// Another length and kind, which contradict the first ones, from a later reference.
     pub(crate) contradiction: Option<(u64, ExtentKind)>,
     /// The writer assumed that the owner that gives it up is the only one.
@@ -111,7 +111,7 @@ impl DelayedRefs {
     }
 
     /// Adds an extent that was allocated for its first owner.
-    pub(crate) fn add_new(&self, logical: Logical, len: u64, kind: ExtentKind, owner: Owner) {
+    pub(crate) fn add_new(&self, logical: Logical, len: u64, kind: ExtentKind, owner: RefOwner) {
         self.with(logical, len, kind, |entry| {
             debug_assert!(!entry.is_new && entry.changes.is_empty(), "an extent is allocated once");
             entry.is_new = true;
@@ -127,7 +127,7 @@ impl DelayedRefs {
         logical: Logical,
         len: u64,
         kind: ExtentKind,
-        owner: Owner,
+        owner: RefOwner,
         delta: i64,
     ) {
         if delta < 0 && matches!(kind, ExtentKind::Block { .. }) {
@@ -139,7 +139,7 @@ impl DelayedRefs {
     /// Gives up a block that the writer copied without reading its reference count, because `owner`
     /// should be its only owner. If the extent tree counts other owners, the transaction does not
     /// commit.
-    pub(crate) fn give_up_unshared(&self, logical: Logical, len: u64, level: u8, owner: Owner) {
+    pub(crate) fn give_up_unshared(&self, logical: Logical, len: u64, level: u8, owner: RefOwner) {
         self.given_up.fetch_add(len, Relaxed);
         self.with(logical, len, ExtentKind::Block { level }, |entry| {
             entry.change(owner, -1);
@@ -150,7 +150,7 @@ impl DelayedRefs {
     /// Makes the block refer to its children by its own address from now on.
     pub(crate) fn set_full_backref(&self, logical: Logical, len: u64, level: u8) {
         let kind = ExtentKind::Block { level };
-        self.with(logical, len, kind, |entry| entry.full_backref = true);
+        self.with(logical, len, kind, |entry| entry.has_full_backref = true);
     }
 
     /// The bytes of metadata that become free when the transaction is committed. With snapshots it
@@ -192,7 +192,7 @@ impl PendingRefs {
             kind,
             is_new: false,
             made_for: None,
-            full_backref: false,
+            has_full_backref: false,
             changes: BTreeMap::new(),
             contradiction: None,
             must_go: false,
@@ -200,7 +200,7 @@ impl PendingRefs {
         }
     }
 
-    fn change(&mut self, owner: Owner, delta: i64) {
+    fn change(&mut self, owner: RefOwner, delta: i64) {
         self.growth += match self.kind {
             _ if delta < 0 => GONE_BYTES,
             ExtentKind::Block { .. } => OWNER_BYTES[0],
@@ -235,7 +235,7 @@ mod tests {
         let counted = Arc::new(space::Pending::new(&Arc::default()));
         let bytes = || counted.reference_bytes.get();
         let refs = DelayedRefs::new(counted.clone());
-        let (kind, owner) = (ExtentKind::Block { level: 0 }, Owner::Tree { root: TreeId::FS });
+        let (kind, owner) = (ExtentKind::Block { level: 0 }, RefOwner::Tree { root: TreeId::FS });
         refs.add_new(Logical(1 << 20), 16384, kind, owner);
         refs.add(Logical(2 << 20), 16384, kind, owner, -1);
         let before = bytes();

@@ -60,5 +60,5 @@ pub(super) fn recorded_segment(
         );
     }
     let end = (key.offset - skip).min(mapped.chunk.end().0 - logical.0);
-    Ok(ReadSegment { len: len.min(end), ways, redundant: copies.len() > 1 })
+    Ok(ReadSegment { len: len.min(end), ways, is_redundant: copies.len() > 1 })
 }

@@ -326,7 +326,9 @@ impl Base {
         }
         match self.write_member(member, offset, bufs) {
             Ok(()) => Ok(true),
-            Err(error) => self.storage.bear(member, DeviceError::Write, error).map(|()| false),
+            Err(error) => {
+                self.storage.survive_failure(member, DeviceError::Write, error).map(|()| false)
+            }
         }
     }
 
@@ -357,7 +359,7 @@ impl Base {
             debug!(target: DEVICE, device = device.name(), "waiting for the barrier");
             if let Err(error) = device.flush() {
                 let error = Error::io(format!("{}: flushing", device.name()), error);
-                self.storage.bear(index, DeviceError::Flush, error)?;
+                self.storage.survive_failure(index, DeviceError::Flush, error)?;
             }
             debug!(target: DEVICE, us = micros(clock), "the barrier is done");
         }

@@ -80,15 +80,15 @@ use path::{FoundSlot, bytes};
 pub struct Latching {
     /// If true, all writers take exclusive latches all the way down. If false, only those do whose
     /// change reaches further up than the block above the leaf.
-    pub exclusive: bool,
+    pub is_exclusive: bool,
     /// When an insertion releases the latches above its leaf.
-    pub unlock: Unlock,
+    pub unlock: UnlockTime,
 }
 
 /// When an insertion releases the latches above its leaf, so that other threads get past. It
 /// releases them early only if the item fits and the first key of the leaf stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unlock {
+pub enum UnlockTime {
     /// Before the search in the leaf, after a look at its first key and its free space.
     #[default]
     BeforeSearch,

@@ -10,7 +10,7 @@ use crate::events::{COMMIT, clock, micros};
 use crate::inode::{AtRest, Rooms, RoomsHandle, Upkeep, write_back};
 use crate::log::{LogTrees, RunningLog};
 use crate::space::{Purpose, Waiter};
-use crate::transaction::{Cause, ChangingTree, LiveVolume, RoomsAbove, TransactionHandle};
+use crate::transaction::{ChangingTree, CommitCause, LiveVolume, RoomsAbove, TransactionHandle};
 
 impl Upkeep for Keeper {
     fn lead(&self, volume: &Rooms, purpose: Purpose, own: &Waiter) -> Result<()> {
@@ -21,7 +21,7 @@ impl Upkeep for Keeper {
         chunks::look_for_room(volume, bytes)
     }
 
-    fn commit_over(&self, volume: &Rooms, dirty_bytes: u64, cause: Cause) -> Result<()> {
+    fn commit_over(&self, volume: &Rooms, dirty_bytes: u64, cause: CommitCause) -> Result<()> {
         let live = volume.live()?;
         #[cfg(debug_assertions)]
         crate::block::lock_order::require_no_handle();
@@ -30,7 +30,7 @@ impl Upkeep for Keeper {
         }
         let _commit = live.lock_commits();
         // While we waited for the lock, another commit may have written everything we need.
-        live.require_whole()?;
+        live.require_writing()?;
         // With no dirty block left, failures of members may still have to be stored.
         let must_tell = dirty_bytes == 0
             && (volume.storage.hides_failures() || volume.storage.has_errors_of_writing());
@@ -40,13 +40,13 @@ impl Upkeep for Keeper {
         self.commit_and(volume, live, cause, || true, |_| Ok(()))
     }
 
-    fn commit_one(&self, volume: &Rooms, generation: Generation, cause: Cause) -> Result<()> {
+    fn commit_one(&self, volume: &Rooms, generation: Generation, cause: CommitCause) -> Result<()> {
         let live = volume.live()?;
         #[cfg(debug_assertions)]
         crate::block::lock_order::require_no_handle();
         write_back_first(volume)?;
         let _commit = live.lock_commits();
-        live.require_whole()?;
+        live.require_writing()?;
         // The thread that held the lock before us has committed this transaction.
         if live.running() != generation && !volume.storage.hides_failures() {
             return Ok(());
@@ -66,7 +66,7 @@ impl Upkeep for Keeper {
         write_back_first(volume)?;
         let _commit = live.lock_commits();
         let is_changed = || tree.root.read().generation == live.running();
-        self.commit_and(volume, live, Cause::Snapshot, is_changed, work)
+        self.commit_and(volume, live, CommitCause::Snapshot, is_changed, work)
     }
 }
 
@@ -81,7 +81,7 @@ impl Keeper {
         &self,
         volume: &'v Rooms,
         live: &'v LiveVolume,
-        cause: Cause,
+        cause: CommitCause,
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
@@ -91,8 +91,9 @@ impl Keeper {
         let mut stores_errors = volume.storage.has_errors_of_writing();
         while volume.storage.hides_failures() || std::mem::take(&mut stores_errors) {
             // Postponed work waits for this commit.
-            let follow = || self.commit_once(volume, live, Cause::Member, || true, |_| Ok(()));
-            if let Err(error) = live.whole(follow) {
+            let follow =
+                || self.commit_once(volume, live, CommitCause::Member, || true, |_| Ok(()));
+            if let Err(error) = live.all_or_stop(follow) {
                 return outcome.and(Err(error));
             }
         }
@@ -104,7 +105,7 @@ impl Keeper {
         &self,
         volume: &'v Rooms,
         live: &'v LiveVolume,
-        cause: Cause,
+        cause: CommitCause,
         is_needed: impl FnOnce() -> bool,
         begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
@@ -165,5 +166,9 @@ impl RoomsAbove for KeptAbove<'_> {
 /// Writes files back, if the options ask for that at every commit. The caller may hold locks of
 /// inodes, so this leaves out files that it would have to wait for.
 fn write_back_first(volume: &Rooms) -> Result<()> {
-    if volume.options.flush_on_commit { write_back::make_room(volume, || true) } else { Ok(()) }
+    if volume.options.is_flushed_on_commit {
+        write_back::make_room(volume, || true)
+    } else {
+        Ok(())
+    }
 }

@@ -20,7 +20,7 @@ use crate::inode::{Rooms, write_back};
 use crate::report::VolumeReport;
 use crate::subvolume::drop::drop_step;
 use crate::subvolume::{DropProgress, SubvolumeState};
-use crate::transaction::{Cause, LiveVolume, Signal};
+use crate::transaction::{CommitCause, LiveVolume, Signal};
 
 /// The shortest interval between two timed commits.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
@@ -80,7 +80,7 @@ fn run(
         };
         let is_due = due.is_some_and(|due| Instant::now() >= due);
         let result = if is_due {
-            volume.sync_because(Cause::Time)
+            volume.sync_because(CommitCause::Time)
         } else if is_pressed {
             ease(&volume)
         } else {
@@ -105,7 +105,7 @@ fn run(
         }
         for report in [failed, not_dropped, not_swept].into_iter().flatten() {
             // The end of writing was reported already.
-            if volume.live().and_then(LiveVolume::require_whole).is_err() {
+            if volume.live().and_then(LiveVolume::require_writing).is_err() {
                 return;
             }
             volume.report(&report);
@@ -123,7 +123,7 @@ fn ease(volume: &Rooms) -> Result<()> {
     let (made, eased) = (make_room_ahead(volume), volume.delayed.ease(&volume.base));
     let buffered = volume.buffers.bytes();
     let half = volume.options.dirty_bytes / 2;
-    let is_first = volume.options.flush_on_commit && volume.dirty_tree_bytes()? > half;
+    let is_first = volume.options.is_flushed_on_commit && volume.dirty_tree_bytes()? > half;
     let written = if is_first {
         write_back::sync_all(volume)
     } else if buffered > half {
@@ -131,7 +131,7 @@ fn ease(volume: &Rooms) -> Result<()> {
     } else {
         Ok(())
     };
-    let committed = volume.commit_over(half, Cause::DirtyBlocks);
+    let committed = volume.commit_over(half, CommitCause::DirtyBlocks);
     // The first error is the cause of the others.
     [made, eased, written, committed].into_iter().fold(Ok(()), Result::and)
 }

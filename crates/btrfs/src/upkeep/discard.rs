@@ -73,7 +73,7 @@ pub(crate) fn trim(volume: &Rooms) -> Result<Trimmed> {
 
 /// Discards some gathered ranges, as far as they are still free. Returns whether there are more.
 pub(crate) fn discard_step(volume: &Rooms) -> bool {
-    let Some(live) = volume.live_part().filter(|live| live.require_whole().is_ok()) else {
+    let Some(live) = volume.live_part().filter(|live| live.require_writing().is_ok()) else {
         return false;
     };
     for _ in 0..STEP_RANGES {

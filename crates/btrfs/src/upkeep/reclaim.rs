@@ -88,7 +88,7 @@ use crate::events::RECLAIM;
 use crate::inode::Rooms;
 use crate::inode::write_back;
 use crate::space::{FlushState, HighWater, Purpose, Waiter, When};
-use crate::transaction::{Cause, LiveVolume};
+use crate::transaction::{CommitCause, LiveVolume};
 
 /// The order of the states on a roomy volume, and in the second pass.
 const CHUNK_FIRST: [FlushState; 5] = [
@@ -181,7 +181,7 @@ fn cycle(
             if ledger.wait_for_those_under_way(own, before) {
                 return Ok(true);
             }
-            live.require_whole()?;
+            live.require_writing()?;
             let make = || flush(volume, live, purpose, state);
             space.flush(purpose, state, When::Awaited, make)?;
             space.serve(purpose);
@@ -214,7 +214,8 @@ pub(crate) fn make_room_ahead(volume: &Rooms) -> Result<()> {
     let (generation, given_up) = live.given_up();
     if was_short && given_up >= space.worth_a_commit() {
         // That commit may be under way already, and the one after it would free nothing.
-        let commit = || volume.upkeep.commit_one(volume, generation, Cause::Space).map(|()| false);
+        let commit =
+            || volume.upkeep.commit_one(volume, generation, CommitCause::Space).map(|()| false);
         space.flush(Purpose::Metadata, FlushState::Commit, When::Ahead, commit)?;
     }
     Ok(())
@@ -230,6 +231,6 @@ fn flush(volume: &Rooms, live: &LiveVolume, purpose: Purpose, state: FlushState)
         }
         FlushState::DirtyData => write_back::make_room(volume, is_awaited),
         FlushState::AllocateChunk => grow(volume, purpose),
-        FlushState::Commit => volume.commit_over(0, Cause::Space),
+        FlushState::Commit => volume.commit_over(0, CommitCause::Space),
     }
 }

@@ -60,7 +60,7 @@ impl TestedEngine for OurEngine {
         let Self { dirty_bytes, has_tree_log, discards, .. } = *self;
         let compress = self
             .compress
-            .map(|method| Compress { method: method.parse().expect("a method"), forced: true });
+            .map(|method| Compress { method: method.parse().expect("a method"), is_forced: true });
         let survived = Arc::<AtomicUsize>::default();
         let count = survived.clone();
         let reporter: Reporter = Arc::new(move |report| {
@@ -72,8 +72,8 @@ impl TestedEngine for OurEngine {
             commit_interval: None,
             dirty_bytes,
             compress,
-            tree_log: has_tree_log,
-            discard: discards,
+            has_tree_log: has_tree_log,
+            is_discarding: discards,
             reporter: Some(reporter),
             ..EngineOptions::default()
         };

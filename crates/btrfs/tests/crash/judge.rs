@@ -74,7 +74,7 @@ fn shared(devices: &[Arc<MemoryDevice>]) -> MemberDevices {
 }
 
 fn at_commit() -> EngineOptions {
-    EngineOptions { ignore_log: true, ..EngineOptions::default() }
+    EngineOptions { is_log_ignored: true, ..EngineOptions::default() }
 }
 
 /// Whether the primary superblocks of all members name the same log.

@@ -85,7 +85,7 @@ fn options(reports: &Arc<Mutex<Vec<VolumeReport>>>) -> EngineOptions {
     let reports = reports.clone();
     EngineOptions {
         commit_interval: None,
-        degraded: true,
+        is_degraded: true,
         reporter: Some(Arc::new(move |report: &VolumeReport| {
             reports.lock().expect("no panic").push(report.clone());
         })),
@@ -228,7 +228,7 @@ fn superblock(at: u64) -> Range<u64> {
 
 /// Scrubs a volume that nothing else uses.
 fn scrub(devices: MemberDevices) -> ScrubCounts {
-    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let options = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
     let volume = BtrfsVolume::open(devices, &options).expect("it opens");
     let watch = |_: &offshoot_btrfs::ScrubEvent<'_>| ControlFlow::Continue(());
     volume.scrub(&ScrubOptions::default(), &watch).expect("a scrub")
@@ -480,7 +480,7 @@ fn bring_up_to_date(memory: &[Arc<MemoryDevice>]) -> std::result::Result<(), Str
 
 /// Whether a log is pending.
 fn has_log(memory: &[Arc<MemoryDevice>]) -> bool {
-    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let options = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
     let volume = BtrfsVolume::open(devices(memory), &options).expect("it opens");
     volume.superblock().has_pending_log()
 }

@@ -159,7 +159,7 @@ fn picture(fs: &Filesystem) -> Result<String> {
     for subvolume in fs.volume().subvolumes() {
         let subvolume = subvolume?;
         let path = subvolume.path?;
-        let (id, ro) = (subvolume.id, subvolume.read_only);
+        let (id, ro) = (subvolume.id, subvolume.is_read_only);
         writeln!(lines, "{id} /{} read-only {ro}", path.escape_ascii()).expect("memory");
     }
     let mut dirs = vec![(fs.root(), String::new())];

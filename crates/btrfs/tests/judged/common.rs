@@ -74,7 +74,7 @@ pub(crate) fn open_degraded(
     devices: Vec<Arc<dyn BlockDevice>>,
 ) -> Result<(Arc<BtrfsVolume>, CollectedReports)> {
     let reports = CollectedReports::default();
-    let options = EngineOptions { degraded: true, ..reports.options() };
+    let options = EngineOptions { is_degraded: true, ..reports.options() };
     Ok((BtrfsVolume::open(devices, &options)?, reports))
 }
 

@@ -336,7 +336,7 @@ fn a_member_that_missed_one_whole_commit_is_not_written_on() {
             require_f(&disks, b'C');
             // A scrub brings the member up to date. Then this member alone holds everything, and
             // the kernel confirms it.
-            let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+            let options = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
             let volume = BtrfsVolume::open(disks.writable_devices(), &options).expect("it opens");
             let go_on = |_: &ScrubEvent<'_>| ControlFlow::Continue(());
             let counts = volume.scrub(&ScrubOptions::default(), &go_on).expect("a scrub");

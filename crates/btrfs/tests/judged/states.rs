@@ -41,7 +41,7 @@ fn a_pending_log() {
 
     let mount = crashed.mount("ro,noatime,rescue=nologreplay");
     let reports = CollectedReports::default();
-    let options = EngineOptions { ignore_log: true, ..reports.options() };
+    let options = EngineOptions { is_log_ignored: true, ..reports.options() };
     let volume = BtrfsVolume::open(crashed.devices(), &options).expect("the volume opens");
     compare(&default_filesystem(&volume), mount.path()).assert_same(fill::EVERYTHING_AT_LEAST);
     reports.assert_said(&["log is ignored"]);

@@ -35,7 +35,7 @@ fn the_list() {
             received_uuid: uuid(info.received_uuid),
             path: String::from_utf8(info.path.expect("it is read"))
                 .expect("the filler uses plain names"),
-            is_read_only: info.read_only,
+            is_read_only: info.is_read_only,
         })
         .collect();
     ours.sort();

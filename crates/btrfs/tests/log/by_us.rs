@@ -36,12 +36,12 @@ pub(crate) fn shapes() -> impl Iterator<Item = LogShape> {
 pub(crate) fn open(disks: &Disks, shape: LogShape) -> Arc<BtrfsVolume> {
     let method = |option: &'static str, forced| {
         let method = shape.mount.strip_prefix(option)?;
-        Some(Compress { method: method.parse().expect("a method"), forced })
+        Some(Compress { method: method.parse().expect("a method"), is_forced: forced })
     };
     let compress = method(",compress-force=", true).or_else(|| method(",compress=", false));
     let options = EngineOptions {
         commit_interval: None,
-        tree_log: true,
+        has_tree_log: true,
         compress,
         ..EngineOptions::default()
     };

@@ -47,7 +47,7 @@ fn a_replay_that_is_cut() {
             let shared = || -> Vec<Arc<dyn BlockDevice>> {
                 members.iter().map(|one: &Arc<MemoryDevice>| one.clone() as Arc<_>).collect()
             };
-            let ignoring = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+            let ignoring = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
             let volume =
                 BtrfsVolume::open(shared(), &ignoring).unwrap_or_else(|e| panic!("{what}: {e}"));
             if volume.superblock().has_pending_log() {

@@ -91,7 +91,7 @@ pub(crate) fn cut_with_log(
 
 /// The volume at its last commit.
 pub(crate) fn at_commit(devices: Vec<Arc<dyn BlockDevice>>) -> Arc<BtrfsVolume> {
-    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let options = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
     BtrfsVolume::open(devices, &options).expect("the last commit is in order")
 }
 

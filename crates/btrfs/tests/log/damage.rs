@@ -55,7 +55,7 @@ fn a_log_without_a_member() {
             for lost in 0..shape.members {
                 let present: Vec<_> = (0..shape.members).filter(|&one| one != lost).collect();
                 let devices = || cut.some_devices(&present);
-                let options = EngineOptions { degraded: true, ..EngineOptions::default() };
+                let options = EngineOptions { is_degraded: true, ..EngineOptions::default() };
                 let volume = BtrfsVolume::open(devices(), &options).expect("one may be missing");
                 let outcome = compare.run(&top(&volume), mount.path());
                 let what = format!("{shape:?}, ours: {is_ours}, without {lost}");
@@ -150,7 +150,7 @@ fn a_damaged_log_is_an_error_with_two_ways_on() {
         let mut bytes = [0; 8];
         let len = fs.read(kept, 0, &mut bytes).expect("it was committed");
         assert_eq!(&bytes[..len], b"old\n");
-        let ignored = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+        let ignored = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
         let refused = BtrfsVolume::open_writable(shared(&members), &ignored).err();
         assert!(matches!(refused, Some(Error::Posix { .. })), "{refused:?}");
     }
@@ -160,7 +160,7 @@ fn a_damaged_log_is_an_error_with_two_ways_on() {
 fn a_log_that_is_thrown_away() {
     let Some(judges) = judges::require() else { return };
     let cut = logged(&judges, SHAPES[4]);
-    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let options = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
     let volume = BtrfsVolume::open(cut.writable_devices(), &options).expect("it opens");
     let lost = volume.zero_log().expect("superblocks are written").expect("there is a log");
     assert!(lost.problem.is_none() && lost.inodes.len() == 1, "{lost:?}");

@@ -55,8 +55,8 @@ fn paths_below(
 fn open(disks: &Disks, logs_by_item: bool) -> Arc<BtrfsVolume> {
     let options = EngineOptions {
         commit_interval: None,
-        tree_log: true,
-        log_by_item: logs_by_item,
+        has_tree_log: true,
+        is_logged_by_item: logs_by_item,
         ..EngineOptions::default()
     };
     BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens")

@@ -329,7 +329,7 @@ fn run(shape: LogShape, seed: u64, cuts: usize) {
     let Some(judges) = judges::require() else { return };
     let disks = make(&judges, shape);
     let options =
-        EngineOptions { commit_interval: None, tree_log: true, ..EngineOptions::default() };
+        EngineOptions { commit_interval: None, has_tree_log: true, ..EngineOptions::default() };
     let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let mut work = FsyncWork::begin(&volume, Random::new(seed));
     let (mut cut, mut step) = (0, 0);
@@ -440,7 +440,7 @@ fn many_who_fsync_in_one_directory() {
     let seed = seed_of_run();
     let disks = make(&judges, PLAIN);
     let options =
-        EngineOptions { commit_interval: None, tree_log: true, ..EngineOptions::default() };
+        EngineOptions { commit_interval: None, has_tree_log: true, ..EngineOptions::default() };
     let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     let fs = top(&volume);
     let dir = fs.mkdir(EntryPlace { dir: fs.root(), name: b"dir" }, &NEW).expect("a directory");

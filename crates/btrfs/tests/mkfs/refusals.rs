@@ -122,7 +122,7 @@ fn a_used_device_needs_force() {
         assert!(matches!(error, Error::Posix { errno: Errno::EXIST, .. }), "{error:?}");
         assert!(error.to_string().contains(name), "{error} does not name {name}");
         assert!(before == std::fs::read(image).expect("the image"), "something was written");
-        options.force = true;
+        options.is_forced = true;
         mkfs(&disks.writable_devices(), &options).expect("mkfs by force");
         judge(&disks, &options, 2);
         let seen = offshoot_testkit::run::run("blkid", &["-p".as_ref(), image]);
@@ -138,7 +138,7 @@ fn the_end_of_a_device_is_looked_at() {
     let mut options = defaults();
     let error = mkfs(std::slice::from_ref(&device), &options).expect_err("a partition table");
     assert!(error.to_string().contains("partition table"), "{error}");
-    options.force = true;
+    options.is_forced = true;
     mkfs(std::slice::from_ref(&device), &options).expect("mkfs by force");
     let mut found = [1; 8];
     device.read_at(200 * MIB, &mut found).expect("a read");
@@ -199,7 +199,7 @@ fn a_power_cut_leaves_one_volume_or_none() {
     mkfs(std::slice::from_ref(&base), &old).expect("mkfs");
     let crash = Arc::new(CrashDevice::new(base));
     let device: Arc<dyn BlockDevice> = crash.clone();
-    let new = MkfsOptions { fsid: uuid(2), force: true, ..defaults() };
+    let new = MkfsOptions { fsid: uuid(2), is_forced: true, ..defaults() };
     mkfs(&[device], &new).expect("mkfs by force");
     let (mut none, mut olds, mut news) = (0, 0, 0);
     for state in crash.log().states(&CrashPlan::default()) {
@@ -227,7 +227,7 @@ fn old_superblocks_go() {
     let device = device(300 << 30);
     let mut options = defaults();
     mkfs(std::slice::from_ref(&device), &options).expect("mkfs");
-    options.force = true;
+    options.is_forced = true;
     options.fsid = uuid(2);
     mkfs(std::slice::from_ref(&device), &options).expect("mkfs by force");
     for place in SUPERBLOCK_OFFSETS {

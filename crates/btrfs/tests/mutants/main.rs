@@ -105,7 +105,7 @@ fn show(members: &MutantMembers) -> Result<PathView> {
         volume.filesystem(SubvolumeId::FS)
     };
     let fs = open(&EngineOptions::default())
-        .or_else(|_| open(&EngineOptions { ignore_log: true, ..EngineOptions::default() }))?;
+        .or_else(|_| open(&EngineOptions { is_log_ignored: true, ..EngineOptions::default() }))?;
     Ok(view(&fs))
 }
 

@@ -211,7 +211,7 @@ fn the_kernel_compresses_the_same() {
         println!("{mount}");
         let forced = mount.contains("force");
         let method = method.map(|method| method.parse().expect("a method"));
-        let compress = method.map(|method| Compress { method, forced });
+        let compress = method.map(|method| Compress { method, is_forced: forced });
         let options = EngineOptions { compress, ..EngineOptions::default() };
         let compare = Compare::default()
             .without(Aspect::Ids)

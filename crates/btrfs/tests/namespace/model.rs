@@ -131,7 +131,7 @@ fn old_features() {
 /// Without delayed items: items of names and inodes go to the tree at once.
 #[test]
 fn without_delayed_items() {
-    rounds(&[], &EngineOptions { delayed_items: false, ..EngineOptions::default() });
+    rounds(&[], &EngineOptions { has_delayed_items: false, ..EngineOptions::default() });
 }
 
 /// The limit is low, so that every thread that may flush does. Every item keeps its own
@@ -139,5 +139,8 @@ fn without_delayed_items() {
 #[test]
 fn many_flushes() {
     let dirty_bytes = 1 << 20;
-    rounds(&[], &EngineOptions { dirty_bytes, reserve_by_item: true, ..EngineOptions::default() });
+    rounds(
+        &[],
+        &EngineOptions { dirty_bytes, is_reserved_by_item: true, ..EngineOptions::default() },
+    );
 }

@@ -115,8 +115,8 @@ fn profile(name: &str) -> Profile {
 /// The top level for writing. It compresses what is written with `method`.
 pub(crate) fn open(disks: &Disks, method: Option<&str>) -> Filesystem {
     let devices = disks.writable_devices();
-    let compress =
-        method.map(|method| Compress { method: method.parse().expect("a method"), forced: true });
+    let compress = method
+        .map(|method| Compress { method: method.parse().expect("a method"), is_forced: true });
     let options = EngineOptions { compress, ..EngineOptions::default() };
     let volume = BtrfsVolume::open_writable(devices, &options).expect("it opens");
     volume.filesystem(SubvolumeId::FS).expect("every volume has one")

@@ -11,7 +11,7 @@ use crate::common::{Groups, assert_counted_anew, at, by_kernel, cut, made, open,
 const BEGINNING: &str = "btrfs -q subvolume create a; head -c 200000 /dev/zero > a/old; sync";
 
 fn logs(disks: &Disks) -> usize {
-    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let options = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
     let volume = BtrfsVolume::open(disks.devices(), &options).expect("the last commit is in order");
     volume.log_trees().expect("the logs are in order").len()
 }

@@ -246,7 +246,7 @@ fn it_can_be_broken_off() {
         ScrubEvent::Progress(_) => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
-    let ended = volume.scrub(&ScrubOptions { read_only: true }, &watch);
+    let ended = volume.scrub(&ScrubOptions { is_read_only: true }, &watch);
     assert_eq!(ended.err().map(|error| error.errno()), Some(Errno::INTR));
 }
 

@@ -12,7 +12,7 @@ use offshoot_vfs::Result;
 /// What the devices hold.
 pub(crate) fn show(devices: &[Arc<dyn BlockDevice>]) -> Result<ShownVolume> {
     let open = |ignore_log| {
-        let options = EngineOptions { ignore_log, ..EngineOptions::default() };
+        let options = EngineOptions { is_log_ignored: ignore_log, ..EngineOptions::default() };
         BtrfsVolume::open(devices.to_vec(), &options)
     };
     let last_commit = open(true)?;

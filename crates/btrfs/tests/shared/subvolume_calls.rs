@@ -45,7 +45,7 @@ impl SubvolumeCalls for OurSubvolumes {
         }
         let subvolume = self.0.volume().subvolume(subvolume_of(file))?;
         let is_default = self.0.volume().default_subvolume()? == subvolume.id;
-        Ok(Some(Settings { is_read_only: subvolume.read_only, is_default }))
+        Ok(Some(Settings { is_read_only: subvolume.is_read_only, is_default }))
     }
 
     fn default(&self) -> Result<FileId> {

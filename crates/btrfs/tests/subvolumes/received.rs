@@ -125,11 +125,11 @@ fn one_that_may_be_changed_again_was_not_received() {
     let fs = top(&volume);
     let (id, other) = (subvolume_at(&fs, "ours/first"), subvolume_at(&fs, "theirs/first"));
     let before = volume.subvolume(id).expect("it is there");
-    assert!(before.read_only && before.received_uuid.is_some() && before.received.is_some());
+    assert!(before.is_read_only && before.received_uuid.is_some() && before.received.is_some());
     volume.set_read_only(id, false, AT).expect("it is there");
     fs.sync().expect("a commit");
     let after = volume.subvolume(id).expect("it is there");
-    assert!(!after.read_only && after.received_uuid.is_none() && after.sent.is_none());
+    assert!(!after.is_read_only && after.received_uuid.is_none() && after.sent.is_none());
     assert_eq!(after.received.map(|(_, at)| at), Some(AT));
     assert!(after.received.map(|one| one.0) > before.received.map(|one| one.0));
     assert_eq!(after.uuid, before.uuid);

@@ -206,7 +206,7 @@ fn beside_writers(devices: &[Arc<SpoilingDevice>], threads: u64, steps: u64) {
     let seed = seed_of_run();
     println!("seed {seed}");
     let options = EngineOptions {
-        discard: true,
+        is_discarding: true,
         commit_interval: Some(Duration::from_millis(7)),
         dirty_bytes: 2 * MIB,
         ..EngineOptions::default()
@@ -280,7 +280,7 @@ fn beside_writers_on_a_full_volume() {
 fn beside_chunks_that_come_and_go() {
     const LEN: usize = 50 << 20;
     let devices = spoiling(1, 160, [Profile::Dup, Profile::Single]);
-    let options = EngineOptions { discard: true, ..EngineOptions::default() };
+    let options = EngineOptions { is_discarding: true, ..EngineOptions::default() };
     let fs = open(as_devices(&devices), &options);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -330,7 +330,11 @@ fn what_is_freed_is_discarded() {
         let left = [false, true].map(|discard| {
             let disks = Disks::create(&judges, 1, 512);
             make(&disks.writable_devices(), [Profile::Dup, Profile::Single]);
-            let options = EngineOptions { discard, commit_interval, ..EngineOptions::default() };
+            let options = EngineOptions {
+                is_discarding: discard,
+                commit_interval,
+                ..EngineOptions::default()
+            };
             let fs = open(disks.writable_devices(), &options);
             write_file(&fs, "kept", 3 << 20);
             write_file(&fs, "large", 60 << 20);
@@ -363,7 +367,7 @@ fn discards_that_fail() {
     make(&as_devices(std::slice::from_ref(&memory)), [Profile::Dup, Profile::Single]);
     let device = Arc::new(FaultDevice::new(memory));
     let options =
-        EngineOptions { discard: true, commit_interval: None, ..EngineOptions::default() };
+        EngineOptions { is_discarding: true, commit_interval: None, ..EngineOptions::default() };
     let (options, said) = recording(&options);
     let fs = open(as_devices(std::slice::from_ref(&device)), &options);
     for number in 0..10 {
@@ -435,7 +439,7 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
 fn files_are_written_back_before_commits_for_want_of_room() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
     let options = EngineOptions {
-        flush_on_commit: true,
+        is_flushed_on_commit: true,
         dirty_bytes: 64 << 10,
         commit_interval: None,
         ..EngineOptions::default()
@@ -463,9 +467,9 @@ fn files_are_written_back_before_commits() {
         [false, true].map(|is_snapshot| {
             let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
             let options = EngineOptions {
-                flush_on_commit,
+                is_flushed_on_commit: flush_on_commit,
                 commit_interval: None,
-                tree_log: false,
+                has_tree_log: false,
                 ..EngineOptions::default()
             };
             let fs = open(as_devices(&devices), &options);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use offshoot_btrfs::{EngineOptions, Latching, Unlock};
+use offshoot_btrfs::{EngineOptions, Latching, UnlockTime};
 
 use super::mkfs::{parse_node_size, parse_size};
 
@@ -102,9 +102,9 @@ impl Mechanisms {
         let exclusive = |unlock| Latching { exclusive: true, unlock };
         let latching = self.latching.map_or_else(Latching::default, |name| match name {
             LatchingName::Shared => Latching::default(),
-            LatchingName::BeforeSearch => exclusive(Unlock::BeforeSearch),
-            LatchingName::AfterSearch => exclusive(Unlock::AfterSearch),
-            LatchingName::AfterChange => exclusive(Unlock::AfterChange),
+            LatchingName::BeforeSearch => exclusive(UnlockTime::BeforeSearch),
+            LatchingName::AfterSearch => exclusive(UnlockTime::AfterSearch),
+            LatchingName::AfterChange => exclusive(UnlockTime::AfterChange),
         });
         EngineOptions {
             dirty_bytes,

@@ -50,7 +50,7 @@ fn a_flush_that_fails_ends_all_writing() {
             // Files are made until an operation finds too much queued. Some fail before, because
             // their name belongs to the leaf.
             let make = |number| fs.create(place(fs.root(), &format!("more-{number}")), &NEW);
-            let is_broken = || fs.volume().live().and_then(LiveVolume::require_whole).is_err();
+            let is_broken = || fs.volume().live().and_then(LiveVolume::require_writing).is_err();
             let mut outcomes = (0..).map(make);
             outcomes.find(|outcome| outcome.is_err() && is_broken()).expect("no end").map(drop)
         },
@@ -166,7 +166,7 @@ fn who_waits_is_told_that_a_flush_panicked() {
         }
         let flush = AssertUnwindSafe(|| {
             let _frozen = frozen;
-            handle.whole(|| -> Result<()> { panic!("in the middle of a flush") })
+            handle.all_or_stop(|| -> Result<()> { panic!("in the middle of a flush") })
         });
         drop(std::panic::catch_unwind(flush).expect_err("it panics"));
         let error = waiter.join().expect("no panic").expect("no end");

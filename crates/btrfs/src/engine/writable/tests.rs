@@ -256,7 +256,7 @@ refused! {
     suspended_replacement, "a device is being replaced": |judges| replacing(judges, 4);
     missing_member, "is missing": |judges| {
         let refused = made(judges, 2, "-d raid1 -m raid1");
-        let options = EngineOptions { degraded: true, ..refused.options.clone() };
+        let options = EngineOptions { is_degraded: true, ..refused.options.clone() };
         Refused { present: vec![1], mounted: vec![1], mount: "degraded", options, ..refused }
     };
     /// A member that has data without another copy. Without such data it would be left out.
@@ -518,7 +518,7 @@ fn a_log_that_is_ignored() {
     let cut = disks.copy(&judges);
     drop((file, mount));
     let before = cut.copy(&judges);
-    let options = EngineOptions { ignore_log: true, ..EngineOptions::default() };
+    let options = EngineOptions { is_log_ignored: true, ..EngineOptions::default() };
     let refused = crate::BtrfsVolume::open_writable(cut.writable_devices(), &options).err();
     let said = refused.as_ref().map(ToString::to_string).unwrap_or_default();
     assert!(matches!(refused, Some(Error::Posix { errno: Errno::INVAL, .. })), "{refused:?}");

@@ -122,7 +122,7 @@ fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, boo
         return Ok(Some((ordered.clone(), false)));
     }
     let live = volume.live()?;
-    live.require_whole()?;
+    live.require_writing()?;
     let runs = buffer.read().first_whole_runs(STEP_BYTES);
     let data = Sectors::new(&runs);
     if data.len < LEAST_BYTES
@@ -184,7 +184,7 @@ fn store_unchanged(
     extent: &OrderedExtent,
     place: &mut UnreferencedSpace,
 ) -> Result<()> {
-    volume.live()?.whole(|| extent.finish())?;
+    volume.live()?.all_or_stop(|| extent.finish())?;
     let data = extent.data().first(buffer.read().unchanged(extent.runs()));
     if data.len == 0 {
         return Ok(());

@@ -130,7 +130,7 @@ impl<'v, 'b> WriteBackStep<'v, 'b> {
         let size = buffer.read().size;
         trace!(target: WRITEBACK, inode = file.ino, range = ?data.range(), "storing a run");
         if let Some(inline) = self.inline(&item)? {
-            handle.whole(|| {
+            handle.all_or_stop(|| {
                 let change = store_inline(handle, &volume.buffers, *file, data.range(), &inline)?;
                 change_inode(&mut changes, *file, buffer, size, change)?;
                 changes.apply()
@@ -140,7 +140,7 @@ impl<'v, 'b> WriteBackStep<'v, 'b> {
         }
         let (place, data) = self.place(&item, written)?;
         let sector = u64::from(volume.superblock().sector_size);
-        handle.whole(|| {
+        handle.all_or_stop(|| {
             let change = self.put(&item, place, data)?;
             insert_hole(handle, *file, item.size.get().next_multiple_of(sector)..data.start)?;
             // If the file has become shorter, its stored data was cut before, up to its last

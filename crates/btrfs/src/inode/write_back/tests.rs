@@ -287,7 +287,7 @@ fn store_compressed(
 ) -> (Result<()>, u64, (u64, u64)) {
     let memory = Arc::new(CheckedDevice::over(base.clone()));
     let device = Arc::new(FaultDevice::new(memory.clone()));
-    let compress = Some(Compress { method: "zstd:1".parse().expect("a method"), forced: true });
+    let compress = Some(Compress { method: "zstd:1".parse().expect("a method"), is_forced: true });
     let options = EngineOptions { commit_interval: None, compress, ..EngineOptions::default() };
     let volume = BtrfsVolume::open_writable(vec![device.clone()], &options).expect("it opens");
     let fs = volume.filesystem(TreeId::FS).expect("the top level");

@@ -40,7 +40,7 @@ const QUEUED_BYTES: u64 = 256;
 const FILE_ITEMS: u64 = 3;
 
 /// A file that can be stored together with others, with its lock.
-struct Small {
+struct SmallFile {
     file: FileId,
     buffer: FileBuffer,
     size: u64,
@@ -49,7 +49,7 @@ struct Small {
     _lock: Locks,
 }
 
-impl Small {
+impl SmallFile {
     /// `file`, if it is such a file and its lock is free.
     fn find(volume: &Rooms, file: FileId) -> Result<Option<Self>> {
         let Some(lock) = volume.inodes.try_lock(file) else { return Ok(None) };
@@ -95,10 +95,10 @@ pub(super) fn store(volume: &Rooms, files: &[FileId]) -> Result<()> {
         return Ok(());
     }
     // A file that cannot be read reports its error when it is stored by itself.
-    let find = |&file: &FileId| Small::find(volume, file).ok().flatten();
-    let small: Vec<Small> = files.iter().filter_map(find).collect();
+    let find = |&file: &FileId| SmallFile::find(volume, file).ok().flatten();
+    let small: Vec<SmallFile> = files.iter().filter_map(find).collect();
     let [first, _, ..] = &small[..] else { return Ok(()) };
-    let all: Vec<_> = small.iter().map(Small::first_data).collect();
+    let all: Vec<_> = small.iter().map(SmallFile::first_data).collect();
     let bytes = all.iter().map(FirstData::extent_bytes).sum();
     let items = FILE_ITEMS * small.len() as u64 + 1 + checksum_items(volume, bytes);
     let Some(handle) = volume.try_join(volume.live()?, items, Claim::Work)? else { return Ok(()) };
@@ -108,7 +108,7 @@ pub(super) fn store(volume: &Rooms, files: &[FileId]) -> Result<()> {
         change_inode(&mut changes, small.file, &small.buffer, small.size, data.stored_bytes())?;
     }
     let Some(place) = take(&handle, bytes)? else { return Ok(()) };
-    handle.whole(|| {
+    handle.all_or_stop(|| {
         changes.apply()?;
         delayed.flush_inodes(
             &handle,

@@ -19,7 +19,7 @@ use offshoot_testkit::compare::compare;
 use offshoot_testkit::run::{command, run};
 use offshoot_vfs::{EntryPlace, Error, FileSystem, FileSystemMut, NewFile, Result, Timestamp};
 
-use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, ExtentRecord, Owner};
+use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, ExtentRecord, RefOwner};
 use crate::test_volumes::{edit, patch_leaf};
 use crate::{BtrfsVolume, EngineOptions, Filesystem, VolumeReport};
 
@@ -170,7 +170,7 @@ fn is_still_there(disks: &Disks, at_least: u64) {
 
 /// The leaves of the top level that the snapshot shares, by address.
 fn leaves_in_both(volume: &BtrfsVolume) -> Vec<ExtentRecord> {
-    let both = [TreeId::FS, SNAPSHOT].map(|root| (Owner::Tree { root }, 1));
+    let both = [TreeId::FS, SNAPSHOT].map(|root| (RefOwner::Tree { root }, 1));
     let is_it = |one: &ExtentRecord| {
         let is_block = one.flags & EXTENT_FLAG_TREE_BLOCK != 0;
         is_block && one.refs == 2 && both.iter().all(|owner| one.inline.contains(owner))
@@ -218,7 +218,7 @@ macro_rules! shared_leaves {
 }
 
 fn forget(record: &mut ExtentRecord, root: TreeId) {
-    record.inline.retain(|(owner, _)| *owner != Owner::Tree { root });
+    record.inline.retain(|(owner, _)| *owner != RefOwner::Tree { root });
     record.refs = 1;
 }
 
@@ -229,18 +229,18 @@ shared_leaves! {
     a_shared_leaf_without_skinny_items: "-O ^skinny-metadata", |leaf| forget(leaf, TreeId::FS);
     a_shared_leaf_that_counts_three_and_names_two: "", |leaf| leaf.refs = 3;
     a_shared_leaf_that_names_another_tree: "", |leaf| {
-        let snapshot = Owner::Tree { root: SNAPSHOT };
-        leaf.inline = vec![(Owner::Tree { root: TreeId(300) }, 1), (snapshot, 1)];
+        let snapshot = RefOwner::Tree { root: SNAPSHOT };
+        leaf.inline = vec![(RefOwner::Tree { root: TreeId(300) }, 1), (snapshot, 1)];
     };
     a_shared_leaf_that_names_another_parent: "", |leaf| {
         leaf.refs = 1;
-        leaf.inline = vec![(Owner::Block { parent: Logical(30 << 20) }, 1)];
+        leaf.inline = vec![(RefOwner::Block { parent: Logical(30 << 20) }, 1)];
     };
     a_shared_leaf_of_another_level: "", |leaf| leaf.key.offset = 1;
     a_shared_leaf_that_is_data: "", |leaf| {
         leaf.flags = EXTENT_FLAG_DATA;
         leaf.key = Key::new(leaf.key.objectid, ItemType::EXTENT_ITEM, 16384);
-        leaf.inline = vec![(Owner::File { root: TreeId::FS, ino: 300, offset: 0 }, 2)];
+        leaf.inline = vec![(RefOwner::File { root: TreeId::FS, ino: 300, offset: 0 }, 2)];
     };
 }
 
@@ -329,8 +329,7 @@ fn a_leaf_of_a_deleted_snapshot_that_counts_the_top_level_alone() {
 /// The extent of a file, with its record.
 fn extent_of(fs: &Filesystem, name: &str) -> ExtentRecord {
     let file = fs.lookup(fs.root(), name.as_bytes()).unwrap();
-    let is_its =
-        |(owner, _): &(Owner, u32)| matches!(owner, Owner::File { ino, .. } if *ino == file.ino);
+    let is_its = |(owner, _): &(RefOwner, u32)| matches!(owner, RefOwner::File { ino, .. } if *ino == file.ino);
     extents(fs.volume(), |one| one.inline.iter().any(is_its)).pop().expect("it has an extent")
 }
 
@@ -356,8 +355,8 @@ fn a_data_extent(
 
 /// Keeps only the reference of the first of two inodes, the one that was made first.
 fn forget_the_clone(extent: &mut ExtentRecord) {
-    let ino = |owner: &Owner| match owner {
-        Owner::File { ino, .. } => *ino,
+    let ino = |owner: &RefOwner| match owner {
+        RefOwner::File { ino, .. } => *ino,
         _ => u64::MAX,
     };
     let first = extent.inline.iter().map(|(owner, _)| ino(owner)).min();
@@ -405,7 +404,7 @@ fn data_that_is_a_tree_block() {
     let change = |one: &mut ExtentRecord| {
         one.flags = EXTENT_FLAG_TREE_BLOCK;
         one.key = Key::new(one.key.objectid, ItemType::METADATA_ITEM, 0);
-        one.inline = vec![(Owner::Tree { root: TreeId::FS }, 1)];
+        one.inline = vec![(RefOwner::Tree { root: TreeId::FS }, 1)];
     };
     a_data_extent(&judges, "alone", change, |fs| unlink(fs, "alone"));
 }
@@ -414,7 +413,7 @@ fn data_that_is_a_tree_block() {
 fn an_extent_that_names_another_file() {
     let Some(judges) = judges::require() else { return };
     let change = |one: &mut ExtentRecord| {
-        one.inline = vec![(Owner::File { root: TreeId::FS, ino: 4000, offset: 0 }, 1)];
+        one.inline = vec![(RefOwner::File { root: TreeId::FS, ino: 4000, offset: 0 }, 1)];
     };
     a_data_extent(&judges, "alone", change, |fs| unlink(fs, "alone"));
 }
@@ -448,7 +447,7 @@ fn a_reference_in_an_item_of_its_own_that_is_not_counted() {
         .inline
         .iter()
         .max_by_key(|(owner, _)| match owner {
-            Owner::File { ino, .. } => *ino,
+            RefOwner::File { ino, .. } => *ino,
             _ => 0,
         })
         .expect("it has two");

@@ -27,7 +27,7 @@ use zerocopy::FromBytes;
 
 use super::{ExtentRecord, Gaps, TransactionHandle};
 use crate::transaction::Base;
-use crate::transaction::refs::{ExtentKind, Owner, PendingRefs};
+use crate::transaction::refs::{ExtentKind, PendingRefs, RefOwner};
 use crate::tree::Cursor;
 
 /// What the user can do.
@@ -68,19 +68,19 @@ fn range_of(key: Key, node_size: u64) -> Range<u64> {
 }
 
 /// The owner that a keyed reference names, and its count.
-pub(super) fn keyed_owner(key: Key, data: &[u8]) -> Result<Option<(Owner, u32)>> {
+pub(super) fn keyed_owner(key: Key, data: &[u8]) -> Result<Option<(RefOwner, u32)>> {
     let cut = || wrong(Logical(key.objectid), &format!("{key}: the reference is cut"));
     Ok(Some(match key.item_type {
-        ItemType::TREE_BLOCK_REF => (Owner::Tree { root: TreeId(key.offset) }, 1),
-        ItemType::SHARED_BLOCK_REF => (Owner::Block { parent: Logical(key.offset) }, 1),
+        ItemType::TREE_BLOCK_REF => (RefOwner::Tree { root: TreeId(key.offset) }, 1),
+        ItemType::SHARED_BLOCK_REF => (RefOwner::Block { parent: Logical(key.offset) }, 1),
         ItemType::EXTENT_DATA_REF => {
             let (one, _) = ExtentDataRef::ref_from_prefix(data).map_err(|_| cut())?;
             let (root, ino) = (TreeId(one.root.get()), one.objectid.get());
-            (Owner::File { root, ino, offset: one.offset.get() }, one.count.get())
+            (RefOwner::File { root, ino, offset: one.offset.get() }, one.count.get())
         }
         ItemType::SHARED_DATA_REF => {
             let count = U32::read_from_bytes(data).map_err(|_| cut())?;
-            (Owner::Leaf { parent: Logical(key.offset) }, count.get())
+            (RefOwner::Leaf { parent: Logical(key.offset) }, count.get())
         }
         _ => return Ok(None),
     }))
@@ -107,7 +107,7 @@ fn last_extent_before(volume: &Base, end: u64) -> Result<Option<Range<u64>>> {
 }
 
 /// The owners that an item names inline, for messages.
-pub(super) fn names(inline: &[(Owner, u32)]) -> String {
+pub(super) fn names(inline: &[(RefOwner, u32)]) -> String {
     const MOST: usize = 4;
     let mut all: Vec<_> = inline.iter().take(MOST).map(|(owner, _)| owner.to_string()).collect();
     if inline.len() > MOST {
@@ -163,7 +163,7 @@ impl TransactionHandle<'_> {
     /// Ends all writing because an extent is wrong, and returns the error.
     pub(super) fn contradicted(&self, logical: Logical, problem: &str) -> Error {
         let error = wrong(logical, problem);
-        self.live.break_off(&error);
+        self.live.stop_writing(&error);
         error
     }
 
@@ -227,7 +227,7 @@ impl TransactionHandle<'_> {
         &self,
         known: &KnownExtent,
         logical: Logical,
-        owner: Owner,
+        owner: RefOwner,
         pending: Option<&PendingRefs>,
     ) -> Result<i64> {
         let inline = known.record.inline.iter().find(|(one, _)| *one == owner);
@@ -253,7 +253,7 @@ impl TransactionHandle<'_> {
         &self,
         logical: Logical,
         level: u8,
-        owner: Owner,
+        owner: RefOwner,
     ) -> Result<(u64, bool)> {
         let (known, pending) = self.shared_block(logical, level)?;
         let net = pending.as_ref().map_or(0, PendingRefs::net);
@@ -302,8 +302,8 @@ impl TransactionHandle<'_> {
     ) -> Result<()> {
         // An owner may be named twice: a new reference may have filled the gap of a removed
         // reference with the same hash, before an older one of the same owner.
-        let mut named: BTreeMap<Owner, i64> = BTreeMap::new();
-        let mut name = |owner: Owner, count: u32| {
+        let mut named: BTreeMap<RefOwner, i64> = BTreeMap::new();
+        let mut name = |owner: RefOwner, count: u32| {
             *named.entry(owner).or_default() += i64::from(count);
         };
         known.record.inline.iter().for_each(|(owner, count)| name(*owner, *count));

@@ -174,7 +174,7 @@ fn shows_the_same(devices: usize, mkfs: &'static str, lost: &[&[usize]]) {
     let mount = before.mount("ro,noatime");
     for gone in [&[][..]].iter().chain(lost) {
         let present: Vec<_> = all(&disks).into_iter().filter(|m| !gone.contains(m)).collect();
-        let options = EngineOptions { degraded: !gone.is_empty(), ..EngineOptions::default() };
+        let options = EngineOptions { is_degraded: !gone.is_empty(), ..EngineOptions::default() };
         let volume = open(&disks, &present, &options);
         compare(&top(&volume), mount.path()).assert_same(30);
     }

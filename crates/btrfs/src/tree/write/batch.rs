@@ -19,10 +19,10 @@ use offshoot_vfs::Result;
 use super::TreeWriter;
 use super::edits::{ItemEdit, ItemEdits};
 use super::merge::{Merged, Sources};
-use super::path::Path;
+use super::path::LatchedPath;
 use super::remove::is_sparse;
 use crate::block::{TreeBlock, WriteLatch};
-use crate::tree::Unlock;
+use crate::tree::UnlockTime;
 
 /// What edits did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl<'a> TreeWriter<'a> {
         // The sizes prove that the edits fit, and that the leaf keeps its first key and its place
         // in the tree.
         let is_sure = edits.surely_fit(leaf_free(leaf.bytes()));
-        if is_sure && unlock == Unlock::BeforeSearch {
+        if is_sure && unlock == UnlockTime::BeforeSearch {
             path.release();
             self.owner.stats().unlocked_early();
         }
@@ -144,7 +144,7 @@ impl<'a> TreeWriter<'a> {
         if !is_sure && (merged.edits < edits.len() || !stays(&leaf, edits, &merged)) {
             return Ok(None);
         }
-        if unlock == Unlock::AfterSearch {
+        if unlock == UnlockTime::AfterSearch {
             path.release();
         }
         merged.write(&mut leaf, edits);
@@ -167,7 +167,7 @@ impl<'a> TreeWriter<'a> {
     /// it.
     pub(super) fn settle(
         &self,
-        mut path: Path<'a>,
+        mut path: LatchedPath<'a>,
         mut leaf: WriteLatch,
         edits: ItemEdits<'_>,
         merged: &Merged,

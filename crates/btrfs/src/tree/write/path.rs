@@ -8,7 +8,7 @@ use super::TreeWriter;
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::sync::RwLockWriteGuard;
 use crate::tree::descent::Descent;
-use crate::tree::{TreeRoot, Unlock};
+use crate::tree::{TreeRoot, UnlockTime};
 
 /// A block on the way that a change below may still reach.
 pub(super) struct LatchedStep {
@@ -21,7 +21,7 @@ pub(super) struct LatchedStep {
 
 /// The latches that are held on the way to a leaf.
 #[derive(Default)]
-pub(super) struct Path<'t> {
+pub(super) struct LatchedPath<'t> {
     /// The root lock, while the root block may still be replaced.
     pub(super) top: Option<RwLockWriteGuard<'t, TreeRoot>>,
     /// Downwards, the blocks whose latches are still held exclusively.
@@ -32,7 +32,7 @@ pub(super) struct Path<'t> {
     pub(super) upper: Option<Key>,
 }
 
-impl Path<'_> {
+impl LatchedPath<'_> {
     /// Releases everything above the current block.
     pub(super) fn release(&mut self) {
         self.top = None;
@@ -70,7 +70,7 @@ pub(super) fn address(block: &TreeBlock) -> Logical {
 
 /// A leaf, and where in it a key is or belongs.
 pub(super) struct FoundSlot<'t> {
-    pub(super) path: Path<'t>,
+    pub(super) path: LatchedPath<'t>,
     pub(super) leaf: WriteLatch,
     pub(super) slot: usize,
     /// Whether the item at `slot` has the key.
@@ -95,7 +95,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Finds the leaf where `key` is or belongs, for any change of one leaf.
-    pub(super) fn locate_to_change(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
+    pub(super) fn locate_to_change(&self, key: Key) -> Result<(LatchedPath<'a>, WriteLatch)> {
         match self.locate_with_parent(key)? {
             Some(found) => Ok(found),
             None => self.locate_exclusive(key),
@@ -104,10 +104,10 @@ impl<'a> TreeWriter<'a> {
 
     /// As [`locate_to_change`](Self::locate_to_change), with exclusive latches all the way. Splits
     /// full nodes on it and merges sparse ones.
-    fn locate_exclusive(&self, key: Key) -> Result<(Path<'a>, WriteLatch)> {
+    fn locate_exclusive(&self, key: Key) -> Result<(LatchedPath<'a>, WriteLatch)> {
         let capacity = node_capacity(self.node_size());
         let (top, mut block) = self.lock_root()?;
-        let mut path = Path { top: Some(top), ..Path::default() };
+        let mut path = LatchedPath { top: Some(top), ..LatchedPath::default() };
         let mut descent = Descent::to(key);
         while !block.is_leaf() {
             if path.above.is_empty() && block.len() == 1 {
@@ -151,7 +151,7 @@ impl<'a> TreeWriter<'a> {
     /// transaction does not own it.
     pub(super) fn go_down(
         &self,
-        path: &mut Path<'a>,
+        path: &mut LatchedPath<'a>,
         mut node: WriteLatch,
         slot: usize,
     ) -> Result<WriteLatch> {
@@ -182,7 +182,7 @@ impl<'a> TreeWriter<'a> {
     /// Finds the slot of `key` in the leaf, and releases the latches above it as early as possible.
     pub(super) fn find_in_leaf(
         &self,
-        mut path: Path<'a>,
+        mut path: LatchedPath<'a>,
         leaf: WriteLatch,
         key: Key,
         need: usize,
@@ -193,7 +193,7 @@ impl<'a> TreeWriter<'a> {
         }
         let first = leaf.key(0);
         let may_unlock = has_room && key >= first;
-        if may_unlock && self.owner.latching().unlock == Unlock::BeforeSearch {
+        if may_unlock && self.owner.latching().unlock == UnlockTime::BeforeSearch {
             path.release();
             self.owner.stats().unlocked_early();
         }
@@ -202,7 +202,7 @@ impl<'a> TreeWriter<'a> {
             std::cmp::Ordering::Equal => (0, true),
             std::cmp::Ordering::Greater => leaf.search_from(1, key),
         };
-        if may_unlock && self.owner.latching().unlock == Unlock::AfterSearch {
+        if may_unlock && self.owner.latching().unlock == UnlockTime::AfterSearch {
             path.release();
         }
         FoundSlot { path, leaf, slot, exists }

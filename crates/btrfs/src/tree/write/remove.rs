@@ -13,7 +13,7 @@ use offshoot_btrfs_format::edit::{
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::path::{LatchedStep, Path, address, bytes, merged_capacity};
+use super::path::{LatchedPath, LatchedStep, address, bytes, merged_capacity};
 use crate::block::{TreeBlock, WriteLatch};
 
 /// The slots of a leaf with keys from `from` to `to`, both included.
@@ -81,7 +81,7 @@ impl<'a> TreeWriter<'a> {
     /// Makes the only child of the root the new root.
     pub(super) fn replace_root(
         &self,
-        path: &mut Path<'a>,
+        path: &mut LatchedPath<'a>,
         mut root: WriteLatch,
     ) -> Result<WriteLatch> {
         let child = self.lock_child(&mut root, 0)?;
@@ -96,7 +96,7 @@ impl<'a> TreeWriter<'a> {
     /// Merges a node with few pointers and a sibling, if both fit into one block.
     pub(super) fn merge_node(
         &self,
-        path: &mut Path<'a>,
+        path: &mut LatchedPath<'a>,
         mut node: WriteLatch,
     ) -> Result<WriteLatch> {
         let Some(LatchedStep { node: parent, slot: at, upper }) = path.above.last_mut() else {
@@ -135,7 +135,7 @@ impl<'a> TreeWriter<'a> {
 
     /// Frees the leaf if it is empty, or merges it with a sibling if it is sparse. The caller has
     /// updated its first key.
-    pub(super) fn after_removal(&self, path: &mut Path<'a>, leaf: WriteLatch) -> Result<()> {
+    pub(super) fn after_removal(&self, path: &mut LatchedPath<'a>, leaf: WriteLatch) -> Result<()> {
         if leaf.is_empty() {
             if path.above.is_empty() {
                 return Ok(());
@@ -150,7 +150,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Merges a leaf with few items and a sibling, if both fit into one block.
-    fn merge_leaf(&self, path: &mut Path<'a>, mut leaf: WriteLatch) -> Result<()> {
+    fn merge_leaf(&self, path: &mut LatchedPath<'a>, mut leaf: WriteLatch) -> Result<()> {
         let Some(LatchedStep { node: parent, slot: at, .. }) = path.above.last_mut() else {
             return Ok(());
         };
@@ -182,7 +182,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Removes the last pointer on the way, and every block that is empty after that.
-    fn remove_pointer(&self, path: &mut Path<'a>) -> Result<()> {
+    fn remove_pointer(&self, path: &mut LatchedPath<'a>) -> Result<()> {
         while let Some(LatchedStep { mut node, slot, .. }) = path.above.pop() {
             remove_pointers(bytes(&mut node), slot, slot + 1);
             if !node.is_empty() {

@@ -33,7 +33,7 @@ use super::TreeWriter;
 use super::batch::Applied;
 use super::edits::ItemEdits;
 use super::merge::{LeafCopy, Merged, Sequence, Sources};
-use super::path::{LatchedStep, Path, address, bytes};
+use super::path::{LatchedPath, LatchedStep, address, bytes};
 use crate::block::{TreeBlock, WriteLatch};
 
 /// The most leaves that one way down adds. It bounds how long other threads wait for the latches
@@ -47,7 +47,7 @@ const HAS_PARENT: &str = "a leaf that is full has a parent, or got one";
 
 /// Whether the edits continue a series behind the last item of a leaf: at the right edge of the
 /// tree, or after an item of the same object and type. More such items are likely to follow.
-fn is_appended(path: &Path<'_>, sequence: &Sequence, sources: Sources<'_>) -> bool {
+fn is_appended(path: &LatchedPath<'_>, sequence: &Sequence, sources: Sources<'_>) -> bool {
     let Some(key) = sequence.last_edit(sources) else { return false };
     let Some(before) = sources.leaf.len().checked_sub(1) else { return true };
     let before = sources.leaf.key(before);
@@ -57,7 +57,7 @@ fn is_appended(path: &Path<'_>, sequence: &Sequence, sources: Sources<'_>) -> bo
 
 impl<'a> TreeWriter<'a> {
     /// The most bytes of new items that may go below the last node of the path in one way down.
-    pub(super) fn most_at_once(&self, path: &Path<'a>) -> usize {
+    pub(super) fn most_at_once(&self, path: &LatchedPath<'a>) -> usize {
         let capacity = node_capacity(self.node_size());
         let room = path.above.last().map_or(capacity, |step| capacity - step.node.len());
         room.min(MOST_LEAVES) / 2 * leaf_capacity(self.node_size())
@@ -67,7 +67,7 @@ impl<'a> TreeWriter<'a> {
     /// several leaves. Returns what the merged edits did.
     pub(super) fn spread(
         &self,
-        mut path: Path<'a>,
+        mut path: LatchedPath<'a>,
         mut leaf: WriteLatch,
         edits: ItemEdits<'_>,
         mut merged: Merged,
@@ -120,7 +120,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Latches the left sibling below the same parent, if at least a sixteenth of it is free.
-    fn lock_left(&self, path: &mut Path<'a>) -> Result<Option<WriteLatch>> {
+    fn lock_left(&self, path: &mut LatchedPath<'a>) -> Result<Option<WriteLatch>> {
         let LatchedStep { node: parent, slot, .. } = path.above.last_mut().expect(HAS_PARENT);
         let Some(at) = slot.checked_sub(1) else { return Ok(None) };
         let capacity = leaf_capacity(self.node_size());
@@ -135,7 +135,7 @@ impl<'a> TreeWriter<'a> {
     /// Writes the first of `parts` into the leaf, and the others into new leaves behind it.
     fn write_parts(
         &self,
-        path: &mut Path<'a>,
+        path: &mut LatchedPath<'a>,
         leaf: &mut WriteLatch,
         sources: Sources<'_>,
         parts: &[Sequence],
@@ -159,7 +159,7 @@ impl<'a> TreeWriter<'a> {
     /// Returns false, without a change, when neither has room.
     fn share_with_sibling(
         &self,
-        path: &mut Path<'a>,
+        path: &mut LatchedPath<'a>,
         leaf: &mut WriteLatch,
         sources: Sources<'_>,
         sequence: &Sequence,
@@ -197,7 +197,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Adds a new root above `block`, the old root, whose first key is `first`.
-    fn add_level(&self, path: &mut Path<'a>, block: &WriteLatch, first: Key) -> Result<()> {
+    fn add_level(&self, path: &mut LatchedPath<'a>, block: &WriteLatch, first: Key) -> Result<()> {
         let mut root = self.owner.new_block(block.header().level + 1)?;
         insert_pointers(bytes(&mut root), 0, &[self.pointer_to(block, first)]);
         let top = path.top.as_mut().expect("the root lock is held where the root may change");
@@ -220,7 +220,7 @@ impl<'a> TreeWriter<'a> {
     /// to.
     pub(super) fn split_node(
         &self,
-        path: &mut Path<'a>,
+        path: &mut LatchedPath<'a>,
         mut node: WriteLatch,
         key: Key,
     ) -> Result<WriteLatch> {

@@ -21,7 +21,7 @@ use offshoot_btrfs_format::{Generation, Key, Logical};
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::path::{Path, merged_capacity};
+use super::path::{LatchedPath, merged_capacity};
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::tree::descent::Descent;
 
@@ -37,21 +37,24 @@ struct LatchedParent {
 impl<'a> TreeWriter<'a> {
     /// Latches the leaf where `key` is or belongs; `None` when the transaction does not own all
     /// blocks on the way.
-    pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
+    pub(super) fn locate_shared(&self, key: Key) -> Result<Option<(LatchedPath<'a>, WriteLatch)>> {
         let Some(LatchedParent { node, slot, upper }) =
             self.go_down_shared(&mut Descent::to(key), 0)?
         else {
             return Ok(None);
         };
         let leaf = self.owner.latch(node.pointers()[slot].logical())?;
-        Ok(Some((Path { upper, parent: Some(node), ..Path::default() }, leaf)))
+        Ok(Some((LatchedPath { upper, parent: Some(node), ..LatchedPath::default() }, leaf)))
     }
 
     /// Latches the leaf where `key` is or belongs, and the block above it, for any change of the
     /// leaf. Copies the leaf if the transaction does not own it. `None` when the change may reach
     /// further up, or the transaction does not own the blocks above.
-    pub(super) fn locate_with_parent(&self, key: Key) -> Result<Option<(Path<'a>, WriteLatch)>> {
-        if self.owner.latching().exclusive {
+    pub(super) fn locate_with_parent(
+        &self,
+        key: Key,
+    ) -> Result<Option<(LatchedPath<'a>, WriteLatch)>> {
+        if self.owner.latching().is_exclusive {
             return Ok(None);
         }
         let capacity = node_capacity(self.node_size());
@@ -85,7 +88,7 @@ impl<'a> TreeWriter<'a> {
         let Some(slot) = descent.floor(&parent).filter(|&slot| slot >= 2 && has_room) else {
             return Ok(None);
         };
-        let mut path = Path { upper, ..Path::default() };
+        let mut path = LatchedPath { upper, ..LatchedPath::default() };
         let leaf = self.go_down(&mut path, parent, slot)?;
         Ok(Some((path, leaf)))
     }
@@ -96,7 +99,7 @@ impl<'a> TreeWriter<'a> {
     fn go_down_shared(&self, descent: &mut Descent, level: u8) -> Result<Option<LatchedParent>> {
         let top = self.share_root();
         let is_own = self.owns(top.generation, top.logical);
-        if self.owner.latching().exclusive || !is_own || top.level <= level {
+        if self.owner.latching().is_exclusive || !is_own || top.level <= level {
             return Ok(None);
         }
         let mut node = self.owner.latch_shared(top.logical)?;

@@ -9,7 +9,7 @@ use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::path::{LastLink, at_path, resolve, resolve_end};
 use offshoot_vfs::{
-    BtrfsVolume, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, XattrMode,
+    Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp, Volume, XattrMode,
 };
 
 use super::subvolume::set_read_only;
@@ -178,7 +178,7 @@ fn list(arguments: &ListPropertyArguments, out: &mut dyn Write, console: &Arc<Co
 
 #[cfg(test)]
 mod tests {
-    use offshoot_btrfs::{BtrfsVolume as Btrfs, EngineOptions};
+    use offshoot_btrfs::{BtrfsVolume, EngineOptions};
     use offshoot_device::{BlockDevice, Fault, FaultDevice, FileDevice};
     use offshoot_testkit::btrfs::fixture;
 
@@ -192,7 +192,7 @@ mod tests {
         fixture::unpack(&image).unwrap();
         let below: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(&image).unwrap());
         let device = Arc::new(FaultDevice::new(below));
-        let volume = Btrfs::open(vec![device.clone()], &EngineOptions::default()).unwrap();
+        let volume = BtrfsVolume::open(vec![device.clone()], &EngineOptions::default()).unwrap();
         let top = volume.filesystem(TreeId::FS).unwrap();
         let nested = volume.subvolumes().map(Result::unwrap).find(|info| info.parent.is_some());
         let nested = nested.unwrap();

@@ -173,7 +173,7 @@ fn change_at_random(fs: &Filesystem, file: FileId, bytes: &mut Vec<u8>, seed: u6
 fn a_file_changes_while_it_is_written_back() {
     let seed = seed_of_run();
     println!("OFFSHOOT_SEED={seed}");
-    let compress = Some(Compress { method: "lzo".parse().expect("a method"), forced: true });
+    let compress = Some(Compress { method: "lzo".parse().expect("a method"), is_forced: true });
     for options in [
         EngineOptions::default(),
         EngineOptions { dirty_bytes: 4 << 20, ..EngineOptions::default() },
