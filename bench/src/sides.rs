@@ -116,7 +116,7 @@ impl ComparedVolume for LibraryVolume {
             Arc::new(FileDevice::open_writable(image).map_err(said)?);
         let method = compress.map(str::parse).transpose().map_err(said)?;
         let options = EngineOptions {
-            compress: method.map(|method| Compress { method, forced: true }),
+            compress: method.map(|method| Compress { method, is_forced: true }),
             ..EngineOptions::default()
         };
         let volume = BtrfsVolume::open_writable(vec![device], &options).map_err(said)?;

@@ -40,11 +40,11 @@ const SIDES: [(&str, Latching); 6] = [
 ];
 
 const fn shared(unlock: UnlockTime) -> Latching {
-    Latching { exclusive: false, unlock }
+    Latching { is_exclusive: false, unlock }
 }
 
 const fn exclusive(unlock: UnlockTime) -> Latching {
-    Latching { exclusive: true, unlock }
+    Latching { is_exclusive: true, unlock }
 }
 
 /// The size of an item: about that of a directory entry.

@@ -498,11 +498,11 @@ impl StoringArguments {
 }
 
 fn parse_compression(text: &str) -> Result<Compress, String> {
-    Ok(Compress { method: text.parse()?, forced: false })
+    Ok(Compress { method: text.parse()?, is_forced: false })
 }
 
 fn parse_forced_compression(text: &str) -> Result<Compress, String> {
-    Ok(Compress { method: text.parse()?, forced: true })
+    Ok(Compress { method: text.parse()?, is_forced: true })
 }
 
 /// Where in a volume, and how it is opened.

@@ -220,14 +220,14 @@ impl Session {
             }
         };
         let mut options = EngineOptions {
-            degraded: arguments.degraded,
-            ignore_log: opening.is_stored || arguments.ignore_log,
+            is_degraded: arguments.degraded,
+            is_log_ignored: opening.is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
             compress: opening.compress,
             new_files: opening.new_files,
-            tree_log: opening.tree_log,
-            discard: opening.discard,
-            flush_on_commit: opening.flush_on_commit,
+            has_tree_log: opening.tree_log,
+            is_discarding: opening.discard,
+            is_flushed_on_commit: opening.flush_on_commit,
             ..EngineOptions::default()
         };
         if let Some(bytes) = opening.max_inline {

@@ -95,7 +95,7 @@ impl OpenOptions {
     /// Opens the volume although members are missing.
     #[must_use]
     pub fn degraded(mut self, is_degraded: bool) -> Self {
-        self.engine.degraded = is_degraded;
+        self.engine.is_degraded = is_degraded;
         self
     }
 
@@ -103,7 +103,7 @@ impl OpenOptions {
     /// written then.
     #[must_use]
     pub fn ignore_log(mut self, is_ignored: bool) -> Self {
-        self.engine.ignore_log = is_ignored;
+        self.engine.is_log_ignored = is_ignored;
         self
     }
 
@@ -200,7 +200,7 @@ impl OpenOptions {
         let mut engine = self.engine.clone();
         if let Some(method) = &self.compression {
             let method = method.parse().map_err(|what: String| Error::posix(Errno::INVAL, what))?;
-            engine.compress = Some(btrfs::Compress { method, forced: false });
+            engine.compress = Some(btrfs::Compress { method, is_forced: false });
         }
         if let Some(warned) = self.warned.clone() {
             engine.reporter = Some(Arc::new(move |report| warned(&report.to_string())));

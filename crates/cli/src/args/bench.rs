@@ -99,7 +99,7 @@ pub(crate) enum LatchingName {
 impl Mechanisms {
     /// How the volume is opened.
     pub(crate) fn options(&self, dirty_bytes: u64) -> EngineOptions {
-        let exclusive = |unlock| Latching { exclusive: true, unlock };
+        let exclusive = |unlock| Latching { is_exclusive: true, unlock };
         let latching = self.latching.map_or_else(Latching::default, |name| match name {
             LatchingName::Shared => Latching::default(),
             LatchingName::BeforeSearch => exclusive(UnlockTime::BeforeSearch),
@@ -108,9 +108,9 @@ impl Mechanisms {
         });
         EngineOptions {
             dirty_bytes,
-            delayed_items: !self.no_delayed_items,
-            reserve_by_item: self.reserve_by_item,
-            log_by_item: self.log_by_item,
+            has_delayed_items: !self.no_delayed_items,
+            is_reserved_by_item: self.reserve_by_item,
+            is_logged_by_item: self.log_by_item,
             commits_per_cycle: self.commits_per_cycle,
             latching,
             ..EngineOptions::default()

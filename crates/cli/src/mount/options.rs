@@ -385,7 +385,7 @@ fn compress(option: &str, value: Option<&str>, forced: bool) -> Result<Option<Co
     }
     let method = value.unwrap_or("zlib").parse();
     method
-        .map(|method| Some(Compress { method, forced }))
+        .map(|method| Some(Compress { method, is_forced: forced }))
         .map_err(|reason| Failure::Usage(format!("{option}: {reason}")))
 }
 
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(wanted.subvolume, Some("/2024".into()));
         assert_eq!(wanted.owner, ShownOwner { uid: Some(7), gid: None });
         assert_eq!(wanted.commit, Some(Duration::from_secs(5)));
-        assert!(wanted.compress.is_some_and(|compress| compress.forced));
+        assert!(wanted.compress.is_some_and(|compress| compress.is_forced));
         assert!(!wanted.read_only && !wanted.exec && wanted.dev && !wanted.suid);
         assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume_id), Some(5));
         let root = ShownOwner { uid: Some(0), gid: Some(0) };

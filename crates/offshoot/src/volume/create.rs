@@ -47,7 +47,7 @@ impl Volume {
         let time = opened.time.unwrap_or_else(offshoot_vfs::Timestamp::now);
         let made = MkfsOptions {
             label: options.label.clone(),
-            force: options.is_forced,
+            is_forced: options.is_forced,
             root_owner: opened.owner,
             ..MkfsOptions::new(id, time)
         };

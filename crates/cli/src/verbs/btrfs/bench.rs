@@ -171,7 +171,7 @@ impl Engine {
         let mut images = NewImages::default();
         let device = images.open(&arguments.image, size_bytes, &LayerArguments::default())?.device;
         let made = MkfsOptions {
-            force: arguments.force,
+            is_forced: arguments.force,
             node_size,
             ..MkfsOptions::new(Uuid::new_v4(), Timestamp::now())
         };

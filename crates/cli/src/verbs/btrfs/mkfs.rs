@@ -89,7 +89,7 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
         metadata: arguments.metadata,
         data: arguments.data,
         features,
-        force: arguments.force,
+        is_forced: arguments.force,
         // The root belongs to the caller, so that this user can write to the volume when it is
         // mounted.
         root_owner: arguments.root_owner.unwrap_or_else(|| {

@@ -80,7 +80,7 @@ impl<'a> Object<'a> {
         match property {
             Property::Ro => {
                 let info = self.fs.volume().subvolume(TreeId(self.file.dev))?;
-                Ok(Some(info.read_only.to_string().into_bytes()))
+                Ok(Some(info.is_read_only.to_string().into_bytes()))
             }
             Property::Label => Ok(Some(self.volume().label())),
             Property::Compression => match self.fs.xattr(self.file, COMPRESSION) {

@@ -77,7 +77,7 @@ pub(in crate::verbs) fn run(
     }
     let access = if arguments.read_only { Access::Read } else { Access::Write };
     let session = Session::open_to_scrub(access, &arguments.volume, console)?;
-    let options = ScrubOptions { read_only: arguments.read_only };
+    let options = ScrubOptions { is_read_only: arguments.read_only };
     let progress = console.start_progress("scrubbed");
     if !progress.is_hidden()
         && let Some(bytes) = bytes_of_all_copies(&allocations(&session.volume, console))

@@ -47,7 +47,7 @@ impl Json {
             generation: info.generation.0,
             created_generation: info.created_generation.0,
             created: info.created.decimal(),
-            read_only: info.read_only,
+            read_only: info.is_read_only,
             is_default,
             uuid: text(info.uuid),
             parent_uuid: text(info.parent_uuid),
@@ -126,7 +126,7 @@ fn list(arguments: &ListArguments, out: &mut dyn Write, console: &Arc<Console>) 
 
 fn flags(info: &SubvolumeInfo, is_default: bool) -> String {
     let mut flags = Vec::new();
-    flags.extend(info.read_only.then_some("ro"));
+    flags.extend(info.is_read_only.then_some("ro"));
     flags.extend(info.parent_uuid.map(|_| "snap"));
     flags.extend(is_default.then_some("default"));
     if flags.is_empty() { "-".to_owned() } else { flags.join(",") }

@@ -116,7 +116,7 @@ pub(in crate::verbs) fn get(
     }
     let session = PlaceSession::open(&arguments.place, console)?;
     let id = subvolume_at(session.fs.btrfs(), &session.path)?;
-    let ro = session.fs.btrfs().volume().subvolume(id)?.read_only;
+    let ro = session.fs.btrfs().volume().subvolume(id)?.is_read_only;
     if arguments.json {
         return Ok(write_line(out, &Properties { ro })?);
     }
