@@ -105,11 +105,11 @@
 //! Replaying a log joins without a reservation, because no other thread exists whose space it could
 //! wait for. It uses an engine without delayed items.
 //!
-//! Two options turn the mechanisms off for measurements: [`OpenOptions::delayed_items`] and
-//! [`OpenOptions::reserve_by_item`].
+//! Two options turn the mechanisms off for measurements: [`EngineOptions::has_delayed_items`] and
+//! [`EngineOptions::is_reserved_by_item`].
 //!
-//! [`OpenOptions::delayed_items`]: crate::OpenOptions::delayed_items
-//! [`OpenOptions::reserve_by_item`]: crate::OpenOptions::reserve_by_item
+//! [`EngineOptions::has_delayed_items`]: crate::EngineOptions::has_delayed_items
+//! [`EngineOptions::is_reserved_by_item`]: crate::EngineOptions::is_reserved_by_item
 
 mod backlog;
 mod flush;

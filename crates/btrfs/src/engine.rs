@@ -18,7 +18,7 @@ use crate::stats::Stats;
 use crate::subvolume::SubvolumeState;
 use writable::WriteDestination;
 
-/// The engine of an open volume: everything that a [`Volume`](crate::BtrfsVolume) can do.
+/// The engine of an open volume: everything that a [`BtrfsVolume`](crate::BtrfsVolume) can do.
 pub struct Engine {
     pub(crate) rooms: Rooms,
     /// Numbers of new subvolumes, and deleted ones.

@@ -1,7 +1,7 @@
 //! The btrfs engine: real btrfs volumes, without root and without the kernel.
 //!
-//! A [`BtrfsVolume`] is opened from its devices, and gives access to an [`Engine`]. A [`Filesystem`] is
-//! one of its subvolumes, as a mount would show it. It has the
+//! A [`BtrfsVolume`] is opened from its devices, and gives access to an [`Engine`]. A
+//! [`Filesystem`] is one of its subvolumes, as a mount would show it. It has the
 //! [`FileSystem`](offshoot_vfs::FileSystem) trait for reading and, in a volume that was opened for
 //! writing, the [`FileSystemMut`](offshoot_vfs::FileSystemMut) trait. Many threads may use both at
 //! once. [`mkfs`] makes new volumes.

@@ -30,25 +30,25 @@
 //!
 //! When the volume is opened for reading, that engine and the next one work on devices in memory
 //! that lie over the real ones. So there is one replay for both ways of opening. It may change at
-//! most [`OpenOptions::replay_bytes`] of these devices. In memory it need not maintain what only
+//! most [`EngineOptions::replay_bytes`] of these devices. In memory it need not maintain what only
 //! later writers use, such as the numbers of quotas. If a member is missing, it is enough that
 //! other copies exist. A volume that the engine cannot write at all, such as one with RAID5, can
 //! only be read without its log.
 //!
 //! # Writing
 //!
-//! With [`OpenOptions::tree_log`] off, fsync is a commit. Otherwise `running` holds the log trees
-//! of the running transaction and says how they get to the devices. `fsync` is the entry; `record`,
-//! `data` and `directory` decide what is logged, `datasync` what need not be. `transaction/notes`
-//! remembers what changed.
+//! With [`EngineOptions::has_tree_log`] off, fsync is a commit. Otherwise `running` holds the log
+//! trees of the running transaction and says how they get to the devices. `fsync` is the entry;
+//! `record`, `data` and `directory` decide what is logged, `datasync` what need not be.
+//! `transaction/notes` remembers what changed.
 //!
 //! # Replaying
 //!
 //! `space` keeps the allocator away from the blocks and extents of the log. `replay` has the order
 //! of the passes, which `inodes`, `names` and `extents` carry out. `zero` throws a log away.
 //!
-//! [`OpenOptions::replay_bytes`]: crate::OpenOptions::replay_bytes
-//! [`OpenOptions::tree_log`]: crate::OpenOptions::tree_log
+//! [`EngineOptions::replay_bytes`]: crate::EngineOptions::replay_bytes
+//! [`EngineOptions::has_tree_log`]: crate::EngineOptions::has_tree_log
 
 mod data;
 mod datasync;

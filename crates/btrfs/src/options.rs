@@ -24,7 +24,8 @@ pub struct EngineOptions {
     /// The size of the cache of tree blocks, in bytes. A volume that is open for writing may take
     /// half as much again to remember the names in new directories.
     pub cache_bytes: u64,
-    /// The callback that gets a [`Report`](crate::VolumeReport) of each problem that did not fail a call.
+    /// The callback that gets a [`VolumeReport`](crate::VolumeReport) of each problem that did not
+    /// fail a call.
     pub reporter: Option<Reporter>,
     /// How much may be dirty, in bytes: so much of data, and as much of tree blocks. The volume
     /// starts to write at half of it. At all of it, a thread that wants to change more writes

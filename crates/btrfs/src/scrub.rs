@@ -17,10 +17,10 @@
 //! first look takes no lock, so other threads may free or overwrite what it reads, and it finds
 //! errors that are none. The second look holds the last commit:
 //!
-//! 1. It enters a [handle](crate::transaction::TransactionHandle), and waits for a commit that is being
-//!    written. From then on the last commit is the one on the devices. Until the handle is dropped,
-//!    space that this commit refers to may be pinned, but is neither reused nor part of a removed
-//!    chunk.
+//! 1. It enters a [handle](crate::transaction::TransactionHandle), and waits for a commit that is
+//!    being written. From then on the last commit is the one on the devices. Until the handle is
+//!    dropped, space that this commit refers to may be pinned, but is neither reused nor part of a
+//!    removed chunk.
 //! 2. The trees of that commit say whether the place is still allocated, and what it must hold. So
 //!    places that were freed or written meanwhile do not count as errors.
 //! 3. Tree blocks never change in place. Data without a checksum does, so it is not repaired on a
@@ -198,7 +198,7 @@ struct ScrubJob {
     copy: usize,
 }
 
-/// As [`Volume::scrub`](crate::BtrfsVolume::scrub).
+/// As [`BtrfsVolume::scrub`](crate::BtrfsVolume::scrub).
 pub(crate) fn scrub(
     volume: &Rooms,
     options: ScrubOptions,

@@ -11,8 +11,8 @@
 //! outdated. A *way* is one method of reading an address: a copy on a member, or a rebuild from the
 //! other members of a row.
 //!
-//! Storage asks the trees above it two questions, through [`StorageTrees`]: where data is in a volume with
-//! a RAID stripe tree, and whether a member has what the newest commit wrote.
+//! Storage asks the trees above it two questions, through [`StorageTrees`]: where data is in a
+//! volume with a RAID stripe tree, and whether a member has what the newest commit wrote.
 //!
 //! Invariants:
 //!

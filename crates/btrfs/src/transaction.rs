@@ -8,11 +8,12 @@
 //!                                                                     |    superblocks, flush
 //! ```
 //!
-//! A [`TransactionHandle`] is a share in the running transaction, which cannot end while a thread holds one. A
-//! commit shuts the gate, waits for all handles to be dropped, and then works alone. It runs the
-//! delayed references. This changes the extent and free-space trees, which queues more references,
-//! so the commit repeats this until none are left. Then it stores the roots. Now the next
-//! transaction begins, and the blocks of the finished one are written: they never change again.
+//! A [`TransactionHandle`] is a share in the running transaction, which cannot end while a thread
+//! holds one. A commit shuts the gate, waits for all handles to be dropped, and then works alone.
+//! It runs the delayed references. This changes the extent and free-space trees, which queues more
+//! references, so the commit repeats this until none are left. Then it stores the roots. Now the
+//! next transaction begins, and the blocks of the finished one are written: they never change
+//! again.
 //!
 //! Invariants:
 //!

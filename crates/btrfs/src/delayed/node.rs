@@ -124,10 +124,10 @@ impl QueuedItems {
     }
 
     /// The totals of all items.
-    pub(super) fn load(&self, by_item: bool) -> Load {
+    pub(super) fn load(&self, is_by_item: bool) -> Load {
         let hashed = self.hashed.len() as u64;
         let shared = u64::from(self.index_item_leaves) + u64::from(self.inodes.count_ones());
-        let units = if by_item { self.len() as u64 } else { hashed + self.own + shared };
+        let units = if is_by_item { self.len() as u64 } else { hashed + self.own + shared };
         let blocks = hashed.min(self.spread.unwrap_or(u64::MAX)) + self.own + shared;
         let load = Load {
             units: units.cast_signed(),
@@ -153,8 +153,8 @@ impl QueuedItems {
         leaf: u32,
     ) {
         if key.item_type == ItemType::DIR_ITEM {
-            let in_tree = self.hashed.get(&key.offset).map_or(existed, |old| old.is_in_tree);
-            let new = QueuedItem { data: Some(data.into()), is_in_tree: in_tree };
+            let is_in_tree = self.hashed.get(&key.offset).map_or(existed, |old| old.is_in_tree);
+            let new = QueuedItem { data: Some(data.into()), is_in_tree };
             self.count(&new);
             if let Some(old) = self.hashed.insert(key.offset, new) {
                 self.discount(&old);
@@ -168,11 +168,11 @@ impl QueuedItems {
             self.sorted.insert(key, new);
             return;
         };
-        let (before, was, in_tree) = (unit(key, old), old.size(), old.is_in_tree);
+        let (before, was, is_in_tree) = (unit(key, old), old.size(), old.is_in_tree);
         if let Some(same) = old.data.as_deref_mut().filter(|old| old.len() == data.as_ref().len()) {
             same.copy_from_slice(data.as_ref());
         } else {
-            let new = QueuedItem { data: Some(data.into()), is_in_tree: in_tree };
+            let new = QueuedItem { data: Some(data.into()), is_in_tree };
             let (after, is) = (unit(key, &new), new.size());
             self.replace(key, new);
             if after == Unit::Leaf {
@@ -379,9 +379,9 @@ pub(super) struct Releases<'i> {
 }
 
 impl<'i> Releases<'i> {
-    pub(super) fn new(items: &'i QueuedItems, by_item: bool, leaf: u32) -> Self {
-        let (left, leaves) = (items.load(by_item), items.index_item_leaves);
-        Self { items, is_by_item: by_item, left, leaves, insertions: items.insertions, leaf }
+    pub(super) fn new(items: &'i QueuedItems, is_by_item: bool, leaf: u32) -> Self {
+        let (left, leaves) = (items.load(is_by_item), items.index_item_leaves);
+        Self { items, is_by_item, left, leaves, insertions: items.insertions, leaf }
     }
 
     /// The totals to release when `batch` is in the tree. The memory of items is released only when

@@ -94,8 +94,8 @@ impl BtrfsVolume {
     /// While a volume that was opened for writing is scrubbed, other threads may change it. A
     /// volume that was opened for reading is repaired too, unless the options forbid it; nothing
     /// else on it changes. Then its devices must be writable, no other program may use them, and it
-    /// must have been opened with [`EngineOptions::ignore_log`]. Chunks with RAID5 or RAID6 are only
-    /// read, and so are seeds.
+    /// must have been opened with [`EngineOptions::is_log_ignored`]. Chunks with RAID5 or RAID6 are
+    /// only read, and so are seeds.
     ///
     /// Members that missed commits are brought up to date. Everything on them that differs is
     /// overwritten, and if no error remains, they get the superblock of the last commit. That needs

@@ -6,7 +6,7 @@
 //! | [`Compress::forced`](crate::Compress::forced) | always compressed, with the method of the property or else of the volume |
 //! | flag NOCOMPRESS | not compressed: a user asked for that, or the beginning of the file did not become smaller |
 //! | the property `btrfs.compression` | compressed with that method; new files inherit the property of their directory |
-//! | flag COMPRESS, or [`OpenOptions::compress`](crate::EngineOptions::compress) | compressed with the method of the volume, or with zlib if that has none |
+//! | flag COMPRESS, or [`EngineOptions::compress`](crate::EngineOptions::compress) | compressed with the method of the volume, or with zlib if that has none |
 
 use offshoot_btrfs_format::compress::{Compression, CompressionMethod};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
@@ -60,8 +60,8 @@ pub(super) fn choose(
 ) -> Result<Option<ChosenCompression>> {
     let has = |flags| item.flags.get() & flags != 0;
     let option = volume.options.compress;
-    let forced = option.is_some_and(|option| option.is_forced);
-    if has(NEVER_COMPRESSED | inode_flags::PREALLOC) || has(inode_flags::NOCOMPRESS) && !forced {
+    let is_forced = option.is_some_and(|option| option.is_forced);
+    if has(NEVER_COMPRESSED | inode_flags::PREALLOC) || has(inode_flags::NOCOMPRESS) && !is_forced {
         return Ok(None);
     }
     let property = if has(inode_flags::COMPRESS) { property(volume, file)? } else { None };
@@ -77,7 +77,7 @@ pub(super) fn choose(
         _ => default,
     };
     let packing = |method| Packing { method, sector: volume.superblock().sector_size };
-    let is_tried = !forced && property.is_none();
+    let is_tried = !is_forced && property.is_none();
     Ok(method.map(|method| ChosenCompression { packing: packing(method), is_tried }))
 }
 

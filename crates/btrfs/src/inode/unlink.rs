@@ -139,7 +139,7 @@ fn remove(
     volume: &Rooms,
     place: EntryPlace<'_>,
     at: Timestamp,
-    directory: bool,
+    is_directory: bool,
 ) -> Result<Option<FileId>> {
     require_name(place.name)?;
     writable(volume, place.dir)?;
@@ -148,7 +148,7 @@ fn remove(
     let handle = volume.join_to_remove()?;
     let mut changes = Changes::new(&handle, place.dir)?;
     let opens = *locks.opens(file);
-    let rest = changes.take_away(place, file, directory, opens, at)?;
+    let rest = changes.take_away(place, file, is_directory, opens, at)?;
     let is_durable = changes.is_synchronous();
     changes.apply()?;
     drop(handle);
@@ -157,13 +157,13 @@ fn remove(
 }
 
 impl Changes<'_, '_> {
-    /// Takes the name at `place` from `file`. `directory` says whether the file must be a directory
-    /// or must not be one. The file is removed with its last name.
+    /// Takes the name at `place` from `file`. `wants_directory` says whether the file must be a
+    /// directory or must not be one. The file is removed with its last name.
     pub(crate) fn take_away(
         &mut self,
         place: EntryPlace<'_>,
         file: FileId,
-        directory: bool,
+        wants_directory: bool,
         opens: u64,
         at: Timestamp,
     ) -> Result<Rest> {
@@ -173,7 +173,7 @@ impl Changes<'_, '_> {
         refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, file)?;
         let is_directory = type_of(&item)? == FileType::Directory;
         let refuse = |errno| Err(Error::posix(errno, file.to_string()));
-        match (directory, is_directory) {
+        match (wants_directory, is_directory) {
             (true, false) => return refuse(Errno::NOTDIR),
             (false, true) => return refuse(Errno::ISDIR),
             (true, true) if has_entries(self.volume(), file)? => return refuse(Errno::NOTEMPTY),
@@ -206,17 +206,17 @@ impl Changes<'_, '_> {
     }
 
     /// Removes the name at `place` of a placeholder, which stands for a subvolume attached
-    /// elsewhere; the caller must mean a `directory`. A subvolume that is attached here keeps its
-    /// name.
+    /// elsewhere; the caller must mean a directory (`is_directory`). A subvolume that is attached
+    /// here keeps its name.
     pub(crate) fn take_place_away(
         &mut self,
         place: EntryPlace<'_>,
         file: FileId,
-        directory: bool,
+        is_directory: bool,
         at: Timestamp,
     ) -> Result<()> {
         let refuse = |errno| Err(Error::posix(errno, place.name.escape_ascii().to_string()));
-        if !directory {
+        if !is_directory {
             return refuse(Errno::ISDIR);
         }
         if placeholder_in(file).is_none() {

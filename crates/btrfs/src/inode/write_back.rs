@@ -4,8 +4,8 @@
 //! releases the lock, and others may write the file (`ahead`). Write-back happens
 //!
 //! - when the volume is synced, which its thread does at every interval;
-//! - when half of [`OpenOptions::dirty_bytes`](crate::EngineOptions::dirty_bytes) are buffered, by
-//!   the thread of the volume;
+//! - when half of [`EngineOptions::dirty_bytes`](crate::EngineOptions::dirty_bytes) are buffered,
+//!   by the thread of the volume;
 //! - when all of `dirty_bytes` are buffered, by the writing thread;
 //! - when a file replaces another one;
 //! - when more metadata is promised than is left for others;

@@ -18,9 +18,9 @@ pub enum LogFailure {
 }
 
 impl LogFailure {
-    /// The failure that an error of [`Volume::open`](crate::BtrfsVolume::open) or
-    /// [`Volume::open_writable`](crate::BtrfsVolume::open_writable) reports; `None` if the error is not
-    /// about the log.
+    /// The failure that an error of [`BtrfsVolume::open`](crate::BtrfsVolume::open) or
+    /// [`BtrfsVolume::open_writable`](crate::BtrfsVolume::open_writable) reports; `None` if the
+    /// error is not about the log.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {
         let (text, is_corrupt) = match error {

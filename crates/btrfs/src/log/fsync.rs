@@ -8,7 +8,8 @@
 //!
 //! From logging to the end of the write-out the caller holds a handle. So a commit waits for it,
 //! and the written log belongs to the last commit. If there is an [`Obstacle`], fsync makes a
-//! commit. Without [`OpenOptions::tree_log`](crate::EngineOptions::tree_log) it always does.
+//! commit. Without [`EngineOptions::has_tree_log`](crate::EngineOptions::has_tree_log) it always
+//! does.
 
 use std::sync::Arc;
 

@@ -18,11 +18,11 @@
 //! none. So every replay of a log in memory gives the same volume.
 //!
 //! Everything is one transaction, whose blocks stay in memory until its commit.
-//! [`OpenOptions::replay_bytes`] limits them. Single changes do not reserve space, so replay makes
-//! room for the most that it may take at the start. If the limit or the space does not suffice,
-//! replay ends with an error and the devices are unchanged.
+//! [`EngineOptions::replay_bytes`] limits them. Single changes do not reserve space, so replay
+//! makes room for the most that it may take at the start. If the limit or the space does not
+//! suffice, replay ends with an error and the devices are unchanged.
 //!
-//! [`OpenOptions::replay_bytes`]: crate::OpenOptions::replay_bytes
+//! [`EngineOptions::replay_bytes`]: crate::EngineOptions::replay_bytes
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::Ordering;
@@ -161,7 +161,8 @@ impl<'a, 'v> Replay<'a, 'v> {
         }
         let most = self.most_bytes;
         let what = format!(
-            "replaying a tree log that changes more than {most} bytes of trees (OpenOptions::replay_bytes)"
+            "replaying a tree log that changes more than {most} bytes of trees \
+             (EngineOptions::replay_bytes)"
         );
         Err(Error::Unsupported(what))
     }

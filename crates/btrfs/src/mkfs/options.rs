@@ -76,13 +76,13 @@ impl MkfsOptions {
             return Err(invalid("no device was given"));
         }
         self.features.verify()?;
-        let mixed = self.features.incompat.has(Incompat::MIXED_GROUPS);
+        let is_mixed = self.features.incompat.has(Incompat::MIXED_GROUPS);
         let default =
-            if mixed { self.sector_size } else { self.sector_size.max(DEFAULT_NODE_SIZE) };
+            if is_mixed { self.sector_size } else { self.sector_size.max(DEFAULT_NODE_SIZE) };
         let node_size = self.node_size.unwrap_or(default);
-        self.verify_sizes(node_size, mixed)?;
+        self.verify_sizes(node_size, is_mixed)?;
         self.verify_identity()?;
-        let (data, metadata) = self.profiles(devices, mixed)?;
+        let (data, metadata) = self.profiles(devices, is_mixed)?;
         let mut incompat = self.features.incompat.union(Incompat::MIXED_BACKREF);
         if node_size > 4096 {
             incompat = incompat.union(Incompat::BIG_METADATA);
@@ -103,13 +103,13 @@ impl MkfsOptions {
             checksum: self.checksum,
             metadata,
             data,
-            is_mixed: mixed,
+            is_mixed,
             incompat,
             compat_ro: self.features.compat_ro,
         })
     }
 
-    fn verify_sizes(&self, node_size: u32, mixed: bool) -> Result<()> {
+    fn verify_sizes(&self, node_size: u32, is_mixed: bool) -> Result<()> {
         let sector_size = self.sector_size;
         if !sector_size.is_power_of_two() || !(4096..=MAX_NODESIZE).contains(&sector_size) {
             return Err(invalid(format!(
@@ -122,7 +122,7 @@ impl MkfsOptions {
                  {sector_size}, to {MAX_NODESIZE}"
             )));
         }
-        if mixed && node_size != sector_size {
+        if is_mixed && node_size != sector_size {
             return Err(invalid(format!(
                 "a node size of {node_size}; with mixed groups it is the sector size, {sector_size}"
             )));
@@ -147,8 +147,8 @@ impl MkfsOptions {
     }
 
     /// The profiles of data and metadata.
-    fn profiles(&self, devices: usize, mixed: bool) -> Result<(Profile, Profile)> {
-        let (data, metadata) = if mixed {
+    fn profiles(&self, devices: usize, is_mixed: bool) -> Result<(Profile, Profile)> {
+        let (data, metadata) = if is_mixed {
             let one = self.metadata.or(self.data).unwrap_or(Profile::Single);
             if self.data.is_some_and(|data| data != one) {
                 return Err(invalid("mixed groups have one profile for data and metadata"));

@@ -32,7 +32,7 @@ use super::gather::{Committed, ScrubContent};
 use super::look::{Pages, cut};
 use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 use crate::inode::Rooms;
-use crate::storage::{CopyPart, malformed};
+use crate::storage::{CopyPart, MemberOffset, malformed};
 use crate::transaction::chunk_tree_root;
 use crate::tree::with_item;
 
@@ -146,7 +146,7 @@ impl Renewal {
                 continue;
             }
             let bytes = sealed_superblock(&item, Physical(offset), volume.superblock().checksum);
-            let part = Part { member: index, physical: Physical(offset) };
+            let part = MemberOffset { member: index, physical: Physical(offset) };
             let outcome = write(run, part, &bytes[..], &mut pages);
             // Write the copies only after the primary is durable.
             volume.flush_members()?;
@@ -178,13 +178,6 @@ impl Renewal {
     }
 }
 
-/// A place on a member.
-#[derive(Clone, Copy)]
-struct Part {
-    member: usize,
-    physical: Physical,
-}
-
 /// Overwrites a part of a copy of data if the other members have other contents there.
 fn renew_part(run: &ScrubRun<'_>, part: &CopyPart, pages: &mut Pages) {
     let volume = run.volume;
@@ -200,7 +193,7 @@ fn renew_part(run: &ScrubRun<'_>, part: &CopyPart, pages: &mut Pages) {
         if is_same && *own == *good {
             return;
         }
-        let place = Part { member: part.member, physical: part.physical };
+        let place = MemberOffset { member: part.member, physical: part.physical };
         let problem = "it is not what the other devices have".to_owned();
         (problem, write(run, place, &good, pages))
     };
@@ -218,8 +211,8 @@ fn renew_part(run: &ScrubRun<'_>, part: &CopyPart, pages: &mut Pages) {
 }
 
 /// Writes the good contents to a place, and reads them back.
-fn write(run: &ScrubRun<'_>, part: Part, good: &[u8], pages: &mut Pages) -> ScrubOutcome {
-    let Part { member, physical } = part;
+fn write(run: &ScrubRun<'_>, part: MemberOffset, good: &[u8], pages: &mut Pages) -> ScrubOutcome {
+    let MemberOffset { member, physical } = part;
     let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);
     let buf = pages.of(good.len());
     let is_there =

@@ -60,15 +60,15 @@ impl Member {
         fsid: Uuid,
         newest: Generation,
     ) -> Self {
-        let seed = Uuid::from_bytes(item.fsid) != fsid;
+        let is_seed = Uuid::from_bytes(item.fsid) != fsid;
         // A seed is never written again, so it keeps the generation in which it became a seed.
-        let own = found.filter(|_| !seed).map_or(newest, |found| found.superblock.generation);
+        let own = found.filter(|_| !is_seed).map_or(newest, |found| found.superblock.generation);
         Self {
             id: item.id(),
             uuid: Uuid::from_bytes(item.uuid),
             total_bytes: item.total_bytes.get(),
             allocated_bytes: item.bytes_used.get(),
-            is_seed: seed,
+            is_seed,
             device: found.map(|found| found.device.clone()),
             item: found.map_or(*item, |found| found.superblock.item.dev_item),
             missed: newest.0.saturating_sub(own.0),

@@ -52,7 +52,7 @@ impl Storage {
     pub(crate) fn open(
         devices: Vec<Arc<dyn BlockDevice>>,
         reporter: Option<Reporter>,
-        ignore_log: bool,
+        is_log_ignored: bool,
     ) -> Result<(Self, Vec<GivenDevice>)> {
         let mut reports = Vec::new();
         let found = devices
@@ -61,7 +61,7 @@ impl Storage {
             .collect::<Result<Vec<_>>>()?;
         let superblock = choose(&found, &mut reports)?.clone();
         require_supported(&superblock)?;
-        if ignore_log && superblock.has_pending_log() {
+        if is_log_ignored && superblock.has_pending_log() {
             reports.push(VolumeReport::LogIgnored);
         }
         let storage = Self::bootstrap(superblock, &found, reporter)?;
@@ -120,9 +120,9 @@ impl Storage {
         devices: &[DevItem],
         chunks: Vec<Chunk>,
         found: &[GivenDevice],
-        degraded: bool,
+        is_degraded: bool,
     ) -> Result<()> {
-        self.members = self.match_members(devices, found, degraded)?;
+        self.members = self.match_members(devices, found, is_degraded)?;
         self.members.require_distinct()?;
         // A block may carry the UUID of the volume or of one of its seeds. A given device that is
         // no seed of this volume does not count.
@@ -143,7 +143,7 @@ impl Storage {
         &self,
         devices: &[DevItem],
         found: &[GivenDevice],
-        degraded: bool,
+        is_degraded: bool,
     ) -> Result<Members> {
         let (fsid, newest) = (self.superblock.metadata_uuid, self.superblock.generation);
         let mut all = Vec::with_capacity(devices.len());
@@ -152,7 +152,7 @@ impl Storage {
             let device = found.iter().find(|one| one.uuid() == uuid);
             let member = Member::present(item, device, fsid, newest);
             match device {
-                None if !degraded => {
+                None if !is_degraded => {
                     return Err(Error::posix(
                         Errno::NODEV,
                         format!("device {} ({uuid}) of the volume is missing", member.id),

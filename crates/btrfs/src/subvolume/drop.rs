@@ -23,7 +23,7 @@
 //!
 //! The first step comes in a transaction after the one that deleted the subvolume. Then no item of
 //! it is queued, and no block of it changes any more. A step decides by the reference counts of
-//! shared blocks, under the same lock as threads that copy such blocks (`Live::counting`).
+//! shared blocks, under the same lock as threads that copy such blocks (`LiveVolume::counting`).
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 //! | call | what it discards | when |
 //! |---|---|---|
 //! | [`trim`] | free ranges of block groups, and all space that belongs to no chunk | when the user asks for it |
-//! | [`discard_step`] | ranges that commits have freed and chunks that were removed, as far as they are still free | with [`OpenOptions::discard`], soon after the commit |
+//! | [`discard_step`] | ranges that commits have freed and chunks that were removed, as far as they are still free | with [`EngineOptions::is_discarding`], soon after the commit |
 //!
 //! The last commit, its log and the running transaction do not need a free range (`space`). So any
 //! thread may write over it, and any thread may discard it. These rules keep both from happening at
@@ -28,7 +28,7 @@
 //! after its commit. After the first error, the engine reports it once and stops discarding,
 //! because nothing depends on discards. Closing a volume discards the ranges that are left.
 //!
-//! [`OpenOptions::discard`]: crate::OpenOptions::discard
+//! [`EngineOptions::is_discarding`]: crate::EngineOptions::is_discarding
 
 use std::io::ErrorKind;
 use std::ops::Range;

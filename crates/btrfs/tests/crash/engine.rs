@@ -72,7 +72,7 @@ impl TestedEngine for OurEngine {
             commit_interval: None,
             dirty_bytes,
             compress,
-            has_tree_log: has_tree_log,
+            has_tree_log,
             is_discarding: discards,
             reporter: Some(reporter),
             ..EngineOptions::default()

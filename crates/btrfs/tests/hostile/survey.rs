@@ -27,7 +27,7 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> S
         let _ = report.to_string();
     };
     let options = EngineOptions {
-        is_degraded: is_degraded,
+        is_degraded,
         cache_bytes: 4 << 20,
         reporter: Some(Arc::new(reporter)),
         ..EngineOptions::default()

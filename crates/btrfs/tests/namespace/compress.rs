@@ -21,7 +21,7 @@ use crate::layout::{flags, for_each_extent};
 const PROPERTY: &[u8] = b"btrfs.compression";
 
 fn options(method: &str, is_forced: bool) -> EngineOptions {
-    let compress = Compress { method: method.parse().expect("a method"), is_forced: is_forced };
+    let compress = Compress { method: method.parse().expect("a method"), is_forced };
     EngineOptions { compress: Some(compress), ..EngineOptions::default() }
 }
 

@@ -25,11 +25,7 @@ use offshoot_vfs::Result;
 
 /// Opens a volume as it is stored, without a replay of its log.
 fn stored(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> Arc<BtrfsVolume> {
-    let options = EngineOptions {
-        is_log_ignored: true,
-        is_degraded: is_degraded,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions { is_log_ignored: true, is_degraded, ..EngineOptions::default() };
     BtrfsVolume::open(devices, &options).expect("it opens")
 }
 
@@ -44,7 +40,7 @@ fn scrub(volume: &BtrfsVolume, is_read_only: bool) -> Result<(ScrubCounts, Vec<S
         }
         ControlFlow::Continue(())
     };
-    let counts = volume.scrub(&ScrubOptions { is_read_only: is_read_only }, &watch)?;
+    let counts = volume.scrub(&ScrubOptions { is_read_only }, &watch)?;
     Ok((counts, found.into_inner().expect("no panic")))
 }
 

@@ -84,8 +84,8 @@ impl ScheduleStart {
     }
 }
 
-fn open(device: Arc<dyn BlockDevice>, exclusive: bool) -> Arc<BtrfsVolume> {
-    let latching = Latching { exclusive, ..Latching::default() };
+fn open(device: Arc<dyn BlockDevice>, is_exclusive: bool) -> Arc<BtrfsVolume> {
+    let latching = Latching { is_exclusive, ..Latching::default() };
     let options = EngineOptions { latching, commit_interval: None, ..EngineOptions::default() };
     BtrfsVolume::open_writable(vec![device], &options).expect("it opens")
 }
