@@ -37,27 +37,29 @@ use crate::delayed::Queues;
 use crate::storage::malformed;
 use crate::transaction::{Base, LiveVolume};
 pub(crate) use ahead::ReadAhead;
-pub(crate) use buffer::{Buffers, Dirty, FileBuffer, index};
+pub(crate) use buffer::{Buffers, DirtyFile, FileBuffer, index};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, committed_sums, insert_checksums, insert_sums,
     stored_sums,
 };
-pub(crate) use drop::{Overlap, drop_range, overlaps, overlaps_in};
+pub(crate) use drop::{OverlappingItem, drop_range, overlaps, overlaps_in};
 pub(crate) use file::{
     PLACEHOLDER, SHARDS, inode_item, no_such_file, placeholder_in, shard_of, timestamp, tree_of,
     type_of,
 };
 pub(crate) use in_place::{WriteTarget, is_in_place, target};
 pub(crate) use ordered::OrderedExtent;
-pub(crate) use pack::{Chunks, CompressionChunk, MOST_AT_ONCE, Packing, chunks_of, pack_inline};
+pub(crate) use pack::{
+    CompressionChunk, CompressionChunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline,
+};
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};
 use scratch::with_scratch;
 pub(crate) use share::share;
 pub(crate) use shift::shift;
-use sink::{Filling, Sink, Visitor};
+use sink::{DataVisitor, FilledBuffer, Sink};
 pub(crate) use store::{
     DataChecksums, FirstData, InlineData, Sectors, hole_item, insert_hole, note_use, refer_to,
     store_first, store_inline, store_packed, store_preallocated, write_data,
@@ -75,7 +77,7 @@ const MOST_PUT_OFF: u32 = 2;
 const MOST_DECODED: usize = 16;
 
 /// A volume with files.
-pub(crate) trait Files: Queues {
+pub(crate) trait FileVolume: Queues {
     /// The base of the volume.
     fn base(&self) -> &Base;
 
@@ -95,7 +97,7 @@ pub(crate) struct FileData {
 
 impl FileData {
     /// The file whose data is to be read: a regular one or a symbolic link.
-    pub(crate) fn open(volume: &impl Files, file: FileId) -> Result<Self> {
+    pub(crate) fn open(volume: &impl FileVolume, file: FileId) -> Result<Self> {
         // Write-back empties the buffer only after the extents are in the tree, so the buffer comes
         // first.
         let buffer = volume.buffers().get(file);
@@ -103,7 +105,7 @@ impl FileData {
     }
 
     /// The file as it is stored, without buffered data.
-    pub(crate) fn stored(volume: &impl Files, file: FileId) -> Result<Self> {
+    pub(crate) fn stored(volume: &impl FileVolume, file: FileId) -> Result<Self> {
         if let Some(dir) = placeholder_in(file) {
             return Err(Error::posix(Errno::ISDIR, dir.to_string()));
         }
@@ -127,7 +129,7 @@ impl FileData {
 
     /// The pieces of `range`, cut at the end of the stored data. A caller that needs buffered data
     /// has looked into the buffer before.
-    fn pieces<'v, V: Files>(&self, volume: &'v V, range: Range<u64>) -> Result<Pieces<'v, V>> {
+    fn pieces<'v, V: FileVolume>(&self, volume: &'v V, range: Range<u64>) -> Result<Pieces<'v, V>> {
         // Data that was buffered when the file was opened may be stored meanwhile.
         let size = match self.buffer {
             Some(_) => inode_item(volume, tree_of(volume.base(), self.file)?, self.file)?.size,
@@ -140,18 +142,18 @@ impl FileData {
 
 /// Gives the data in `range` to `visit`, piece by piece. Holes are left out.
 pub(crate) fn read_data(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     range: Range<u64>,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<()> {
     let range = range.start..range.end.min(data.size());
-    read_to(volume, data, range, &mut Visitor(visit))
+    read_to(volume, data, range, &mut DataVisitor(visit))
 }
 
 /// Gives the data in `range` to `sink`. `range` must not reach behind the end of the file.
 fn read_to(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     range: Range<u64>,
     sink: &mut dyn Sink,
@@ -172,7 +174,7 @@ fn read_to(
 
 /// Fills `buf` with the file from `offset` on, and returns the number of bytes.
 pub(crate) fn read_at(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     offset: u64,
     buf: &mut [u8],
@@ -183,7 +185,7 @@ pub(crate) fn read_at(
     if let Some(next) = volume.read_ahead().next(data.file, &range) {
         prefetch_range(volume, data, next);
     }
-    let mut filling = Filling::new(&mut buf[..len], offset);
+    let mut filling = FilledBuffer::new(&mut buf[..len], offset);
     read_to(volume, data, range, &mut filling)?;
     filling.finish();
     Ok(len)
@@ -196,7 +198,7 @@ pub(crate) fn read_at(
 /// could repeat that without end. So after [`MOST_PUT_OFF`] times the piece is read while commits
 /// are kept from freeing space.
 fn read_stored(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     range: Range<u64>,
     sink: &mut dyn Sink,
@@ -222,7 +224,7 @@ fn read_stored(
 /// A commit that waits here blocks all new handles. So under this lock the read waits neither for
 /// space nor for a handle. `sink` may wait for them, so it is called after the lock is released.
 fn read_held(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     live: &LiveVolume,
     data: &FileData,
     range: Range<u64>,
@@ -263,7 +265,7 @@ fn read_held(
 
 /// Reads all pieces of `range` in batches. Returns where it stopped, if `still` no longer held.
 fn read_batches(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     range: Range<u64>,
     still: &dyn Fn() -> bool,
@@ -293,7 +295,7 @@ fn read_batches(
 }
 
 /// Tells the devices of the extents in `range`.
-fn prefetch_range(volume: &impl Files, data: &FileData, range: Range<u64>) {
+fn prefetch_range(volume: &impl FileVolume, data: &FileData, range: Range<u64>) {
     let sector = u64::from(volume.base().superblock().sector_size);
     let mut batch = Vec::new();
     // An error is ignored here, because the read meets it again.
@@ -307,7 +309,7 @@ fn prefetch_range(volume: &impl Files, data: &FileData, range: Range<u64>) {
 }
 
 /// Tells the devices of the first batch of each of `files`.
-pub(crate) fn prefetch(volume: &impl Files, files: &[FileId]) {
+pub(crate) fn prefetch(volume: &impl FileVolume, files: &[FileId]) {
     let sector = u64::from(volume.base().superblock().sector_size);
     let mut batch = Vec::new();
     let mut ranges = Vec::new();
@@ -327,7 +329,7 @@ pub(crate) fn prefetch(volume: &impl Files, files: &[FileId]) {
 /// at once (`workers`). Gives all to `sink` in order. Returns where it stopped, if `still` no
 /// longer held.
 fn read_batch(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     batch: &mut Vec<ReadPiece>,
     still: &dyn Fn() -> bool,
@@ -369,7 +371,7 @@ struct Decoding {
 impl Decoding {
     /// Reads `piece`, which is compressed; `None` if `still` does not hold after that.
     fn start(
-        volume: &impl Files,
+        volume: &impl FileVolume,
         data: &FileData,
         piece: &ReadPiece,
         still: &dyn Fn() -> bool,
@@ -403,7 +405,7 @@ impl Decoding {
 /// Reads, verifies and decodes one piece, and gives it to `sink` if `still` holds after the read.
 /// Returns whether it did.
 fn read_piece(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     piece: &ReadPiece,
     still: &dyn Fn() -> bool,
@@ -486,7 +488,7 @@ fn decode_into<'b>(
 }
 
 fn read_verified(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     from: Logical,
     buf: &mut [u8],
@@ -508,7 +510,7 @@ fn at(mut error: Error, extent: Logical) -> Error {
 
 /// The first range of data at or after `offset`.
 pub(crate) fn next_data(
-    volume: &impl Files,
+    volume: &impl FileVolume,
     data: &FileData,
     offset: u64,
 ) -> Result<Option<Range<u64>>> {

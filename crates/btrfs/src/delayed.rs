@@ -136,7 +136,7 @@ use crate::space::Space;
 use crate::transaction::{ChangingTree, TransactionHandle};
 use crate::tree::Blocks;
 use backlog::Backlog;
-use node::{DelayedNode, Load, QueuedItems};
+use node::{DelayedNode, ItemTotals, QueuedItems};
 pub(crate) use read::{for_each_item, last_below, queued_between, with_item};
 
 /// Shards of the table of nodes, a power of two.
@@ -304,7 +304,7 @@ impl Delayed {
     fn look<T>(&self, tree: TreeId, key: Key, look: impl FnOnce(Option<&[u8]>) -> T) -> Option<T> {
         let id = NodeId::of(tree, key).filter(|_| self.is_on)?;
         #[cfg(debug_assertions)]
-        let _looking = crate::block::lock_order::Looking::begin();
+        let _looking = crate::block::lock_order::NotedDelayedLock::begin();
         let shard = self.shard(id).read();
         shard.get(&id)?.get(key).map(|pending| look(pending.data()))
     }
@@ -312,21 +312,21 @@ impl Delayed {
 
 /// Queues the changes of one operation in one tree. When it is dropped the nodes take over the
 /// reservation that its items need.
-pub(crate) struct Queue<'a, 'v> {
+pub(crate) struct OperationQueue<'a, 'v> {
     handle: &'a TransactionHandle<'v>,
     delayed: &'v Delayed,
     tree: &'a Arc<ChangingTree>,
     /// The approximate number of leaves with the hashes of the directory that gets entries.
     spread: Option<u64>,
     /// By how much the queue grew.
-    more: Load,
+    more: ItemTotals,
     /// The nodes that got items.
     nodes: Vec<NodeId>,
     queued: usize,
     annihilated: usize,
 }
 
-impl<'a, 'v> Queue<'a, 'v> {
+impl<'a, 'v> OperationQueue<'a, 'v> {
     /// Begins to queue at most `items` items of `tree`.
     ///
     /// # Errors
@@ -343,7 +343,7 @@ impl<'a, 'v> Queue<'a, 'v> {
             let what = format!("{has} bytes are reserved for {items} delayed items");
             return Err(Error::posix(Errno::NOSPC, what));
         }
-        let (spread, more, nodes) = (None, Load::default(), Vec::with_capacity(items));
+        let (spread, more, nodes) = (None, ItemTotals::default(), Vec::with_capacity(items));
         Ok(Self { handle, delayed, tree, spread, more, nodes, queued: 0, annihilated: 0 })
     }
 
@@ -416,7 +416,7 @@ impl<'a, 'v> Queue<'a, 'v> {
         let delayed = self.delayed;
         let id = NodeId::of(self.tree.id, key).expect("only items that are delayed are queued");
         #[cfg(debug_assertions)]
-        let _looking = crate::block::lock_order::Looking::begin();
+        let _looking = crate::block::lock_order::NotedDelayedLock::begin();
         let mut shard = delayed.shard(id).write();
         let node = shard.entry(id).or_default();
         let before = node.active.load(delayed.is_by_item);
@@ -431,7 +431,7 @@ impl<'a, 'v> Queue<'a, 'v> {
     }
 }
 
-impl Drop for Queue<'_, '_> {
+impl Drop for OperationQueue<'_, '_> {
     fn drop(&mut self) {
         self.settle();
         self.handle.stats().queued(self.queued);

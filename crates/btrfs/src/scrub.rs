@@ -62,8 +62,8 @@ use parking_lot::Mutex;
 use crate::cores;
 use crate::inode::Rooms;
 use crate::ranges::Ranges;
-use gather::{Committed, ScrubWindow};
-use look::Pages;
+use gather::{CommittedTrees, ScrubWindow};
+use look::ScrubBuffer;
 use renew::Renewal;
 
 /// The most threads that read and verify.
@@ -378,7 +378,7 @@ impl ScrubRun<'_> {
         let end = chunk.start.0 + self.volume.storage.reachable_bytes(chunk);
         let mut from = chunk.start.0;
         while from < end && !self.is_over() {
-            let window = Committed::of(self.volume)?.next_window(chunk, from, end)?;
+            let window = CommittedTrees::of(self.volume)?.next_window(chunk, from, end)?;
             let Some(window) = window.map(Arc::new) else { break };
             from = window.range.end;
             for copy in 0..copies {
@@ -400,7 +400,7 @@ impl ScrubRun<'_> {
         }
         let sector = u64::from(self.volume.superblock().sector_size);
         let (mut sectors, mut first) = (0, None);
-        Committed::of(self.volume)?.for_each_extent(end, chunk.end().0, |extent| {
+        CommittedTrees::of(self.volume)?.for_each_extent(end, chunk.end().0, |extent| {
             sectors += (extent.end - extent.start) / sector;
             first.get_or_insert(extent.start);
         })?;
@@ -416,7 +416,7 @@ impl ScrubRun<'_> {
     /// Looks at copies until the sender is gone.
     fn work(&self, work: &Mutex<Receiver<ScrubJob>>) {
         cores::use_all();
-        let mut pages = Pages::default();
+        let mut pages = ScrubBuffer::default();
         loop {
             let next = work.lock().recv();
             let Ok(ScrubJob { chunk, window, copy }) = next else { return };

@@ -47,7 +47,7 @@ use crate::report::{self, Reporter, VolumeReport};
 use chunk_map::ChunkMap;
 pub(crate) use chunk_map::MappedChunk;
 pub(crate) use copies::CopyPart;
-pub(crate) use failing::{DeviceError, Tells, WrittenCopy};
+pub(crate) use failing::{DeviceError, RecordedFailures, WrittenCopy};
 pub use members::Member;
 use members::Members;
 pub(crate) use members::superblock_at;

@@ -27,7 +27,7 @@
 //!    (`storage/failing`): it becomes durable with the next one.
 //! 5. An error or a panic may leave a tree half changed, an operation half applied, or a commit
 //!    incomplete. After that, nothing is written any more until the volume is opened again. The
-//!    devices hold the last commit ([`LiveVolume::whole`]).
+//!    devices hold the last commit ([`LiveVolume::all_or_stop`]).
 //!
 //! The order of all locks is in `ARCHITECTURE.md`.
 
@@ -79,11 +79,11 @@ use crate::stats::EngineCounters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub use base::Base;
-pub(crate) use changing::{Changing, ChangingTree};
+pub(crate) use changing::{ChangingTree, TreeAndHandle};
 pub(crate) use checksums::remove_checksums_beside_writers;
 pub(crate) use chunks::system_chunks_of;
 pub(crate) use commit::{CommitCause, RoomsAbove};
-pub(crate) use hold::Account;
+pub(crate) use hold::QueueAccount;
 pub(crate) use log_state::LogState;
 pub(crate) use notes::MOST as MOST_NOTES;
 pub(crate) use obstacle::Obstacle;
@@ -95,7 +95,7 @@ pub(crate) use roots::{
     RootCache, StoredRoot, chunk_tree_root, require_one_root_item, require_own_root, root_item,
     root_item_key, root_of, stands_at, stored_root, tree_root,
 };
-pub(crate) use signal::Signal;
+pub(crate) use signal::CommitterSignal;
 
 /// The number of locks for the reference counts of shared blocks.
 const COUNTING: usize = 16;
@@ -137,7 +137,7 @@ pub(crate) struct LiveVolume {
     /// The quotas that this volume maintains.
     pub(crate) quotas: Quotas,
     /// Wakes the background thread when much is to be written.
-    pub(crate) pressure: Arc<Signal>,
+    pub(crate) pressure: Arc<CommitterSignal>,
     /// Whether fsync writes logs.
     has_log: bool,
     /// The bits of features that the volume needs since it was opened.
@@ -211,7 +211,7 @@ pub(crate) struct TransactionHandle<'v> {
 struct GateShare<'v> {
     _gate: RwLockReadGuard<'v, ()>,
     #[cfg(debug_assertions)]
-    _joined: lock_order::Joined,
+    _joined: lock_order::NotedHandle,
 }
 
 impl LiveVolume {
@@ -460,7 +460,7 @@ impl Base {
     pub(crate) fn enter(&self) -> Result<TransactionHandle<'_>> {
         let live = self.live()?;
         #[cfg(debug_assertions)]
-        let joined = lock_order::Joined::first();
+        let joined = lock_order::NotedHandle::first();
         let share = GateShare {
             _gate: live.gate.read(),
             #[cfg(debug_assertions)]
@@ -624,7 +624,7 @@ impl<'v> TransactionHandle<'v> {
         change: impl FnOnce(TreeWriter<'_>) -> Result<T>,
     ) -> Result<T> {
         let tree = self.live.tree(self.volume, id)?;
-        self.all_or_stop(|| change(TreeWriter::new(&Changing { handle: self, tree: &tree })))
+        self.all_or_stop(|| change(TreeWriter::new(&TreeAndHandle { handle: self, tree: &tree })))
     }
 
     /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.

@@ -23,7 +23,7 @@ use offshoot_vfs::{Error, Result};
 
 use crate::block::{HeldBlock, TreeBlock};
 use descent::Descent;
-pub(crate) use write::{ItemEdit, Owns, TreeWriter};
+pub(crate) use write::{ItemEdit, OwnedTree, TreeWriter};
 pub use write::{Latching, UnlockTime};
 
 /// Where a tree begins.

@@ -25,13 +25,13 @@ use shuttle::thread_local;
 use super::TreeBlock;
 
 thread_local! {
-    static HELD: RefCell<Vec<Note>> = const { RefCell::new(Vec::new()) };
+    static HELD: RefCell<Vec<LatchNote>> = const { RefCell::new(Vec::new()) };
     static HAS_HANDLE: Cell<bool> = const { Cell::new(false) };
     static LOOKS: Cell<bool> = const { Cell::new(false) };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Note {
+struct LatchNote {
     tree: TreeId,
     level: u8,
     logical: Logical,
@@ -40,7 +40,7 @@ struct Note {
 
 /// Notes that the thread holds a latch. Latches do not move between threads.
 #[derive(Debug)]
-pub(super) struct NotedLatch(Note);
+pub(super) struct NotedLatch(LatchNote);
 
 /// The rank of a tree in the order of trees. All subvolumes have one rank.
 fn rank(tree: TreeId) -> u8 {
@@ -56,7 +56,7 @@ fn rank(tree: TreeId) -> u8 {
     }
 }
 
-impl Note {
+impl LatchNote {
     fn of(block: &TreeBlock) -> Self {
         let header = block.header();
         Self {
@@ -74,7 +74,7 @@ impl Note {
 /// When that is out of order.
 pub(crate) fn require_order(block: &TreeBlock) {
     assert!(!LOOKS.with(Cell::get), "a latch is taken under a lock of delayed items");
-    let new = Note::of(block);
+    let new = LatchNote::of(block);
     HELD.with(|held| {
         let held = held.borrow();
         for other in held.iter().filter(|other| other.generation <= new.generation) {
@@ -102,7 +102,7 @@ impl NotedLatch {
     /// Notes that the thread has latched `block`, which it just made. No other thread can wait for
     /// it, so any order is allowed.
     pub(super) fn fresh(block: &TreeBlock) -> Self {
-        let note = Note::of(block);
+        let note = LatchNote::of(block);
         HELD.with(|held| held.borrow_mut().push(note));
         Self(note)
     }
@@ -121,9 +121,9 @@ impl Drop for NotedLatch {
 
 /// Notes that the thread has locked a shard of delayed items.
 #[derive(Debug)]
-pub(crate) struct Looking(());
+pub(crate) struct NotedDelayedLock(());
 
-impl Looking {
+impl NotedDelayedLock {
     /// The thread locks a shard.
     pub(crate) fn begin() -> Self {
         LOOKS.with(|looks| looks.set(true));
@@ -131,7 +131,7 @@ impl Looking {
     }
 }
 
-impl Drop for Looking {
+impl Drop for NotedDelayedLock {
     fn drop(&mut self) {
         LOOKS.with(|looks| looks.set(false));
     }
@@ -139,9 +139,9 @@ impl Drop for Looking {
 
 /// Notes that the thread has a transaction handle. Handles do not move between threads.
 #[derive(Debug)]
-pub(crate) struct Joined(());
+pub(crate) struct NotedHandle(());
 
-impl Joined {
+impl NotedHandle {
     /// The thread is about to join.
     ///
     /// # Panics
@@ -153,7 +153,7 @@ impl Joined {
     }
 }
 
-impl Drop for Joined {
+impl Drop for NotedHandle {
     fn drop(&mut self) {
         HAS_HANDLE.with(|has| has.set(false));
     }
@@ -280,13 +280,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "under a lock of delayed items")]
     fn no_latch_is_taken_under_a_lock_of_delayed_items() {
-        let _looking = Looking::begin();
+        let _looking = NotedDelayedLock::begin();
         latch(&[(SUBVOLUME, 0)]);
     }
 
     #[test]
     fn latches_are_taken_after_a_lock_of_delayed_items() {
-        drop(Looking::begin());
+        drop(NotedDelayedLock::begin());
         drop(latch(&[(SUBVOLUME, 0)]));
     }
 

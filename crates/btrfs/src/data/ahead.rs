@@ -27,11 +27,11 @@ const READERS: usize = 8;
 #[derive(Default)]
 pub(crate) struct ReadAhead {
     /// Ordered by the time of the last read.
-    shards: [Mutex<VecDeque<Reader>>; SHARDS],
+    shards: [Mutex<VecDeque<SequentialReader>>; SHARDS],
 }
 
 /// A possibly sequential reader of a file.
-struct Reader {
+struct SequentialReader {
     file: FileId,
     /// Where the last read ended.
     end: u64,
@@ -55,7 +55,15 @@ impl ReadAhead {
         } else {
             // Reading the same range again makes no second reader.
             let again = take(range.end);
-            (again.unwrap_or(Reader { file, end: range.end, told: range.end, ahead: 0 }), None)
+            (
+                again.unwrap_or(SequentialReader {
+                    file,
+                    end: range.end,
+                    told: range.end,
+                    ahead: 0,
+                }),
+                None,
+            )
         };
         if readers.len() == READERS {
             readers.pop_front();
@@ -65,7 +73,7 @@ impl ReadAhead {
     }
 }
 
-impl Reader {
+impl SequentialReader {
     /// Goes on with `range`.
     fn next(&mut self, range: &Range<u64>) -> Option<Range<u64>> {
         self.end = range.end;

@@ -42,11 +42,11 @@ const RUN_BYTES: usize = 1 << 20;
 pub(crate) type BufferRun = (u64, Arc<Vec<u8>>);
 
 /// The buffer of a file.
-pub(crate) type FileBuffer = Arc<RwLock<Dirty>>;
+pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
 
 /// The state of one file that is only in memory.
 #[derive(Debug)]
-pub(crate) struct Dirty {
+pub(crate) struct DirtyFile {
     /// The file.
     pub(crate) file: FileId,
     runs: BTreeMap<u64, Arc<Vec<u8>>>,
@@ -72,7 +72,7 @@ pub(crate) struct Dirty {
     pub(crate) ordered: Option<Arc<OrderedExtent>>,
 }
 
-impl Dirty {
+impl DirtyFile {
     /// An empty buffer of a file of this size.
     fn new(file: FileId, size: u64, at: Timestamp) -> Self {
         Self {
@@ -310,7 +310,7 @@ impl Buffers {
 
     /// The buffer of `file`, which is `size` bytes long. It is made if there is none.
     pub(crate) fn get_or_add(&self, file: FileId, size: u64, at: Timestamp) -> FileBuffer {
-        let new = || Arc::new(RwLock::new(Dirty::new(file, size, at)));
+        let new = || Arc::new(RwLock::new(DirtyFile::new(file, size, at)));
         self.shard(file).write().entry(file).or_insert_with(new).clone()
     }
 

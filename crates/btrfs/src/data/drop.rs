@@ -31,7 +31,7 @@ const TAIL: usize = size_of::<FileExtentHead>();
 const BATCH: usize = 256;
 
 /// An extent item that overlaps a range.
-pub(crate) struct Overlap {
+pub(crate) struct OverlappingItem {
     pub(crate) key: Key,
     pub(crate) data: Vec<u8>,
     pub(crate) end: u64,
@@ -68,7 +68,7 @@ pub(crate) fn drop_range(
 }
 
 /// Notes for the log that an item is about to change.
-pub(super) fn note_change(handle: &TransactionHandle<'_>, file: FileId, overlap: &Overlap) {
+pub(super) fn note_change(handle: &TransactionHandle<'_>, file: FileId, overlap: &OverlappingItem) {
     handle.log().note_extents(file, overlap.key.offset..overlap.end);
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn overlaps(
     file: FileId,
     range: Range<u64>,
     most: usize,
-) -> Result<Vec<Overlap>> {
+) -> Result<Vec<OverlappingItem>> {
     overlaps_in(volume, volume.tree(TreeId(file.dev))?, file.ino, range, most)
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn overlaps_in(
     ino: u64,
     range: Range<u64>,
     most: usize,
-) -> Result<Vec<Overlap>> {
+) -> Result<Vec<OverlappingItem>> {
     let sector = u64::from(volume.superblock().sector_size);
     let key = Key::new(ino, ItemType::EXTENT_DATA, range.start);
     let mut cursor = Cursor::seek_floor(volume, root, key)?;
@@ -103,7 +103,7 @@ pub(crate) fn overlaps_in(
             let len = super::extent_len(&extent).next_multiple_of(sector);
             let end = key.offset.saturating_add(len);
             if end > range.start {
-                found.push(Overlap { key, data: data.to_vec(), end });
+                found.push(OverlappingItem { key, data: data.to_vec(), end });
             }
         }
         cursor.advance()?;
@@ -114,10 +114,10 @@ pub(crate) fn overlaps_in(
 fn drop_one(
     handle: &TransactionHandle<'_>,
     file: FileId,
-    overlap: &Overlap,
+    overlap: &OverlappingItem,
     range: &Range<u64>,
 ) -> Result<u64> {
-    let Overlap { key, data, end } = overlap;
+    let OverlappingItem { key, data, end } = overlap;
     let (start, end) = (key.offset, *end);
     let extent = FileExtent::parse(data).map_err(malformed)?;
     let (keeps_front, keeps_end) = (start < range.start, end > range.end);
@@ -141,7 +141,7 @@ fn drop_one(
 fn drop_plain(
     handle: &TransactionHandle<'_>,
     file: FileId,
-    overlap: &Overlap,
+    overlap: &OverlappingItem,
     range: &Range<u64>,
     extent: &FileExtent<'_>,
 ) -> Result<u64> {
@@ -161,10 +161,10 @@ fn drop_plain(
 fn cut_item(
     handle: &TransactionHandle<'_>,
     file: FileId,
-    overlap: &Overlap,
+    overlap: &OverlappingItem,
     range: &Range<u64>,
 ) -> Result<()> {
-    let Overlap { key, data, end } = overlap;
+    let OverlappingItem { key, data, end } = overlap;
     let (start, end) = (key.offset, *end);
     let front = (start < range.start).then(|| part(data, 0, range.start - start)).transpose()?;
     let behind =

@@ -14,7 +14,7 @@ use offshoot_btrfs_format::{Logical, TreeId};
 use offshoot_vfs::{FileId, Result};
 
 use super::checksums::has_checksums;
-use super::drop::{Overlap, overlaps};
+use super::drop::{OverlappingItem, overlaps};
 use crate::storage::malformed;
 use crate::transaction::{RefOwner, TransactionHandle};
 
@@ -88,7 +88,7 @@ fn in_place(
     handle: &TransactionHandle<'_>,
     file: FileId,
     inode: &InodeItem,
-    Overlap { key, data, .. }: &Overlap,
+    OverlappingItem { key, data, .. }: &OverlappingItem,
     part: &Range<u64>,
 ) -> Result<Option<WriteTarget>> {
     let extent = FileExtent::parse(data).map_err(malformed)?;

@@ -27,7 +27,7 @@ pub(crate) const MOST_AT_ONCE: usize = 16;
 pub(crate) struct CompressionChunk {
     pub(crate) range: Range<u64>,
     /// The compressed bytes in whole sectors, if that saves a sector.
-    pub(crate) packed: Packed,
+    pub(crate) packed: PackedBytes,
 }
 
 /// How a file is compressed.
@@ -39,17 +39,17 @@ pub(crate) struct Packing {
 }
 
 /// The compressed bytes of a chunk, if it is compressed.
-type Packed = Option<Arc<Vec<u8>>>;
+type PackedBytes = Option<Arc<Vec<u8>>>;
 
 /// Consecutive chunks that are about to be written.
 #[derive(Default)]
-pub(crate) struct Chunks {
+pub(crate) struct CompressionChunks {
     ready: Vec<CompressionChunk>,
     /// The chunks behind `ready`, which are being compressed.
-    coming: VecDeque<(Range<u64>, WorkerTask<Packed>)>,
+    coming: VecDeque<(Range<u64>, WorkerTask<PackedBytes>)>,
 }
 
-impl Chunks {
+impl CompressionChunks {
     /// Starts compressing the beginning of `data`, as far as it is not compressed yet, and waits
     /// for the first chunks.
     pub(crate) fn prepare(&mut self, packing: Packing, data: Sectors<'_>) {
@@ -139,7 +139,7 @@ pub(crate) fn chunks_of(range: &Range<u64>) -> u64 {
 
 /// Compresses whole sectors, and pads the result to whole sectors. `None` unless that saves a
 /// sector.
-fn pack_one(packing: Packing, bytes: &[u8]) -> Packed {
+fn pack_one(packing: Packing, bytes: &[u8]) -> PackedBytes {
     let sector = packing.sector as usize;
     let most = bytes.len().checked_sub(sector).filter(|&most| most > 0)?;
     let mut packed = pack_bytes(packing, bytes, most)?;
@@ -180,7 +180,7 @@ mod tests {
             let text = random.text((8 << 20) - plain);
             let runs = [(0, Arc::new([&noise[..plain], &text].concat()))];
             let data = Sectors::new(&runs);
-            let mut chunks = Chunks::default();
+            let mut chunks = CompressionChunks::default();
             chunks.prepare(packing, data);
             let (stored, packed) = chunks.first(data, MOST_AT_ONCE);
             assert_eq!((stored.range(), packed.len()), (0..plain as u64, 0));
@@ -203,7 +203,7 @@ mod tests {
             .zip(text.chunks(1 << 20))
             .map(|(at, bytes)| (at, Arc::new(bytes.to_vec())))
             .collect();
-        let mut chunks = Chunks::default();
+        let mut chunks = CompressionChunks::default();
         let mut at = from;
         let end = from + len as u64;
         while at < end {

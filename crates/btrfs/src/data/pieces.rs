@@ -11,7 +11,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRES
 use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{Error, FileId, Result};
 
-use super::{Files, tree_of};
+use super::{FileVolume, tree_of};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
@@ -76,7 +76,7 @@ pub(super) struct Pieces<'v, V> {
     pending: Option<(Range<u64>, Logical)>,
 }
 
-impl<'v, V: Files> Pieces<'v, V> {
+impl<'v, V: FileVolume> Pieces<'v, V> {
     /// The pieces of `range` of `file`.
     pub(super) fn new(volume: &'v V, file: FileId, range: Range<u64>) -> Self {
         Self { volume, cursor: None, file, range, pending: None }

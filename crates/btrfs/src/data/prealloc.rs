@@ -20,7 +20,7 @@ use offshoot_vfs::{Error, FileId, Result};
 use zerocopy::FromBytes;
 
 use super::checksums::remove_stale_checksums;
-use super::drop::{Overlap, drop_range, note_change, overlaps, part};
+use super::drop::{OverlappingItem, drop_range, note_change, overlaps, part};
 use super::store::{encode, insert};
 use crate::storage::malformed;
 use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
@@ -57,7 +57,7 @@ pub(crate) fn first_gap(
     let (mut from, mut at) = (range.start, range.start);
     while at < range.end {
         let found = overlaps(volume, file, at..range.end, BATCH)?;
-        for Overlap { key, data, end } in &found {
+        for OverlappingItem { key, data, end } in &found {
             if has(&FileExtent::parse(data).map_err(malformed)?) {
                 if key.offset > from {
                     return Ok(Some(from..key.offset));
@@ -83,7 +83,7 @@ struct ReferredExtent {
     is_preallocated: bool,
 }
 
-fn place_of(overlap: &Overlap) -> Result<Option<ReferredExtent>> {
+fn place_of(overlap: &OverlappingItem) -> Result<Option<ReferredExtent>> {
     let extent = FileExtent::parse(&overlap.data).map_err(malformed)?;
     Ok(match extent.body {
         FileExtentBody::Extent {
@@ -109,7 +109,7 @@ pub(super) fn mark_written(
 ) -> Result<()> {
     let near = range.start.saturating_sub(1)..range.end.saturating_add(1);
     let around = overlaps(handle.volume(), file, near, 3)?;
-    let is_it = |one: &&Overlap| one.key.offset <= range.start && range.end <= one.end;
+    let is_it = |one: &&OverlappingItem| one.key.offset <= range.start && range.end <= one.end;
     let wrong = || Error::corrupt("file extent", "it is not preallocated").in_file(file);
     let item = around.iter().find(is_it).ok_or_else(wrong)?;
     let place = place_of(item)?.filter(|place| place.is_preallocated).ok_or_else(wrong)?;

@@ -6,7 +6,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
-use super::drop::{Overlap, part};
+use super::drop::{OverlappingItem, part};
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, Obstacle, RefOwner, TransactionHandle};
 
@@ -25,7 +25,7 @@ pub(crate) struct SharedExtents {
 /// left out.
 pub(crate) fn share(
     handle: &TransactionHandle<'_>,
-    items: &[Overlap],
+    items: &[OverlappingItem],
     range: &Range<u64>,
     file: FileId,
     at: u64,
@@ -34,7 +34,7 @@ pub(crate) fn share(
     handle.log().note_moved_extents();
     let mut shared = SharedExtents::default();
     let mut new = Vec::new();
-    for Overlap { key, data, end } in items {
+    for OverlappingItem { key, data, end } in items {
         let extent = FileExtent::parse(data).map_err(malformed)?;
         let FileExtentBody::Extent { disk_bytenr, disk_num_bytes, offset, is_preallocated, .. } =
             extent.body

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{FileId, Result};
 
-use super::drop::Overlap;
+use super::drop::OverlappingItem;
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, RefOwner, TransactionHandle};
 
@@ -18,14 +18,14 @@ use crate::transaction::{ExtentKind, RefOwner, TransactionHandle};
 pub(crate) fn shift(
     handle: &TransactionHandle<'_>,
     file: FileId,
-    items: &[Overlap],
+    items: &[OverlappingItem],
     from: u64,
     to: u64,
 ) -> Result<()> {
     let root = TreeId(file.dev);
     handle.log().note_moved_extents();
     let mut edits: BTreeMap<_, _> = items.iter().map(|item| (item.key.offset, None)).collect();
-    for Overlap { key, data, end } in items {
+    for OverlappingItem { key, data, end } in items {
         let new = key.offset.wrapping_add(to.wrapping_sub(from));
         for start in [key.offset, new] {
             handle.log().note_extents(file, start..start.saturating_add(end - key.offset));

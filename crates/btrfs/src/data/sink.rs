@@ -19,9 +19,9 @@ pub(super) trait Sink {
 }
 
 /// A visitor that gets the data.
-pub(super) struct Visitor<'v>(pub(super) &'v mut dyn FnMut(u64, &[u8]) -> Result<()>);
+pub(super) struct DataVisitor<'v>(pub(super) &'v mut dyn FnMut(u64, &[u8]) -> Result<()>);
 
-impl Sink for Visitor<'_> {
+impl Sink for DataVisitor<'_> {
     fn take(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         (self.0)(at, bytes)
     }
@@ -34,14 +34,14 @@ impl Sink for Visitor<'_> {
 }
 
 /// A buffer that is filled from its beginning. Holes become zeros.
-pub(super) struct Filling<'b> {
+pub(super) struct FilledBuffer<'b> {
     buf: &'b mut [u8],
     /// The offset in the file of the first byte.
     offset: u64,
     filled: usize,
 }
 
-impl<'b> Filling<'b> {
+impl<'b> FilledBuffer<'b> {
     pub(super) fn new(buf: &'b mut [u8], offset: u64) -> Self {
         Self { buf, offset, filled: 0 }
     }
@@ -60,7 +60,7 @@ impl<'b> Filling<'b> {
     }
 }
 
-impl Sink for Filling<'_> {
+impl Sink for FilledBuffer<'_> {
     fn take(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
         let start = self.fill_to(at);
         self.filled += bytes.len();

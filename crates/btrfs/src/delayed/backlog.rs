@@ -71,9 +71,9 @@ impl Backlog {
     }
 
     /// Registers a writer that waits until the backlog is within its limit.
-    pub(super) fn watch(&self) -> Watch<'_> {
+    pub(super) fn watch(&self) -> BacklogWatch<'_> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        Watch { backlog: self, told: 0 }
+        BacklogWatch { backlog: self, told: 0 }
     }
 
     /// The number of registered writers.
@@ -84,13 +84,13 @@ impl Backlog {
 }
 
 /// A registered writer.
-pub(super) struct Watch<'b> {
+pub(super) struct BacklogWatch<'b> {
     backlog: &'b Backlog,
     /// The value of `told` before it last looked.
     told: u64,
 }
 
-impl Watch<'_> {
+impl BacklogWatch<'_> {
     /// Whether the backlog exceeds its limit.
     pub(super) fn sees_too_much(&mut self) -> bool {
         self.told = *self.backlog.told.lock();
@@ -106,7 +106,7 @@ impl Watch<'_> {
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for BacklogWatch<'_> {
     fn drop(&mut self) {
         self.backlog.waiting.fetch_sub(1, Ordering::SeqCst);
     }

@@ -24,7 +24,7 @@ use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::node::{Load, QueuedItem, QueuedItems, Releases};
+use super::node::{ItemTotals, QueuedItem, QueuedItems, Releases};
 use super::{Delayed, DelayedNodeKind, NodeId};
 use crate::cores;
 use crate::stats::EngineCounters;
@@ -70,7 +70,7 @@ impl FlushedBy {
 }
 
 /// Items that are being flushed, in the order of keys.
-type Sorted<'i> = [(Key, &'i QueuedItem)];
+type SortedItems<'i> = [(Key, &'i QueuedItem)];
 
 impl Delayed {
     /// Flushes delayed items until at least `bytes` of reserved metadata were released, or nothing
@@ -196,8 +196,8 @@ impl Delayed {
         handle: &TransactionHandle<'_>,
         id: NodeId,
         by: FlushedBy,
-    ) -> Result<Flushed> {
-        let Some(frozen) = self.freeze(id) else { return Ok(Flushed::default()) };
+    ) -> Result<FlushCounts> {
+        let Some(frozen) = self.freeze(id) else { return Ok(FlushCounts::default()) };
         by.count(handle.stats());
         handle.all_or_stop(|| {
             let tree = handle.tree(id.tree)?;
@@ -271,7 +271,7 @@ impl Delayed {
 
 /// The result of a flush.
 #[derive(Clone, Copy, Debug, Default)]
-struct Flushed {
+struct FlushCounts {
     /// The freed memory, in bytes.
     bytes: u64,
     /// The released metadata, in bytes.
@@ -280,13 +280,13 @@ struct Flushed {
 
 /// The items that a flush has frozen. Dropping this ends the flush, even after an error or a panic,
 /// and wakes the writers that wait for it.
-pub(super) struct Frozen<'v> {
+pub(super) struct FrozenItems<'v> {
     delayed: &'v Delayed,
     id: NodeId,
     items: Arc<QueuedItems>,
 }
 
-impl Drop for Frozen<'_> {
+impl Drop for FrozenItems<'_> {
     fn drop(&mut self) {
         self.delayed.backlog.tell();
     }
@@ -296,18 +296,18 @@ impl Drop for Frozen<'_> {
 struct Flush<'a, 'v> {
     handle: &'a TransactionHandle<'v>,
     tree: &'a ChangingTree,
-    frozen: &'a Frozen<'v>,
+    frozen: &'a FrozenItems<'v>,
 }
 
 impl Flush<'_, '_> {
     /// Flushes the frozen items, and removes them from the node. When that fails they stay there.
-    fn run(&self) -> Result<Flushed> {
+    fn run(&self) -> Result<FlushCounts> {
         let flushed = self.put(&self.frozen.items)?;
         self.frozen.delayed.forget(self.frozen.id);
         Ok(flushed)
     }
 
-    fn put(&self, items: &QueuedItems) -> Result<Flushed> {
+    fn put(&self, items: &QueuedItems) -> Result<FlushCounts> {
         let delayed = self.frozen.delayed;
         let sorted = items.in_order(self.frozen.id.first);
         let mut left = Releases::new(items, delayed.is_by_item, delayed.leaf);
@@ -321,22 +321,22 @@ impl Flush<'_, '_> {
             if rest.is_empty() {
                 load += left.rest();
                 released += self.give_back(load);
-                return Ok(Flushed { bytes: u64::try_from(load.bytes).unwrap_or(0), released });
+                return Ok(FlushCounts { bytes: u64::try_from(load.bytes).unwrap_or(0), released });
             }
             released += self.give_back(load);
         }
     }
 
     /// Puts a batch into the tree.
-    fn apply(&self, batch: &Sorted<'_>) -> Result<()> {
+    fn apply(&self, batch: &SortedItems<'_>) -> Result<()> {
         let edits: Vec<_> = batch.iter().map(|(key, pending)| (*key, pending.data())).collect();
         self.handle.change(self.tree.id, |tree| tree.apply_batch(&edits).map(drop))
     }
 
     /// Releases the reservation of items that are in the tree now. Returns how many bytes that
     /// were.
-    fn give_back(&self, load: Load) -> u64 {
-        let less = Load::default() - load;
+    fn give_back(&self, load: ItemTotals) -> u64 {
+        let less = ItemTotals::default() - load;
         self.frozen.delayed.settle(self.tree, self.handle.space(), less, None)
     }
 }
@@ -347,7 +347,7 @@ fn is_refused(result: &Result<()>) -> bool {
 }
 
 /// How many of `items`, of which there is at least one, fit into so many bytes; at least one.
-fn fill(items: &Sorted<'_>, bytes: usize) -> usize {
+fn fill(items: &SortedItems<'_>, bytes: usize) -> usize {
     let mut room = bytes;
     let fit = items.iter().take_while(|(_, pending)| {
         let size = pending.data().map_or(0, <[u8]>::len) + ITEM_SIZE;
@@ -392,7 +392,7 @@ impl Delayed {
 
     /// Freezes the active items of a node for a flush. `None` if a flush runs already or the node
     /// is empty. The caller holds a handle as long as it has the result.
-    pub(super) fn freeze(&self, id: NodeId) -> Option<Frozen<'_>> {
+    pub(super) fn freeze(&self, id: NodeId) -> Option<FrozenItems<'_>> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id)?;
         if node.flushing.is_some() || node.active.is_empty() {
@@ -400,20 +400,20 @@ impl Delayed {
         }
         let items = Arc::new(std::mem::take(&mut node.active));
         node.flushing = Some(items.clone());
-        Some(Frozen { delayed: self, id, items })
+        Some(FrozenItems { delayed: self, id, items })
     }
 
     /// Freezes the items of a new inode for a flush. Also returns by how much the reservation of
     /// the node changes.
-    fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(Frozen<'_>, Load)> {
+    fn freeze_inode(&self, id: NodeId, ino: u64) -> Option<(FrozenItems<'_>, ItemTotals)> {
         let mut shard = self.shard(id).write();
         let node = shard.get_mut(&id).filter(|node| node.flushing.is_none())?;
-        let mut more = Load::default() - node.active.load(self.is_by_item);
+        let mut more = ItemTotals::default() - node.active.load(self.is_by_item);
         let items = Arc::new(node.active.take_inode(ino, self.leaf)?);
         more += node.active.load(self.is_by_item);
         more += items.load(self.is_by_item);
         node.flushing = Some(items.clone());
-        Some((Frozen { delayed: self, id, items }, more))
+        Some((FrozenItems { delayed: self, id, items }, more))
     }
 
     /// Forgets the flushed items of a node, which are in the tree.

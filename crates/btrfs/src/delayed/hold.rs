@@ -9,9 +9,9 @@
 use std::sync::atomic::Ordering;
 
 use super::Delayed;
-use super::node::Load;
+use super::node::ItemTotals;
 use crate::space::{Kept, OPERATION_ITEMS, Space};
-use crate::transaction::{Account, ChangingTree, TransactionHandle};
+use crate::transaction::{ChangingTree, QueueAccount, TransactionHandle};
 
 /// More blocks that a tree may get: a new root for every level, and a few blocks with it.
 const FEW_BLOCKS: u64 = 16;
@@ -37,7 +37,7 @@ impl Delayed {
         &self,
         tree: &ChangingTree,
         space: &Space,
-        more: Load,
+        more: ItemTotals,
         handle: Option<&TransactionHandle<'_>>,
     ) -> u64 {
         let less = self.recount(&mut tree.hold.account(), tree, space, more, handle);
@@ -48,10 +48,10 @@ impl Delayed {
     /// Counts the change, and returns the reserved metadata that is no longer needed.
     fn recount(
         &self,
-        account: &mut Account,
+        account: &mut QueueAccount,
         tree: &ChangingTree,
         space: &Space,
-        more: Load,
+        more: ItemTotals,
         handle: Option<&TransactionHandle<'_>>,
     ) -> Option<Kept> {
         account.units += more.units;
@@ -104,7 +104,7 @@ impl Delayed {
     /// Adds to the sums of the volume, but not every time. A decrease is counted at once, because a
     /// writer may wait for it. So is the count of an operation whose items a flush has already
     /// taken.
-    fn count(&self, account: &mut Account, dirties: i64, bytes: i64) {
+    fn count(&self, account: &mut QueueAccount, dirties: i64, bytes: i64) {
         let is_first_or_last = (dirties == 0) != (account.dirties == 0);
         let change = dirties - account.dirties;
         if is_first_or_last || bytes < 0 || change.abs() >= COUNTED_DIRTIES {

@@ -40,7 +40,7 @@ impl QueuedItem {
 
 /// The totals of some items, or their change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Load {
+pub(super) struct ItemTotals {
     /// Units of reserved metadata.
     pub(super) units: i64,
     /// The approximate number of tree blocks that they go to.
@@ -51,7 +51,7 @@ pub(super) struct Load {
     pub(super) bytes: i64,
 }
 
-impl AddAssign for Load {
+impl AddAssign for ItemTotals {
     fn add_assign(&mut self, more: Self) {
         self.units += more.units;
         self.blocks += more.blocks;
@@ -60,7 +60,7 @@ impl AddAssign for Load {
     }
 }
 
-impl Sub for Load {
+impl Sub for ItemTotals {
     type Output = Self;
 
     fn sub(self, less: Self) -> Self {
@@ -75,7 +75,7 @@ impl Sub for Load {
 
 /// What the unit of a sorted item is counted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unit {
+enum ItemUnit {
     /// The leaf of new items to which it was counted.
     Leaf,
     /// The inode.
@@ -124,18 +124,21 @@ impl QueuedItems {
     }
 
     /// The totals of all items.
-    pub(super) fn load(&self, is_by_item: bool) -> Load {
+    pub(super) fn load(&self, is_by_item: bool) -> ItemTotals {
         let hashed = self.hashed.len() as u64;
         let shared = u64::from(self.index_item_leaves) + u64::from(self.inodes.count_ones());
         let units = if is_by_item { self.len() as u64 } else { hashed + self.own + shared };
         let blocks = hashed.min(self.spread.unwrap_or(u64::MAX)) + self.own + shared;
-        let load = Load {
+        let load = ItemTotals {
             units: units.cast_signed(),
             blocks: blocks.cast_signed(),
             growth: (self.growth as u64).cast_signed(),
             bytes: (self.bytes as u64).cast_signed(),
         };
-        debug_assert!(!self.is_empty() || load == Load::default(), "kept for nothing: {load:?}");
+        debug_assert!(
+            !self.is_empty() || load == ItemTotals::default(),
+            "kept for nothing: {load:?}"
+        );
         load
     }
 
@@ -175,14 +178,14 @@ impl QueuedItems {
             let new = QueuedItem { data: Some(data.into()), is_in_tree };
             let (after, is) = (unit(key, &new), new.size());
             self.replace(key, new);
-            if after == Unit::Leaf {
+            if after == ItemUnit::Leaf {
                 self.resize_in_leaf(was, is, leaf);
             } else if before != after {
                 self.remove_own(before);
                 self.add_unit(after, key, is, leaf);
             }
         }
-        if before == Unit::Leaf {
+        if before == ItemUnit::Leaf {
             // It changed after it was made, so other items may stand beside it by now.
             self.keep_unit(key);
         }
@@ -251,7 +254,7 @@ impl QueuedItems {
         let old = self.sorted.remove(&key)?;
         self.discount(&old);
         match unit(key, &old) {
-            Unit::Leaf => self.remove_from_leaf(old.size()),
+            ItemUnit::Leaf => self.remove_from_leaf(old.size()),
             unit => self.remove_own(unit),
         }
         if self.inodes & bit_of(key) != 0 && !self.has_inode(key) {
@@ -288,20 +291,20 @@ impl QueuedItems {
         self.growth -= one.size();
     }
 
-    fn add_unit(&mut self, by: Unit, key: Key, size: usize, leaf: u32) {
+    fn add_unit(&mut self, by: ItemUnit, key: Key, size: usize, leaf: u32) {
         match by {
-            Unit::Leaf => {
+            ItemUnit::Leaf => {
                 self.insertions += 1;
                 self.add_to_leaf(size, leaf);
             }
-            Unit::Inode => self.inodes |= bit_of(key),
-            Unit::Own => self.own += 1,
+            ItemUnit::Inode => self.inodes |= bit_of(key),
+            ItemUnit::Own => self.own += 1,
         }
     }
 
-    fn remove_own(&mut self, by: Unit) {
-        debug_assert_ne!(by, Unit::Leaf, "what is new stays new until it is flushed or gone");
-        self.own -= u64::from(by == Unit::Own);
+    fn remove_own(&mut self, by: ItemUnit) {
+        debug_assert_ne!(by, ItemUnit::Leaf, "what is new stays new until it is flushed or gone");
+        self.own -= u64::from(by == ItemUnit::Own);
     }
 
     fn add_to_leaf(&mut self, size: usize, leaf: u32) {
@@ -357,11 +360,11 @@ fn all_of_inode(ino: u64) -> RangeInclusive<Key> {
 }
 
 /// What the unit of a sorted item is counted to.
-fn unit(key: Key, pending: &QueuedItem) -> Unit {
+fn unit(key: Key, pending: &QueuedItem) -> ItemUnit {
     match (key.item_type, &pending.data) {
-        _ if !pending.is_in_tree => Unit::Leaf,
-        (ItemType::INODE_ITEM, _) | (ItemType::INODE_REF, Some(_)) => Unit::Inode,
-        _ => Unit::Own,
+        _ if !pending.is_in_tree => ItemUnit::Leaf,
+        (ItemType::INODE_ITEM, _) | (ItemType::INODE_REF, Some(_)) => ItemUnit::Inode,
+        _ => ItemUnit::Own,
     }
 }
 
@@ -371,7 +374,7 @@ pub(super) struct Releases<'i> {
     items: &'i QueuedItems,
     is_by_item: bool,
     /// The totals that were not released yet.
-    left: Load,
+    left: ItemTotals,
     leaves: u32,
     insertions: usize,
     /// The capacity of a leaf, in bytes.
@@ -386,14 +389,14 @@ impl<'i> Releases<'i> {
 
     /// The totals to release when `batch` is in the tree. The memory of items is released only when
     /// all of them are.
-    pub(super) fn after(&mut self, batch: &[(Key, &QueuedItem)]) -> Load {
+    pub(super) fn after(&mut self, batch: &[(Key, &QueuedItem)]) -> ItemTotals {
         let growth: usize = batch.iter().map(|(_, pending)| pending.size()).sum();
         let by = |(key, pending): &(Key, &QueuedItem)| {
-            if key.item_type == ItemType::DIR_ITEM { Unit::Own } else { unit(*key, pending) }
+            if key.item_type == ItemType::DIR_ITEM { ItemUnit::Own } else { unit(*key, pending) }
         };
-        let new = || batch.iter().filter(|one| by(one) == Unit::Leaf);
+        let new = || batch.iter().filter(|one| by(one) == ItemUnit::Leaf);
         let (inserted, bytes) = (new().count(), new().map(|(_, new)| new.size()).sum::<usize>());
-        let own = batch.iter().filter(|one| by(one) == Unit::Own).count();
+        let own = batch.iter().filter(|one| by(one) == ItemUnit::Own).count();
         self.insertions -= inserted;
         let leaves = match (inserted, self.insertions) {
             (0, _) => 0,
@@ -409,13 +412,13 @@ impl<'i> Releases<'i> {
         let units =
             if self.is_by_item { batch.len() as u64 } else { own as u64 + u64::from(leaves) };
         let (units, growth) = (units.cast_signed(), (growth as u64).cast_signed());
-        let less = Load { units, growth, ..Load::default() };
+        let less = ItemTotals { units, growth, ..ItemTotals::default() };
         self.left = self.left - less;
         less
     }
 
     /// The rest, to release at the end.
-    pub(super) fn rest(self) -> Load {
+    pub(super) fn rest(self) -> ItemTotals {
         debug_assert!(self.insertions == 0 && self.leaves == 0, "all is flushed: {self:?}");
         debug_assert!(self.left.growth == 0, "{:?} of {:?}", self.left, self.items);
         self.left

@@ -10,7 +10,7 @@ use super::{Delayed, NodeId, Queues};
 use crate::tree::{self, Cursor, TreeRoot};
 
 /// A callback that gets a key and its data, and returns whether to continue.
-pub(crate) type Visit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>;
+pub(crate) type ItemVisit<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<ControlFlow<()>>;
 
 /// The number of queued items that are copied at a time.
 const CHUNK: usize = 256;
@@ -40,7 +40,7 @@ pub(crate) fn for_each_item(
     volume: &impl Queues,
     root: TreeRoot,
     range: RangeInclusive<Key>,
-    visit: Visit<'_>,
+    visit: ItemVisit<'_>,
 ) -> Result<()> {
     let (mut first, last) = range.into_inner();
     loop {
@@ -65,7 +65,7 @@ fn visit_merged(
     root: TreeRoot,
     range: RangeInclusive<Key>,
     queued: &CopiedItems,
-    visit: Visit<'_>,
+    visit: ItemVisit<'_>,
 ) -> Result<ControlFlow<()>> {
     let mut queued = queued.items().peekable();
     let mut cursor = Cursor::seek(volume, root, *range.start())?;
@@ -173,7 +173,7 @@ impl Delayed {
             return T::default();
         };
         #[cfg(debug_assertions)]
-        let _looking = crate::block::lock_order::Looking::begin();
+        let _looking = crate::block::lock_order::NotedDelayedLock::begin();
         let shard = self.shard(id).read();
         let Some(node) = shard.get(&id) else { return T::default() };
         match &node.flushing {

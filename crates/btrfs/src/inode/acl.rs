@@ -11,14 +11,14 @@ use super::xattr;
 use crate::inode::Rooms;
 
 /// What a new file gets from the default list of its directory.
-pub(crate) struct Inherited {
+pub(crate) struct InheritedAcl {
     /// The permissions of the file.
     pub(crate) permissions: u32,
     /// The lists of the file, by the names of their attributes.
     pub(crate) lists: Vec<(&'static [u8], Vec<u8>)>,
 }
 
-impl Inherited {
+impl InheritedAcl {
     /// The number of items that the lists add.
     pub(super) fn items(&self) -> u64 {
         self.lists.len() as u64
@@ -39,7 +39,7 @@ pub(crate) fn inherited(
     dir: FileId,
     file_type: FileType,
     new: &NewFile,
-) -> Result<Inherited> {
+) -> Result<InheritedAcl> {
     let mut permissions = new.permissions;
     let mut lists = Vec::new();
     if let Some(umask) = new.umask.filter(|_| file_type != FileType::Symlink) {
@@ -56,7 +56,7 @@ pub(crate) fn inherited(
             None => permissions &= !umask,
         }
     }
-    Ok(Inherited { permissions, lists })
+    Ok(InheritedAcl { permissions, lists })
 }
 
 /// The default list of the directory `dir`.

@@ -15,7 +15,9 @@ use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
 use super::write::{self, MAX_SIZE, buffer, has_stored, is_inline, regular};
 use super::write_back::{self, MOST_REPLACED, Patience, items_of, until_replaced};
-use crate::data::{Overlap, drop_range, first_gap, insert_hole, overlaps, preallocate, shift};
+use crate::data::{
+    OverlappingItem, drop_range, first_gap, insert_hole, overlaps, preallocate, shift,
+};
 use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, Kept};
 use crate::storage::malformed;
@@ -155,7 +157,7 @@ impl<'v> AllocationWork<'v> {
         let part = range.start..end;
         let mut held = 0;
         let mut is_freed = false;
-        for Overlap { key, data, end } in &items {
+        for OverlappingItem { key, data, end } in &items {
             let body = FileExtent::parse(data).map_err(malformed)?.body;
             if !matches!(body, FileExtentBody::Hole { .. }) {
                 held += 1;

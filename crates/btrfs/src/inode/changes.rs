@@ -16,9 +16,9 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
 use zerocopy::IntoBytes;
 
-use super::evict::Batch;
+use super::evict::EvictBatch;
 use super::{no_such_file, type_of, write_back};
-use crate::delayed::{self, Queue, is_delayed};
+use crate::delayed::{self, OperationQueue, is_delayed};
 use crate::inode::{Rooms, RoomsHandle};
 use crate::transaction::ChangingTree;
 use crate::tree::TreeRoot;
@@ -33,7 +33,7 @@ struct ChangedItem {
 }
 
 /// A changed inode item. Inode items are never removed one by one, so `item` always exists.
-struct Inode {
+struct ChangedInode {
     ino: u64,
     existed: bool,
     is_changed: bool,
@@ -57,9 +57,9 @@ pub(crate) struct Changes<'h, 'v> {
     tree: Arc<ChangingTree>,
     /// There are few, so a linear search is enough.
     items: Vec<ChangedItem>,
-    inodes: Vec<Inode>,
+    inodes: Vec<ChangedInode>,
     /// Items of one inode to remove, and the inode itself when these are all its items.
-    removed: Option<Batch>,
+    removed: Option<EvictBatch>,
     /// The names that inodes lose: directory, index, inode.
     lost: Vec<(u64, u64, u64)>,
 }
@@ -68,7 +68,7 @@ fn inode_key(ino: u64) -> Key {
     Key::new(ino, ItemType::INODE_ITEM, 0)
 }
 
-impl Inode {
+impl ChangedInode {
     fn edit(&self) -> (Key, Option<&[u8]>) {
         (inode_key(self.ino), Some(self.item.as_bytes()))
     }
@@ -187,7 +187,7 @@ impl<'h, 'v> Changes<'h, 'v> {
 
     /// Removes the inode and `all` its items, if no more items exist than `all` and those that the
     /// operation removes itself, and if they are few. Returns whether it does.
-    pub(super) fn remove_inode(&mut self, mut all: Batch) -> bool {
+    pub(super) fn remove_inode(&mut self, mut all: EvictBatch) -> bool {
         let is_removed =
             |key: Key| self.items.iter().any(|item| item.key == key && item.new.is_none());
         all.leave_out(is_removed);
@@ -199,23 +199,23 @@ impl<'h, 'v> Changes<'h, 'v> {
     }
 
     /// Removes these items of an inode, and the inode itself when these are all.
-    pub(super) fn remove_items(&mut self, batch: Batch) {
+    pub(super) fn remove_items(&mut self, batch: EvictBatch) {
         debug_assert!(self.removed.is_none(), "an operation removes items of one inode");
         self.removed = Some(batch);
     }
 
     /// Makes the inode `ino`, whose number was never used.
     pub(super) fn new_inode(&mut self, ino: u64, item: InodeItem) {
-        self.inodes.push(Inode { ino, existed: false, is_changed: true, item });
+        self.inodes.push(ChangedInode { ino, existed: false, is_changed: true, item });
     }
 
-    fn inode_at(&mut self, file: FileId) -> Result<&mut Inode> {
+    fn inode_at(&mut self, file: FileId) -> Result<&mut ChangedInode> {
         if let Some(at) = self.inodes.iter().position(|inode| inode.ino == file.ino) {
             return Ok(&mut self.inodes[at]);
         }
         let item = super::inode_item(self.volume(), self.root(), file)?;
         let (existed, is_changed) = (true, false);
-        self.inodes.push(Inode { ino: file.ino, existed, is_changed, item });
+        self.inodes.push(ChangedInode { ino: file.ino, existed, is_changed, item });
         Ok(self.inodes.last_mut().expect("one was added"))
     }
 
@@ -283,7 +283,7 @@ impl<'h, 'v> Changes<'h, 'v> {
     /// writing, because half of the changes may be applied.
     pub(crate) fn apply(mut self) -> Result<()> {
         self.items.retain(|item| item.is_changed && (item.existed || item.new.is_some()));
-        let gone = self.removed.as_ref().and_then(Batch::inode_gone);
+        let gone = self.removed.as_ref().and_then(EvictBatch::inode_gone);
         self.inodes.retain(|inode| inode.is_changed && gone != Some(inode.ino));
         self.items.sort_by_key(ChangedItem::phase);
         self.note_removals();
@@ -291,7 +291,7 @@ impl<'h, 'v> Changes<'h, 'v> {
         // and an empty directory can have only removals of its entries queued.
         let inodes = self.inodes.iter().map(|inode| inode.ino).chain(gone).map(inode_key);
         let keys = self.items.iter().map(|item| item.key).chain(inodes);
-        let (volume, file) = (self.volume(), self.removed.as_ref().map(Batch::file));
+        let (volume, file) = (self.volume(), self.removed.as_ref().map(EvictBatch::file));
         if volume.delayed.queues(self.handle, &self.tree, keys) {
             self.queue_all()
         } else {
@@ -331,12 +331,12 @@ impl<'h, 'v> Changes<'h, 'v> {
             put(
                 handle,
                 &tree,
-                inodes.iter().map(Inode::edit).chain(edits(&items, ApplyPhase::Others)),
+                inodes.iter().map(ChangedInode::edit).chain(edits(&items, ApplyPhase::Others)),
             )?;
             for phase in [ApplyPhase::Entries, ApplyPhase::RemovedEntries] {
                 put(handle, &tree, edits(&items, phase))?;
             }
-            let inode = removed.as_ref().and_then(Batch::inode_gone).map(inode_key);
+            let inode = removed.as_ref().and_then(EvictBatch::inode_gone).map(inode_key);
             remove_others(handle, &tree, &items, removed, inode)
         })
     }
@@ -346,9 +346,9 @@ impl<'h, 'v> Changes<'h, 'v> {
         let Self { handle, tree, mut items, inodes, removed, .. } = self;
         let delayed = &handle.volume().delayed;
         let direct: Vec<_> = items.extract_if(.., |item| !is_delayed(item.key.item_type)).collect();
-        let gone = removed.as_ref().and_then(Batch::inode_gone);
+        let gone = removed.as_ref().and_then(EvictBatch::inode_gone);
         let count = items.len() + inodes.len() + usize::from(gone.is_some());
-        let mut queue = Queue::begin(handle, delayed, &tree, count)?;
+        let mut queue = OperationQueue::begin(handle, delayed, &tree, count)?;
         if let Some(new) = items.iter().find(|item| item.is_new_index())
             && let Some(dir) = inodes.iter().find(|inode| inode.ino == new.key.objectid)
         {
@@ -398,7 +398,7 @@ fn remove_others(
     handle: &RoomsHandle<'_>,
     tree: &ChangingTree,
     items: &[ChangedItem],
-    removed: Option<Batch>,
+    removed: Option<EvictBatch>,
     inode: Option<Key>,
 ) -> Result<()> {
     let gone = removed.map_or_else(Vec::new, |batch| batch.give_up(handle));

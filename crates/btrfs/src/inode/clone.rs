@@ -148,7 +148,7 @@ enum InlineTreatment {
 }
 
 /// A file that is compared, from `begin` on.
-struct Compared {
+struct ComparedFile {
     data: FileData,
     begin: u64,
     /// The run of data that the last search found. Between the offset of that search and this run
@@ -156,7 +156,7 @@ struct Compared {
     run: Range<u64>,
 }
 
-impl Compared {
+impl ComparedFile {
     fn open(volume: &Rooms, FilePosition { file, offset: begin }: FilePosition) -> Result<Self> {
         Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
     }
@@ -254,8 +254,8 @@ impl<'v> ClonePair<'v> {
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
         let volume = self.work.volume;
-        let mut from = Compared::open(volume, self.from)?;
-        let mut to = Compared::open(volume, self.to)?;
+        let mut from = ComparedFile::open(volume, self.from)?;
+        let mut to = ComparedFile::open(volume, self.to)?;
         let mut at = 0;
         loop {
             // Common holes are skipped, because they may be up to 8 EiB long.

@@ -3,7 +3,7 @@
 //! | source | the data is |
 //! |---|---|
 //! | flag NODATACOW, NODATASUM or PREALLOC | never compressed, because it is written in place, or may be, or has no checksums |
-//! | [`Compress::forced`](crate::Compress::forced) | always compressed, with the method of the property or else of the volume |
+//! | [`Compress::is_forced`](crate::Compress::is_forced) | always compressed, with the method of the property or else of the volume |
 //! | flag NOCOMPRESS | not compressed: a user asked for that, or the beginning of the file did not become smaller |
 //! | the property `btrfs.compression` | compressed with that method; new files inherit the property of their directory |
 //! | flag COMPRESS, or [`EngineOptions::compress`](crate::EngineOptions::compress) | compressed with the method of the volume, or with zlib if that has none |

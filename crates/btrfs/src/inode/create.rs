@@ -164,7 +164,7 @@ fn add_file(
     file: FileId,
     kind: NewFileKind<'_>,
     new: &NewFile,
-    acl: acl::Inherited,
+    acl: acl::InheritedAcl,
     dir: FileId,
 ) -> Result<()> {
     let dir_item = changes.inode(dir)?;

@@ -33,7 +33,7 @@ pub(crate) fn orphan_key(ino: u64) -> Key {
 }
 
 /// Some items of an inode, and the extents that they refer to.
-pub(super) struct Batch {
+pub(super) struct EvictBatch {
     file: FileId,
     /// Keys of items in the tree.
     keys: Vec<Key>,
@@ -54,7 +54,7 @@ struct ExtentReference {
     skip: u64,
 }
 
-impl Batch {
+impl EvictBatch {
     /// The first items of `file` except its inode item. Items of all types are removed with an
     /// inode, even types that only a newer kernel knows.
     pub(super) fn read(volume: &Rooms, file: FileId) -> Result<Self> {
@@ -146,7 +146,7 @@ pub(super) fn evict(volume: &Rooms, file: FileId) -> Result<()> {
 pub(super) fn evict_batch(volume: &Rooms, file: FileId) -> Result<bool> {
     write_back::discard(volume, file);
     let handle = volume.join_to_remove()?;
-    let batch = Batch::read(volume, file)?;
+    let batch = EvictBatch::read(volume, file)?;
     let mut changes = Changes::accepted(&handle, file)?;
     let is_last = batch.inode_gone().is_some();
     if is_last {

@@ -10,7 +10,7 @@ use super::changes::{Changes, refuse_flags};
 use super::entries::EntryTarget;
 use super::in_use::Locks;
 use super::subvolume::Subvolume;
-use super::unlink::{Rest, is_stored_here};
+use super::unlink::{UnlinkRest, is_stored_here};
 use super::write_back::{self, Patience};
 use super::{ROOT_DIR, inode_item, lookup, parent, tree_of, type_of};
 use parking_lot::MutexGuard;
@@ -161,7 +161,7 @@ pub(crate) fn rename(
     refuse_flags(&item, inode_flags::IMMUTABLE | inode_flags::APPEND, moved)?;
     let file_type = type_of(&item)?;
     note_directory(&changes, file_type);
-    let mut rest = Rest::Nothing;
+    let mut rest = UnlinkRest::Nothing;
     if let Some(replaced) = replaced {
         let directory = file_type == FileType::Directory;
         if is_stored_here(to, replaced) {

@@ -10,7 +10,7 @@ use offshoot_vfs::Result;
 use super::subvolume::SubvolumeMoves;
 use super::{Inodes, RoomsHandle};
 use crate::block::{HeldBlock, TreeBlock};
-use crate::data::{Buffers, Files, ReadAhead};
+use crate::data::{Buffers, FileVolume, ReadAhead};
 use crate::delayed::{Delayed, Queues};
 use crate::options::EngineOptions;
 use crate::space::{Purpose, Waiter};
@@ -76,7 +76,7 @@ impl Queues for Rooms {
     }
 }
 
-impl Files for Rooms {
+impl FileVolume for Rooms {
     fn base(&self) -> &Base {
         &self.base
     }

@@ -16,13 +16,13 @@ use crate::transaction::Obstacle;
 
 /// The work that remains after a name was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum UnlinkRest {
     Nothing,
     /// Remove this inode, which has many items and is not open.
     Evict(FileId),
 }
 
-impl Rest {
+impl UnlinkRest {
     /// Does the work. The caller must have dropped its handle. The name is gone, and an orphan item
     /// records what remains, so a failure is only reported. It is an error only if all writing has
     /// ended, because then the name stays.
@@ -166,7 +166,7 @@ impl Changes<'_, '_> {
         wants_directory: bool,
         opens: u64,
         at: Timestamp,
-    ) -> Result<Rest> {
+    ) -> Result<UnlinkRest> {
         let dir = self.directory(place.dir)?;
         refuse_flags(&dir, inode_flags::APPEND, place.dir)?;
         let item = self.inode(file)?;
@@ -191,18 +191,18 @@ impl Changes<'_, '_> {
         let left = item.nlink.get().saturating_sub(1);
         if left > 0 {
             self.change_inode(file, at, |item| item.nlink = left.into())?;
-            return Ok(Rest::Nothing);
+            return Ok(UnlinkRest::Nothing);
         }
         self.volume().inodes.forget_directory(file);
         if opens == 0 {
-            let all = evict::Batch::read(self.volume(), file)?;
+            let all = evict::EvictBatch::read(self.volume(), file)?;
             if self.remove_inode(all) {
-                return Ok(Rest::Nothing);
+                return Ok(UnlinkRest::Nothing);
             }
         }
         self.change_inode(file, at, |item| item.nlink = 0.into())?;
         self.put_new(orphan_key(file.ino), Vec::new());
-        Ok(if opens == 0 { Rest::Evict(file) } else { Rest::Nothing })
+        Ok(if opens == 0 { UnlinkRest::Evict(file) } else { UnlinkRest::Nothing })
     }
 
     /// Removes the name at `place` of a placeholder, which stands for a subvolume attached

@@ -152,7 +152,7 @@ pub(super) fn buffer(
         Some(buffer) => buffer.read().size,
         None => regular(volume, file)?.size.get(),
     };
-    let Room { gaps, taken, is_in_place } = Room::reserve(volume, file, &range)?;
+    let BufferRoom { gaps, taken, is_in_place } = BufferRoom::reserve(volume, file, &range)?;
     let contents = gaps.iter().map(|gap| contents(volume, file, gap, &new, data));
     let contents = contents.collect::<Result<Vec<_>>>()?;
     let buffers = &volume.buffers;
@@ -179,7 +179,7 @@ pub(super) fn buffer(
 }
 
 /// The space for buffering a range.
-struct Room<'v> {
+struct BufferRoom<'v> {
     /// The parts of the range that are not buffered yet.
     gaps: Vec<Range<u64>>,
     /// The reserved data space, and the promised metadata by which write-back will enlarge trees.
@@ -189,7 +189,7 @@ struct Room<'v> {
     is_in_place: bool,
 }
 
-impl<'v> Room<'v> {
+impl<'v> BufferRoom<'v> {
     fn reserve(volume: &'v Rooms, file: FileId, range: &Range<u64>) -> Result<Self> {
         let reserved = with_room(volume, file, |buffer| {
             if let Some(buffer) = buffer {

@@ -47,12 +47,12 @@ use super::changes::{Changes, timespec};
 use super::subvolume::is_deleted;
 use super::{compression, inode_item, tree_of};
 use crate::data::timestamp;
-use crate::data::{Chunks, Dirty, FileBuffer, Sectors, chunks_of, insert_hole};
+use crate::data::{CompressionChunks, DirtyFile, FileBuffer, Sectors, chunks_of, insert_hole};
 use crate::events::{WRITEBACK, clock, micros};
 use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, Promise, growth_bytes};
 pub(super) use step::{MOST_REPLACED, hole_items, until_replaced};
-use step::{Outgoing, WriteBackStep};
+use step::{OutgoingData, WriteBackStep};
 
 /// The leaves that a step changes beside those of checksums and of the many extents that it may
 /// replace: two of extents, that of the checksums which it continues, and that of the inode.
@@ -105,7 +105,7 @@ pub(super) fn promise<'v>(
     volume.limit_dirty_blocks()?;
     let (mut amount, promised) = buffer.map_or_else(Default::default, |buffer| {
         let dirty = buffer.read();
-        (Amount::of(&dirty), dirty.promised())
+        (WrittenAmount::of(&dirty), dirty.promised())
     });
     for gap in gaps {
         amount.add(gap);
@@ -115,7 +115,7 @@ pub(super) fn promise<'v>(
 
 /// The amount of data that is written back of a file.
 #[derive(Clone, Copy, Default)]
-struct Amount {
+struct WrittenAmount {
     /// Runs of sectors.
     runs: u64,
     /// The extents that the runs may become, because compression cuts them into chunks.
@@ -123,8 +123,8 @@ struct Amount {
     bytes: u64,
 }
 
-impl Amount {
-    fn of(dirty: &Dirty) -> Self {
+impl WrittenAmount {
+    fn of(dirty: &DirtyFile) -> Self {
         Self { runs: dirty.run_count(), extents: dirty.extent_count(), bytes: dirty.bytes() }
     }
 
@@ -136,9 +136,9 @@ impl Amount {
 }
 
 /// The growth of trees when this amount of `file` is written back, in bytes of metadata.
-fn growth(volume: &Rooms, file: FileId, amount: Amount) -> Result<u64> {
+fn growth(volume: &Rooms, file: FileId, amount: WrittenAmount) -> Result<u64> {
     let (superblock, live) = (volume.superblock(), volume.live()?);
-    let Amount { runs, extents, bytes } = amount;
+    let WrittenAmount { runs, extents, bytes } = amount;
     let sectors = bytes / u64::from(superblock.sector_size);
     let sums = sectors * superblock.checksum.len() as u64;
     let items = growth_bytes(
@@ -160,7 +160,7 @@ pub(super) fn release(volume: &Rooms, buffer: &FileBuffer, data: u64) {
     let _given_up = {
         let mut dirty = buffer.write();
         // For a deleted subvolume this fails, and all is forgotten soon.
-        let needed = growth(volume, dirty.file, Amount::of(&dirty));
+        let needed = growth(volume, dirty.file, WrittenAmount::of(&dirty));
         let more = dirty.promised().saturating_sub(needed.unwrap_or(u64::MAX));
         dirty.give_up(data, more)
     };
@@ -181,19 +181,19 @@ pub(super) fn discard(volume: &Rooms, file: FileId) {
 }
 
 /// A pass of write-back over many files, for its events.
-struct Pass<'v> {
+struct WriteBackPass<'v> {
     volume: &'v Rooms,
     since: Option<Instant>,
 }
 
-impl<'v> Pass<'v> {
+impl<'v> WriteBackPass<'v> {
     fn begin(volume: &'v Rooms, why: &str) -> Self {
         debug!(target: WRITEBACK, why, buffered = volume.buffers.bytes(), "write-back begins");
         Self { volume, since: clock!(WRITEBACK, DEBUG) }
     }
 }
 
-impl Drop for Pass<'_> {
+impl Drop for WriteBackPass<'_> {
     fn drop(&mut self) {
         debug!(
             target: WRITEBACK,
@@ -239,7 +239,7 @@ pub(super) fn keep_room(volume: &Rooms, file: FileId) -> Result<()> {
 /// buffered, and its own sync reports why.
 fn relieve(volume: &Rooms) -> Result<()> {
     let half = volume.options.dirty_bytes / 2;
-    let _event = Pass::begin(volume, "until less is buffered");
+    let _event = WriteBackPass::begin(volume, "until less is buffered");
     let is_enough = || volume.buffers.bytes() <= half;
     for files in in_steps(&volume.buffers.files()) {
         if is_enough() {
@@ -298,7 +298,7 @@ fn sync_files(volume: &Rooms, files: &[FileId]) -> impl Iterator<Item = Result<(
 /// # Errors
 /// The first error, after all files were tried.
 pub(crate) fn sync_all(volume: &Rooms) -> Result<()> {
-    let _event = Pass::begin(volume, "of all files");
+    let _event = WriteBackPass::begin(volume, "of all files");
     sync_files(volume, &volume.buffers.files()).fold(Ok(()), Result::and)
 }
 
@@ -308,7 +308,7 @@ pub(crate) fn sync_all(volume: &Rooms) -> Result<()> {
 /// # Errors
 /// As [`sync_all`].
 pub(crate) fn ease(volume: &Rooms) -> Result<()> {
-    let _event = Pass::begin(volume, "because much is buffered");
+    let _event = WriteBackPass::begin(volume, "because much is buffered");
     let store = |file| match ahead::write_ahead(volume, file) {
         Ok(false) => sync_file(volume, file),
         written => written.map(drop),
@@ -339,7 +339,7 @@ pub(crate) fn sync_subvolume(volume: &Rooms, id: TreeId) -> Result<()> {
 /// The caller makes room and may hold locks of inodes. A file that cannot be written back stays
 /// buffered, and its own sync reports why.
 pub(crate) fn make_room(volume: &Rooms, is_wanted: impl Fn() -> bool) -> Result<()> {
-    let _event = Pass::begin(volume, "to make room");
+    let _event = WriteBackPass::begin(volume, "to make room");
     for files in in_steps(&volume.buffers.files()) {
         if is_wanted() {
             let _ = together::store(volume, files);
@@ -377,7 +377,7 @@ fn store_all(
     patience: Patience,
 ) -> Result<bool> {
     ahead::settle(volume, file, buffer)?;
-    let (mut chunks, mut commits) = (Chunks::default(), 0);
+    let (mut chunks, mut commits) = (CompressionChunks::default(), 0);
     loop {
         if patience == Patience::Waits {
             volume.limit_dirty_blocks()?;
@@ -392,7 +392,7 @@ fn store_all(
         if let Some(chosen) = chosen {
             chunks.prepare(chosen.packing, data);
         }
-        let outgoing = Outgoing { data, chunks: &chunks, chosen };
+        let outgoing = OutgoingData { data, chunks: &chunks, chosen };
         let Some(step) = WriteBackStep::begin(volume, file, buffer, outgoing, patience)? else {
             return Ok(false);
         };
@@ -418,7 +418,7 @@ fn store_all(
 fn finish(volume: &Rooms, file: FileId, buffer: &FileBuffer, patience: Patience) -> Result<bool> {
     let item = inode_item(volume, tree_of(volume, file)?, file)?;
     let size = buffer.read().size;
-    if item.size.get() == size && Times::of(buffer).are_in(&item) {
+    if item.size.get() == size && FileTimes::of(buffer).are_in(&item) {
         return Ok(true);
     }
     let sector = u64::from(volume.superblock().sector_size);
@@ -436,12 +436,12 @@ fn finish(volume: &Rooms, file: FileId, buffer: &FileBuffer, patience: Patience)
 }
 
 /// The times of the last change of a file.
-struct Times {
+struct FileTimes {
     mtime: Option<Timestamp>,
     ctime: Timestamp,
 }
 
-impl Times {
+impl FileTimes {
     fn of(buffer: &FileBuffer) -> Self {
         let dirty = buffer.read();
         Self { mtime: dirty.mtime, ctime: dirty.ctime }
@@ -461,7 +461,7 @@ fn change_inode(
     size: u64,
     change: i64,
 ) -> Result<()> {
-    let times = Times::of(buffer);
+    let times = FileTimes::of(buffer);
     let ctime = times.ctime.max(timestamp(&changes.inode(file)?.ctime));
     let mtime = times.mtime.map(timespec).transpose()?;
     changes.change_inode(file, ctime, |item| {

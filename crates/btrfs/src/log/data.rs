@@ -21,8 +21,8 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::Result;
 
-use super::record::{LogRecording, Stop};
-use crate::data::{Overlap, hole_item, overlaps_in, stored_sums};
+use super::record::{LogRecording, LoggingStop};
+use crate::data::{OverlappingItem, hole_item, overlaps_in, stored_sums};
 use crate::ranges::Ranges;
 use crate::storage::malformed;
 use crate::transaction::Obstacle;
@@ -42,7 +42,7 @@ impl LogRecording<'_, '_> {
         ino: u64,
         item: &InodeItem,
         is_committed: bool,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), LoggingStop> {
         let mut changed = self.log.notes().take_extents(self.file(ino));
         let sector = u64::from(self.volume.superblock().sector_size);
         let end = item.size.get().next_multiple_of(sector);
@@ -73,7 +73,7 @@ impl LogRecording<'_, '_> {
                 for root in [root, self.log_root()] {
                     for at in [range.start, range.end - 1] {
                         let over = overlaps_in(self.volume, root, ino, at..at + 1, 1)?;
-                        if let Some(Overlap { key, end, .. }) = over.first() {
+                        if let Some(OverlappingItem { key, end, .. }) = over.first() {
                             wider = wider.start.min(key.offset)..wider.end.max(*end);
                         }
                     }
@@ -95,7 +95,7 @@ impl LogRecording<'_, '_> {
         ino: u64,
         range: &Range<u64>,
         end: u64,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), LoggingStop> {
         let key = |at| Key::new(ino, ItemType::EXTENT_DATA, at);
         self.remove_extents(ino, range)?;
         let mut at = range.start;
@@ -103,7 +103,7 @@ impl LogRecording<'_, '_> {
             let found = overlaps_in(self.volume, root, ino, at..range.end, BATCH)?;
             let is_last = found.len() < BATCH;
             self.count_extents(found.len())?;
-            for Overlap { key: found, data, end: behind } in found {
+            for OverlappingItem { key: found, data, end: behind } in found {
                 self.put_hole(key(at), found.offset.min(end));
                 self.sums_of(&data)?;
                 self.edits.insert(found, Some(data));
@@ -118,7 +118,7 @@ impl LogRecording<'_, '_> {
     }
 
     /// Removes the extents in `range` from the log.
-    fn remove_extents(&mut self, ino: u64, range: &Range<u64>) -> Result<(), Stop> {
+    fn remove_extents(&mut self, ino: u64, range: &Range<u64>) -> Result<(), LoggingStop> {
         let mut at = range.start;
         loop {
             let root = self.log_root();
@@ -134,7 +134,7 @@ impl LogRecording<'_, '_> {
         }
     }
 
-    fn count_extents(&mut self, count: usize) -> Result<(), Stop> {
+    fn count_extents(&mut self, count: usize) -> Result<(), LoggingStop> {
         self.extents += count;
         if self.extents > MOST_EXTENTS { Err(Obstacle::TooMuch.into()) } else { Ok(()) }
     }
@@ -147,7 +147,7 @@ impl LogRecording<'_, '_> {
     }
 
     /// Logs the checksums of the extent that an item names, if this transaction wrote the data.
-    fn sums_of(&mut self, data: &[u8]) -> Result<(), Stop> {
+    fn sums_of(&mut self, data: &[u8]) -> Result<(), LoggingStop> {
         let extent = FileExtent::parse(data).map_err(malformed)?;
         let FileExtentBody::Extent {
             disk_bytenr,

@@ -22,7 +22,7 @@ use crate::tree::TreeRoot;
 
 /// The place where everything but the times of a file is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
+pub(super) enum StoredPlace {
     /// In the last commit.
     Committed,
     /// In this batch of the log.
@@ -37,7 +37,7 @@ pub(super) fn stored_but_times(
     log: &LogState,
     file: FileId,
     committed: TreeRoot,
-) -> Result<Option<Stored>> {
+) -> Result<Option<StoredPlace>> {
     if log.notes().has_extents(file) {
         return Ok(None);
     }
@@ -48,9 +48,11 @@ pub(super) fn stored_but_times(
         Some((logged.is_whole, logged.batch, *own.tree.root.read()))
     });
     let (stored, head) = match logged {
-        Some((true, batch, root)) => (Stored::Logged(batch), logged_head(volume, root, file.ino)?),
+        Some((true, batch, root)) => {
+            (StoredPlace::Logged(batch), logged_head(volume, root, file.ino)?)
+        }
         Some(_) => return Ok(None),
-        None => (Stored::Committed, committed_head(volume, committed, file.ino)?),
+        None => (StoredPlace::Committed, committed_head(volume, committed, file.ino)?),
     };
     drop(trees);
     let now = current_head(volume, file)?;

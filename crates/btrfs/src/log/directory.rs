@@ -28,10 +28,10 @@ use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{FileType, Result};
 
-use super::heads::Heads;
+use super::heads::HeadReader;
 use super::names::only_entry;
-use super::record::{InodeItems, LogRecording, Stop, inode_in, names_in};
-use super::running::Logged;
+use super::record::{InodeItems, LogRecording, LoggingStop, inode_in, names_in};
+use super::running::LoggedInode;
 use crate::delayed;
 use crate::inode::type_of;
 use crate::storage::malformed;
@@ -61,7 +61,7 @@ fn entry_key(dir: u64, index: u64) -> Key {
 
 impl LogRecording<'_, '_> {
     /// Logs a locked directory, with its new and its removed entries.
-    pub(super) fn directory(&mut self, dir: u64) -> Result<(), Stop> {
+    pub(super) fn directory(&mut self, dir: u64) -> Result<(), LoggingStop> {
         let (head, committed) = (self.head(dir)?, self.committed_head(dir)?);
         let item = inode_in(&head)?.filter(|item| item.nlink.get() > 0).ok_or(Obstacle::Failed)?;
         self.put_head(dir, &head)?;
@@ -82,7 +82,7 @@ impl LogRecording<'_, '_> {
         Ok(found.map_or(0, |(key, _)| key.offset.saturating_add(1)))
     }
 
-    fn removed_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), Stop> {
+    fn removed_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), LoggingStop> {
         let removed = self.log.notes().take_removed(self.file(dir));
         for (&index, ino) in removed.range(..after_committed) {
             self.entry_gone(dir, index);
@@ -100,7 +100,7 @@ impl LogRecording<'_, '_> {
 
     /// Logs a new directory that an entry leads to, with its contents, unless the log has its
     /// current state.
-    pub(super) fn reached_directory(&mut self, dir: u64) -> Result<(), Stop> {
+    pub(super) fn reached_directory(&mut self, dir: u64) -> Result<(), LoggingStop> {
         if let Some(logged) = self.own.logged.get(&dir).filter(|logged| logged.is_whole) {
             let root = self.volume.tree(self.subvolume)?;
             let key = Key::new(dir, ItemType::INODE_ITEM, 0);
@@ -118,7 +118,7 @@ impl LogRecording<'_, '_> {
         self.directory(dir)
     }
 
-    fn new_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), Stop> {
+    fn new_entries(&mut self, dir: u64, after_committed: u64) -> Result<(), LoggingStop> {
         let known = self.own.logged.entry(dir).or_default().next_entry;
         let first = after_committed.max(known);
         let root = self.volume.tree(self.subvolume)?;
@@ -150,14 +150,14 @@ impl LogRecording<'_, '_> {
 
     /// Logs the entries from this index on as they stand in the tree. Returns `false` and logs
     /// nothing if another thread is putting some of them there right now.
-    fn entries_in_runs(&mut self, dir: u64, first: u64) -> Result<bool, Stop> {
+    fn entries_in_runs(&mut self, dir: u64, first: u64) -> Result<bool, LoggingStop> {
         let first = entry_key(dir, first);
         if !self.volume.delayed.flush_beside(self.handle, self.subvolume, first)? {
             return Ok(false);
         }
         let root = self.volume.tree(self.subvolume)?;
         let mut cursor = Cursor::seek(self.volume, root, first)?;
-        let mut heads = Heads::default();
+        let mut heads = HeadReader::default();
         while let Some((leaf, slots)) = cursor.take_run(entry_key(dir, u64::MAX))? {
             for slot in slots.clone() {
                 self.entry(leaf.key(slot), leaf.data(slot), Some(&mut heads))?;
@@ -169,7 +169,7 @@ impl LogRecording<'_, '_> {
     }
 
     /// Logs the entries from this index on one by one.
-    fn entries_by_item(&mut self, dir: u64, mut next: u64) -> Result<(), Stop> {
+    fn entries_by_item(&mut self, dir: u64, mut next: u64) -> Result<(), LoggingStop> {
         loop {
             let entries = self.entries_from(dir, next)?;
             for (key, data) in &entries {
@@ -197,7 +197,12 @@ impl LogRecording<'_, '_> {
     }
 
     /// Logs the inode that a new entry leads to.
-    fn entry(&mut self, key: Key, data: &[u8], heads: Option<&mut Heads>) -> Result<(), Stop> {
+    fn entry(
+        &mut self,
+        key: Key,
+        data: &[u8],
+        heads: Option<&mut HeadReader>,
+    ) -> Result<(), LoggingStop> {
         self.spill_much()?;
         if self.own.logged.len() + self.reached.len() > MOST {
             return Err(Obstacle::TooMuch.into());
@@ -238,7 +243,7 @@ impl LogRecording<'_, '_> {
 
     /// Logs that a new inode exists, if it has one name and holds no data. Returns whether that was
     /// enough.
-    fn mention(&mut self, ino: u64) -> Result<bool, Stop> {
+    fn mention(&mut self, ino: u64) -> Result<bool, LoggingStop> {
         // A thread that changes the inode has it locked until all of its items are there.
         let lock = self.lock(ino)?;
         let head = self.head(ino)?;
@@ -259,7 +264,7 @@ impl LogRecording<'_, '_> {
             _ => {}
         }
         self.put_head(ino, &head)?;
-        self.own.logged.insert(ino, Logged { batch: self.batch, ..Logged::default() });
+        self.own.logged.insert(ino, LoggedInode { batch: self.batch, ..LoggedInode::default() });
         self.names(ino, &names, &BTreeMap::new())?;
         Ok(true)
     }

@@ -9,14 +9,14 @@ use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{FileType, Result};
 
-use super::replay::Replay;
+use super::replay::SubvolumeReplay;
 use crate::data::{drop_range, extent_len, insert_sums, note_use};
 use crate::inode::type_of;
 use crate::storage::malformed;
 use crate::transaction::{ExtentKind, RefOwner};
 use crate::tree::{Cursor, with_item};
 
-impl Replay<'_, '_> {
+impl SubvolumeReplay<'_, '_> {
     /// Replaces a range of a file by an extent of the log.
     pub(super) fn replay_extent(&mut self, key: Key, data: &[u8]) -> Result<()> {
         let is_same = with_item(self.volume, self.root()?, key, |stored| Ok(stored == data))?;

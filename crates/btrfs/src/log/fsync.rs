@@ -18,8 +18,8 @@ use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::{Error, FileId, FileType, Result};
 use tracing::{debug, info};
 
-use super::datasync::{Stored, stored_but_times};
-use super::record::{LogRecording, Stop};
+use super::datasync::{StoredPlace, stored_but_times};
+use super::record::{LogRecording, LoggingStop};
 use super::running::{LogTrees, RunningLog};
 use crate::block::DirtyBlocks;
 use crate::events::{LOG, clock, micros};
@@ -139,7 +139,7 @@ fn log_it(
     };
     if let Some(stored) = stored {
         drop(locks);
-        if let Stored::Logged(batch) = stored
+        if let StoredPlace::Logged(batch) = stored
             && let Some(obstacle) = write_batch(live, running, &handle, batch)?
         {
             return commit(obstacle);
@@ -153,8 +153,8 @@ fn log_it(
     let is_directory = type_of(&item)? == FileType::Directory;
     let batch = match log_file(live, running, &handle, file, committed, is_directory) {
         Ok(batch) => batch,
-        Err(Stop::Obstacle(obstacle)) => return commit(obstacle),
-        Err(Stop::Error(error)) => return commit(failed(live, error)?),
+        Err(LoggingStop::Obstacle(obstacle)) => return commit(obstacle),
+        Err(LoggingStop::Error(error)) => return commit(failed(live, error)?),
     };
     drop(locks);
     match write_batch(live, running, &handle, batch)? {
@@ -190,7 +190,7 @@ fn log_file(
     file: FileId,
     committed: TreeRoot,
     is_directory: bool,
-) -> Result<u64, Stop> {
+) -> Result<u64, LoggingStop> {
     let mut trees = running.trees_for(file);
     begun(handle.log(), || {
         log_into(running, &mut trees, live, handle, file, committed, is_directory)
@@ -200,7 +200,10 @@ fn log_file(
 /// Runs `work`, which logs something. If it fails or panics, nothing more is logged in this
 /// transaction, because the tables may describe edits that are not in the log. The caller holds the
 /// lock of the log trees, so no thread writes a half-done log.
-pub(super) fn begun<T>(log: &LogState, work: impl FnOnce() -> Result<T, Stop>) -> Result<T, Stop> {
+pub(super) fn begun<T>(
+    log: &LogState,
+    work: impl FnOnce() -> Result<T, LoggingStop>,
+) -> Result<T, LoggingStop> {
     let mut begun = ObstacleOnPanic { log, is_done: false };
     let logged = work();
     if let Err(stop) = &logged {
@@ -233,7 +236,7 @@ pub(super) fn log_into(
     file: FileId,
     committed: TreeRoot,
     is_directory: bool,
-) -> Result<u64, Stop> {
+) -> Result<u64, LoggingStop> {
     let (log, subvolume) = (handle.log(), TreeId(file.dev));
     // Set this before reading anything: extents that are freed from now on stay intact until the
     // commit.
@@ -291,17 +294,17 @@ fn write_batch(
         }
         progress.is_written = true;
         drop(progress);
-        let _lead = Lead { running };
+        let _lead = LogWriteTurn { running };
         live.all_or_stop(|| write_log(live, running, handle))?;
     }
 }
 
 /// The right to write the log. When this is dropped, the next thread may write.
-struct Lead<'l> {
+struct LogWriteTurn<'l> {
     running: &'l RunningLog,
 }
 
-impl Drop for Lead<'_> {
+impl Drop for LogWriteTurn<'_> {
     fn drop(&mut self) {
         self.running.progress().is_written = false;
         self.running.tell();
@@ -357,7 +360,7 @@ fn end_batch(
 }
 
 /// Stops a log that has become so large that a commit is as cheap.
-pub(super) fn require_small(log: &LogState, volume: &Rooms) -> Result<(), Stop> {
+pub(super) fn require_small(log: &LogState, volume: &Rooms) -> Result<(), LoggingStop> {
     let node_size = u64::from(volume.superblock().node_size);
     let is_large = log.taken() * node_size > MOST_PARTS * volume.options.dirty_bytes;
     if is_large { Err(Obstacle::LargeLog.into()) } else { Ok(()) }

@@ -19,8 +19,8 @@ use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{FileType, Result};
 
 use super::names::{LoggedName, names_of};
-use super::record::{LogRecording, Stop, head_range};
-use super::running::{Holder, Logged};
+use super::record::{LogRecording, LoggingStop, head_range};
+use super::running::{LoggedInode, NameHolder};
 use crate::block::TreeBlock;
 use crate::delayed::GROUP;
 use crate::inode::type_of;
@@ -28,11 +28,11 @@ use crate::storage::malformed;
 use crate::tree::Cursor;
 
 /// A leaf, and the slots in it that are the head of an inode.
-type Head = (Arc<TreeBlock>, Range<usize>);
+type InodeHead = (Arc<TreeBlock>, Range<usize>);
 
 /// The leaf of the subvolume that heads are read from.
 #[derive(Default)]
-pub(super) struct Heads {
+pub(super) struct HeadReader {
     leaf: Option<Arc<TreeBlock>>,
     /// The range of inodes that no other thread changed while the leaf was taken, except those in
     /// `changing`.
@@ -62,7 +62,7 @@ fn only_name(leaf: &TreeBlock, slots: Range<usize>, entry: Key) -> Result<Option
     Ok(only.filter(|name| (name.dir, name.index) == (entry.objectid, entry.offset)))
 }
 
-impl Heads {
+impl HeadReader {
     /// Logs that the new inode `ino`, which `entry` leads to, exists, if its head can be copied.
     /// Returns whether it could.
     pub(super) fn mention(
@@ -70,7 +70,7 @@ impl Heads {
         record: &mut LogRecording<'_, '_>,
         ino: u64,
         entry: Key,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, LoggingStop> {
         let Some((leaf, slots)) = self.find(record, ino)? else { return Ok(false) };
         let Some(name) = only_name(&leaf, slots.clone(), entry)? else { return Ok(false) };
         let at = (name.dir, name.bytes.clone());
@@ -84,14 +84,17 @@ impl Heads {
             self.run = slots.start..slots.start;
         }
         self.run.end = slots.end;
-        record.own.names.insert(at.clone(), Holder { ino, index: name.index, is_extref: false });
+        record
+            .own
+            .names
+            .insert(at.clone(), NameHolder { ino, index: name.index, is_extref: false });
         let (batch, names) = (record.batch, vec![at]);
-        record.own.logged.insert(ino, Logged { batch, names, ..Logged::default() });
+        record.own.logged.insert(ino, LoggedInode { batch, names, ..LoggedInode::default() });
         Ok(true)
     }
 
     /// Puts the gathered run into the log.
-    pub(super) fn put(&mut self, record: &mut LogRecording<'_, '_>) -> Result<(), Stop> {
+    pub(super) fn put(&mut self, record: &mut LogRecording<'_, '_>) -> Result<(), LoggingStop> {
         let run = std::mem::take(&mut self.run);
         match &self.leaf {
             Some(leaf) => record.put_run(leaf, run),
@@ -101,7 +104,11 @@ impl Heads {
 
     /// Finds the head of an inode, if it is in one leaf, has no delayed items, and no other thread
     /// has the inode locked.
-    fn find(&mut self, record: &mut LogRecording<'_, '_>, ino: u64) -> Result<Option<Head>, Stop> {
+    fn find(
+        &mut self,
+        record: &mut LogRecording<'_, '_>,
+        ino: u64,
+    ) -> Result<Option<InodeHead>, LoggingStop> {
         let (first, last) = head_range(ino).into_inner();
         let in_leaf = |leaf: &Arc<TreeBlock>, near: usize| {
             let (from, exists) = leaf.search_near(near, first);

@@ -8,14 +8,14 @@ use offshoot_btrfs_format::{Ino, ItemType, Key};
 use offshoot_vfs::{Error, FileType, Result};
 use zerocopy::IntoBytes;
 
-use super::replay::Replay;
+use super::replay::SubvolumeReplay;
 use crate::data::drop_range;
 use crate::inode::xattr::with_property;
 use crate::inode::{no_such_file, orphan_key, type_of};
 use crate::storage::malformed;
 use crate::tree::{Cursor, with_item};
 
-impl Replay<'_, '_> {
+impl SubvolumeReplay<'_, '_> {
     /// The inode item of the subvolume, if there is one.
     pub(super) fn inode(&self, ino: u64) -> Result<Option<InodeItem>> {
         let key = Key::new(ino, ItemType::INODE_ITEM, 0);

@@ -11,7 +11,7 @@ use offshoot_btrfs_format::space::DirLogItem;
 use offshoot_btrfs_format::{ItemType, Key};
 use offshoot_vfs::{EntryPlace, Error, FileType, Result};
 
-use super::replay::Replay;
+use super::replay::SubvolumeReplay;
 use crate::inode::{entry_called, logged, type_of};
 use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot, with_item};
@@ -51,7 +51,7 @@ pub(super) fn only_entry(data: &[u8]) -> Result<DirItemEntry<'_>> {
         .map_err(malformed)
 }
 
-impl Replay<'_, '_> {
+impl SubvolumeReplay<'_, '_> {
     /// The location that the entry `name` leads to.
     fn target_of_name(&self, dir: u64, name: &[u8]) -> Result<Option<Key>> {
         let key = Key::new(dir, ItemType::DIR_ITEM, name_hash(name));

@@ -36,7 +36,7 @@ use zerocopy::IntoBytes;
 
 use super::fsync::require_small;
 use super::names::{LoggedName, is_of_names, names_of};
-use super::running::{Holder, Logged, RunningLog, SubvolumeLog, apply, put_run};
+use super::running::{LoggedInode, NameHolder, RunningLog, SubvolumeLog, apply, put_run};
 use crate::block::TreeBlock;
 use crate::delayed;
 use crate::inode::{Locks, entry_called, lookup_once, type_of};
@@ -49,12 +49,12 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 /// Why logging stopped.
-pub(super) enum Stop {
+pub(super) enum LoggingStop {
     Obstacle(Obstacle),
     Error(Error),
 }
 
-impl Stop {
+impl LoggingStop {
     pub(super) fn obstacle(&self) -> Obstacle {
         match self {
             Self::Obstacle(obstacle) => *obstacle,
@@ -63,13 +63,13 @@ impl Stop {
     }
 }
 
-impl From<Error> for Stop {
+impl From<Error> for LoggingStop {
     fn from(error: Error) -> Self {
         Self::Error(error)
     }
 }
 
-impl From<Obstacle> for Stop {
+impl From<Obstacle> for LoggingStop {
     fn from(obstacle: Obstacle) -> Self {
         Self::Obstacle(obstacle)
     }
@@ -217,7 +217,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Logs the file or directory `ino`, which is locked, and returns the batch that it is in.
-    pub(super) fn run(mut self, ino: u64, is_directory: bool) -> Result<u64, Stop> {
+    pub(super) fn run(mut self, ino: u64, is_directory: bool) -> Result<u64, LoggingStop> {
         self.seen.insert(ino);
         if is_directory {
             self.directory(ino)?;
@@ -244,7 +244,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
 
     /// Stops when the log has more inodes, ranges of checksums, files to log or locks than
     /// [`MOST`].
-    fn require_few(&self) -> Result<(), Stop> {
+    fn require_few(&self) -> Result<(), LoggingStop> {
         let Self { own, files, held, .. } = self;
         let most = own.logged.len().max(own.sums.len()).max(files.len()).max(held.len());
         if most > MOST { Err(Obstacle::TooMuch.into()) } else { Ok(()) }
@@ -252,7 +252,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
 
     /// If the log takes a name from an inode, and another inode has that name now, the log must
     /// have that inode with the name. Otherwise no inode would have the name after a replay.
-    fn require_holders(&self) -> Result<(), Stop> {
+    fn require_holders(&self) -> Result<(), LoggingStop> {
         for at in &self.taken {
             let holder = match lookup_once(self.volume, self.file(at.0), &at.1) {
                 Ok(holder) => holder,
@@ -268,7 +268,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Puts the remaining edits into the log, and returns the batch of `ino`.
-    fn apply(mut self, ino: u64) -> Result<u64, Stop> {
+    fn apply(mut self, ino: u64) -> Result<u64, LoggingStop> {
         let known = self.own.logged.get(&ino).map(|logged| logged.batch);
         if self.edits.is_empty()
             && !self.is_spilled
@@ -286,20 +286,24 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Puts the gathered edits into the log if there are many.
-    pub(super) fn spill_much(&mut self) -> Result<(), Stop> {
+    pub(super) fn spill_much(&mut self) -> Result<(), LoggingStop> {
         if self.edits.len() < MOST_GATHERED { Ok(()) } else { self.spill() }
     }
 
     /// Reserves space to put this many items, with this many bytes of data in all, into the log.
-    fn room(&self, items: usize, bytes: usize) -> Result<Reservation<'a>, Stop> {
+    fn room(&self, items: usize, bytes: usize) -> Result<Reservation<'a>, LoggingStop> {
         let space = self.handle.space();
         let cost = space.cost_of_log(self.log.taken(), self.log_root().level, items, bytes);
-        space.try_reserve(cost).ok_or(Stop::Obstacle(Obstacle::NoRoom))
+        space.try_reserve(cost).ok_or(LoggingStop::Obstacle(Obstacle::NoRoom))
     }
 
     /// Copies items of a leaf of the subvolume into the log. No gathered edit has one of these
     /// keys.
-    pub(super) fn put_run(&mut self, leaf: &TreeBlock, slots: Range<usize>) -> Result<(), Stop> {
+    pub(super) fn put_run(
+        &mut self,
+        leaf: &TreeBlock,
+        slots: Range<usize>,
+    ) -> Result<(), LoggingStop> {
         if slots.is_empty() {
             return Ok(());
         }
@@ -314,7 +318,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
         Ok(())
     }
 
-    fn spill(&mut self) -> Result<(), Stop> {
+    fn spill(&mut self) -> Result<(), LoggingStop> {
         let live = self.volume.live()?;
         require_small(self.log, self.volume)?;
         self.is_spilled = true;
@@ -368,7 +372,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     /// When the entries with the hash of this name do not fit into one item together with the
     /// `committed` bytes of those in the last commit. Replay first puts the new ones beside the old
     /// ones.
-    fn require_room_for(&self, name: &LoggedName, committed: usize) -> Result<(), Stop> {
+    fn require_room_for(&self, name: &LoggedName, committed: usize) -> Result<(), LoggingStop> {
         if committed == 0 {
             return Ok(());
         }
@@ -404,7 +408,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Logs a file that is locked and has a name.
-    fn whole(&mut self, ino: u64) -> Result<(), Stop> {
+    fn whole(&mut self, ino: u64) -> Result<(), LoggingStop> {
         let (head, committed) = (self.head(ino)?, self.committed_head(ino)?);
         let item = inode_in(&head)?.filter(|item| item.nlink.get() > 0);
         let item = item.ok_or(Obstacle::Failed)?;
@@ -418,7 +422,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Logs a directory that the last commit does not have, so that names in it have a parent.
-    fn new_directory(&mut self, dir: u64) -> Result<(), Stop> {
+    fn new_directory(&mut self, dir: u64) -> Result<(), LoggingStop> {
         if self.own.logged.contains_key(&dir) {
             return Ok(());
         }
@@ -428,14 +432,14 @@ impl<'a, 'v> LogRecording<'a, 'v> {
             return Err(Obstacle::DirectoryMoved.into());
         }
         self.put_head(dir, &head)?;
-        self.own.logged.insert(dir, Logged::default());
+        self.own.logged.insert(dir, LoggedInode::default());
         self.seen.insert(dir);
         self.names(dir, &names, &BTreeMap::new())
     }
 
     /// Puts the head of a directory in the last commit into the log, unless the log has the
     /// directory.
-    fn known_directory(&mut self, dir: u64) -> Result<(), Stop> {
+    fn known_directory(&mut self, dir: u64) -> Result<(), LoggingStop> {
         if self.own.logged.contains_key(&dir) {
             return Ok(());
         }
@@ -449,7 +453,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
             }
         }
         self.put_head(dir, &head)?;
-        self.own.logged.insert(dir, Logged::default());
+        self.own.logged.insert(dir, LoggedInode::default());
         self.seen.insert(dir);
         Ok(())
     }
@@ -460,7 +464,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
         ino: u64,
         now: &BTreeMap<LoggedName, ItemType>,
         before: &BTreeMap<LoggedName, ItemType>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), LoggingStop> {
         for (name, &item_type) in now.iter().filter(|(name, _)| !before.contains_key(name)) {
             if item_type == ItemType::INODE_EXTREF && self.is_entry_logged(name.dir, name.index) {
                 return Err(Obstacle::ManyNames.into());
@@ -478,7 +482,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
         for (name, &item_type) in now {
             let at = (name.dir, name.bytes.clone());
             let is_extref = item_type == ItemType::INODE_EXTREF;
-            let holder = Holder { ino, index: name.index, is_extref };
+            let holder = NameHolder { ino, index: name.index, is_extref };
             // An inode that had the name in the log is logged with other names, or is deleted.
             if let Some(other) = self.own.names.insert(at.clone(), holder)
                 && other.index != name.index
@@ -499,7 +503,8 @@ impl<'a, 'v> LogRecording<'a, 'v> {
         let kept: HashSet<_> = now.keys().map(|name| (name.dir, name.index)).collect();
         for (dir, bytes) in names {
             let at = (dir, bytes);
-            let Some(&Holder { index, .. }) = self.own.names.get(&at).filter(|one| one.ino == ino)
+            let Some(&NameHolder { index, .. }) =
+                self.own.names.get(&at).filter(|one| one.ino == ino)
             else {
                 continue;
             };
@@ -524,7 +529,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Logs what a name needs that the inode did not have in the last commit.
-    fn gained(&mut self, ino: u64, name: &LoggedName) -> Result<(), Stop> {
+    fn gained(&mut self, ino: u64, name: &LoggedName) -> Result<(), LoggingStop> {
         let in_log = self.own.names.get(&(name.dir, name.bytes.clone())).map(|holder| holder.ino);
         if in_log == Some(ino) {
             return Ok(());
@@ -547,7 +552,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Logs that the entry with this name, which the last commit has, is gone.
-    pub(super) fn lost(&mut self, name: &LoggedName) -> Result<(), Stop> {
+    pub(super) fn lost(&mut self, name: &LoggedName) -> Result<(), LoggingStop> {
         self.known_directory(name.dir)?;
         self.entry_gone(name.dir, name.index);
         Ok(())
@@ -562,7 +567,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
 
     /// Logs the inode `ino`, which lost a name to another inode since the last commit, or since it
     /// was logged.
-    pub(super) fn give_way(&mut self, ino: u64) -> Result<(), Stop> {
+    pub(super) fn give_way(&mut self, ino: u64) -> Result<(), LoggingStop> {
         if self.seen.contains(&ino) {
             return Ok(());
         }
@@ -577,7 +582,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
 
     /// Locks an inode other than the one that is fsynced. Returns `None` if the thread that has it
     /// locked waits for the log trees: that thread does not change the inode meanwhile.
-    pub(super) fn lock(&self, ino: u64) -> Result<Option<Locks>, Stop> {
+    pub(super) fn lock(&self, ino: u64) -> Result<Option<Locks>, LoggingStop> {
         let file = self.file(ino);
         if self.running.is_waiting(file) {
             return Ok(None);
@@ -590,7 +595,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
 
     /// Locks another inode, to log it with its current names. Removes it from the log if it has
     /// none.
-    pub(super) fn lock_also(&mut self, ino: u64) -> Result<(), Stop> {
+    pub(super) fn lock_also(&mut self, ino: u64) -> Result<(), LoggingStop> {
         if !self.seen.insert(ino) {
             return Ok(());
         }
@@ -609,7 +614,7 @@ impl<'a, 'v> LogRecording<'a, 'v> {
     }
 
     /// Removes a deleted inode from the log, and logs that its names in the last commit are gone.
-    fn gone(&mut self, ino: u64) -> Result<(), Stop> {
+    fn gone(&mut self, ino: u64) -> Result<(), LoggingStop> {
         if !self.own.logged.contains_key(&ino) {
             return Ok(());
         }

@@ -33,7 +33,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use tracing::info;
 
 use super::failure::{in_log, in_volume};
-use super::space::Taken;
+use super::space::LogReservation;
 use super::{LogTree, log_trees};
 use crate::events::LOG;
 use crate::inode::{Rooms, RoomsHandle};
@@ -50,7 +50,7 @@ pub(crate) fn replay(volume: &Rooms, replay_bytes: u64) -> Result<()> {
 fn replay_into(volume: &Rooms, replay_bytes: u64) -> Result<()> {
     let logs = log_trees(volume)?;
     info!(target: LOG, subvolumes = logs.len(), "replaying the log");
-    let mut taken = Taken::take(volume, &logs)?;
+    let mut taken = LogReservation::take(volume, &logs)?;
     make_room(volume, &logs, &taken, replay_bytes)?;
     let handle = volume.enter()?;
     let of_logs: HashSet<_> = taken.blocks().iter().map(|block| block.0).collect();
@@ -65,7 +65,7 @@ fn replay_into(volume: &Rooms, replay_bytes: u64) -> Result<()> {
             Err(Error::Posix { errno: Errno::NOENT, .. }) => {}
             found => {
                 let tree = found?.id;
-                let replay = Replay::new(&handle, log, tree, &mut taken, replay_bytes);
+                let replay = SubvolumeReplay::new(&handle, log, tree, &mut taken, replay_bytes);
                 // A damaged block of the volume says nothing against the log.
                 replay
                     .run()
@@ -87,7 +87,12 @@ fn replay_into(volume: &Rooms, replay_bytes: u64) -> Result<()> {
 /// Makes as much space for metadata free as replaying may take at most, if the volume has it. The
 /// size of a log does not show how much that is: one item can remove all names of a directory, or
 /// all extents of a file.
-fn make_room(volume: &Rooms, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u64) -> Result<()> {
+fn make_room(
+    volume: &Rooms,
+    logs: &[LogTree],
+    taken: &LogReservation<'_>,
+    most_bytes: u64,
+) -> Result<()> {
     let live = volume.live()?;
     let mut trees = live.space.pending.tree_bytes.load(Ordering::Relaxed);
     for log in logs {
@@ -103,12 +108,12 @@ fn make_room(volume: &Rooms, logs: &[LogTree], taken: &Taken<'_>, most_bytes: u6
 }
 
 /// The replay of the log of one subvolume.
-pub(super) struct Replay<'a, 'v> {
+pub(super) struct SubvolumeReplay<'a, 'v> {
     pub(super) handle: &'a RoomsHandle<'v>,
     pub(super) volume: &'v Rooms,
     pub(super) log: TreeRoot,
     pub(super) tree: TreeId,
-    pub(super) taken: &'a mut Taken<'v>,
+    pub(super) taken: &'a mut LogReservation<'v>,
     /// How many bytes of tree blocks replay may change.
     most_bytes: u64,
     /// Inodes with a link count of 0 in the log: they were deleted while they were open.
@@ -117,12 +122,12 @@ pub(super) struct Replay<'a, 'v> {
     pub(super) uncounted: BTreeSet<u64>,
 }
 
-impl<'a, 'v> Replay<'a, 'v> {
+impl<'a, 'v> SubvolumeReplay<'a, 'v> {
     fn new(
         handle: &'a RoomsHandle<'v>,
         log: &LogTree,
         tree: TreeId,
-        taken: &'a mut Taken<'v>,
+        taken: &'a mut LogReservation<'v>,
         most_bytes: u64,
     ) -> Self {
         let (volume, log) = (handle.volume(), log.root);

@@ -34,7 +34,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::block::TreeBlock;
 use crate::inode::RoomsHandle;
 use crate::ranges::Ranges;
-use crate::transaction::{Changing, ChangingTree, StoredRoot};
+use crate::transaction::{ChangingTree, StoredRoot, TreeAndHandle};
 use crate::tree::{Cursor, ItemEdit, TreeRoot, TreeWriter};
 
 /// The log trees of the running transaction.
@@ -78,16 +78,16 @@ pub(super) struct SubvolumeLog {
     /// One more than the highest inode number in the last commit.
     pub(super) first_new: u64,
     /// The inodes that are in the log.
-    pub(super) logged: HashMap<u64, Logged>,
+    pub(super) logged: HashMap<u64, LoggedInode>,
     /// The names of inodes in the log, by directory and name, with the inode of each.
-    pub(super) names: BTreeMap<(u64, Vec<u8>), Holder>,
+    pub(super) names: BTreeMap<(u64, Vec<u8>), NameHolder>,
     /// The addresses of data whose checksums are in the log.
     pub(super) sums: Ranges,
 }
 
 /// The inode that has a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Holder {
+pub(super) struct NameHolder {
     pub(super) ino: u64,
     /// The index of the entry.
     pub(super) index: u64,
@@ -98,7 +98,7 @@ pub(super) struct Holder {
 
 /// An inode in the log.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Logged {
+pub(super) struct LoggedInode {
     /// The whole inode is in the log, not only the part that names of other inodes need.
     pub(super) is_whole: bool,
     /// The last batch that it was logged in.
@@ -173,7 +173,9 @@ pub(super) fn apply(
     tree: &ChangingTree,
     edits: &[ItemEdit<'_>],
 ) -> Result<()> {
-    handle.all_or_stop(|| TreeWriter::new(&Changing { handle, tree }).apply_batch(edits).map(drop))
+    handle.all_or_stop(|| {
+        TreeWriter::new(&TreeAndHandle { handle, tree }).apply_batch(edits).map(drop)
+    })
 }
 
 /// Copies adjacent items of a leaf of the subvolume into its log tree.
@@ -183,8 +185,9 @@ pub(super) fn put_run(
     leaf: &TreeBlock,
     slots: Range<usize>,
 ) -> Result<()> {
-    handle
-        .all_or_stop(|| TreeWriter::new(&Changing { handle, tree }).put_run(leaf, slots).map(drop))
+    handle.all_or_stop(|| {
+        TreeWriter::new(&TreeAndHandle { handle, tree }).put_run(leaf, slots).map(drop)
+    })
 }
 
 /// The ROOT_ITEM of a log tree in the tree of log trees.

@@ -32,7 +32,7 @@ struct NewExtent {
 }
 
 /// The space that was taken.
-pub(super) struct Taken<'v> {
+pub(super) struct LogReservation<'v> {
     volume: &'v Rooms,
     /// The blocks of all logs.
     blocks: Vec<Logical>,
@@ -51,7 +51,7 @@ fn contradiction(logical: Logical, problem: &str) -> Error {
     Error::corrupt_at("tree log", logical.0, problem)
 }
 
-impl<'v> Taken<'v> {
+impl<'v> LogReservation<'v> {
     /// The blocks of all logs.
     pub(super) fn blocks(&self) -> &[Logical] {
         &self.blocks

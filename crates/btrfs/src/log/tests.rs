@@ -118,7 +118,7 @@ fn a_panic_while_something_is_logged() {
     let volume = fs.volume();
     let panics = AssertUnwindSafe(|| {
         let handle = volume.enter().expect("it is writable");
-        super::fsync::begun(handle.log(), || -> Result<(), super::record::Stop> {
+        super::fsync::begun(handle.log(), || -> Result<(), super::record::LoggingStop> {
             panic!("in the middle of it")
         })
         .is_ok()

@@ -6,7 +6,7 @@ use offshoot_vfs::{Error, Result};
 use super::invalid;
 
 /// The meaning of a name.
-enum Meaning {
+enum FeatureMeaning {
     /// Bits of the superblock.
     Bits(Incompat, CompatRo),
     /// Nothing to set, because the profiles imply it.
@@ -16,11 +16,11 @@ enum Meaning {
 }
 
 /// All known names. An alias follows its feature.
-const NAMES: [(&str, Meaning); 15] = {
-    use Meaning::{Bits, Implied, NotWritten};
+const NAMES: [(&str, FeatureMeaning); 15] = {
+    use FeatureMeaning::{Bits, Implied, NotWritten};
     const NO_INCOMPAT: Incompat = Incompat(0);
     const NO_COMPAT_RO: CompatRo = CompatRo(0);
-    const FREE_SPACE_TREE: Meaning =
+    const FREE_SPACE_TREE: FeatureMeaning =
         Bits(NO_INCOMPAT, CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID));
     [
         ("mixed-bg", Bits(Incompat::MIXED_GROUPS, NO_COMPAT_RO)),
@@ -97,18 +97,18 @@ impl MkfsFeatures {
                 )));
             };
             match meaning {
-                Meaning::Bits(incompat, compat_ro) if on => {
+                FeatureMeaning::Bits(incompat, compat_ro) if on => {
                     self.incompat = self.incompat.union(*incompat);
                     self.compat_ro = self.compat_ro.union(*compat_ro);
                 }
-                Meaning::Bits(incompat, compat_ro) => {
+                FeatureMeaning::Bits(incompat, compat_ro) => {
                     self.incompat = self.incompat.without(*incompat);
                     self.compat_ro = self.compat_ro.without(*compat_ro);
                 }
-                Meaning::NotWritten if on => {
+                FeatureMeaning::NotWritten if on => {
                     return Err(Error::Unsupported(format!("making a volume with {name}")));
                 }
-                Meaning::Implied | Meaning::NotWritten => {}
+                FeatureMeaning::Implied | FeatureMeaning::NotWritten => {}
             }
         }
         Ok(())

@@ -27,7 +27,7 @@ use offshoot_btrfs_format::superblock::SYSTEM_CHUNK_ARRAY_SIZE;
 use offshoot_btrfs_format::{DeviceId, Logical, Physical};
 use offshoot_vfs::{Errno, Error, Result};
 
-use super::options::Spec;
+use super::options::VolumeSpec;
 use crate::space::RESERVED_BYTES;
 
 const MIB: u64 = 1 << 20;
@@ -84,7 +84,7 @@ impl Layout {
     ///
     /// # Errors
     /// `ENOSPC` when it does not fit, with the smallest possible size.
-    pub(super) fn of(spec: &Spec, sizes: &[u64]) -> Result<Self> {
+    pub(super) fn of(spec: &VolumeSpec, sizes: &[u64]) -> Result<Self> {
         if let Some(layout) = Self::try_of(spec, sizes) {
             return Ok(layout);
         }
@@ -104,7 +104,7 @@ impl Layout {
         ))
     }
 
-    fn try_of(spec: &Spec, sizes: &[u64]) -> Option<Self> {
+    fn try_of(spec: &VolumeSpec, sizes: &[u64]) -> Option<Self> {
         let wanted = WantedLengths::of(spec, sizes);
         let mut metadata_bytes = wanted.metadata_bytes;
         loop {
@@ -117,7 +117,7 @@ impl Layout {
     }
 
     fn with(
-        spec: &Spec,
+        spec: &VolumeSpec,
         sizes: &[u64],
         wanted: &WantedLengths,
         metadata_bytes: u64,
@@ -145,7 +145,13 @@ impl Layout {
 
     /// Adds a chunk of about this length, over as many devices as the profile takes and as have the
     /// space. `None` if too few have it.
-    fn add(&mut self, spec: &Spec, kind: u64, profile: Profile, length: ChunkLength) -> Option<()> {
+    fn add(
+        &mut self,
+        spec: &VolumeSpec,
+        kind: u64,
+        profile: Profile,
+        length: ChunkLength,
+    ) -> Option<()> {
         let per_device = if profile == Profile::Dup { 2 } else { 1 };
         let (chosen, stripe_bytes) = self.choose(max_stripes(spec, kind), profile, length)?;
         let mut stripes = Vec::with_capacity(chosen.len() * per_device);
@@ -219,7 +225,7 @@ impl Layout {
 
 /// The most stripes that a chunk can have. Its item must fit into a leaf, and that of a system
 /// chunk also into the array in the superblock.
-fn max_stripes(spec: &Spec, kind: u64) -> usize {
+fn max_stripes(spec: &VolumeSpec, kind: u64) -> usize {
     let leaf = leaf_capacity(spec.node_size) - ITEM_SIZE;
     let room = if kind == SYSTEM {
         leaf.min(SYSTEM_CHUNK_ARRAY_SIZE - size_of::<DiskKey>())
@@ -240,7 +246,7 @@ struct WantedLengths {
 }
 
 impl WantedLengths {
-    fn of(spec: &Spec, sizes: &[u64]) -> Self {
+    fn of(spec: &VolumeSpec, sizes: &[u64]) -> Self {
         let total = sizes.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
         let most = if total > 50 * GIB { GIB } else { 256 * MIB };
         let tenth = total / 10 / u64::from(spec.metadata.shape().copies);

@@ -71,7 +71,7 @@ impl MkfsOptions {
 
     /// Checks the options against each other and against the number of devices, and fills in
     /// defaults.
-    pub(super) fn resolve(&self, devices: usize) -> Result<Spec> {
+    pub(super) fn resolve(&self, devices: usize) -> Result<VolumeSpec> {
         if devices == 0 {
             return Err(invalid("no device was given"));
         }
@@ -90,7 +90,7 @@ impl MkfsOptions {
         if [data, metadata].iter().any(|p| matches!(p, Profile::Raid1c3 | Profile::Raid1c4)) {
             incompat = incompat.union(Incompat::RAID1C34);
         }
-        Ok(Spec {
+        Ok(VolumeSpec {
             fsid: self.fsid,
             time: self.time,
             root_owner: self.root_owner,
@@ -208,7 +208,7 @@ impl MkfsOptions {
 
 /// Checked options, with all defaults filled in.
 #[derive(Debug)]
-pub(super) struct Spec {
+pub(super) struct VolumeSpec {
     pub(super) fsid: Uuid,
     pub(super) time: Timestamp,
     pub(super) root_owner: (u32, u32),

@@ -29,7 +29,7 @@ use offshoot_vfs::{Errno, Error, Result};
 
 use super::GENERATION;
 use super::layout::Layout;
-use super::options::Spec;
+use super::options::VolumeSpec;
 
 mod items;
 
@@ -105,7 +105,7 @@ impl NewTree {
         self.root().level
     }
 
-    fn identity(&self, block: &NewBlock, spec: &Spec) -> BlockIdentity {
+    fn identity(&self, block: &NewBlock, spec: &VolumeSpec) -> BlockIdentity {
         BlockIdentity {
             metadata_uuid: spec.fsid,
             chunk_tree_uuid: spec.chunk_tree_uuid,
@@ -117,7 +117,7 @@ impl NewTree {
     }
 
     /// The blocks as they are stored, with their addresses.
-    fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
+    fn encode(&self, spec: &VolumeSpec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
         self.blocks.iter().map(|block| {
             let mut bytes = new_block(spec.node_size, &self.identity(block, spec));
             if block.level == 0 {
@@ -167,7 +167,7 @@ impl NewTrees {
     ///
     /// # Errors
     /// `ENOSPC` when they do not fit into their block groups.
-    pub(super) fn of(spec: &Spec, layout: &Layout) -> Result<Self> {
+    pub(super) fn of(spec: &VolumeSpec, layout: &Layout) -> Result<Self> {
         let make = |known: &Self| -> Result<Self> {
             let all = ids(spec).into_iter().map(|id| {
                 let items = items::of(id, spec, layout, known);
@@ -194,7 +194,7 @@ impl NewTrees {
 
     /// Gives every block its address, one behind the other: the chunk tree in the system chunk, all
     /// others in the metadata chunk. Skips the places of superblocks.
-    fn place(&mut self, spec: &Spec, layout: &Layout) -> Result<()> {
+    fn place(&mut self, spec: &VolumeSpec, layout: &Layout) -> Result<()> {
         let mut system = BlockAddresses::new(layout.system(), spec.node_size);
         let mut metadata = BlockAddresses::new(layout.metadata(), spec.node_size);
         for tree in &mut self.all {
@@ -225,25 +225,25 @@ impl NewTrees {
     }
 
     /// The bytes of `chunk` that blocks occupy.
-    fn used_in(&self, chunk: &Chunk, spec: &Spec) -> u64 {
+    fn used_in(&self, chunk: &Chunk, spec: &VolumeSpec) -> u64 {
         let all = self.addresses();
         let inside = all.iter().filter(|at| (chunk.start..chunk.end()).contains(at));
         inside.count() as u64 * u64::from(spec.node_size)
     }
 
     /// The bytes that all blocks occupy.
-    pub(super) fn used_bytes(&self, spec: &Spec) -> u64 {
+    pub(super) fn used_bytes(&self, spec: &VolumeSpec) -> u64 {
         self.addresses().len() as u64 * u64::from(spec.node_size)
     }
 
     /// All blocks as they are stored, with their addresses.
-    pub(super) fn encode(&self, spec: &Spec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
+    pub(super) fn encode(&self, spec: &VolumeSpec) -> impl Iterator<Item = (Logical, Box<[u8]>)> {
         self.all.iter().flat_map(|tree| tree.encode(spec))
     }
 }
 
 /// The trees of a volume, in the order in which their blocks lie.
-fn ids(spec: &Spec) -> Vec<TreeId> {
+fn ids(spec: &VolumeSpec) -> Vec<TreeId> {
     let mut ids = vec![
         TreeId::CHUNK,
         TreeId::ROOT,

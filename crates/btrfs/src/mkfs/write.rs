@@ -21,7 +21,7 @@ use zerocopy::FromZeros;
 
 use super::GENERATION;
 use super::layout::Layout;
-use super::options::Spec;
+use super::options::VolumeSpec;
 use super::trees::{NewTrees, device_item};
 use crate::space::RESERVED_BYTES;
 
@@ -34,7 +34,7 @@ const SUPER_FLAG_WRITTEN: u64 = 1;
 /// Writes the volume.
 pub(super) fn volume(
     devices: &[Arc<dyn BlockDevice>],
-    spec: &Spec,
+    spec: &VolumeSpec,
     layout: &Layout,
     trees: &NewTrees,
 ) -> Result<()> {
@@ -94,7 +94,7 @@ fn wipe_range(device: &dyn BlockDevice, start: u64, end: u64) -> Result<()> {
 
 fn write_blocks(
     devices: &[Arc<dyn BlockDevice>],
-    spec: &Spec,
+    spec: &VolumeSpec,
     layout: &Layout,
     trees: &NewTrees,
 ) -> Result<()> {
@@ -119,7 +119,7 @@ fn write_blocks(
 }
 
 /// The superblock, without the fields that differ between devices and between its places.
-fn superblock(spec: &Spec, layout: &Layout, trees: &NewTrees) -> SuperblockItem {
+fn superblock(spec: &VolumeSpec, layout: &Layout, trees: &NewTrees) -> SuperblockItem {
     let (root, chunk) = (trees.get(TreeId::ROOT), trees.get(TreeId::CHUNK));
     let generation = GENERATION.0.into();
     let mut item = SuperblockItem {

@@ -23,7 +23,7 @@ const MOST_EXTENT_BYTES: u64 = 1 << 30;
 
 /// The trees of the last commit. As long as this value exists, nothing that they refer to is freed
 /// or overwritten.
-pub(super) struct Committed<'v> {
+pub(super) struct CommittedTrees<'v> {
     pub(super) volume: &'v Rooms,
     pub(super) extents: TreeRoot,
     sums: Option<TreeRoot>,
@@ -87,7 +87,7 @@ impl ScrubbedBlock {
     }
 }
 
-impl<'v> Committed<'v> {
+impl<'v> CommittedTrees<'v> {
     /// The last commit. On a volume that is open for writing, waits until that commit is on the
     /// devices.
     ///

@@ -23,11 +23,11 @@ const GAP_BYTES: u64 = 32 << 10;
 
 /// Memory that devices can be read into directly.
 #[derive(Default)]
-pub(super) struct Pages {
+pub(super) struct ScrubBuffer {
     bytes: Vec<u8>,
 }
 
-impl Pages {
+impl ScrubBuffer {
     /// `len` bytes that begin on a page.
     pub(super) fn of(&mut self, len: usize) -> &mut [u8] {
         const PAGE_BYTES: usize = 4096;
@@ -63,7 +63,7 @@ pub(super) fn look(
     chunk: Logical,
     window: &ScrubWindow,
     copy: usize,
-    pages: &mut Pages,
+    pages: &mut ScrubBuffer,
 ) -> FirstLook {
     let unit = |at: u64| (at - chunk.0) / STRIPE_LEN;
     let FirstLook { mut suspects, mut counts } = FirstLook::default();

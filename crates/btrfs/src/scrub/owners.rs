@@ -13,7 +13,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use zerocopy::FromBytes;
 
 use super::ScrubOwner;
-use super::gather::{Committed, ScrubbedBlock};
+use super::gather::{CommittedTrees, ScrubbedBlock};
 use crate::block::TreeBlock;
 use crate::inode::Rooms;
 use crate::storage::malformed;
@@ -54,7 +54,7 @@ impl ExtentOwners {
     /// # Errors
     /// When the extent tree cannot be read. Owners that cannot be found for another reason are left
     /// out.
-    pub(super) fn of_data(committed: &Committed<'_>, extent: u64) -> Result<Self> {
+    pub(super) fn of_data(committed: &CommittedTrees<'_>, extent: u64) -> Result<Self> {
         let mut owners = Self::default();
         for referrer in referrers(committed, extent)? {
             if owners.files.len() >= MOST_FILES {
@@ -72,7 +72,7 @@ impl ExtentOwners {
 
     /// Adds the files that refer to the extent in the leaf at `leaf`. Skips a damaged leaf, because
     /// the scrub reports it separately.
-    fn add_leaf(&mut self, committed: &Committed<'_>, leaf: Logical, extent: u64) {
+    fn add_leaf(&mut self, committed: &CommittedTrees<'_>, leaf: Logical, extent: u64) {
         let volume = committed.volume;
         let verify = |bytes: &[u8]| check::verify(bytes, volume.storage.geometry(), leaf);
         let Ok(bytes) = volume.storage.find_block(leaf, verify) else { return };
@@ -116,7 +116,7 @@ impl ExtentOwners {
 }
 
 /// The back references of the extent at `extent`, up to a few more than [`MOST_BLOCKS`].
-fn referrers(committed: &Committed<'_>, extent: u64) -> Result<Vec<Referrer>> {
+fn referrers(committed: &CommittedTrees<'_>, extent: u64) -> Result<Vec<Referrer>> {
     let mut found = Vec::new();
     let file = |one: &ExtentDataRef| {
         Referrer::File(FileId { dev: one.root.get(), ino: one.objectid.get() })
@@ -156,7 +156,7 @@ fn referrers(committed: &Committed<'_>, extent: u64) -> Result<Vec<Referrer>> {
 }
 
 /// The trees that a block belongs to.
-fn trees_of(committed: &Committed<'_>, block: Logical) -> BTreeSet<TreeId> {
+fn trees_of(committed: &CommittedTrees<'_>, block: Logical) -> BTreeSet<TreeId> {
     let (mut trees, mut seen) = (BTreeSet::new(), BTreeSet::from([block]));
     let mut next = vec![block];
     while let Some(block) = next.pop() {

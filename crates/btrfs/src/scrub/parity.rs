@@ -8,7 +8,7 @@ use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};
 
 use super::gather::ScrubWindow;
-use super::look::{Pages, Suspects};
+use super::look::{ScrubBuffer, Suspects};
 use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 
 /// Checks the parity of `window`, which is whole rows of `chunk`. Skips rows with suspect data.
@@ -17,7 +17,7 @@ pub(super) fn look(
     chunk: &Chunk,
     window: &ScrubWindow,
     suspects: &Suspects,
-    pages: &mut Pages,
+    pages: &mut ScrubBuffer,
 ) {
     let width = chunk.data_stripes();
     let sector = u64::from(run.volume.superblock().sector_size);

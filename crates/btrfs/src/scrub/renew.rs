@@ -28,8 +28,8 @@ use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Physical};
 use offshoot_vfs::{Error, Result};
 
-use super::gather::{Committed, ScrubContent};
-use super::look::{Pages, cut};
+use super::gather::{CommittedTrees, ScrubContent};
+use super::look::{ScrubBuffer, cut};
 use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 use crate::inode::Rooms;
 use crate::storage::{CopyPart, MemberOffset, malformed};
@@ -81,7 +81,7 @@ impl Renewal {
         if self.members.is_empty() {
             return Ok(());
         }
-        let mut pages = Pages::default();
+        let mut pages = ScrubBuffer::default();
         for chunk in chunks.iter().filter(|chunk| chunk.flags.has_data()) {
             if let Err(error) = self.plain_data_of(run, chunk, &mut pages) {
                 run.skip(chunk, error);
@@ -90,10 +90,15 @@ impl Renewal {
         run.volume.flush_members()
     }
 
-    fn plain_data_of(&self, run: &ScrubRun<'_>, chunk: &Chunk, pages: &mut Pages) -> Result<()> {
+    fn plain_data_of(
+        &self,
+        run: &ScrubRun<'_>,
+        chunk: &Chunk,
+        pages: &mut ScrubBuffer,
+    ) -> Result<()> {
         let volume = run.volume;
         let end = chunk.start.0 + volume.storage.reachable_bytes(chunk);
-        let committed = Committed::of(volume)?;
+        let committed = CommittedTrees::of(volume)?;
         let mut from = chunk.start.0;
         while from < end && !run.is_over() {
             let Some(window) = committed.next_window(chunk, from, end)? else { break };
@@ -140,7 +145,7 @@ impl Renewal {
         let missing = || Error::corrupt("chunk tree", format!("it has no device {}", member.id));
         let mut item = volume.superblock().item.clone();
         item.dev_item = dev_item.ok_or_else(missing)?;
-        let mut pages = Pages::default();
+        let mut pages = ScrubBuffer::default();
         for offset in SUPERBLOCK_OFFSETS {
             if offset + SUPERBLOCK_SIZE as u64 > member.total_bytes {
                 continue;
@@ -179,7 +184,7 @@ impl Renewal {
 }
 
 /// Overwrites a part of a copy of data if the other members have other contents there.
-fn renew_part(run: &ScrubRun<'_>, part: &CopyPart, pages: &mut Pages) {
+fn renew_part(run: &ScrubRun<'_>, part: &CopyPart, pages: &mut ScrubBuffer) {
     let volume = run.volume;
     let len = usize::try_from(part.range.end - part.range.start).expect("no more than is read");
     let mut good = vec![0; len];
@@ -211,7 +216,12 @@ fn renew_part(run: &ScrubRun<'_>, part: &CopyPart, pages: &mut Pages) {
 }
 
 /// Writes the good contents to a place, and reads them back.
-fn write(run: &ScrubRun<'_>, part: MemberOffset, good: &[u8], pages: &mut Pages) -> ScrubOutcome {
+fn write(
+    run: &ScrubRun<'_>,
+    part: MemberOffset,
+    good: &[u8],
+    pages: &mut ScrubBuffer,
+) -> ScrubOutcome {
     let MemberOffset { member, physical } = part;
     let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);
     let buf = pages.of(good.len());

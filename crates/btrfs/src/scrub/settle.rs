@@ -1,8 +1,8 @@
 //! The second look: finds the errors that remain while nothing can be freed, and repairs them.
 //!
-//! It holds the last commit ([`Committed`]). So space that this commit refers to is neither freed
-//! nor reused, and data with checksums is not written in place. An error that it finds is a real
-//! one, and the good contents that it writes belong there.
+//! It holds the last commit ([`CommittedTrees`]). So space that this commit refers to is neither
+//! freed nor reused, and data with checksums is not written in place. An error that it finds is a
+//! real one, and the good contents that it writes belong there.
 
 use std::io::IoSlice;
 
@@ -10,8 +10,8 @@ use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::Result;
 
-use super::gather::{Committed, ScrubContent, ScrubPiece, ScrubbedBlock};
-use super::look::Pages;
+use super::gather::{CommittedTrees, ScrubContent, ScrubPiece, ScrubbedBlock};
+use super::look::ScrubBuffer;
 use super::owners::ExtentOwners;
 use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 use crate::storage::CopyPart;
@@ -37,7 +37,7 @@ impl SectorFault {
 }
 
 /// A bad place. It is reported after the commit is released.
-struct Bad {
+struct BadPart {
     part: CopyPart,
     structure: &'static str,
     fault: SectorFault,
@@ -46,11 +46,11 @@ struct Bad {
 }
 
 /// A second look at one copy.
-struct Settling<'r, 'v> {
+struct SecondLook<'r, 'v> {
     run: &'r ScrubRun<'v>,
-    committed: &'r Committed<'v>,
+    committed: &'r CommittedTrees<'v>,
     may_repair: bool,
-    bad: Vec<Bad>,
+    bad: Vec<BadPart>,
 }
 
 /// Looks again at copy `copy` of the unit `unit` of `chunk`, counts errors, and repairs them.
@@ -62,15 +62,15 @@ pub(super) fn settle(
     chunk: &Chunk,
     unit: u64,
     copy: usize,
-    pages: &mut Pages,
+    pages: &mut ScrubBuffer,
 ) -> Result<()> {
     let start = chunk.start.0 + unit * STRIPE_LEN;
     let range = start..(start + STRIPE_LEN).min(chunk.end().0);
     let bad = {
-        let committed = Committed::of(run.volume)?;
+        let committed = CommittedTrees::of(run.volume)?;
         let has_parity = matches!(chunk.profile, Profile::Raid5 | Profile::Raid6);
         let may_repair = !run.options.is_read_only && !has_parity;
-        let mut settling = Settling { run, committed: &committed, may_repair, bad: Vec::new() };
+        let mut settling = SecondLook { run, committed: &committed, may_repair, bad: Vec::new() };
         for piece in &committed.window(range.clone())?.pieces {
             let parts = run.volume.storage.copies_of(&piece.range)?;
             let own: Vec<_> = parts.into_iter().filter(|part| part.copy == copy).collect();
@@ -85,7 +85,7 @@ pub(super) fn settle(
         }
         settling.bad
     };
-    for Bad { part, structure, fault, outcome, owners } in bad {
+    for BadPart { part, structure, fault, outcome, owners } in bad {
         run.found(&ScrubFinding {
             structure,
             logical: Some(Logical(part.range.start)),
@@ -100,14 +100,14 @@ pub(super) fn settle(
     Ok(())
 }
 
-impl Settling<'_, '_> {
+impl SecondLook<'_, '_> {
     /// Checks a copy of a block, which has a part on each stripe that it touches.
     fn block(
         &mut self,
         piece: &ScrubPiece,
         block: ScrubbedBlock,
         parts: &[CopyPart],
-        pages: &mut Pages,
+        pages: &mut ScrubBuffer,
     ) {
         let volume = self.run.volume;
         let (logical, sector) = (Logical(piece.range.start), self.sector());
@@ -168,11 +168,11 @@ impl Settling<'_, '_> {
         let is_told = outcome != ScrubOutcome::Corrected;
         let owners = if is_told { ExtentOwners::of_block(&block) } else { ExtentOwners::default() };
         let part = CopyPart { range: piece.range.clone(), ..parts[0].clone() };
-        self.bad.push(Bad { part, structure: "tree block", fault, outcome, owners });
+        self.bad.push(BadPart { part, structure: "tree block", fault, outcome, owners });
     }
 
     /// Checks a part of a copy of data.
-    fn data(&mut self, piece: &ScrubPiece, part: &CopyPart, pages: &mut Pages) -> Result<()> {
+    fn data(&mut self, piece: &ScrubPiece, part: &CopyPart, pages: &mut ScrubBuffer) -> Result<()> {
         let (volume, sector) = (self.run.volume, self.sector());
         let mut bytes = vec![0; len_of(part)];
         let buf = pages.of(bytes.len());
@@ -221,7 +221,7 @@ impl Settling<'_, '_> {
         part: &CopyPart,
         sum: Option<&[u8]>,
         bytes: &mut [u8],
-        pages: &mut Pages,
+        pages: &mut ScrubBuffer,
     ) -> ScrubOutcome {
         let volume = self.run.volume;
         if volume.storage.find_sector(&volume.base, Logical(part.range.start), bytes, sum).is_err()
@@ -261,7 +261,7 @@ impl Settling<'_, '_> {
         } else {
             ExtentOwners::default()
         };
-        self.bad.push(Bad { part, structure: "data", fault, outcome, owners });
+        self.bad.push(BadPart { part, structure: "data", fault, outcome, owners });
         Ok(())
     }
 
@@ -283,7 +283,7 @@ impl Settling<'_, '_> {
     }
 
     /// Writes the good contents, and reads them back. Returns whether they are there.
-    fn write(&self, part: &CopyPart, good: &[u8], pages: &mut Pages) -> bool {
+    fn write(&self, part: &CopyPart, good: &[u8], pages: &mut ScrubBuffer) -> bool {
         let volume = self.run.volume;
         let written = volume.write_member(part.member, part.physical.0, &[IoSlice::new(good)]);
         let buf = pages.of(good.len());

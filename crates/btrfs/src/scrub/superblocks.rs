@@ -14,7 +14,7 @@ use offshoot_btrfs_format::{Generation, Physical};
 use offshoot_vfs::{Error, Result};
 use uuid::Uuid;
 
-use super::look::Pages;
+use super::look::ScrubBuffer;
 use super::{ScrubFinding, ScrubOutcome, ScrubRun};
 
 /// The offset of a superblock, and the superblock or the problem with it.
@@ -25,7 +25,7 @@ type ReadSuperblock = (u64, Result<Superblock, String>);
 /// # Errors
 /// `EROFS` when the volume has stopped writing; the error of a device that fails to flush.
 pub(super) fn scrub(run: &ScrubRun<'_>) -> Result<()> {
-    let mut pages = Pages::default();
+    let mut pages = ScrubBuffer::default();
     for (index, member) in run.volume.members().iter().enumerate() {
         if member.device.is_none() || member.is_seed || member.has_failed() || run.is_over() {
             continue;
@@ -42,7 +42,7 @@ pub(super) fn scrub(run: &ScrubRun<'_>) -> Result<()> {
 }
 
 /// All superblocks of a member.
-fn superblocks(run: &ScrubRun<'_>, index: usize, pages: &mut Pages) -> Vec<ReadSuperblock> {
+fn superblocks(run: &ScrubRun<'_>, index: usize, pages: &mut ScrubBuffer) -> Vec<ReadSuperblock> {
     let member = &run.volume.members()[index];
     let newest = match run.volume.live_part() {
         Some(live) => Generation(live.last_superblock().generation.get()),
@@ -78,7 +78,7 @@ fn superblocks(run: &ScrubRun<'_>, index: usize, pages: &mut Pages) -> Vec<ReadS
 }
 
 /// Checks and repairs the superblocks of a member while no other thread writes superblocks.
-fn mend(run: &ScrubRun<'_>, index: usize, pages: &mut Pages) -> Vec<ScrubFinding> {
+fn mend(run: &ScrubRun<'_>, index: usize, pages: &mut ScrubBuffer) -> Vec<ScrubFinding> {
     let (volume, member) = (run.volume, &run.volume.members()[index]);
     let all = superblocks(run, index, pages);
     let good = all.iter().find_map(|(_, found)| found.as_ref().ok());

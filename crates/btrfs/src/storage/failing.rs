@@ -110,7 +110,7 @@ impl DeviceError {
 
 /// What happened to a member since the volume was opened.
 #[derive(Debug, Default)]
-pub(super) struct Condition {
+pub(super) struct MemberCondition {
     /// Nothing is written to it any more.
     has_failed: AtomicBool,
     /// The chunk tree notes the failure, or need not: the volume saw it when it was opened.
@@ -124,7 +124,7 @@ pub(super) struct Condition {
     errors: [AtomicU64; DeviceError::COUNTERS],
 }
 
-impl Condition {
+impl MemberCondition {
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }
@@ -147,7 +147,7 @@ pub(super) struct FailureCounts {
 
 /// Which failures of members a superblock leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tells {
+pub(crate) enum RecordedFailures {
     /// The failures that its own transaction notes: it is the superblock of a commit.
     WhatIsNoted,
     /// The failures that the last commit notes: its superblock is written once more, with a log.
@@ -318,11 +318,11 @@ impl Storage {
     /// To be called before superblocks are written, after the barrier of all that they lead to.
     /// Returns how many failures they lead to; `None` when a member has failed that they do not
     /// lead to.
-    pub(crate) fn begin_superblocks(&self, tells: Tells) -> Option<u64> {
+    pub(crate) fn begin_superblocks(&self, tells: RecordedFailures) -> Option<u64> {
         let failing = self.failing.lock();
         let told = match tells {
-            Tells::WhatIsNoted => failing.noted,
-            Tells::WhatIsShown => failing.shown,
+            RecordedFailures::WhatIsNoted => failing.noted,
+            RecordedFailures::WhatIsShown => failing.shown,
         };
         (failing.failed == told).then_some(told)
     }

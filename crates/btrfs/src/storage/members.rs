@@ -20,7 +20,7 @@ use offshoot_device::BlockDevice;
 use offshoot_vfs::{Errno, Error, Result};
 use uuid::Uuid;
 
-use super::failing::Condition;
+use super::failing::MemberCondition;
 use crate::report::VolumeReport;
 
 /// A device of a volume.
@@ -48,7 +48,7 @@ pub struct Member {
     /// The generation of its superblock.
     own: Generation,
     /// What happened to it since the volume was opened. Clones share it.
-    pub(super) condition: Arc<Condition>,
+    pub(super) condition: Arc<MemberCondition>,
 }
 
 impl Member {

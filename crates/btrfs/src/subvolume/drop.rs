@@ -159,7 +159,7 @@ fn made_in(key: Key, item: &RootItem) -> Generation {
 }
 
 /// A block, and the upper bound of its keys; `None` at the right edge.
-type Bounded = (Arc<TreeBlock>, Option<Key>);
+type BoundedBlock = (Arc<TreeBlock>, Option<Key>);
 
 /// A node on the path.
 #[derive(Clone)]
@@ -183,7 +183,7 @@ impl DropPathNode {
 
     /// The next child. No walk visits a block twice, because all keys below one pointer are lower
     /// than the next pointer.
-    fn child(&self, handle: &RoomsHandle<'_>, id: TreeId) -> Result<Bounded> {
+    fn child(&self, handle: &RoomsHandle<'_>, id: TreeId) -> Result<BoundedBlock> {
         let block = handle.volume().child(&self.block, self.slot, id)?;
         let is_last = self.slot + 1 == self.block.len();
         let upper = if is_last { self.upper } else { Some(self.block.key(self.slot + 1)) };
@@ -302,7 +302,7 @@ impl DropWalk<'_, '_> {
         at: Logical,
         level: u8,
         generation: Generation,
-        read: impl Fn() -> Result<Bounded>,
+        read: impl Fn() -> Result<BoundedBlock>,
     ) -> Result<bool> {
         let owner = self.owner();
         self.given_up += 1;
@@ -341,7 +341,7 @@ impl DropWalk<'_, '_> {
 
     /// Detaches the shared block and the blocks below it, from where the previous step ended.
     /// Returns whether this step finished that.
-    fn detach_below(&mut self, shared: Bounded) -> Result<bool> {
+    fn detach_below(&mut self, shared: BoundedBlock) -> Result<bool> {
         let from = self.dropping.detached.filter(|(id, _)| *id == self.id);
         let from = from.map_or(Key::MIN, |(_, key)| key);
         let mut below = Vec::new();
@@ -378,7 +378,7 @@ impl DropWalk<'_, '_> {
     /// Below a block of another subvolume there is no block that this one wrote.
     fn detach(
         &mut self,
-        (block, upper): Bounded,
+        (block, upper): BoundedBlock,
         from: Key,
         way: &mut Vec<DropPathNode>,
     ) -> Result<()> {

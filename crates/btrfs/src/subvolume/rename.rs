@@ -17,7 +17,7 @@ use crate::inode::changes::{Changes, refuse_flags};
 use crate::inode::entries::{EntryTarget, require_name};
 use crate::inode::rename::{self, RenameEnds, still};
 use crate::inode::subvolume::writable;
-use crate::inode::unlink::{Rest, is_stored_here, require_stored_here};
+use crate::inode::unlink::{UnlinkRest, is_stored_here, require_stored_here};
 use crate::inode::{Locks, ROOT_DIR, placeholder_in, type_of};
 use crate::inode::{Rooms, RoomsHandle};
 use crate::space::Claim;
@@ -112,9 +112,9 @@ fn move_subvolume(
             }
             Some(other) => {
                 changes.take_place_away(to, other, true, at)?;
-                Rest::Nothing
+                UnlinkRest::Nothing
             }
-            None => Rest::Nothing,
+            None => UnlinkRest::Nothing,
         };
         moving.put(ends.moved, from.dir, to, at)?;
         Ok((rest, moving.apply(handle)?))
@@ -150,7 +150,7 @@ pub(crate) fn exchange(
 }
 
 /// A subvolume that moves.
-struct Move<'p> {
+struct MovedSubvolume<'p> {
     id: TreeId,
     from: FileId,
     to: EntryPlace<'p>,
@@ -164,7 +164,7 @@ struct MoveChanges<'h, 'v, 'p> {
     first: Changes<'h, 'v>,
     /// The changes in the second subvolume, with its id, if there are two.
     second: Option<(u64, Changes<'h, 'v>)>,
-    moves: Vec<Move<'p>>,
+    moves: Vec<MovedSubvolume<'p>>,
 }
 
 impl<'h, 'v, 'p> MoveChanges<'h, 'v, 'p> {
@@ -207,7 +207,7 @@ impl<'h, 'v, 'p> MoveChanges<'h, 'v, 'p> {
         if file.ino == ROOT_DIR {
             let id = TreeId(file.dev);
             changes.add_entry(to, EntryTarget::subvolume(id), index, at)?;
-            self.moves.push(Move { id, from, to, index });
+            self.moves.push(MovedSubvolume { id, from, to, index });
             return Ok(());
         }
         let file_type = type_of(&changes.inode(file)?)?;
@@ -225,7 +225,7 @@ impl<'h, 'v, 'p> MoveChanges<'h, 'v, 'p> {
         let _moving = handle.volume().moves.moving();
         handle.all_or_stop(|| {
             moves.iter().try_for_each(|one| remove_place(handle, one.id, one.from))?;
-            for Move { id, to: EntryPlace { dir, name }, index, .. } in moves {
+            for MovedSubvolume { id, to: EntryPlace { dir, name }, index, .. } in moves {
                 let place = RootRef { dirid: dir.ino, sequence: index, name };
                 add_place(handle, id, dir, &place)?;
             }

@@ -13,7 +13,7 @@ use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::space::Space;
 use crate::stats::EngineCounters;
 use crate::sync::{RwLock, RwLockReadGuard};
-use crate::tree::{Blocks, Latching, Owns, TreeRoot};
+use crate::tree::{Blocks, Latching, OwnedTree, TreeRoot};
 
 /// A tree that can change. Its root is behind the lock that comes before all latches.
 #[derive(Debug)]
@@ -144,12 +144,12 @@ impl ChangingTree {
 }
 
 /// A tree, and the handle that changes it.
-pub(crate) struct Changing<'a> {
+pub(crate) struct TreeAndHandle<'a> {
     pub(crate) handle: &'a TransactionHandle<'a>,
     pub(crate) tree: &'a ChangingTree,
 }
 
-impl Owns for Changing<'_> {
+impl OwnedTree for TreeAndHandle<'_> {
     fn root(&self) -> &RwLock<TreeRoot> {
         &self.tree.root
     }

@@ -55,7 +55,7 @@ struct RefRun {
     /// The edits of extent items, in ascending order.
     edits: Vec<(Key, Option<Vec<u8>>)>,
     /// The counts that applying the edits must return.
-    expected: Counts,
+    expected: ExtentCounts,
     /// Ranges that become extents, ascending.
     used: Vec<Range<u64>>,
     /// Ranges that stop being extents, ascending.
@@ -65,7 +65,7 @@ struct RefRun {
 /// What a search for the reference of a file does at a gap between keyed references whose hashes
 /// collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gaps {
+enum GapSearch {
     /// It ends there: a new reference goes into the gap.
     Stop,
     /// It continues through all references of the kind: a reference that is given up must be
@@ -74,7 +74,7 @@ enum Gaps {
 }
 
 #[derive(Default)]
-struct Counts {
+struct ExtentCounts {
     inserted: usize,
     replaced: usize,
     removed: usize,
@@ -447,7 +447,7 @@ impl TransactionHandle<'_> {
             run.edits.iter().map(|(key, data)| (*key, data.as_deref())).collect();
         self.require_unused(&run.used)?;
         let applied = self.change(TreeId::EXTENT, |tree| tree.apply_batch(&edits))?;
-        let Counts { inserted, replaced, removed } = run.expected;
+        let ExtentCounts { inserted, replaced, removed } = run.expected;
         if (applied.inserted, applied.replaced, applied.removed) != (inserted, replaced, removed) {
             let problem = format!(
                 "{inserted} items should have come, {replaced} changed, {removed} gone, but it was {applied:?}"
@@ -494,7 +494,7 @@ impl TransactionHandle<'_> {
             }
             return Ok(());
         }
-        let gaps = if delta < 0 { Gaps::Cross } else { Gaps::Stop };
+        let gaps = if delta < 0 { GapSearch::Cross } else { GapSearch::Stop };
         let keyed = if has_items { self.find_keyed(logical, owner, gaps)? } else { None };
         if let Some((key, count)) = keyed {
             let count = changed(count)?;
@@ -525,13 +525,13 @@ impl TransactionHandle<'_> {
         &self,
         logical: Logical,
         owner: RefOwner,
-        gaps: Gaps,
+        gaps: GapSearch,
     ) -> Result<Option<(Key, u32)>> {
         let root = self.volume.tree(TreeId::EXTENT)?;
         let first = Key::new(logical.0, owner.item_type(), owner.sequence());
         let mut cursor = Cursor::seek(self.volume, root, first)?;
         let mut expected = first;
-        let crosses = gaps == Gaps::Cross && matches!(owner, RefOwner::File { .. });
+        let crosses = gaps == GapSearch::Cross && matches!(owner, RefOwner::File { .. });
         let is_candidate = |key: Key, expected: Key| {
             let is_alike = key.objectid == logical.0 && key.item_type == owner.item_type();
             key == expected || (crosses && is_alike)

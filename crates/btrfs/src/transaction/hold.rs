@@ -10,14 +10,14 @@ use crate::space::{Kept, KeptAs, Purpose, Space};
 /// The reservation for the queued items of a tree.
 #[derive(Debug)]
 pub(crate) struct TreeReservation {
-    account: Mutex<Account>,
+    account: Mutex<QueueAccount>,
     /// The bytes of the blocks that the running transaction has not copied.
     pub(crate) uncopied: AtomicU64,
 }
 
 /// The account of the queued items of a tree.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct QueueAccount {
     /// While an operation or a flush counts, the value may be wrong, and even negative.
     pub(crate) units: i64,
     pub(crate) blocks: i64,
@@ -34,12 +34,13 @@ impl TreeReservation {
     /// The account of a tree whose blocks take this many bytes.
     pub(crate) fn new(used: u64, space: &Arc<Space>) -> Self {
         let held = Kept::none(space, KeptAs::Reserved(Purpose::Metadata));
-        let account = Account { units: 0, blocks: 0, growth: 0, held, dirties: 0, uncounted: 0 };
+        let account =
+            QueueAccount { units: 0, blocks: 0, growth: 0, held, dirties: 0, uncounted: 0 };
         Self { account: Mutex::new(account), uncopied: AtomicU64::new(used) }
     }
 
     /// The account of the items.
-    pub(crate) fn account(&self) -> MutexGuard<'_, Account> {
+    pub(crate) fn account(&self) -> MutexGuard<'_, QueueAccount> {
         self.account.lock()
     }
 
@@ -53,7 +54,8 @@ impl TreeReservation {
     /// Begins a transaction, which owns no block of the tree yet. No item is queued.
     pub(crate) fn begin(&self, used: u64) {
         if cfg!(debug_assertions) {
-            let Account { units, blocks, growth, held, dirties, uncounted } = &*self.account.lock();
+            let QueueAccount { units, blocks, growth, held, dirties, uncounted } =
+                &*self.account.lock();
             let all = (units, blocks, growth, &held.bytes(), dirties, uncounted);
             assert_eq!(all, (&0, &0, &0, &0, &0, &0), "something is kept for nothing");
         }

@@ -12,7 +12,7 @@ use offshoot_btrfs_format::Logical;
 use offshoot_vfs::FileId;
 
 use super::Obstacle;
-use super::notes::Notes;
+use super::notes::LogNotes;
 use crate::block::{DirtyBlocks, Latch};
 use crate::sync::{RwLock, RwLockReadGuard};
 
@@ -30,7 +30,7 @@ pub(crate) struct LogState {
     changing: RwLock<DirtyBlocks>,
     /// Blocks that are being written.
     writing: RwLock<Arc<DirtyBlocks>>,
-    notes: Notes,
+    notes: LogNotes,
 }
 
 impl LogState {
@@ -108,7 +108,7 @@ impl LogState {
         self.notes.last_removed(dir).map_or(0, |index| index.saturating_add(1))
     }
 
-    pub(crate) fn notes(&self) -> &Notes {
+    pub(crate) fn notes(&self) -> &LogNotes {
         &self.notes
     }
 

@@ -28,20 +28,20 @@ const MOST_RANGES: usize = 64;
 
 /// Entries that were removed from a directory.
 #[derive(Debug, Default)]
-struct Removed {
+struct RemovedEntries {
     /// The entries that no fsync has taken, by index, with the inode that each led to.
     indexes: BTreeMap<u64, Option<u64>>,
     last: u64,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Notes {
+pub(crate) struct LogNotes {
     extents: Mutex<HashMap<FileId, Ranges, RandomState>>,
-    removed: Mutex<HashMap<FileId, Removed, RandomState>>,
+    removed: Mutex<HashMap<FileId, RemovedEntries, RandomState>>,
     removals: AtomicUsize,
 }
 
-impl Notes {
+impl LogNotes {
     /// Forgets all notes.
     pub(crate) fn forget(&self) {
         *self.extents.lock() = HashMap::default();
@@ -72,7 +72,7 @@ impl Notes {
     /// `None` for a subvolume. Returns whether the notes are within their limit.
     pub(crate) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
         let mut removed = self.removed.lock();
-        let Removed { indexes, last } = removed.entry(dir).or_default();
+        let RemovedEntries { indexes, last } = removed.entry(dir).or_default();
         indexes.insert(index, ino);
         *last = index.max(*last);
         self.removals.fetch_add(1, Ordering::Relaxed) < MOST

@@ -7,7 +7,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// A signal to the background thread of a volume.
 #[derive(Default)]
-pub(crate) struct Signal {
+pub(crate) struct CommitterSignal {
     /// Much was changed. Threads set it without the lock, and the background thread reads it when
     /// it wakes.
     is_pressed: AtomicBool,
@@ -15,7 +15,7 @@ pub(crate) struct Signal {
     wake: Condvar,
 }
 
-impl Signal {
+impl CommitterSignal {
     /// Signals that much was changed.
     pub(crate) fn press(&self) {
         if !self.is_pressed.swap(true, Ordering::Relaxed) {

@@ -35,7 +35,7 @@ use super::{LiveVolume, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
 use crate::events::{COMMIT, DEVICE, clock, micros};
-use crate::storage::{DeviceError, Tells, WrittenCopy};
+use crate::storage::{DeviceError, RecordedFailures, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
 
@@ -46,7 +46,7 @@ const REQUEST_BYTES: usize = 1 << 20;
 const PARTS_AHEAD: usize = 2;
 
 /// A block that is to be written, with its address.
-type Addressed = (Logical, Arc<Latch>);
+type AddressedBlock = (Logical, Arc<Latch>);
 
 /// The part of a block that goes to one place of a member.
 struct WritePiece {
@@ -83,7 +83,7 @@ impl Base {
             bytes = blocks.len() as u64 * u64::from(self.superblock().node_size),
             "writing tree blocks",
         );
-        self.write_state(&blocks, superblock, allocated, Tells::WhatIsNoted)
+        self.write_state(&blocks, superblock, allocated, RecordedFailures::WhatIsNoted)
     }
 
     /// Writes the blocks of a log that were taken off, and the superblock of the last commit, which
@@ -93,7 +93,7 @@ impl Base {
     pub(crate) fn write_log(
         &self,
         live: &LiveVolume,
-        blocks: &[Addressed],
+        blocks: &[AddressedBlock],
         root: &TreeRoot,
     ) -> Result<bool> {
         let mut superblock = live.superblock.lock().clone();
@@ -102,7 +102,8 @@ impl Base {
         superblock.log_root_transid = 0.into();
         let last = live.phases.read().before.clone();
         let allocated = last.as_ref().and_then(|last| last.allocated.get()).map(Vec::as_slice);
-        let is_written = self.write_state(blocks, &superblock, allocated, Tells::WhatIsShown)?;
+        let is_written =
+            self.write_state(blocks, &superblock, allocated, RecordedFailures::WhatIsShown)?;
         Ok(is_written && !self.storage.hides_failures())
     }
 
@@ -110,10 +111,10 @@ impl Base {
     /// superblock, when a member has failed and the superblock would not lead to that.
     fn write_state(
         &self,
-        blocks: &[Addressed],
+        blocks: &[AddressedBlock],
         superblock: &SuperblockItem,
         allocated: Option<&[u64]>,
-        tells: Tells,
+        tells: RecordedFailures,
     ) -> Result<bool> {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
@@ -138,7 +139,7 @@ impl Base {
 
     /// Seals blocks and writes them to all their places, in physical order. The requests are the
     /// same however many threads seal.
-    fn write_blocks(&self, blocks: &[Addressed]) -> Result<()> {
+    fn write_blocks(&self, blocks: &[AddressedBlock]) -> Result<()> {
         let most = (REQUEST_BYTES / self.superblock().node_size as usize).max(1);
         let (order, pieces) = self.in_physical_order(blocks)?;
         let parts: Vec<_> = order.chunks(most).collect();
@@ -174,8 +175,8 @@ impl Base {
     /// occur there.
     fn in_physical_order<'b>(
         &self,
-        blocks: &'b [Addressed],
-    ) -> Result<(Vec<&'b Addressed>, Vec<WritePiece>)> {
+        blocks: &'b [AddressedBlock],
+    ) -> Result<(Vec<&'b AddressedBlock>, Vec<WritePiece>)> {
         let node_size = u64::from(self.superblock().node_size);
         let mut pieces = Vec::with_capacity(2 * blocks.len());
         for (block, (logical, _)) in blocks.iter().enumerate() {
@@ -271,7 +272,7 @@ impl Base {
     }
 
     /// Computes the checksums of blocks, and checks the blocks once more.
-    fn seal(&self, blocks: &[&Addressed]) -> Result<Vec<Arc<TreeBlock>>> {
+    fn seal(&self, blocks: &[&AddressedBlock]) -> Result<Vec<Arc<TreeBlock>>> {
         blocks.iter().map(|(at, latch)| self.seal_one(*at, latch)).collect()
     }
 

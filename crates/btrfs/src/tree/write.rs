@@ -72,7 +72,7 @@ use crate::stats::EngineCounters;
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub(crate) use edits::ItemEdit;
 use edits::ItemEdits;
-use merge::Merged;
+use merge::MergedLeaf;
 use path::{FoundSlot, bytes};
 
 /// How writers of a tree latch the blocks above a leaf.
@@ -99,7 +99,7 @@ pub enum UnlockTime {
 }
 
 /// A tree that a [`TreeWriter`] changes, and the blocks of it that the transaction owns.
-pub(crate) trait Owns {
+pub(crate) trait OwnedTree {
     /// Its root, behind the lock that comes before all latches.
     fn root(&self) -> &RwLock<TreeRoot>;
 
@@ -145,11 +145,11 @@ pub(crate) trait Owns {
 
 /// Changes to one tree.
 pub(crate) struct TreeWriter<'a> {
-    owner: &'a dyn Owns,
+    owner: &'a dyn OwnedTree,
 }
 
 impl<'a> TreeWriter<'a> {
-    pub(crate) fn new(owner: &'a dyn Owns) -> Self {
+    pub(crate) fn new(owner: &'a dyn OwnedTree) -> Self {
         Self { owner }
     }
 
@@ -240,7 +240,7 @@ impl<'a> TreeWriter<'a> {
         } else {
             let edit = [(key, Some(data))];
             let edits = ItemEdits::Each(&edit);
-            let merged = Merged::new(&found.leaf, edits, 0);
+            let merged = MergedLeaf::new(&found.leaf, edits, 0);
             self.spread(found.path, found.leaf, edits, merged)?;
         }
         Ok(())

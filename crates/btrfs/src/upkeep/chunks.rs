@@ -32,7 +32,7 @@ pub(super) fn grow(volume: &Rooms, purpose: Purpose) -> Result<()> {
     // Promises may count on the next chunk of metadata, so that chunk is allocated before one
     // for data.
     let is_awaited = || space.ledger(purpose).is_awaited();
-    if chunks_would_do(volume, purpose)? && try_grow(volume, Purpose::Metadata, is_awaited)? {
+    if is_met_by_chunks(volume, purpose)? && try_grow(volume, Purpose::Metadata, is_awaited)? {
         grow_for_first(volume, purpose)?;
     }
     Ok(())
@@ -44,7 +44,7 @@ pub(super) fn grow(volume: &Rooms, purpose: Purpose) -> Result<()> {
 fn grow_for_first(volume: &Rooms, purpose: Purpose) -> Result<bool> {
     let space = &volume.live()?.space;
     let is_awaited = || space.ledger(purpose).is_awaited();
-    let would_do = chunks_would_do(volume, purpose)?;
+    let would_do = is_met_by_chunks(volume, purpose)?;
     let wants_little = || space.first_in_line(purpose).is_some_and(|d| d.bytes <= LITTLE_BYTES);
     if !would_do && !wants_little() {
         return Ok(false);
@@ -64,7 +64,7 @@ fn grow_for_first(volume: &Rooms, purpose: Purpose) -> Result<bool> {
 
 /// Whether the first ticket in line would be granted if the members were filled with chunks. The
 /// caller must hold no handle.
-fn chunks_would_do(volume: &Rooms, purpose: Purpose) -> Result<bool> {
+fn is_met_by_chunks(volume: &Rooms, purpose: Purpose) -> Result<bool> {
     let space = &volume.live()?.space;
     let Some(first) = space.first_in_line(purpose) else { return Ok(false) };
     let handle = volume.enter()?;

@@ -20,14 +20,14 @@ use crate::inode::{Rooms, write_back};
 use crate::report::VolumeReport;
 use crate::subvolume::drop::drop_step;
 use crate::subvolume::{DropProgress, SubvolumeState};
-use crate::transaction::{CommitCause, LiveVolume, Signal};
+use crate::transaction::{CommitCause, CommitterSignal, LiveVolume};
 
 /// The shortest interval between two timed commits.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The thread of a volume. It ends when this is dropped.
 pub(crate) struct Committer {
-    signal: Arc<Signal>,
+    signal: Arc<CommitterSignal>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,7 +62,7 @@ impl Drop for Committer {
 fn run(
     volume: &Weak<impl Deref<Target = Rooms>>,
     subvolumes: &SubvolumeState,
-    signal: &Signal,
+    signal: &CommitterSignal,
     interval: Duration,
 ) {
     // An interval beyond the end of the clock gives `None`, which is never due.

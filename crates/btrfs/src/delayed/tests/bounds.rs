@@ -121,8 +121,8 @@ fn who_waits_is_told_that_items_are_gone() {
     std::thread::scope(|scope| {
         let handle = volume.join_for(100, Claim::Work).expect("there is room");
         let tree = handle.tree(TreeId::FS).expect("it is there");
-        let mut queue =
-            Queue::begin(&handle, &volume.delayed, &tree, 100).expect("enough is reserved");
+        let mut queue = OperationQueue::begin(&handle, &volume.delayed, &tree, 100)
+            .expect("enough is reserved");
         (0..100).for_each(|at| queue.put(index(at), [0; 75], false));
         queue.settle();
         assert!(delayed.bytes() > delayed.most_bytes());
@@ -140,9 +140,9 @@ fn who_waits_is_told_that_items_are_gone() {
 }
 
 /// Tells the other threads to end, even after a panic.
-struct Over<'a>(&'a AtomicBool);
+struct EndThreads<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for EndThreads<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -159,11 +159,11 @@ fn easing_leaves_what_comes_later() {
     let most_bytes = fs.volume().delayed.most_bytes();
     std::thread::scope(|scope| {
         let (fs, done) = (&fs, &done);
-        let _over = Over(done);
+        let _over = EndThreads(done);
         for thread in 0..WRITERS {
             let dir = fs.mkdir(place(fs.root(), &format!("{thread}")), &NEW).expect("a directory");
             scope.spawn(move || {
-                let _over = Over(done);
+                let _over = EndThreads(done);
                 for number in 0.. {
                     create(fs, dir, &format!("{number}"));
                     if done.load(Ordering::Acquire) {

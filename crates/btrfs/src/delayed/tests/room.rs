@@ -4,7 +4,7 @@ use super::*;
 use crate::test_volumes::in_memory_of;
 
 /// The cost of making and removing files.
-struct Took {
+struct ChangeCost {
     files: u64,
     /// Commits to make room.
     commits: u64,
@@ -13,7 +13,7 @@ struct Took {
 }
 
 /// Makes files in a few directories of a small volume until there is no space, and removes them.
-fn fill_and_empty(options: &EngineOptions) -> Took {
+fn fill_and_empty(options: &EngineOptions) -> ChangeCost {
     let fs = open(in_memory_of(16384, 128 << 20), options);
     let name = |number: u64| format!("directory-{number}");
     let make_dir = |number| fs.mkdir(place(fs.root(), &name(number)), &NEW).expect("a directory");
@@ -42,7 +42,7 @@ fn fill_and_empty(options: &EngineOptions) -> Took {
     fs.sync().expect("a commit");
     let held = &fs.volume().delayed.held;
     assert_eq!(held.get(), 0, "all came to the tree");
-    Took { files, commits: fs.volume().stats().commits_for_space, flushed }
+    ChangeCost { files, commits: fs.volume().stats().commits_for_space, flushed }
 }
 
 /// On a full volume a few dozen queued files once held all that was left. Each further file waited
@@ -84,7 +84,7 @@ fn nothing_goes_past_what_waits_in_its_node() {
         let queues = || volume.delayed.queues(&handle, &tree, [key].into_iter());
         assert!(!queues(), "nothing waits");
         let mut queue =
-            Queue::begin(&handle, &volume.delayed, &tree, 1).expect("enough is reserved");
+            OperationQueue::begin(&handle, &volume.delayed, &tree, 1).expect("enough is reserved");
         queue.put(key, stored().expect("the inode is in the tree"), true);
         drop(queue);
         assert!(queues(), "something waits");

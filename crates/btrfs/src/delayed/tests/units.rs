@@ -1,6 +1,6 @@
 //! Reservations of items: by the leaf, and none when no item is queued.
 
-use super::super::node::{Load, QueuedItems, Releases};
+use super::super::node::{ItemTotals, QueuedItems, Releases};
 use super::*;
 use crate::space::OPERATION_ITEMS;
 
@@ -24,7 +24,7 @@ fn new_indexes_are_paid_by_the_leaf() {
         assert_eq!(units(&items), 3);
     }
     assert!(items.remove(index(29)));
-    assert_eq!(items.load(false), Load::default());
+    assert_eq!(items.load(false), ItemTotals::default());
     // With one leaf, a removal leaves room.
     for number in 0..100 {
         items.put(index(number), [0; 75], false, 1000);
@@ -69,7 +69,7 @@ fn units_go_with_their_items() {
     items.keep_unit(here);
     assert_eq!(items.load(false).units, 2);
     assert!(items.remove(here), "it never came to the tree");
-    assert_eq!(items.load(false), Load::default());
+    assert_eq!(items.load(false), ItemTotals::default());
 }
 
 /// Items that change at random hold nothing when none is left, and release what they held when they
@@ -95,12 +95,12 @@ fn what_items_keep_is_given_back() {
                     8 => items.keep_unit(key),
                     _ => drop(items.take_inode(ino, 1000)),
                 }
-                assert!(!items.is_empty() || items.load(by_item) == Load::default());
+                assert!(!items.is_empty() || items.load(by_item) == ItemTotals::default());
             }
             let all = items.load(by_item);
             let sorted = items.in_order(256);
             let mut left = Releases::new(&items, by_item, 1000);
-            let mut given = Load::default();
+            let mut given = ItemTotals::default();
             for batch in sorted.chunks(3) {
                 given += left.after(batch);
             }

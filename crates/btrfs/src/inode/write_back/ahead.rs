@@ -22,9 +22,11 @@ use tracing::{debug, trace};
 
 use super::super::subvolume::is_deleted;
 use super::super::{compression, inode_item, tree_of};
-use super::step::{Outgoing, WriteBackStep};
+use super::step::{OutgoingData, WriteBackStep};
 use super::{Patience, STEP_BYTES, discard};
-use crate::data::{Chunks, DataChecksums, FileBuffer, OrderedExtent, Sectors, WriteTarget, target};
+use crate::data::{
+    CompressionChunks, DataChecksums, FileBuffer, OrderedExtent, Sectors, WriteTarget, target,
+};
 use crate::events::WRITEBACK;
 use crate::inode::Rooms;
 
@@ -189,7 +191,7 @@ fn store_unchanged(
     if data.len == 0 {
         return Ok(());
     }
-    let outgoing = Outgoing { data, chunks: &Chunks::default(), chosen: None };
+    let outgoing = OutgoingData { data, chunks: &CompressionChunks::default(), chosen: None };
     match WriteBackStep::begin(volume, file, buffer, outgoing, Patience::Tries)? {
         Some(step) => step.store(Some(place)),
         None => Ok(()),

@@ -16,9 +16,9 @@ use super::super::{inode_item, tree_of};
 use super::ahead::UnreferencedSpace;
 use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
-    Chunks, CompressionChunk, DataChecksums, FileBuffer, InlineData, MOST_AT_ONCE, Sectors,
-    WriteTarget, bytes_with_checksums, checksum_items, extent_len, insert_hole, pack_inline,
-    refer_to, store_inline, store_packed, store_preallocated, target, write_data,
+    CompressionChunk, CompressionChunks, DataChecksums, FileBuffer, InlineData, MOST_AT_ONCE,
+    Sectors, WriteTarget, bytes_with_checksums, checksum_items, extent_len, insert_hole,
+    pack_inline, refer_to, store_inline, store_packed, store_preallocated, target, write_data,
 };
 use crate::events::WRITEBACK;
 use crate::inode::{Rooms, RoomsHandle};
@@ -36,10 +36,10 @@ const LEAST_BYTES: u64 = 1 << 20;
 
 /// Data that is about to be written back.
 #[derive(Clone, Copy)]
-pub(super) struct Outgoing<'b> {
+pub(super) struct OutgoingData<'b> {
     pub(super) data: Sectors<'b>,
     /// The compressed chunks of its beginning, if `chosen` asks for compression.
-    pub(super) chunks: &'b Chunks,
+    pub(super) chunks: &'b CompressionChunks,
     pub(super) chosen: Option<ChosenCompression>,
 }
 
@@ -76,7 +76,7 @@ impl<'v, 'b> WriteBackStep<'v, 'b> {
         volume: &'v Rooms,
         file: FileId,
         buffer: &'b FileBuffer,
-        Outgoing { data, chunks, chosen }: Outgoing<'b>,
+        OutgoingData { data, chunks, chosen }: OutgoingData<'b>,
         patience: Patience,
     ) -> Result<Option<Self>> {
         volume.delayed.limit(&volume.base)?;

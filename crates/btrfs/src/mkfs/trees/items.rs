@@ -13,7 +13,7 @@ use offshoot_btrfs_format::superblock::{CompatRo, Incompat};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::{GENERATION, Layout, NewTree, NewTrees, Spec, TreeItems};
+use super::{GENERATION, Layout, NewTree, NewTrees, TreeItems, VolumeSpec};
 
 /// The mode of a directory that every user may read.
 const DIRECTORY_MODE: u32 = 0o040_755;
@@ -22,7 +22,7 @@ const DIRECTORY_MODE: u32 = 0o040_755;
 const ROOT_INODE_SIZE: u64 = 3;
 
 /// The items of tree `id`; `trees` says where the blocks of all trees are.
-pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
+pub(super) fn of(id: TreeId, spec: &VolumeSpec, layout: &Layout, trees: &NewTrees) -> TreeItems {
     match id {
         TreeId::CHUNK => chunk_tree(spec, layout),
         TreeId::ROOT => root_tree(spec, trees),
@@ -39,7 +39,7 @@ pub(super) fn of(id: TreeId, spec: &Spec, layout: &Layout, trees: &NewTrees) -> 
 
 /// The item of the device with `index`, which counts from 0. The chunk tree and the superblock of
 /// the device have it.
-pub(in crate::mkfs) fn device_item(spec: &Spec, layout: &Layout, index: usize) -> DevItem {
+pub(in crate::mkfs) fn device_item(spec: &VolumeSpec, layout: &Layout, index: usize) -> DevItem {
     let device = &layout.devices[index];
     DevItem {
         devid: device.id.0.into(),
@@ -54,7 +54,7 @@ pub(in crate::mkfs) fn device_item(spec: &Spec, layout: &Layout, index: usize) -
     }
 }
 
-fn chunk_tree(spec: &Spec, layout: &Layout) -> TreeItems {
+fn chunk_tree(spec: &VolumeSpec, layout: &Layout) -> TreeItems {
     let mut items = TreeItems::new();
     for (index, device) in layout.devices.iter().enumerate() {
         let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, device.id.0);
@@ -66,7 +66,7 @@ fn chunk_tree(spec: &Spec, layout: &Layout) -> TreeItems {
     items
 }
 
-fn device_tree(spec: &Spec, layout: &Layout) -> TreeItems {
+fn device_tree(spec: &VolumeSpec, layout: &Layout) -> TreeItems {
     let mut items = TreeItems::new();
     for device in &layout.devices {
         let key = Key::new(objectid::DEV_STATS, ItemType::PERSISTENT_ITEM, device.id.0);
@@ -90,7 +90,7 @@ fn device_tree(spec: &Spec, layout: &Layout) -> TreeItems {
 
 /// The root items of all trees except the two that the superblock leads to, and the directory that
 /// names the default subvolume.
-fn root_tree(spec: &Spec, trees: &NewTrees) -> TreeItems {
+fn root_tree(spec: &VolumeSpec, trees: &NewTrees) -> TreeItems {
     const DEFAULT: &[u8] = b"default";
     let dir = objectid::ROOT_TREE_DIR;
     let mut items = directory(spec, dir, (0, 0));
@@ -112,7 +112,7 @@ fn root_tree(spec: &Spec, trees: &NewTrees) -> TreeItems {
     items
 }
 
-fn root_item(spec: &Spec, tree: &NewTree) -> RootItem {
+fn root_item(spec: &VolumeSpec, tree: &NewTree) -> RootItem {
     let mut item = RootItem {
         generation: GENERATION.0.into(),
         generation_v2: GENERATION.0.into(),
@@ -146,7 +146,7 @@ fn root_item(spec: &Spec, tree: &NewTree) -> RootItem {
 }
 
 /// An empty directory that is the root directory of its tree.
-fn directory(spec: &Spec, ino: u64, (uid, gid): (u32, u32)) -> TreeItems {
+fn directory(spec: &VolumeSpec, ino: u64, (uid, gid): (u32, u32)) -> TreeItems {
     let time = timespec(spec);
     let inode = InodeItem {
         generation: GENERATION.0.into(),
@@ -168,17 +168,17 @@ fn directory(spec: &Spec, ino: u64, (uid, gid): (u32, u32)) -> TreeItems {
     ])
 }
 
-fn timespec(spec: &Spec) -> Timespec {
+fn timespec(spec: &VolumeSpec) -> Timespec {
     Timespec { sec: spec.time.secs.cast_unsigned().into(), nsec: spec.time.nanos.into() }
 }
 
-fn uuid_tree(spec: &Spec) -> TreeItems {
+fn uuid_tree(spec: &VolumeSpec) -> TreeItems {
     let key = uuid_key(spec.subvolume_uuid, ItemType::UUID_KEY_SUBVOL);
     TreeItems::from([(key, U64::new(TreeId::FS.0).as_bytes().to_vec())])
 }
 
 /// Every block has an extent item. Block groups are in this tree if they have no tree of their own.
-fn extent_tree(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
+fn extent_tree(spec: &VolumeSpec, layout: &Layout, trees: &NewTrees) -> TreeItems {
     let mut items = TreeItems::new();
     let skinny = spec.incompat.has(Incompat::SKINNY_METADATA);
     for tree in &trees.all {
@@ -193,7 +193,7 @@ fn extent_tree(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
     items
 }
 
-fn block_groups(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
+fn block_groups(spec: &VolumeSpec, layout: &Layout, trees: &NewTrees) -> TreeItems {
     let item = |chunk: &Chunk| {
         let item = BlockGroupItem {
             used: trees.used_in(chunk, spec).into(),
@@ -208,7 +208,7 @@ fn block_groups(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
 
 /// The gaps between blocks, by block group. There are a handful at most, far fewer than would need
 /// bitmaps.
-fn free_space_tree(spec: &Spec, layout: &Layout, trees: &NewTrees) -> TreeItems {
+fn free_space_tree(spec: &VolumeSpec, layout: &Layout, trees: &NewTrees) -> TreeItems {
     let mut items = TreeItems::new();
     let node_size = u64::from(spec.node_size);
     let addresses = trees.addresses();

@@ -25,7 +25,7 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId, U32};
 use offshoot_vfs::{Error, Result};
 use zerocopy::FromBytes;
 
-use super::{ExtentRecord, Gaps, TransactionHandle};
+use super::{ExtentRecord, GapSearch, TransactionHandle};
 use crate::transaction::Base;
 use crate::transaction::refs::{ExtentKind, PendingRefs, RefOwner};
 use crate::tree::Cursor;
@@ -234,7 +234,7 @@ impl TransactionHandle<'_> {
         let stored = match inline {
             Some((_, count)) => *count,
             None if known.in_items > 0 => {
-                self.find_keyed(logical, owner, Gaps::Cross)?.map_or(0, |(_, count)| count)
+                self.find_keyed(logical, owner, GapSearch::Cross)?.map_or(0, |(_, count)| count)
             }
             None => 0,
         };

@@ -33,13 +33,13 @@ enum RecordedRequest {
 
 /// A member that records its writes in a list that all members share.
 #[derive(Debug)]
-struct Noting {
+struct RecordingDevice {
     member: usize,
     device: Arc<MemoryDevice>,
     seen: Arc<Mutex<Vec<RecordedRequest>>>,
 }
 
-impl offshoot_device::Delegate for Noting {
+impl offshoot_device::Delegate for RecordingDevice {
     fn inner(&self) -> &dyn BlockDevice {
         &*self.device
     }
@@ -73,7 +73,7 @@ impl RecordedVolume {
         let seen = Arc::<Mutex<Vec<RecordedRequest>>>::default();
         let noting = |(member, device): (usize, &Arc<MemoryDevice>)| {
             let (device, seen) = (device.clone(), seen.clone());
-            Arc::new(Noting { member, device, seen }) as Arc<dyn BlockDevice>
+            Arc::new(RecordingDevice { member, device, seen }) as Arc<dyn BlockDevice>
         };
         let members = devices.iter().enumerate().map(noting).collect();
         let options = EngineOptions {

@@ -18,7 +18,7 @@ use offshoot_vfs::Result;
 
 use super::TreeWriter;
 use super::edits::{ItemEdit, ItemEdits};
-use super::merge::{Merged, Sources};
+use super::merge::{MergedLeaf, RunSources};
 use super::path::LatchedPath;
 use super::remove::is_sparse;
 use crate::block::{TreeBlock, WriteLatch};
@@ -26,7 +26,7 @@ use crate::tree::UnlockTime;
 
 /// What edits did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Applied {
+pub(crate) struct AppliedEdits {
     /// Items that were not there before.
     pub(crate) inserted: usize,
     /// Items that were there and have new data.
@@ -39,7 +39,7 @@ pub(crate) struct Applied {
     pub(super) absent: usize,
 }
 
-impl Applied {
+impl AppliedEdits {
     /// The counter for edits that put or remove an item, which existed before or did not.
     pub(super) fn count(&mut self, puts: bool, exists: bool) -> &mut usize {
         match (puts, exists) {
@@ -56,7 +56,7 @@ impl Applied {
     }
 }
 
-impl std::ops::AddAssign for Applied {
+impl std::ops::AddAssign for AppliedEdits {
     fn add_assign(&mut self, other: Self) {
         self.inserted += other.inserted;
         self.replaced += other.replaced;
@@ -68,7 +68,7 @@ impl std::ops::AddAssign for Applied {
 
 /// Whether `leaf`, which has items, still fits after the merge, and keeps its first key and its
 /// place in the tree.
-fn stays(leaf: &TreeBlock, edits: ItemEdits<'_>, merged: &Merged) -> bool {
+fn stays(leaf: &TreeBlock, edits: ItemEdits<'_>, merged: &MergedLeaf) -> bool {
     let keeps_first = match edits.key(0).cmp(&leaf.key(0)) {
         Ordering::Less => false,
         Ordering::Equal => edits.puts(0),
@@ -89,7 +89,7 @@ impl<'a> TreeWriter<'a> {
     ///
     /// # Errors
     /// When a block cannot be read. Edits that were applied before remain.
-    pub(crate) fn apply_batch(&self, edits: &[ItemEdit<'_>]) -> Result<Applied> {
+    pub(crate) fn apply_batch(&self, edits: &[ItemEdit<'_>]) -> Result<AppliedEdits> {
         debug_assert!(edits.is_sorted_by(|one, other| one.0 < other.0), "keys ascend");
         self.apply(ItemEdits::Each(edits))
     }
@@ -99,12 +99,12 @@ impl<'a> TreeWriter<'a> {
     ///
     /// # Errors
     /// As [`apply_batch`](Self::apply_batch).
-    pub(crate) fn put_run(&self, leaf: &TreeBlock, slots: Range<usize>) -> Result<Applied> {
+    pub(crate) fn put_run(&self, leaf: &TreeBlock, slots: Range<usize>) -> Result<AppliedEdits> {
         self.apply(ItemEdits::Run(leaf, slots.start, slots.end))
     }
 
-    fn apply(&self, mut edits: ItemEdits<'_>) -> Result<Applied> {
-        let mut all = Applied::default();
+    fn apply(&self, mut edits: ItemEdits<'_>) -> Result<AppliedEdits> {
+        let mut all = AppliedEdits::default();
         while !edits.is_empty() {
             let applied = match self.apply_shared(edits)? {
                 Some(applied) => applied,
@@ -117,7 +117,7 @@ impl<'a> TreeWriter<'a> {
         Ok(all)
     }
 
-    fn count(&self, applied: &Applied) {
+    fn count(&self, applied: &AppliedEdits) {
         let stats = self.owner.stats();
         stats.batched();
         stats.inserted_in_batch(applied.inserted);
@@ -126,7 +126,7 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Edits a leaf; `None`, without a change, when something above the leaf would have to change.
-    fn apply_shared(&self, edits: ItemEdits<'_>) -> Result<Option<Applied>> {
+    fn apply_shared(&self, edits: ItemEdits<'_>) -> Result<Option<AppliedEdits>> {
         let Some((mut path, mut leaf)) = self.locate_shared(edits.key(0))? else { return Ok(None) };
         if leaf.is_empty() || edits.key(0) < leaf.key(0) {
             return Ok(None);
@@ -135,12 +135,12 @@ impl<'a> TreeWriter<'a> {
         let edits = edits.below(path.upper);
         // The sizes prove that the edits fit, and that the leaf keeps its first key and its place
         // in the tree.
-        let is_sure = edits.surely_fit(leaf_free(leaf.bytes()));
+        let is_sure = edits.fits_surely(leaf_free(leaf.bytes()));
         if is_sure && unlock == UnlockTime::BeforeSearch {
             path.release();
             self.owner.stats().unlocked_early();
         }
-        let merged = Merged::new(&leaf, edits, capacity(&leaf));
+        let merged = MergedLeaf::new(&leaf, edits, capacity(&leaf));
         if !is_sure && (merged.edits < edits.len() || !stays(&leaf, edits, &merged)) {
             return Ok(None);
         }
@@ -152,10 +152,10 @@ impl<'a> TreeWriter<'a> {
     }
 
     /// Edits a leaf, and the blocks above it as far as necessary.
-    fn apply_exclusive(&self, edits: ItemEdits<'_>) -> Result<Applied> {
+    fn apply_exclusive(&self, edits: ItemEdits<'_>) -> Result<AppliedEdits> {
         let (path, leaf) = self.locate_to_change(edits.key(0))?;
         let edits = edits.below(path.upper);
-        let merged = Merged::new(&leaf, edits, self.most_at_once(&path));
+        let merged = MergedLeaf::new(&leaf, edits, self.most_at_once(&path));
         if merged.sequence.bytes > capacity(&leaf) {
             self.spread(path, leaf, edits, merged)
         } else {
@@ -170,10 +170,10 @@ impl<'a> TreeWriter<'a> {
         mut path: LatchedPath<'a>,
         mut leaf: WriteLatch,
         edits: ItemEdits<'_>,
-        merged: &Merged,
-    ) -> Result<Applied> {
+        merged: &MergedLeaf,
+    ) -> Result<AppliedEdits> {
         let runs_low = merged.applied.removed > 0 && is_sparse(&leaf, merged.sequence.bytes);
-        let sources = Sources { leaf: &leaf, sibling: None, edits };
+        let sources = RunSources { leaf: &leaf, sibling: None, edits };
         let first = merged.sequence.first_key(sources).filter(|_| !leaf.is_empty());
         if let Some(first) = first.filter(|&first| first != leaf.key(0)) {
             path.set_first_key(first);

@@ -103,7 +103,7 @@ impl ItemEdits<'_> {
     }
 
     /// Whether the sizes prove that all edits fit into `room` bytes.
-    pub(super) fn surely_fit(self, mut room: usize) -> bool {
+    pub(super) fn fits_surely(self, mut room: usize) -> bool {
         match self {
             Self::Each(edits) => edits.iter().all(|(_, data)| {
                 let left = data.and_then(|data| room.checked_sub(data.len() + ITEM_SIZE));

@@ -10,7 +10,7 @@ use std::ops::{Deref, Range};
 use offshoot_btrfs_format::Key;
 use offshoot_btrfs_format::edit::{ITEM_SIZE, LeafFiller, items_bytes, remove_items};
 
-use super::batch::Applied;
+use super::batch::AppliedEdits;
 use super::edits::ItemEdits;
 use super::path::bytes;
 use crate::block::{TreeBlock, WriteLatch};
@@ -65,13 +65,13 @@ struct ItemRun {
 
 /// What the places of runs refer to.
 #[derive(Clone, Copy)]
-pub(super) struct Sources<'s> {
+pub(super) struct RunSources<'s> {
     pub(super) leaf: &'s TreeBlock,
     pub(super) sibling: Option<&'s TreeBlock>,
     pub(super) edits: ItemEdits<'s>,
 }
 
-impl<'s> Sources<'s> {
+impl<'s> RunSources<'s> {
     fn block(&self, place: ItemSource) -> Option<&'s TreeBlock> {
         match place {
             ItemSource::Leaf => Some(self.leaf),
@@ -98,13 +98,13 @@ impl<'s> Sources<'s> {
 
 /// Items in the order of their keys.
 #[derive(Debug, Default)]
-pub(super) struct Sequence {
+pub(super) struct ItemSequence {
     runs: Vec<ItemRun>,
     /// The bytes of the items with their headers.
     pub(super) bytes: usize,
 }
 
-impl Sequence {
+impl ItemSequence {
     /// Adds a run behind the others.
     fn push(&mut self, place: ItemSource, at: Range<usize>, bytes: usize) {
         self.bytes += bytes;
@@ -115,18 +115,18 @@ impl Sequence {
         }
     }
 
-    pub(super) fn first_key(&self, sources: Sources<'_>) -> Option<Key> {
+    pub(super) fn first_key(&self, sources: RunSources<'_>) -> Option<Key> {
         self.runs.first().map(|run| sources.key(run))
     }
 
     /// The key of the last item when it comes from an edit.
-    pub(super) fn last_edit(&self, sources: Sources<'_>) -> Option<Key> {
+    pub(super) fn last_edit(&self, sources: RunSources<'_>) -> Option<Key> {
         let last = self.runs.last().filter(|run| run.place == ItemSource::Edits)?;
         Some(sources.edits.key(last.at.end - 1))
     }
 
     /// Whether the sequence is exactly the items of the leaf.
-    fn is_leaf(&self, sources: Sources<'_>) -> bool {
+    fn is_leaf(&self, sources: RunSources<'_>) -> bool {
         matches!(&self.runs[..], [ItemRun { place: ItemSource::Leaf, at }] if *at == (0..sources.leaf.len()))
     }
 
@@ -141,7 +141,7 @@ impl Sequence {
     /// Cuts the sequence into parts of at most `capacity` bytes. With `full`, all parts but the
     /// last are as large as possible. Otherwise there are as few parts as possible, about equal in
     /// size.
-    pub(super) fn cut(self, sources: Sources<'_>, capacity: usize, full: bool) -> Vec<Self> {
+    pub(super) fn cut(self, sources: RunSources<'_>, capacity: usize, full: bool) -> Vec<Self> {
         let (mut left, mut leaves) = (self.bytes, self.bytes.div_ceil(capacity).max(1));
         let mut parts = Vec::with_capacity(leaves + 1);
         let mut part = Self::default();
@@ -163,7 +163,7 @@ impl Sequence {
     }
 
     /// Fills an empty leaf that has its header.
-    pub(super) fn fill(&self, leaf: &mut [u8], sources: Sources<'_>) {
+    pub(super) fn fill(&self, leaf: &mut [u8], sources: RunSources<'_>) {
         let mut filler = LeafFiller::new(leaf);
         for ItemRun { place, at } in &self.runs {
             match sources.block(*place) {
@@ -175,7 +175,7 @@ impl Sequence {
     }
 
     /// Replaces the items of `leaf` by these. `sources` has a copy of the old ones.
-    pub(super) fn replace(&self, leaf: &mut WriteLatch, sources: Sources<'_>) {
+    pub(super) fn replace(&self, leaf: &mut WriteLatch, sources: RunSources<'_>) {
         if !self.is_leaf(sources) {
             self.fill(bytes(leaf), sources);
         }
@@ -183,24 +183,24 @@ impl Sequence {
 }
 
 /// A leaf merged with edits.
-pub(super) struct Merged {
-    pub(super) sequence: Sequence,
+pub(super) struct MergedLeaf {
+    pub(super) sequence: ItemSequence,
     /// How many edits were merged.
     pub(super) edits: usize,
-    pub(super) applied: Applied,
+    pub(super) applied: AppliedEdits,
     /// No item is added or removed, or changes its size.
     keeps_shape: bool,
 }
 
-impl Merged {
+impl MergedLeaf {
     /// Merges the items of `leaf` with edits that belong there, at least one, until the new data
     /// would take more than `most` bytes.
     pub(super) fn new(leaf: &TreeBlock, edits: ItemEdits<'_>, most: usize) -> Self {
         let items = |range: Range<usize>| items_bytes(leaf.bytes(), range.start, range.end);
         let mut new = Self {
-            sequence: Sequence::default(),
+            sequence: ItemSequence::default(),
             edits: 0,
-            applied: Applied { leaves: 1, ..Applied::default() },
+            applied: AppliedEdits { leaves: 1, ..AppliedEdits::default() },
             keeps_shape: true,
         };
         let (mut slot, mut put) = (0, 0);
@@ -238,7 +238,7 @@ impl Merged {
         }
         let Some((gap, puts)) = self.one_gap(leaf.len()) else {
             let old = LeafCopy::of(leaf);
-            return self.sequence.replace(leaf, Sources { leaf: &old, sibling: None, edits });
+            return self.sequence.replace(leaf, RunSources { leaf: &old, sibling: None, edits });
         };
         if !gap.is_empty() {
             remove_items(bytes(leaf), gap.start, gap.end);

@@ -30,9 +30,9 @@ use offshoot_btrfs_format::edit::{
 use offshoot_vfs::Result;
 
 use super::TreeWriter;
-use super::batch::Applied;
+use super::batch::AppliedEdits;
 use super::edits::ItemEdits;
-use super::merge::{LeafCopy, Merged, Sequence, Sources};
+use super::merge::{ItemSequence, LeafCopy, MergedLeaf, RunSources};
 use super::path::{LatchedPath, LatchedStep, address, bytes};
 use crate::block::{TreeBlock, WriteLatch};
 
@@ -47,7 +47,7 @@ const HAS_PARENT: &str = "a leaf that is full has a parent, or got one";
 
 /// Whether the edits continue a series behind the last item of a leaf: at the right edge of the
 /// tree, or after an item of the same object and type. More such items are likely to follow.
-fn is_appended(path: &LatchedPath<'_>, sequence: &Sequence, sources: Sources<'_>) -> bool {
+fn is_appended(path: &LatchedPath<'_>, sequence: &ItemSequence, sources: RunSources<'_>) -> bool {
     let Some(key) = sequence.last_edit(sources) else { return false };
     let Some(before) = sources.leaf.len().checked_sub(1) else { return true };
     let before = sources.leaf.key(before);
@@ -70,10 +70,10 @@ impl<'a> TreeWriter<'a> {
         mut path: LatchedPath<'a>,
         mut leaf: WriteLatch,
         edits: ItemEdits<'_>,
-        mut merged: Merged,
-    ) -> Result<Applied> {
+        mut merged: MergedLeaf,
+    ) -> Result<AppliedEdits> {
         let old = LeafCopy::of(&leaf);
-        let sources = Sources { leaf: &old, sibling: None, edits };
+        let sources = RunSources { leaf: &old, sibling: None, edits };
         let first = merged.sequence.first_key(sources).expect("more than fits a leaf is something");
         if path.above.is_empty() {
             self.add_level(&mut path, &leaf, first)?;
@@ -90,7 +90,7 @@ impl<'a> TreeWriter<'a> {
             return Ok(merged.applied);
         }
         let old_left = left.as_ref().map(|left| LeafCopy::of(left));
-        let sources = Sources { sibling: old_left.as_deref(), ..sources };
+        let sources = RunSources { sibling: old_left.as_deref(), ..sources };
         let parent = &path.above.last().expect(HAS_PARENT).node;
         let room = node_capacity(self.node_size()) - parent.len();
         let parts = loop {
@@ -103,7 +103,7 @@ impl<'a> TreeWriter<'a> {
                 break parts;
             }
             assert!(merged.edits > 1, "one item adds two leaves at most, for which there is room");
-            merged = Merged::new(&old, edits.part(0..merged.edits / 2), usize::MAX);
+            merged = MergedLeaf::new(&old, edits.part(0..merged.edits / 2), usize::MAX);
             if merged.sequence.bytes <= capacity {
                 return self.settle(path, leaf, edits.part(0..merged.edits), &merged);
             }
@@ -137,8 +137,8 @@ impl<'a> TreeWriter<'a> {
         &self,
         path: &mut LatchedPath<'a>,
         leaf: &mut WriteLatch,
-        sources: Sources<'_>,
-        parts: &[Sequence],
+        sources: RunSources<'_>,
+        parts: &[ItemSequence],
     ) -> Result<()> {
         let mut pointers = Vec::with_capacity(parts.len() - 1);
         for part in &parts[1..] {
@@ -161,8 +161,8 @@ impl<'a> TreeWriter<'a> {
         &self,
         path: &mut LatchedPath<'a>,
         leaf: &mut WriteLatch,
-        sources: Sources<'_>,
-        sequence: &Sequence,
+        sources: RunSources<'_>,
+        sequence: &ItemSequence,
     ) -> Result<bool> {
         let capacity = leaf_capacity(self.node_size());
         let fits = |sibling: &TreeBlock| {
@@ -177,7 +177,7 @@ impl<'a> TreeWriter<'a> {
             }
             let mut sibling = self.lock_child(parent, at)?;
             let old = LeafCopy::of(&sibling);
-            let sources = Sources { sibling: Some(&old), ..sources };
+            let sources = RunSources { sibling: Some(&old), ..sources };
             let parts = sequence.with_sibling(&old, is_left).cut(sources, capacity, is_left);
             let ([one, other], true) = (&parts[..], fits(&old)) else { continue };
             let second = other.first_key(sources).expect("no part is empty");

@@ -8,7 +8,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
 use offshoot_testkit::random::{Random, seed_of_run};
 
-use super::{Applied, ItemEdit};
+use super::{AppliedEdits, ItemEdit};
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
 use crate::tree::Blocks;
@@ -38,16 +38,16 @@ impl BatchTree {
         Self { device, volume }
     }
 
-    fn apply(&self, edits: &[ItemEdit<'_>]) -> Applied {
+    fn apply(&self, edits: &[ItemEdit<'_>]) -> AppliedEdits {
         let handle = self.volume.join().expect("it is writable");
         handle.change(TreeId::FS, |tree| tree.apply_batch(edits)).expect("it goes through")
     }
 
-    fn put(&self, numbers: impl Iterator<Item = u64>) -> Applied {
+    fn put(&self, numbers: impl Iterator<Item = u64>) -> AppliedEdits {
         self.apply(&numbers.map(|number| (key(number), Some(&DATA[..]))).collect::<Vec<_>>())
     }
 
-    fn remove(&self, numbers: impl Iterator<Item = u64>) -> Applied {
+    fn remove(&self, numbers: impl Iterator<Item = u64>) -> AppliedEdits {
         self.apply(&numbers.map(|number| (key(number), None)).collect::<Vec<_>>())
     }
 
