@@ -4,6 +4,7 @@
 //! chunk tree it reads nothing that grows with the contents of the volume.
 
 mod handle;
+mod mechanisms;
 mod open;
 mod usage;
 mod writable;
@@ -25,6 +26,7 @@ use crate::subvolume::State;
 use crate::transaction::Base;
 use crate::tree::Blocks;
 pub(crate) use handle::Handle;
+pub use mechanisms::Mechanisms;
 pub use open::OpenOptions;
 pub(crate) use writable::Change;
 

@@ -35,7 +35,7 @@
 #[cfg(test)]
 extern crate self as offshoot_btrfs;
 
-#[cfg(feature = "bench")]
+#[cfg(feature = "measure")]
 pub mod bench;
 mod block;
 mod data;
@@ -62,6 +62,9 @@ mod tree;
 mod upkeep;
 
 pub use block::TreeBlock;
+// Programs have no use for these: only the feature `measure` has methods that take them.
+#[doc(hidden)]
+pub use engine::Mechanisms;
 pub use engine::{Engine, OpenOptions};
 pub use filesystem::Filesystem;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
@@ -79,7 +82,9 @@ pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::Base;
-pub use tree::{Cursor, Latching, TreeRoot, Unlock};
+pub use tree::{Cursor, TreeRoot};
+#[doc(hidden)]
+pub use tree::{Latching, Unlock};
 
 // The rooms name these by `crate::`, like the lowest rooms.
 use offshoot_kit::{cores, counter, sync};

@@ -79,14 +79,14 @@ impl Engine {
         let (superblock, node_size) =
             (volume.superblock().item.clone(), volume.superblock().node_size);
         let config = DelayedConfig {
-            is_on: options.delayed_items,
-            by_item: options.reserve_by_item,
+            is_on: options.mechanisms.has_delayed_items,
+            by_item: options.mechanisms.reserves_by_item,
             most_bytes: options.dirty_bytes / 8,
         };
         volume.delayed = Delayed::new(config, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         volume.options = OpenOptions { max_inline, ..options.clone() };
-        let (latching, has_log) = (options.latching, options.tree_log);
+        let (latching, has_log) = (options.mechanisms.latching, options.tree_log);
         volume.base.live = Some(Live::new(space, superblock, quotas, latching, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.subvolumes.load(&volume)?;

@@ -32,7 +32,7 @@ use offshoot_vfs::{Errno, Error, FileId, Result};
 use super::LogTree;
 use super::failure::{in_log, in_volume};
 use super::space::Taken;
-use crate::engine::{Change, Engine, Handle, OpenOptions};
+use crate::engine::{Change, Engine, Handle, Mechanisms, OpenOptions};
 use crate::storage::malformed;
 use crate::transaction::{Cause, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
@@ -42,7 +42,7 @@ use crate::tree::{Cursor, TreeRoot};
 pub(super) fn replay(engine: Engine, options: &OpenOptions, change: Change) -> Result<()> {
     // This engine needs no reporter: if it stops writing, the caller gets an error.
     let options = OpenOptions {
-        delayed_items: false,
+        mechanisms: Mechanisms { has_delayed_items: false, ..options.mechanisms },
         commit_interval: None,
         reporter: None,
         ..options.clone()

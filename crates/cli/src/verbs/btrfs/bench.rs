@@ -49,7 +49,7 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
         None => Some(work.image_bytes().ok_or_else(too_many)?),
         given => given,
     };
-    let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
+    let options = arguments.volume.options(arguments.dirty_bytes);
     let site = Engine::new(&arguments.volume, image_bytes, None, &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&site)?;
@@ -76,7 +76,7 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
     let work = Enospc { workers, size, half_direct };
-    let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
+    let options = arguments.volume.options(arguments.dirty_bytes);
     let engine = Engine::new(&arguments.volume, Some(arguments.size), None, &options, console)?;
     Enospc::prepare(&engine)?;
     let mut workers = work.workers(&engine)?;
@@ -124,8 +124,7 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
         given => given,
     };
     // Without commits in between, all changes go to the log.
-    let options =
-        OpenOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
+    let options = OpenOptions { commit_interval: None, ..arguments.volume.options(dirty_bytes) };
     let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&engine)?;
