@@ -34,6 +34,7 @@ mod item;
 mod root;
 mod space;
 
+use offshoot_vfs::Structure;
 use uuid::Uuid;
 
 use crate::block::{self, HEADER_RELOC, HEADER_SIZE, Header, Item, KeyPtr, MAX_LEVEL};
@@ -105,7 +106,7 @@ pub struct Expected {
     pub first_key: Option<Key>,
 }
 
-const STRUCTURE: &str = "tree block";
+const STRUCTURE: Structure = Structure::TreeBlock;
 
 #[cold]
 fn bad(problem: String) -> Malformed {

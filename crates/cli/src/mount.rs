@@ -298,7 +298,9 @@ fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Resul
         let others = served.others(&mounting.options, mounting.arguments.sloppy)?.join(", ");
         if !others.is_empty() {
             let what = format!("remounting with options that are not in force: {others}");
-            return Err(offshoot_vfs::Error::Unsupported(what).into());
+            return Err(
+                offshoot_vfs::Error::unsupported(offshoot_vfs::Code::Unsupported, what).into()
+            );
         }
         if is_opened_to_be_read && !wanted.read_only {
             let dir = dir.display();

@@ -16,10 +16,9 @@ use offshoot_device::{
     BlockDevice, FileDevice, FileUse, ImageKind, PartitionTable, Qcow2Header, Qcow2Options,
     WindowDevice, open_image, open_qcow2, open_vmdk,
 };
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result};
 
 use crate::OpenOptions;
-use crate::code::obstacle;
 
 /// The one format of filesystems that we know, by the name of its signature.
 const KNOWN: &str = "btrfs";
@@ -51,10 +50,10 @@ pub(crate) fn find(
             }
             // The engine may find more than a signature, and says what it misses.
             (None, None | Some(KNOWN)) => Ok(disk),
-            (None, Some(other)) => Err(Error::Unsupported(format!(
-                "{}{other} on {shown}; open a volume of {KNOWN}",
-                obstacle::OTHER_FORMAT
-            ))),
+            (None, Some(other)) => Err(Error::unsupported(
+                Code::OtherFormat,
+                format!("another format: {other} on {shown}; open a volume of {KNOWN}"),
+            )),
         };
     };
     if let (Some(warned), Some(what)) = (&options.warned, &table.warning) {
@@ -75,11 +74,13 @@ pub(crate) fn find(
         numbers.collect::<Vec<_>>().join(", ")
     };
     match (&chosen[..], wanted) {
-        (_, None) if whole == Some(KNOWN) => Err(Error::Unsupported(format!(
-            "{}{shown} holds {KNOWN} over the whole disk and a partition table too; choose with \
-             OpenOptions::partition, or open the whole disk with OpenOptions::open_devices",
-            obstacle::SEVERAL
-        ))),
+        (_, None) if whole == Some(KNOWN) => Err(Error::unsupported(
+            Code::SeveralVolumes,
+            format!(
+                "more than one volume was found: {shown} holds {KNOWN} over the whole disk and a partition table too; choose with \
+             OpenOptions::partition, or open the whole disk with OpenOptions::open_devices"
+            ),
+        )),
         ([partition], _) => {
             let name = format!("{shown}@{}", partition.number);
             let window = WindowDevice::new(disk.clone(), partition.range.clone(), name);
@@ -88,15 +89,17 @@ pub(crate) fn find(
         ([], Some(number)) => {
             Err(Error::posix(Errno::NODEV, format!("{shown} has no partition {number}")))
         }
-        ([], None) => Err(Error::Unsupported(format!(
-            "{}none of the partitions of {shown} holds {KNOWN}",
-            obstacle::NONE
-        ))),
-        _ => Err(Error::Unsupported(format!(
-            "{}the partitions {} of {shown} hold {KNOWN}; choose with OpenOptions::partition",
-            obstacle::SEVERAL,
-            numbers()
-        ))),
+        ([], None) => Err(Error::unsupported(
+            Code::NoVolume,
+            format!("no volume was found: none of the partitions of {shown} holds {KNOWN}"),
+        )),
+        _ => Err(Error::unsupported(
+            Code::SeveralVolumes,
+            format!(
+                "more than one volume was found: the partitions {} of {shown} hold {KNOWN}; choose with OpenOptions::partition",
+                numbers()
+            ),
+        )),
     }
 }
 
@@ -116,8 +119,8 @@ fn open_disk(path: &Path, options: &OpenOptions) -> Result<Arc<dyn BlockDevice>>
         // What was compressed may be an image; what is in an image is a disk.
         kind = if found.is_stream() { ImageKind::detect(&*disk).map_err(failed)? } else { None };
     }
-    let what = format!("{}{} has too many inside of each other", obstacle::IMAGE, path.display());
-    Err(Error::Unsupported(what))
+    let what = format!("the image {} has too many inside of each other", path.display());
+    Err(Error::unsupported(Code::ImageNotRead, what))
 }
 
 /// Opens the image that `below` is.
@@ -130,30 +133,36 @@ fn open_layer(
     let shown = path.display();
     let failed = |error| Error::io(format!("{shown}: {kind}"), error);
     if is_writable && !kind.is_written() {
-        return Err(Error::Unsupported(format!(
-            "{}{shown} is {kind}, which is only read; convert it to raw or qcow2",
-            obstacle::IMAGE_WRITTEN
-        )));
+        return Err(Error::unsupported(
+            Code::ImageNotWritten,
+            format!(
+                "writing the image {shown} is {kind}, which is only read; convert it to raw or qcow2"
+            ),
+        ));
     }
     let opened = match kind {
         ImageKind::Qcow2 => {
             let header = Qcow2Header::read(&*below).map_err(failed)?;
             if let Some(backing) = &header.backing {
-                return Err(Error::Unsupported(format!(
-                    "{}{shown} stands over {backing}; open both with device::open_qcow2, and the \
-                     volume with OpenOptions::open_devices",
-                    obstacle::IMAGE_FILES
-                )));
+                return Err(Error::unsupported(
+                    Code::ImageOverFiles,
+                    format!(
+                        "an image over other files: {shown} stands over {backing}; open both with device::open_qcow2, and the \
+                     volume with OpenOptions::open_devices"
+                    ),
+                ));
             }
             let options = Qcow2Options { is_writable, backing: None, snapshot: None };
             open_qcow2(below, &header, options)
         }
         ImageKind::VmdkDescriptor => {
-            return Err(Error::Unsupported(format!(
-                "{}{shown} names the files with its data; open them with device::VmdkDescriptor, \
-                 and the volume with OpenOptions::open_devices",
-                obstacle::IMAGE_FILES
-            )));
+            return Err(Error::unsupported(
+                Code::ImageOverFiles,
+                format!(
+                    "an image over other files: {shown} names the files with its data; open them with device::VmdkDescriptor, \
+                 and the volume with OpenOptions::open_devices"
+                ),
+            ));
         }
         ImageKind::Vmdk => open_vmdk(below, is_writable),
         _ => open_image(below, kind),

@@ -38,7 +38,7 @@ use std::sync::atomic::Ordering;
 
 use offshoot_vfs::path::{climb, prefix};
 use offshoot_vfs::{
-    Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Timestamp,
+    Attr, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Place, Structure, Timestamp,
 };
 
 use crate::extract::{Counters, LinkTable, Problems};
@@ -307,7 +307,7 @@ impl<'a> IntoVolume<'a> {
             }
         }
         Err(Trouble::Target(Error::corrupt(
-            "inode ref",
+            Structure::InodeRef,
             "the way up from a directory does not end",
         )))
     }

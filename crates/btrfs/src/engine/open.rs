@@ -7,7 +7,7 @@ use offshoot_btrfs_format::chunk::{Chunk, DevItem};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use super::{Engine, Mechanisms};
 use crate::cores;
@@ -108,7 +108,7 @@ impl Engine {
             volume.base.stripe_tree =
                 Some(volume.tree(TreeId::RAID_STRIPE).map_err(|e| match e {
                     Error::Posix { .. } => Error::corrupt(
-                        "root tree",
+                        Structure::RootTree,
                         "the feature RAID_STRIPE_TREE without such a tree",
                     ),
                     e => e,

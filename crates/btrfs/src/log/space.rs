@@ -14,7 +14,7 @@ use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, Extent};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use super::LogTree;
 use crate::block::TreeBlock;
@@ -47,7 +47,7 @@ pub(super) struct Taken<'v> {
 }
 
 fn contradiction(logical: Logical, problem: &str) -> Error {
-    Error::corrupt_at("tree log", logical.0, problem)
+    Error::corrupt_at(Structure::TreeLog, logical.0, problem)
 }
 
 impl<'v> Taken<'v> {

@@ -15,7 +15,7 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_DEAD, RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Place, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, Place, Result, Structure, Timestamp};
 
 use super::items::{orphan_key, uuids_without};
 use crate::engine::{Engine, Handle};
@@ -199,7 +199,7 @@ pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<
         Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev),
     ];
     let mut index = None;
-    for (key, structure) in keys.into_iter().zip(["root ref", "root backref"]) {
+    for (key, structure) in keys.into_iter().zip([Structure::RootRef, Structure::RootBackref]) {
         let found = with_item(volume, volume.tree(TreeId::ROOT)?, key, |data| {
             let found = RootRef::parse(data).map_err(malformed)?;
             let is_here = found.dirid == dir.ino && found.name == name;
@@ -210,7 +210,7 @@ pub(super) fn index_at(volume: &Engine, place: Place<'_>, id: TreeId) -> Result<
         let wrong = format!("{key} does not say that the subvolume is `{shown}` in {dir}");
         index = Some(here.ok_or_else(|| Error::corrupt(structure, wrong).in_file(dir))?);
     }
-    index.ok_or_else(|| Error::corrupt("root ref", format!("none leads to subvolume {id}")))
+    index.ok_or_else(|| Error::corrupt(Structure::RootRef, format!("none leads to subvolume {id}")))
 }
 
 /// Removes the entry of a subvolume that is attached elsewhere. Nothing else of it is in this

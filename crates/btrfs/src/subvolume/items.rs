@@ -16,7 +16,7 @@ use offshoot_btrfs_format::encode::{self, uuid_key};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Place, Result};
+use offshoot_vfs::{Errno, Error, FileId, Place, Result, Structure};
 use zerocopy::IntoBytes;
 
 use crate::engine::{Engine, Handle};
@@ -146,7 +146,10 @@ impl Handle<'_> {
             if above && below {
                 return Ok(());
             }
-            Err(Error::corrupt("root ref", format!("subvolume {id} is held by one side only")))
+            Err(Error::corrupt(
+                Structure::RootRef,
+                format!("subvolume {id} is held by one side only"),
+            ))
         })
     }
 

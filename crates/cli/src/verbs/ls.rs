@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Nameless};
+use offshoot_vfs::{Attr, Code, Errno, Error, FileId, FileSystem, FileType, Nameless, Structure};
 
 use crate::args::LsArguments;
 use crate::edit::{joined, place_in};
@@ -405,7 +405,10 @@ impl Tree<'_, '_, '_> {
             ControlFlow::Continue(())
         })?;
         if descends {
-            return Err(Error::corrupt("directory", "its entries are not in ascending order"));
+            return Err(Error::corrupt(
+                Structure::Directory,
+                "its entries are not in ascending order",
+            ));
         }
         let is_last = batch.len() < BATCH;
         Ok((batch, is_last))
@@ -506,7 +509,10 @@ impl Tree<'_, '_, '_> {
         path_len: usize,
     ) -> Result<Entrance, Error> {
         if path_len > PATH_MAX {
-            return Err(Error::Unsupported(format!("a path of more than {PATH_MAX} bytes")));
+            return Err(Error::unsupported(
+                Code::Unsupported,
+                format!("a path of more than {PATH_MAX} bytes"),
+            ));
         }
         may_enter(self.fs, self.top, directory, &entry.name, entry.file)
     }

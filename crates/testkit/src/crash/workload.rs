@@ -10,8 +10,8 @@ use std::fmt;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, Node,
-    Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
+    Code, Errno, Error, Fallocate, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile,
+    Node, Place, Position, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
 use super::picture::SECTOR;
@@ -618,6 +618,6 @@ impl<'a> Runner<'a> {
     }
 
     fn subvolumes(&self) -> Result<&'a dyn Subvolumes> {
-        self.subvolumes.ok_or_else(|| Error::Unsupported("subvolumes".into()))
+        self.subvolumes.ok_or_else(|| Error::unsupported(Code::Unsupported, "subvolumes"))
     }
 }

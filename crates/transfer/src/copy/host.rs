@@ -3,7 +3,7 @@
 //! Depth first, with the directories on the way open: nothing is reached by a path that could
 //! be changed, or become too long, meanwhile. Their number bounds the depth.
 
-use offshoot_vfs::{Error, FileId, FileType, SafeName};
+use offshoot_vfs::{Code, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, Dir, DirEntry};
 
 use super::directory::DirectoryRef;
@@ -107,7 +107,7 @@ impl<'a> Walk<'_, 'a> {
         }
         if self.levels.len() >= self.depth_max {
             let what = format!("a directory more than {} levels deep", self.depth_max);
-            return Err(Error::Unsupported(what));
+            return Err(Error::unsupported(Code::TooDeep, what));
         }
         let original = HostFile::found(directory.host_fd(), &name, file_type)?;
         let is_other = original.attr().file.dev != directory.device();
@@ -133,6 +133,7 @@ fn type_of(directory: &DirectoryRef<'_>, entry: &DirEntry) -> Result<FileType, E
         }
         known => known.as_raw_mode(),
     };
-    FileType::from_mode(mode)
-        .ok_or_else(|| Error::Unsupported(format!("a file of the mode {mode:o}")))
+    FileType::from_mode(mode).ok_or_else(|| {
+        Error::unsupported(Code::Unsupported, format!("a file of the mode {mode:o}"))
+    })
 }

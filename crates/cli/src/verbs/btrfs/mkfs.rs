@@ -102,7 +102,7 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
 /// Contradictory options are wrong usage; every other error is a failure.
 pub(super) fn usage(error: Error) -> Failure {
     match error {
-        Error::Posix { what, errno: Errno::INVAL } => Failure::Usage(what),
+        Error::Posix { what, errno: Errno::INVAL, .. } => Failure::Usage(what),
         other => Failure::Volume(other),
     }
 }

@@ -24,7 +24,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use offshoot_vfs::path::climb;
 use offshoot_vfs::walk::{Entry, Visitor, walk};
-use offshoot_vfs::{Attr, Error, FileId, FileType};
+use offshoot_vfs::{Attr, Code, Error, FileId, FileType, Structure};
 
 use super::super::BATCH_FILES;
 use super::super::context::{Context, Trouble};
@@ -298,7 +298,7 @@ impl Stream<'_> {
         let attr = *entry.attr;
         if entry.path.len() > PATH_MAX {
             let what = format!("a path of more than {PATH_MAX} bytes in a tar archive");
-            return Err(Error::Unsupported(what).into());
+            return Err(Error::unsupported(Code::Unsupported, what).into());
         }
         if attr.file_type == FileType::Socket {
             let path = self.context.shown(entry.path);
@@ -330,7 +330,7 @@ impl Stream<'_> {
         if found == entry.attr.file {
             return Ok(());
         }
-        Err(Error::corrupt("directory", "the name leads to two files"))
+        Err(Error::corrupt(Structure::Directory, "the name leads to two files"))
     }
 
     /// The path of the name under which a file with several names is in the archive already.

@@ -17,6 +17,7 @@ use offshoot_btrfs_format::space::{
     QgroupInfoItem, QgroupLimitItem, QgroupStatusItem,
 };
 use offshoot_btrfs_format::{ItemType, Key, Malformed, TreeId, U32, U64};
+use offshoot_vfs::Structure;
 use zerocopy::FromBytes;
 
 use super::fields::Fields;
@@ -143,7 +144,9 @@ fn view<T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable>(
     data: &[u8],
 ) -> Result<&T, Malformed> {
     let problem = || format!("{} bytes, but it needs {}", data.len(), size_of::<T>());
-    T::ref_from_prefix(data).map(|(item, _)| item).map_err(|_| Malformed::new("item", problem()))
+    T::ref_from_prefix(data)
+        .map(|(item, _)| item)
+        .map_err(|_| Malformed::new(Structure::Item, problem()))
 }
 
 /// The first bytes in hexadecimal, and how many follow.
