@@ -378,6 +378,15 @@ fn a_mount_of_another_user_is_not_trusted() {
         assert!(!is_done && out.is_empty(), "{verb}: {out}{said}");
         assert!(said.contains(&format!("user {NOBODY} mounted that")), "{verb}: {said}");
     }
+    // Nobody can tell with which options it is served.
+    let remount = |options: &str| {
+        let words = ["mount", "-o", options, "any"].map(OsStr::new);
+        runs(&[&words[..], &[dir.path().as_os_str()]].concat())
+    };
+    let (is_done, _, said) = remount("remount,rw");
+    assert!(!is_done && said.contains("mounted that"), "{said}");
+    let (_, _, said) = remount("remount,ro");
+    assert!(said.contains("its options are not known"), "{said}");
     let (_, listed, _) = runs(&["mount".as_ref()]);
     let line = listed.lines().find(|line| line.contains(dir.path().to_str().expect("text")));
     assert!(line.is_some_and(|line| line.contains("another user mounted it")), "{listed}");
