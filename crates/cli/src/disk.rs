@@ -16,7 +16,7 @@
 //! |---|---|
 //! | [`name`] | `FILE@PARTITION` |
 //! | [`contents`] | what a disk and its partitions hold |
-//! | [`layers`] | images, and their backing files |
+//! | [`layers`] | what to do about images that do not open |
 //! | [`shared`] | open files: two partitions of one disk share the open file |
 
 mod contents;
@@ -28,10 +28,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_device::{BlockDevice, FileDevice, WindowDevice};
+use offshoot_device::{BlockDevice, FileDevice, OpenedDisk, WindowDevice};
 
 use contents::Contents;
-use layers::Layered;
 pub(crate) use name::{DiskName, is_file};
 use offshoot_transfer::host::{HostId, host_id_of_file};
 pub(crate) use shared::open_files;
@@ -163,7 +162,7 @@ impl Whole {
     ) -> Result<Self> {
         let name = DiskName::parse(path);
         let opened = shared::open(&name.file, access, arguments);
-        let (layered, host) = opened.map_err(|failure| match failure {
+        let (opened, host) = opened.map_err(|failure| match failure {
             Failure::Host(_, error) if error.kind() == io::ErrorKind::NotFound => {
                 match mistaken_for_place(path, may_have_path) {
                     Some(mistake) => Failure::Usage(mistake),
@@ -177,7 +176,7 @@ impl Whole {
             }
             other => other,
         })?;
-        let Layered { device, layers, snapshots, .. } = layered;
+        let OpenedDisk { device, layers, snapshots, .. } = opened;
         Ok(Self { name, device, host, layers, snapshots })
     }
 

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use offshoot_btrfs::occupant;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
-use offshoot_device::{BlockDevice, Partition, PartitionTable, TableKind};
+use offshoot_device::{
+    BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind,
+};
 
 use super::DiskName;
 use crate::exit::{Failure, Result};
@@ -47,9 +49,6 @@ pub(crate) struct Chosen {
 /// The only filesystem format that this program opens.
 const KNOWN: &str = "btrfs";
 
-/// The larger one of the two common sector sizes.
-const LARGE_SECTOR_BYTES: u64 = 4096;
-
 impl Held {
     fn is_known(&self) -> bool {
         self.what == Some(KNOWN)
@@ -70,52 +69,24 @@ impl Held {
 impl Contents {
     /// Looks at the disk in `file`.
     pub(crate) fn read(device: &dyn BlockDevice, file: &Path) -> Result<Self> {
-        let failed = |error| Failure::Host(file.display().to_string(), error);
-        let whole = occupant_at(device, 0, device.size_bytes()).map_err(failed)?;
-        let table = PartitionTable::read(device);
-        let table = match table {
-            // The first sectors of a volume may still hold parts of an old table.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData && whole == Some(KNOWN) => {
-                None
-            }
-            other => other.map_err(failed)?,
+        let look = |start, len| {
+            let Some(what) = occupant_at(device, start, len)? else { return Ok(None) };
+            let label = if what == KNOWN { label_at(device, start)? } else { Vec::new() };
+            Ok(Some((what, label)))
         };
-        let with_held = |table: PartitionTable| -> io::Result<(PartitionTable, Vec<Held>)> {
-            let held = table.partitions.iter().map(|partition| held_by(device, partition));
-            let held = held.collect::<io::Result<Vec<_>>>()?;
-            Ok((table, held))
+        let contents = DiskContents::read(device, look, |(what, _)| *what == KNOWN);
+        let DiskContents { whole, table, is_table_guessed } =
+            contents.map_err(|error| Failure::Host(file.display().to_string(), error))?;
+        let held = |PartitionContents { what, is_cut_off }| {
+            let (what, label) = what.unzip();
+            Held { what, label: label.unwrap_or_default(), is_cut_off }
         };
-        let mut table = table.map(with_held).transpose().map_err(failed)?;
-        let mut is_table_guessed = false;
-        if let Some((first, held)) = &table
-            && first.kind == TableKind::Mbr
-            && device.logical_sector_bytes().is_none()
-            && held.iter().all(|held| held.what.is_none())
-        {
-            // The file may be a copy of a disk with larger sectors. A known signature in a
-            // partition at the larger sector size proves it, but only if all partitions fit on the
-            // disk: otherwise the signature is left over from an older layout. A read error at a
-            // guessed position proves nothing.
-            let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES);
-            let large = large.and_then(|large| large.map(with_held).transpose()).ok().flatten();
-            if let Some((mut large, large_held)) = large
-                && large.partitions.len() >= first.partitions.len()
-                && large_held.iter().any(|one| one.what.is_some())
-                && !large_held.iter().any(|one| one.is_cut_off)
-            {
-                let guess = format!(
-                    "its MBR seems to count in sectors of {LARGE_SECTOR_BYTES} bytes, because \
-                     only so its partitions hold something"
-                );
-                large.warning = Some(match large.warning {
-                    Some(first) => format!("{first}; {guess}"),
-                    None => guess,
-                });
-                is_table_guessed = true;
-                table = Some((large, large_held));
-            }
-        }
-        Ok(Self { file: file.to_path_buf(), whole, table, is_table_guessed })
+        Ok(Self {
+            file: file.to_path_buf(),
+            whole: whole.map(|(what, _)| what),
+            table: table.map(|(table, all)| (table, all.into_iter().map(held).collect())),
+            is_table_guessed,
+        })
     }
 
     /// Whether the disk as a whole is a volume.
@@ -216,16 +187,6 @@ fn is_named(partition: &Partition, held: &Held, text: &[u8]) -> bool {
     is_number(partition, text)
         || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
-}
-
-/// Reads what `partition` holds.
-fn held_by(device: &dyn BlockDevice, partition: &Partition) -> io::Result<Held> {
-    let start = partition.range.start;
-    let there = device.size_bytes().saturating_sub(start);
-    let is_cut_off = there < partition.size_bytes();
-    let what = occupant_at(device, start, partition.size_bytes().min(there))?;
-    let label = if what == Some(KNOWN) { label_at(device, start)? } else { Vec::new() };
-    Ok(Held { what, label, is_cut_off })
 }
 
 /// The signature in the `len` bytes from `start` on, all of which are on the device.
