@@ -23,7 +23,7 @@ use crate::args::{EditArguments, OpenArguments};
 use crate::disk::{Disk, DiskName, VolumeId, open_files};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::interrupt::is_interrupted;
-use crate::output::{Console, Done, Escaped, Statistics, json_name};
+use crate::output::{Console, Done, Escaped, json_name};
 use crate::place::Place;
 use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree_on};
@@ -187,7 +187,7 @@ impl<'a> Volumes<'a> {
             if self.arguments.stats {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
                 self.console.note(&format_args!("what the engine did to {volume}"));
-                let statistics = Statistics::of(opened.fs.btrfs().volume()).to_string();
+                let statistics = opened.fs.statistics().to_string();
                 statistics.lines().for_each(|line| self.console.detail(&line));
             }
         }

@@ -2,15 +2,14 @@
 //! has mounted is open already ([`crate::live`]).
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use offshoot_btrfs::{
-    Compress, Filesystem, NewFiles, OpenOptions, Report, Reporter, SubvolumeId, Volume,
-};
+use offshoot_btrfs::{Compress, Filesystem, NewFiles, OpenOptions, Report, SubvolumeId, Volume};
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType};
@@ -18,7 +17,7 @@ use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut,
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::{Disk, refuse_shared};
 use crate::exit::{Failure, Result};
-use crate::output::{Console, Escaped};
+use crate::output::{Console, Escaped, Statistics};
 use crate::place::Place;
 
 /// How many reports are kept for `info`.
@@ -32,6 +31,9 @@ pub(crate) enum Access {
     /// Change the volume, while no other process does.
     Write,
 }
+
+/// Receives a warning.
+type Warned = Arc<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
 /// How a volume is opened.
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
@@ -58,7 +60,7 @@ pub(crate) struct Opening {
     pub(crate) flush_on_commit: bool,
     /// Receives the reports of survived faults; `None` for the console, which prints the first
     /// ones.
-    pub(crate) reporter: Option<Reporter>,
+    pub(crate) warned: Option<Warned>,
     /// Called when all devices are open, before anything of the volume is read.
     pub(crate) when_devices_are_open: Option<Box<dyn FnOnce()>>,
 }
@@ -76,7 +78,7 @@ impl Opening {
             tree_log: true,
             discard: false,
             flush_on_commit: false,
-            reporter: None,
+            warned: None,
             when_devices_are_open: None,
         }
     }
@@ -117,6 +119,11 @@ impl OpenTree {
     /// Whether both trees are in the same open volume.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         Arc::ptr_eq(self.0.volume(), other.0.volume())
+    }
+
+    /// What the engine counted since the volume was opened.
+    pub(crate) fn statistics(&self) -> Statistics {
+        Statistics::of(self.0.volume())
     }
 
     /// Access to what only btrfs has.
@@ -211,7 +218,7 @@ impl Session {
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());
         let tell =
-            opening.reporter.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
+            opening.warned.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
         let reporter = move |report: &Report| {
             tell(report);
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);

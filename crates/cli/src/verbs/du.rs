@@ -12,12 +12,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use offshoot_btrfs::{ExtentUse, SharingCache};
 use offshoot_vfs::path::LastLink;
 use offshoot_vfs::walk::{DEPTH_MAX, Entry, Visitor, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 use serde::Serialize;
 
+use super::btrfs::sharing::{self, ExtentUse, SharingCache};
 use crate::args::DuArguments;
 use crate::edit::joined;
 use crate::exit::{ExitStatus, Failure, Result};
@@ -154,7 +154,7 @@ impl Usage<'_> {
         }
         let mut space = Space::default();
         if attr.file_type == FileType::Regular {
-            session.fs.btrfs().extents(attr.file, &mut self.cache, &mut |used| {
+            sharing::extents(&session.fs, attr.file, &mut self.cache, &mut |used| {
                 let ExtentUse { file_bytes, logical, is_shared } = used;
                 let exclusive = if is_shared { 0 } else { file_bytes };
                 space.add(Space { bytes: file_bytes, exclusive });
