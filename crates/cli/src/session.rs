@@ -15,7 +15,7 @@ use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
-use crate::disk::{Disk, refuse_shared};
+use crate::disk::{MemberDisk, refuse_shared};
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped, Statistics};
 use crate::place::Place;
@@ -158,7 +158,7 @@ impl Session {
             let volume = live.fs.btrfs().volume().clone();
             return Ok(Self { volume, layers: Vec::new(), reports: Arc::default() });
         }
-        let disk = Disk::open(&arguments.volume, access, &arguments.open.layers, false)?;
+        let disk = MemberDisk::open(&arguments.volume, access, &arguments.open.layers, false)?;
         Self::open_with(disk, &arguments.open, Opening::to(access), console)
     }
 
@@ -167,7 +167,8 @@ impl Session {
         if arguments.open.live.is_some() {
             return Self::open(arguments, console);
         }
-        let disk = Disk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
+        let disk =
+            MemberDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
         let opening = Opening { is_stored: true, ..Opening::to(Access::Read) };
         Self::open_with(disk, &arguments.open, opening, console)
     }
@@ -177,7 +178,8 @@ impl Session {
         arguments: &VolumeArguments,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let disk = Disk::open(&arguments.volume, Access::Write, &arguments.open.layers, false)?;
+        let disk =
+            MemberDisk::open(&arguments.volume, Access::Write, &arguments.open.layers, false)?;
         let opening = Opening { is_stored: true, ..Opening::to(Access::Write) };
         Self::open_with(disk, &arguments.open, opening, console)
     }
@@ -198,7 +200,7 @@ impl Session {
 
     /// Opens the volume whose first member is on `disk`.
     fn open_with(
-        disk: Disk,
+        disk: MemberDisk,
         arguments: &OpenArguments,
         opening: Opening,
         console: &Arc<Console>,
@@ -206,7 +208,7 @@ impl Session {
         let mut disks = vec![disk];
         let layers = arguments.layers.of_further_device();
         for path in &arguments.devices {
-            disks.push(Disk::open(path, opening.access, &layers, false)?);
+            disks.push(MemberDisk::open(path, opening.access, &layers, false)?);
         }
         refuse_shared(&disks)?;
         disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
@@ -292,13 +294,13 @@ pub(crate) fn open_tree(
     if let Some(live) = &arguments.open.live {
         return Ok(live.fs.clone());
     }
-    let disk = Disk::open(volume, opening.access, &arguments.open.layers, true)?;
+    let disk = MemberDisk::open(volume, opening.access, &arguments.open.layers, true)?;
     open_tree_on(disk, arguments, opening, console)
 }
 
 /// The same on an open disk.
 pub(crate) fn open_tree_on(
-    disk: Disk,
+    disk: MemberDisk,
     arguments: &TreeArguments,
     opening: Opening,
     console: &Arc<Console>,

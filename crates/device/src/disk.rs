@@ -57,6 +57,7 @@ pub enum OtherFiles {
 
 /// How a disk is opened.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct DiskOptions {
     /// Whether it is opened for writing.
     pub is_writable: bool,

@@ -93,13 +93,11 @@ pub(crate) fn find(
 
 /// Opens the disk in the file at `path`, through the images around it.
 fn open_disk(path: &Path, options: &OpenOptions) -> Result<Arc<dyn BlockDevice>> {
-    let options = DiskOptions {
-        is_writable: options.is_writable,
-        format: options.is_raw.then_some(DiskFormat::Raw),
-        others: OtherFiles::Never,
-        snapshot: None,
-    };
-    let opened = OpenedDisk::open(path, &options).map_err(|error| match error {
+    let mut disk_options = DiskOptions::default();
+    disk_options.is_writable = options.is_writable;
+    disk_options.format = options.is_raw.then_some(DiskFormat::Raw);
+    disk_options.others = OtherFiles::Never;
+    let opened = OpenedDisk::open(path, &disk_options).map_err(|error| match error {
         DiskError::Io { path, kind, source } => {
             let kind = kind.map_or_else(String::new, |kind| format!(": {kind}"));
             Error::io(format!("{}{kind}", path.display()), source)

@@ -16,18 +16,18 @@ use crate::exit::{Failure, Result};
 use crate::output::{Escaped, human_size};
 
 /// The contents of a disk.
-pub(crate) struct Contents {
+pub(crate) struct NamedContents {
     file: PathBuf,
     /// What the disk as a whole is, by its signature.
     whole: Option<&'static str>,
     /// The partition table, and what each partition holds.
-    pub(crate) table: Option<(PartitionTable, Vec<Held>)>,
+    pub(crate) table: Option<(PartitionTable, Vec<PartitionHolding>)>,
     /// The sector size of the table is a guess that only the contents of the partitions support.
     pub(crate) is_table_guessed: bool,
 }
 
 /// The contents of a partition.
-pub(crate) struct Held {
+pub(crate) struct PartitionHolding {
     /// What it is, by its signature.
     pub(crate) what: Option<&'static str>,
     /// The label of the volume.
@@ -37,7 +37,7 @@ pub(crate) struct Held {
 }
 
 /// The partition that a name selects.
-pub(crate) struct Chosen {
+pub(crate) struct ChosenPartition {
     /// The kind of the table.
     pub(crate) kind: TableKind,
     /// The partition.
@@ -49,7 +49,7 @@ pub(crate) struct Chosen {
 /// The only filesystem format that this program opens.
 const KNOWN: &str = "btrfs";
 
-impl Held {
+impl PartitionHolding {
     fn is_known(&self) -> bool {
         self.what == Some(KNOWN)
     }
@@ -66,7 +66,7 @@ impl Held {
     }
 }
 
-impl Contents {
+impl NamedContents {
     /// Looks at the disk in `file`.
     pub(crate) fn read(device: &dyn BlockDevice, file: &Path) -> Result<Self> {
         let look = |start, len| {
@@ -79,7 +79,7 @@ impl Contents {
             contents.map_err(|error| Failure::Host(file.display().to_string(), error))?;
         let held = |PartitionContents { what, is_cut_off }| {
             let (what, label) = what.unzip();
-            Held { what, label: label.unwrap_or_default(), is_cut_off }
+            PartitionHolding { what, label: label.unwrap_or_default(), is_cut_off }
         };
         Ok(Self {
             file: file.to_path_buf(),
@@ -95,7 +95,11 @@ impl Contents {
     }
 
     /// The partition that `name` selects; `None` for the whole disk.
-    pub(crate) fn choose(&self, name: &DiskName, may_have_path: bool) -> Result<Option<Chosen>> {
+    pub(crate) fn choose(
+        &self,
+        name: &DiskName,
+        may_have_path: bool,
+    ) -> Result<Option<ChosenPartition>> {
         let shown = Escaped(self.file.as_os_str().as_bytes());
         let end = if may_have_path { ":/" } else { "" };
         let (table, held) = match (&self.table, &name.partition) {
@@ -126,7 +130,7 @@ impl Contents {
                 };
             }
         };
-        let is_meant = |partition: &Partition, held: &Held| match &name.partition {
+        let is_meant = |partition: &Partition, held: &PartitionHolding| match &name.partition {
             None => held.is_known(),
             Some(text) => is_named(partition, held, text.as_bytes()),
         };
@@ -143,7 +147,7 @@ impl Contents {
         }
         if let [partition] = meant[..] {
             let (kind, warning) = (table.kind, table.warning.clone());
-            return Ok(Some(Chosen { kind, partition: partition.clone(), warning }));
+            return Ok(Some(ChosenPartition { kind, partition: partition.clone(), warning }));
         }
         let what = match (&name.partition, meant.len()) {
             (None, 0) => format!("none of its partitions holds {KNOWN}"),
@@ -183,7 +187,7 @@ fn is_number(partition: &Partition, text: &[u8]) -> bool {
 }
 
 /// Whether `text` names the partition: by number, by UUID, by its label or by that of its volume.
-fn is_named(partition: &Partition, held: &Held, text: &[u8]) -> bool {
+fn is_named(partition: &Partition, held: &PartitionHolding, text: &[u8]) -> bool {
     is_number(partition, text)
         || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)

@@ -17,14 +17,13 @@ pub(super) fn open_layers(
     access: Access,
     arguments: &LayerArguments,
 ) -> Result<OpenedDisk> {
-    let options = DiskOptions {
-        is_writable: access == Access::Write,
-        format: arguments
-            .image_format
-            .map(|format| format.kind().map_or(DiskFormat::Raw, DiskFormat::Image)),
-        others: if arguments.backing { OtherFiles::All } else { OtherFiles::Beside },
-        snapshot: arguments.image_snapshot.clone(),
-    };
+    let mut options = DiskOptions::default();
+    options.is_writable = access == Access::Write;
+    options.format = arguments
+        .image_format
+        .map(|format| format.kind().map_or(DiskFormat::Raw, DiskFormat::Image));
+    options.others = if arguments.backing { OtherFiles::All } else { OtherFiles::Beside };
+    options.snapshot.clone_from(&arguments.image_snapshot);
     OpenedDisk::open(path, &options).map_err(|error| match error {
         DiskError::Io { path, kind, source } => {
             let kind = kind.map_or_else(String::new, |kind| format!(": {kind}"));

@@ -17,7 +17,7 @@ use crate::args::LayerArguments;
 use crate::exit::{Failure, Result};
 use crate::session::Access;
 
-struct Open {
+struct OpenDisk {
     host: HostId,
     access: Access,
     device: Weak<dyn BlockDevice>,
@@ -26,7 +26,7 @@ struct Open {
     files: Vec<Metadata>,
 }
 
-static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<OpenDisk>> = Mutex::new(Vec::new());
 
 /// Opens the disk in the file at `path`, and returns it with the identity of the file. All calls in
 /// one process pass the same image options.
@@ -44,13 +44,13 @@ pub(super) fn open(
     let known = open.iter().filter(|open| open.host == host && open.access >= access);
     for open in known {
         if let Some(device) = open.device.upgrade() {
-            let Open { layers, snapshots, files, .. } = open;
+            let OpenDisk { layers, snapshots, files, .. } = open;
             let (layers, snapshots) = (layers.clone(), snapshots.clone());
             return Ok((OpenedDisk { device, layers, snapshots, files: files.clone() }, host));
         }
     }
     let layered = open_layers(path, access, arguments)?;
-    open.push(Open {
+    open.push(OpenDisk {
         host,
         access,
         device: Arc::downgrade(&layered.device),

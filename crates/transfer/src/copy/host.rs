@@ -14,12 +14,12 @@ use crate::extract::Limits;
 use crate::host::Process;
 
 /// A directory that the walk is in.
-struct Level<'a> {
+struct WalkLevel<'a> {
     directory: DirectoryRef<'a>,
     entries: Dir,
 }
 
-impl<'a> Level<'a> {
+impl<'a> WalkLevel<'a> {
     /// The directory `file`, as a copy of `original`.
     fn open(
         source: &'a Source<'a>,
@@ -52,7 +52,7 @@ pub(super) fn copy(
 ) -> Result<(), Trouble> {
     let limits = limits(process);
     target::dress_directory(source.into, file, &top)?;
-    let top = Level::open(source, top, file, is_new).map_err(Trouble::Source)?;
+    let top = WalkLevel::open(source, top, file, is_new).map_err(Trouble::Source)?;
     with_workers(source.into, limits.batch_files, |batches| {
         Walk { source, batches, levels: vec![top], depth_max: limits.depth_max }.run();
     });
@@ -62,7 +62,7 @@ pub(super) fn copy(
 struct Walk<'w, 'a> {
     source: &'a Source<'a>,
     batches: &'w mut Batches<'a>,
-    levels: Vec<Level<'a>>,
+    levels: Vec<WalkLevel<'a>>,
     depth_max: usize,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Walk<'_, 'a> {
                 drop(DirectoryRef::new(self.source, file, *original.attr(), is_new, None));
                 return Ok(());
             }
-            self.levels.push(Level::open(self.source, original, file, is_new)?);
+            self.levels.push(WalkLevel::open(self.source, original, file, is_new)?);
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ const BYTES_SHOWN: usize = 32;
 
 /// The origin of an item, which decides how it is decoded.
 #[derive(Clone, Copy)]
-pub(super) struct Source {
+pub(super) struct ItemOrigin {
     /// The tree that contains the item.
     pub(super) tree: TreeId,
     /// The sector size of the volume.
@@ -68,7 +68,7 @@ impl fmt::Display for ShownKey {
 }
 
 /// Decodes an item.
-pub(super) fn decode(source: Source, key: Key, data: &[u8]) -> Result<Fields, Malformed> {
+pub(super) fn decode(source: ItemOrigin, key: Key, data: &[u8]) -> Result<Fields, Malformed> {
     Ok(match key.item_type {
         ItemType::INODE_ITEM => inode(InodeItem::view(data)?),
         ItemType::INODE_REF => names(inode_refs(key.offset, data))?,
