@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use offshoot_btrfs::bench::Inserts;
-use offshoot_btrfs::{Latching, MkfsOptions, OpenOptions, Unlock, Volume, mkfs};
+use offshoot_btrfs::{Latching, Mechanisms, MkfsOptions, OpenOptions, Unlock, Volume, mkfs};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::Timestamp;
@@ -195,7 +195,7 @@ fn volume(latching: Latching) -> offshoot_vfs::Result<Arc<Volume>> {
     let options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
     mkfs(std::slice::from_ref(&device), &options)?;
     let options = OpenOptions {
-        latching,
+        mechanisms: Mechanisms::default().latching(latching),
         dirty_bytes: u64::MAX,
         commit_interval: None,
         ..OpenOptions::default()

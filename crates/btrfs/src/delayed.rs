@@ -105,11 +105,8 @@
 //! Replaying a log joins without a reservation, because no other thread exists whose space it could
 //! wait for. It uses an engine without delayed items.
 //!
-//! Two options turn the mechanisms off for measurements: [`OpenOptions::delayed_items`] and
-//! [`OpenOptions::reserve_by_item`].
-//!
-//! [`OpenOptions::delayed_items`]: crate::OpenOptions::delayed_items
-//! [`OpenOptions::reserve_by_item`]: crate::OpenOptions::reserve_by_item
+//! [`Mechanisms`](crate::engine::Mechanisms) turns the delayed items, or the space that they share,
+//! off for measurements.
 
 mod backlog;
 mod flush;

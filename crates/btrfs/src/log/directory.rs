@@ -128,7 +128,7 @@ impl Record<'_, '_> {
             if next - first > MOST as u64 {
                 return Err(Obstacle::TooMuch.into());
             }
-            let by_item = self.volume.options.log_by_item;
+            let by_item = self.volume.options.mechanisms.logs_by_item;
             if !by_item && self.commit_is_cheaper(next - first)? {
                 return Err(Obstacle::Cheaper.into());
             }

@@ -186,7 +186,7 @@ fn a_log_of_a_volume_with_limits() {
     let cut = cut(&judges, PLAIN, before, |path| shell(path, "echo 22 > x; rm y; sync x; sync ."));
     assert_eq!(logs(&cut), 1);
     let refused = Volume::open_writable(cut.writable_devices(), &OpenOptions::default()).err();
-    assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
+    assert!(matches!(refused, Some(Error::Unsupported { .. })), "{refused:?}");
     let in_memory = read_only(cut.devices());
     let mount = cut.mount("rw,noatime");
     let compare = Compare::default().without(Aspect::TimesOfNames);

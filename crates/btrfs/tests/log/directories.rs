@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, Stats, Volume};
+use offshoot_btrfs::{Filesystem, Mechanisms, OpenOptions, Stats, Volume};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -56,7 +56,7 @@ fn open(disks: &Disks, logs_by_item: bool) -> Arc<Volume> {
     let options = OpenOptions {
         commit_interval: None,
         tree_log: true,
-        log_by_item: logs_by_item,
+        mechanisms: Mechanisms::default().log_by_item(logs_by_item),
         ..OpenOptions::default()
     };
     Volume::open_writable(disks.writable_devices(), &options).expect("it opens")

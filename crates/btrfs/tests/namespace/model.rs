@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use offshoot_btrfs::{Filesystem, OpenOptions, SubvolumeId};
+use offshoot_btrfs::{Filesystem, Mechanisms, OpenOptions, SubvolumeId};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
@@ -128,7 +128,13 @@ fn old_features() {
 /// Without delayed items: items of names and inodes go to the tree at once.
 #[test]
 fn without_delayed_items() {
-    rounds(&[], &OpenOptions { delayed_items: false, ..OpenOptions::default() });
+    rounds(
+        &[],
+        &OpenOptions {
+            mechanisms: Mechanisms::default().delayed_items(false),
+            ..OpenOptions::default()
+        },
+    );
 }
 
 /// The limit is low, so that every thread that may flush does. Every item keeps its own
@@ -136,5 +142,12 @@ fn without_delayed_items() {
 #[test]
 fn many_flushes() {
     let dirty_bytes = 1 << 20;
-    rounds(&[], &OpenOptions { dirty_bytes, reserve_by_item: true, ..OpenOptions::default() });
+    rounds(
+        &[],
+        &OpenOptions {
+            dirty_bytes,
+            mechanisms: Mechanisms::default().reserve_by_item(true),
+            ..OpenOptions::default()
+        },
+    );
 }

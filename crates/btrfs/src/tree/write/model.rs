@@ -24,7 +24,7 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
 use crate::tree::Blocks as _;
-use crate::{Latching, OpenOptions, Stats, Volume};
+use crate::{Latching, Mechanisms, OpenOptions, Stats, Volume};
 
 const NODE_SIZE: u32 = 4096;
 /// The inode number of the test items. No file of the new volume has it.
@@ -86,7 +86,8 @@ impl Start {
 
 fn open(device: Arc<dyn BlockDevice>, exclusive: bool) -> Arc<Volume> {
     let latching = Latching { exclusive, ..Latching::default() };
-    let options = OpenOptions { latching, commit_interval: None, ..OpenOptions::default() };
+    let mechanisms = Mechanisms::default().latching(latching);
+    let options = OpenOptions { mechanisms, commit_interval: None, ..OpenOptions::default() };
     Volume::open_writable(vec![device], &options).expect("it opens")
 }
 
