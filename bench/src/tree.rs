@@ -19,7 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use offshoot_btrfs::bench::Inserts;
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, Latching, MkfsOptions, UnlockTime, mkfs};
+use offshoot_btrfs::{
+    BtrfsVolume, EngineOptions, Latching, Mechanisms, MkfsOptions, UnlockTime, mkfs,
+};
 use offshoot_device::{BlockDevice, MemoryDevice};
 use offshoot_testkit::random::Random;
 use offshoot_vfs::Timestamp;
@@ -195,7 +197,7 @@ fn volume(latching: Latching) -> offshoot_vfs::Result<Arc<BtrfsVolume>> {
     let options = MkfsOptions::new(Uuid::from_u128(7), Timestamp::default());
     mkfs(std::slice::from_ref(&device), &options)?;
     let options = EngineOptions {
-        latching,
+        mechanisms: Mechanisms::default().latching(latching),
         dirty_bytes: u64::MAX,
         commit_interval: None,
         ..EngineOptions::default()

@@ -50,6 +50,7 @@ fn appends_are_measured_on_both_sides_and_proved() {
     }
 }
 
+#[cfg(feature = "measure")]
 #[test]
 fn a_large_directory_is_measured_on_both_sides_and_proved() {
     let Some(_judges) = judges::require() else { return };

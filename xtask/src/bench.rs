@@ -7,7 +7,8 @@ use crate::shell::{Result, cargo, run, target_dir};
 /// Runs the benchmark `what` with `options`.
 pub(crate) fn bench(what: &str, options: &[&str]) -> Result {
     let packages = ["--package", "offshoot-cli", "--package", "offshoot-bench"];
-    cargo(&[&["build", "--quiet", "--release"], &packages[..]].concat())?;
+    let features = ["--features", "offshoot-cli/measure"];
+    cargo(&[&["build", "--quiet", "--release"], &packages[..], &features].concat())?;
     let target = target_dir();
     let release = target.join("release");
     let mut args: Vec<OsString> = vec![what.into()];

@@ -9,8 +9,11 @@ use crate::counts::{TestCounts, TestSums};
 use crate::shell::{Result, cargo, cargo_seen, target_dir};
 use crate::{columns, floors, licences, names, setup};
 
-/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, names,
-/// tests and licences. The last line of output counts the tests, also after a failure.
+/// The features that switch mechanisms of the engine off for benchmarks.
+const MEASURED: &str = "offshoot-cli/measure,offshoot-bench/measure";
+
+/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, tests and
+/// licences. The last line of output counts the tests, also after a failure.
 pub(crate) fn test() -> ExitCode {
     let mut tests = Tests::default();
     let result = run(&mut tests);
@@ -37,6 +40,10 @@ fn run(tests: &mut Tests) -> Result {
     // The development profile compiles the engine with little optimisation, and the checksums and
     // decompressors with full. In this way building and running together take the least time.
     tests.run(None, &["test", "--workspace", "--no-fail-fast", "--", "--quiet"])?;
+    // Options that switch mechanisms off for benchmarks are not in the program that others get.
+    let measured = ["test", "--workspace", "--no-fail-fast", "--features", MEASURED];
+    let switches = ["--test", "bench", "--test", "fsync", "--", "--quiet"];
+    tests.run(None, &[&measured[..], &switches[..]].concat())?;
     if over_ring.is_ok() {
         let over_ring = ("OFFSHOOT_TEST_TRANSPORT", "io_uring");
         let mounts = ["test", "--no-fail-fast", "--package", "offshoot-cli", "--test", "mount"];
@@ -91,5 +98,6 @@ fn style() -> Result {
     let deny = ["--all-targets", "--", "-D", "warnings"];
     let lint = |what: &[&str]| cargo_seen(&[], &[what, &deny[..]].concat(), &mut |_| {});
     lint(&["clippy", "--workspace"])?;
+    lint(&["clippy", "--workspace", "--features", MEASURED])?;
     lint(&["clippy", "--package", "offshoot-btrfs", "--features", "shuttle"])
 }

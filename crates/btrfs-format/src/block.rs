@@ -10,6 +10,7 @@
 //! pointer is 33 bytes: the lowest key in the block below, the address of that block, and its
 //! generation.
 
+use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -92,7 +93,7 @@ impl NodePointer {
 impl BlockHeader {
     /// Views the header of the tree block in `bytes`.
     pub fn view(bytes: &[u8]) -> Result<&Self, Malformed> {
-        Ok(view("tree block", bytes)?.0)
+        Ok(view(Structure::TreeBlock, bytes)?.0)
     }
 
     /// The tree that the block was made for.
@@ -110,18 +111,18 @@ impl BlockHeader {
 
 /// The items of the leaf in `bytes`, as the header counts them.
 pub fn items(bytes: &[u8]) -> Result<&[LeafItem], Malformed> {
-    entries("leaf", bytes)
+    entries(Structure::Leaf, bytes)
 }
 
 /// The pointers of the node in `bytes`, as the header counts them.
 pub fn pointers(bytes: &[u8]) -> Result<&[NodePointer], Malformed> {
-    entries("node", bytes)
+    entries(Structure::Node, bytes)
 }
 
-fn entries<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
-    structure: &'static str,
-    bytes: &'a [u8],
-) -> Result<&'a [T], Malformed> {
+fn entries<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    structure: Structure,
+    bytes: &[u8],
+) -> Result<&[T], Malformed> {
     let (header, rest) = view::<BlockHeader>(structure, bytes)?;
     let count = header.nritems.get() as usize;
     let (entries, _) = <[T]>::ref_from_prefix_with_elems(rest, count).map_err(|_| {
@@ -137,6 +138,6 @@ pub fn item_data<'a>(bytes: &'a [u8], item: &LeafItem) -> Result<&'a [u8], Malfo
     let data = behind_header.get(offset..).and_then(|from| from.get(..size));
     data.ok_or_else(|| {
         let key: Key = item.key.get();
-        Malformed::new("leaf", format!("the data of item {key} lies outside of the leaf"))
+        Malformed::new(Structure::Leaf, format!("the data of item {key} lies outside of the leaf"))
     })
 }

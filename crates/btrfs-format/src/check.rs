@@ -34,6 +34,7 @@ mod item;
 mod root;
 mod space;
 
+use offshoot_vfs::Structure;
 use uuid::Uuid;
 
 use crate::block::{
@@ -107,7 +108,7 @@ pub struct ExpectedBlock {
     pub first_key: Option<Key>,
 }
 
-const STRUCTURE: &str = "tree block";
+const STRUCTURE: Structure = Structure::TreeBlock;
 
 #[cold]
 fn bad(problem: String) -> Malformed {

@@ -5,6 +5,7 @@
 
 mod place;
 
+use offshoot_vfs::Structure;
 use std::fmt;
 
 use uuid::Uuid;
@@ -44,7 +45,7 @@ pub struct DevItem {
 impl DevItem {
     /// Views a device item.
     pub fn view(data: &[u8]) -> Result<&Self, Malformed> {
-        Ok(view("device item", data)?.0)
+        Ok(view(Structure::DeviceItem, data)?.0)
     }
 
     /// The number of the device.
@@ -95,7 +96,7 @@ impl RaidStride {
         let found = <[Self]>::ref_from_bytes(data).ok().filter(|strides| !strides.is_empty());
         found.ok_or_else(|| {
             let problem = format!("copies of 16 bytes expected, {} bytes found", data.len());
-            Malformed::new("raid stripe", problem)
+            Malformed::new(Structure::RaidStripe, problem)
         })
     }
 }
@@ -150,7 +151,7 @@ impl BlockGroupFlags {
             Self::RAID6 => Profile::Raid6,
             other => {
                 return Err(Malformed::new(
-                    "chunk type",
+                    Structure::ChunkType,
                     format!("profile bits {other:#x} are not one profile"),
                 ));
             }
@@ -315,11 +316,11 @@ impl Chunk {
         data: &[u8],
         sector_size: u32,
     ) -> Result<(Self, &[u8]), Malformed> {
-        let bad = |problem: String| Malformed::new("chunk", format!("{key}: {problem}"));
+        let bad = |problem: String| Malformed::new(Structure::Chunk, format!("{key}: {problem}"));
         if key.objectid != objectid::FIRST_CHUNK_TREE || key.item_type != ItemType::CHUNK_ITEM {
             return Err(bad("not the key of a chunk".into()));
         }
-        let (item, rest) = view::<ChunkItem>("chunk", data)?;
+        let (item, rest) = view::<ChunkItem>(Structure::Chunk, data)?;
         let count = item.num_stripes.get();
         let (stripes, rest) = <[StripeItem]>::ref_from_prefix_with_elems(rest, usize::from(count))
             .map_err(|_| bad(format!("{count} stripes do not fit in the item")))?;
@@ -438,11 +439,11 @@ pub struct DevExtent {
 pub fn parse_system_chunks(mut array: &[u8], sector_size: u32) -> Result<Vec<Chunk>, Malformed> {
     let mut chunks = Vec::new();
     while !array.is_empty() {
-        let (key, rest) = view::<DiskKey>("system chunk array", array)?;
+        let (key, rest) = view::<DiskKey>(Structure::SystemChunkArray, array)?;
         let (chunk, rest) = Chunk::parse_prefix(key.get(), rest, sector_size)?;
         if chunk.flags.0 & BlockGroupFlags::SYSTEM == 0 {
             return Err(Malformed::new(
-                "system chunk array",
+                Structure::SystemChunkArray,
                 format!("the chunk at {} is not a system chunk", chunk.start),
             ));
         }

@@ -18,6 +18,7 @@
 //! A reader may need less than a stream holds, so decoding stops when the output is full. A stream
 //! may also hold less than the extent claims: the rest reads as zeros.
 
+use offshoot_vfs::Structure;
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -98,7 +99,7 @@ pub fn decompress(
     Ok(made)
 }
 
-const STRUCTURE: &str = "compressed extent";
+const STRUCTURE: Structure = Structure::CompressedExtent;
 
 fn bad(problem: String) -> Malformed {
     Malformed::new(STRUCTURE, problem)

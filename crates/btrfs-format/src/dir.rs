@@ -5,6 +5,7 @@
 //! is found by the order in which entries were made. A DIR_ITEM or XATTR_ITEM holds all entries
 //! whose names have the same hash.
 
+use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -65,10 +66,11 @@ pub struct DirItemEntry<'a> {
 /// The entries in `data`. The iterator ends after the first malformed one.
 pub fn dir_entries(data: &[u8]) -> impl Iterator<Item = Result<DirItemEntry<'_>, Malformed>> {
     sequence(data, |data| {
-        let (item, rest) = view::<DirEntryItem>("directory entry", data)?;
+        let (item, rest) = view::<DirEntryItem>(Structure::DirectoryEntry, data)?;
         let name_len = usize::from(item.name_len.get());
-        let (name, rest) = take("directory entry", "name", rest, name_len)?;
-        let (data, rest) = take("directory entry", "data", rest, usize::from(item.data_len.get()))?;
+        let (name, rest) = take(Structure::DirectoryEntry, "name", rest, name_len)?;
+        let (data, rest) =
+            take(Structure::DirectoryEntry, "data", rest, usize::from(item.data_len.get()))?;
         let entry = DirItemEntry {
             location: item.location.get(),
             transid: item.transid.get(),

@@ -3,20 +3,21 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use offshoot_vfs::Structure;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 /// Bytes that break a rule of the format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
     /// The structure, by its name in the format.
-    pub structure: &'static str,
+    pub structure: Structure,
     /// What was expected and what was found.
     pub problem: Cow<'static, str>,
 }
 
 impl Malformed {
     /// An error about `structure`.
-    pub fn new(structure: &'static str, problem: impl Into<Cow<'static, str>>) -> Self {
+    pub fn new(structure: Structure, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { structure, problem: problem.into() }
     }
 }
@@ -30,10 +31,10 @@ impl fmt::Display for Malformed {
 impl std::error::Error for Malformed {}
 
 /// Views the start of `bytes` as a `T`. Returns it with the bytes behind it.
-pub(crate) fn view<'a, T: FromBytes + KnownLayout + Immutable>(
-    structure: &'static str,
-    bytes: &'a [u8],
-) -> Result<(&'a T, &'a [u8]), Malformed> {
+pub(crate) fn view<T: FromBytes + KnownLayout + Immutable>(
+    structure: Structure,
+    bytes: &[u8],
+) -> Result<(&T, &[u8]), Malformed> {
     T::ref_from_prefix(bytes).map_err(|_| {
         Malformed::new(structure, format!("{} bytes, but it needs {}", bytes.len(), size_of::<T>()))
     })
@@ -41,7 +42,7 @@ pub(crate) fn view<'a, T: FromBytes + KnownLayout + Immutable>(
 
 /// Splits off the first `len` bytes of `bytes`, which hold `what`.
 pub(crate) fn take<'a>(
-    structure: &'static str,
+    structure: Structure,
     what: &'static str,
     bytes: &'a [u8],
     len: usize,

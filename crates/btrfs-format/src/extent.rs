@@ -3,6 +3,7 @@
 //! An EXTENT_ITEM or METADATA_ITEM counts the references to an extent. It holds as many of them
 //! inline as fit; each of the others has its own item behind it.
 
+use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -88,10 +89,10 @@ pub struct ParsedExtent<'a> {
 impl<'a> ParsedExtent<'a> {
     /// Parses `data`, an item of type `item_type`.
     pub fn parse(item_type: ItemType, data: &'a [u8]) -> Result<Self, Malformed> {
-        let (item, rest) = view::<ExtentItem>("extent item", data)?;
+        let (item, rest) = view::<ExtentItem>(Structure::ExtentItem, data)?;
         let is_block = item.flags.get() & EXTENT_FLAG_TREE_BLOCK != 0;
         let (block, refs) = if is_block && item_type == ItemType::EXTENT_ITEM {
-            let (block, rest) = view::<TreeBlockInfo>("extent item", rest)?;
+            let (block, rest) = view::<TreeBlockInfo>(Structure::ExtentItem, rest)?;
             (Some(block), rest)
         } else {
             (None, rest)
@@ -106,7 +107,7 @@ impl<'a> ParsedExtent<'a> {
 }
 
 fn parse_inline_ref(data: &[u8]) -> Result<(InlineRef<'_>, &[u8]), Malformed> {
-    const NAME: &str = "inline extent ref";
+    const NAME: Structure = Structure::InlineExtentRef;
     let (kind, rest) = take(NAME, "type", data, 1)?;
     let item_type = ItemType(kind[0]);
     if item_type == ItemType::EXTENT_DATA_REF {

@@ -1,5 +1,6 @@
 //! File extents: where the data of a range of a file is.
 
+use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -95,8 +96,8 @@ impl<'a> FileExtent<'a> {
     /// # Errors
     /// When the item is too short, or its type, compression or encoding is unknown.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
-        let bad = |problem: String| Malformed::new("file extent", problem);
-        let (head, rest) = view::<FileExtentHead>("file extent", data)?;
+        let bad = |problem: String| Malformed::new(Structure::FileExtent, problem);
+        let (head, rest) = view::<FileExtentHead>(Structure::FileExtent, data)?;
         let compression = Compression::from_disk(head.compression)
             .ok_or_else(|| bad(format!("unknown compression {}", head.compression)))?;
         if head.encryption != 0 || head.other_encoding.get() != 0 {
@@ -105,7 +106,7 @@ impl<'a> FileExtent<'a> {
         let body = match head.extent_type {
             extent_type::INLINE => FileExtentBody::Inline(rest),
             extent_type::REG | extent_type::PREALLOC => {
-                let (tail, _) = view::<FileExtentTail>("file extent", rest)?;
+                let (tail, _) = view::<FileExtentTail>(Structure::FileExtent, rest)?;
                 match tail.disk_bytenr.get() {
                     0 => FileExtentBody::Hole { num_bytes: tail.num_bytes.get() },
                     disk_bytenr => FileExtentBody::Extent {

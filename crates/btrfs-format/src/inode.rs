@@ -1,5 +1,6 @@
 //! Inodes and their names.
 
+use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -94,7 +95,7 @@ pub mod inode_flags {
 impl InodeItem {
     /// Views an inode item.
     pub fn view(data: &[u8]) -> Result<&Self, Malformed> {
-        Ok(view("inode item", data)?.0)
+        Ok(view(Structure::InodeItem, data)?.0)
     }
 
     /// Major and minor number of a device node. The field holds them as the kernel does in memory:
@@ -147,8 +148,9 @@ pub fn inode_refs(
     data: &[u8],
 ) -> impl Iterator<Item = Result<InodeName<'_>, Malformed>> {
     crate::dir::sequence(data, move |data| {
-        let (item, rest) = view::<InodeRefItem>("inode ref", data)?;
-        let (name, rest) = take("inode ref", "name", rest, usize::from(item.name_len.get()))?;
+        let (item, rest) = view::<InodeRefItem>(Structure::InodeRef, data)?;
+        let (name, rest) =
+            take(Structure::InodeRef, "name", rest, usize::from(item.name_len.get()))?;
         Ok((InodeName { parent, index: item.index.get(), name }, rest))
     })
 }
@@ -156,8 +158,9 @@ pub fn inode_refs(
 /// The names in the INODE_EXTREF item `data`. The iterator ends after the first malformed name.
 pub fn inode_extrefs(data: &[u8]) -> impl Iterator<Item = Result<InodeName<'_>, Malformed>> {
     crate::dir::sequence(data, |data| {
-        let (item, rest) = view::<InodeExtrefItem>("inode extref", data)?;
-        let (name, rest) = take("inode extref", "name", rest, usize::from(item.name_len.get()))?;
+        let (item, rest) = view::<InodeExtrefItem>(Structure::InodeExtref, data)?;
+        let (name, rest) =
+            take(Structure::InodeExtref, "name", rest, usize::from(item.name_len.get()))?;
         Ok((InodeName { parent: item.parent.get(), index: item.index.get(), name }, rest))
     })
 }

@@ -7,6 +7,7 @@
 //! | `(0, QGROUP_LIMIT, group)` | how much it may use |
 //! | `(group, QGROUP_RELATION, group)` | one group contains the other; one item a direction |
 
+use offshoot_vfs::Structure;
 use std::fmt;
 
 use crate::error::take;
@@ -92,7 +93,7 @@ impl QgroupStatusItem {
     /// # Errors
     /// When the item ends before that field.
     pub fn enabled_in(data: &[u8]) -> Result<Generation, Malformed> {
-        const NAME: &str = "quota status";
+        const NAME: Structure = Structure::QuotaStatus;
         let (_, rest) = take(NAME, "fixed part", data, size_of::<Self>())?;
         let (field, _) = crate::error::view::<U64>(NAME, rest)?;
         Ok(Generation(field.get()))

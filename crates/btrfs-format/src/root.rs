@@ -1,5 +1,6 @@
 //! Roots of trees, and the links between subvolumes.
 
+use offshoot_vfs::Structure;
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -59,7 +60,7 @@ impl RootItem {
     pub fn parse(data: &[u8]) -> Result<Self, Malformed> {
         let mut item = Self::new_zeroed();
         if data.len() != size_of::<Self>() && data.len() != LEGACY_ROOT_ITEM_SIZE {
-            return Err(Malformed::new("root item", format!("{} bytes", data.len())));
+            return Err(Malformed::new(Structure::RootItem, format!("{} bytes", data.len())));
         }
         item.as_mut_bytes()[..data.len()].copy_from_slice(data);
         if item.generation_v2 != item.generation {
@@ -125,8 +126,8 @@ pub struct RootRef<'a> {
 impl<'a> RootRef<'a> {
     /// Parses a ROOT_REF or ROOT_BACKREF.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
-        let (item, rest) = view::<RootRefItem>("root ref", data)?;
-        let (name, _) = take("root ref", "name", rest, usize::from(item.name_len.get()))?;
+        let (item, rest) = view::<RootRefItem>(Structure::RootRef, data)?;
+        let (name, _) = take(Structure::RootRef, "name", rest, usize::from(item.name_len.get()))?;
         Ok(Self { dirid: item.dirid.get(), sequence: item.sequence.get(), name })
     }
 }

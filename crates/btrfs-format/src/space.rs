@@ -1,5 +1,6 @@
 //! Block groups, free space, quotas, and small items of the other trees.
 
+use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -8,7 +9,7 @@ use crate::error::view;
 use crate::key::DiskKey;
 
 macro_rules! viewed {
-    ($($(#[$doc:meta])* $name:ident, $text:literal { $($field:ident: $type:ty,)* })*) => {$(
+    ($($(#[$doc:meta])* $name:ident, $structure:ident { $($field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
         #[repr(C)]
@@ -18,7 +19,7 @@ macro_rules! viewed {
         impl $name {
             /// Views the item in `data`.
             pub fn view(data: &[u8]) -> Result<&Self, Malformed> {
-                Ok(view($text, data)?.0)
+                Ok(view(Structure::$structure, data)?.0)
             }
         }
     )*};
@@ -26,13 +27,13 @@ macro_rules! viewed {
 
 viewed! {
     /// A block group: how much of a chunk is used. 24 bytes.
-    BlockGroupItem, "block group item" { used: U64, chunk_objectid: U64, flags: U64, }
+    BlockGroupItem, BlockGroupItem { used: U64, chunk_objectid: U64, flags: U64, }
 
     /// Whether the free space of a block group is stored as extents or bitmaps. 8 bytes.
-    FreeSpaceInfo, "free space info" { extent_count: U32, flags: U32, }
+    FreeSpaceInfo, FreeSpaceInfo { extent_count: U32, flags: U32, }
 
     /// Version 1 free space of a block group: the inode of its cache file. 41 bytes.
-    FreeSpaceHeader, "free space header" {
+    FreeSpaceHeader, FreeSpaceHeader {
         location: DiskKey,
         generation: U64,
         num_entries: U64,
@@ -40,7 +41,7 @@ viewed! {
     }
 
     /// Error counts of a device. 40 bytes.
-    DevStatsItem, "device stats" {
+    DevStatsItem, DeviceStats {
         write_errs: U64,
         read_errs: U64,
         flush_errs: U64,
@@ -49,7 +50,7 @@ viewed! {
     }
 
     /// The replacement of a device. 72 bytes.
-    DevReplaceItem, "device replace" {
+    DevReplaceItem, DeviceReplace {
         src_devid: U64,
         cursor_left: U64,
         cursor_right: U64,
@@ -62,10 +63,10 @@ viewed! {
     }
 
     /// The state of quotas. 32 bytes, and 8 more with simple quotas.
-    QgroupStatusItem, "quota status" { version: U64, generation: U64, flags: U64, rescan: U64, }
+    QgroupStatusItem, QuotaStatus { version: U64, generation: U64, flags: U64, rescan: U64, }
 
     /// How much a quota group uses. 40 bytes.
-    QgroupInfoItem, "quota info" {
+    QgroupInfoItem, QuotaInfo {
         generation: U64,
         rfer: U64,
         rfer_cmpr: U64,
@@ -74,7 +75,7 @@ viewed! {
     }
 
     /// How much a quota group may use. 40 bytes.
-    QgroupLimitItem, "quota limit" {
+    QgroupLimitItem, QuotaLimit {
         flags: U64,
         max_rfer: U64,
         max_excl: U64,
@@ -83,7 +84,7 @@ viewed! {
     }
 
     /// A range of directory indexes that a log covers. 8 bytes.
-    DirLogItem, "directory log item" { end: U64, }
+    DirLogItem, DirectoryLogItem { end: U64, }
 }
 
 /// The free space of the block group is stored as bitmaps.

@@ -10,6 +10,7 @@
 //! checksum. [`SuperblockItem`] is the structure as the disk stores it. [`Superblock`] is a checked
 //! one, parsed into typed values.
 
+use offshoot_vfs::Structure;
 use std::fmt;
 
 use uuid::Uuid;
@@ -228,7 +229,7 @@ features! {
 impl SuperblockItem {
     /// Views a superblock.
     pub fn view(bytes: &[u8]) -> Result<&Self, Malformed> {
-        Ok(view("superblock", bytes)?.0)
+        Ok(view(Structure::Superblock, bytes)?.0)
     }
 
     /// The label up to its first NUL.
@@ -270,7 +271,7 @@ impl Superblock {
     /// # Errors
     /// The first fault in it.
     pub fn parse(bytes: &[u8], offset: u64) -> Result<Self, Malformed> {
-        let bad = |problem: String| Malformed::new("superblock", problem);
+        let bad = |problem: String| Malformed::new(Structure::Superblock, problem);
         let item = SuperblockItem::view(bytes)?;
         if item.magic != MAGIC {
             return Err(bad("no btrfs magic".into()));
@@ -344,7 +345,7 @@ impl Superblock {
 
 impl SuperblockItem {
     fn verify_fields(&self) -> Result<(), Malformed> {
-        let bad = |problem: String| Err(Malformed::new("superblock", problem));
+        let bad = |problem: String| Err(Malformed::new(Structure::Superblock, problem));
         let (sector, node) = (self.sectorsize.get(), self.nodesize.get());
         if !sector.is_power_of_two() || !(512..=MAX_NODESIZE).contains(&sector) {
             return bad(format!("sector size {sector}"));

@@ -31,7 +31,7 @@ use offshoot_btrfs_format::compress::{Compression, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_kit::workers::WorkerTask;
-use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Structure};
 
 use crate::delayed::Queues;
 use crate::storage::malformed;
@@ -472,7 +472,7 @@ fn decode_into<'b>(
     let end = skip.saturating_add(wanted as u64);
     let beyond = || {
         let problem = format!("bytes up to {end} of an extent of {ram_bytes}");
-        Error::corrupt("file extent", problem)
+        Error::corrupt(Structure::FileExtent, problem)
     };
     if compression == Compression::None {
         buf.clear();

@@ -105,11 +105,8 @@
 //! Replaying a log joins without a reservation, because no other thread exists whose space it could
 //! wait for. It uses an engine without delayed items.
 //!
-//! Two options turn the mechanisms off for measurements: [`EngineOptions::has_delayed_items`] and
-//! [`EngineOptions::is_reserved_by_item`].
-//!
-//! [`EngineOptions::has_delayed_items`]: crate::EngineOptions::has_delayed_items
-//! [`EngineOptions::is_reserved_by_item`]: crate::EngineOptions::is_reserved_by_item
+//! [`Mechanisms`](crate::Mechanisms) turns the delayed items, or the space that they share,
+//! off for measurements.
 
 mod backlog;
 mod flush;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
+    Structure,
 };
 
 use crate::SubvolumeId;
@@ -98,7 +99,7 @@ impl FileSystem for Filesystem {
             }
             if data.size() >= PATH_MAX {
                 let problem = format!("the target of a symbolic link has {} bytes", data.size());
-                return Err(Error::corrupt("inode item", problem));
+                return Err(Error::corrupt(Structure::InodeItem, problem));
             }
             let mut target = Vec::new();
             data::read_data(&self.volume.rooms, &data, 0..data.size(), &mut |_, bytes| {
@@ -113,7 +114,10 @@ impl FileSystem for Filesystem {
                 ));
             }
             if target.len() as u64 != data.size() || target.is_empty() || target.contains(&0) {
-                return Err(Error::corrupt("file extent", "the target of a symbolic link is cut"));
+                return Err(Error::corrupt(
+                    Structure::FileExtent,
+                    "the target of a symbolic link is cut",
+                ));
             }
             Ok(target)
         };

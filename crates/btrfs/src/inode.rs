@@ -53,7 +53,7 @@ use std::ops::ControlFlow;
 use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, Parent, Result, Structure};
 
 use crate::data::{PLACEHOLDER, timestamp};
 pub(crate) use crate::data::{inode_item, no_such_file, placeholder_in, tree_of, type_of};
@@ -134,7 +134,7 @@ fn target(volume: &Rooms, dir: FileId, name: &[u8], location: Key) -> Result<Fil
         }
         ItemType::ROOT_ITEM => Ok(FileId { dev: dir.dev, ino: dir.ino | PLACEHOLDER }),
         _ => Err(Error::corrupt(
-            "directory entry",
+            Structure::DirectoryEntry,
             format!("leads to {location}, which nothing can stand at"),
         )),
     }
@@ -236,7 +236,7 @@ fn entry_type(value: u8) -> Result<FileType> {
         file_type::FIFO => FileType::Fifo,
         file_type::SOCK => FileType::Socket,
         file_type::SYMLINK => FileType::Symlink,
-        _ => return Err(Error::corrupt("directory entry", format!("file type {value}"))),
+        _ => return Err(Error::corrupt(Structure::DirectoryEntry, format!("file type {value}"))),
     })
 }
 
@@ -258,8 +258,8 @@ pub(crate) fn parent(volume: &Rooms, dir: FileId) -> Result<Parent> {
     let count = found.len();
     match found.pop() {
         Some(parent) if count == 1 => Ok(parent),
-        Some(_) => Err(Error::corrupt("inode ref", "a directory with several names")),
-        None => Err(Error::corrupt("inode ref", "a directory without a name")),
+        Some(_) => Err(Error::corrupt(Structure::InodeRef, "a directory with several names")),
+        None => Err(Error::corrupt(Structure::InodeRef, "a directory without a name")),
     }
 }
 

@@ -36,7 +36,7 @@
 #[cfg(test)]
 extern crate self as offshoot_btrfs;
 
-#[cfg(feature = "bench")]
+#[cfg(feature = "measure")]
 pub mod bench;
 mod block;
 mod data;
@@ -71,6 +71,9 @@ pub use filesystem::{BtrfsVolume, Filesystem};
 pub use inode::Rooms;
 pub use log::{LogFailure, LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, Occupant, mkfs, occupant};
+// Programs have no use for this: only the feature `measure` has methods that change it.
+#[doc(hidden)]
+pub use options::Mechanisms;
 pub use options::{Compress, EngineOptions, NewFiles};
 pub use report::{Reporter, VolumeReport};
 pub use scrub::{
@@ -81,7 +84,9 @@ pub use stats::{Counter, Stats};
 pub use storage::Member;
 pub use subvolume::{SubvolumeInfo, Subvolumes};
 pub use transaction::Base;
-pub use tree::{Cursor, Latching, TreeRoot, UnlockTime};
+pub use tree::{Cursor, TreeRoot};
+#[doc(hidden)]
+pub use tree::{Latching, UnlockTime};
 
 // The rooms name these by `crate::`, like the lowest rooms.
 use offshoot_kit::{cores, counter, ranges, sync};

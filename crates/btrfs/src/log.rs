@@ -69,7 +69,7 @@ mod zero;
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, ItemType, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use crate::SubvolumeId;
 use crate::inode::Rooms;
@@ -120,14 +120,14 @@ pub(crate) fn log_trees(volume: &Rooms) -> Result<Vec<LogTree>> {
             && subvolume.is_subvolume();
         if !is_log {
             let problem = format!("an item {key}, which is no log of a subvolume");
-            return Err(Error::corrupt_at("tree of log trees", root.logical.0, problem));
+            return Err(Error::corrupt_at(Structure::TreeOfLogTrees, root.logical.0, problem));
         }
         let item = RootItem::parse(data).map_err(malformed)?;
         let (logical, generation) = (item.logical(), item.generation());
         if generation != log_generation(volume) {
             let expected = log_generation(volume);
             let problem = format!("generation {expected} expected, {generation} found");
-            return Err(Error::corrupt_at("root of a log tree", logical.0, problem));
+            return Err(Error::corrupt_at(Structure::RootOfALogTree, logical.0, problem));
         }
         let root = TreeRoot { id: TreeId::TREE_LOG, logical, level: item.level, generation };
         logs.push(LogTree { subvolume, root });

@@ -1,12 +1,15 @@
 //! How a volume is opened.
 
+mod mechanisms;
+
 use std::time::Duration;
 
 use offshoot_btrfs_format::compress::CompressionMethod;
 use offshoot_btrfs_format::inode::inode_flags;
 
+pub use mechanisms::Mechanisms;
+
 use crate::report::Reporter;
-use crate::tree::Latching;
 
 /// How a volume is opened.
 #[derive(Clone)]
@@ -52,21 +55,9 @@ pub struct EngineOptions {
     /// How often a thread of the volume commits by itself; `None` for never, and without a thread.
     /// An interval below 1 ms counts as 1 ms.
     pub commit_interval: Option<Duration>,
-    /// Whether items of names and inodes are gathered in memory and put into the tree many at a
-    /// time. Only for measurements.
-    pub has_delayed_items: bool,
-    /// Whether every delayed item keeps all the space that was reserved for it. By default new
-    /// items of a directory share the space of a leaf. Only for measurements.
-    pub is_reserved_by_item: bool,
-    /// Whether a log gets every item of a directory by itself, even where a commit is cheaper. By
-    /// default adjacent items of the subvolume go together, with one copy of their data. Only for
-    /// measurements.
-    pub is_logged_by_item: bool,
-    /// How many commits, 1 or 2, one cycle of making room may include before an operation gets
-    /// `ENOSPC`. Only for measurements.
-    pub commits_per_cycle: u32,
-    /// How writers latch the nodes above a leaf. Only for measurements.
-    pub latching: Latching,
+    /// What is switched off or done in another way, to be measured.
+    #[doc(hidden)]
+    pub mechanisms: Mechanisms,
 }
 
 impl Default for EngineOptions {
@@ -85,11 +76,7 @@ impl Default for EngineOptions {
             is_discarding: false,
             is_flushed_on_commit: false,
             commit_interval: Some(Duration::from_secs(30)),
-            has_delayed_items: true,
-            is_reserved_by_item: false,
-            is_logged_by_item: false,
-            commits_per_cycle: 1,
-            latching: Latching::default(),
+            mechanisms: Mechanisms::default(),
         }
     }
 }

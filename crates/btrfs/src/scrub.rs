@@ -56,7 +56,7 @@ use std::thread;
 use offshoot_btrfs_format::chunk::{Chunk, Profile};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{Logical, Physical, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Result};
+use offshoot_vfs::{Code, Errno, Error, FileId, Result, Structure};
 use parking_lot::Mutex;
 
 use crate::cores;
@@ -243,10 +243,13 @@ pub(crate) fn scrub(
 fn require_scrubbable(volume: &Rooms, options: ScrubOptions) -> Result<()> {
     let incompat = volume.superblock().incompat;
     if incompat.has(Incompat::RAID_STRIPE_TREE) {
-        return Err(Error::Unsupported("scrubbing a volume with a RAID stripe tree".into()));
+        return Err(Error::unsupported(
+            Code::StripeTree,
+            "scrubbing a volume with a RAID stripe tree",
+        ));
     }
     if incompat.has(Incompat::ZONED) && !options.is_read_only {
-        return Err(Error::Unsupported("repairing a zoned volume".into()));
+        return Err(Error::unsupported(Code::ZonedWrite, "repairing a zoned volume"));
     }
     Ok(())
 }
@@ -365,7 +368,7 @@ impl ScrubRun<'_> {
             });
             if overlaps {
                 let problem = "it lies where another one does on a device";
-                self.skip(chunk, Error::corrupt_at("chunk", chunk.start.0, problem));
+                self.skip(chunk, Error::corrupt_at(Structure::Chunk, chunk.start.0, problem));
             }
             !overlaps
         });
@@ -409,7 +412,10 @@ impl ScrubRun<'_> {
         self.count_outcome(ScrubOutcome::Uncorrectable, sectors);
         let problem =
             format!("no device that is there reaches it, and {sectors} sectors from there on");
-        self.tell(&ScrubEvent::Skipped(chunk.start, &Error::corrupt_at("extent", first, problem)));
+        self.tell(&ScrubEvent::Skipped(
+            chunk.start,
+            &Error::corrupt_at(Structure::Extent, first, problem),
+        ));
         Ok(())
     }
 
@@ -458,7 +464,7 @@ impl ScrubRun<'_> {
         self.counts.lock().read_errors += sectors;
         self.count_outcome(ScrubOutcome::Uncorrectable, sectors);
         let problem = format!("{sectors} sectors from there on are on missing members alone");
-        let error = Error::corrupt_at("extent", window.range.start, problem);
+        let error = Error::corrupt_at(Structure::Extent, window.range.start, problem);
         self.tell(&ScrubEvent::Skipped(chunk.start, &error));
         Ok(())
     }

@@ -56,7 +56,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
 use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Logical, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use parking_lot::{Mutex, RwLock};
 
 use allocated::Allocated;
@@ -339,7 +339,7 @@ impl Space {
             .cloned()
             .ok_or_else(|| {
                 Error::corrupt_at(
-                    "block group item",
+                    Structure::BlockGroupItem,
                     logical.0,
                     "no block group covers the address",
                 )

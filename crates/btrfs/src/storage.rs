@@ -39,7 +39,7 @@ use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
 use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Logical, Malformed, Physical};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result, Structure};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
@@ -138,9 +138,9 @@ impl Storage {
     /// The chunk that begins at `start`.
     pub(crate) fn chunk_at(&self, start: Logical) -> Result<Chunk> {
         let found = self.chunk_map().find(start).map(|mapped| mapped.chunk.clone());
-        found
-            .filter(|chunk| chunk.start == start)
-            .ok_or_else(|| Error::corrupt_at("chunk", start.0, "the block group has no chunk"))
+        found.filter(|chunk| chunk.start == start).ok_or_else(|| {
+            Error::corrupt_at(Structure::Chunk, start.0, "the block group has no chunk")
+        })
     }
 
     /// How blocks of the volume are verified.
@@ -180,12 +180,15 @@ impl Storage {
         while done < len {
             let at = Logical(logical.0 + done);
             let mapped = chunks.find(at).ok_or_else(|| {
-                Error::corrupt_at("chunk", at.0, "no chunk covers an address that was allocated")
+                Error::corrupt_at(
+                    Structure::Chunk,
+                    at.0,
+                    "no chunk covers an address that was allocated",
+                )
             })?;
-            let run = mapped
-                .chunk
-                .run(at, len - done)
-                .ok_or_else(|| Error::Unsupported("writing to a chunk with parity".to_owned()))?;
+            let run = mapped.chunk.run(at, len - done).ok_or_else(|| {
+                Error::unsupported(Code::Parity, "writing to a chunk with parity")
+            })?;
             let before = places.len();
             for (stripe, physical) in run.copies {
                 let is_written = |member: &usize| !self.members()[*member].has_failed();

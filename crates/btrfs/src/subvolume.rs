@@ -34,7 +34,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
 use offshoot_vfs::FileId;
-use offshoot_vfs::{Errno, Error, Parent, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, Parent, Result, Structure, Timestamp};
 use uuid::Uuid;
 
 use crate::SubvolumeId;
@@ -112,7 +112,10 @@ pub(crate) fn parent_of(volume: &Rooms, child: SubvolumeId) -> Result<Option<Par
     };
     cursor.advance()?;
     if cursor.item_of(child.0, ItemType::ROOT_BACKREF).is_some() {
-        return Err(Error::corrupt("root backref", format!("subvolume {child} has two parents")));
+        return Err(Error::corrupt(
+            Structure::RootBackref,
+            format!("subvolume {child} has two parents"),
+        ));
     }
     Ok(Some(parent))
 }
@@ -268,7 +271,7 @@ impl DirectoryPaths {
             len += parent.name.len() + 1;
             if len > Self::MAX_PATH {
                 let problem = format!("the way up from {dir} is longer than any path");
-                return Err(Error::corrupt("root backref", problem));
+                return Err(Error::corrupt(Structure::RootBackref, problem));
             }
             names.push((at, parent.name));
             at = parent.dir;

@@ -66,7 +66,7 @@ use offshoot_btrfs_format::edit::{header_mut, insert_items};
 use offshoot_btrfs_format::encode::{self, BlockIdentity};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SuperblockItem};
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, Result, Structure};
 use tracing::debug;
 
 #[cfg(debug_assertions)]
@@ -666,7 +666,7 @@ impl<'v> TransactionHandle<'v> {
     fn own_block(&self, tree: TreeId, logical: Logical) -> Result<Arc<Latch>> {
         self.with_blocks(tree, |blocks| blocks.get(logical)).ok_or_else(|| {
             Error::corrupt_at(
-                "tree block",
+                Structure::TreeBlock,
                 logical.0,
                 "it has the generation of the running transaction",
             )

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::superblock::SuperblockItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use crate::block::{HeldBlock, TreeBlock};
 use descent::Descent;
@@ -298,7 +298,7 @@ impl<'v> Cursor<'v> {
             let last = child.key(child.len() - 1);
             if let Some(upper) = upper.filter(|&upper| last >= upper) {
                 return Err(Error::corrupt_at(
-                    if child.is_leaf() { "leaf" } else { "node" },
+                    if child.is_leaf() { Structure::Leaf } else { Structure::Node },
                     child.header().bytenr.get(),
                     format!("its last key {last} is not below {upper}, the next one in its parent"),
                 ));

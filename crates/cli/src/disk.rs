@@ -16,7 +16,7 @@
 //! |---|---|
 //! | [`name`] | `FILE@PARTITION` |
 //! | [`contents`] | what a disk and its partitions hold |
-//! | [`layers`] | images, and their backing files |
+//! | [`layers`] | what to do about images that do not open |
 //! | [`shared`] | open files: two partitions of one disk share the open file |
 
 mod contents;
@@ -28,10 +28,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_device::{BlockDevice, FileDevice, WindowDevice};
+use offshoot_device::{BlockDevice, FileDevice, OpenedDisk, WindowDevice};
 
-use contents::Contents;
-use layers::Layered;
+use contents::NamedContents;
 pub(crate) use name::{DiskName, is_file};
 use offshoot_transfer::host::{HostId, host_id_of_file};
 pub(crate) use shared::open_files;
@@ -46,7 +45,7 @@ use crate::session::Access;
 pub(crate) type VolumeId = (HostId, u64);
 
 /// A device that should hold a member of a volume.
-pub(crate) struct Disk {
+pub(crate) struct MemberDisk {
     /// The device.
     pub(crate) device: Arc<dyn BlockDevice>,
     /// The identity of the member.
@@ -57,7 +56,7 @@ pub(crate) struct Disk {
     pub(crate) warnings: Vec<String>,
 }
 
-impl Disk {
+impl MemberDisk {
     /// Opens the disk that `path` names and finds the volume on it. `may_have_path` says whether a
     /// path in the volume may follow the name on the command line.
     pub(crate) fn open(
@@ -66,11 +65,11 @@ impl Disk {
         arguments: &LayerArguments,
         may_have_path: bool,
     ) -> Result<Self> {
-        let whole = Whole::open(path, access, arguments, may_have_path)?;
+        let whole = WholeDisk::open(path, access, arguments, may_have_path)?;
         if let Some(start) = arguments.offset {
             return whole.at_offset(path, start);
         }
-        let contents = Contents::read(&*whole.device, &whole.name.file)?;
+        let contents = NamedContents::read(&*whole.device, &whole.name.file)?;
         let chosen = contents.choose(&whole.name, may_have_path)?;
         whole.partition(path, chosen)
     }
@@ -84,7 +83,7 @@ impl Disk {
 
     /// Opens `path` for `mkfs`: the whole disk, or the partition that the name selects.
     pub(crate) fn open_to_make(path: &Path, arguments: &LayerArguments) -> Result<Self> {
-        let whole = Whole::open(path, Access::Write, arguments, false)?;
+        let whole = WholeDisk::open(path, Access::Write, arguments, false)?;
         if let Some(start) = arguments.offset {
             // The volume would reach to the end of the disk, over all partitions behind the offset.
             if whole.contents()?.table.is_some() {
@@ -116,11 +115,11 @@ impl Disk {
 }
 
 /// Refuses disks that share bytes: one disk that is named twice, or overlapping partitions.
-pub(crate) fn refuse_shared(disks: &[Disk]) -> Result {
-    let range = |disk: &Disk| disk.id.1..disk.id.1.saturating_add(disk.device.size_bytes());
+pub(crate) fn refuse_shared(disks: &[MemberDisk]) -> Result {
+    let range = |disk: &MemberDisk| disk.id.1..disk.id.1.saturating_add(disk.device.size_bytes());
     for (at, second) in disks.iter().enumerate() {
         let (this, (host, _)) = (range(second), second.id);
-        let shares = |first: &&Disk| {
+        let shares = |first: &&MemberDisk| {
             let other = range(first);
             first.id.0 == host && other.start < this.end && this.start < other.end
         };
@@ -141,7 +140,7 @@ pub(crate) fn in_common(first: &str, second: &str) -> String {
 }
 
 /// An open file of the host, before a partition is chosen.
-pub(crate) struct Whole {
+pub(crate) struct WholeDisk {
     /// Its name on the command line.
     pub(crate) name: DiskName,
     /// The whole file, or the disk inside the image.
@@ -153,7 +152,7 @@ pub(crate) struct Whole {
     pub(crate) snapshots: Vec<String>,
 }
 
-impl Whole {
+impl WholeDisk {
     /// Opens the file that `path` names.
     pub(crate) fn open(
         path: &Path,
@@ -163,7 +162,7 @@ impl Whole {
     ) -> Result<Self> {
         let name = DiskName::parse(path);
         let opened = shared::open(&name.file, access, arguments);
-        let (layered, host) = opened.map_err(|failure| match failure {
+        let (opened, host) = opened.map_err(|failure| match failure {
             Failure::Host(_, error) if error.kind() == io::ErrorKind::NotFound => {
                 match mistaken_for_place(path, may_have_path) {
                     Some(mistake) => Failure::Usage(mistake),
@@ -177,16 +176,16 @@ impl Whole {
             }
             other => other,
         })?;
-        let Layered { device, layers, snapshots, .. } = layered;
+        let OpenedDisk { device, layers, snapshots, .. } = opened;
         Ok(Self { name, device, host, layers, snapshots })
     }
 
     /// Reads what the disk and its partitions hold.
-    pub(crate) fn contents(&self) -> Result<Contents> {
-        Contents::read(&*self.device, &self.name.file)
+    pub(crate) fn contents(&self) -> Result<NamedContents> {
+        NamedContents::read(&*self.device, &self.name.file)
     }
 
-    fn at_offset(self, path: &Path, start: u64) -> Result<Disk> {
+    fn at_offset(self, path: &Path, start: u64) -> Result<MemberDisk> {
         if self.name.partition.is_some() {
             let message =
                 format!("{} names a partition, and --offset goes without", path.display());
@@ -196,7 +195,7 @@ impl Whole {
         let name = path.display().to_string();
         let window = WindowDevice::new(self.device, range, name.clone())
             .map_err(|error| Failure::Host(name, error))?;
-        Ok(Disk {
+        Ok(MemberDisk {
             device: Arc::new(window),
             id: (self.host, start),
             layers: [self.layers, vec![format!("offset:{start}")]].concat(),
@@ -205,18 +204,22 @@ impl Whole {
     }
 
     /// The chosen partition, or the whole disk.
-    fn partition(self, path: &Path, chosen: Option<contents::Chosen>) -> Result<Disk> {
+    fn partition(
+        self,
+        path: &Path,
+        chosen: Option<contents::ChosenPartition>,
+    ) -> Result<MemberDisk> {
         let Some(chosen) = chosen else {
             let (layers, warnings) = (self.layers, Vec::new());
-            return Ok(Disk { device: self.device, id: (self.host, 0), layers, warnings });
+            return Ok(MemberDisk { device: self.device, id: (self.host, 0), layers, warnings });
         };
-        let contents::Chosen { kind, partition, warning } = chosen;
+        let contents::ChosenPartition { kind, partition, warning } = chosen;
         let name = format!("{}@{}", self.name.file.display(), partition.number);
         let start = partition.range.start;
         let window = WindowDevice::new(self.device, partition.range, name)
             .map_err(|error| Failure::Host(path.display().to_string(), error))?;
         let shown = self.name.file.display();
-        Ok(Disk {
+        Ok(MemberDisk {
             device: Arc::new(window),
             id: (self.host, start),
             layers: [self.layers, vec![format!("{}:{}", kind.name(), partition.number)]].concat(),

@@ -20,10 +20,10 @@ use offshoot_vfs::{
 use rustix::process;
 
 use crate::args::{EditArguments, OpenArguments};
-use crate::disk::{Disk, DiskName, VolumeId, open_files};
+use crate::disk::{DiskName, MemberDisk, VolumeId, open_files};
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::interrupt::is_interrupted;
-use crate::output::{Console, Done, Escaped, Statistics, json_name};
+use crate::output::{Console, Done, Escaped, json_name};
 use crate::place::Place;
 use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree_on};
@@ -150,7 +150,7 @@ impl<'a> Volumes<'a> {
             (None, live.fs.clone())
         } else {
             // Only the opened disk shows that this is another name of an open volume.
-            let disk = Disk::open(volume, access, &tree.open.layers, true)?;
+            let disk = MemberDisk::open(volume, access, &tree.open.layers, true)?;
             let id = Some(disk.id);
             if let Some(opened) = self.opened.iter().filter(can).find(|opened| opened.id == id) {
                 return Ok(opened.fs.clone());
@@ -187,7 +187,7 @@ impl<'a> Volumes<'a> {
             if self.arguments.stats {
                 let volume = Escaped(opened.volume.as_os_str().as_bytes());
                 self.console.note(&format_args!("what the engine did to {volume}"));
-                let statistics = Statistics::of(opened.fs.btrfs().volume()).to_string();
+                let statistics = opened.fs.statistics().to_string();
                 statistics.lines().for_each(|line| self.console.detail(&line));
             }
         }
@@ -209,10 +209,11 @@ pub(crate) fn at_every_place(
     places: Vec<Place>,
     arguments: &EditArguments,
     console: &Arc<Console>,
-    mut change: impl FnMut(&dyn FileSystemMut, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
+    mut change: impl FnMut(&dyn FileSystemMut, &[u8], &mut EditReport<'_, '_>) -> Result<(), Error>,
 ) -> Result {
-    let change =
-        |tree: &OpenTree, path: &[u8], report: &mut Report<'_, '_>| change(&**tree, path, report);
+    let change = |tree: &OpenTree, path: &[u8], report: &mut EditReport<'_, '_>| {
+        change(&**tree, path, report)
+    };
     in_every_tree(places, arguments, console, change)
 }
 
@@ -221,7 +222,7 @@ pub(crate) fn in_every_tree(
     places: Vec<Place>,
     arguments: &EditArguments,
     console: &Arc<Console>,
-    mut change: impl FnMut(&OpenTree, &[u8], &mut Report<'_, '_>) -> Result<(), Error>,
+    mut change: impl FnMut(&OpenTree, &[u8], &mut EditReport<'_, '_>) -> Result<(), Error>,
 ) -> Result {
     let mut failures = Failures::new(console);
     let mut volumes = Volumes::new(places.iter(), arguments, console)?;
@@ -236,7 +237,7 @@ pub(crate) fn in_every_tree(
                     if is_interrupted() {
                         break;
                     }
-                    let mut report = Report::new(&mut failures, &volume);
+                    let mut report = EditReport::new(&mut failures, &volume);
                     if let Err(error) = change(&fs, &path, &mut report) {
                         report.error(&error);
                     }
@@ -269,7 +270,7 @@ pub(crate) fn say_if_interrupted(is_stored: bool, console: &Console, failures: &
 }
 
 /// Collects the errors in one volume.
-pub(crate) struct Report<'a, 'f> {
+pub(crate) struct EditReport<'a, 'f> {
     failures: &'a mut Failures<'f>,
     volume: &'a Path,
     errors: u64,
@@ -277,7 +278,7 @@ pub(crate) struct Report<'a, 'f> {
     pub(crate) is_silent: bool,
 }
 
-impl<'a, 'f> Report<'a, 'f> {
+impl<'a, 'f> EditReport<'a, 'f> {
     fn new(failures: &'a mut Failures<'f>, volume: &'a Path) -> Self {
         Self { failures, volume, errors: 0, is_silent: false }
     }

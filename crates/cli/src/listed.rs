@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use offshoot_vfs::{Attr, Error, FileId, FileSystem, FileType, Result};
+use offshoot_vfs::{Attr, Code, Error, FileId, FileSystem, FileType, Result, Structure};
 
 use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
 
@@ -31,10 +31,10 @@ pub(crate) fn listed(
     let read = fs.read_dir(directory, 0, &mut |entry| {
         if entry.cookie <= last {
             let what = "its entries are not in ascending order";
-            wrong = Some(Error::corrupt("directory", what));
+            wrong = Some(Error::corrupt(Structure::Directory, what));
         } else if found.len() == ENTRIES_MAX {
             let what = format!("sorting a directory of more than {ENTRIES_MAX} entries");
-            wrong = Some(Error::Unsupported(what));
+            wrong = Some(Error::unsupported(Code::Unsupported, what));
         }
         if wrong.is_some() {
             return ControlFlow::Break(());

@@ -290,15 +290,24 @@ fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Resul
     // A bind mount is one of several places of the volume; only that place changes.
     let is_further = line.root != Path::new("/");
     if !is_further {
-        // If the serving process refuses to answer this user or this version, its options count as
-        // the defaults: then only what is no option of the volume can be changed.
-        let served = in_force(&dir, None).map(|served| served.options).unwrap_or_default();
+        let served = match in_force(&dir, None) {
+            Ok(served) => served.options,
+            // The serving process may be of another version, or of another user. A mount can become
+            // read-only without its options, which count as the defaults then.
+            Err(failure) if wanted.read_only => {
+                console.warning(&format_args!("its options are not known: {failure}"));
+                Vec::new()
+            }
+            Err(failure) => return Err(failure),
+        };
         let served = Wanted::parse(&served, true)?;
         let is_opened_to_be_read = served.read_only;
         let others = served.others(&mounting.options, mounting.arguments.sloppy)?.join(", ");
         if !others.is_empty() {
             let what = format!("remounting with options that are not in force: {others}");
-            return Err(offshoot_vfs::Error::Unsupported(what).into());
+            return Err(
+                offshoot_vfs::Error::unsupported(offshoot_vfs::Code::Unsupported, what).into()
+            );
         }
         if is_opened_to_be_read && !wanted.read_only {
             let dir = dir.display();

@@ -7,12 +7,12 @@ pub(crate) enum ModeChange {
     /// or more.
     Exactly { mode: u32, clears_set_id: bool },
     /// Applies the parts one after the other.
-    Parts(Vec<Part>),
+    Parts(Vec<ModePart>),
 }
 
 /// One part, such as `go-w`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct ModePart {
     /// The bits of the named classes `u`, `g`, `o`; `None` if no class is named: then the umask
     /// applies to all of them.
     who: Option<u32>,
@@ -85,7 +85,7 @@ impl ModeChange {
                     Bits::parse(letters)
                 };
                 let bits = bits.ok_or_else(usage)?;
-                parts.push(Part { who, action, bits });
+                parts.push(ModePart { who, action, bits });
                 rest = &rest[end..];
             }
         }
@@ -137,7 +137,7 @@ impl Bits {
     }
 }
 
-impl Part {
+impl ModePart {
     fn apply(&self, old: u32, is_directory: bool, umask: u32) -> u32 {
         let everybody = USER | GROUP | OTHERS | 0o1000;
         let who = self.who.unwrap_or(everybody);

@@ -17,7 +17,7 @@
 
 use offshoot_fuse::ShownOwner;
 use offshoot_vfs::acl::{ACCESS, Accessor, Acl};
-use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystem, Result};
+use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystem, Result, Structure};
 
 /// The rights to read a file, to write it, and to search a directory, as the bits of one class of
 /// permissions.
@@ -107,7 +107,7 @@ impl Rights {
             at = parent.dir;
             self.require(fs, at, SEARCH)?;
         }
-        Err(Error::corrupt("directory", "the way to it has no end"))
+        Err(Error::corrupt(Structure::Directory, "the way to it has no end"))
     }
 
     fn require_owner(&self, fs: &dyn FileSystem, file: FileId) -> Result<()> {

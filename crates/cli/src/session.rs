@@ -2,6 +2,7 @@
 //! has mounted is open already ([`crate::live`]).
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::ops::Deref;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -9,16 +10,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use offshoot_btrfs::{
-    BtrfsVolume, Compress, EngineOptions, Filesystem, NewFiles, Reporter, SubvolumeId, VolumeReport,
+    BtrfsVolume, Compress, EngineOptions, Filesystem, NewFiles, SubvolumeId, VolumeReport,
 };
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType};
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
-use crate::disk::{Disk, refuse_shared};
+use crate::disk::{MemberDisk, refuse_shared};
 use crate::exit::{Failure, Result};
-use crate::output::{Console, Escaped};
+use crate::output::{Console, Escaped, Statistics};
 use crate::place::Place;
 
 /// How many reports are kept for `info`.
@@ -32,6 +33,9 @@ pub(crate) enum Access {
     /// Change the volume, while no other process does.
     Write,
 }
+
+/// Receives a warning.
+type OnSessionWarning = Arc<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
 /// How a volume is opened.
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
@@ -58,7 +62,7 @@ pub(crate) struct Opening {
     pub(crate) flush_on_commit: bool,
     /// Receives the reports of survived faults; `None` for the console, which prints the first
     /// ones.
-    pub(crate) reporter: Option<Reporter>,
+    pub(crate) warned: Option<OnSessionWarning>,
     /// Called when all devices are open, before anything of the volume is read.
     pub(crate) when_devices_are_open: Option<Box<dyn FnOnce()>>,
 }
@@ -76,7 +80,7 @@ impl Opening {
             tree_log: true,
             discard: false,
             flush_on_commit: false,
-            reporter: None,
+            warned: None,
             when_devices_are_open: None,
         }
     }
@@ -119,6 +123,11 @@ impl OpenTree {
         Arc::ptr_eq(self.0.volume(), other.0.volume())
     }
 
+    /// What the engine counted since the volume was opened.
+    pub(crate) fn statistics(&self) -> Statistics {
+        Statistics::of(self.0.volume())
+    }
+
     /// Access to what only btrfs has.
     pub(crate) fn btrfs(&self) -> &Filesystem {
         &self.0
@@ -151,7 +160,7 @@ impl Session {
             let volume = live.fs.btrfs().volume().clone();
             return Ok(Self { volume, layers: Vec::new(), reports: Arc::default() });
         }
-        let disk = Disk::open(&arguments.volume, access, &arguments.open.layers, false)?;
+        let disk = MemberDisk::open(&arguments.volume, access, &arguments.open.layers, false)?;
         Self::open_with(disk, &arguments.open, Opening::to(access), console)
     }
 
@@ -160,7 +169,8 @@ impl Session {
         if arguments.open.live.is_some() {
             return Self::open(arguments, console);
         }
-        let disk = Disk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
+        let disk =
+            MemberDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
         let opening = Opening { is_stored: true, ..Opening::to(Access::Read) };
         Self::open_with(disk, &arguments.open, opening, console)
     }
@@ -170,7 +180,8 @@ impl Session {
         arguments: &VolumeArguments,
         console: &Arc<Console>,
     ) -> Result<Self> {
-        let disk = Disk::open(&arguments.volume, Access::Write, &arguments.open.layers, false)?;
+        let disk =
+            MemberDisk::open(&arguments.volume, Access::Write, &arguments.open.layers, false)?;
         let opening = Opening { is_stored: true, ..Opening::to(Access::Write) };
         Self::open_with(disk, &arguments.open, opening, console)
     }
@@ -191,7 +202,7 @@ impl Session {
 
     /// Opens the volume whose first member is on `disk`.
     fn open_with(
-        disk: Disk,
+        disk: MemberDisk,
         arguments: &OpenArguments,
         opening: Opening,
         console: &Arc<Console>,
@@ -199,7 +210,7 @@ impl Session {
         let mut disks = vec![disk];
         let layers = arguments.layers.of_further_device();
         for path in &arguments.devices {
-            disks.push(Disk::open(path, opening.access, &layers, false)?);
+            disks.push(MemberDisk::open(path, opening.access, &layers, false)?);
         }
         refuse_shared(&disks)?;
         disks.iter().flat_map(|disk| &disk.warnings).for_each(|what| console.warning(what));
@@ -211,7 +222,7 @@ impl Session {
         let reports = Arc::new(Mutex::new(Vec::new()));
         let (console, kept) = (console.clone(), reports.clone());
         let tell =
-            opening.reporter.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
+            opening.warned.unwrap_or_else(|| Arc::new(move |report| console.warning(report)));
         let reporter = move |report: &VolumeReport| {
             tell(report);
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,13 +296,13 @@ pub(crate) fn open_tree(
     if let Some(live) = &arguments.open.live {
         return Ok(live.fs.clone());
     }
-    let disk = Disk::open(volume, opening.access, &arguments.open.layers, true)?;
+    let disk = MemberDisk::open(volume, opening.access, &arguments.open.layers, true)?;
     open_tree_on(disk, arguments, opening, console)
 }
 
 /// The same on an open disk.
 pub(crate) fn open_tree_on(
-    disk: Disk,
+    disk: MemberDisk,
     arguments: &TreeArguments,
     opening: Opening,
     console: &Arc<Console>,

@@ -16,7 +16,6 @@ mod extract;
 mod fallocate;
 mod fattr;
 mod find;
-mod in_force;
 mod ln;
 mod ls;
 mod lsattr;
@@ -86,7 +85,7 @@ fn run(verb: &Verb, out: &mut dyn Write, console: &Arc<Console>) -> Result {
         Verb::Mkfs(arguments) => btrfs::mkfs::run(arguments, out),
         Verb::Mount(arguments) => mount::mount(arguments, out, console),
         Verb::Unmount(arguments) => mount::unmount(arguments, out, console),
-        Verb::InForce(arguments) => in_force::run(arguments, out),
+        Verb::InForce(arguments) => btrfs::in_force::run(arguments, out),
         Verb::Sync(arguments) => sync::run(arguments, out),
         Verb::Stats(arguments) => btrfs::stats::run(arguments, out, console),
         Verb::Trim(arguments) => trim::run(arguments, out, console),

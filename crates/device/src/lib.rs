@@ -32,6 +32,7 @@
 //! |---|---|
 //! | [`FileDevice`] | an image file or a block device of the host |
 //! | [`WindowDevice`] | a part of another device: a partition ([`PartitionTable`]), a volume at an offset |
+//! | [`OpenedDisk`] | the disk in a file, with the images around it |
 //! | [`open_qcow2`], [`open_vmdk`], [`VmdkDescriptor`], [`open_image`] | the disk in an image |
 //! | [`MemoryDevice`] | pages in memory, sparse, with cheap snapshots, over zeros, bytes or another device |
 //! | [`FaultDevice`] | wraps another device, and makes requests fail that a test chooses |
@@ -39,6 +40,7 @@
 
 mod crash;
 mod delegate;
+mod disk;
 mod fault;
 mod fields;
 mod file;
@@ -53,6 +55,10 @@ use std::{fmt, ops};
 
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
 pub use delegate::Delegate;
+pub use disk::{
+    DiskContents, DiskError, DiskFormat, DiskObstacle, DiskOptions, OpenedDisk, OtherFiles,
+    PartitionContents,
+};
 pub use fault::{Fault, FaultDevice, RequestKind};
 pub use file::{FileDevice, FileUse};
 pub use image::{

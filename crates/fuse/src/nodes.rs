@@ -37,7 +37,7 @@
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
-use offshoot_vfs::{Errno, Error, FileId, Result};
+use offshoot_vfs::{Code, Errno, Error, FileId, Result};
 use parking_lot::Mutex;
 
 use crate::wire::ROOT_NODE;
@@ -160,7 +160,7 @@ impl KnownFiles {
         if known.file != file {
             let other = known.file;
             let what = format!("{file} beside {other}: both have the number {node} on a mount");
-            return Err(Error::Unsupported(what));
+            return Err(Error::unsupported(Code::Unsupported, what));
         }
         known.lookups += 1;
         Ok(node)
@@ -264,7 +264,7 @@ mod tests {
         let (one, other) = (file(5, 1 << 63), file(6, 1 << 63));
         let node = nodes.told(one).expect("it is the first");
         nodes.shard(node).lock().get_mut(&node).expect("it is known").file = other;
-        assert!(matches!(nodes.told(one), Err(Error::Unsupported(_))));
+        assert!(matches!(nodes.told(one), Err(Error::Unsupported { .. })));
         assert!(!nodes.hold(one));
         assert_eq!(nodes.file(node).ok(), Some(other));
     }

@@ -29,7 +29,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use offshoot_vfs::{Errno, Error, FileSystemMut, Result};
+use offshoot_vfs::{Code, Errno, Error, FileSystemMut, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, getrlimit};
 use tracing::{debug, info};
@@ -228,7 +228,7 @@ impl Pool {
         }
         if insists && !self.dispatcher.has_rings() {
             let what = "FUSE over io_uring, which Linux 6.14 and newer have where";
-            return Err(Error::Unsupported(format!("{what} {SWITCH} says Y")));
+            return Err(Error::unsupported(Code::Unsupported, format!("{what} {SWITCH} says Y")));
         }
         self.start(channel, errors).map_err(failed)?;
         match rings {

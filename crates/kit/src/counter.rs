@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
-use offshoot_vfs::Error;
+use offshoot_vfs::{Code, Corrupt, Error};
 
 /// What a [`WriteStop`] calls once, with the cause, when writing ends.
 pub type OnStop = Box<dyn Fn(&str) + Send + Sync>;
@@ -108,7 +108,8 @@ pub fn below_zero(name: &str, value: u64, by: u64) -> Error {
         "{by} should be taken from it, and it is {value}: the accounts of the volume in memory are wrong, which no volume \
          should cause; open the volume again, and report this"
     );
-    Error::corrupt(format!("counter \"{name}\""), problem)
+    let structure = format!("counter \"{name}\"");
+    Corrupt { structure, code: Code::Corrupt, logical: None, problem, file: None }.into()
 }
 
 #[cfg(test)]

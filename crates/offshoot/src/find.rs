@@ -13,19 +13,15 @@ use std::sync::Arc;
 
 use offshoot_btrfs::occupant;
 use offshoot_device::{
-    BlockDevice, FileDevice, FileUse, ImageKind, PartitionTable, Qcow2Header, Qcow2Options,
-    WindowDevice, open_image, open_qcow2, open_vmdk,
+    BlockDevice, DiskContents, DiskError, DiskFormat, DiskObstacle, DiskOptions, OpenedDisk,
+    OtherFiles, WindowDevice,
 };
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result};
 
 use crate::OpenOptions;
-use crate::code::obstacle;
 
 /// The one format of filesystems that we know, by the name of its signature.
 const KNOWN: &str = "btrfs";
-
-/// How many images may be inside of each other.
-const DEPTH_MAX: usize = 16;
 
 /// Opens what is at `path` and finds the volume on it: in the partition of the number `wanted`, or
 /// wherever it is.
@@ -36,14 +32,12 @@ pub(crate) fn find(
 ) -> Result<Arc<dyn BlockDevice>> {
     let disk = open_disk(path, options)?;
     let failed = |error| Error::io(path.display().to_string(), error);
-    let whole = occupant_at(&*disk, 0, disk.size_bytes()).map_err(failed)?;
-    let table = match PartitionTable::read(&*disk) {
-        // A volume may have the rest of a table in front of it.
-        Err(error) if error.kind() == io::ErrorKind::InvalidData && whole == Some(KNOWN) => None,
-        table => table.map_err(failed)?.filter(|table| !table.partitions.is_empty()),
-    };
+    let look = |start, len| occupant_at(&*disk, start, len);
+    let contents = DiskContents::read(&*disk, look, |what| *what == KNOWN).map_err(failed)?;
+    let whole = contents.whole;
     let shown = path.display();
-    let Some(table) = table else {
+    let table = contents.table.filter(|(table, _)| !table.partitions.is_empty());
+    let Some((table, held)) = table else {
         return match (wanted, whole) {
             (Some(number), _) => {
                 let what = format!("{shown} has no partition table, and so no partition {number}");
@@ -51,35 +45,30 @@ pub(crate) fn find(
             }
             // The engine may find more than a signature, and says what it misses.
             (None, None | Some(KNOWN)) => Ok(disk),
-            (None, Some(other)) => Err(Error::Unsupported(format!(
-                "{}{other} on {shown}; open a volume of {KNOWN}",
-                obstacle::OTHER_FORMAT
-            ))),
+            (None, Some(other)) => Err(Error::unsupported(
+                Code::OtherFormat,
+                format!("another format: {other} on {shown}; open a volume of {KNOWN}"),
+            )),
         };
     };
     if let (Some(warned), Some(what)) = (&options.warned, &table.warning) {
         warned(&format!("{shown}: {what}"));
     }
-    let mut chosen = Vec::new();
-    for partition in &table.partitions {
-        let range = partition.range.start..partition.range.end.min(disk.size_bytes());
-        let held = occupant_at(&*disk, range.start, range.end - range.start).map_err(failed)?;
-        match wanted {
-            Some(number) if partition.number == number => chosen.push(partition),
-            None if held == Some(KNOWN) => chosen.push(partition),
-            _ => {}
-        }
-    }
-    let numbers = || {
-        let numbers = chosen.iter().map(|partition| partition.number.to_string());
-        numbers.collect::<Vec<_>>().join(", ")
+    let all = table.partitions.iter().zip(&held);
+    let chosen = all.filter(|(partition, held)| match wanted {
+        Some(number) => partition.number == number,
+        None => held.what == Some(KNOWN),
+    });
+    let chosen: Vec<_> = chosen.map(|(partition, _)| partition).collect();
+    let several = |what: String| {
+        let what = format!("more than one volume was found: {what}");
+        Err(Error::unsupported(Code::SeveralVolumes, what))
     };
     match (&chosen[..], wanted) {
-        (_, None) if whole == Some(KNOWN) => Err(Error::Unsupported(format!(
-            "{}{shown} holds {KNOWN} over the whole disk and a partition table too; choose with \
-             OpenOptions::partition, or open the whole disk with OpenOptions::open_devices",
-            obstacle::SEVERAL
-        ))),
+        (_, None) if whole == Some(KNOWN) => several(format!(
+            "{shown} holds {KNOWN} over the whole disk and a partition table too; choose with \
+             OpenOptions::partition, or open the whole disk with OpenOptions::open_devices"
+        )),
         ([partition], _) => {
             let name = format!("{shown}@{}", partition.number);
             let window = WindowDevice::new(disk.clone(), partition.range.clone(), name);
@@ -88,77 +77,74 @@ pub(crate) fn find(
         ([], Some(number)) => {
             Err(Error::posix(Errno::NODEV, format!("{shown} has no partition {number}")))
         }
-        ([], None) => Err(Error::Unsupported(format!(
-            "{}none of the partitions of {shown} holds {KNOWN}",
-            obstacle::NONE
-        ))),
-        _ => Err(Error::Unsupported(format!(
-            "{}the partitions {} of {shown} hold {KNOWN}; choose with OpenOptions::partition",
-            obstacle::SEVERAL,
-            numbers()
-        ))),
+        ([], None) => Err(Error::unsupported(
+            Code::NoVolume,
+            format!("no volume was found: none of the partitions of {shown} holds {KNOWN}"),
+        )),
+        _ => {
+            let numbers = chosen.iter().map(|partition| partition.number.to_string());
+            several(format!(
+                "the partitions {} of {shown} hold {KNOWN}; choose with OpenOptions::partition",
+                numbers.collect::<Vec<_>>().join(", ")
+            ))
+        }
     }
 }
 
 /// Opens the disk in the file at `path`, through the images around it.
 fn open_disk(path: &Path, options: &OpenOptions) -> Result<Arc<dyn BlockDevice>> {
-    let is_writable = options.is_writable;
-    let failed = |error| Error::io(path.display().to_string(), error);
-    let usage = if is_writable { FileUse::Write } else { FileUse::Read };
-    let file = FileDevice::open_for(path, usage).map_err(failed)?;
-    let mut kind = if options.is_raw { None } else { ImageKind::detect(&file).map_err(failed)? };
-    let is_growing = matches!(kind, Some(ImageKind::Qcow2 | ImageKind::Vmdk));
-    let file = if is_writable && is_growing { file.growing() } else { file };
-    let mut disk: Arc<dyn BlockDevice> = Arc::new(file);
-    for _ in 0..DEPTH_MAX {
-        let Some(found) = kind else { return Ok(disk) };
-        disk = open_layer(path, disk, found, is_writable)?;
-        // What was compressed may be an image; what is in an image is a disk.
-        kind = if found.is_stream() { ImageKind::detect(&*disk).map_err(failed)? } else { None };
-    }
-    let what = format!("{}{} has too many inside of each other", obstacle::IMAGE, path.display());
-    Err(Error::Unsupported(what))
+    let mut disk_options = DiskOptions::default();
+    disk_options.is_writable = options.is_writable;
+    disk_options.format = options.is_raw.then_some(DiskFormat::Raw);
+    disk_options.others = OtherFiles::Never;
+    let opened = OpenedDisk::open(path, &disk_options).map_err(|error| match error {
+        DiskError::Io { path, kind, source } => {
+            let kind = kind.map_or_else(String::new, |kind| format!(": {kind}"));
+            Error::io(format!("{}{kind}", path.display()), source)
+        }
+        DiskError::Obstacle { path, obstacle } => in_the_way(&path, &obstacle),
+    })?;
+    Ok(opened.device)
 }
 
-/// Opens the image that `below` is.
-fn open_layer(
-    path: &Path,
-    below: Arc<dyn BlockDevice>,
-    kind: ImageKind,
-    is_writable: bool,
-) -> Result<Arc<dyn BlockDevice>> {
+/// The error about what is in the way at `path`.
+fn in_the_way(path: &Path, obstacle: &DiskObstacle) -> Error {
     let shown = path.display();
-    let failed = |error| Error::io(format!("{shown}: {kind}"), error);
-    if is_writable && !kind.is_written() {
-        return Err(Error::Unsupported(format!(
-            "{}{shown} is {kind}, which is only read; convert it to raw or qcow2",
-            obstacle::IMAGE_WRITTEN
-        )));
-    }
-    let opened = match kind {
-        ImageKind::Qcow2 => {
-            let header = Qcow2Header::read(&*below).map_err(failed)?;
-            if let Some(backing) = &header.backing {
-                return Err(Error::Unsupported(format!(
-                    "{}{shown} stands over {backing}; open both with device::open_qcow2, and the \
-                     volume with OpenOptions::open_devices",
-                    obstacle::IMAGE_FILES
-                )));
-            }
-            let options = Qcow2Options { is_writable, backing: None, snapshot: None };
-            open_qcow2(below, &header, options)
-        }
-        ImageKind::VmdkDescriptor => {
-            return Err(Error::Unsupported(format!(
-                "{}{shown} names the files with its data; open them with device::VmdkDescriptor, \
-                 and the volume with OpenOptions::open_devices",
-                obstacle::IMAGE_FILES
-            )));
-        }
-        ImageKind::Vmdk => open_vmdk(below, is_writable),
-        _ => open_image(below, kind),
+    let over = |what: String| {
+        let what = format!("an image over other files: {shown} {what}");
+        Error::unsupported(Code::ImageOverFiles, what)
     };
-    opened.map_err(failed)
+    let not_written = |what: String| {
+        Error::unsupported(Code::ImageNotWritten, format!("writing the image {shown} {what}"))
+    };
+    match obstacle {
+        DiskObstacle::OnlyRead(kind) => {
+            not_written(format!("is {kind}, which is only read; convert it to raw or qcow2"))
+        }
+        DiskObstacle::CannotGrow => {
+            not_written("is a sparse VMDK on a block device; copy it into a file".to_owned())
+        }
+        DiskObstacle::NeedsBacking(name) | DiskObstacle::BackingIsNoFile(name) => over(format!(
+            "stands over {name}; open both with device::open_qcow2, and the volume with \
+             OpenOptions::open_devices"
+        )),
+        DiskObstacle::NeedsExtent(_)
+        | DiskObstacle::ExtentMissing(_)
+        | DiskObstacle::ExtentTwice(_) => over(
+            "names the files with its data; open them with device::VmdkDescriptor, and the volume \
+             with OpenOptions::open_devices"
+                .to_owned(),
+        ),
+        DiskObstacle::TooDeep | DiskObstacle::BackingLoop => Error::unsupported(
+            Code::ImageNotRead,
+            format!("the image {shown} has too many inside of each other"),
+        ),
+        DiskObstacle::NoSnapshots
+        | DiskObstacle::OtherSnapshots(_)
+        | DiskObstacle::SnapshotOnlyRead => {
+            Error::posix(Errno::INVAL, format!("{shown} has no such snapshot to be written"))
+        }
+    }
 }
 
 /// What is in the `len` bytes from `start` on, by a signature that nothing has by chance.

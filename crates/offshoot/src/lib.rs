@@ -36,7 +36,6 @@
 //! A file that cannot be verified is an error, never bytes. What was changed is durable after
 //! [`Volume::sync`], and a crash loses nothing of it.
 
-mod code;
 mod find;
 mod options;
 mod volume;
@@ -46,11 +45,10 @@ pub use offshoot_device::BlockDevice;
 pub use offshoot_transfer as transfer;
 pub use offshoot_vfs as vfs;
 pub use offshoot_vfs::{
-    Attr, Corrupt, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Result, SetAttr,
-    SetTime, StatFs, Timestamp,
+    Attr, Code, Corrupt, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Result,
+    SetAttr, SetTime, StatFs, Timestamp,
 };
 
-pub use code::Code;
 pub use options::{CreateOptions, OpenOptions};
 pub use volume::{DirEntry, ReadDir, Volume, WalkEntry};
 

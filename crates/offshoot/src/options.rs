@@ -12,7 +12,7 @@ use rustix::process;
 use crate::Volume;
 
 /// Receives a warning, in words.
-type Warned = Arc<dyn Fn(&str) + Send + Sync>;
+type OnWarning = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How a volume is opened. Each method returns the options with one of them changed:
 ///
@@ -34,7 +34,7 @@ pub struct OpenOptions {
     pub(crate) read_limit: u64,
     engine: btrfs::EngineOptions,
     compression: Option<String>,
-    pub(crate) warned: Option<Warned>,
+    pub(crate) warned: Option<OnWarning>,
 }
 
 impl Default for OpenOptions {

@@ -169,7 +169,7 @@ fn fail(errno: Errno, path: &[u8]) -> Error {
 /// An error that a walk shows, to be kept. (One of the host cannot be cloned.)
 fn owned(error: &Error) -> Error {
     match error {
-        Error::Posix { what, errno } => Error::posix(*errno, what),
+        Error::Posix { what, errno, code } => Error::posix(*errno, what).with_code(*code),
         Error::Io { file, what, source } => {
             let source = match source.raw_os_error() {
                 Some(number) => io::Error::from_raw_os_error(number),
@@ -177,7 +177,7 @@ fn owned(error: &Error) -> Error {
             };
             Error::Io { file: file.clone(), what: what.clone(), source }
         }
-        Error::Unsupported(what) => Error::Unsupported(what.clone()),
+        Error::Unsupported { what, code } => Error::unsupported(*code, what),
         Error::Corrupt(corrupt) => Error::Corrupt(corrupt.clone()),
     }
 }

@@ -199,7 +199,7 @@ fn in_partition(disk: &Path, number: u64) -> Result<()> {
 fn a_volume_is_found_in_a_partition() -> Result<()> {
     let dir = tempfile::tempdir().expect("a directory is made");
     let disk = dir.path().join("disk.img");
-    let code = |options: OpenOptions| Code::of(&options.open(&disk).err().expect("it fails"));
+    let code = |options: OpenOptions| options.open(&disk).err().expect("it fails").code();
     let mut bytes = mbr(2).to_vec();
     bytes.resize(257 << 20, 0);
     fs::write(&disk, bytes).expect("the disk is made");
@@ -229,7 +229,7 @@ fn a_volume_is_found_in_a_compressed_image_which_is_only_read() -> Result<()> {
     })?;
     assert!(count > 50, "{count}");
     let refused = OpenOptions::new().write(true).open(&fixture).err().expect("it fails");
-    assert_eq!(Code::of(&refused), Code::ImageNotWritten, "{refused}");
+    assert_eq!(refused.code(), Code::ImageNotWritten, "{refused}");
     Ok(())
 }
 
@@ -243,7 +243,7 @@ fn another_format_is_refused_by_name_and_left_alone() {
     bytes[100..102].copy_from_slice(&[0xb4, 0xa5]);
     fs::write(&path, &bytes).expect("the image is made");
     let error = Volume::open(&path).err().expect("it fails");
-    assert_eq!(Code::of(&error), Code::OtherFormat, "{error}");
+    assert_eq!(error.code(), Code::OtherFormat, "{error}");
     assert!(error.to_string().contains("XFS"), "{error}");
     assert_eq!(errno(Volume::create(&path, 300 << 20, &CreateOptions::new())), Errno::EXIST);
     assert!(fs::read(&path).expect("it is there") == bytes);
@@ -285,7 +285,7 @@ fn a_qcow2_is_written_in_place_and_opens_no_file_that_was_not_named() -> Result<
     assert_eq!(Volume::open(path("judged.img"))?.read("/file")?, b"qcow2");
 
     let code = |options: OpenOptions, name: &str| {
-        Code::of(&options.open(path(name)).err().expect("it does not open"))
+        options.open(path(name)).err().expect("it does not open").code()
     };
     let over = ["create", "-f", "qcow2", "-b", "new.qcow2", "-F", "qcow2", "over.qcow2"];
     qemu_img(dir.path(), &over);

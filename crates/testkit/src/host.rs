@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 
 use offshoot_vfs::{
     Attr, DirEntry, Errno, Error, FileFlags, FileId, FileSystem, FileType, Parent, Result, StatFs,
-    Timestamp,
+    Structure, Timestamp,
 };
 use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, Statx, StatxFlags, StatxTimestamp};
 
@@ -228,8 +228,9 @@ impl FileSystem for HostFilesystem {
         let (dir, name) = self.locate(file)?;
         let stat = statx(&dir, &name)?;
         let mode = u32::from(stat.stx_mode);
-        let file_type = FileType::from_mode(mode)
-            .ok_or_else(|| Error::corrupt("mode", format!("{mode:o} is of no file type")))?;
+        let file_type = FileType::from_mode(mode).ok_or_else(|| {
+            Error::corrupt(Structure::Mode, format!("{mode:o} is of no file type"))
+        })?;
         Ok(Attr {
             file: file_id(&stat),
             file_type,

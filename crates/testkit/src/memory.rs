@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 
 use offshoot_vfs::{
-    Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs, Timestamp,
+    Attr, DirEntry, Errno, Error, FileId, FileSystem, FileType, Parent, Result, StatFs, Structure,
+    Timestamp,
 };
 
 /// The inode number of the root.
@@ -214,7 +215,7 @@ impl FileSystem for MemoryFilesystem {
             visit(offset + from as u64, &data[from..to])?;
         }
         if node.is_damaged {
-            return Err(Error::corrupt_at("data", 1 << 20, "checksum"));
+            return Err(Error::corrupt_at(Structure::Data, 1 << 20, "checksum"));
         }
         Ok(())
     }

@@ -38,7 +38,8 @@ use std::sync::atomic::Ordering;
 
 use offshoot_vfs::path::{climb, prefix};
 use offshoot_vfs::{
-    Attr, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Timestamp,
+    Attr, EntryPlace, Errno, Error, FileId, FileSystem, FileSystemMut, FileType, Structure,
+    Timestamp,
 };
 
 use crate::extract::{Counters, LinkTable, Problems};
@@ -145,7 +146,7 @@ struct Source<'a> {
 }
 
 /// How messages name one copy; found only where that is needed.
-struct Names<'x> {
+struct CopyNames<'x> {
     from: &'x dyn Fn() -> Vec<u8>,
     to: &'x dyn Fn() -> Vec<u8>,
 }
@@ -182,7 +183,7 @@ impl<'a> IntoVolume<'a> {
         &self,
         path: &Path,
         goal: &Goal,
-        recursive: bool,
+        is_recursive: bool,
         is_link_kept: bool,
         process: Process,
     ) {
@@ -193,7 +194,7 @@ impl<'a> IntoVolume<'a> {
                 if attr.file_type != FileType::Directory {
                     return self.one(shown, goal, &file);
                 }
-                self.require_recursive(recursive)?;
+                self.require_recursive(is_recursive)?;
                 self.below(shown, goal, &attr, |source, id, is_new| {
                     host::copy(source, file, id, is_new, process)
                 })
@@ -208,7 +209,7 @@ impl<'a> IntoVolume<'a> {
         file: FileId,
         path: &[u8],
         goal: &Goal,
-        recursive: bool,
+        is_recursive: bool,
         is_same: bool,
     ) {
         let copy = || {
@@ -216,7 +217,7 @@ impl<'a> IntoVolume<'a> {
             if attr.file_type != FileType::Directory {
                 return self.one(path, goal, &VolumeFile { fs, attr, is_same });
             }
-            self.require_recursive(recursive)?;
+            self.require_recursive(is_recursive)?;
             if is_same {
                 self.require_elsewhere(&attr, goal)?;
             }
@@ -249,7 +250,7 @@ impl<'a> IntoVolume<'a> {
         if goal.is_just_made {
             target::require_not_just_made(self, place, original)?;
         }
-        let names = Names { from: &|| path.to_vec(), to: &|| goal.shown.clone() };
+        let names = CopyNames { from: &|| path.to_vec(), to: &|| goal.shown.clone() };
         target::put(self, &names, place, original, &mut Vec::new())?;
         self.manner.tell(names.from, names.to);
         self.count_file();
@@ -277,8 +278,8 @@ impl<'a> IntoVolume<'a> {
     }
 
     /// Refuses to copy a directory when the caller asked only for files.
-    fn require_recursive(&self, recursive: bool) -> Result<(), Trouble> {
-        if recursive {
+    fn require_recursive(&self, is_recursive: bool) -> Result<(), Trouble> {
+        if is_recursive {
             return Ok(());
         }
         let what = self.problems.words(Hint::NotRecursive);
@@ -307,7 +308,7 @@ impl<'a> IntoVolume<'a> {
             }
         }
         Err(Trouble::Target(Error::corrupt(
-            "inode ref",
+            Structure::InodeRef,
             "the way up from a directory does not end",
         )))
     }

@@ -72,7 +72,7 @@ impl Worst {
     pub fn of(error: &vfs::Error) -> Self {
         match error {
             vfs::Error::Posix { .. } | vfs::Error::Io { .. } => Self::Failed,
-            vfs::Error::Unsupported(_) => Self::Unsupported,
+            vfs::Error::Unsupported { .. } => Self::Unsupported,
             vfs::Error::Corrupt(_) => Self::Corrupt,
         }
     }

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use offshoot_vfs::{Errno, Error, FileId, FileSystem};
+use offshoot_vfs::{Errno, Error, FileId, FileSystem, Structure};
 
 /// The zeros of which holes are written.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -39,7 +39,7 @@ pub fn write_contents(
     let mut refused = None;
     let result = fs.read_data(file, 0..size, &mut |offset, data| {
         let Some(hole) = offset.checked_sub(at) else {
-            return Err(Error::corrupt("file extent", "data that was there already"));
+            return Err(Error::corrupt(Structure::FileExtent, "data that was there already"));
         };
         fill(out, hole).and_then(|()| out.write_all(data)).map_err(|error| {
             refused = Some(error);

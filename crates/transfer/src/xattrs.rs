@@ -5,7 +5,7 @@
 
 use std::ops::ControlFlow;
 
-use offshoot_vfs::{Error, FileId, FileSystem, Result};
+use offshoot_vfs::{Code, Error, FileId, FileSystem, Result};
 
 /// Name and value.
 pub type Xattr = (Vec<u8>, Vec<u8>);
@@ -21,7 +21,7 @@ const EACH_BYTES: usize = 128;
 pub fn held_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<Xattr>> {
     held_xattrs_within(fs, file, HELD_MIB << 20)?.ok_or_else(|| {
         let what = format!("more than {HELD_MIB} MiB of extended attributes of one file");
-        Error::Unsupported(what)
+        Error::unsupported(Code::Unsupported, what)
     })
 }
 

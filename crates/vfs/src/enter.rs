@@ -10,7 +10,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::{Attr, Errno, Error, FileId, FileSystem, Result, missing};
+use crate::{Attr, Errno, Error, FileId, FileSystem, Result, Structure, missing};
 
 /// How a directory may be entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,9 @@ pub fn may_enter(
     name: &[u8],
     directory: FileId,
 ) -> Result<Entrance> {
-    let elsewhere =
-        |what| Error::corrupt("directory entry", format!("it leads to {directory}, which {what}"));
+    let elsewhere = |what| {
+        Error::corrupt(Structure::DirectoryEntry, format!("it leads to {directory}, which {what}"))
+    };
     if directory == top {
         return Err(elsewhere("is the directory that everything here is in"));
     }

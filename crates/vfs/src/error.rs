@@ -13,6 +13,8 @@
 
 use std::{fmt, io};
 
+use crate::{Code, Structure};
+
 pub use rustix::io::Errno;
 
 /// The result of everything that can fail in offshoot.
@@ -28,6 +30,8 @@ pub enum Error {
         what: String,
         /// The error that POSIX gives it.
         errno: Errno,
+        /// Which kind of error it is: [`Code::Call`], unless there is a better one.
+        code: Code,
     },
     /// A device or the host failed.
     #[error("{}{what}: {}", in_front(file.as_deref()), OsReason(source))]
@@ -40,8 +44,13 @@ pub enum Error {
         source: io::Error,
     },
     /// The volume needs something that is not there.
-    #[error("not supported: {0}")]
-    Unsupported(String),
+    #[error("not supported: {what}")]
+    Unsupported {
+        /// What is not supported.
+        what: String,
+        /// Which obstacle it is.
+        code: Code,
+    },
     /// What is stored contradicts itself.
     #[error(transparent)]
     Corrupt(Box<Corrupt>),
@@ -99,6 +108,8 @@ impl fmt::Display for ErrnoWords {
 pub struct Corrupt {
     /// The damaged structure, by its name in the format.
     pub structure: String,
+    /// Which kind of structure it is.
+    pub code: Code,
     /// The logical address in the volume, when the structure has one.
     pub logical: Option<u64>,
     /// What was expected and what was found.
@@ -133,7 +144,12 @@ impl From<Corrupt> for Error {
 impl Error {
     /// An error of the POSIX kind about `what`.
     pub fn posix(errno: Errno, what: impl Into<String>) -> Self {
-        Self::Posix { what: what.into(), errno }
+        Self::Posix { what: what.into(), errno, code: Code::Call }
+    }
+
+    /// An error about something that is not supported.
+    pub fn unsupported(code: Code, what: impl Into<String>) -> Self {
+        Self::Unsupported { what: what.into(), code }
     }
 
     /// A failure of the host or a device while doing `what`.
@@ -142,24 +158,45 @@ impl Error {
     }
 
     /// A corrupt structure with no logical address of its own.
-    pub fn corrupt(structure: impl Into<String>, problem: impl Into<String>) -> Self {
-        Corrupt { structure: structure.into(), logical: None, problem: problem.into(), file: None }
-            .into()
-    }
-
-    /// A corrupt structure at a logical address.
-    pub fn corrupt_at(
-        structure: impl Into<String>,
-        logical: u64,
-        problem: impl Into<String>,
-    ) -> Self {
+    pub fn corrupt(structure: Structure, problem: impl Into<String>) -> Self {
         Corrupt {
-            structure: structure.into(),
-            logical: Some(logical),
+            structure: structure.name().to_owned(),
+            code: structure.code(),
+            logical: None,
             problem: problem.into(),
             file: None,
         }
         .into()
+    }
+
+    /// A corrupt structure at a logical address.
+    pub fn corrupt_at(structure: Structure, logical: u64, problem: impl Into<String>) -> Self {
+        let mut error = Self::corrupt(structure, problem);
+        if let Self::Corrupt(corrupt) = &mut error {
+            corrupt.logical = Some(logical);
+        }
+        error
+    }
+
+    /// Gives the error another code. An error of a device keeps [`Code::Device`].
+    #[must_use]
+    pub fn with_code(mut self, new: Code) -> Self {
+        match &mut self {
+            Self::Posix { code, .. } | Self::Unsupported { code, .. } => *code = new,
+            Self::Corrupt(corrupt) => corrupt.code = new,
+            Self::Io { .. } => {}
+        }
+        self
+    }
+
+    /// Which kind of error it is, by a number that stays the same in all versions.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Posix { code, .. } | Self::Unsupported { code, .. } => *code,
+            Self::Corrupt(corrupt) => corrupt.code,
+            Self::Io { .. } => Code::Device,
+        }
     }
 
     /// Names the file that a corruption or a failure of a device belongs to. The caller that knows
@@ -185,7 +222,7 @@ impl Error {
         match self {
             Self::Corrupt(corrupt) => Some(&mut corrupt.file),
             Self::Io { file, .. } => Some(file),
-            Self::Posix { .. } | Self::Unsupported(_) => None,
+            Self::Posix { .. } | Self::Unsupported { .. } => None,
         }
     }
 
@@ -197,7 +234,7 @@ impl Error {
             Self::Io { source, .. } => {
                 source.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
             }
-            Self::Unsupported(_) => Errno::OPNOTSUPP,
+            Self::Unsupported { .. } => Errno::OPNOTSUPP,
             // What the kernel gives for the same thing (EUCLEAN for metadata, EIO for
             // data) is not told apart by programs; EIO is the one that all of them know.
             Self::Corrupt(_) => Errno::IO,

@@ -8,7 +8,7 @@
 use std::ops::ControlFlow;
 
 use crate::path::{LastLink, resolve};
-use crate::{Error, FileSystem, FileType, Result};
+use crate::{Code, Error, FileSystem, FileType, Result};
 
 use crate::wildcard::{Pattern, is_pattern, unescaped};
 
@@ -30,9 +30,10 @@ pub fn expand(fs: &dyn FileSystem, path: &[u8]) -> Result<Vec<Vec<u8>>> {
         for directory in &found {
             step(fs, directory, part, is_on_the_way, &mut below)?;
             if below.len() > PATHS_MAX {
-                return Err(Error::Unsupported(format!(
-                    "a pattern of more than {PATHS_MAX} files"
-                )));
+                return Err(Error::unsupported(
+                    Code::Unsupported,
+                    format!("a pattern of more than {PATHS_MAX} files"),
+                ));
             }
         }
         found = below;

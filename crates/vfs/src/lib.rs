@@ -18,6 +18,7 @@
 pub mod acl;
 mod attr;
 mod change;
+mod code;
 pub mod enter;
 mod error;
 pub mod escape;
@@ -36,6 +37,7 @@ pub use change::{
     Dedupe, EntryPlace, Fallocate, FilePosition, FileSystemMut, NewFile, NewNode, Rename, SetAttr,
     SetTime, XattrMode, make_over,
 };
+pub use code::{Code, Structure};
 pub use error::{Corrupt, Errno, Error, Nameless, OsReason, Result};
 pub use flags::FileFlags;
 pub use name::SafeName;
@@ -71,7 +73,7 @@ pub struct Parent {
 #[must_use]
 pub fn missing(name: &[u8], file: FileId) -> Error {
     let problem = format!("`{}` leads to {file}, which is missing", name.escape_ascii());
-    Error::corrupt("directory entry", problem)
+    Error::corrupt(Structure::DirectoryEntry, problem)
 }
 
 /// A filesystem that is open.

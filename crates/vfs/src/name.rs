@@ -6,7 +6,7 @@
 use std::ops::Deref;
 
 use crate::escape::Escaped;
-use crate::{Error, NAME_MAX, Result};
+use crate::{Error, NAME_MAX, Result, Structure};
 
 /// A name of 1 to 255 bytes, without `/` and NUL, that is neither `.` nor `..`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,10 @@ impl SafeName {
             return Ok(Self(name.into()));
         };
         let shown = &name[..name.len().min(NAME_MAX)];
-        Err(Error::corrupt("directory entry", format!("the name \"{}\" {problem}", Escaped(shown))))
+        Err(Error::corrupt(
+            Structure::DirectoryEntry,
+            format!("the name \"{}\" {problem}", Escaped(shown)),
+        ))
     }
 }
 

@@ -106,7 +106,7 @@ pub fn resolve_end(fs: &dyn FileSystem, path: &[u8], last: LastLink) -> Result<P
 pub fn at_path(error: Error, path: &[u8]) -> Error {
     match error {
         // What makes no sense says itself what that is.
-        Error::Posix { errno: Errno::INVAL, what } => {
+        Error::Posix { errno: Errno::INVAL, what, .. } => {
             Error::posix(Errno::INVAL, format!("{}: {what}", Escaped(path)))
         }
         Error::Posix { errno, .. } => Error::posix(errno, Escaped(path).to_string()),

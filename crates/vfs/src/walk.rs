@@ -16,7 +16,7 @@
 use std::ops::ControlFlow;
 
 use crate::enter::{Entrance, attr_of, may_enter};
-use crate::{Attr, Error, FileId, FileSystem, FileType, Result, SafeName};
+use crate::{Attr, Code, Error, FileId, FileSystem, FileType, Result, SafeName, Structure};
 
 /// How many entries of one directory are read at a time.
 const BATCH: usize = 512;
@@ -180,10 +180,10 @@ impl<D> DirectoryWalk<'_, D> {
             }
         }
         if self.levels.len() >= self.depth_max {
-            return Err(Error::Unsupported(format!(
-                "a directory more than {} levels deep",
-                self.depth_max
-            )));
+            return Err(Error::unsupported(
+                Code::TooDeep,
+                format!("a directory more than {} levels deep", self.depth_max),
+            ));
         }
         Ok(visitor.enter(&level.directory, &entry))
     }
@@ -212,7 +212,10 @@ impl<D> DirectoryWalk<'_, D> {
         level.waiting = batch.into_iter();
         result?;
         if descends {
-            return Err(Error::corrupt("directory", "its entries are not in ascending order"));
+            return Err(Error::corrupt(
+                Structure::Directory,
+                "its entries are not in ascending order",
+            ));
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use crate::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem};
 use crate::error::view;
 use crate::key::objectid;
 use crate::superblock::Incompat;
+use offshoot_vfs::Structure;
 
 pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     let (chunk, rest) = Chunk::parse_prefix(item.key, item.data, item.geometry.sector_size)?;
@@ -40,7 +41,7 @@ pub(super) fn verify_device(item: &ItemContext<'_>) -> ItemChecked {
 
 pub(super) fn verify_device_extent(item: &ItemContext<'_>) -> ItemChecked {
     item.size(size_of::<DevExtent>())?;
-    let (extent, _) = view::<DevExtent>("device extent", item.data)?;
+    let (extent, _) = view::<DevExtent>(Structure::DeviceExtent, item.data)?;
     let length = extent.length.get();
     item.aligned("start", item.key.offset)?;
     item.aligned("length", length)?;
@@ -50,7 +51,7 @@ pub(super) fn verify_device_extent(item: &ItemContext<'_>) -> ItemChecked {
         "a length of {length} bytes"
     );
     let Some((previous, data)) = item.previous_alike() else { return Ok(()) };
-    let (before, _) = view::<DevExtent>("device extent", data)?;
+    let (before, _) = view::<DevExtent>(Structure::DeviceExtent, data)?;
     let end = previous.offset.saturating_add(before.length.get());
     ensure!(end <= item.key.offset, "overlaps the extent before it, which ends at {end}");
     Ok(())

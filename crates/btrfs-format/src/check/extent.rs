@@ -1,5 +1,6 @@
 //! Checks of extents, their references, and checksums of data.
 
+use offshoot_vfs::Structure;
 use std::cmp::Reverse;
 
 use super::inode::is_free;
@@ -165,7 +166,7 @@ pub(super) fn verify_ref(item: &ItemContext<'_>) -> ItemChecked {
                 item.data.len()
             );
             let mut refs = item.data.chunks_exact(size);
-            refs.try_for_each(|one| verify_data_ref(item, view("data reference", one)?.0))
+            refs.try_for_each(|one| verify_data_ref(item, view(Structure::DataReference, one)?.0))
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::error::view;
 use crate::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, MAX_COMPRESSED_EXTENT,
 };
+use offshoot_vfs::Structure;
 
 pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {
     item.aligned("file offset", item.key.offset)?;
@@ -51,8 +52,8 @@ fn verify_regular(item: &ItemContext<'_>, extent: &FileExtent<'_>) -> ItemChecke
         FileExtentBody::Hole { num_bytes } => {
             if item.geometry.is_strict {
                 // No reader looks at these of a hole.
-                let (_, tail) = view::<FileExtentHead>("file extent", item.data)?;
-                let tail = view::<FileExtentTail>("file extent", tail)?.0;
+                let (_, tail) = view::<FileExtentHead>(Structure::FileExtent, item.data)?;
+                let tail = view::<FileExtentTail>(Structure::FileExtent, tail)?.0;
                 item.aligned("disk_num_bytes", tail.disk_num_bytes.get())?;
                 item.aligned("offset", tail.offset.get())?;
             }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use crate::transaction::{Base, TransactionHandle, remove_checksums_beside_writers};
 use crate::tree::{Cursor, TreeRoot};
@@ -21,7 +21,7 @@ pub(super) fn checksums(volume: &Base, logical: Logical, len: u64) -> Result<Vec
     let superblock = volume.superblock();
     let (sector, sum_len) = (u64::from(superblock.sector_size), superblock.checksum.len());
     let end = logical.0.saturating_add(len);
-    let none = |at: u64| Error::corrupt_at("data", at, "it has no checksum");
+    let none = |at: u64| Error::corrupt_at(Structure::Data, at, "it has no checksum");
     let root = volume.csum_tree().ok_or_else(|| none(logical.0))?;
     let _whole = volume.live_part().map(|live| live.checksums.read());
     let key = |at| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at);

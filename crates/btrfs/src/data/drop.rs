@@ -17,7 +17,7 @@ use offshoot_btrfs_format::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail,
 };
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Error, FileId, Result};
+use offshoot_vfs::{Error, FileId, Result, Structure};
 use zerocopy::FromBytes;
 
 use crate::storage::malformed;
@@ -148,7 +148,7 @@ fn drop_plain(
     if let FileExtentBody::Inline(_) = extent.body {
         if overlap.key.offset < range.start || overlap.end > range.end {
             let problem = "inline data that is longer than a sector";
-            return Err(Error::corrupt("file extent", problem).in_file(file));
+            return Err(Error::corrupt(Structure::FileExtent, problem).in_file(file));
         }
         handle.change(TreeId(file.dev), |tree| tree.remove(overlap.key))?;
         return Ok(super::extent_len(extent));
@@ -186,7 +186,7 @@ fn cut_item(
 pub(super) fn part(data: &[u8], skip: u64, len: u64) -> Result<Vec<u8>> {
     let mut part = data.to_vec();
     let (tail, _) = FileExtentTail::mut_from_prefix(part.get_mut(TAIL..).unwrap_or_default())
-        .map_err(|_| Error::corrupt("file extent", "it is cut"))?;
+        .map_err(|_| Error::corrupt(Structure::FileExtent, "it is cut"))?;
     // A hole has no extent, so its offset has no meaning.
     if tail.disk_bytenr.get() != 0 {
         tail.offset = tail.offset.get().wrapping_add(skip).into();

@@ -2,7 +2,7 @@
 
 use offshoot_btrfs_format::inode::{InodeItem, Timespec};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Structure, Timestamp};
 
 use crate::delayed::{self, Queues};
 use crate::storage::malformed;
@@ -43,8 +43,9 @@ pub(crate) fn inode_item(volume: &impl Queues, root: TreeRoot, file: FileId) -> 
 /// The type of the file with this inode item.
 pub(crate) fn type_of(item: &InodeItem) -> Result<FileType> {
     let mode = item.mode.get();
-    FileType::from_mode(mode)
-        .ok_or_else(|| Error::corrupt("inode item", format!("mode {mode:#o} has no file type")))
+    FileType::from_mode(mode).ok_or_else(|| {
+        Error::corrupt(Structure::InodeItem, format!("mode {mode:#o} has no file type"))
+    })
 }
 
 /// The number of shards of a table of inodes, a power of two.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRESSED_EXTENT};
 use offshoot_btrfs_format::{ItemType, Key, Logical};
-use offshoot_vfs::{Error, FileId, Result};
+use offshoot_vfs::{Error, FileId, Result, Structure};
 
 use super::{FileVolume, tree_of};
 use crate::storage::malformed;
@@ -181,7 +181,7 @@ fn piece(
         |skip| Decode { compression: extent.compression, ram_bytes: extent.ram_bytes, skip };
     if extent.compression != Compression::None && extent.ram_bytes > MAX_COMPRESSED_EXTENT {
         return Err(Error::corrupt(
-            "file extent",
+            Structure::FileExtent,
             format!("compressed, and {} bytes long before that", extent.ram_bytes),
         ));
     }
@@ -196,19 +196,22 @@ fn piece(
             let skip = offset.saturating_add(into);
             let end = disk_bytenr.0.saturating_add(disk_num_bytes);
             if end > i64::MAX.cast_unsigned() {
-                return Err(Error::corrupt("file extent", format!("its extent ends at {end}")));
+                return Err(Error::corrupt(
+                    Structure::FileExtent,
+                    format!("its extent ends at {end}"),
+                ));
             }
             if extent.compression == Compression::None {
                 if skip.saturating_add(wanted.end - wanted.start) > disk_num_bytes {
                     return Err(Error::corrupt(
-                        "file extent",
+                        Structure::FileExtent,
                         format!("reaches past the {disk_num_bytes} bytes of its extent"),
                     ));
                 }
                 PieceSource::Plain { logical: Logical(disk_bytenr.0 + skip) }
             } else if disk_num_bytes > MAX_COMPRESSED_EXTENT {
                 return Err(Error::corrupt(
-                    "file extent",
+                    Structure::FileExtent,
                     format!("compressed, and {disk_num_bytes} bytes long on disk"),
                 ));
             } else {

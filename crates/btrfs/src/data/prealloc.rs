@@ -16,7 +16,7 @@ use offshoot_btrfs_format::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, extent_type,
 };
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, FileId, Result};
+use offshoot_vfs::{Error, FileId, Result, Structure};
 use zerocopy::FromBytes;
 
 use super::checksums::remove_stale_checksums;
@@ -110,7 +110,7 @@ pub(super) fn mark_written(
     let near = range.start.saturating_sub(1)..range.end.saturating_add(1);
     let around = overlaps(handle.volume(), file, near, 3)?;
     let is_it = |one: &&OverlappingItem| one.key.offset <= range.start && range.end <= one.end;
-    let wrong = || Error::corrupt("file extent", "it is not preallocated").in_file(file);
+    let wrong = || Error::corrupt(Structure::FileExtent, "it is not preallocated").in_file(file);
     let item = around.iter().find(is_it).ok_or_else(wrong)?;
     let place = place_of(item)?.filter(|place| place.is_preallocated).ok_or_else(wrong)?;
     // Adjacent items that are data of the same extent become one item with this one.
@@ -155,7 +155,7 @@ pub(super) fn mark_written(
 fn written(mut item: Vec<u8>, generation: Generation) -> Result<Vec<u8>> {
     debug_assert_eq!(item.len(), size_of::<FileExtentHead>() + size_of::<FileExtentTail>());
     let (head, _) = FileExtentHead::mut_from_prefix(&mut item)
-        .map_err(|_| Error::corrupt("file extent", "it is cut"))?;
+        .map_err(|_| Error::corrupt(Structure::FileExtent, "it is cut"))?;
     head.extent_type = extent_type::REG;
     head.generation = generation.0.into();
     Ok(item)

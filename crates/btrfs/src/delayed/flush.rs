@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, Result, Structure};
 
 use super::node::{ItemTotals, QueuedItem, QueuedItems, Releases};
 use super::{Delayed, DelayedNodeKind, NodeId};
@@ -432,7 +432,7 @@ impl Delayed {
         let left: usize = self.shards.iter().map(|shard| shard.read().len()).sum();
         if left > 0 {
             let problem = format!("{left} sets of items are queued behind the last flush");
-            return Err(Error::corrupt("delayed items", problem));
+            return Err(Error::corrupt(Structure::DelayedItems, problem));
         }
         Ok(())
     }

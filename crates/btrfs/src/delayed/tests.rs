@@ -18,7 +18,7 @@ use offshoot_vfs::{
 
 use super::*;
 use crate::test_volumes::in_memory;
-use crate::{BtrfsVolume, EngineOptions, Filesystem, Stats};
+use crate::{BtrfsVolume, EngineOptions, Filesystem, Mechanisms, Stats};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -212,12 +212,16 @@ fn names_are_what_a_map_says_in_small_nodes() {
 
 #[test]
 fn names_are_what_a_map_says_by_item() {
-    matches_a_map(&EngineOptions { is_reserved_by_item: true, ..quiet() }, 16384);
+    matches_a_map(
+        &EngineOptions { mechanisms: Mechanisms::default().reserve_by_item(true), ..quiet() },
+        16384,
+    );
 }
 
 #[test]
 fn names_are_what_a_map_says_without_delayed_items() {
-    let options = EngineOptions { has_delayed_items: false, ..quiet() };
+    let options =
+        EngineOptions { mechanisms: Mechanisms::default().delayed_items(false), ..quiet() };
     matches_a_map(&options, 16384);
     let fs = open(in_memory(16384), &options);
     create(&fs, fs.root(), "file");

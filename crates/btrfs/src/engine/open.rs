@@ -6,7 +6,7 @@ use offshoot_btrfs_format::chunk::{Chunk, DevItem};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Errno, Error, Result, Structure};
 
 use super::{Engine, WriteDestination};
 use crate::cores;
@@ -14,7 +14,7 @@ use crate::data::{Buffers, ReadAhead};
 use crate::delayed::Delayed;
 use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, Mechanisms};
 use crate::report::VolumeReport;
 use crate::storage::{Storage, malformed};
 use crate::subvolume::SubvolumeState;
@@ -82,7 +82,7 @@ impl Engine {
     fn replay(self, options: &EngineOptions, change: WriteDestination) -> Result<()> {
         // This engine needs no reporter: if it stops writing, the caller gets an error.
         let options = EngineOptions {
-            has_delayed_items: false,
+            mechanisms: Mechanisms { has_delayed_items: false, ..options.mechanisms },
             commit_interval: None,
             reporter: None,
             ..options.clone()
@@ -107,7 +107,7 @@ impl Engine {
             volume.rooms.base.stripe_tree =
                 Some(volume.tree(TreeId::RAID_STRIPE).map_err(|e| match e {
                     Error::Posix { .. } => Error::corrupt(
-                        "root tree",
+                        Structure::RootTree,
                         "the feature RAID_STRIPE_TREE without such a tree",
                     ),
                     e => e,

@@ -16,7 +16,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, DevReplaceItem};
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat, SUPER_FLAG_SEEDING};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Code, Error, Result, Structure};
 
 use super::Engine;
 use crate::counter::WriteStop;
@@ -88,14 +88,14 @@ impl Engine {
         let (superblock, node_size) =
             (volume.superblock().item.clone(), volume.superblock().node_size);
         let config = DelayedConfig {
-            is_on: options.has_delayed_items,
-            is_by_item: options.is_reserved_by_item,
+            is_on: options.mechanisms.has_delayed_items,
+            is_by_item: options.mechanisms.reserves_by_item,
             most_bytes: options.dirty_bytes / 8,
         };
         volume.rooms.delayed = Delayed::new(config, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         volume.rooms.options = EngineOptions { max_inline, ..options.clone() };
-        let (latching, has_log) = (options.latching, options.has_tree_log);
+        let (latching, has_log) = (options.mechanisms.latching, options.has_tree_log);
         volume.rooms.base.live =
             Some(LiveVolume::new(space, superblock, quotas, latching, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
@@ -106,41 +106,44 @@ impl Engine {
     /// Refuses features that a writer must maintain and that the engine does not.
     fn require_kept_features(&self) -> Result<()> {
         if self.superblock().incompat.has(Incompat::ZONED) {
-            return Err(Error::Unsupported("writing a zoned volume".into()));
+            return Err(Error::unsupported(Code::ZonedWrite, "writing a zoned volume"));
         }
         let unknown = self.superblock().compat_ro.without(KEPT).names();
         if unknown.is_empty() {
             return Ok(());
         }
         let what = format!("writing a volume with the feature {}", unknown.join(", "));
-        Err(Error::Unsupported(what))
+        Err(Error::unsupported(Code::FeatureNotKept, what))
     }
 
     /// Refuses volumes that cannot be written at all. A change in memory may be to a metadata dump,
     /// because only trees change there.
     fn require_writable_features(&self, change: WriteDestination) -> Result<()> {
-        let refuse = |what: &str| Err(Error::Unsupported(format!("writing {what}")));
+        let refuse = |code, what: &str| Err(Error::unsupported(code, format!("writing {what}")));
         let superblock = self.superblock();
         let has = |feature| superblock.compat_ro.has(feature);
         if has(CompatRo::FREE_SPACE_TREE) && !has(CompatRo::FREE_SPACE_TREE_VALID) {
-            return refuse("a volume whose free-space tree is not valid; the kernel rebuilds it");
+            return refuse(
+                Code::InvalidFreeSpaceTree,
+                "a volume whose free-space tree is not valid; the kernel rebuilds it",
+            );
         }
         if superblock.incompat.has(Incompat::RAID_STRIPE_TREE) {
-            return refuse("a volume with a RAID stripe tree");
+            return refuse(Code::StripeTree, "a volume with a RAID stripe tree");
         }
         let flags = superblock.item.flags.get();
         if superblock.is_metadata_only() && change == WriteDestination::Stored {
-            return refuse("a volume that holds metadata only");
+            return refuse(Code::MetadataDump, "a volume that holds metadata only");
         }
         if flags & SUPER_FLAG_SEEDING != 0 {
-            return refuse("a seed");
+            return refuse(Code::Seed, "a seed");
         }
         if self.csum_tree().is_none() {
-            return refuse("a volume without a checksum tree");
+            return refuse(Code::NoChecksumTree, "a volume without a checksum tree");
         }
         let mut profiles = self.chunks().map(|chunk| chunk.profile);
         if let Some(profile) = profiles.find(|p| matches!(p, Profile::Raid5 | Profile::Raid6)) {
-            return refuse(&format!("a volume with {profile}"));
+            return refuse(Code::Parity, &format!("a volume with {profile}"));
         }
         Ok(())
     }
@@ -149,15 +152,15 @@ impl Engine {
     /// them. With changes in memory a member may be missing, because readers find its data on
     /// another one.
     fn require_whole_members(&self, change: WriteDestination) -> Result<()> {
-        let refuse = |member: &Member, why: &str| {
-            Err(Error::Unsupported(format!("writing while {} {why}", member.name())))
+        let refuse = |code, member: &Member, why: &str| {
+            Err(Error::unsupported(code, format!("writing while {} {why}", member.name())))
         };
         for member in self.members() {
             if member.device.is_none() && change == WriteDestination::Stored {
-                return refuse(member, "is missing");
+                return refuse(Code::MemberMissing, member, "is missing");
             }
             if member.is_seed {
-                return refuse(member, "belongs to a seed");
+                return refuse(Code::Seed, member, "belongs to a seed");
             }
         }
         let mut behind = Vec::new();
@@ -170,7 +173,7 @@ impl Engine {
             if !self.storage.leave_out(index) {
                 let why = "missed commits, and no other member has all that is on it; \
                            a scrub brings it up to date";
-                return refuse(&self.members()[index], why);
+                return refuse(Code::MemberBehind, &self.members()[index], why);
             }
         }
         Ok(())
@@ -187,15 +190,19 @@ impl Engine {
     fn require_quiet_trees(&self) -> Result<()> {
         let balance = Key::new(objectid::BALANCE, ItemType::TEMPORARY_ITEM, 0);
         if with_item(&self.rooms, self.root_tree(), balance, |_| Ok(()))?.is_some() {
-            return Err(Error::Unsupported("writing a volume with an unfinished balance".into()));
+            return Err(Error::unsupported(
+                Code::UnfinishedBalance,
+                "writing a volume with an unfinished balance",
+            ));
         }
         let first = Key::new(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM, 0);
         if Cursor::seek(&self.rooms, self.root_tree(), first)?
             .item_of(TreeId::TREE_RELOC.0, ItemType::ROOT_ITEM)
             .is_some()
         {
-            return Err(Error::Unsupported(
-                "writing a volume with an unfinished relocation".into(),
+            return Err(Error::unsupported(
+                Code::UnfinishedBalance,
+                "writing a volume with an unfinished relocation",
             ));
         }
         let replace = Key::new(0, ItemType::DEV_REPLACE, 0);
@@ -204,7 +211,10 @@ impl Engine {
         })?;
         // Never started 0, started 1, finished 2, cancelled 3, suspended 4.
         if matches!(state, Some(1 | 4)) {
-            return Err(Error::Unsupported("writing while a device is being replaced".into()));
+            return Err(Error::unsupported(
+                Code::UnfinishedReplace,
+                "writing while a device is being replaced",
+            ));
         }
         Ok(())
     }
@@ -222,7 +232,7 @@ impl Engine {
         let Ok(block) = self.block(&of_subvolume) else { return Ok(()) };
         let owner = block.header().owner();
         let problem = format!("the root of the UUID tree is a block of tree {owner}");
-        Err(Error::corrupt_at("root item", root.logical.0, problem))
+        Err(Error::corrupt_at(Structure::RootItem, root.logical.0, problem))
     }
 
     /// The tree that has the block group items.
@@ -242,7 +252,7 @@ impl Engine {
                 })?
                 .ok_or_else(|| {
                     let problem = "the chunk has no block group";
-                    Error::corrupt_at("block group item", chunk.start.0, problem)
+                    Error::corrupt_at(Structure::BlockGroupItem, chunk.start.0, problem)
                 })?;
                 let flags = BlockGroupFlags(item.flags.get());
                 Ok(BlockGroup::new(chunk.start, chunk.length, flags, item.used.get()))

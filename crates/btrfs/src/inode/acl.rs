@@ -4,7 +4,7 @@
 //! together with the inode, in one operation.
 
 use offshoot_vfs::acl::{ACCESS, Acl, DEFAULT};
-use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result};
+use offshoot_vfs::{Errno, Error, FileId, FileType, NewFile, Result, Structure};
 
 use super::changes::Changes;
 use super::xattr;
@@ -71,9 +71,8 @@ fn default_of(volume: &Rooms, dir: FileId) -> Result<Option<Acl>> {
 
 fn list_of(volume: &Rooms, file: FileId, name: &[u8]) -> Result<Option<Acl>> {
     match super::xattr(volume, file, name) {
-        Ok(value) => {
-            Acl::parse(&value).map_err(|error| Error::corrupt("xattr item", error.to_string()))
-        }
+        Ok(value) => Acl::parse(&value)
+            .map_err(|error| Error::corrupt(Structure::XattrItem, error.to_string())),
         Err(Error::Posix { errno: Errno::NODATA, .. }) => Ok(None),
         Err(error) => Err(error),
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
-use offshoot_vfs::{Errno, Error, Fallocate, FileId, Result, Timestamp};
+use offshoot_vfs::{Code, Errno, Error, Fallocate, FileId, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
@@ -333,7 +333,7 @@ impl<'v> AllocationWork<'v> {
         let touched = overlaps(volume, file, start..u64::MAX, MOST_MOVED + 1)?;
         if touched.len() > MOST_MOVED {
             let what = format!("moving more than {MOST_MOVED} extents of {file} at once");
-            return Err(Error::Unsupported(what));
+            return Err(Error::unsupported(Code::MovedExtents, what));
         }
         let handle = volume.join_for(items_of(volume, 2 * touched.len() as u64), Claim::Work)?;
         self.change(&handle, |item| {

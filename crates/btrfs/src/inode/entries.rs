@@ -8,7 +8,9 @@ use std::ops::{ControlFlow, RangeInclusive};
 use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, file_type, name_hash};
 use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, NAME_MAX, Result, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileType, NAME_MAX, Result, Structure, Timestamp,
+};
 
 use super::changes::{Changes, timespec};
 use super::directories::DirectoryFacts;
@@ -97,7 +99,7 @@ fn index_of(volume: &Rooms, dir: FileId, name: &[u8], target: EntryTarget) -> Re
     })?;
     found.ok_or_else(|| {
         let problem = format!("`{}` has no index", name.escape_ascii());
-        Error::corrupt("directory index", problem).in_file(dir)
+        Error::corrupt(Structure::DirectoryIndex, problem).in_file(dir)
     })
 }
 
@@ -233,14 +235,17 @@ impl Changes<'_, '_> {
         let Some(rest) = without_one(all, |entry| target.is_of(entry, name))? else {
             let Some(other) = entry_called(all, name)? else { return Err(no_such_file(dir)) };
             let problem = format!("leads to {}, not to {}", other.location, target.location);
-            return corrupt("directory item", &problem);
+            return corrupt(Structure::DirectoryItem, &problem);
         };
         self.put_or_remove(key, rest)?;
         let key = Key::new(dir.ino, ItemType::DIR_INDEX, index);
         let all = self.get(key)?.unwrap_or_default();
         let Some(rest) = without_one(all, |entry| target.is_of(entry, name))? else {
             let what = if all.is_empty() { "there is no entry" } else { "another entry stands" };
-            return corrupt("directory index", &format!("has the index {index}, where {what}"));
+            return corrupt(
+                Structure::DirectoryIndex,
+                &format!("has the index {index}, where {what}"),
+            );
         };
         self.put_or_remove(key, rest)?;
         let shrunk = 2 * name.len() as u64;

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::inode::{InodeExtrefItem, InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::{EntryPlace, Errno, Error, Result};
+use offshoot_vfs::{EntryPlace, Errno, Error, Result, Structure};
 use zerocopy::IntoBytes;
 
 use super::changes::Changes;
@@ -100,7 +100,7 @@ impl Changes<'_, '_> {
         }
         let name = name.escape_ascii();
         let problem = format!("inode {ino} does not know its name `{name}` in {dir}");
-        Err(Error::corrupt("inode ref", problem))
+        Err(Error::corrupt(Structure::InodeRef, problem))
     }
 }
 

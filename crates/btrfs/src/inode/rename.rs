@@ -4,7 +4,9 @@
 //! operation.
 
 use offshoot_btrfs_format::inode::inode_flags;
-use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, Rename, Result, Timestamp};
+use offshoot_vfs::{
+    EntryPlace, Errno, Error, FileId, FileType, Rename, Result, Structure, Timestamp,
+};
 
 use super::changes::{Changes, refuse_flags};
 use super::entries::EntryTarget;
@@ -92,7 +94,7 @@ fn require_not_below(volume: &Rooms, dir: FileId, moved: FileId) -> Result<()> {
         }
         at = parent(volume, at)?.dir;
     }
-    Err(Error::corrupt("inode ref", format!("the way up from {dir} does not end")))
+    Err(Error::corrupt(Structure::InodeRef, format!("the way up from {dir} does not end")))
 }
 
 /// Makes fsync commit if a directory moves, because a log does not record the directories above a

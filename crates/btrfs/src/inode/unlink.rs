@@ -1,7 +1,7 @@
 //! Adding names to files, and removing names.
 
 use offshoot_btrfs_format::inode::inode_flags;
-use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileType, Result, Timestamp};
+use offshoot_vfs::{Code, EntryPlace, Errno, Error, FileId, FileType, Result, Timestamp};
 
 use super::changes::{Changes, refuse_flags};
 use super::entries::{EntryTarget, has_entries, require_name};
@@ -73,7 +73,10 @@ pub(crate) fn require_stored_here(place: EntryPlace<'_>, file: FileId) -> Result
         return Ok(());
     }
     let name = place.name.escape_ascii();
-    Err(Error::Unsupported(format!("moving or replacing `{name}`, the place of a subvolume")))
+    Err(Error::unsupported(
+        Code::SubvolumePlace,
+        format!("moving or replacing `{name}`, the place of a subvolume"),
+    ))
 }
 
 /// Gives `file` one more name.

@@ -15,7 +15,7 @@ use offshoot_btrfs_format::file_extent::{
 };
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Structure, Timestamp};
 
 use super::changes::{Changes, refuse_flags, timespec};
 use super::subvolume::writable;
@@ -124,7 +124,7 @@ pub(super) fn regular(volume: &Rooms, file: FileId) -> Result<InodeItem> {
     match type_of(&item)? {
         FileType::Regular if item.size.get() > MAX_SIZE => {
             let problem = format!("a file of {} bytes", item.size);
-            Err(Error::corrupt("inode item", problem).in_file(file))
+            Err(Error::corrupt(Structure::InodeItem, problem).in_file(file))
         }
         FileType::Regular => Ok(item),
         FileType::Directory => Err(Error::posix(Errno::ISDIR, file.to_string())),
@@ -323,7 +323,7 @@ pub(super) fn is_inline(volume: &Rooms, file: FileId) -> Result<bool> {
     let is_inline = matches!(extent.body, FileExtentBody::Inline(_));
     if is_inline && extent_len(&extent) > u64::from(volume.superblock().sector_size) {
         let problem = "inline data that is longer than a sector";
-        return Err(Error::corrupt("file extent", problem).in_file(file));
+        return Err(Error::corrupt(Structure::FileExtent, problem).in_file(file));
     }
     Ok(is_inline)
 }

@@ -128,11 +128,11 @@ impl LogRecording<'_, '_> {
             if next - first > MOST as u64 {
                 return Err(Obstacle::TooMuch.into());
             }
-            let is_by_item = self.volume.options.is_logged_by_item;
-            if !is_by_item && self.is_commit_cheaper(next - first)? {
+            let by_item = self.volume.options.mechanisms.logs_by_item;
+            if !by_item && self.is_commit_cheaper(next - first)? {
                 return Err(Obstacle::Cheaper.into());
             }
-            let in_runs = next - first >= WORTH_RUNS && !is_by_item;
+            let in_runs = next - first >= WORTH_RUNS && !by_item;
             if !in_runs || !self.entries_in_runs(dir, first)? {
                 self.entries_by_item(dir, first)?;
             }

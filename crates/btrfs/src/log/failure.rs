@@ -1,7 +1,7 @@
-//! Why a log was not replayed. The text of the error says it, because the remedies differ: a
+//! Why a log was not replayed. The code of the error says it, because the remedies differ: a
 //! damaged log can only be thrown away, and a sound one must be kept.
 
-use offshoot_vfs::{Corrupt, Error};
+use offshoot_vfs::{Code, Corrupt, Error};
 
 /// The first words of errors that the log itself causes.
 const IN_LOG: &str = "pending tree log: ";
@@ -23,17 +23,13 @@ impl LogFailure {
     /// error is not about the log.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {
-        let (text, is_corrupt) = match error {
-            Error::Corrupt(corrupt) => (&corrupt.structure, true),
-            Error::Posix { what, .. } | Error::Io { what, .. } | Error::Unsupported(what) => {
-                (what, false)
-            }
-        };
-        match text {
-            text if is_corrupt && text.starts_with(IN_LOG) => Some(Self::Damaged),
-            text if text.starts_with(IN_LOG) || text.starts_with(IN_VOLUME) => {
+        match error {
+            // Its code says that a device failed.
+            Error::Io { what, .. } if what.starts_with(IN_LOG) || what.starts_with(IN_VOLUME) => {
                 Some(Self::NotReplayed)
             }
+            error if error.code() == Code::Log => Some(Self::Damaged),
+            error if error.code() == Code::LogNotReplayed => Some(Self::NotReplayed),
             _ => None,
         }
     }
@@ -41,7 +37,11 @@ impl LogFailure {
 
 /// Marks an error as one of replaying, unless it is marked already.
 pub(super) fn in_log(error: Error) -> Error {
-    if LogFailure::of(&error).is_some() { error } else { behind(IN_LOG, error) }
+    if LogFailure::of(&error).is_some() {
+        return error;
+    }
+    let is_damaged = matches!(error, Error::Corrupt(_));
+    behind(IN_LOG, error).with_code(if is_damaged { Code::Log } else { Code::LogNotReplayed })
 }
 
 /// Marks an error that keeps the volume from being written, which replaying needs.
@@ -52,18 +52,37 @@ pub(crate) fn in_volume(error: Error) -> Error {
 fn behind(prefix: &str, error: Error) -> Error {
     let with = |text: String| format!("{prefix}{text}");
     match error {
-        Error::Posix { what, errno } => Error::Posix { what: with(what), errno },
+        Error::Posix { what, errno, code } => Error::Posix { what: with(what), errno, code },
         Error::Io { file, what, source } => Error::Io { file, what: with(what), source },
-        Error::Unsupported(what) => Error::Unsupported(with(what)),
+        Error::Unsupported { what, code } => Error::Unsupported { what: with(what), code },
         Error::Corrupt(corrupt) => {
-            let structure = with(corrupt.structure);
-            Corrupt {
-                structure,
-                logical: corrupt.logical,
-                problem: corrupt.problem,
-                file: corrupt.file,
-            }
-            .into()
+            Corrupt { structure: format!("{prefix}{}", corrupt.structure), ..*corrupt }.into()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_vfs::{Errno, Structure};
+
+    use super::*;
+
+    /// The code and the failure of an error, which is marked once however often it passes a mark.
+    fn marked(error: Error) -> (Code, Option<LogFailure>) {
+        let error = in_log(in_log(error));
+        assert_eq!(error.to_string().matches(IN_LOG).count(), 1, "{error}");
+        (error.code(), LogFailure::of(&error))
+    }
+
+    #[test]
+    fn the_code_says_why_a_log_was_not_replayed() {
+        let (damaged, not_replayed) = (Some(LogFailure::Damaged), Some(LogFailure::NotReplayed));
+        assert_eq!(marked(Error::corrupt(Structure::Leaf, "it is cut")), (Code::Log, damaged));
+        let unsupported = Error::unsupported(Code::Unsupported, "an item of another type");
+        assert_eq!(marked(unsupported), (Code::LogNotReplayed, not_replayed));
+        assert_eq!(marked(Error::io("reading", Errno::IO)), (Code::Device, not_replayed));
+        let volume = in_volume(Error::corrupt(Structure::Chunk, "it is cut"));
+        assert_eq!((volume.code(), LogFailure::of(&volume)), (Code::LogNotReplayed, not_replayed));
+        assert_eq!(LogFailure::of(&Error::corrupt(Structure::Leaf, "it is cut")), None);
     }
 }

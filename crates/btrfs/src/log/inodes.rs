@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use offshoot_btrfs_format::dir::dir_entries;
 use offshoot_btrfs_format::inode::{InodeItem, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::{Ino, ItemType, Key};
-use offshoot_vfs::{Error, FileType, Result};
+use offshoot_vfs::{Error, FileType, Result, Structure};
 use zerocopy::IntoBytes;
 
 use super::replay::SubvolumeReplay;
@@ -127,7 +127,7 @@ impl SubvolumeReplay<'_, '_> {
             let (count, is_directory) = (self.names(ino)?, type_of(&item)? == FileType::Directory);
             if is_directory && count > 1 {
                 let problem = "with the log the directory has several names";
-                return Err(Error::corrupt("inode ref", problem).in_file(file));
+                return Err(Error::corrupt(Structure::InodeRef, problem).in_file(file));
             }
             if is_directory {
                 self.require_attached(ino, &mut attached)?;
@@ -156,7 +156,7 @@ impl SubvolumeReplay<'_, '_> {
         while !attached.contains(&at) {
             if !way.insert(at) {
                 let problem = "with the log the directory is below itself";
-                return Err(Error::corrupt("inode ref", problem).in_file(self.file(dir)));
+                return Err(Error::corrupt(Structure::InodeRef, problem).in_file(self.file(dir)));
             }
             match self.parent(at)? {
                 Some(parent) => at = parent,
@@ -181,6 +181,7 @@ impl SubvolumeReplay<'_, '_> {
             };
             cursor.advance()?;
         }
-        u32::try_from(count).map_err(|_| Error::corrupt("inode ref", "more names than can be"))
+        u32::try_from(count)
+            .map_err(|_| Error::corrupt(Structure::InodeRef, "more names than can be"))
     }
 }

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::dir::{DirItemEntry, dir_entries, extref_hash, name_ha
 use offshoot_btrfs_format::inode::{InodeName, inode_extrefs, inode_refs};
 use offshoot_btrfs_format::space::DirLogItem;
 use offshoot_btrfs_format::{ItemType, Key};
-use offshoot_vfs::{EntryPlace, Error, FileType, Result};
+use offshoot_vfs::{Code, EntryPlace, Error, FileType, Result, Structure};
 
 use super::replay::SubvolumeReplay;
 use crate::inode::{entry_called, logged, type_of};
@@ -47,7 +47,7 @@ pub(super) fn names_of(key: Key, data: &[u8]) -> Result<Vec<LoggedName>> {
 /// The one entry in a DIR_INDEX item.
 pub(super) fn only_entry(data: &[u8]) -> Result<DirItemEntry<'_>> {
     let one = dir_entries(data).next();
-    one.ok_or_else(|| Error::corrupt("directory index", "an item without an entry"))?
+    one.ok_or_else(|| Error::corrupt(Structure::DirectoryIndex, "an item without an entry"))?
         .map_err(malformed)
 }
 
@@ -74,7 +74,7 @@ impl SubvolumeReplay<'_, '_> {
             let name = name.escape_ascii();
             let what =
                 format!("replaying a tree log that removes `{name}`, the place of a subvolume");
-            return Err(Error::Unsupported(what));
+            return Err(Error::unsupported(Code::Unsupported, what));
         }
         let (dir, file) = (self.file(dir), self.file(location.objectid));
         logged::remove_name(self.handle, EntryPlace { dir, name }, file)?;
@@ -180,7 +180,7 @@ impl SubvolumeReplay<'_, '_> {
         if location.item_type != ItemType::INODE_ITEM {
             let name = name.escape_ascii();
             let what = format!("replaying a tree log with `{name}`, the place of a subvolume");
-            return Err(Error::Unsupported(what));
+            return Err(Error::unsupported(Code::Unsupported, what));
         }
         let ino = location.objectid;
         // The log may have a newer entry for an inode that it does not have. Then this entry is

@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 
 use offshoot_btrfs_format::inode::InodeItem;
 use offshoot_btrfs_format::{Ino, ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Result};
+use offshoot_vfs::{Code, Errno, Error, FileId, Result, Structure};
 use tracing::info;
 
 use super::failure::{in_log, in_volume};
@@ -55,7 +55,7 @@ fn replay_into(volume: &Rooms, replay_bytes: u64) -> Result<()> {
     let handle = volume.enter()?;
     let of_logs: HashSet<_> = taken.blocks().iter().map(|block| block.0).collect();
     let is_of_volume = |error: &Error| match error {
-        Error::Corrupt(corrupt) if corrupt.structure == "tree block" => {
+        Error::Corrupt(corrupt) if corrupt.structure == Structure::TreeBlock.name() => {
             corrupt.logical.is_some_and(|at| !of_logs.contains(&at))
         }
         _ => false,
@@ -155,7 +155,7 @@ impl<'a, 'v> SubvolumeReplay<'a, 'v> {
     /// The error for a wrong item of the log.
     pub(super) fn wrong(&self, key: Key, problem: &str) -> Error {
         let problem = format!("{key}: {problem}");
-        Error::corrupt_at("tree log", self.log.logical.0, problem)
+        Error::corrupt_at(Structure::TreeLog, self.log.logical.0, problem)
     }
 
     /// # Errors
@@ -169,7 +169,7 @@ impl<'a, 'v> SubvolumeReplay<'a, 'v> {
             "replaying a tree log that changes more than {most} bytes of trees \
              (EngineOptions::replay_bytes)"
         );
-        Err(Error::Unsupported(what))
+        Err(Error::unsupported(Code::Unsupported, what))
     }
 
     /// Calls `visit` with all items of the log, except those of nameless inodes.
@@ -210,7 +210,7 @@ impl<'a, 'v> SubvolumeReplay<'a, 'v> {
             | ItemType::EXTENT_CSUM => Ok(()),
             other => {
                 let what = format!("replaying a tree log with an item of the type {other}");
-                Err(Error::Unsupported(what))
+                Err(Error::unsupported(Code::Unsupported, what))
             }
         }
     }

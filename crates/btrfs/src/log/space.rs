@@ -14,7 +14,7 @@ use offshoot_btrfs_format::edit::ITEM_SIZE;
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, ParsedExtent};
 use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use super::LogTree;
 use super::{log_generation, log_root_tree};
@@ -48,7 +48,7 @@ pub(super) struct LogReservation<'v> {
 }
 
 fn contradiction(logical: Logical, problem: &str) -> Error {
-    Error::corrupt_at("tree log", logical.0, problem)
+    Error::corrupt_at(Structure::TreeLog, logical.0, problem)
 }
 
 impl<'v> LogReservation<'v> {

@@ -1,7 +1,7 @@
 //! The features of new volumes, by their names in `mkfs.btrfs -O`.
 
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Code, Error, Result};
 
 use super::invalid;
 
@@ -106,7 +106,10 @@ impl MkfsFeatures {
                     self.compat_ro = self.compat_ro.without(*compat_ro);
                 }
                 FeatureMeaning::NotWritten if on => {
-                    return Err(Error::Unsupported(format!("making a volume with {name}")));
+                    return Err(Error::unsupported(
+                        Code::NewVolume,
+                        format!("making a volume with {name}"),
+                    ));
                 }
                 FeatureMeaning::Implied | FeatureMeaning::NotWritten => {}
             }
@@ -123,7 +126,10 @@ impl MkfsFeatures {
         .concat();
         if !unknown.is_empty() {
             let names = unknown.join(", ");
-            return Err(Error::Unsupported(format!("making a volume with {names}")));
+            return Err(Error::unsupported(
+                Code::NewVolume,
+                format!("making a volume with {names}"),
+            ));
         }
         let free_space_tree = self.compat_ro.has(CompatRo::FREE_SPACE_TREE);
         if free_space_tree != self.compat_ro.has(CompatRo::FREE_SPACE_TREE_VALID) {
@@ -159,7 +165,10 @@ mod tests {
     fn what_is_not_written_is_refused_by_name() {
         for name in ["quota", "squota", "zoned", "raid-stripe-tree", "raid56", "extent-tree-v2"] {
             let error = MkfsFeatures::default().apply(name).unwrap_err();
-            assert!(matches!(&error, Error::Unsupported(what) if what.contains(name)), "{error}");
+            assert!(
+                matches!(&error, Error::Unsupported { what, .. } if what.contains(name)),
+                "{error}"
+            );
         }
         let error = MkfsFeatures::default().apply("skiny-metadata").unwrap_err();
         assert!(matches!(error, Error::Posix { .. }), "{error}");

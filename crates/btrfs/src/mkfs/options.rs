@@ -4,7 +4,7 @@ use offshoot_btrfs_format::block::MAX_NODESIZE;
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::superblock::{CompatRo, Incompat};
-use offshoot_vfs::{Error, Result, Timestamp};
+use offshoot_vfs::{Code, Error, Result, Timestamp};
 use uuid::Uuid;
 
 use super::features::MkfsFeatures;
@@ -160,7 +160,7 @@ impl MkfsOptions {
         };
         for profile in [data, metadata] {
             if profile.shape().parity > 0 {
-                return Err(Error::Unsupported(format!("writing {profile}")));
+                return Err(Error::unsupported(Code::Parity, format!("writing {profile}")));
             }
             // DUP has both stripes on one device.
             let least = if profile == Profile::Dup { 1 } else { profile.shape().min_stripes };

@@ -6,7 +6,7 @@ use offshoot_btrfs_format::check;
 use offshoot_btrfs_format::chunk::{Chunk, STRIPE_LEN};
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_TREE_BLOCK, InlineRef, ParsedExtent};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Malformed, TreeId, block};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use crate::data::committed_sums;
 use crate::inode::{Rooms, RoomsHandle};
@@ -99,7 +99,7 @@ impl<'v> CommittedTrees<'v> {
             return Ok(Self { volume, extents, sums: volume.csum_tree(), _handle: None });
         };
         let handle = volume.enter_committed()?;
-        let none = || Error::corrupt("root tree", "it has no extent tree");
+        let none = || Error::corrupt(Structure::RootTree, "it has no extent tree");
         let extents = committed_root(live, &handle, TreeId::EXTENT)?.ok_or_else(none)?;
         let sums = committed_root(live, &handle, TreeId::CSUM)?;
         Ok(Self { volume, extents, sums, _handle: Some(handle) })
@@ -157,7 +157,7 @@ impl<'v> CommittedTrees<'v> {
         while let Some(extent) = self.next_extent(&mut cursor, at, range.end)? {
             if at > range.start && extent.range.start < at {
                 let problem = format!("it begins before {at}, where the one before it ends");
-                return Err(Error::corrupt_at("extent item", extent.range.start, problem));
+                return Err(Error::corrupt_at(Structure::ExtentItem, extent.range.start, problem));
             }
             at = extent.range.end;
             let own = extent.range.start.max(range.start)..extent.range.end.min(range.end);
@@ -262,7 +262,7 @@ impl<'v> CommittedTrees<'v> {
         let end = key.objectid.checked_add(len).filter(|_| len <= MOST_EXTENT_BYTES);
         let end = end.ok_or_else(|| {
             let problem = format!("{len} bytes, longer than any extent");
-            Error::corrupt_at("extent item", key.objectid, problem)
+            Error::corrupt_at(Structure::ExtentItem, key.objectid, problem)
         })?;
         let level = if is_skinny {
             u8::try_from(key.offset).unwrap_or(u8::MAX)

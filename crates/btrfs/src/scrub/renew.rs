@@ -26,7 +26,7 @@ use offshoot_btrfs_format::encode::sealed_superblock;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, Physical};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use super::gather::{CommittedTrees, ScrubContent};
 use super::look::{ScrubBuffer, cut};
@@ -142,7 +142,8 @@ impl Renewal {
         let dev_item = with_item(volume, chunk_tree_root(volume), key, |data| {
             DevItem::view(data).copied().map_err(malformed)
         })?;
-        let missing = || Error::corrupt("chunk tree", format!("it has no device {}", member.id));
+        let missing =
+            || Error::corrupt(Structure::ChunkTree, format!("it has no device {}", member.id));
         let mut item = volume.superblock().item.clone();
         item.dev_item = dev_item.ok_or_else(missing)?;
         let mut pages = ScrubBuffer::default();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use parking_lot::Mutex;
 
 use crate::storage::Member;
@@ -67,7 +67,7 @@ impl Allocated {
         let changed = if is_new { count.checked_add(bytes) } else { count.checked_sub(bytes) };
         *count = changed.ok_or_else(|| {
             let problem = format!("it counts {count} bytes as allocated, and a chunk has {bytes}");
-            Error::corrupt("device item", problem)
+            Error::corrupt(Structure::DeviceItem, problem)
         })?;
         let now = *count;
         let sum = members.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use parking_lot::Mutex;
 
 use super::Roots;
@@ -224,7 +224,7 @@ impl BlockGroup {
         } else {
             state.used = state.used.checked_sub(len).ok_or_else(|| {
                 let problem = "it counts less than its extents take";
-                Error::corrupt_at("block group item", self.start.0, problem)
+                Error::corrupt_at(Structure::BlockGroupItem, self.start.0, problem)
             })?;
             state.between += len;
         }

@@ -17,7 +17,7 @@ use offshoot_btrfs_format::space::{
 };
 use offshoot_btrfs_format::superblock::CompatRo;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::IntoBytes;
 
 use super::{BlockGroup, Roots, Space};
@@ -42,7 +42,9 @@ fn info(volume: &dyn Roots, group: &BlockGroup) -> Result<FreeSpaceInfo> {
     with_item(volume, volume.tree(TREE)?, info_key(group), |data| {
         FreeSpaceInfo::view(data).copied().map_err(malformed)
     })?
-    .ok_or_else(|| Error::corrupt_at("free space info", group.start.0, "the block group has none"))
+    .ok_or_else(|| {
+        Error::corrupt_at(Structure::FreeSpaceInfo, group.start.0, "the block group has none")
+    })
 }
 
 /// Calls `visit` with every item of free ranges of `group`, in order.
@@ -65,7 +67,7 @@ fn for_each_item(
         if key.objectid < behind || end > group.end() {
             let what =
                 format!("{:#x} to {end:#x} is free twice, or in no block group", key.objectid);
-            return Err(Error::corrupt_at("free space tree", key.objectid, what));
+            return Err(Error::corrupt_at(Structure::FreeSpaceTree, key.objectid, what));
         }
         if uses_bitmaps && key.objectid != behind {
             return Err(no_bitmap(behind));
@@ -76,7 +78,7 @@ fn for_each_item(
             ItemType::FREE_SPACE_BITMAP if uses_bitmaps => visit(key, data),
             other => {
                 let what = format!("an item of type {other} among the free space of a block group");
-                return Err(Error::corrupt_at("free space tree", key.objectid, what));
+                return Err(Error::corrupt_at(Structure::FreeSpaceTree, key.objectid, what));
             }
         }
         cursor.advance()?;
@@ -87,7 +89,7 @@ fn for_each_item(
 /// Bitmaps lie side by side from the beginning of a block group to its end.
 fn no_bitmap(at: u64) -> Error {
     let what = "the bitmaps of its block group leave this address out";
-    Error::corrupt_at("free space tree", at, what)
+    Error::corrupt_at(Structure::FreeSpaceTree, at, what)
 }
 
 /// Calls `visit` with the free ranges of an item, in order.
@@ -144,7 +146,7 @@ impl AscendingRanges {
         match self.0.last_mut() {
             Some(last) if range.start < last.end => {
                 let problem = format!("{:#x} is free twice", range.start);
-                Err(Error::corrupt_at("free space tree", range.start, problem))
+                Err(Error::corrupt_at(Structure::FreeSpaceTree, range.start, problem))
             }
             Some(last) if range.start == last.end => {
                 last.end = range.end;
@@ -190,7 +192,7 @@ impl AscendingRanges {
         match less.next() {
             None => Ok(rest),
             Some(cut) => Err(Error::corrupt_at(
-                "free space tree",
+                Structure::FreeSpaceTree,
                 cut.start,
                 "an extent is made where it is not free",
             )),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::Chunk;
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 /// A chunk, with the members that its stripes are on.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl ChunkMap {
             let (left, right) = (&pair[0].chunk, &pair[1].chunk);
             if left.end() > right.start {
                 return Err(Error::corrupt_at(
-                    "chunk",
+                    Structure::Chunk,
                     right.start.0,
                     format!("overlaps the chunk at {} with {} bytes", left.start, left.length),
                 ));

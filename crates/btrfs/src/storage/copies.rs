@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
 use offshoot_btrfs_format::{Logical, Physical};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use super::ways::{MemberOffset, ReadSegment, WaySelection, copies, place_in_row};
 use super::{Storage, parity};
@@ -51,7 +51,11 @@ impl Storage {
         let mut at = range.start;
         while at < range.end {
             let mapped = chunks.find(Logical(at)).ok_or_else(|| {
-                Error::corrupt_at("extent", at, "no chunk covers an address that is allocated")
+                Error::corrupt_at(
+                    Structure::Extent,
+                    at,
+                    "no chunk covers an address that is allocated",
+                )
             })?;
             let (len, places) = copies(mapped, Logical(at), range.end - at);
             let part = |(copy, place): (usize, Option<MemberOffset>)| {
@@ -71,7 +75,7 @@ impl Storage {
         }
         let len = range.end - range.start;
         let segments =
-            self.chunk_segments("extent", Logical(range.start), len, WaySelection::All)?;
+            self.chunk_segments(Structure::Extent, Logical(range.start), len, WaySelection::All)?;
         let is_lost = |segment: &&ReadSegment| segment.ways.is_empty();
         Ok(segments.iter().filter(is_lost).map(|segment| segment.len).sum())
     }

@@ -15,9 +15,9 @@ use offshoot_btrfs_format::chunk::DevItem;
 use offshoot_btrfs_format::superblock::{
     MAGIC, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Superblock, SuperblockItem,
 };
-use offshoot_btrfs_format::{DeviceId, Generation};
+use offshoot_btrfs_format::{DeviceId, Generation, Malformed};
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Code, Corrupt, Errno, Error, Result, Structure};
 use uuid::Uuid;
 
 use super::failing::MemberCondition;
@@ -154,7 +154,7 @@ impl Members {
         for Member { id, uuid, .. } in &self.all {
             if !seen.0.insert(*id) || !seen.1.insert(*uuid) {
                 let problem = format!("device {id} ({uuid}) is there twice");
-                return Err(Error::corrupt("device item", problem));
+                return Err(Error::corrupt(Structure::DeviceItem, problem));
             }
         }
         Ok(())
@@ -224,6 +224,7 @@ impl GivenDevice {
                     Errno::INVAL,
                     format!("{}: no btrfs superblock; not a btrfs volume", device.name()),
                 )
+                .with_code(Code::NoVolume)
             };
             return Err(if is_btrfs || matches!(problem, Error::Io { .. }) && fits(primary) {
                 problem
@@ -257,9 +258,14 @@ pub(crate) fn superblock_at(device: &dyn BlockDevice, offset: u64) -> Result<Sup
         Error::io(format!("{}: reading the superblock at {offset}", device.name()), e)
     })?;
     Superblock::parse(&bytes, offset).map_err(|malformed| {
-        Error::corrupt(
-            format!("{} of {} at byte {offset}", malformed.structure, device.name()),
-            malformed.problem,
-        )
+        let Malformed { structure, problem } = malformed;
+        Corrupt {
+            structure: format!("{structure} of {} at byte {offset}", device.name()),
+            code: structure.code(),
+            logical: None,
+            problem: problem.into(),
+            file: None,
+        }
+        .into()
     })
 }

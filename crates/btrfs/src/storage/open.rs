@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use offshoot_btrfs_format::DeviceId;
 use offshoot_btrfs_format::check::Geometry;
 use offshoot_btrfs_format::chunk::{Chunk, DevItem};
 use offshoot_btrfs_format::superblock::{
@@ -16,7 +17,7 @@ use offshoot_btrfs_format::superblock::{
     SUPER_FLAG_CHANGING_FSID_V2, SUPER_FLAG_CHANGING_META_CSUM, SUPER_FLAG_SEEDING, Superblock,
 };
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
@@ -52,7 +53,7 @@ impl Storage {
     pub(crate) fn open(
         devices: Vec<Arc<dyn BlockDevice>>,
         reporter: Option<Reporter>,
-        is_log_ignored: bool,
+        ignore_log: bool,
     ) -> Result<(Self, Vec<GivenDevice>)> {
         let mut reports = Vec::new();
         let found = devices
@@ -61,7 +62,7 @@ impl Storage {
             .collect::<Result<Vec<_>>>()?;
         let superblock = choose(&found, &mut reports)?.clone();
         require_supported(&superblock)?;
-        if is_log_ignored && superblock.has_pending_log() {
+        if ignore_log && superblock.has_pending_log() {
             reports.push(VolumeReport::LogIgnored);
         }
         let storage = Self::bootstrap(superblock, &found, reporter)?;
@@ -120,9 +121,9 @@ impl Storage {
         devices: &[DevItem],
         chunks: Vec<Chunk>,
         found: &[GivenDevice],
-        is_degraded: bool,
+        degraded: bool,
     ) -> Result<()> {
-        self.members = self.match_members(devices, found, is_degraded)?;
+        self.members = self.match_members(devices, found, degraded)?;
         self.members.require_distinct()?;
         // A block may carry the UUID of the volume or of one of its seeds. A given device that is
         // no seed of this volume does not count.
@@ -143,7 +144,7 @@ impl Storage {
         &self,
         devices: &[DevItem],
         found: &[GivenDevice],
-        is_degraded: bool,
+        degraded: bool,
     ) -> Result<Members> {
         let (fsid, newest) = (self.superblock.metadata_uuid, self.superblock.generation);
         let mut all = Vec::with_capacity(devices.len());
@@ -152,11 +153,8 @@ impl Storage {
             let device = found.iter().find(|one| one.uuid() == uuid);
             let member = Member::present(item, device, fsid, newest);
             match device {
-                None if !is_degraded => {
-                    return Err(Error::posix(
-                        Errno::NODEV,
-                        format!("device {} ({uuid}) of the volume is missing", member.id),
-                    ));
+                None if !degraded => {
+                    return Err(missing_member(member.id, uuid));
                 }
                 None => self.report(&VolumeReport::MissingMember { id: member.id, uuid }),
                 Some(one) => self.report_condition(&member, one),
@@ -191,14 +189,19 @@ fn report_size(found: &GivenDevice, reporter: Option<&Reporter>) {
     }
 }
 
+/// The error that a member was not given.
+fn missing_member(id: DeviceId, uuid: Uuid) -> Error {
+    let what = format!("device {id} ({uuid}) of the volume is missing");
+    Error::posix(Errno::NODEV, what).with_code(Code::Incomplete)
+}
+
 /// Refuses a volume whose chunk tree lies on devices that were not given.
 fn require_chunk_tree(chunks: &ChunkMap) -> Result<()> {
     for mapped in chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
         let missing = mapped.chunk.stripes.iter().zip(&mapped.members).find(|(_, m)| m.is_none());
         if let Some((stripe, _)) = missing {
             let (id, uuid) = (stripe.device, stripe.device_uuid);
-            let what = format!("device {id} ({uuid}) of the volume is missing");
-            return Err(Error::posix(Errno::NODEV, what));
+            return Err(missing_member(id, uuid));
         }
     }
     Ok(())
@@ -259,7 +262,10 @@ fn choose<'f>(found: &'f [GivenDevice], reports: &mut Vec<VolumeReport>) -> Resu
 fn require_supported(superblock: &Superblock) -> Result<()> {
     let unknown = superblock.incompat.without(SUPPORTED).names();
     if !unknown.is_empty() {
-        return Err(Error::Unsupported(format!("the volume's feature {}", unknown.join(", "))));
+        return Err(Error::unsupported(
+            Code::UnknownFeature,
+            format!("the volume's feature {}", unknown.join(", ")),
+        ));
     }
     let flags = superblock.item.flags.get();
     for (flag, what) in [
@@ -270,9 +276,10 @@ fn require_supported(superblock: &Superblock) -> Result<()> {
         (SUPER_FLAG_CHANGING_META_CSUM, "a volume whose metadata checksums are being converted"),
     ] {
         if flags & flag != 0 {
-            return Err(Error::Unsupported(format!(
-                "{what}; finish it with the program that began it"
-            )));
+            return Err(Error::unsupported(
+                Code::UnfinishedConversion,
+                format!("{what}; finish it with the program that began it"),
+            ));
         }
     }
     Ok(())

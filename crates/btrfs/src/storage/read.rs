@@ -3,7 +3,7 @@
 use offshoot_btrfs_format::check::{self, ExpectedBlock};
 use offshoot_btrfs_format::csum::Checksum;
 use offshoot_btrfs_format::{Logical, Malformed};
-use offshoot_vfs::{Corrupt, Error, Result};
+use offshoot_vfs::{Corrupt, Error, Result, Structure};
 
 use super::chunk_map::MappedChunk;
 use super::ways::{MemberOffset, ReadSegment, ReadWay, Rebuild, WaySelection, segment};
@@ -75,7 +75,7 @@ impl Storage {
         let len = bytes.len() as u64;
         let mut failures = Vec::new();
         for effort in [WaySelection::First, WaySelection::All] {
-            let segments = self.chunk_segments("tree block", logical, len, effort)?;
+            let segments = self.chunk_segments(Structure::TreeBlock, logical, len, effort)?;
             let attempts = attempts(&segments);
             // The second effort tries all ways of the first one again, in the same order.
             failures.clear();
@@ -91,7 +91,7 @@ impl Storage {
                 failures.push(ReadFailure { source, member, error });
             }
         }
-        Err(self.first_error("tree block", logical, failures))
+        Err(self.first_error(Structure::TreeBlock, logical, failures))
     }
 
     /// Reads all segments of a block, each in the way that belongs to the number `attempt`.
@@ -144,7 +144,9 @@ impl Storage {
         mut segment: ReadSegment,
     ) -> Result<()> {
         self.leave_out_stale(trees, &mut segment, checksums);
-        let Some(first) = segment.ways.first() else { return Err(self.lost("data", logical)) };
+        let Some(first) = segment.ways.first() else {
+            return Err(self.lost(Structure::Data, logical));
+        };
         let read = self.read_way(first, 0, buf);
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
@@ -227,7 +229,7 @@ impl Storage {
             let Err(error) = verified else { return Ok(failures) };
             failures.push(ReadFailure { source, member: only_member([way].into_iter()), error });
         }
-        Err(self.first_error("data", logical, failures))
+        Err(self.first_error(Structure::Data, logical, failures))
     }
 
     /// Fills `buf` with the sector of data at `logical` by the first way whose bytes verify, and
@@ -262,13 +264,16 @@ impl Storage {
             return Ok(());
         }
         let stored = Checksum::stored(stored);
-        Err(Malformed::new("data", format!("checksum {stored} expected, {computed} found")))
+        Err(Malformed::new(
+            Structure::Data,
+            format!("checksum {stored} expected, {computed} found"),
+        ))
     }
 
     /// The segments of `len` bytes from `logical` on, as the chunks alone describe them.
     pub(super) fn chunk_segments(
         &self,
-        what: &str,
+        what: Structure,
         logical: Logical,
         len: u64,
         effort: WaySelection,
@@ -287,7 +292,7 @@ impl Storage {
         len: u64,
         effort: WaySelection,
     ) -> Result<Vec<ReadSegment>> {
-        self.segments("data", logical, len, |mapped, at, len| {
+        self.segments(Structure::Data, logical, len, |mapped, at, len| {
             let Some(mut recorded) = trees.recorded_segment(mapped, at, len)? else {
                 return Ok(segment(mapped, &self.members, at, len, effort));
             };
@@ -300,7 +305,7 @@ impl Storage {
     /// of each.
     fn segments(
         &self,
-        what: &str,
+        what: Structure,
         logical: Logical,
         len: u64,
         find: impl Fn(&MappedChunk, Logical, u64) -> Result<ReadSegment>,
@@ -462,7 +467,7 @@ impl Storage {
 
     /// The error of a read that failed in every way: that of the first way, with a note about the
     /// others.
-    fn first_error(&self, what: &str, logical: Logical, failures: Vec<ReadFailure>) -> Error {
+    fn first_error(&self, what: Structure, logical: Logical, failures: Vec<ReadFailure>) -> Error {
         self.count_failures(&failures, false);
         let ways = failures.len();
         let Some(ReadFailure { source, error, .. }) = failures.into_iter().next() else {
@@ -481,7 +486,7 @@ impl Storage {
         }
     }
 
-    fn lost(&self, what: &str, logical: Logical) -> Error {
+    fn lost(&self, what: Structure, logical: Logical) -> Error {
         let missing: Vec<_> = self
             .members
             .all()

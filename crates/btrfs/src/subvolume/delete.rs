@@ -15,7 +15,7 @@ use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_DEAD, RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result, Structure, Timestamp};
 
 use super::items::{change_root_item, change_uuids, orphan_key, remove_place, uuids_without};
 use super::{SubvolumeState, default_subvolume};
@@ -217,7 +217,7 @@ pub(super) fn index_at(volume: &Rooms, place: EntryPlace<'_>, id: TreeId) -> Res
         Key::new(id.0, ItemType::ROOT_BACKREF, dir.dev),
     ];
     let mut index = None;
-    for (key, structure) in keys.into_iter().zip(["root ref", "root backref"]) {
+    for (key, structure) in keys.into_iter().zip([Structure::RootRef, Structure::RootBackref]) {
         let found = with_item(volume, volume.tree(TreeId::ROOT)?, key, |data| {
             let found = RootRef::parse(data).map_err(malformed)?;
             let is_here = found.dirid == dir.ino && found.name == name;
@@ -228,7 +228,7 @@ pub(super) fn index_at(volume: &Rooms, place: EntryPlace<'_>, id: TreeId) -> Res
         let wrong = format!("{key} does not say that the subvolume is `{shown}` in {dir}");
         index = Some(here.ok_or_else(|| Error::corrupt(structure, wrong).in_file(dir))?);
     }
-    index.ok_or_else(|| Error::corrupt("root ref", format!("none leads to subvolume {id}")))
+    index.ok_or_else(|| Error::corrupt(Structure::RootRef, format!("none leads to subvolume {id}")))
 }
 
 /// Removes the entry of a subvolume that is attached elsewhere. Nothing else of it is in this

@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use tracing::{debug, info};
 
 use super::SubvolumeState;
@@ -190,7 +190,7 @@ impl DropPathNode {
         let last = block.key(block.len() - 1);
         if let Some(upper) = upper.filter(|&upper| last >= upper) {
             let problem = format!("its last key {last} is not below {upper}, the next one above");
-            return Err(Error::corrupt_at("tree block", address(&block).0, problem));
+            return Err(Error::corrupt_at(Structure::TreeBlock, address(&block).0, problem));
         }
         Ok((block, upper))
     }
@@ -239,7 +239,7 @@ impl DropWalk<'_, '_> {
                 }
                 let problem =
                     format!("a root of level {level} with {count} references, half dropped");
-                return Err(Error::corrupt_at("tree block", at.0, problem));
+                return Err(Error::corrupt_at(Structure::TreeBlock, at.0, problem));
             }
             let slot = block.floor(progress).unwrap_or(0);
             let node = DropPathNode { block, upper, slot, is_full };
@@ -269,7 +269,7 @@ impl DropWalk<'_, '_> {
         }
         let problem =
             format!("{} was dropped up to {progress} of level {level}, which it has not", self.id);
-        Err(Error::corrupt("root item", problem))
+        Err(Error::corrupt(Structure::RootItem, problem))
     }
 
     /// Gives up references until the step is full or none is left. Returns whether none is left.
@@ -316,7 +316,7 @@ impl DropWalk<'_, '_> {
         let (block, upper) = read()?;
         if !is_full && block.header().owner() != self.id {
             let problem = format!("tree {} counts what it refers to", block.header().owner());
-            return Err(Error::corrupt_at("tree block", at.0, problem));
+            return Err(Error::corrupt_at(Structure::TreeBlock, at.0, problem));
         }
         if level > 0 {
             self.path.push(DropPathNode { block, upper, slot: 0, is_full });

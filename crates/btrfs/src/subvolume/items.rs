@@ -16,7 +16,7 @@ use offshoot_btrfs_format::encode::{self, uuid_key};
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Result, Structure};
 use zerocopy::IntoBytes;
 
 use crate::inode::{Rooms, RoomsHandle};
@@ -150,7 +150,7 @@ pub(super) fn remove_place(handle: &RoomsHandle<'_>, id: TreeId, dir: FileId) ->
         if above && below {
             return Ok(());
         }
-        Err(Error::corrupt("root ref", format!("subvolume {id} is held by one side only")))
+        Err(Error::corrupt(Structure::RootRef, format!("subvolume {id} is held by one side only")))
     })
 }
 

@@ -8,7 +8,7 @@
 use offshoot_btrfs_format::TreeId;
 use offshoot_btrfs_format::inode::inode_flags;
 use offshoot_btrfs_format::root::RootRef;
-use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Rename, Result, Timestamp};
+use offshoot_vfs::{EntryPlace, Errno, Error, FileId, Rename, Result, Structure, Timestamp};
 
 use super::delete::{index_at, refuse_root_flags};
 use super::items::{add_place, remove_place};
@@ -263,5 +263,5 @@ fn require_outside(volume: &Rooms, dir: FileId, id: TreeId) -> Result<()> {
             None => return Ok(()),
         }
     }
-    Err(Error::corrupt("root backref", format!("the way up from {dir} does not end")))
+    Err(Error::corrupt(Structure::RootBackref, format!("the way up from {dir} does not end")))
 }

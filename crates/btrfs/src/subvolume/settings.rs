@@ -6,7 +6,7 @@ use offshoot_btrfs_format::encode;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::root::{ROOT_SUBVOL_RDONLY, RootItem};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Result, Timestamp};
+use offshoot_vfs::{Errno, Error, FileId, Result, Structure, Timestamp};
 use zerocopy::FromZeros;
 
 use super::items::{UuidEdits, change_root_item, change_uuids, received_without};
@@ -88,7 +88,7 @@ pub(crate) fn set_default_subvolume(volume: &Rooms, id: SubvolumeId) -> Result<(
         }
         if !is_named {
             let problem = "it has no entry for the default subvolume";
-            return Err(Error::corrupt("root tree", problem));
+            return Err(Error::corrupt(Structure::RootTree, problem));
         }
         handle.change(TreeId::ROOT, |tree| tree.modify(key, 0, |_| Ok(all)))
     })

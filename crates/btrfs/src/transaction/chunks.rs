@@ -29,7 +29,7 @@ use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::space::{BlockGroupItem, FreeSpaceInfo};
 use offshoot_btrfs_format::superblock::{CompatRo, SYSTEM_CHUNK_ARRAY_SIZE, SuperblockItem};
 use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Base;
@@ -53,8 +53,9 @@ impl Base {
             let first = Key::new(member.id.0, ItemType::DEV_EXTENT, 0);
             let mut cursor = Cursor::seek(self, root, first)?;
             while let Some((key, data)) = cursor.item_of(member.id.0, ItemType::DEV_EXTENT) {
-                let (extent, _) = DevExtent::ref_from_prefix(data)
-                    .map_err(|_| Error::corrupt("device extent", format!("{key}: it is cut")))?;
+                let (extent, _) = DevExtent::ref_from_prefix(data).map_err(|_| {
+                    Error::corrupt(Structure::DeviceExtent, format!("{key}: it is cut"))
+                })?;
                 let len = extent.length.get();
                 extents.push(key.offset..key.offset.saturating_add(len));
                 cursor.advance()?;
@@ -238,10 +239,9 @@ impl TransactionHandle<'_> {
         }
         let bytes = system_chunk_array(&chunks, sector_size);
         item.sys_chunk_array.fill(0);
-        let place = item
-            .sys_chunk_array
-            .get_mut(..bytes.len())
-            .ok_or_else(|| Error::corrupt("superblock", "it has no room for all system chunks"))?;
+        let place = item.sys_chunk_array.get_mut(..bytes.len()).ok_or_else(|| {
+            Error::corrupt(Structure::Superblock, "it has no room for all system chunks")
+        })?;
         place.copy_from_slice(&bytes);
         item.sys_chunk_array_size =
             u32::try_from(bytes.len()).expect("it fits into the superblock").into();
@@ -320,7 +320,7 @@ impl TransactionHandle<'_> {
             if tree.remove(key)? {
                 return Ok(());
             }
-            Err(Error::corrupt("tree", format!("it has no item with the key {key}")))
+            Err(Error::corrupt(Structure::Tree, format!("it has no item with the key {key}")))
         })
     }
 
@@ -333,7 +333,11 @@ impl TransactionHandle<'_> {
         for (device, bytes) in stripes {
             let index = self.volume().members().iter().position(|member| member.id == device);
             let index = index.ok_or_else(|| {
-                Error::corrupt_at("chunk", chunk.start.0, format!("no member is device {device}"))
+                Error::corrupt_at(
+                    Structure::Chunk,
+                    chunk.start.0,
+                    format!("no member is device {device}"),
+                )
             })?;
             let changed = self.space().allocated.change(index, bytes, is_new);
             let allocated = self.space().counted(changed)?;

@@ -4,7 +4,7 @@ use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::superblock::{Incompat, RootBackup, SuperblockItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U64};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use tracing::{debug, warn};
 use zerocopy::IntoBytes;
 
@@ -326,7 +326,10 @@ impl TransactionHandle<'_> {
             self.change(TreeId::ROOT, |tree| {
                 tree.modify(key, 0, |data| {
                     let old = data.ok_or_else(|| {
-                        Error::corrupt("root tree", format!("it has no root of tree {}", root.id))
+                        Error::corrupt(
+                            Structure::RootTree,
+                            format!("it has no root of tree {}", root.id),
+                        )
                     })?;
                     let mut item = RootItem::parse(old).map_err(malformed)?;
                     item.bytenr = root.logical.0.into();

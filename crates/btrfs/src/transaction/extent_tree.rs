@@ -25,7 +25,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody};
 use offshoot_btrfs_format::key::DiskKey;
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{Generation, ItemType, Key, Logical, TreeId, U32, U64, dir};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::IntoBytes;
 
 use super::TransactionHandle;
@@ -452,7 +452,7 @@ impl TransactionHandle<'_> {
             let problem = format!(
                 "{inserted} items should have come, {replaced} changed, {removed} gone, but it was {applied:?}"
             );
-            return Err(Error::corrupt("extent tree", problem));
+            return Err(Error::corrupt(Structure::ExtentTree, problem));
         }
         let edits = self.space().edits_of_free_space(self.volume, &run.freed, &run.used)?;
         let edits: Vec<ItemEdit<'_>> =
@@ -560,8 +560,9 @@ impl TransactionHandle<'_> {
     }
 
     fn add_extent(&self, logical: Logical, pending: &PendingRefs, run: &mut RefRun) -> Result<()> {
-        let refs = u64::try_from(pending.net())
-            .map_err(|_| Error::corrupt_at("extent tree", logical.0, "a new extent is not held"))?;
+        let refs = u64::try_from(pending.net()).map_err(|_| {
+            Error::corrupt_at(Structure::ExtentTree, logical.0, "a new extent is not held")
+        })?;
         if refs == 0 {
             // The extent was made and freed in this transaction. Its checksums were stored when it
             // was made.

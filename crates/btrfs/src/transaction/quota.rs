@@ -29,7 +29,7 @@ use offshoot_btrfs_format::quota::{
 };
 use offshoot_btrfs_format::space::{QgroupLimitItem, QgroupStatusItem};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, Result};
+use offshoot_vfs::{Code, Errno, Error, Result, Structure};
 use zerocopy::IntoBytes;
 
 use super::Base;
@@ -80,7 +80,7 @@ impl Quotas {
         };
         if status.version.get() != STATUS_VERSION {
             let what = format!("writing a volume with quotas of version {}", status.version);
-            return Err(Error::Unsupported(what));
+            return Err(Error::unsupported(Code::QuotaVersion, what));
         }
         refuse_limits(volume, tree)?;
         if status.has(STATUS_SIMPLE) {
@@ -103,9 +103,12 @@ fn refuse_limits(volume: &Base, tree: TreeRoot) -> Result<()> {
     while let Some((key, data)) = cursor.item_of(0, ItemType::QGROUP_LIMIT) {
         if QgroupLimitItem::view(data).map_err(malformed)?.is_limited() {
             let group = QgroupId(key.offset);
-            return Err(Error::Unsupported(format!(
-                "writing a volume with quotas that limit quota group {group}: limits are not enforced (to write it, take them away where the kernel mounts it, with `btrfs qgroup limit none {group} PATH` and the same with `-e`)"
-            )));
+            return Err(Error::unsupported(
+                Code::QuotaLimits,
+                format!(
+                    "writing a volume with quotas that limit quota group {group}: limits are not enforced (to write it, take them away where the kernel mounts it, with `btrfs qgroup limit none {group} PATH` and the same with `-e`)"
+                ),
+            ));
         }
         cursor.advance()?;
     }
@@ -137,7 +140,8 @@ impl TransactionHandle<'_> {
     fn mark(&self) -> Result<usize> {
         self.change(TreeId::QUOTA, |tree| {
             tree.modify(STATUS_KEY, 0, |data| {
-                let old = data.ok_or_else(|| Error::corrupt("quota tree", "its status is gone"))?;
+                let old =
+                    data.ok_or_else(|| Error::corrupt(Structure::QuotaTree, "its status is gone"))?;
                 let mut item = *QgroupStatusItem::view(old).map_err(malformed)?;
                 let flags = item.flags.get();
                 item.flags = (flags & !STATUS_RESCAN | STATUS_INCONSISTENT).into();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use offshoot_btrfs_format::root::{RootItem, RootRef};
 use offshoot_btrfs_format::{Generation, ItemType, Key, TreeId};
-use offshoot_vfs::{Errno, Error, FileId, Result};
+use offshoot_vfs::{Errno, Error, FileId, Result, Structure};
 use parking_lot::RwLock;
 
 use super::Base;
@@ -45,7 +45,7 @@ pub(crate) fn require_one_root_item(volume: &Base, id: TreeId) -> Result<()> {
         None => Ok(()),
         Some((other, _)) => {
             let problem = format!("tree {id} has two, {other} and {key}, and is only read");
-            Err(Error::corrupt("root item", problem))
+            Err(Error::corrupt(Structure::RootItem, problem))
         }
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn require_own_root(volume: &Base, root: &TreeRoot) -> Result<()> {
         return Ok(());
     }
     let problem = format!("the root of tree {} is a block of tree {owner}", root.id);
-    Err(Error::corrupt_at("root item", root.logical.0, problem))
+    Err(Error::corrupt_at(Structure::RootItem, root.logical.0, problem))
 }
 
 fn no_such_tree(id: TreeId) -> Error {

@@ -16,7 +16,7 @@ mod tests;
 
 use offshoot_btrfs_format::chunk::RaidStride;
 use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, Physical};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use super::Base;
 use crate::storage::{MappedChunk, MemberOffset, ReadSegment, ReadWay, malformed};
@@ -34,7 +34,7 @@ pub(super) fn recorded_segment(
     logical: Logical,
     len: u64,
 ) -> Result<ReadSegment> {
-    let corrupt = |problem| Error::corrupt_at("raid stripe", logical.0, problem);
+    let corrupt = |problem| Error::corrupt_at(Structure::RaidStripe, logical.0, problem);
     let last = Key::new(logical.0, ItemType::RAID_STRIPE, u64::MAX);
     let cursor = Cursor::seek_floor(engine, stripe_tree, last)?;
     let covering = cursor.item().filter(|(key, _)| {

@@ -64,7 +64,7 @@ mod tests;
 
 use offshoot_btrfs_format::edit::{ITEM_SIZE, data_mut, insert_items, leaf_free, resize_item};
 use offshoot_btrfs_format::{Generation, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 use super::{Blocks, TreeRoot};
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
@@ -182,7 +182,7 @@ impl<'a> TreeWriter<'a> {
         let found = self.locate(key, data.len() + ITEM_SIZE)?;
         if found.exists {
             return Err(Error::corrupt_at(
-                "leaf",
+                Structure::Leaf,
                 found.leaf.header().bytenr.get(),
                 format!("an item with the key {key} exists already"),
             ));
@@ -199,7 +199,7 @@ impl<'a> TreeWriter<'a> {
         match self.apply_batch(&edits)?.replaced {
             0 => Ok(()),
             count => Err(Error::corrupt(
-                "tree",
+                Structure::Tree,
                 format!("{} has {count} of the items that are new", self.id()),
             )),
         }

@@ -35,7 +35,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
-use offshoot_vfs::{Error, Result, Trimmed};
+use offshoot_vfs::{Code, Error, Result, Trimmed};
 use tracing::{debug, info};
 
 use crate::events::DISCARD;
@@ -192,7 +192,10 @@ fn discard_on(
 fn require_some(trimmed: Trimmed) -> Result<Trimmed> {
     if trimmed.bytes == 0 && !trimmed.unable.is_empty() {
         let names: Vec<_> = trimmed.unable.into_iter().collect();
-        return Err(Error::Unsupported(format!("discarding on {}", names.join(", "))));
+        return Err(Error::unsupported(
+            Code::Discard,
+            format!("discarding on {}", names.join(", ")),
+        ));
     }
     Ok(trimmed)
 }

@@ -19,7 +19,7 @@
 //! reservation needs nothing from a thread in line.
 //!
 //! A *cycle* is two passes over the states. The commit is part of the first pass only, or of both,
-//! as [`EngineOptions::commits_per_cycle`] says. When the leader allocates a chunk depends on the
+//! as [`Mechanisms::commits_per_cycle`] says. When the leader allocates a chunk depends on the
 //! volume and on the pass:
 //!
 //! - On a roomy volume a chunk is cheaper than any early flush. It comes right after looking
@@ -76,7 +76,7 @@
 //! An error or a panic ends the leader's own ticket with that error. The next ticket in line then
 //! leads, and meets the same error, or finds that the volume can no longer be written.
 //!
-//! [`EngineOptions::commits_per_cycle`]: crate::EngineOptions::commits_per_cycle
+//! [`Mechanisms::commits_per_cycle`]: crate::Mechanisms::commits_per_cycle
 
 use std::sync::atomic::Ordering;
 
@@ -167,7 +167,7 @@ fn cycle(
         let states = if is_chunk_first { CHUNK_FIRST } else { FlushState::ALL };
         for state in states {
             let is_due = match state {
-                FlushState::Commit => pass < volume.options.commits_per_cycle,
+                FlushState::Commit => pass < volume.options.mechanisms.commits_per_cycle,
                 FlushState::AllocateChunk => {
                     let wanted = ledger.line().front().map_or(0, |demand| demand.bytes);
                     is_chunk_first || wanted > ledger.free() || !space.is_mostly_free(purpose)

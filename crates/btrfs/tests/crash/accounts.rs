@@ -12,7 +12,7 @@ use offshoot_btrfs::BtrfsVolume;
 use offshoot_btrfs_format::root::RootItem;
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 
 /// Extents and free ranges by their start: the end, and whether the range is free.
 type SpaceMap = BTreeMap<u64, (u64, bool)>;
@@ -36,14 +36,14 @@ pub(crate) fn check(volume: &Arc<BtrfsVolume>) -> Result<()> {
         let found = used_in(&map, &group)?;
         if found != claimed {
             let problem = format!("{claimed} bytes are used, by the extents {found}");
-            return Err(Error::corrupt_at("block group", group.start, problem));
+            return Err(Error::corrupt_at(Structure::BlockGroup, group.start, problem));
         }
         used += found;
     }
     let claimed = volume.superblock().item.bytes_used.get();
     if used != claimed {
         let problem = format!("{claimed} bytes are used, by the block groups {used}");
-        return Err(Error::corrupt("superblock", problem));
+        return Err(Error::corrupt(Structure::Superblock, problem));
     }
     Ok(())
 }
@@ -90,9 +90,11 @@ fn map(volume: &Arc<BtrfsVolume>) -> Result<SpaceMap> {
         }
     })?;
     match twice {
-        Some(at) => {
-            Err(Error::corrupt_at("free space tree", at, "it is used as well, or twice free"))
-        }
+        Some(at) => Err(Error::corrupt_at(
+            Structure::FreeSpaceTree,
+            at,
+            "it is used as well, or twice free",
+        )),
         None => Ok(map),
     }
 }
@@ -113,7 +115,7 @@ fn used_in(map: &SpaceMap, group: &Range<u64>) -> Result<u64> {
     for (&start, &(end, is_free)) in map.range(group.clone()) {
         if start != at {
             let problem = format!("the next extent or free range begins at {start}");
-            return Err(Error::corrupt_at("block group", at, problem));
+            return Err(Error::corrupt_at(Structure::BlockGroup, at, problem));
         }
         used += if is_free { 0 } else { end - start };
         at = end;
@@ -121,6 +123,6 @@ fn used_in(map: &SpaceMap, group: &Range<u64>) -> Result<u64> {
     if at == group.end {
         Ok(used)
     } else {
-        Err(Error::corrupt_at("block group", at, "nothing up to its end"))
+        Err(Error::corrupt_at(Structure::BlockGroup, at, "nothing up to its end"))
     }
 }

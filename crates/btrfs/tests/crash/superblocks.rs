@@ -128,7 +128,7 @@ fn a_cut_before_any_one_superblock_is_told_from_a_missed_commit() {
                 continue;
             };
             let said = refused.to_string();
-            assert!(matches!(refused, Error::Unsupported(_)), "{set}: {refused:?}");
+            assert!(matches!(refused, Error::Unsupported { .. }), "{set}: {refused:?}");
             assert!(said.contains("missed commits"), "{set} without {behind}: {refused:?}");
             let has_alone = matches!(set.profiles[1], Profile::Raid0 | Profile::Single);
             assert!(has_alone, "{set} without {behind}: {refused:?}");

@@ -8,7 +8,7 @@ use offshoot_btrfs::{BtrfsVolume, EngineOptions};
 use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::BlockDevice;
-use offshoot_vfs::{Error, FileId, FileSystem, FileType, Parent, Result};
+use offshoot_vfs::{Code, Error, FileId, FileSystem, FileType, Parent, Result, Structure};
 
 /// The most that a survey looks at, because a hostile volume may claim any amount.
 const MAX_ENTRIES: usize = 20_000;
@@ -62,7 +62,7 @@ pub(crate) fn survey(devices: Vec<Arc<dyn BlockDevice>>, is_degraded: bool) -> S
 
 /// A copy of an error, for a second entry.
 fn again(error: &Error) -> Error {
-    Error::corrupt("survey", error.to_string())
+    Error::corrupt(Structure::Tree, error.to_string())
 }
 
 /// Reads every item of every tree that the root tree names.
@@ -210,7 +210,7 @@ impl<'f> SurveyWalk<'f> {
             sum.add(bytes);
             if self.data_bytes > MAX_DATA_BYTES {
                 whole = Err(());
-                return Err(Error::Unsupported("the survey has seen enough".to_owned()));
+                return Err(Error::unsupported(Code::Unsupported, "the survey has seen enough"));
             }
             Ok(())
         });

@@ -187,7 +187,7 @@ fn a_log_of_a_volume_with_limits() {
     assert_eq!(logs(&cut), 1);
     let refused =
         BtrfsVolume::open_writable(cut.writable_devices(), &EngineOptions::default()).err();
-    assert!(matches!(refused, Some(Error::Unsupported(_))), "{refused:?}");
+    assert!(matches!(refused, Some(Error::Unsupported { .. })), "{refused:?}");
     let in_memory = read_only(cut.devices());
     let mount = cut.mount("rw,noatime");
     let compare = Compare::default().without(Aspect::TimesOfNames);

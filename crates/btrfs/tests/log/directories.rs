@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, Stats};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, Mechanisms, Stats};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::random::{Random, seed_of_run};
@@ -56,7 +56,7 @@ fn open(disks: &Disks, logs_by_item: bool) -> Arc<BtrfsVolume> {
     let options = EngineOptions {
         commit_interval: None,
         has_tree_log: true,
-        is_logged_by_item: logs_by_item,
+        mechanisms: Mechanisms::default().log_by_item(logs_by_item),
         ..EngineOptions::default()
     };
     BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens")

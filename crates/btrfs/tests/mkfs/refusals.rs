@@ -82,7 +82,7 @@ fn parity_is_not_written() {
         for error in
             [refusal(4, |o| o.data = Some(profile)), refusal(4, |o| o.metadata = Some(profile))]
         {
-            assert!(matches!(error, Error::Unsupported(_)), "{error:?}");
+            assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
             assert!(error.to_string().contains(&profile.to_string()), "{error}");
         }
     }

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use offshoot_btrfs::{EngineOptions, Filesystem, SubvolumeId};
+use offshoot_btrfs::{EngineOptions, Filesystem, Mechanisms, SubvolumeId};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE};
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::compare::{Aspect, Compare};
@@ -131,7 +131,13 @@ fn old_features() {
 /// Without delayed items: items of names and inodes go to the tree at once.
 #[test]
 fn without_delayed_items() {
-    rounds(&[], &EngineOptions { has_delayed_items: false, ..EngineOptions::default() });
+    rounds(
+        &[],
+        &EngineOptions {
+            mechanisms: Mechanisms::default().delayed_items(false),
+            ..EngineOptions::default()
+        },
+    );
 }
 
 /// The limit is low, so that every thread that may flush does. Every item keeps its own
@@ -141,6 +147,10 @@ fn many_flushes() {
     let dirty_bytes = 1 << 20;
     rounds(
         &[],
-        &EngineOptions { dirty_bytes, is_reserved_by_item: true, ..EngineOptions::default() },
+        &EngineOptions {
+            dirty_bytes,
+            mechanisms: Mechanisms::default().reserve_by_item(true),
+            ..EngineOptions::default()
+        },
     );
 }

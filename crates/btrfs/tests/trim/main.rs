@@ -417,7 +417,7 @@ fn hosts_that_cannot_discard() {
         open(devices, &EngineOptions::default()).volume().trim()
     };
     let error = trim(vec![unable(), unable()]).expect_err("none of them can");
-    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     assert!(error.to_string().contains("discarding on old-disk"), "{error}");
     let trimmed = trim(vec![unable(), able()]).expect("one of them can");
     assert!(trimmed.bytes > 200 * MIB && trimmed.bytes < 256 * MIB, "{trimmed:?}");

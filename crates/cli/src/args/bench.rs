@@ -1,11 +1,16 @@
 //! The options of the benchmarks.
 
+#[cfg(feature = "measure")]
+mod mechanisms;
+
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
-use offshoot_btrfs::{EngineOptions, Latching, UnlockTime};
+use clap::{Args, Subcommand};
+use offshoot_btrfs::EngineOptions;
 
 use super::mkfs::{parse_node_size, parse_size};
+#[cfg(feature = "measure")]
+use mechanisms::MechanismArguments;
 
 pub(crate) const BENCH_HELP: &str = "\
 Each makes a new volume on IMAGE and works on it in this process, without the kernel. The image is left behind.
@@ -56,63 +61,22 @@ pub(crate) struct BenchVolume {
     /// Write JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[cfg(feature = "measure")]
     #[command(flatten)]
-    pub(crate) mechanisms: Mechanisms,
+    mechanisms: MechanismArguments,
 }
 
-/// What is switched off, or done in another way, to be measured.
-#[derive(Args)]
-pub(crate) struct Mechanisms {
-    /// Put every item into its tree at once
-    #[arg(long, help_heading = "To be measured")]
-    pub(crate) no_delayed_items: bool,
-    /// Let every delayed item keep the space that was reserved for it, and not every leaf of them
-    #[arg(long, conflicts_with = "no_delayed_items", help_heading = "To be measured")]
-    pub(crate) reserve_by_item: bool,
-    /// Put every item of a directory into logs by itself, and not those that are side by side with
-    /// one copy
-    #[arg(long, help_heading = "To be measured")]
-    pub(crate) log_by_item: bool,
-    /// How many commits may be made to make room for one reservation before it is refused
-    #[arg(long, value_name = "N", default_value = "1", help_heading = "To be measured")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=2))]
-    pub(crate) commits_per_cycle: u32,
-    /// How writers latch what is above a leaf: shared, or exclusive until before-search,
-    /// after-search or after-change
-    #[arg(long, value_name = "HOW", help_heading = "To be measured")]
-    pub(crate) latching: Option<LatchingName>,
-}
-
-/// What [`Latching`] can be.
-#[derive(Clone, Copy, ValueEnum)]
-pub(crate) enum LatchingName {
-    /// Shared where the leaf alone changes, let go before the search in it, as it is otherwise
-    Shared,
-    /// Exclusive, let go before the search in the leaf
-    BeforeSearch,
-    /// Exclusive, let go after the search in the leaf
-    AfterSearch,
-    /// Exclusive, let go when the item is in its place
-    AfterChange,
-}
-
-impl Mechanisms {
+impl BenchVolume {
     /// How the volume is opened.
+    #[cfg_attr(
+        not(feature = "measure"),
+        expect(clippy::unused_self, reason = "it holds only switches for measuring")
+    )]
     pub(crate) fn options(&self, dirty_bytes: u64) -> EngineOptions {
-        let exclusive = |unlock| Latching { is_exclusive: true, unlock };
-        let latching = self.latching.map_or_else(Latching::default, |name| match name {
-            LatchingName::Shared => Latching::default(),
-            LatchingName::BeforeSearch => exclusive(UnlockTime::BeforeSearch),
-            LatchingName::AfterSearch => exclusive(UnlockTime::AfterSearch),
-            LatchingName::AfterChange => exclusive(UnlockTime::AfterChange),
-        });
         EngineOptions {
             dirty_bytes,
-            has_delayed_items: !self.no_delayed_items,
-            is_reserved_by_item: self.reserve_by_item,
-            is_logged_by_item: self.log_by_item,
-            commits_per_cycle: self.commits_per_cycle,
-            latching,
+            #[cfg(feature = "measure")]
+            mechanisms: self.mechanisms.chosen(),
             ..EngineOptions::default()
         }
     }

@@ -7,25 +7,27 @@ use std::path::{Path, PathBuf};
 
 use offshoot_btrfs::occupant;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
-use offshoot_device::{BlockDevice, Partition, PartitionTable, TableKind};
+use offshoot_device::{
+    BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind,
+};
 
 use super::DiskName;
 use crate::exit::{Failure, Result};
 use crate::output::{Escaped, human_size};
 
 /// The contents of a disk.
-pub(crate) struct Contents {
+pub(crate) struct NamedContents {
     file: PathBuf,
     /// What the disk as a whole is, by its signature.
     whole: Option<&'static str>,
     /// The partition table, and what each partition holds.
-    pub(crate) table: Option<(PartitionTable, Vec<Held>)>,
+    pub(crate) table: Option<(PartitionTable, Vec<PartitionHolding>)>,
     /// The sector size of the table is a guess that only the contents of the partitions support.
     pub(crate) is_table_guessed: bool,
 }
 
 /// The contents of a partition.
-pub(crate) struct Held {
+pub(crate) struct PartitionHolding {
     /// What it is, by its signature.
     pub(crate) what: Option<&'static str>,
     /// The label of the volume.
@@ -35,7 +37,7 @@ pub(crate) struct Held {
 }
 
 /// The partition that a name selects.
-pub(crate) struct Chosen {
+pub(crate) struct ChosenPartition {
     /// The kind of the table.
     pub(crate) kind: TableKind,
     /// The partition.
@@ -47,10 +49,7 @@ pub(crate) struct Chosen {
 /// The only filesystem format that this program opens.
 const KNOWN: &str = "btrfs";
 
-/// The larger one of the two common sector sizes.
-const LARGE_SECTOR_BYTES: u64 = 4096;
-
-impl Held {
+impl PartitionHolding {
     fn is_known(&self) -> bool {
         self.what == Some(KNOWN)
     }
@@ -67,55 +66,27 @@ impl Held {
     }
 }
 
-impl Contents {
+impl NamedContents {
     /// Looks at the disk in `file`.
     pub(crate) fn read(device: &dyn BlockDevice, file: &Path) -> Result<Self> {
-        let failed = |error| Failure::Host(file.display().to_string(), error);
-        let whole = occupant_at(device, 0, device.size_bytes()).map_err(failed)?;
-        let table = PartitionTable::read(device);
-        let table = match table {
-            // The first sectors of a volume may still hold parts of an old table.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData && whole == Some(KNOWN) => {
-                None
-            }
-            other => other.map_err(failed)?,
+        let look = |start, len| {
+            let Some(what) = occupant_at(device, start, len)? else { return Ok(None) };
+            let label = if what == KNOWN { label_at(device, start)? } else { Vec::new() };
+            Ok(Some((what, label)))
         };
-        let with_held = |table: PartitionTable| -> io::Result<(PartitionTable, Vec<Held>)> {
-            let held = table.partitions.iter().map(|partition| held_by(device, partition));
-            let held = held.collect::<io::Result<Vec<_>>>()?;
-            Ok((table, held))
+        let contents = DiskContents::read(device, look, |(what, _)| *what == KNOWN);
+        let DiskContents { whole, table, is_table_guessed } =
+            contents.map_err(|error| Failure::Host(file.display().to_string(), error))?;
+        let held = |PartitionContents { what, is_cut_off }| {
+            let (what, label) = what.unzip();
+            PartitionHolding { what, label: label.unwrap_or_default(), is_cut_off }
         };
-        let mut table = table.map(with_held).transpose().map_err(failed)?;
-        let mut is_table_guessed = false;
-        if let Some((first, held)) = &table
-            && first.kind == TableKind::Mbr
-            && device.logical_sector_bytes().is_none()
-            && held.iter().all(|held| held.what.is_none())
-        {
-            // The file may be a copy of a disk with larger sectors. A known signature in a
-            // partition at the larger sector size proves it, but only if all partitions fit on the
-            // disk: otherwise the signature is left over from an older layout. A read error at a
-            // guessed position proves nothing.
-            let large = PartitionTable::read_mbr(device, LARGE_SECTOR_BYTES);
-            let large = large.and_then(|large| large.map(with_held).transpose()).ok().flatten();
-            if let Some((mut large, large_held)) = large
-                && large.partitions.len() >= first.partitions.len()
-                && large_held.iter().any(|one| one.what.is_some())
-                && !large_held.iter().any(|one| one.is_cut_off)
-            {
-                let guess = format!(
-                    "its MBR seems to count in sectors of {LARGE_SECTOR_BYTES} bytes, because \
-                     only so its partitions hold something"
-                );
-                large.warning = Some(match large.warning {
-                    Some(first) => format!("{first}; {guess}"),
-                    None => guess,
-                });
-                is_table_guessed = true;
-                table = Some((large, large_held));
-            }
-        }
-        Ok(Self { file: file.to_path_buf(), whole, table, is_table_guessed })
+        Ok(Self {
+            file: file.to_path_buf(),
+            whole: whole.map(|(what, _)| what),
+            table: table.map(|(table, all)| (table, all.into_iter().map(held).collect())),
+            is_table_guessed,
+        })
     }
 
     /// Whether the disk as a whole is a volume.
@@ -124,7 +95,11 @@ impl Contents {
     }
 
     /// The partition that `name` selects; `None` for the whole disk.
-    pub(crate) fn choose(&self, name: &DiskName, may_have_path: bool) -> Result<Option<Chosen>> {
+    pub(crate) fn choose(
+        &self,
+        name: &DiskName,
+        may_have_path: bool,
+    ) -> Result<Option<ChosenPartition>> {
         let shown = Escaped(self.file.as_os_str().as_bytes());
         let end = if may_have_path { ":/" } else { "" };
         let (table, held) = match (&self.table, &name.partition) {
@@ -155,7 +130,7 @@ impl Contents {
                 };
             }
         };
-        let is_meant = |partition: &Partition, held: &Held| match &name.partition {
+        let is_meant = |partition: &Partition, held: &PartitionHolding| match &name.partition {
             None => held.is_known(),
             Some(text) => is_named(partition, held, text.as_bytes()),
         };
@@ -172,7 +147,7 @@ impl Contents {
         }
         if let [partition] = meant[..] {
             let (kind, warning) = (table.kind, table.warning.clone());
-            return Ok(Some(Chosen { kind, partition: partition.clone(), warning }));
+            return Ok(Some(ChosenPartition { kind, partition: partition.clone(), warning }));
         }
         let what = match (&name.partition, meant.len()) {
             (None, 0) => format!("none of its partitions holds {KNOWN}"),
@@ -212,20 +187,10 @@ fn is_number(partition: &Partition, text: &[u8]) -> bool {
 }
 
 /// Whether `text` names the partition: by number, by UUID, by its label or by that of its volume.
-fn is_named(partition: &Partition, held: &Held, text: &[u8]) -> bool {
+fn is_named(partition: &Partition, held: &PartitionHolding, text: &[u8]) -> bool {
     is_number(partition, text)
         || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
-}
-
-/// Reads what `partition` holds.
-fn held_by(device: &dyn BlockDevice, partition: &Partition) -> io::Result<Held> {
-    let start = partition.range.start;
-    let there = device.size_bytes().saturating_sub(start);
-    let is_cut_off = there < partition.size_bytes();
-    let what = occupant_at(device, start, partition.size_bytes().min(there))?;
-    let label = if what == Some(KNOWN) { label_at(device, start)? } else { Vec::new() };
-    Ok(Held { what, label, is_cut_off })
 }
 
 /// The signature in the `len` bytes from `start` on, all of which are on the device.

@@ -5,27 +5,28 @@
 //! opened first, and it stays open as long as one of them uses it. A compressed stream is unpacked
 //! only once for the same reason.
 
+use std::fs::Metadata;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use offshoot_device::BlockDevice;
-use offshoot_transfer::host::{HostId, host_id_of_file};
+use offshoot_device::{BlockDevice, OpenedDisk};
+use offshoot_transfer::host::{HostId, host_id_of, host_id_of_file};
 
-use super::layers::{Layered, open_layers};
+use super::layers::open_layers;
 use crate::args::LayerArguments;
 use crate::exit::{Failure, Result};
 use crate::session::Access;
 
-struct Open {
+struct OpenDisk {
     host: HostId,
     access: Access,
     device: Weak<dyn BlockDevice>,
     layers: Vec<String>,
     snapshots: Vec<String>,
-    files: Vec<HostId>,
+    files: Vec<Metadata>,
 }
 
-static OPEN: Mutex<Vec<Open>> = Mutex::new(Vec::new());
+static OPEN: Mutex<Vec<OpenDisk>> = Mutex::new(Vec::new());
 
 /// Opens the disk in the file at `path`, and returns it with the identity of the file. All calls in
 /// one process pass the same image options.
@@ -33,7 +34,7 @@ pub(super) fn open(
     path: &Path,
     access: Access,
     arguments: &LayerArguments,
-) -> Result<(Layered, HostId)> {
+) -> Result<(OpenedDisk, HostId)> {
     let failed = |error| Failure::Host(path.display().to_string(), error);
     let Some(host) = host_id_of_file(path) else {
         return Err(failed(path.metadata().err().unwrap_or_else(not_found)));
@@ -43,13 +44,13 @@ pub(super) fn open(
     let known = open.iter().filter(|open| open.host == host && open.access >= access);
     for open in known {
         if let Some(device) = open.device.upgrade() {
-            let Open { layers, snapshots, files, .. } = open;
+            let OpenDisk { layers, snapshots, files, .. } = open;
             let (layers, snapshots) = (layers.clone(), snapshots.clone());
-            return Ok((Layered { device, layers, snapshots, files: files.clone() }, host));
+            return Ok((OpenedDisk { device, layers, snapshots, files: files.clone() }, host));
         }
     }
     let layered = open_layers(path, access, arguments)?;
-    open.push(Open {
+    open.push(OpenDisk {
         host,
         access,
         device: Arc::downgrade(&layered.device),
@@ -64,7 +65,7 @@ pub(super) fn open(
 pub(crate) fn open_files() -> Vec<HostId> {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let used = open.iter().filter(|open| open.device.strong_count() > 0);
-    used.flat_map(|open| open.files.iter().copied()).collect()
+    used.flat_map(|open| open.files.iter().map(host_id_of)).collect()
 }
 
 fn not_found() -> std::io::Error {

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// The state of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+enum MountState {
     /// A process serves it.
     Served,
     /// The process that served it has ended.
@@ -33,14 +33,14 @@ enum State {
 }
 
 #[derive(Serialize)]
-struct Mount {
+struct ListedMount {
     volume: String,
     directory: String,
     read_only: bool,
     /// The subvolume, if the mount shows only one of those that are served.
     #[serde(skip_serializing_if = "Option::is_none")]
     subvolume: Option<u64>,
-    state: State,
+    state: MountState,
     /// The options of the first mount of the volume; empty if this user may not ask for them.
     options: Vec<String>,
     #[serde(skip)]
@@ -50,13 +50,13 @@ struct Mount {
 /// Lists the mounts of this program.
 pub(super) fn list(is_json: bool, out: &mut dyn Write) -> Result {
     let lines = table::lines()?.into_iter().filter(|line| line.is_ours);
-    let mounts: Vec<Mount> = lines.map(Mount::new).collect();
+    let mounts: Vec<ListedMount> = lines.map(ListedMount::new).collect();
     if is_json {
         return Ok(write_line(out, &mounts)?);
     }
     for mount in mounts {
         let escaped = |path: &Path| Escaped(path.as_os_str().as_bytes()).to_string();
-        let Mount { line, .. } = &mount;
+        let ListedMount { line, .. } = &mount;
         let (volume, directory) = (escaped(&line.mounted.source), escaped(Path::new(&line.dir)));
         let mut words = vec![if mount.read_only { "ro" } else { "rw" }.to_owned()];
         words.extend(mount.subvolume.map(|id| format!("subvolid={id}")));
@@ -68,17 +68,17 @@ pub(super) fn list(is_json: bool, out: &mut dyn Write) -> Result {
         words.extend(mount.options.iter().filter(|option| !is_of_place(option)).cloned());
         let options = words.join(",");
         let state = match mount.state {
-            State::Served => "",
-            State::Dead => ": the program that served it has ended; `offshoot unmount` it",
-            State::Silent => ": the program that serves it does not answer",
-            State::Foreign => ": another user mounted it, so it is not asked",
+            MountState::Served => "",
+            MountState::Dead => ": the program that served it has ended; `offshoot unmount` it",
+            MountState::Silent => ": the program that serves it does not answer",
+            MountState::Foreign => ": another user mounted it, so it is not asked",
         };
         writeln!(out, "{volume} on {directory} ({}){state}", Escaped(options.as_bytes()))?;
     }
     Ok(())
 }
 
-impl Mount {
+impl ListedMount {
     fn new(line: Line) -> Self {
         let (state, options) = look_at(&line);
         Self {
@@ -95,13 +95,13 @@ impl Mount {
 
 /// The state of a mount, and its options. A thread asks, because a process that does not answer
 /// would block this one.
-fn look_at(line: &Line) -> (State, Vec<String>) {
+fn look_at(line: &Line) -> (MountState, Vec<String>) {
     if !line.is_trusted() {
-        return (State::Foreign, Vec::new());
+        return (MountState::Foreign, Vec::new());
     }
     if !line.is_on_top() {
         // Another mount hides it, so it cannot be asked.
-        return (State::Served, Vec::new());
+        return (MountState::Served, Vec::new());
     }
     let (tell, told) = mpsc::channel();
     let dir = line.dir.clone();
@@ -110,10 +110,10 @@ fn look_at(line: &Line) -> (State, Vec<String>) {
         let served = if is_dead { None } else { in_force(Path::new(&dir), None).ok() };
         let options = served.map(|served| served.options).unwrap_or_default();
         // The receiver may have stopped waiting.
-        let _ = tell.send((if is_dead { State::Dead } else { State::Served }, options));
+        let _ = tell.send((if is_dead { MountState::Dead } else { MountState::Served }, options));
     };
     if thread::Builder::new().spawn(look).is_err() {
-        return (State::Silent, Vec::new());
+        return (MountState::Silent, Vec::new());
     }
-    told.recv_timeout(PATIENCE).unwrap_or((State::Silent, Vec::new()))
+    told.recv_timeout(PATIENCE).unwrap_or((MountState::Silent, Vec::new()))
 }

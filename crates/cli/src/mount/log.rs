@@ -30,10 +30,10 @@ const NOTE: u32 = 3 * 8 + 6;
 /// Where messages go.
 pub(super) struct Log {
     console: Arc<Console>,
-    state: Mutex<State>,
+    state: Mutex<MessageLog>,
 }
 
-struct State {
+struct MessageLog {
     /// The socket of the system log, if messages go there.
     system: Option<UnixDatagram>,
     began: Instant,
@@ -43,7 +43,7 @@ struct State {
 impl Log {
     /// A log that writes to standard error.
     pub(super) fn new(console: Arc<Console>) -> Self {
-        let state = State { system: None, began: Instant::now(), lines: 0 };
+        let state = MessageLog { system: None, began: Instant::now(), lines: 0 };
         Self { console, state: Mutex::new(state) }
     }
 
@@ -80,7 +80,7 @@ impl Log {
         self.write(&self.state.lock().unwrap_or_else(PoisonError::into_inner), NOTE, text);
     }
 
-    fn write(&self, state: &State, priority: u32, text: &dyn fmt::Display) {
+    fn write(&self, state: &MessageLog, priority: u32, text: &dyn fmt::Display) {
         match &state.system {
             Some(system) => {
                 let text = text.to_string();

@@ -15,7 +15,7 @@ use std::time::Duration;
 use nix::unistd::{Group, User};
 use offshoot_btrfs::{Compress, NewFiles};
 use offshoot_fuse::{ShownOwner, Transport};
-use offshoot_vfs::Error;
+use offshoot_vfs::{Code, Error};
 
 use crate::exit::{Failure, Result};
 
@@ -330,7 +330,11 @@ impl Wanted {
             (name, Some(_)) if REPEATED.contains(&name) => {}
             (name, _) if WISHES.contains(&name) => self.wishes.push(option.to_owned()),
             (name, _) if REFUSED.contains(&name) => {
-                return Err(Error::Unsupported(format!("the mount option {option}")).into());
+                return Err(Error::unsupported(
+                    Code::Unsupported,
+                    format!("the mount option {option}"),
+                )
+                .into());
             }
             _ if sloppy => {}
             _ => return Err(Failure::Usage(format!("the mount option {option} is not known"))),

@@ -6,6 +6,7 @@
 //! everything durable and ends the process at once. SIGUSR1 switches [`events`] on, and off again.
 
 use std::cell::RefCell;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -15,7 +16,6 @@ use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
-use offshoot_btrfs::VolumeReport;
 use offshoot_fuse::{
     Gate, Helper, MountControl, Mounter, ServeOptions, Server, Transport, Unmount,
 };
@@ -122,8 +122,8 @@ fn start(
         },
     };
     let for_reports = log.clone();
-    let reporter =
-        move |report: &VolumeReport| for_reports.line(&format_args!("warning: {report}"));
+    let warned =
+        move |report: &dyn fmt::Display| for_reports.line(&format_args!("warning: {report}"));
     let entered = sandbox.clone();
     let enter = move || entered.borrow_mut().iter_mut().for_each(Sandbox::enter);
     let access = if wanted.read_only { Access::Read } else { Access::Write };
@@ -136,7 +136,7 @@ fn start(
         tree_log: wanted.tree_log,
         discard: wanted.discard,
         flush_on_commit: wanted.flush_on_commit,
-        reporter: Some(Arc::new(reporter)),
+        warned: Some(Arc::new(warned)),
         when_devices_are_open: Some(Box::new(enter)),
         ..Opening::to(access)
     };
@@ -157,6 +157,7 @@ fn start(
         volume.clone().files(gate::subvolume(name)?).ok().map(|fs| fs.root())
     };
     let for_errors = log.clone();
+    let files = fs.volume().files(fs.root().dev)?;
     let options = ServeOptions {
         owner: wanted.owner,
         transport: wanted.transport,
@@ -164,7 +165,7 @@ fn start(
         ioctls: Some(jobs.clone()),
         gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
     };
-    let server = Server::start(Box::new(fs.btrfs().clone()), helper.clone(), options)?;
+    let server = Server::start(files, helper.clone(), options)?;
     jobs.begin(server.caches());
     Ok(server)
 }

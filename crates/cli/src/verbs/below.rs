@@ -4,11 +4,11 @@ use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 
-use crate::edit::{Report, joined};
+use crate::edit::{EditReport, joined};
 
 /// The change of one file. It gets the attributes, the path, and the report for errors.
 type Change<'c> =
-    &'c mut dyn FnMut(&Attr, &dyn Fn() -> Vec<u8>, &mut Report<'_, '_>) -> Result<(), Error>;
+    &'c mut dyn FnMut(&Attr, &dyn Fn() -> Vec<u8>, &mut EditReport<'_, '_>) -> Result<(), Error>;
 
 /// Calls `change` for the file at `path` and, if `is_recursive`, for everything below it. A file
 /// that cannot be changed is reported, and the walk goes on.
@@ -17,7 +17,7 @@ pub(super) fn each(
     path: &[u8],
     last: LastLink,
     is_recursive: bool,
-    report: &mut Report<'_, '_>,
+    report: &mut EditReport<'_, '_>,
     change: Change<'_>,
 ) -> Result<(), Error> {
     let top = resolve(fs, path, last)?;
@@ -31,7 +31,7 @@ pub(super) fn each(
 
 struct Below<'a, 'r, 'f, 'c> {
     top: &'a [u8],
-    report: &'a mut Report<'r, 'f>,
+    report: &'a mut EditReport<'r, 'f>,
     change: Change<'c>,
 }
 

@@ -23,7 +23,7 @@ pub(super) fn run(
     let change = ModeChange::parse(&arguments.mode).map_err(Failure::Usage)?;
     let caller = Caller::of(&arguments.edit.tree.open)?;
     let places = arguments.places.iter().map(|text| Place::parse(text)).collect();
-    let mut told = Told { out, failed: None };
+    let mut told = ChangePrinter { out, failed: None };
     let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
         report.is_silent = arguments.silent;
         if arguments.verbose && resolve(fs, path, LastLink::Follow).is_err() {
@@ -45,7 +45,7 @@ pub(super) fn run(
             let new = change.of(old, is_directory, caller.umask);
             let set = SetAttr { permissions: Some(new), ..SetAttr::default() };
             let result = fs.set_attr(attr.file, &set, caller.at);
-            let [was, is] = [old, new].map(|mode| Shown(attr.file_type, mode));
+            let [was, is] = [old, new].map(|mode| ShownMode(attr.file_type, mode));
             let mut tell = |verb: &str, what: &dyn fmt::Display| {
                 told.tell(&format!("{verb}mode of "), &report.place(&path()), what);
             };
@@ -74,9 +74,9 @@ pub(super) fn run(
 }
 
 /// Permissions as `0644 (rw-r--r--)`.
-struct Shown(FileType, u32);
+struct ShownMode(FileType, u32);
 
-impl fmt::Display for Shown {
+impl fmt::Display for ShownMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04o} ({})", self.1, letters(self.0, self.1))
     }
@@ -88,13 +88,13 @@ fn letters(file_type: FileType, mode: u32) -> String {
 }
 
 /// Prints what was changed.
-struct Told<'a> {
+struct ChangePrinter<'a> {
     out: &'a mut dyn Write,
     /// Why standard output cannot be written any more.
     failed: Option<io::Error>,
 }
 
-impl Told<'_> {
+impl ChangePrinter<'_> {
     fn tell(&mut self, before: &str, place: &[u8], after: &dyn fmt::Display) {
         if self.failed.is_some() {
             return;

@@ -37,13 +37,13 @@ use crate::place::{Place, mistaken_for_place};
 use crate::places::Failures;
 use crate::session::{Access, OpenTree};
 use crate::stream::TextOnly;
-use told::Told;
+use told::CopyOutput;
 
 /// The error for a copy from the host to the host.
 const NEITHER_IN_VOLUME: &str = "neither side is in a volume: a place is VOLUME:/PATH";
 
 /// One side of a copy.
-enum Side {
+enum CopySide {
     Host(PathBuf),
     Volume(Place),
     /// Standard input.
@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         (None, [first @ .., last]) => (first, last),
         (None, []) => return Ok(()),
     };
-    let told = arguments.verbose.then(Told::start).transpose()?.map(Arc::new);
+    let told = arguments.verbose.then(CopyOutput::start).transpose()?.map(Arc::new);
     let manner = manner(arguments, &preserve, told.clone());
     if first.is_empty() {
         return Err(Failure::Usage(format!("where to copy {} is missing", last.display())));
@@ -73,8 +73,8 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     }
     let target = Place::parse_unless_host(last);
     let places = sources.iter().filter_map(|side| match side {
-        Side::Volume(place) => Some(place),
-        Side::Host(_) | Side::Stream => None,
+        CopySide::Volume(place) => Some(place),
+        CopySide::Host(_) | CopySide::Stream => None,
     });
     if !to_stdout {
         interrupt::watch(console)?;
@@ -86,7 +86,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         None => None,
     };
     let opened = open_sources(sources, &mut volumes, &mut failures)?;
-    let more = opened.get(1).map(Opened::shown);
+    let more = opened.get(1).map(OpenedSource::shown);
     require_one_source(arguments.no_target_directory, more.as_deref())?;
     if to_stdout {
         for source in &opened {
@@ -109,8 +109,8 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
             reflink => reflink.into(),
         },
     };
-    let into_directory = arguments.target_directory.is_some();
-    let job = Copying { arguments, shared, at, count: opened.len(), into_directory };
+    let is_into_directory = arguments.target_directory.is_some();
+    let job = CopyRun { arguments, shared, at, count: opened.len(), is_into_directory };
     let counted = counted(&opened, target.is_some() && job.shared.reflink != copy::Reflink::Never);
     let result = while_counting(&counted, &progress, || match &target {
         Some((fs, place)) => job.to_volume(&opened, fs, place, &mut failures),
@@ -143,7 +143,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
 }
 
 /// How to treat existing files and attributes, by the options.
-fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<Told>>) -> Manner {
+fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<CopyOutput>>) -> Manner {
     let existing = match arguments {
         CpArguments { no_clobber: true, .. } => Existing::Kept,
         CpArguments { update: true, .. } => Existing::KeptIfNew,
@@ -174,14 +174,14 @@ fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<Told>>)
 
 /// The sources that can be counted before the copy: not a stream, and no data that may be shared
 /// instead.
-fn counted<'a>(sources: &'a [Opened], may_share: bool) -> Vec<Counted<'a>> {
-    let count = |source: &'a Opened| match source {
-        Opened::Volume(_, fs, path) if !may_share => {
+fn counted<'a>(sources: &'a [OpenedSource], may_share: bool) -> Vec<Counted<'a>> {
+    let count = |source: &'a OpenedSource| match source {
+        OpenedSource::Volume(_, fs, path) if !may_share => {
             let top = resolve(&**fs, path, LastLink::Follow).ok()?;
             Some(Counted::InVolume(&**fs, top))
         }
-        Opened::Host(path) => Some(Counted::OnHost(path)),
-        Opened::Volume(..) | Opened::Stream => None,
+        OpenedSource::Host(path) => Some(Counted::OnHost(path)),
+        OpenedSource::Volume(..) | OpenedSource::Stream => None,
     };
     sources.iter().map(count).collect::<Option<_>>().unwrap_or_default()
 }
@@ -201,8 +201,8 @@ fn require_one_for_stdout(arguments: &CpArguments) -> Result {
 }
 
 /// Writes a source to standard output. A symbolic link is followed, because it has no data itself.
-fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
-    let Opened::Volume(volume, fs, path) = source else {
+fn to_stdout_from(source: &OpenedSource, out: &mut dyn Write) -> Result {
+    let OpenedSource::Volume(volume, fs, path) = source else {
         return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
     };
     let inside = |error| Failure::Inside(volume.clone(), error);
@@ -229,28 +229,28 @@ fn to_stdout_from(source: &Opened, out: &mut dyn Write) -> Result {
     })
 }
 
-fn sources(texts: &[OsString]) -> Result<Vec<Side>> {
+fn sources(texts: &[OsString]) -> Result<Vec<CopySide>> {
     let side = |text: &OsString| match Place::parse_unless_host(text) {
-        _ if text == "-" => Side::Stream,
-        Some(place) => Side::Volume(place),
-        None => Side::Host(text.into()),
+        _ if text == "-" => CopySide::Stream,
+        Some(place) => CopySide::Volume(place),
+        None => CopySide::Host(text.into()),
     };
-    let sources: Vec<Side> = texts.iter().map(side).collect();
-    if sources.len() > 1 && sources.iter().any(|side| matches!(side, Side::Stream)) {
+    let sources: Vec<CopySide> = texts.iter().map(side).collect();
+    if sources.len() > 1 && sources.iter().any(|side| matches!(side, CopySide::Stream)) {
         return Err(Failure::Usage("standard input (-) must be the only source".into()));
     }
     Ok(sources)
 }
 
 /// A source whose volume is open.
-enum Opened {
+enum OpenedSource {
     Host(PathBuf),
     /// The volume, as the caller named it, and a path in it.
     Volume(PathBuf, OpenTree, Vec<u8>),
     Stream,
 }
 
-impl Opened {
+impl OpenedSource {
     /// Its path, as the caller wrote it.
     fn path(&self) -> Option<&[u8]> {
         match self {
@@ -271,19 +271,19 @@ impl Opened {
 
 /// The sources that were named so far.
 #[derive(Default)]
-struct Seen {
+struct SeenSources {
     /// The directory and name of each source on the host.
     on_host: HashSet<(HostId, Vec<u8>)>,
     /// The same for sources in volumes, each with the address of the open volume.
     in_volumes: HashSet<(usize, FileId, Vec<u8>)>,
 }
 
-impl Seen {
+impl SeenSources {
     /// Whether a source is named for the first time. A source without a name is always new.
-    fn is_new(&mut self, source: &Opened) -> bool {
+    fn is_new(&mut self, source: &OpenedSource) -> bool {
         match source {
-            Opened::Stream => true,
-            Opened::Host(path) => {
+            OpenedSource::Stream => true,
+            OpenedSource::Host(path) => {
                 let name = last_name(path.as_os_str().as_bytes());
                 let parent = path.parent().unwrap_or(path);
                 let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
@@ -292,19 +292,21 @@ impl Seen {
                 };
                 path.symlink_metadata().is_err() || self.on_host.insert((parent, name.to_vec()))
             }
-            Opened::Volume(_, fs, path) => match resolve_end(&**fs, bare(path), LastLink::Keep) {
-                Ok(PathEnd { file: Some(_), place: Some((dir, name)), .. }) => {
-                    let volume = Arc::as_ptr(&fs.volume()).addr();
-                    self.in_volumes.insert((volume, dir, name))
+            OpenedSource::Volume(_, fs, path) => {
+                match resolve_end(&**fs, bare(path), LastLink::Keep) {
+                    Ok(PathEnd { file: Some(_), place: Some((dir, name)), .. }) => {
+                        let volume = Arc::as_ptr(&fs.volume()).addr();
+                        self.in_volumes.insert((volume, dir, name))
+                    }
+                    Ok(_) | Err(_) => true,
                 }
-                Ok(_) | Err(_) => true,
-            },
+            }
         }
     }
 }
 
 /// A source in a volume.
-struct Found {
+struct SourceInVolume {
     file: FileId,
     is_directory: bool,
     /// Its name for messages.
@@ -313,12 +315,12 @@ struct Found {
 
 /// The tables of hard links. Hard links are kept only inside one filesystem, because each has its
 /// own inode numbers.
-fn link_tables<'s>(sources: &'s [Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
+fn link_tables<'s>(sources: &'s [OpenedSource]) -> Vec<Arc<Mutex<LinkTable>>> {
     let new = || Arc::new(Mutex::new(LinkTable::default()));
     let host = new();
     let mut volumes: Vec<(&OpenTree, Arc<Mutex<LinkTable>>)> = Vec::new();
-    let table = |source: &'s Opened| {
-        let Opened::Volume(_, fs, _) = source else { return host.clone() };
+    let table = |source: &'s OpenedSource| {
+        let OpenedSource::Volume(_, fs, _) = source else { return host.clone() };
         let known = volumes.iter().find(|(tree, _)| tree.is_beside(fs));
         if let Some((_, table)) = known {
             return table.clone();
@@ -332,20 +334,20 @@ fn link_tables<'s>(sources: &'s [Opened]) -> Vec<Arc<Mutex<LinkTable>>> {
 
 /// Opens the volumes of all sources. If one does not open, only its own sources are left out.
 fn open_sources(
-    sources: Vec<Side>,
+    sources: Vec<CopySide>,
     volumes: &mut Volumes<'_>,
     failures: &mut Failures<'_>,
-) -> Result<Vec<Opened>> {
+) -> Result<Vec<OpenedSource>> {
     let mut opened = Vec::new();
     for source in sources {
         match source {
-            Side::Host(path) => opened.push(Opened::Host(path)),
-            Side::Stream => opened.push(Opened::Stream),
-            Side::Volume(Place { volume, path }) => match volumes.open(&volume, Access::Read) {
+            CopySide::Host(path) => opened.push(OpenedSource::Host(path)),
+            CopySide::Stream => opened.push(OpenedSource::Stream),
+            CopySide::Volume(Place { volume, path }) => match volumes.open(&volume, Access::Read) {
                 Ok(fs) => {
                     let paths = expand(&*fs, &path);
                     let paths = paths.map_err(|error| Failure::Inside(volume.clone(), error))?;
-                    let one = |path| Opened::Volume(volume.clone(), fs.clone(), path);
+                    let one = |path| OpenedSource::Volume(volume.clone(), fs.clone(), path);
                     opened.extend(paths.into_iter().map(one));
                 }
                 Err(failure) => failures.opening(&failure),
@@ -356,17 +358,17 @@ fn open_sources(
 }
 
 /// One run of `cp`.
-struct Copying<'a> {
+struct CopyRun<'a> {
     arguments: &'a CpArguments,
     shared: Shared<'a>,
     at: Timestamp,
     /// How many sources there are.
     count: usize,
     /// The destination must be a directory (`-t`).
-    into_directory: bool,
+    is_into_directory: bool,
 }
 
-impl Copying<'_> {
+impl CopyRun<'_> {
     /// How many files were copied so far. A source adds to it when its copy is a file.
     fn count_files(&self) -> u64 {
         self.shared.counters.files.load(Ordering::Relaxed)
@@ -380,12 +382,12 @@ impl Copying<'_> {
 
     /// The number of sources, but at least two if the destination must be a directory.
     fn count(&self) -> usize {
-        if self.into_directory { self.count.max(2) } else { self.count }
+        if self.is_into_directory { self.count.max(2) } else { self.count }
     }
 
     fn to_volume(
         &self,
-        sources: &[Opened],
+        sources: &[OpenedSource],
         fs: &OpenTree,
         Place { volume, path }: &Place,
         failures: &mut Failures<'_>,
@@ -394,7 +396,7 @@ impl Copying<'_> {
         let inside = |error| Failure::Inside(volume.clone(), error);
         let aim = Aim::of(&**fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
         let process = Process::prepare()?;
-        let mut seen = Seen::default();
+        let mut seen = SeenSources::default();
         let mut made = HashSet::new();
         for (source, links) in sources.iter().zip(&link_tables(sources)) {
             if self.shared.problems.is_stopped() {
@@ -413,7 +415,7 @@ impl Copying<'_> {
     }
 
     /// Whether a source is left out: an option excludes its name, or it was named before.
-    fn is_left_out(&self, source: &Opened, seen: &mut Seen) -> bool {
+    fn is_left_out(&self, source: &OpenedSource, seen: &mut SeenSources) -> bool {
         let Some(path) = source.path() else { return false };
         if self.shared.manner.leaves_out_source(path) {
             return true;
@@ -429,7 +431,7 @@ impl Copying<'_> {
     fn one_to_volume(
         &self,
         into: &IntoVolume<'_>,
-        source: &Opened,
+        source: &OpenedSource,
         (fs, aim, volume, path): (&OpenTree, &Aim, &Path, &[u8]),
         made: &mut HashSet<(FileId, Vec<u8>)>,
         process: Process,
@@ -451,7 +453,7 @@ impl Copying<'_> {
         };
         let before = self.count_files();
         match source {
-            Opened::Stream => {
+            OpenedSource::Stream => {
                 if matches!(aim, Aim::Into(_)) {
                     return Err(inside(Error::posix(Errno::ISDIR, Escaped(path).to_string())));
                 }
@@ -459,13 +461,13 @@ impl Copying<'_> {
                 let attr = self.shared.preserve.of_stream();
                 into.stream(io::stdin(), OsStr::new("-"), attr, &goal);
             }
-            Opened::Host(file) => {
+            OpenedSource::Host(file) => {
                 let name = file.as_os_str().as_bytes();
                 let goal = goal(name, file.is_dir()).map_err(inside)?;
                 let is_link_kept = self.last_link() == LastLink::Keep;
                 into.host(file, &goal, recursive, is_link_kept, process);
             }
-            Opened::Volume(from, source, name) => {
+            OpenedSource::Volume(from, source, name) => {
                 let found = self.found(from, source, name)?;
                 let goal = goal(name, found.is_directory).map_err(inside)?;
                 let is_same = source.is_beside(fs);
@@ -486,7 +488,7 @@ impl Copying<'_> {
     }
 
     /// The source at `path` in a volume.
-    fn found(&self, volume: &Path, fs: &OpenTree, path: &[u8]) -> Result<Found> {
+    fn found(&self, volume: &Path, fs: &OpenTree, path: &[u8]) -> Result<SourceInVolume> {
         let find = || {
             let file = resolve(&**fs, path, self.last_link())?;
             let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
@@ -494,10 +496,15 @@ impl Copying<'_> {
         };
         let (file, attr) = find().map_err(|error| Failure::Inside(volume.to_path_buf(), error))?;
         let path = place_in(volume, path);
-        Ok(Found { file, is_directory: attr.file_type == FileType::Directory, path })
+        Ok(SourceInVolume { file, is_directory: attr.file_type == FileType::Directory, path })
     }
 
-    fn to_host(&self, sources: &[Opened], path: &Path, failures: &mut Failures<'_>) -> Result {
+    fn to_host(
+        &self,
+        sources: &[OpenedSource],
+        path: &Path,
+        failures: &mut Failures<'_>,
+    ) -> Result {
         if self.arguments.reflink == Reflink::Always {
             let message = "--reflink=always is for copies inside one volume";
             return Err(Failure::Usage(message.into()));
@@ -505,7 +512,7 @@ impl Copying<'_> {
         if let Some(mistake) = mistaken_for_place(path, true).filter(|_| !path.exists()) {
             return Err(Failure::Usage(mistake));
         }
-        if !sources.iter().all(|source| matches!(source, Opened::Volume(..))) {
+        if !sources.iter().all(|source| matches!(source, OpenedSource::Volume(..))) {
             return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
         }
         let is_directory = path.is_dir();
@@ -524,10 +531,10 @@ impl Copying<'_> {
             process: Process::prepare()?,
             refuse: Some(&occupied::refusal),
         };
-        let mut seen = Seen::default();
+        let mut seen = SeenSources::default();
         let mut made = HashSet::new();
         for source in sources {
-            let Opened::Volume(volume, fs, name) = source else { continue };
+            let OpenedSource::Volume(volume, fs, name) = source else { continue };
             if self.shared.problems.is_stopped() {
                 break;
             }
@@ -551,7 +558,7 @@ impl Copying<'_> {
         (path, into): (&Path, bool),
         made: &mut HashSet<PathBuf>,
     ) -> Result {
-        let Found { file, is_directory, path: shown } = self.found(volume, fs, name)?;
+        let SourceInVolume { file, is_directory, path: shown } = self.found(volume, fs, name)?;
         if is_directory && !self.arguments.recursive {
             let what = format!("{}, {}", Escaped(name), words(Hint::NotRecursive));
             return Err(Failure::Inside(volume.to_path_buf(), Error::posix(Errno::ISDIR, what)));

@@ -28,7 +28,7 @@ const LEAST_COMPARED: u64 = 128 << 10;
 
 /// The result for one file.
 #[derive(Serialize)]
-struct Outcome {
+struct DedupeOutcome {
     path: String,
     /// How many bytes were compared.
     compared: u64,
@@ -61,7 +61,7 @@ pub(super) fn run(
     if arguments.edit.json {
         let mut array = JsonArray::new(out)?;
         for (path, compared, same) in outcomes {
-            array.push(&Outcome { path: json_name(&path), compared, same })?;
+            array.push(&DedupeOutcome { path: json_name(&path), compared, same })?;
         }
         array.finish()?;
     } else {

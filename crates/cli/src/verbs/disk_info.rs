@@ -5,7 +5,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use crate::args::VolumeArguments;
-use crate::disk::Whole;
+use crate::disk::WholeDisk;
 use crate::exit::Result;
 use crate::output::{Escaped, human_size, json_name};
 use crate::session::Access;
@@ -46,7 +46,8 @@ impl DiskInfo {
         if arguments.open.live.is_some() {
             return Ok(Self { has_volume: true, ..Self::default() });
         }
-        let whole = Whole::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
+        let whole =
+            WholeDisk::open(&arguments.volume, Access::Read, &arguments.open.layers, false)?;
         let contents = whole.contents()?;
         let has_volume = arguments.open.layers.offset.is_some()
             || contents.table.is_none()

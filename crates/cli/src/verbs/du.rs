@@ -12,12 +12,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use offshoot_btrfs::{ExtentUse, SharingCache};
 use offshoot_vfs::path::LastLink;
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 use serde::Serialize;
 
+use super::btrfs::sharing::{self, ExtentUse, SharingCache};
 use crate::args::DuArguments;
 use crate::edit::joined;
 use crate::exit::{ExitStatus, Failure, Result};
@@ -27,13 +27,13 @@ use crate::session::PlaceSession;
 
 /// The space of some files.
 #[derive(Clone, Copy, Default)]
-struct Space {
+struct DuSpace {
     bytes: u64,
     /// The part of it that no other file shares.
     exclusive: u64,
 }
 
-impl Space {
+impl DuSpace {
     fn add(&mut self, more: Self) {
         self.bytes = self.bytes.saturating_add(more.bytes);
         self.exclusive = self.exclusive.saturating_add(more.exclusive);
@@ -42,7 +42,7 @@ impl Space {
 
 /// A line as JSON.
 #[derive(Serialize)]
-struct Line {
+struct DuLine {
     volume: String,
     path: String,
     bytes: u64,
@@ -54,7 +54,7 @@ struct Line {
 
 pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let mut places = Places::new(&arguments.places, console);
-    let mut usage = Usage {
+    let mut usage = DuRun {
         arguments,
         out,
         failures: Failures::new(console),
@@ -63,7 +63,7 @@ pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Co
         counts_all: arguments.places.places.len() > 1,
         cache: SharingCache::default(),
     };
-    let mut total = Space::default();
+    let mut total = DuSpace::default();
     if arguments.shares && !arguments.json {
         writeln!(
             usage.out,
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Co
     usage.failures.result()
 }
 
-struct Usage<'a> {
+struct DuRun<'a> {
     arguments: &'a DuArguments,
     out: &'a mut dyn Write,
     failures: Failures<'a>,
@@ -97,22 +97,22 @@ struct Usage<'a> {
     cache: SharingCache,
 }
 
-impl Usage<'_> {
-    fn place(&mut self, session: &PlaceSession) -> Result<Space> {
+impl DuRun<'_> {
+    fn place(&mut self, session: &PlaceSession) -> Result<DuSpace> {
         let file = session.file(LastLink::Keep)?;
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
-        let mut shared = Ranges::default();
+        let mut shared = SharedRanges::default();
         let own = self.space(session, &attr, &mut shared).map_err(|error| session.named(error))?;
-        let Some(own) = own else { return Ok(Space::default()) };
+        let Some(own) = own else { return Ok(DuSpace::default()) };
         let path = session.path.clone();
         if attr.file_type != FileType::Directory {
             let shared = self.arguments.shares.then(|| shared.bytes());
             self.line(Some(session), &path, own, shared)?;
             return Ok(own);
         }
-        let mut sums = Sums { usage: self, session, shared, levels: vec![own], failed: None };
+        let mut sums = DuSums { usage: self, session, shared, levels: vec![own], failed: None };
         walk(&*session.fs, file, 0, DEPTH_MAX, &mut sums);
-        let Sums { shared, levels, failed, .. } = sums;
+        let DuSums { shared, levels, failed, .. } = sums;
         if let Some(failure) = failed {
             return Err(failure);
         }
@@ -127,8 +127,8 @@ impl Usage<'_> {
         &mut self,
         session: &PlaceSession,
         attr: &Attr,
-        shared: &mut Ranges,
-    ) -> Result<Option<Space>, Error> {
+        shared: &mut SharedRanges,
+    ) -> Result<Option<DuSpace>, Error> {
         let is_directory = attr.file_type == FileType::Directory;
         if self.counts_all || attr.nlink > 1 && !is_directory {
             let known = self.volumes.iter().position(|volume| *volume == session.volume);
@@ -150,14 +150,14 @@ impl Usage<'_> {
                 true => 0,
                 false => attr.allocated_bytes,
             };
-            return Ok(Some(Space { bytes, exclusive: 0 }));
+            return Ok(Some(DuSpace { bytes, exclusive: 0 }));
         }
-        let mut space = Space::default();
+        let mut space = DuSpace::default();
         if attr.file_type == FileType::Regular {
-            session.fs.btrfs().extents(attr.file, &mut self.cache, &mut |used| {
+            sharing::extents(&session.fs, attr.file, &mut self.cache, &mut |used| {
                 let ExtentUse { file_bytes, logical, is_shared } = used;
                 let exclusive = if is_shared { 0 } else { file_bytes };
-                space.add(Space { bytes: file_bytes, exclusive });
+                space.add(DuSpace { bytes: file_bytes, exclusive });
                 if is_shared {
                     shared.add(logical, file_bytes);
                 }
@@ -170,7 +170,7 @@ impl Usage<'_> {
         &mut self,
         session: Option<&PlaceSession>,
         path: &[u8],
-        space: Space,
+        space: DuSpace,
         shared: Option<u64>,
     ) -> Result {
         let arguments = self.arguments;
@@ -179,7 +179,7 @@ impl Usage<'_> {
             let volume = json_name(volume.unwrap_or_default());
             let exclusive = arguments.shares.then_some(space.exclusive);
             let line =
-                Line { volume, path: json_name(path), bytes: space.bytes, exclusive, shared };
+                DuLine { volume, path: json_name(path), bytes: space.bytes, exclusive, shared };
             return Ok(write_line(self.out, &line)?);
         }
         if arguments.shares {
@@ -205,30 +205,30 @@ impl Usage<'_> {
 }
 
 /// Adds up the space of what the walk visits.
-struct Sums<'u, 'a, 's> {
-    usage: &'u mut Usage<'a>,
+struct DuSums<'u, 'a, 's> {
+    usage: &'u mut DuRun<'a>,
     session: &'s PlaceSession,
-    shared: Ranges,
+    shared: SharedRanges,
     /// For each directory that the walk is in, its space and that of its subdirectories that were
     /// left.
-    levels: Vec<Space>,
+    levels: Vec<DuSpace>,
     /// Why no more can be written.
     failed: Option<Failure>,
 }
 
-impl Sums<'_, '_, '_> {
-    fn seen(&mut self, entry: &WalkedFile<'_>) -> Option<Space> {
+impl DuSums<'_, '_, '_> {
+    fn seen(&mut self, entry: &WalkedFile<'_>) -> Option<DuSpace> {
         match self.usage.space(self.session, entry.attr, &mut self.shared) {
             Ok(space) => space,
             Err(error) => {
                 self.failed(entry.path, &error);
-                Some(Space::default())
+                Some(DuSpace::default())
             }
         }
     }
 }
 
-impl WalkVisitor for Sums<'_, '_, '_> {
+impl WalkVisitor for DuSums<'_, '_, '_> {
     /// How many directories the walk was in before it entered this one.
     type Directory = usize;
 
@@ -281,12 +281,12 @@ impl WalkVisitor for Sums<'_, '_, '_> {
 
 /// Ranges that may overlap. Each byte counts once.
 #[derive(Default)]
-struct Ranges {
+struct SharedRanges {
     /// Start and end of each range; no two ranges touch.
     ranges: BTreeMap<u64, u64>,
 }
 
-impl Ranges {
+impl SharedRanges {
     fn add(&mut self, start: u64, len: u64) {
         let (mut start, mut end) = (start, start.saturating_add(len));
         while let Some((&low, &high)) =
@@ -305,11 +305,11 @@ impl Ranges {
 
 #[cfg(test)]
 mod tests {
-    use super::Ranges;
+    use super::SharedRanges;
 
     #[test]
     fn each_byte_counts_once() {
-        let mut ranges = Ranges::default();
+        let mut ranges = SharedRanges::default();
         for (start, len, sum) in [(10, 10, 10), (30, 5, 15), (15, 5, 15), (5, 40, 40), (0, 5, 45)] {
             ranges.add(start, len);
             assert_eq!(ranges.bytes(), sum, "{start} {len}");

@@ -160,7 +160,7 @@ fn encoded(value: &[u8], encoding: Encoding) -> String {
 }
 
 #[derive(Serialize)]
-struct Shown {
+struct ShownXattr {
     place: String,
     name: String,
     value: String,
@@ -170,7 +170,7 @@ fn show(session: &PlaceSession, xattrs: &[Xattr], is_json: bool, out: &mut dyn W
     if is_json {
         for (name, value) in xattrs {
             let place = json_name(&session.path);
-            let shown = Shown { place, name: json_name(name), value: json_name(value) };
+            let shown = ShownXattr { place, name: json_name(name), value: json_name(value) };
             write_line(out, &shown)?;
         }
         return Ok(());

@@ -28,7 +28,9 @@ use crate::output::{
 use crate::place::Place;
 use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree};
-use expression::{Count, Expression, Kind, Numbered, Search, Which, beginning, parse};
+use expression::{
+    Expression, NumberMatch, Numbered, PermissionMatch, Search, Which, beginning, parse,
+};
 
 pub(super) fn run(
     arguments: &FindArguments,
@@ -237,9 +239,9 @@ impl<'a> Finding<'a, '_> {
                 .find(|(known, _)| *known == place)
                 .is_some_and(|(_, time)| is_later(attr.mtime, *time)),
             Expression::Permissions { mode, kind } => match kind {
-                Kind::Just => attr.permissions == *mode,
-                Kind::All => attr.permissions & mode == *mode,
-                Kind::Any => *mode == 0 || attr.permissions & mode != 0,
+                PermissionMatch::Just => attr.permissions == *mode,
+                PermissionMatch::All => attr.permissions & mode == *mode,
+                PermissionMatch::Any => *mode == 0 || attr.permissions & mode != 0,
             },
             Expression::User(name) => self.owners.uid(name) == Some(attr.uid),
             Expression::Group(name) => self.owners.gid(name) == Some(attr.gid),
@@ -320,25 +322,25 @@ fn is_later(time: Timestamp, than: Timestamp) -> bool {
 }
 
 /// Whether that many whole units have passed since `time`.
-fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: Count) -> bool {
+fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: NumberMatch) -> bool {
     let nanos = |time: Timestamp| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
     let unit = i128::from(unit_secs) * 1_000_000_000;
     let age = nanos(now) - nanos(time);
     // As in find, minutes are compared exactly and days as whole days.
     if unit_secs == 60 {
         return match count {
-            Count::Just(wanted) => {
+            NumberMatch::Just(wanted) => {
                 let wanted = i128::from(wanted) * unit;
                 age > wanted - unit && age <= wanted
             }
-            Count::More(wanted) => age > i128::from(wanted) * unit,
-            Count::Less(wanted) => age < i128::from(wanted) * unit,
+            NumberMatch::More(wanted) => age > i128::from(wanted) * unit,
+            NumberMatch::Less(wanted) => age < i128::from(wanted) * unit,
         };
     }
     match u64::try_from(age.div_euclid(unit)) {
         Ok(units) => count.is(units),
         // A time in the future is younger than any age.
-        Err(_) => matches!(count, Count::Less(_)),
+        Err(_) => matches!(count, NumberMatch::Less(_)),
     }
 }
 

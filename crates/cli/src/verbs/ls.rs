@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use offshoot_vfs::enter::{Entrance, attr_of, may_enter};
 use offshoot_vfs::path::LastLink;
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Nameless};
+use offshoot_vfs::{Attr, Code, Errno, Error, FileId, FileSystem, FileType, Nameless, Structure};
 
 use crate::args::LsArguments;
 use crate::edit::{joined, place_in};
@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
         return failures.result();
     }
     let count = arguments.places.places.len();
-    let order = Order::new(arguments);
+    let order = SortOrder::new(arguments);
     let key = |top: &Top| (order.key(Some(&top.attr)), top.session.path.clone());
     for tops in [&mut files, &mut directories] {
         tops.sort_by_cached_key(key);
@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
     }
     let form = if arguments.json { Form::Json(JsonArray::new(out)?) } else { Form::Lines(out) };
     let is_recursive = arguments.recursive && !arguments.directory;
-    let mut listing = Listing {
+    let mut listing = LsListing {
         form,
         style,
         order,
@@ -143,20 +143,21 @@ enum Hidden {
 
 /// How the entries of a directory are sorted.
 #[derive(Clone, Copy)]
-struct Order {
-    by_time: bool,
-    by_size: bool,
+struct SortOrder {
+    is_by_time: bool,
+    is_by_size: bool,
     is_reversed: bool,
 }
 
-impl Order {
+impl SortOrder {
     fn new(arguments: &LsArguments) -> Self {
-        let LsArguments { by_time, by_size, reverse: is_reversed, .. } = *arguments;
-        Self { by_time, by_size, is_reversed }
+        let LsArguments { by_time: is_by_time, by_size: is_by_size, reverse: is_reversed, .. } =
+            *arguments;
+        Self { is_by_time, is_by_size, is_reversed }
     }
 
     fn needs_attr(self) -> bool {
-        self.by_time || self.by_size
+        self.is_by_time || self.is_by_size
     }
 
     /// The first sort key, before the name. Files that cannot be read come last.
@@ -166,8 +167,8 @@ impl Order {
             i128::from(attr.mtime.secs) * 1_000_000_000 + i128::from(attr.mtime.nanos)
         };
         match attr {
-            Some(attr) if self.by_time => -time(attr),
-            Some(attr) if self.by_size => -size(attr),
+            Some(attr) if self.is_by_time => -time(attr),
+            Some(attr) if self.is_by_size => -size(attr),
             None if self.needs_attr() => i128::MAX,
             _ => 0,
         }
@@ -176,10 +177,10 @@ impl Order {
 
 /// The listing of all places on the command line.
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
-struct Listing<'a, 'o> {
+struct LsListing<'a, 'o> {
     form: Form<'o>,
     style: Style,
-    order: Order,
+    order: SortOrder,
     hidden: Hidden,
     console: &'a Console,
     failures: Failures<'a>,
@@ -197,8 +198,8 @@ struct Listing<'a, 'o> {
 }
 
 /// The listing of one place.
-struct Tree<'l, 'a, 'o> {
-    listing: &'l mut Listing<'a, 'o>,
+struct ListedTree<'l, 'a, 'o> {
+    listing: &'l mut LsListing<'a, 'o>,
     fs: &'l dyn FileSystem,
     /// The directory where the listing of the place begins.
     top: FileId,
@@ -217,7 +218,7 @@ struct Named {
 }
 
 /// A directory whose subdirectories are being listed.
-struct Level {
+struct ListedLevel {
     directory: FileId,
     /// The length of its path. The path of every level below begins with it.
     path_len: usize,
@@ -227,7 +228,7 @@ struct Level {
     after: Option<u64>,
 }
 
-impl<'a, 'o> Listing<'a, 'o> {
+impl<'a, 'o> LsListing<'a, 'o> {
     /// Lists the places that are not directories. As in ls, all of them share the columns.
     fn files(&mut self, tops: Vec<Top>, directories: &[Top]) -> Result {
         let mut widths = Widths::default();
@@ -268,10 +269,10 @@ impl<'a, 'o> Listing<'a, 'o> {
         top: FileId,
         owners: Owners,
         widths: Widths,
-    ) -> Tree<'l, 'a, 'o> {
+    ) -> ListedTree<'l, 'a, 'o> {
         let json_volume = json_name(session.volume.as_os_str().as_bytes());
         let (fs, volume) = (&*session.fs, &*session.volume);
-        Tree { listing: self, fs, top, volume, json_volume, owners, widths }
+        ListedTree { listing: self, fs, top, volume, json_volume, owners, widths }
     }
 
     fn finish(self) -> Result {
@@ -292,7 +293,7 @@ impl<'a, 'o> Listing<'a, 'o> {
     }
 }
 
-impl Tree<'_, '_, '_> {
+impl ListedTree<'_, '_, '_> {
     /// The path, after the name of the volume if there are several volumes.
     fn full_path(&self, path: &[u8]) -> Vec<u8> {
         if self.listing.names_volume { place_in(self.volume, path) } else { path.to_vec() }
@@ -337,7 +338,7 @@ impl Tree<'_, '_, '_> {
     /// Lists a directory, and keeps what is needed to list those below it.
     fn enter(
         &mut self,
-        levels: &mut Vec<Level>,
+        levels: &mut Vec<ListedLevel>,
         held: &mut usize,
         directory: FileId,
         path: &[u8],
@@ -357,7 +358,7 @@ impl Tree<'_, '_, '_> {
             self.entries(directory, path, &entries)?;
             let todo = self.directories(entries);
             *held += todo.len();
-            levels.push(Level {
+            levels.push(ListedLevel {
                 directory,
                 path_len: path.len(),
                 todo: todo.into_iter(),
@@ -374,7 +375,7 @@ impl Tree<'_, '_, '_> {
                 (entries, is_complete) = self.batch_or_report(directory, last, path);
             }
         }
-        levels.push(Level {
+        levels.push(ListedLevel {
             directory,
             path_len: path.len(),
             todo: Vec::new().into_iter(),
@@ -405,7 +406,10 @@ impl Tree<'_, '_, '_> {
             ControlFlow::Continue(())
         })?;
         if descends {
-            return Err(Error::corrupt("directory", "its entries are not in ascending order"));
+            return Err(Error::corrupt(
+                Structure::Directory,
+                "its entries are not in ascending order",
+            ));
         }
         let is_last = batch.len() < BATCH;
         Ok((batch, is_last))
@@ -506,14 +510,17 @@ impl Tree<'_, '_, '_> {
         path_len: usize,
     ) -> Result<Entrance, Error> {
         if path_len > PATH_MAX {
-            return Err(Error::Unsupported(format!("a path of more than {PATH_MAX} bytes")));
+            return Err(Error::unsupported(
+                Code::Unsupported,
+                format!("a path of more than {PATH_MAX} bytes"),
+            ));
         }
         may_enter(self.fs, self.top, directory, &entry.name, entry.file)
     }
 
     fn begin(&mut self, path: &[u8]) -> Result {
         let header = self.full_path(path);
-        let Listing { form, has_headers, is_empty, .. } = &mut *self.listing;
+        let LsListing { form, has_headers, is_empty, .. } = &mut *self.listing;
         if let Form::Lines(out) = form
             && *has_headers
         {
@@ -574,14 +581,14 @@ impl Tree<'_, '_, '_> {
 
     /// Counts a symbolic link that has no target because the image is a metadata dump.
     fn without_target(&mut self, path: &[u8]) {
-        let Listing { failures, without_target, .. } = &mut *self.listing;
+        let LsListing { failures, without_target, .. } = &mut *self.listing;
         failures.note(ExitStatus::Failed);
         let (count, _) = without_target.get_or_insert_with(|| (0, path.to_vec()));
         *count += 1;
     }
 
     fn error(&mut self, path: &[u8], error: &Error) {
-        let Listing { failures, errors, .. } = &mut *self.listing;
+        let LsListing { failures, errors, .. } = &mut *self.listing;
         let status = ExitStatus::of(error);
         *errors += 1;
         if *errors <= ERRORS_PRINTED {
@@ -612,10 +619,10 @@ mod tests {
         let Verb::Ls(arguments) = Arguments::try_parse_from(words).unwrap().verb else { panic!() };
         let console = Console::default();
         let mut out = Vec::new();
-        let mut listing = Listing {
+        let mut listing = LsListing {
             form: Form::Lines(&mut out),
             style: Style::new(&arguments),
-            order: Order::new(&arguments),
+            order: SortOrder::new(&arguments),
             hidden: Hidden::No,
             console: &console,
             failures: Failures::new(&console),
@@ -626,7 +633,7 @@ mod tests {
             has_headers: true,
             is_empty: true,
         };
-        let mut tree = Tree {
+        let mut tree = ListedTree {
             listing: &mut listing,
             fs: &fs,
             top: id(300),

@@ -34,7 +34,7 @@ pub(super) fn run(
     console: &Arc<Console>,
 ) -> Result {
     let mut places = Places::new(&arguments.places, console);
-    let mut listing = Listing { arguments, out, failures: Failures::new(console) };
+    let mut listing = FlagsListing { arguments, out, failures: Failures::new(console) };
     while let Some(place) = places.next() {
         match place.and_then(|session| listing.place(&session)) {
             Ok(()) => {}
@@ -45,13 +45,13 @@ pub(super) fn run(
     listing.failures.result()
 }
 
-struct Listing<'a> {
+struct FlagsListing<'a> {
     arguments: &'a LsattrArguments,
     out: &'a mut dyn Write,
     failures: Failures<'a>,
 }
 
-impl Listing<'_> {
+impl FlagsListing<'_> {
     fn place(&mut self, session: &PlaceSession) -> Result {
         let file = session.file(LastLink::Keep)?;
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;

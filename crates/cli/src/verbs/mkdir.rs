@@ -21,8 +21,8 @@ pub(super) fn run(
     let caller = Caller::of(&arguments.edit.tree.open)?;
     let change = arguments.mode.as_deref().map(ModeChange::parse).transpose();
     let change = change.map_err(Failure::Usage)?;
-    let plain = Mode { change: None, caller };
-    let mode = Mode { change: change.as_ref(), caller };
+    let plain = DirectoryMode { change: None, caller };
+    let mode = DirectoryMode { change: change.as_ref(), caller };
     let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
     let mut told = Ok(());
     let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
@@ -40,7 +40,7 @@ pub(super) fn run(
             let prefix = &path[..end];
             // The caller must be able to go on inside the directories above, whatever the umask is.
             let caller = Caller { umask: caller.umask & !0o300, ..caller };
-            let on_the_way = Mode { caller, ..plain };
+            let on_the_way = DirectoryMode { caller, ..plain };
             let mode = if end == path.len() { mode } else { on_the_way };
             if !is_directory(fs, prefix)? {
                 make(prefix, mode)?;
@@ -59,7 +59,7 @@ fn tell(out: &mut dyn Write, place: &[u8]) -> io::Result<()> {
 
 /// The permissions of a new directory.
 #[derive(Clone, Copy)]
-struct Mode<'a> {
+struct DirectoryMode<'a> {
     /// The permissions that the caller named. Then the default access control list of the directory
     /// above does not reduce them.
     change: Option<&'a ModeChange>,
@@ -89,7 +89,7 @@ fn is_directory(fs: &dyn FileSystem, path: &[u8]) -> Result<bool, Error> {
     Err(Error::posix(Errno::EXIST, Escaped(path).to_string()))
 }
 
-fn make(fs: &dyn FileSystemMut, path: &[u8], mode: Mode<'_>) -> Result<(), Error> {
+fn make(fs: &dyn FileSystemMut, path: &[u8], mode: DirectoryMode<'_>) -> Result<(), Error> {
     // Trailing slashes do not belong to the name.
     let end = resolve_end(fs, bare(path), LastLink::Keep)?;
     let (None, Some((dir, name))) = (end.file, end.place) else {

@@ -9,7 +9,7 @@ use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, Timestamp};
 
 use crate::args::RmArguments;
-use crate::edit::{Report, at_every_place, joined, moment};
+use crate::edit::{EditReport, at_every_place, joined, moment};
 use crate::exit::Result;
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
@@ -75,7 +75,7 @@ fn remove(
     fs: &dyn FileSystemMut,
     path: &[u8],
     talk: &mut Talk<'_>,
-    report: &mut Report<'_, '_>,
+    report: &mut EditReport<'_, '_>,
     at: Timestamp,
 ) -> Result<(), Error> {
     let fail = |errno| Err(Error::posix(errno, Escaped(path).to_string()));
@@ -115,8 +115,8 @@ fn remove(
     if !is_empty && !talk.is_wanted("descend into directory", &shown) {
         return Ok(());
     }
-    let top = Open { place: (dir, name), left: 0 };
-    let mut removal = Removal { fs, at, report, talk, named: path, top: bare, left: 0 };
+    let top = OpenDirectory { place: (dir, name), left: 0 };
+    let mut removal = RmVisitor { fs, at, report, talk, named: path, top: bare, left: 0 };
     walk(fs, file, top, DEPTH_MAX, &mut removal);
     Ok(())
 }
@@ -143,17 +143,17 @@ pub(super) fn subvolume(path: &[u8]) -> Error {
 }
 
 /// A directory whose contents are being removed.
-struct Open {
+struct OpenDirectory {
     place: (FileId, Vec<u8>),
     /// How many files were left before this directory.
     left: u64,
 }
 
 /// Removes what the walk visits. A directory is removed after its contents.
-struct Removal<'a, 'r, 'f, 't> {
+struct RmVisitor<'a, 'r, 'f, 't> {
     fs: &'a dyn FileSystemMut,
     at: Timestamp,
-    report: &'a mut Report<'r, 'f>,
+    report: &'a mut EditReport<'r, 'f>,
     talk: &'a mut Talk<'t>,
     /// The place as it was named, and without trailing slashes.
     named: &'a [u8],
@@ -163,7 +163,7 @@ struct Removal<'a, 'r, 'f, 't> {
     left: u64,
 }
 
-impl Removal<'_, '_, '_, '_> {
+impl RmVisitor<'_, '_, '_, '_> {
     fn error(&mut self, error: &Error) {
         self.left += 1;
         self.report.error(error);
@@ -177,10 +177,10 @@ impl Removal<'_, '_, '_, '_> {
     }
 }
 
-impl WalkVisitor for Removal<'_, '_, '_, '_> {
-    type Directory = Open;
+impl WalkVisitor for RmVisitor<'_, '_, '_, '_> {
+    type Directory = OpenDirectory;
 
-    fn enter(&mut self, _: &Open, entry: &WalkedFile<'_>) -> Option<Open> {
+    fn enter(&mut self, _: &OpenDirectory, entry: &WalkedFile<'_>) -> Option<OpenDirectory> {
         let path = || joined(self.top, entry.path);
         if entry.attr.file.dev != entry.parent.dev {
             let error = subvolume(&path());
@@ -196,10 +196,10 @@ impl WalkVisitor for Removal<'_, '_, '_, '_> {
                 return None;
             }
         }
-        Some(Open { place: (entry.parent, entry.name.to_vec()), left: self.left })
+        Some(OpenDirectory { place: (entry.parent, entry.name.to_vec()), left: self.left })
     }
 
-    fn visit(&mut self, _: &Open, entry: &WalkedFile<'_>) {
+    fn visit(&mut self, _: &OpenDirectory, entry: &WalkedFile<'_>) {
         let path = || joined(self.top, entry.path);
         let shown = self.shown(&path);
         if !self.talk.is_file_wanted(entry.attr, &shown) {
@@ -215,7 +215,7 @@ impl WalkVisitor for Removal<'_, '_, '_, '_> {
         }
     }
 
-    fn leave(&mut self, directory: Open, path: &[u8]) {
+    fn leave(&mut self, directory: OpenDirectory, path: &[u8]) {
         if self.left > directory.left {
             return;
         }

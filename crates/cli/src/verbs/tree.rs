@@ -22,7 +22,7 @@ pub(super) fn run(
 ) -> Result {
     let mut places = Places::new(&arguments.places, console);
     let failures = Failures::new(console);
-    let mut tree = Tree { arguments, out, failures, directories: 0, files: 0 };
+    let mut tree = ShownTree { arguments, out, failures, directories: 0, files: 0 };
     while let Some(place) = places.next() {
         match place.and_then(|session| tree.place(&session)) {
             Ok(()) => {}
@@ -34,7 +34,7 @@ pub(super) fn run(
     tree.failures.result()
 }
 
-struct Tree<'a> {
+struct ShownTree<'a> {
     arguments: &'a TreeVerbArguments,
     out: &'a mut dyn Write,
     failures: Failures<'a>,
@@ -43,7 +43,7 @@ struct Tree<'a> {
 }
 
 /// A directory that is being shown.
-struct Level {
+struct ShownLevel {
     /// The length of the path of the directory.
     path_len: usize,
     /// The entries that are left.
@@ -52,7 +52,7 @@ struct Level {
     is_last: bool,
 }
 
-impl Tree<'_> {
+impl ShownTree<'_> {
     fn place(&mut self, session: &PlaceSession) -> Result {
         let file = session.file(LastLink::Follow)?;
         let attr = session.fs.attr(file).map_err(|error| session.named(error))?;
@@ -112,7 +112,7 @@ impl Tree<'_> {
         directory: FileId,
         path: &[u8],
         is_last: bool,
-    ) -> Level {
+    ) -> ShownLevel {
         let (mut entries, error) = listed(&*session.fs, top, directory, self.arguments.all);
         if let Some(error) = error {
             self.error(session, path, &error);
@@ -121,7 +121,7 @@ impl Tree<'_> {
             let is_directory = |attr: &Attr| attr.file_type == FileType::Directory;
             entries.retain(|entry| entry.attr.as_ref().map_or(true, is_directory));
         }
-        Level { path_len: path.len(), entries: entries.into_iter(), is_last }
+        ShownLevel { path_len: path.len(), entries: entries.into_iter(), is_last }
     }
 
     fn line(

@@ -13,7 +13,7 @@ use crate::output::{Console, human_size, json_name, write_line};
 use crate::session::{Access, Session};
 
 #[derive(Serialize)]
-struct Report {
+struct TrimReport {
     /// The discarded bytes of all devices together.
     bytes: u64,
     /// The devices that cannot discard.
@@ -32,7 +32,7 @@ pub(super) fn run(
     }
     if arguments.json {
         let unable = unable.iter().map(|device| json_name(device.as_bytes())).collect();
-        return Ok(write_line(out, &Report { bytes, unable })?);
+        return Ok(write_line(out, &TrimReport { bytes, unable })?);
     }
     writeln!(out, "{} trimmed", human_size(bytes))?;
     Ok(())

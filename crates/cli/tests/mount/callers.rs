@@ -328,20 +328,20 @@ fn subvolumes_need_the_permissions_of_directories() {
     mounted.ends_well();
 }
 
-/// Mounts a filesystem that claims to be a volume of another user, as `fusermount3` lets any user
-/// do.
+/// Mounts a filesystem that claims to be a volume of a user, as `fusermount3` lets any user do.
 struct Impostor {
     dir: PathBuf,
     source: PathBuf,
+    user: u32,
 }
 
 impl Mounter for Impostor {
     fn mount(&self) -> offshoot_vfs::Result<OwnedFd> {
         let device = File::options().read(true).write(true).open("/dev/fuse");
         let device = OwnedFd::from(device.expect("it is there"));
-        let fd = device.as_raw_fd();
+        let (fd, user) = (device.as_raw_fd(), self.user);
         let data = format!(
-            "fd={fd},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other,default_permissions"
+            "fd={fd},rootmode=40000,user_id={user},group_id={user},allow_other,default_permissions"
         );
         let data = CString::new(data).expect("text");
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
@@ -367,7 +367,7 @@ fn a_mount_of_another_user_is_not_trusted() {
         (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned(), said)
     };
     let (dir, other) = (scratch_dir(), scratch_dir());
-    let impostor = Impostor { dir: dir.path().into(), source: image.clone() };
+    let impostor = Impostor { dir: dir.path().into(), source: image.clone(), user: NOBODY };
     let options = ServeOptions { transport: Transport::Device, ..ServeOptions::default() };
     let server =
         Server::start(Box::new(Model::made_at(Timestamp::now())), Arc::new(impostor), options);
@@ -396,6 +396,38 @@ fn a_mount_of_another_user_is_not_trusted() {
     drop(control);
 }
 
+/// A mount whose process does not say with which options it serves, as one of another version,
+/// becomes read-only and never writable.
+#[test]
+fn a_mount_without_known_options_becomes_read_only_alone() {
+    let Some(judges) = require() else { return };
+    let disks = volume(&judges, 256);
+    let dir = scratch_dir();
+    let impostor = Impostor { dir: dir.path().into(), source: disks.images()[0].clone(), user: 0 };
+    let options = ServeOptions { transport: Transport::Device, ..ServeOptions::default() };
+    let server =
+        Server::start(Box::new(Model::made_at(Timestamp::now())), Arc::new(impostor), options);
+    let server = server.expect("it is served");
+    let remount = |options: &str| {
+        let words = ["mount", "-o", options, "any"].map(OsStr::new);
+        let output = super::offshoot(&[&words[..], &[dir.path().as_os_str()]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
+    let is_read_only = || {
+        let flags = rustix::fs::statvfs(dir.path()).expect("it is mounted").f_flag;
+        flags.contains(rustix::fs::StatVfsMountFlags::RDONLY)
+    };
+    let (is_done, said) = remount("remount,ro");
+    assert!(is_done && said.contains("its options are not known"), "{said}");
+    assert!(is_read_only());
+    let (is_done, said) = remount("remount,rw");
+    assert!(!is_done && said.contains("another version of offshoot"), "{said}");
+    assert!(is_read_only());
+    offshoot_fuse::unmount(dir.path(), Unmount::Lazily).expect("it is unmounted");
+    server.wait().expect("it ends");
+}
+
 /// A mount over another user's dead mount does not unmount that: the program does not believe what
 /// the dead mount says of itself.
 #[test]
@@ -404,7 +436,7 @@ fn a_dead_mount_of_another_user_is_not_taken_away() {
     let disks = volume(&judges, 256);
     let image = &disks.images()[0];
     let dir = scratch_dir();
-    let impostor = Impostor { dir: dir.path().into(), source: image.clone() };
+    let impostor = Impostor { dir: dir.path().into(), source: image.clone(), user: NOBODY };
     // No program ever serves it.
     drop(impostor.mount().expect("it is mounted"));
     let is_mounted = || {

@@ -201,7 +201,7 @@ impl Volume {
         if top.dev != name.dir.dev {
             return Err(fail(Errno::XDEV, path));
         }
-        let mut removal = Removal { volume: self, top: path, failed: None };
+        let mut removal = RemovalVisitor { volume: self, top: path, failed: None };
         walk(&self.files, top, name, DEPTH_MAX, &mut removal);
         removal.failed.map_or(Ok(()), Err)
     }
@@ -235,13 +235,13 @@ impl Volume {
 }
 
 /// Removes what a walk shows, each directory when it is left.
-struct Removal<'a> {
+struct RemovalVisitor<'a> {
     volume: &'a Volume,
     top: &'a [u8],
     failed: Option<Error>,
 }
 
-impl Removal<'_> {
+impl RemovalVisitor<'_> {
     fn keep(&mut self, result: Result<()>, path: &[u8]) {
         if let Err(error) = result
             && self.failed.is_none()
@@ -252,7 +252,7 @@ impl Removal<'_> {
     }
 }
 
-impl WalkVisitor for Removal<'_> {
+impl WalkVisitor for RemovalVisitor<'_> {
     type Directory = Name;
 
     fn enter(&mut self, _: &Name, entry: &WalkedFile<'_>) -> Option<Name> {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use offshoot_vfs::escape::Escaped;
 use offshoot_vfs::path::{LastLink, at_path, prefix, resolve};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk as walk_tree};
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, Structure};
 
 use super::{Volume, bytes, fail, owned};
 
@@ -201,7 +201,7 @@ impl ReadDir {
         (self.after, self.waiting) = (last, batch.into_iter());
         let result = result.and_then(|()| {
             let problem = "its entries are not in ascending order";
-            if descends { Err(Error::corrupt("directory", problem)) } else { Ok(()) }
+            if descends { Err(Error::corrupt(Structure::Directory, problem)) } else { Ok(()) }
         });
         result.map_err(|error| at_path(error, &self.path))
     }

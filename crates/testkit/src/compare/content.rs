@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use offshoot_vfs::{Error, FileId, FileSystem, Result};
+use offshoot_vfs::{Error, FileId, FileSystem, Result, Structure};
 
 use super::{Aspect, ComparedPair, ComparisonWalk};
 
@@ -61,7 +61,10 @@ impl ComparisonWalk<'_> {
         let mut expected = vec![0; len];
         let count = self.judge.read(pair.judge, window.start, &mut expected)?;
         if count != len {
-            return Err(Error::corrupt("the judge", format!("reads {count} of {len} bytes")));
+            return Err(Error::corrupt(
+                Structure::Data,
+                format!("the judge reads {count} of {len} bytes"),
+            ));
         }
         self.read_in_steps(pair, window, &expected)?;
         let mut parts = vec![window.clone()];
@@ -186,7 +189,7 @@ pub(crate) fn data_ranges(fs: &dyn FileSystem, file: FileId) -> Result<Vec<Range
     let mut at = 0;
     while let Some(range) = fs.next_data(file, at)? {
         if range.is_empty() || range.start < at {
-            return Err(Error::corrupt("data ranges", format!("{range:?} after {at}")));
+            return Err(Error::corrupt(Structure::DataRanges, format!("{range:?} after {at}")));
         }
         at = range.end;
         ranges.push(range);

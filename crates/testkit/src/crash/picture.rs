@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::{ControlFlow, Range};
 
-use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Timestamp};
+use offshoot_vfs::{Error, FileFlags, FileId, FileSystem, FileType, Result, Structure, Timestamp};
 
 use crate::compare::data_ranges;
 use crate::model::subvolumes::{Settings, SubvolumeCalls};
@@ -106,7 +106,7 @@ pub(super) fn take(fs: &dyn FileSystem, subvolumes: &dyn SubvolumeCalls) -> Resu
 }
 
 fn misfit(problem: String) -> Error {
-    Error::corrupt("directory", problem)
+    Error::corrupt(Structure::Directory, problem)
 }
 
 /// The identity of a file.
@@ -180,7 +180,7 @@ fn sectors(fs: &dyn FileSystem, file: FileId, size: u64, head: &mut Vec<u8>) -> 
         buf.resize(len.next_multiple_of(usize::try_from(SECTOR).expect("small")), 0);
         let read = fs.read(file, offset, &mut buf[..len])?;
         if read != len {
-            return Err(Error::corrupt("file", format!("{file} ends before its size")));
+            return Err(Error::corrupt(Structure::File, format!("{file} ends before its size")));
         }
         if offset < HEAD {
             head.extend_from_slice(&buf[..len.min(usize::try_from(HEAD).expect("small"))]);

@@ -10,7 +10,7 @@ use std::fmt;
 
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
-    EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
+    Code, EntryPlace, Errno, Error, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
     FileSystemMut, FileType, NewFile, NewNode, Rename, Result, SetAttr, Timestamp, XattrMode,
 };
 
@@ -635,6 +635,6 @@ impl<'a> Runner<'a> {
     }
 
     fn subvolumes(&self) -> Result<&'a dyn SubvolumeCalls> {
-        self.subvolumes.ok_or_else(|| Error::Unsupported("subvolumes".into()))
+        self.subvolumes.ok_or_else(|| Error::unsupported(Code::Unsupported, "subvolumes"))
     }
 }

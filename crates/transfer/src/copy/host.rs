@@ -3,7 +3,7 @@
 //! Depth first, with the directories on the way open: nothing is reached by a path that could
 //! be changed, or become too long, meanwhile. Their number bounds the depth.
 
-use offshoot_vfs::{Error, FileId, FileType, SafeName};
+use offshoot_vfs::{Code, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, Dir, DirEntry};
 
 use super::directory::DirectoryRef;
@@ -14,12 +14,12 @@ use crate::extract::Limits;
 use crate::host::Process;
 
 /// A directory that the walk is in.
-struct Level<'a> {
+struct HostLevel<'a> {
     directory: DirectoryRef<'a>,
     entries: Dir,
 }
 
-impl<'a> Level<'a> {
+impl<'a> HostLevel<'a> {
     /// The directory `file`, as a copy of `original`.
     fn open(
         source: &'a Source<'a>,
@@ -52,7 +52,7 @@ pub(super) fn copy(
 ) -> Result<(), Trouble> {
     let limits = limits(process);
     target::dress_directory(source.into, file, &top)?;
-    let top = Level::open(source, top, file, is_new).map_err(Trouble::Source)?;
+    let top = HostLevel::open(source, top, file, is_new).map_err(Trouble::Source)?;
     with_workers(source.into, limits.batch_files, |batches| {
         Walk { source, batches, levels: vec![top], depth_max: limits.depth_max }.run();
     });
@@ -62,7 +62,7 @@ pub(super) fn copy(
 struct Walk<'w, 'a> {
     source: &'a Source<'a>,
     batches: &'w mut Batches<'a>,
-    levels: Vec<Level<'a>>,
+    levels: Vec<HostLevel<'a>>,
     depth_max: usize,
 }
 
@@ -107,7 +107,7 @@ impl<'a> Walk<'_, 'a> {
         }
         if self.levels.len() >= self.depth_max {
             let what = format!("a directory more than {} levels deep", self.depth_max);
-            return Err(Error::Unsupported(what));
+            return Err(Error::unsupported(Code::TooDeep, what));
         }
         let original = HostFile::found(directory.host_fd(), &name, file_type)?;
         let is_other = original.attr().file.dev != directory.device();
@@ -117,7 +117,7 @@ impl<'a> Walk<'_, 'a> {
                 drop(DirectoryRef::new(self.source, file, *original.attr(), is_new, None));
                 return Ok(());
             }
-            self.levels.push(Level::open(self.source, original, file, is_new)?);
+            self.levels.push(HostLevel::open(self.source, original, file, is_new)?);
         }
         Ok(())
     }
@@ -133,6 +133,7 @@ fn type_of(directory: &DirectoryRef<'_>, entry: &DirEntry) -> Result<FileType, E
         }
         known => known.as_raw_mode(),
     };
-    FileType::from_mode(mode)
-        .ok_or_else(|| Error::Unsupported(format!("a file of the mode {mode:o}")))
+    FileType::from_mode(mode).ok_or_else(|| {
+        Error::unsupported(Code::Unsupported, format!("a file of the mode {mode:o}"))
+    })
 }

@@ -13,7 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, Result, SafeName, Timestamp};
+use offshoot_vfs::{
+    Attr, Code, Errno, Error, FileId, FileSystem, FileType, Result, SafeName, Timestamp,
+};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
 
 use super::target::PIECE_BYTES;
@@ -290,8 +292,9 @@ impl<R: Read> Original for Stream<R> {
 }
 
 fn attr_of(stat: &Stat) -> Result<Attr> {
-    let file_type = FileType::from_mode(stat.st_mode)
-        .ok_or_else(|| Error::Unsupported(format!("a file of the mode {:o}", stat.st_mode)))?;
+    let file_type = FileType::from_mode(stat.st_mode).ok_or_else(|| {
+        Error::unsupported(Code::Unsupported, format!("a file of the mode {:o}", stat.st_mode))
+    })?;
     let time =
         |secs: i64, nanos: u64| Timestamp { secs, nanos: u32::try_from(nanos).unwrap_or_default() };
     let number = |number: i64| number.cast_unsigned();

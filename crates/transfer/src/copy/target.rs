@@ -16,7 +16,7 @@ use offshoot_vfs::{
 
 use super::original::Original;
 use super::{Attribute, Reflink};
-use super::{IntoVolume, Names, SHOWN_PATH_MAX, Trouble, same_file};
+use super::{CopyNames, IntoVolume, SHOWN_PATH_MAX, Trouble, same_file};
 use crate::Hint;
 use crate::extract::{Known, Name, Unapplied};
 use crate::xattrs::Xattr;
@@ -42,7 +42,7 @@ struct Begun {
 /// Copies a file that is no directory to `place`, with `buf` to read into.
 pub(super) fn put(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
+    names: &CopyNames<'_>,
     place: EntryPlace<'_>,
     original: &dyn Original,
     buf: &mut Vec<u8>,
@@ -173,7 +173,7 @@ fn require_replaceable(
 /// Makes room for a copy: gives the regular file that the copy writes into, and removes any other.
 fn take(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
+    names: &CopyNames<'_>,
     place: EntryPlace<'_>,
     Old { attr: old, .. }: &Old,
     original: &dyn Original,
@@ -208,7 +208,7 @@ fn take(
 /// Makes an empty file for a copy, or empties the one that is written into.
 fn make(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
+    names: &CopyNames<'_>,
     place: EntryPlace<'_>,
     old: Option<&Old>,
     original: &dyn Original,
@@ -226,7 +226,7 @@ fn make(
 /// Gives a file with several names one more, or begins it for its first.
 fn link(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
+    names: &CopyNames<'_>,
     place: EntryPlace<'_>,
     old: Option<&Old>,
     original: &dyn Original,
@@ -266,7 +266,7 @@ fn link(
 /// name given to the copy that was made before.
 fn link_kept(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
+    names: &CopyNames<'_>,
     place: EntryPlace<'_>,
     old: &Old,
     attr: &Attr,
@@ -318,7 +318,7 @@ fn table_failed(error: std::io::Error) -> Trouble {
 /// not have the name already.
 fn link_to(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
+    names: &CopyNames<'_>,
     known: &Name,
     file_type: FileType,
     place: EntryPlace<'_>,
@@ -390,7 +390,7 @@ fn owner_and_mode(into: &IntoVolume<'_>, attr: &Attr) -> SetAttr {
 /// Gives a file that was made its data, its extended attributes and its times.
 fn fill(
     into: &IntoVolume<'_>,
-    names: &Names<'_>,
+    names: &CopyNames<'_>,
     place: EntryPlace<'_>,
     file: FileId,
     original: &dyn Original,
@@ -404,7 +404,7 @@ fn fill(
     };
     if attr.file_type == FileType::Regular {
         let copied = match share_data(into, file, original)? {
-            Some(end) => Copied { end, is_all: true },
+            Some(end) => CopiedExtent { end, is_all: true },
             None => copy_data(into, file, original, buf)?,
         };
         if copied.is_all {
@@ -484,7 +484,7 @@ fn not_shared(error: Error) -> Trouble {
 }
 
 /// How far the data of a file was copied.
-struct Copied {
+struct CopiedExtent {
     /// The end of what was written.
     end: u64,
     /// Behind it is a hole, and not what the file lost while it was read.
@@ -498,7 +498,7 @@ fn copy_data(
     file: FileId,
     original: &dyn Original,
     buf: &mut Vec<u8>,
-) -> Result<Copied, Trouble> {
+) -> Result<CopiedExtent, Trouble> {
     let mut end = 0;
     while let Some(data) = original.next_data(end).map_err(Trouble::Source)? {
         let mut at = data.start.max(end);
@@ -515,7 +515,7 @@ fn copy_data(
             at += count as u64;
             if count < len {
                 // What knows no end may end before the size that it says.
-                return Ok(Copied {
+                return Ok(CopiedExtent {
                     end: at,
                     is_all: data.end == u64::MAX && at >= original.attr().size,
                 });
@@ -529,7 +529,7 @@ fn copy_data(
             break;
         }
     }
-    Ok(Copied { end, is_all: true })
+    Ok(CopiedExtent { end, is_all: true })
 }
 
 /// Sets extended attributes. Those that a volume has no place for are counted.

@@ -13,7 +13,7 @@ use offshoot_vfs::{EntryPlace, Error, FileId, FileType, SafeName};
 
 use super::directory::DirectoryRef;
 use super::original::{HostFile, Original, VolumeFile};
-use super::{IntoVolume, Names, Source, Trouble, target};
+use super::{CopyNames, IntoVolume, Source, Trouble, target};
 use crate::extract::workers;
 
 /// The most files that go to a worker at once.
@@ -56,7 +56,7 @@ impl Job<'_> {
         let (into, dir) = (source.into, self.directory.file());
         let from = || source.path_of(dir, &self.name);
         let to = || source.shown_of(dir, &self.name);
-        let names = Names { from: &from, to: &to };
+        let names = CopyNames { from: &from, to: &to };
         let place = EntryPlace { dir, name: &self.name };
         match self.seen {
             Seen::Host(file_type) => {

@@ -10,7 +10,9 @@ use std::sync::{Mutex, OnceLock};
 
 use offshoot_vfs::escape::message;
 use offshoot_vfs::path::climb;
-use offshoot_vfs::{self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason, SafeName};
+use offshoot_vfs::{
+    self as vfs, Attr, Errno, Error, FileId, FileSystem, OsReason, SafeName, Structure,
+};
 use rustix::fs::{self, Mode, OFlags};
 
 use super::directory::DirectoryRef;
@@ -194,7 +196,7 @@ impl<'a> Context<'a> {
             Trouble::Volume(error) => self.problems.unreadable(path, error),
             Trouble::OtherName => self.problems.unreadable(
                 path,
-                &vfs::Error::corrupt("file", "another name of it could not be read"),
+                &vfs::Error::corrupt(Structure::File, "another name of it could not be read"),
             ),
             Trouble::Refused(why) => self.problems.not_made(path, &message(why)),
             Trouble::Host(what, errno) => {

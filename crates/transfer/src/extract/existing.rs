@@ -42,7 +42,7 @@ pub(crate) enum TargetKind {
 }
 
 /// What a name of the destination leads to.
-enum Found {
+enum ExistingEntry {
     /// It is written into.
     Open(Target),
     /// It is replaced.
@@ -60,8 +60,8 @@ pub(crate) fn open(
         return Ok(None);
     };
     match find(context, &overwrite, directory, name)? {
-        Found::Open(target) => Ok(Some(target)),
-        Found::Replace => Ok(None),
+        ExistingEntry::Open(target) => Ok(Some(target)),
+        ExistingEntry::Replace => Ok(None),
     }
 }
 
@@ -70,7 +70,7 @@ fn find(
     overwrite: &Overwrite<'_>,
     directory: &DirectoryRef<'_>,
     name: &SafeName,
-) -> Result<Found, Trouble> {
+) -> Result<ExistingEntry, Trouble> {
     let fail = |errno| Trouble::Host("cannot open what is there", errno);
     let stat = match fs::statat(directory.fd(), &**name, AtFlags::empty()) {
         Ok(stat) => stat,
@@ -93,7 +93,7 @@ fn find(
         refuse_occupied(context, overwrite, directory, name)?;
     }
     if is_regular && overwrite.manner.is_apart && stat.st_nlink > 1 {
-        return Ok(Found::Replace);
+        return Ok(ExistingEntry::Replace);
     }
     let truncate = if is_regular { OFlags::empty() } else { OFlags::TRUNC };
     let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | truncate;
@@ -107,10 +107,10 @@ fn find(
         return Err(fail(Errno::AGAIN));
     }
     if !is_regular {
-        return Ok(Found::Open(Target { file, kind: TargetKind::Stream }));
+        return Ok(ExistingEntry::Open(Target { file, kind: TargetKind::Stream }));
     }
     fs::ftruncate(&file, 0).map_err(|errno| Trouble::Host("cannot empty what is there", errno))?;
-    Ok(Found::Open(Target { file, kind: TargetKind::Emptied }))
+    Ok(ExistingEntry::Open(Target { file, kind: TargetKind::Emptied }))
 }
 
 /// Whether what has the name of an entry stays, as the caller asked for. What cannot be looked at

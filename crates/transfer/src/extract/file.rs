@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 
-use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName};
+use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName, Structure};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::attributes::{Handle, Made};
@@ -157,7 +157,10 @@ pub(crate) fn copy(
     let result = context.fs.read_data(id, range.clone(), &mut |offset, data| {
         let inside = offset >= end && (data.len() as u64) <= range.end.saturating_sub(offset);
         if !inside {
-            return Err(Error::corrupt("file extent", "data outside of the range that was read"));
+            return Err(Error::corrupt(
+                Structure::FileExtent,
+                "data outside of the range that was read",
+            ));
         }
         file.write_all_at(data, offset).map_err(|error| {
             refused = Some(Trouble::from_io("cannot write", &error));

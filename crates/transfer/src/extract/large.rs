@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use offshoot_vfs::{Attr, Error, SafeName};
+use offshoot_vfs::{Attr, Error, SafeName, Structure};
 
 use super::context::{Context, Trouble};
 use super::directory::DirectoryRef;
@@ -146,7 +146,7 @@ impl Parts {
             }
             let Some(data) = next_data(self.at)? else { return Ok(None) };
             if data.start < self.at || data.is_empty() || data.end > self.size {
-                return Err(Error::corrupt("file", "its data is not in ascending order"));
+                return Err(Error::corrupt(Structure::File, "its data is not in ascending order"));
             }
             self.at = data.start;
             self.data = data;

@@ -72,7 +72,7 @@ pub struct Refusal {
 }
 
 #[derive(Default)]
-struct State {
+struct ProblemCounts {
     errors: u64,
     /// Errors that one line of the summary tells.
     errors_elsewhere: u64,
@@ -84,7 +84,7 @@ struct State {
 /// Collects from all threads.
 pub struct Problems<'a> {
     watcher: &'a dyn Watcher,
-    state: Mutex<State>,
+    state: Mutex<ProblemCounts>,
     stopped: AtomicBool,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Problems<'a> {
         Self { watcher, state: Mutex::default(), stopped: AtomicBool::new(false) }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ProblemCounts> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

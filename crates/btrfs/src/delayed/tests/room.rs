@@ -51,7 +51,10 @@ fn fill_and_empty(options: &EngineOptions) -> ChangeCost {
 #[test]
 fn a_full_volume_is_no_dearer_than_without_delayed_items() {
     let took = fill_and_empty(&quiet());
-    let without = fill_and_empty(&EngineOptions { has_delayed_items: false, ..quiet() });
+    let without = fill_and_empty(&EngineOptions {
+        mechanisms: Mechanisms::default().delayed_items(false),
+        ..quiet()
+    });
     assert!(took.files >= without.files / 10 * 9, "{} files, and {}", took.files, without.files);
     let (commits, most) = (took.commits, 2 * without.commits);
     assert!(commits <= most, "{commits} commits, and {most} at the most");
@@ -109,7 +112,8 @@ fn make_until_chunk_is_needed(fs: &Filesystem) {
 /// removed it, and it was allocated again.
 #[test]
 fn a_chunk_comes_before_anybody_waits_and_stays() {
-    let by_item = EngineOptions { is_reserved_by_item: true, ..quiet() };
+    let by_item =
+        EngineOptions { mechanisms: Mechanisms::default().reserve_by_item(true), ..quiet() };
     let fs = open(in_memory(16384), &by_item);
     let chunks = || fs.volume().chunks().count();
     create(&fs, fs.root(), "first");

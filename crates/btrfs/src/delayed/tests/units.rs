@@ -180,7 +180,10 @@ fn metadata_is_held_by_the_leaf() {
     assert!(many > few, "it grows");
     assert!(many - few <= leaves(MANY - FEW) * unit, "from {few} to {many}, {unit} for an item");
     // An entry by hash, one by index, an inode and its name.
-    let (by_item, unit) = held_for(FEW, &EngineOptions { is_reserved_by_item: true, ..quiet() });
+    let (by_item, unit) = held_for(
+        FEW,
+        &EngineOptions { mechanisms: Mechanisms::default().reserve_by_item(true), ..quiet() },
+    );
     assert!(
         by_item >= 4 * FEW * unit,
         "{by_item} bytes where each item has its own unit of {unit}"

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk, DevExtent};
 use offshoot_btrfs_format::space::BlockGroupItem;
 use offshoot_btrfs_format::{DeviceId, ItemType, Key, Logical, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::FromBytes;
 
 use super::Engine;
@@ -45,15 +45,19 @@ impl DevicePlace {
 }
 
 fn wrong_extent(chunk: u64, problem: &str) -> Error {
-    Error::corrupt_at("device extent", chunk, format!("{problem}; the volume can be read"))
+    Error::corrupt_at(Structure::DeviceExtent, chunk, format!("{problem}; the volume can be read"))
 }
 
 fn wrong_chunk(chunk: &Chunk, problem: &str) -> Error {
-    Error::corrupt_at("chunk", chunk.start.0, format!("{problem}; the volume can be read"))
+    Error::corrupt_at(Structure::Chunk, chunk.start.0, format!("{problem}; the volume can be read"))
 }
 
 fn wrong_group(start: u64, problem: &str) -> Error {
-    Error::corrupt_at("block group item", start, format!("{problem}; the volume can be read"))
+    Error::corrupt_at(
+        Structure::BlockGroupItem,
+        start,
+        format!("{problem}; the volume can be read"),
+    )
 }
 
 impl Engine {
@@ -85,7 +89,7 @@ impl Engine {
             return Ok(());
         }
         let problem = format!("it counts {used} bytes as used, but its trees take {least} or more");
-        Err(Error::corrupt("superblock", problem))
+        Err(Error::corrupt(Structure::Superblock, problem))
     }
 
     /// Requires that each device is as long as its item says. A writer puts copies of the
@@ -100,7 +104,7 @@ impl Engine {
                     "device {id} is to have {expected} bytes, but {name} has {size}: make it as \
                      long as it was; the volume can be read"
                 );
-                return Err(Error::corrupt("device item", problem));
+                return Err(Error::corrupt(Structure::DeviceItem, problem));
             }
         }
         Ok(())
@@ -146,8 +150,9 @@ impl Engine {
         let mut before: Option<(DevicePlace, u64)> = None;
         while let Some((key, data)) = cursor.item() {
             if key.item_type == ItemType::DEV_EXTENT {
-                let (extent, _) = DevExtent::ref_from_prefix(data)
-                    .map_err(|_| Error::corrupt("device extent", format!("{key}: it is cut")))?;
+                let (extent, _) = DevExtent::ref_from_prefix(data).map_err(|_| {
+                    Error::corrupt(Structure::DeviceExtent, format!("{key}: it is cut"))
+                })?;
                 let place = DevicePlace { device: DeviceId(key.objectid), physical: key.offset };
                 let len = extent.length.get();
                 self.require_device_extent(place, extent, stripes.remove(&place))?;

@@ -139,8 +139,8 @@ fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, boo
         return Ok(None);
     }
     let handle = volume.enter()?;
-    if !matches!(target(&handle, file, &item, &data.range())?, WriteTarget::New(len) if len == data.len)
-    {
+    let written = target(&handle, file, &item, &data.range())?;
+    if !matches!(written, WriteTarget::New(len) if len == data.len) {
         return Ok(None);
     }
     let (logical, len) = match live.space.take_data(&volume.base, data.len) {

@@ -22,7 +22,7 @@ use std::ops::Range;
 
 use offshoot_btrfs_format::extent::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef};
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId, U32};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::FromBytes;
 
 use super::{ExtentRecord, GapSearch, TransactionHandle};
@@ -47,7 +47,7 @@ pub(super) struct KnownExtent {
 
 /// The error for a wrong extent tree, or a wrong reference to an extent.
 pub(super) fn wrong(logical: Logical, problem: &str) -> Error {
-    Error::corrupt_at("extent tree", logical.0, format!("{problem}; {ADVICE}"))
+    Error::corrupt_at(Structure::ExtentTree, logical.0, format!("{problem}; {ADVICE}"))
 }
 
 /// Whether an item with this key is that of an extent.

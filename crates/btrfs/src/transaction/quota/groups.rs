@@ -10,7 +10,7 @@
 use offshoot_btrfs_format::quota::QgroupId;
 use offshoot_btrfs_format::space::{QgroupInfoItem, QgroupLimitItem};
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
-use offshoot_vfs::{Error, Result};
+use offshoot_vfs::{Error, Result, Structure};
 use zerocopy::IntoBytes;
 
 use super::Quotas;
@@ -56,7 +56,7 @@ pub(super) fn parents_of(volume: &Base, group: QgroupId) -> Result<Vec<QgroupId>
         let parent = QgroupId(key.offset);
         if parent.level() <= group.level() {
             let problem = format!("{parent} holds {group}, which is of no lower level");
-            return Err(Error::corrupt("quota group relation", problem));
+            return Err(Error::corrupt(Structure::QuotaGroupRelation, problem));
         }
         parents.push(parent);
         cursor.advance()?;

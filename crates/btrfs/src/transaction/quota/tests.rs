@@ -128,7 +128,7 @@ fn a_limit_of_all_bits_is_none() {
     limit(u64::MAX - 1);
     let refused =
         BtrfsVolume::open_writable(disks.writable_devices(), &crate::EngineOptions::default());
-    assert!(matches!(refused.err(), Some(Error::Unsupported(_))));
+    assert!(matches!(refused.err(), Some(Error::Unsupported { .. })));
 }
 
 /// Without a status item, or with one that says that quotas are off, the kernel maintains no

@@ -127,7 +127,8 @@ impl ItemSequence {
 
     /// Whether the sequence is exactly the items of the leaf.
     fn is_leaf(&self, sources: RunSources<'_>) -> bool {
-        matches!(&self.runs[..], [ItemRun { place: ItemSource::Leaf, at }] if *at == (0..sources.leaf.len()))
+        let all = 0..sources.leaf.len();
+        matches!(&self.runs[..], [ItemRun { place: ItemSource::Leaf, at }] if *at == all)
     }
 
     /// The sequence with all items of a sibling added, on the left or on the right.

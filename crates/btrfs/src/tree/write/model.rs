@@ -24,7 +24,7 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 use crate::block::TreeBlock;
 use crate::test_volumes::bare;
 use crate::tree::Blocks as _;
-use crate::{BtrfsVolume, EngineOptions, Latching, Stats};
+use crate::{BtrfsVolume, EngineOptions, Latching, Mechanisms, Stats};
 
 const NODE_SIZE: u32 = 4096;
 /// The inode number of the test items. No file of the new volume has it.
@@ -86,7 +86,8 @@ impl ScheduleStart {
 
 fn open(device: Arc<dyn BlockDevice>, is_exclusive: bool) -> Arc<BtrfsVolume> {
     let latching = Latching { is_exclusive, ..Latching::default() };
-    let options = EngineOptions { latching, commit_interval: None, ..EngineOptions::default() };
+    let mechanisms = Mechanisms::default().latching(latching);
+    let options = EngineOptions { mechanisms, commit_interval: None, ..EngineOptions::default() };
     BtrfsVolume::open_writable(vec![device], &options).expect("it opens")
 }
 

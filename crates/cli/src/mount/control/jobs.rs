@@ -55,20 +55,20 @@ pub(in crate::mount) struct Jobs {
     /// Set when the filesystem is mounted.
     caches: OnceLock<KernelCaches>,
     /// The jobs by their open directory.
-    table: Mutex<HashMap<u64, Arc<Job>>>,
+    table: Mutex<HashMap<u64, Arc<ControlJob>>>,
     /// Each job holds a clone, so the number of clones is the number of jobs.
     slots: Arc<()>,
 }
 
 /// A job that runs, or that has ended and was not fetched.
-struct Job {
-    state: Mutex<State>,
+struct ControlJob {
+    state: Mutex<ControlState>,
     changed: Condvar,
     _slot: Arc<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct ControlState {
     /// The output that was not fetched, in order.
     printed: VecDeque<(Stream, Vec<u8>)>,
     bytes: usize,
@@ -143,7 +143,7 @@ impl Jobs {
             if Arc::strong_count(&self.slots) > MOST_JOBS {
                 return Err(busy());
             }
-            let job = Arc::new(Job {
+            let job = Arc::new(ControlJob {
                 state: Mutex::default(),
                 changed: Condvar::new(),
                 _slot: self.slots.clone(),
@@ -238,7 +238,7 @@ impl Ioctls for Jobs {
     }
 }
 
-impl Job {
+impl ControlJob {
     /// The next event of the job. Waits for at most [`PATIENCE`].
     fn next(&self) -> Result<Next> {
         let mut state = lock(&self.state);
@@ -246,7 +246,7 @@ impl Job {
             return Err(Error::posix(Errno::BUSY, "a job that somebody else asks for"));
         }
         state.is_asked = true;
-        let is_quiet = |state: &mut State| state.printed.is_empty() && state.ended.is_none();
+        let is_quiet = |state: &mut ControlState| state.printed.is_empty() && state.ended.is_none();
         let waited = self.changed.wait_timeout_while(state, PATIENCE, is_quiet);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.is_asked = false;
@@ -263,7 +263,7 @@ impl Job {
 
     /// Waits for room, and keeps the output or a part of it. Returns how much it kept, in bytes.
     fn print(&self, stream: Stream, bytes: &[u8]) -> io::Result<usize> {
-        let is_full = |state: &mut State| state.bytes >= MOST_BYTES && !state.is_dropped;
+        let is_full = |state: &mut ControlState| state.bytes >= MOST_BYTES && !state.is_dropped;
         let waited = self.changed.wait_while(lock(&self.state), is_full);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         if state.is_dropped {
@@ -284,7 +284,7 @@ impl Job {
 
 /// An output stream of a job.
 struct Printer {
-    job: Arc<Job>,
+    job: Arc<ControlJob>,
     stream: Stream,
 }
 
@@ -299,7 +299,7 @@ impl Write for Printer {
 }
 
 /// Runs the verb `words` with `places` in place of its own. Returns the exit code.
-fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Job>) -> u32 {
+fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<ControlJob>) -> u32 {
     let printer = |stream| Printer { job: job.clone(), stream };
     let console = Arc::new(Console::to(Box::new(printer(Stream::Err))));
     let mut out = BufWriter::new(printer(Stream::Out));

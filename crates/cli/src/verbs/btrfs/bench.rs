@@ -23,7 +23,7 @@ use crate::edit::moment;
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Statistics, human_size};
 use crate::workload::{DirFsync, Enospc, FsMark, Site, timed_sync};
-use report::{Phase, Report, Stopwatch};
+use report::{BenchPhase, BenchReport, Stopwatch};
 
 pub(in crate::verbs) fn run(
     verb: &BenchVerb,
@@ -51,11 +51,11 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
         None => Some(work.image_bytes().ok_or_else(too_many)?),
         given => given,
     };
-    let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
-    let site = Engine::new(&arguments.volume, image_bytes, None, &options, console)?;
+    let options = arguments.volume.options(arguments.dirty_bytes);
+    let site = BenchVolumeSite::new(&arguments.volume, image_bytes, None, &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&site)?;
-    let phases = rounds.into_iter().map(|round| Phase { name: None, round }).collect();
+    let phases = rounds.into_iter().map(|round| BenchPhase { name: None, round }).collect();
     let title = format!(
         "fs-mark: {threads} threads, each {} rounds of {files} files of {}; at most {} dirty",
         work.rounds,
@@ -71,24 +71,26 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
         "began_seconds": began_secs,
         "dirty_bytes": arguments.dirty_bytes,
     });
-    let report = Report { title, settings, phases, sync, stopwatch, statistics: site.statistics() };
+    let report =
+        BenchReport { title, settings, phases, sync, stopwatch, statistics: site.statistics() };
     report.write(arguments.volume.json, out)
 }
 
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
     let work = Enospc { workers, size, half_direct };
-    let options = arguments.volume.mechanisms.options(arguments.dirty_bytes);
-    let engine = Engine::new(&arguments.volume, Some(arguments.size), None, &options, console)?;
+    let options = arguments.volume.options(arguments.dirty_bytes);
+    let engine =
+        BenchVolumeSite::new(&arguments.volume, Some(arguments.size), None, &options, console)?;
     Enospc::prepare(&engine)?;
     let mut workers = work.workers(&engine)?;
     let stopwatch = Stopwatch::start();
     let fill = work.fill(&engine, &mut workers)?;
     let files: Vec<u64> = workers.iter().map(|worker| worker.files).collect();
-    let mut phases = vec![Phase { name: Some("fill"), round: fill }];
+    let mut phases = vec![BenchPhase { name: Some("fill"), round: fill }];
     if !arguments.keep {
         let round = Enospc::remove(&engine, &mut workers)?;
-        phases.push(Phase { name: Some("remove"), round });
+        phases.push(BenchPhase { name: Some("remove"), round });
     }
     let sync = timed_sync(&engine)?;
     let title = format!(
@@ -109,7 +111,7 @@ fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Consol
         "dirty_bytes": arguments.dirty_bytes,
     });
     let report =
-        Report { title, settings, phases, sync, stopwatch, statistics: engine.statistics() };
+        BenchReport { title, settings, phases, sync, stopwatch, statistics: engine.statistics() };
     report.write(arguments.volume.json, out)
 }
 
@@ -126,13 +128,13 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
         given => given,
     };
     // Without commits in between, all changes go to the log.
-    let options =
-        EngineOptions { commit_interval: None, ..arguments.volume.mechanisms.options(dirty_bytes) };
-    let engine = Engine::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
+    let options = EngineOptions { commit_interval: None, ..arguments.volume.options(dirty_bytes) };
+    let engine =
+        BenchVolumeSite::new(&arguments.volume, image_bytes, Some(nodesize), &options, console)?;
     let stopwatch = Stopwatch::start();
     let (rounds, sync) = work.run(&engine)?;
     let named = DirFsync::PHASES.into_iter().zip(rounds);
-    let phases = named.map(|(name, round)| Phase { name: Some(name), round }).collect();
+    let phases = named.map(|(name, round)| BenchPhase { name: Some(name), round }).collect();
     let title = format!(
         "dir-fsync: {files} files, {deletes} of them removed; tree blocks of {}, at most {} dirty",
         human_size(u64::from(nodesize)),
@@ -146,7 +148,7 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
         "dirty_bytes": dirty_bytes,
     });
     let report =
-        Report { title, settings, phases, sync, stopwatch, statistics: engine.statistics() };
+        BenchReport { title, settings, phases, sync, stopwatch, statistics: engine.statistics() };
     report.write(arguments.volume.json, out)
 }
 
@@ -155,9 +157,9 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
 const FILE_ITEMS_BYTES: u64 = 4 << 10;
 
 /// A new volume.
-struct Engine(Filesystem);
+struct BenchVolumeSite(Filesystem);
 
-impl Engine {
+impl BenchVolumeSite {
     /// Makes the volume, and opens it with `options`. With `size_bytes` the image gets that size
     /// and need not exist; otherwise the existing file or device is used. `node_size` is the size
     /// of tree blocks in bytes.
@@ -196,7 +198,7 @@ fn new_file(permissions: u32) -> NewFile {
     NewFile { permissions, uid: 0, gid: 0, umask: None, at: Timestamp::now() }
 }
 
-impl Site for Engine {
+impl Site for BenchVolumeSite {
     type Dir = FileId;
     type File = FileId;
     type Error = Error;

@@ -10,14 +10,14 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use crate::args::{LayerArguments, MkfsArguments};
-use crate::disk::{Disk, DiskName, in_common, refuse_shared};
+use crate::disk::{DiskName, MemberDisk, in_common, refuse_shared};
 use crate::edit::{host_id, moment};
 use crate::exit::{Failure, Result};
 use crate::output::{human_size, write_line};
 
 /// The new volume.
 #[derive(Serialize)]
-struct Made {
+struct NewVolumeInfo {
     uuid: Uuid,
     total_bytes: u64,
     devices: Vec<String>,
@@ -48,7 +48,7 @@ pub(in crate::verbs) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> R
     let devices: Vec<_> = disks.into_iter().map(|disk| disk.device).collect();
     let uuid = mkfs(&devices, &options).map_err(usage)?;
     images.keep();
-    let made = Made {
+    let made = NewVolumeInfo {
         uuid,
         total_bytes: devices.iter().map(|device| device.size_bytes()).sum(),
         devices: devices.iter().map(|device| device.name().to_owned()).collect(),
@@ -102,7 +102,7 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
 /// Contradictory options are wrong usage; every other error is a failure.
 pub(super) fn usage(error: Error) -> Failure {
     match error {
-        Error::Posix { what, errno: Errno::INVAL } => Failure::Usage(what),
+        Error::Posix { what, errno: Errno::INVAL, .. } => Failure::Usage(what),
         other => Failure::Volume(other),
     }
 }
@@ -118,7 +118,7 @@ impl<'a> NewImages<'a> {
         path: &'a Path,
         size: Option<u64>,
         layers: &LayerArguments,
-    ) -> Result<Disk> {
+    ) -> Result<MemberDisk> {
         let name = DiskName::parse(path);
         let exists = name.file.try_exists().unwrap_or(true);
         let shown = path.display();
@@ -126,7 +126,7 @@ impl<'a> NewImages<'a> {
             if !exists {
                 return Err(Failure::Usage(format!("{shown} does not exist; make it with --size")));
             }
-            return Disk::open_to_make(path, layers);
+            return MemberDisk::open_to_make(path, layers);
         };
         if name.partition.is_some() {
             let what = format!("{shown} is a partition, which has the size that it has");
@@ -149,7 +149,7 @@ impl<'a> NewImages<'a> {
         if !exists {
             self.0.push(path);
         }
-        Disk::of_file(path, device).map_err(failed)
+        MemberDisk::of_file(path, device).map_err(failed)
     }
 
     pub(super) fn keep(mut self) {

@@ -29,7 +29,7 @@ struct Lost {
 
 /// What was discarded with the log.
 #[derive(Serialize)]
-struct Report {
+struct RescueReport {
     pending: bool,
     thrown_away: Vec<Lost>,
     /// Why the rest of the log could not be read.
@@ -40,7 +40,8 @@ fn zero_log(arguments: &InfoArguments, out: &mut dyn Write, console: &Arc<Consol
     let session = Session::open_to_rescue(&arguments.volume, console)?;
     let lost = session.volume.zero_log()?;
     if arguments.json {
-        let mut report = Report { pending: lost.is_some(), thrown_away: Vec::new(), problem: None };
+        let mut report =
+            RescueReport { pending: lost.is_some(), thrown_away: Vec::new(), problem: None };
         if let Some(LostLog { inodes, problem }) = lost {
             let lost =
                 |(subvolume, inodes): (SubvolumeId, u64)| Lost { subvolume: subvolume.0, inodes };

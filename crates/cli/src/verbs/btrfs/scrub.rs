@@ -36,16 +36,16 @@ const MOST_TOLD: usize = 64;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A message that is printed during the scrub.
-enum Told {
+enum ScrubMessage {
     Found(Box<ScrubFinding>),
     /// A range that could not be scrubbed, and why.
     Skipped(String),
 }
 
 /// The counters, by their names.
-struct Counters<'c>(&'c ScrubCounts);
+struct NamedCounters<'c>(&'c ScrubCounts);
 
-impl Serialize for Counters<'_> {
+impl Serialize for NamedCounters<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.named())
     }
@@ -99,10 +99,10 @@ pub(in crate::verbs) fn run(
                         Ok(())
                     }
                     ScrubEvent::Found(finding) => {
-                        sender.send(Told::Found(Box::new((*finding).clone())))
+                        sender.send(ScrubMessage::Found(Box::new((*finding).clone())))
                     }
                     ScrubEvent::Skipped(chunk, error) => {
-                        sender.send(Told::Skipped(format!("the chunk at {chunk}: {error}")))
+                        sender.send(ScrubMessage::Skipped(format!("the chunk at {chunk}: {error}")))
                     }
                 };
                 if is_over.load(Ordering::Relaxed) || is_interrupted() {
@@ -128,7 +128,7 @@ pub(in crate::verbs) fn run(
         scrubbed => scrubbed?,
     };
     if arguments.json {
-        write_line(out, &Counters(&counts))?;
+        write_line(out, &NamedCounters(&counts))?;
     } else {
         summary(&counts, out)?;
     }
@@ -140,7 +140,7 @@ pub(in crate::verbs) fn run(
 
 /// Prints the findings until the scrub is over.
 fn print_all(
-    told: &Receiver<Told>,
+    told: &Receiver<ScrubMessage>,
     arguments: &ScrubArguments,
     is_over: &AtomicBool,
     out: &mut dyn Write,
@@ -164,15 +164,15 @@ fn print_all(
     }
 }
 
-fn print(told: &Told, is_json: bool, out: &mut dyn Write, console: &Console) -> Result {
+fn print(told: &ScrubMessage, is_json: bool, out: &mut dyn Write, console: &Console) -> Result {
     match told {
-        Told::Skipped(problem) => {
+        ScrubMessage::Skipped(problem) => {
             console.error(&format_args!("extents that were not looked at: {problem}"));
             if is_json {
                 write_line(out, &json!({ "skipped": problem }))?;
             }
         }
-        Told::Found(finding) => {
+        ScrubMessage::Found(finding) => {
             let text = in_words(finding);
             match finding.outcome {
                 ScrubOutcome::Corrected => console.warning(&text),

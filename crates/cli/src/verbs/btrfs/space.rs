@@ -66,7 +66,7 @@ fn used_of(volume: &Arc<BtrfsVolume>, chunk: &Chunk) -> vfs::Result<u64> {
     })?;
     let missing = || {
         vfs::Error::corrupt_at(
-            "block group",
+            vfs::Structure::BlockGroup,
             chunk.start.0,
             "the chunk here has no block group item",
         )

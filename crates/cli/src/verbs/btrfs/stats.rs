@@ -15,19 +15,19 @@ use crate::output::{Console, Statistics, human_size, write_line};
 use crate::session::Session;
 
 #[derive(Serialize)]
-struct Report {
+struct StatsReport {
     size: u64,
     used: u64,
     available: u64,
     /// Bytes of the devices that belong to no block group.
     unallocated: u64,
-    space: Vec<Kind>,
+    space: Vec<StatsKind>,
     statistics: Statistics,
 }
 
 /// One kind of space.
 #[derive(Serialize)]
-struct Kind {
+struct StatsKind {
     #[serde(flatten)]
     allocation: Allocation,
     /// Absent if the block group items cannot be read.
@@ -47,9 +47,9 @@ pub(in crate::verbs) fn run(
     let allocated = volume.chunks().map(on_devices).fold(0, u64::saturating_add);
     let kind = |allocation: Allocation| {
         let free = allocation.used.map(|used| allocation.size.saturating_sub(used));
-        Kind { allocation, free }
+        StatsKind { allocation, free }
     };
-    let report = Report {
+    let report = StatsReport {
         size: sizes.total_bytes,
         used: sizes.used_bytes,
         available: sizes.available_bytes,
@@ -68,7 +68,7 @@ pub(in crate::verbs) fn run(
     Ok(())
 }
 
-impl Report {
+impl StatsReport {
     fn print(&self, out: &mut dyn Write) -> Result {
         let or_unknown = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), human_size);
         for (name, bytes) in [
@@ -80,7 +80,7 @@ impl Report {
             writeln!(out, "{name:<18} {:>10}", human_size(bytes))?;
         }
         writeln!(out, "{:<23} {:>10} {:>10} {:>10}", "space", "size", "used", "free")?;
-        for Kind { allocation, free } in &self.space {
+        for StatsKind { allocation, free } in &self.space {
             writeln!(
                 out,
                 "  {:<12} {:<8} {:>10} {:>10} {:>10}",

@@ -10,14 +10,14 @@ use crate::exit::{Failure, Result};
 use crate::output::write_name;
 
 /// Standard output, for the threads of the copy.
-pub(super) struct Told(Mutex<Output>);
+pub(super) struct CopyOutput(Mutex<Output>);
 
 struct Output {
     out: BufWriter<File>,
     failed: Option<io::Error>,
 }
 
-impl Told {
+impl CopyOutput {
     pub(super) fn start() -> Result<Self> {
         // Use a descriptor of its own, because this thread has locked standard output for itself.
         let out = rustix::io::dup(io::stdout()).map_err(|errno| Failure::Output(errno.into()))?;
@@ -45,7 +45,7 @@ impl Told {
     }
 }
 
-impl copy::CopyReporter for Told {
+impl copy::CopyReporter for CopyOutput {
     fn copied(&self, from: &[u8], to: &[u8]) {
         self.say(|out| {
             out.write_all(b"'")?;

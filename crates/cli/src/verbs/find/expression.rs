@@ -30,14 +30,14 @@ pub(super) enum Expression {
     Types(Vec<FileType>),
     Size {
         unit: u64,
-        count: Count,
+        count: NumberMatch,
     },
     Empty,
     /// The age: in days, rounded down, or in minutes, compared exactly.
     Age {
         time: Which,
         unit_secs: i64,
-        count: Count,
+        count: NumberMatch,
     },
     /// Modified after this time.
     NewerThan(Timestamp),
@@ -45,13 +45,13 @@ pub(super) enum Expression {
     Newer(OsString),
     Permissions {
         mode: u32,
-        kind: Kind,
+        kind: PermissionMatch,
     },
     User(Vec<u8>),
     Group(Vec<u8>),
     Number {
         what: Numbered,
-        count: Count,
+        count: NumberMatch,
     },
     Print,
     Print0,
@@ -82,13 +82,13 @@ impl Expression {
 
 /// A number as `N`, `+N` or `-N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Count {
+pub(super) enum NumberMatch {
     Just(u64),
     More(u64),
     Less(u64),
 }
 
-impl Count {
+impl NumberMatch {
     /// Whether `number` satisfies the count.
     pub(super) fn is(self, number: u64) -> bool {
         match self {
@@ -109,7 +109,7 @@ pub(super) enum Which {
 
 /// How permissions are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PermissionMatch {
     Just,
     /// `-MODE`: all of these bits.
     All,
@@ -339,11 +339,11 @@ impl<'w> Parser<'w> {
     }
 }
 
-fn count(text: &str) -> Result<Count, String> {
-    let (kind, digits): (fn(u64) -> Count, &str) = match text.as_bytes() {
-        [b'+', ..] => (Count::More, &text[1..]),
-        [b'-', ..] => (Count::Less, &text[1..]),
-        _ => (Count::Just, text),
+fn count(text: &str) -> Result<NumberMatch, String> {
+    let (kind, digits): (fn(u64) -> NumberMatch, &str) = match text.as_bytes() {
+        [b'+', ..] => (NumberMatch::More, &text[1..]),
+        [b'-', ..] => (NumberMatch::Less, &text[1..]),
+        _ => (NumberMatch::Just, text),
     };
     let is_number = digits.starts_with(|c: char| c.is_ascii_digit());
     let number = digits.parse().ok().filter(|_| is_number);
@@ -388,9 +388,9 @@ fn types(text: &[u8]) -> Result<Vec<FileType>, String> {
 
 fn permissions(text: &str) -> Result<Expression, String> {
     let (kind, mode) = match text.as_bytes() {
-        [b'-', ..] => (Kind::All, &text[1..]),
-        [b'/', ..] => (Kind::Any, &text[1..]),
-        _ => (Kind::Just, text),
+        [b'-', ..] => (PermissionMatch::All, &text[1..]),
+        [b'/', ..] => (PermissionMatch::Any, &text[1..]),
+        _ => (PermissionMatch::Just, text),
     };
     let mode = ModeChange::parse(mode)?.of(0, false, 0);
     Ok(Expression::Permissions { mode, kind })
@@ -444,8 +444,12 @@ mod tests {
 
     #[test]
     fn counts() {
-        assert_eq!(count("5"), Ok(Count::Just(5)));
-        assert_eq!(count("+5"), Ok(Count::More(5)));
-        assert!(Count::Less(5).is(4) && !Count::Less(5).is(5) && !Count::More(5).is(5));
+        assert_eq!(count("5"), Ok(NumberMatch::Just(5)));
+        assert_eq!(count("+5"), Ok(NumberMatch::More(5)));
+        assert!(
+            NumberMatch::Less(5).is(4)
+                && !NumberMatch::Less(5).is(5)
+                && !NumberMatch::More(5).is(5)
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use offshoot_vfs::{Attr, Error, FileSystem, FileType, Result};
+use offshoot_vfs::{Attr, Code, Error, FileSystem, FileType, Result, Structure};
 use tar::EntryType;
 
 use super::header::{BLOCK, Front, pad};
@@ -40,7 +40,7 @@ pub(super) fn render(
         FileType::BlockDevice => EntryType::Block,
         FileType::Fifo => EntryType::Fifo,
         FileType::Socket => {
-            return Err(Error::Unsupported("a socket in a tar archive".into()));
+            return Err(Error::unsupported(Code::Unsupported, "a socket in a tar archive"));
         }
     };
     let path = entry_path(path, attr.file_type);
@@ -146,7 +146,8 @@ fn spread(
 }
 
 fn to_usize(number: u64) -> Result<usize> {
-    usize::try_from(number).map_err(|_| Error::Unsupported("a file this large in memory".into()))
+    usize::try_from(number)
+        .map_err(|_| Error::unsupported(Code::Unsupported, "a file this large in memory"))
 }
 
 /// The end of a piece of a file, which must be inside of it.
@@ -155,7 +156,7 @@ fn piece_end(offset: u64, piece: &[u8], size: u64) -> Result<u64> {
 }
 
 pub(super) fn out_of_order() -> Error {
-    Error::corrupt("file extent", "data outside of the range that was read")
+    Error::corrupt(Structure::FileExtent, "data outside of the range that was read")
 }
 
 /// What the headers of a regular file are made from.

@@ -24,7 +24,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use offshoot_vfs::path::climb;
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
-use offshoot_vfs::{Attr, Error, FileId, FileType};
+use offshoot_vfs::{Attr, Code, Error, FileId, FileType, Structure};
 
 use super::super::BATCH_FILES;
 use super::super::context::{Context, Trouble};
@@ -65,12 +65,12 @@ const DEPTH_MAX: usize = PATH_MAX / 2;
 
 /// What a worker is handed.
 enum Job {
-    Batch { entries: Vec<Pending>, window_bytes: u64, reply: Sender<Rendered> },
+    Batch { entries: Vec<PendingEntry>, window_bytes: u64, reply: Sender<Rendered> },
     Part { file: FileId, range: Range<u64>, path: Vec<u8>, reply: Sender<Rendered> },
 }
 
 /// An entry that is to be rendered.
-pub(super) struct Pending {
+pub(super) struct PendingEntry {
     path: Vec<u8>,
     attr: Attr,
     /// The path of an earlier name of the file.
@@ -154,18 +154,18 @@ fn run(context: &Context<'_>, window: &Window, job: Job) {
 /// they make it much larger than that, the rest is left to the writer, entry by entry.
 fn render_batch(
     context: &Context<'_>,
-    entries: Vec<Pending>,
+    entries: Vec<PendingEntry>,
     window_bytes: u64,
     xattrs: impl Fn(FileId) -> Result<Option<Vec<Xattr>>, Error>,
 ) -> Vec<Segment> {
     let mut segments = Vec::new();
     // All at once: a vector that grows is there twice while it does.
-    let expected: u64 = entries.iter().map(Pending::window_bytes).sum();
+    let expected: u64 = entries.iter().map(PendingEntry::window_bytes).sum();
     let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or_default());
     let mut entries = entries.into_iter();
-    while let Some(Pending { path, attr, link_to }) = entries.next() {
+    while let Some(PendingEntry { path, attr, link_to }) = entries.next() {
         if bytes.len() as u64 > window_bytes.saturating_add(EXCESS_BYTES) {
-            let rest = std::iter::once(Pending { path, attr, link_to }).chain(entries);
+            let rest = std::iter::once(PendingEntry { path, attr, link_to }).chain(entries);
             segments.push(Segment::Bytes(bytes));
             segments.push(Segment::Rest(rest.collect()));
             return segments;
@@ -179,7 +179,7 @@ fn render_batch(
         }
         let Some(xattrs) = xattrs(attr.file).transpose() else {
             segments.push(Segment::Bytes(std::mem::take(&mut bytes)));
-            segments.push(Segment::Rest(vec![Pending { path, attr, link_to }]));
+            segments.push(Segment::Rest(vec![PendingEntry { path, attr, link_to }]));
             continue;
         };
         let rendered =
@@ -204,7 +204,7 @@ fn render_batch(
     segments
 }
 
-impl Pending {
+impl PendingEntry {
     /// Renders this entry alone.
     pub(super) fn render(self, context: &Context<'_>) -> Vec<Segment> {
         let xattrs = |file| held_xattrs(context.fs, file).map(Some);
@@ -244,7 +244,7 @@ pub(super) struct Stream<'a> {
     window: &'a Window,
     jobs: Sender<Job>,
     orders: Sender<Order>,
-    batch: Vec<Pending>,
+    batch: Vec<PendingEntry>,
     batch_bytes: u64,
 }
 
@@ -273,7 +273,7 @@ impl WalkVisitor for Stream<'_> {
 impl Stream<'_> {
     /// Puts a directory with everything below it into the archive.
     pub(super) fn directory(&mut self, top: FileId, attr: &Attr) {
-        self.push(Pending { path: Vec::new(), attr: *attr, link_to: None });
+        self.push(PendingEntry { path: Vec::new(), attr: *attr, link_to: None });
         walk(self.context.fs, top, (), DEPTH_MAX, self);
     }
 
@@ -298,7 +298,7 @@ impl Stream<'_> {
         let attr = *entry.attr;
         if entry.path.len() > PATH_MAX {
             let what = format!("a path of more than {PATH_MAX} bytes in a tar archive");
-            return Err(Error::Unsupported(what).into());
+            return Err(Error::unsupported(Code::Unsupported, what).into());
         }
         if attr.file_type == FileType::Socket {
             let path = self.context.shown(entry.path);
@@ -319,7 +319,7 @@ impl Stream<'_> {
                 error.into()
             });
         }
-        self.push(Pending { path, attr, link_to });
+        self.push(PendingEntry { path, attr, link_to });
         Ok(())
     }
 
@@ -330,7 +330,7 @@ impl Stream<'_> {
         if found == entry.attr.file {
             return Ok(());
         }
-        Err(Error::corrupt("directory", "the name leads to two files"))
+        Err(Error::corrupt(Structure::Directory, "the name leads to two files"))
     }
 
     /// The path of the name under which a file with several names is in the archive already.
@@ -355,7 +355,7 @@ impl Stream<'_> {
         }
     }
 
-    fn push(&mut self, entry: Pending) {
+    fn push(&mut self, entry: PendingEntry) {
         self.batch_bytes += entry.window_bytes();
         self.batch.push(entry);
         if self.batch.len() >= BATCH_FILES || self.batch_bytes >= BATCH_BYTES {

@@ -9,7 +9,7 @@ use offshoot_vfs::{Attr, Error, FileId};
 
 use super::super::context::{Context, Trouble};
 use super::super::links::Known;
-use super::stream::Pending;
+use super::stream::PendingEntry;
 
 /// What tar calls a record: an archive is a whole number of them.
 const RECORD_BYTES: u64 = 10_240;
@@ -26,7 +26,7 @@ pub(super) enum Segment {
     /// An entry that could not be read and is left out.
     LeftOut { path: Vec<u8>, attr: Attr, error: Error },
     /// Entries of a batch that grew too large, still to be rendered.
-    Rest(Vec<Pending>),
+    Rest(Vec<PendingEntry>),
     /// A part of a file whose beginning was written already.
     Broken { path: Vec<u8>, error: Error },
 }

@@ -36,14 +36,14 @@ fn cpu_time() -> Duration {
 }
 
 /// A phase of a benchmark.
-pub(super) struct Phase {
+pub(super) struct BenchPhase {
     /// The name of the phase; `None` for a round, which has a number.
     pub(super) name: Option<&'static str>,
     /// Its work and time.
     pub(super) round: Round,
 }
 
-impl Phase {
+impl BenchPhase {
     fn json(&self) -> Value {
         let Round { files, time } = self.round;
         let mut value = json!({
@@ -59,18 +59,18 @@ impl Phase {
 }
 
 /// Everything that is reported of a run.
-pub(super) struct Report {
+pub(super) struct BenchReport {
     pub(super) title: String,
     /// The settings of the run, for JSON.
     pub(super) settings: Value,
-    pub(super) phases: Vec<Phase>,
+    pub(super) phases: Vec<BenchPhase>,
     /// How long the sync at the end took.
     pub(super) sync: Duration,
     pub(super) stopwatch: Stopwatch,
     pub(super) statistics: Statistics,
 }
 
-impl Report {
+impl BenchReport {
     /// Writes the report.
     pub(super) fn write(&self, json: bool, out: &mut dyn Write) -> Result {
         let (total, cpu) = self.stopwatch.read();
@@ -78,7 +78,7 @@ impl Report {
             return self.print(total, cpu, out);
         }
         let mut value = self.settings.clone();
-        value["rounds"] = self.phases.iter().map(Phase::json).collect();
+        value["rounds"] = self.phases.iter().map(BenchPhase::json).collect();
         value["sync_seconds"] = self.sync.as_secs_f64().into();
         value["total_seconds"] = total.as_secs_f64().into();
         value["files_per_second"] = per_second(self.files(), total).into();
@@ -96,7 +96,7 @@ impl Report {
     fn print(&self, total: Duration, cpu: Duration, out: &mut dyn Write) -> Result {
         writeln!(out, "{}", self.title)?;
         writeln!(out, "{:<8} {:>12} {:>10} {:>12}", "round", "files", "seconds", "files/s")?;
-        for (number, Phase { name, round }) in (1..).zip(&self.phases) {
+        for (number, BenchPhase { name, round }) in (1..).zip(&self.phases) {
             let name = name.map_or_else(|| number.to_string(), str::to_owned);
             line(out, &name, round.files, round.time)?;
         }

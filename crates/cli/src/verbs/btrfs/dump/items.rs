@@ -17,6 +17,7 @@ use offshoot_btrfs_format::space::{
     QgroupInfoItem, QgroupLimitItem, QgroupStatusItem,
 };
 use offshoot_btrfs_format::{ItemType, Key, Malformed, TreeId, U32, U64};
+use offshoot_vfs::Structure;
 use zerocopy::FromBytes;
 
 use super::fields::Fields;
@@ -27,7 +28,7 @@ const BYTES_SHOWN: usize = 32;
 
 /// The origin of an item, which decides how it is decoded.
 #[derive(Clone, Copy)]
-pub(super) struct Source {
+pub(super) struct ItemOrigin {
     /// The tree that contains the item.
     pub(super) tree: TreeId,
     /// The sector size of the volume.
@@ -67,7 +68,7 @@ impl fmt::Display for ShownKey {
 }
 
 /// Decodes an item.
-pub(super) fn decode(source: Source, key: Key, data: &[u8]) -> Result<Fields, Malformed> {
+pub(super) fn decode(source: ItemOrigin, key: Key, data: &[u8]) -> Result<Fields, Malformed> {
     Ok(match key.item_type {
         ItemType::INODE_ITEM => inode(InodeItem::view(data)?),
         ItemType::INODE_REF => names(inode_refs(key.offset, data))?,
@@ -143,7 +144,9 @@ fn view<T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable>(
     data: &[u8],
 ) -> Result<&T, Malformed> {
     let problem = || format!("{} bytes, but it needs {}", data.len(), size_of::<T>());
-    T::ref_from_prefix(data).map(|(item, _)| item).map_err(|_| Malformed::new("item", problem()))
+    T::ref_from_prefix(data)
+        .map(|(item, _)| item)
+        .map_err(|_| Malformed::new(Structure::Item, problem()))
 }
 
 /// The first bytes in hexadecimal, and how many follow.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::{Key, TreeId};
 
-use super::items::Source;
+use super::items::ItemOrigin;
 use super::tree::write_item;
 use crate::args::InfoArguments;
 use crate::exit::{Failure, Result};
@@ -20,7 +20,7 @@ pub(super) fn run(
 ) -> Result {
     let session = Session::open_stored(&arguments.volume, console)?;
     let sector_size = session.volume.superblock().sector_size;
-    let source = Source { tree: TreeId::TREE_LOG, sector_size };
+    let source = ItemOrigin { tree: TreeId::TREE_LOG, sector_size };
     for log in session.volume.log_trees()? {
         if !arguments.json {
             writeln!(out, "log of subvolume {}", log.subvolume)?;

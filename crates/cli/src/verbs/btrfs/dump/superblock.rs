@@ -18,25 +18,25 @@ use serde::Serialize;
 use super::chunks;
 use super::fields::{Fields, Value};
 use crate::args::InfoArguments;
-use crate::disk::Disk;
+use crate::disk::MemberDisk;
 use crate::exit::{ExitStatus, Failure, Result};
 use crate::output::{Console, Escaped, JsonArray};
 use crate::session::Access;
 
 /// The superblock, or other bytes, at one of the offsets where a superblock belongs.
 #[derive(Serialize)]
-struct Found {
+struct FoundSuperblock {
     device: String,
     offset: u64,
     /// Why it is not a valid superblock.
     problem: Option<String>,
     superblock: Option<Fields>,
     #[serde(skip)]
-    kind: Kind,
+    kind: SuperblockBytes,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SuperblockBytes {
     Verified,
     Damaged,
     Absent,
@@ -48,14 +48,14 @@ pub(super) fn run(arguments: &InfoArguments, out: &mut dyn Write, console: &Cons
     let (first, others) = (&volume.open.layers, volume.open.layers.of_further_device());
     let others = volume.open.devices.iter().map(|path| (path, &others));
     for (path, layers) in std::iter::once((&volume.volume, first)).chain(others) {
-        let disk = Disk::open(path, Access::Read, layers, false)?;
+        let disk = MemberDisk::open(path, Access::Read, layers, false)?;
         disk.warnings.iter().for_each(|what| console.warning(what));
         let device = disk.device;
         let offsets = SUPERBLOCK_OFFSETS.into_iter().enumerate().filter(|(at, offset)| {
             // The primary must be there. A copy must be there if the device is large enough for it.
             *at == 0 || offset + SUPERBLOCK_SIZE as u64 <= device.size_bytes()
         });
-        found.extend(offsets.map(|(_, offset)| Found::read(&*device, offset)));
+        found.extend(offsets.map(|(_, offset)| FoundSuperblock::read(&*device, offset)));
     }
     if arguments.json {
         let mut array = JsonArray::new(&mut *out)?;
@@ -74,14 +74,14 @@ pub(super) fn run(arguments: &InfoArguments, out: &mut dyn Write, console: &Cons
 
 /// Fails if a device has no superblock that verifies. A single bad copy is not a failure: showing
 /// it is the purpose of this verb.
-fn result(found: &[Found], console: &Console) -> Result {
+fn result(found: &[FoundSuperblock], console: &Console) -> Result {
     let mut status = None;
     for group in found.chunk_by(|a, b| a.device == b.device) {
-        if group.iter().any(|found| found.kind == Kind::Verified) {
+        if group.iter().any(|found| found.kind == SuperblockBytes::Verified) {
             continue;
         }
         let device = Escaped(group[0].device.as_bytes());
-        let is_absent = group.iter().all(|found| found.kind == Kind::Absent);
+        let is_absent = group.iter().all(|found| found.kind == SuperblockBytes::Absent);
         if is_absent {
             console.error(&format_args!("{device}: no btrfs superblock"));
         } else {
@@ -92,7 +92,7 @@ fn result(found: &[Found], console: &Console) -> Result {
     status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
 }
 
-impl Found {
+impl FoundSuperblock {
     fn read(device: &dyn BlockDevice, offset: u64) -> Self {
         let name = device.name().to_owned();
         let mut bytes = [0; SUPERBLOCK_SIZE];
@@ -101,7 +101,7 @@ impl Found {
             offset,
             problem: Some(problem),
             superblock: None,
-            kind: Kind::Absent,
+            kind: SuperblockBytes::Absent,
         };
         if let Err(error) = device.read_at(offset, &mut bytes) {
             return absent(format!("cannot be read: {}", OsReason(&error)));
@@ -114,16 +114,19 @@ impl Found {
         // Unsupported features are no problem here.
         let problem = Superblock::parse(&bytes, offset).err();
         let problem = problem.map(|malformed| malformed.problem.into_owned());
-        let kind = if problem.is_some() { Kind::Damaged } else { Kind::Verified };
+        let kind =
+            if problem.is_some() { SuperblockBytes::Damaged } else { SuperblockBytes::Verified };
         Self { device: name, offset, problem, superblock: Some(fields(item)), kind }
     }
 
     fn print(&self, out: &mut dyn Write) -> Result {
         write!(out, "superblock at {} of {}: ", self.offset, Escaped(self.device.as_bytes()))?;
         match (self.kind, &self.problem) {
-            (Kind::Verified, _) | (_, None) => writeln!(out, "verifies")?,
-            (Kind::Damaged, Some(problem)) => writeln!(out, "does NOT verify: {problem}")?,
-            (Kind::Absent, Some(problem)) => writeln!(out, "{problem}")?,
+            (SuperblockBytes::Verified, _) | (_, None) => writeln!(out, "verifies")?,
+            (SuperblockBytes::Damaged, Some(problem)) => {
+                writeln!(out, "does NOT verify: {problem}")?;
+            }
+            (SuperblockBytes::Absent, Some(problem)) => writeln!(out, "{problem}")?,
         }
         for (name, value) in self.superblock.iter().flat_map(|fields| &fields.0) {
             match value {

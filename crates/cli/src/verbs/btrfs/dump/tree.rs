@@ -8,7 +8,7 @@ use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use serde::Serialize;
 
 use super::fields::Fields;
-use super::items::{self, Source};
+use super::items::{self, ItemOrigin};
 use crate::args::DumpTreeArguments;
 use crate::exit::{Failure, Result};
 use crate::output::{Console, Escaped, write_line};
@@ -55,7 +55,7 @@ pub(super) fn run(
     let id = tree_id(&arguments.tree)?;
     let session = Session::open_stored(&arguments.volume, console)?;
     let root = session.volume.tree(id)?;
-    let source = Source { tree: id, sector_size: session.volume.superblock().sector_size };
+    let source = ItemOrigin { tree: id, sector_size: session.volume.superblock().sector_size };
     let mut written = Ok(());
     session.volume.for_each_item(root, Key::MIN, |key, data| {
         written = write_item(out, source, None, key, data, arguments.json);
@@ -70,7 +70,7 @@ pub(super) fn run(
 /// Writes an item, of a tree or of the log of a subvolume.
 pub(super) fn write_item(
     out: &mut dyn Write,
-    source: Source,
+    source: ItemOrigin,
     subvolume: Option<u64>,
     key: Key,
     data: &[u8],

@@ -15,7 +15,7 @@ use crate::output::{CivilTime, Console, Escaped, json_name, write_line};
 use crate::session::{PlaceSession, Session};
 
 #[derive(Serialize)]
-struct Shown {
+struct ShownSubvolume {
     #[serde(flatten)]
     info: Json,
     sent_generation: Option<u64>,
@@ -42,7 +42,7 @@ pub(in crate::verbs) fn show(
         };
         let ((sent_generation, sent), (received_generation, received)) =
             (time(sent), time(received));
-        let shown = Shown {
+        let shown = ShownSubvolume {
             info: Json::new(&info, is_default),
             sent_generation,
             sent,

@@ -8,7 +8,7 @@ use crate::mount::Served;
 use crate::output::write_line;
 use crate::session::subvolume_of;
 
-pub(super) fn run(arguments: &InForceArguments, out: &mut dyn Write) -> Result {
+pub(in crate::verbs) fn run(arguments: &InForceArguments, out: &mut dyn Write) -> Result {
     let live = arguments.live.as_ref().ok_or_else(|| {
         let directory = arguments.directory.display();
         Failure::Usage(format!("{directory}: no volume is mounted there with offshoot"))
