@@ -1,7 +1,7 @@
 //! The extent tree: reference counts of extents, and the owners of the references.
 //!
 //! The item of an extent counts all references to it, and holds as many of them as fit inline. The
-//! others are items of their own behind it ("keyed"). A reference is an [`RefOwner`] and a count.
+//! others are items of their own behind it ("keyed"). A reference is a [`RefOwner`] and a count.
 //!
 //! A tree block that several subvolumes share counts one reference for each of them. The blocks and
 //! data below it count for the tree that the block belongs to, until that tree copies the block.
