@@ -16,9 +16,9 @@ use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut,
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::{MemberDisk, refuse_shared};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped, Statistics};
-use crate::place::Place;
+use crate::place::VolumePath;
 
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
@@ -311,7 +311,7 @@ pub(crate) fn open_tree_on(
 impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
-        let Place { volume, path } = arguments.tree.open.place(&arguments.place);
+        let VolumePath { volume, path } = arguments.tree.open.place(&arguments.place);
         let fs = open_tree(&volume, &arguments.tree, Opening::to(Access::Read), console)?;
         Ok(Self { volume, fs, path })
     }
@@ -322,8 +322,8 @@ impl PlaceSession {
     }
 
     /// Adds the place to an error about the file there.
-    pub(crate) fn named(&self, error: Error) -> Failure {
-        Failure::Inside(self.volume.clone(), error.in_file(Escaped(&self.path)))
+    pub(crate) fn named(&self, error: Error) -> VerbFailure {
+        VerbFailure::Inside(self.volume.clone(), error.in_file(Escaped(&self.path)))
     }
 
     /// The file at the place, which must not be a directory.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::{ArgAction, Args};
 
 use super::OpenArguments;
-use crate::live::Live;
+use crate::live::LiveVolume;
 
 pub(crate) const MOUNT_HELP: &str = "\
 Without VOLUME and DIRECTORY it lists what is mounted.
@@ -107,7 +107,7 @@ pub(crate) struct SyncArguments {
     pub(crate) json: bool,
     /// The volume, in the process that serves it
     #[arg(skip)]
-    pub(crate) live: Option<Arc<Live>>,
+    pub(crate) live: Option<Arc<LiveVolume>>,
 }
 
 /// What one run of the program asks the one that serves a mount.
@@ -121,7 +121,7 @@ pub(crate) struct InForceArguments {
     pub(crate) subvolume: Option<OsString>,
     /// The volume, in the process that serves it
     #[arg(skip)]
-    pub(crate) live: Option<Arc<Live>>,
+    pub(crate) live: Option<Arc<LiveVolume>>,
 }
 
 pub(crate) const UNMOUNT_HELP: &str = "\

@@ -17,12 +17,12 @@ use offshoot_btrfs::{Compress, NewFiles};
 use offshoot_fuse::{ShownOwner, Transport};
 use offshoot_vfs::{Code, Error};
 
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 
 /// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
-pub(crate) struct Wanted {
+pub(crate) struct MountCommandOptions {
     pub(crate) read_only: bool,
     pub(crate) suid: bool,
     pub(crate) dev: bool,
@@ -54,7 +54,7 @@ pub(crate) struct Wanted {
     pub(crate) wishes: Vec<String>,
 }
 
-impl Default for Wanted {
+impl Default for MountCommandOptions {
     fn default() -> Self {
         Self {
             read_only: false,
@@ -194,7 +194,7 @@ const REFUSED: &[&str] = &[
     "fragment",
 ];
 
-impl Wanted {
+impl MountCommandOptions {
     /// Parses `options`, one option in each. With `sloppy`, unknown options are ignored.
     pub(crate) fn parse(options: &[String], sloppy: bool) -> Result<Self> {
         let mut wanted = Self::default();
@@ -219,11 +219,13 @@ impl Wanted {
     }
 
     /// The error if `subvol=` names the subvolume `found`, but `subvolid=` names another one.
-    pub(crate) fn other_subvolume(&self, found: u64) -> Failure {
+    pub(crate) fn other_subvolume(&self, found: u64) -> VerbFailure {
         let path =
             self.subvolume.as_ref().map_or_else(String::new, |path| path.display().to_string());
         let id = self.subvolume_id.unwrap_or_default();
-        Failure::Usage(format!("subvol={path} has the number {found}, and subvolid={id} another"))
+        VerbFailure::Usage(format!(
+            "subvol={path} has the number {found}, and subvolid={id} another"
+        ))
     }
 
     /// These options without those that a remount can change.
@@ -337,7 +339,7 @@ impl Wanted {
                 .into());
             }
             _ if sloppy => {}
-            _ => return Err(Failure::Usage(format!("the mount option {option} is not known"))),
+            _ => return Err(VerbFailure::Usage(format!("the mount option {option} is not known"))),
         }
         Ok(())
     }
@@ -362,8 +364,8 @@ fn user(option: &str, value: &str) -> Result<u32> {
     }
     match User::from_name(value) {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
-        Ok(None) => Err(Failure::Usage(format!("{option}: there is no such user"))),
-        Err(errno) => Err(Failure::Host(option.to_owned(), errno.into())),
+        Ok(None) => Err(VerbFailure::Usage(format!("{option}: there is no such user"))),
+        Err(errno) => Err(VerbFailure::Host(option.to_owned(), errno.into())),
     }
 }
 
@@ -374,13 +376,13 @@ fn group(option: &str, value: &str) -> Result<u32> {
     }
     match Group::from_name(value) {
         Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => Err(Failure::Usage(format!("{option}: there is no such group"))),
-        Err(errno) => Err(Failure::Host(option.to_owned(), errno.into())),
+        Ok(None) => Err(VerbFailure::Usage(format!("{option}: there is no such group"))),
+        Err(errno) => Err(VerbFailure::Host(option.to_owned(), errno.into())),
     }
 }
 
 fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T> {
-    value.parse().map_err(|_| Failure::Usage(format!("{option} does not say a number")))
+    value.parse().map_err(|_| VerbFailure::Usage(format!("{option} does not say a number")))
 }
 
 fn compress(option: &str, value: Option<&str>, forced: bool) -> Result<Option<Compress>> {
@@ -390,21 +392,21 @@ fn compress(option: &str, value: Option<&str>, forced: bool) -> Result<Option<Co
     let method = value.unwrap_or("zlib").parse();
     method
         .map(|method| Some(Compress { method, forced }))
-        .map_err(|reason| Failure::Usage(format!("{option}: {reason}")))
+        .map_err(|reason| VerbFailure::Usage(format!("{option}: {reason}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(options: &str) -> Result<Wanted> {
+    fn parse(options: &str) -> Result<MountCommandOptions> {
         let options: Vec<_> = options.split(',').map(str::to_owned).collect();
-        Wanted::parse(&options, false)
+        MountCommandOptions::parse(&options, false)
     }
 
     #[test]
     fn what_is_asked_for_is_wanted() {
-        assert_eq!(parse("").ok(), Some(Wanted::default()));
+        assert_eq!(parse("").ok(), Some(MountCommandOptions::default()));
         let wanted = parse(
             "ro,rw,noatime,x-systemd.automount,subvol=2024,uid=7,commit=5,compress-force=zstd:3,noexec,dev",
         );
@@ -420,17 +422,20 @@ mod tests {
         for option in ["norecovery", "nologreplay", "rescue=nologreplay"] {
             assert_eq!(parse(option).map(|wanted| wanted.ignore_log).ok(), Some(true), "{option}");
         }
-        assert_eq!(parse("compress=zlib,compress=none").ok(), Some(Wanted::default()));
+        assert_eq!(parse("compress=zlib,compress=none").ok(), Some(MountCommandOptions::default()));
         assert_eq!(parse("notreelog").map(|wanted| wanted.tree_log).ok(), Some(false));
-        assert_eq!(parse("notreelog,treelog").ok(), Some(Wanted::default()));
-        assert_eq!(parse("user_id=0,group_id=0").ok(), Some(Wanted::default()));
-        assert_eq!(parse("commit=0").ok(), Some(Wanted::default()));
+        assert_eq!(parse("notreelog,treelog").ok(), Some(MountCommandOptions::default()));
+        assert_eq!(parse("user_id=0,group_id=0").ok(), Some(MountCommandOptions::default()));
+        assert_eq!(parse("commit=0").ok(), Some(MountCommandOptions::default()));
         for option in ["discard", "discard=sync", "discard=async"] {
             assert_eq!(parse(option).map(|wanted| wanted.discard).ok(), Some(true), "{option}");
         }
-        assert_eq!(parse("discard,nodiscard").ok(), Some(Wanted::default()));
+        assert_eq!(parse("discard,nodiscard").ok(), Some(MountCommandOptions::default()));
         assert_eq!(parse("flushoncommit").map(|wanted| wanted.flush_on_commit).ok(), Some(true));
-        assert_eq!(parse("flushoncommit,noflushoncommit").ok(), Some(Wanted::default()));
+        assert_eq!(
+            parse("flushoncommit,noflushoncommit").ok(),
+            Some(MountCommandOptions::default())
+        );
         let stored = |options| {
             let wanted = parse(options).expect("all of them are known");
             (wanted.new_files, wanted.compress.is_some())
@@ -463,10 +468,10 @@ mod tests {
             "discard=later",
         ] {
             let refused = parse(option);
-            assert!(matches!(refused, Err(Failure::Usage(_))), "{option}: {refused:?}");
+            assert!(matches!(refused, Err(VerbFailure::Usage(_))), "{option}: {refused:?}");
         }
-        assert!(Wanted::parse(&["bogus".to_owned()], true).is_ok());
-        assert!(Wanted::parse(&["sync".to_owned()], true).is_err());
+        assert!(MountCommandOptions::parse(&["bogus".to_owned()], true).is_ok());
+        assert!(MountCommandOptions::parse(&["sync".to_owned()], true).is_err());
     }
 
     #[test]
@@ -487,7 +492,8 @@ mod tests {
         let list = |options: &str| options.split(',').map(str::to_owned).collect::<Vec<_>>();
         let others = |in_force: &str, options: &str| {
             let options = list(options);
-            let in_force = Wanted::parse(&list(in_force), false).expect("they are known");
+            let in_force =
+                MountCommandOptions::parse(&list(in_force), false).expect("they are known");
             let others = in_force.others(&options, false).expect("they are known");
             others.into_iter().map(str::to_owned).collect::<Vec<_>>()
         };

@@ -19,7 +19,7 @@ use offshoot_vfs::{
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
 
 use super::target::PIECE_BYTES;
-use crate::xattrs::{Xattr, held_xattrs};
+use crate::xattrs::{XattrPair, held_xattrs};
 
 /// A file to be copied.
 pub(super) trait Original {
@@ -27,7 +27,7 @@ pub(super) trait Original {
     fn attr(&self) -> &Attr;
 
     /// Its extended attributes.
-    fn xattrs(&self) -> Result<Vec<Xattr>>;
+    fn xattrs(&self) -> Result<Vec<XattrPair>>;
 
     /// The target of a symbolic link.
     fn read_link(&self) -> Result<Vec<u8>>;
@@ -79,7 +79,7 @@ impl Original for VolumeFile<'_> {
         &self.attr
     }
 
-    fn xattrs(&self) -> Result<Vec<Xattr>> {
+    fn xattrs(&self) -> Result<Vec<XattrPair>> {
         held_xattrs(self.fs, self.attr.file)
     }
 
@@ -173,7 +173,7 @@ impl Original for HostFile<'_> {
         &self.attr
     }
 
-    fn xattrs(&self) -> Result<Vec<Xattr>> {
+    fn xattrs(&self) -> Result<Vec<XattrPair>> {
         if let Some(file) = &self.file {
             return host_xattrs(
                 fs::flistxattr_query(file),
@@ -244,24 +244,24 @@ fn fill(
 }
 
 /// Bytes of unknown number, which come once.
-pub(super) struct Stream<R> {
+pub(super) struct StreamOriginal<R> {
     attr: Attr,
     input: Mutex<BufReader<R>>,
 }
 
-impl<R: Read> Stream<R> {
+impl<R: Read> StreamOriginal<R> {
     /// What `input` gives, as a file with these attributes.
     pub(super) fn new(input: R, attr: Attr) -> Self {
         Self { attr, input: Mutex::new(BufReader::new(input)) }
     }
 }
 
-impl<R: Read> Original for Stream<R> {
+impl<R: Read> Original for StreamOriginal<R> {
     fn attr(&self) -> &Attr {
         &self.attr
     }
 
-    fn xattrs(&self) -> Result<Vec<Xattr>> {
+    fn xattrs(&self) -> Result<Vec<XattrPair>> {
         Ok(Vec::new())
     }
 
@@ -323,7 +323,7 @@ fn host_xattrs(
     len: rustix::io::Result<usize>,
     list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
     get: impl Fn(&[u8], &mut [u8]) -> rustix::io::Result<usize>,
-) -> Result<Vec<Xattr>> {
+) -> Result<Vec<XattrPair>> {
     /// The kernel gives no more, of names as of a value.
     const MAX: usize = 64 << 10;
     let mut names = match len {

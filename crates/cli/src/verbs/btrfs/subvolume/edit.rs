@@ -11,7 +11,7 @@ use crate::args::{EditSubvolumeArguments, SetArguments, SnapshotArguments, Subvo
 use crate::edit::{Aim, Caller, Volumes, in_every_tree, new_file, require_one_volume};
 use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 use crate::places::Failures;
 use crate::session::Access;
 
@@ -161,7 +161,7 @@ fn change(
     in_every_tree(places, &arguments.edit, console, |tree, path, _| change(tree.btrfs(), path))
 }
 
-fn parsed(arguments: &SubvolumesArguments) -> Vec<NamedPlace> {
+fn parsed(arguments: &SubvolumesArguments) -> Vec<VolumePath> {
     let open = &arguments.edit.tree.open;
     arguments.places.iter().map(|text| open.place(text)).collect()
 }
