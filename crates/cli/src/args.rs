@@ -576,7 +576,7 @@ pub(crate) struct CatArguments {
 
 const EXTRACT_HELP: &str = "\
 The destination is made, or is an empty directory, or one that an extraction of the same place left half done: \
-then what is whole there stays. Until it is done nobody else can enter it, and it holds a file `.offshoot-extract`. It gets the contents and the attributes of \
+then what is whole there stays. Until it is done no other user can enter it, and it holds a file `.offshoot-extract`. It gets the contents and the attributes of \
 the directory at PLACE; a file at PLACE is put into it. Nothing is ever written outside of it.
 
 Owner, mode, set-id bits, nanosecond times, extended attributes with ACLs and capabilities, \

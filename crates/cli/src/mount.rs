@@ -125,7 +125,7 @@ pub(crate) fn mount(
     let (volume, directory) = match (&arguments.volume, &arguments.directory) {
         (Some(volume), Some(directory)) => (volume, directory),
         // Like mount, a remount needs only the directory.
-        (Some(directory), None) if wanted.remount => (directory, directory),
+        (Some(directory), None) if wanted.is_remount => (directory, directory),
         (Some(_), None) => {
             return Err(VerbFailure::Usage("name a directory to mount over".to_owned()));
         }
@@ -133,7 +133,7 @@ pub(crate) fn mount(
     };
     let options = arguments.options.clone();
     let mut mounting = Mounting { arguments, volume, directory, options };
-    if wanted.remount {
+    if wanted.is_remount {
         return remount(&mounting, &wanted, console);
     }
     if arguments.fake {
@@ -142,7 +142,9 @@ pub(crate) fn mount(
     if arguments.helper {
         return helper::help(&mounting, &wanted);
     }
-    if wanted.nofail && volume.metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+    if wanted.may_be_missing
+        && volume.metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+    {
         return Ok(());
     }
     // The run in the background does not repeat the message.
@@ -155,17 +157,17 @@ pub(crate) fn mount(
     if let Some(log) = &arguments.log {
         occupied::refuse(log)?;
     }
-    let mut turn = None;
-    if !wanted.read_only {
+    let mut mount_lock = None;
+    if !wanted.is_read_only {
         match claim(&mounting, &wanted, console) {
             DeviceAccess::Writable(file) if is_first => {
                 let failed =
                     |error| VerbFailure::Host(format!("locking {}", volume.display()), error);
-                turn = Some(further::WritableMountLock::wait(file).map_err(failed)?);
+                mount_lock = Some(further::WritableMountLock::wait(file).map_err(failed)?);
             }
             DeviceAccess::Writable(_) | DeviceAccess::Unknown => {}
             DeviceAccess::ReadOnly => {
-                wanted.read_only = true;
+                wanted.is_read_only = true;
                 mounting.options.push("ro".to_owned());
             }
         }
@@ -174,7 +176,7 @@ pub(crate) fn mount(
         return Ok(());
     }
     if arguments.foreground || arguments.in_background {
-        return serve::serve(&mounting, &wanted, turn, out, console);
+        return serve::serve(&mounting, &wanted, mount_lock, out, console);
     }
     background::start(&mounting)
 }
@@ -191,7 +193,7 @@ enum DeviceAccess {
 
 /// Checks whether the devices can be written, and warns if they can only be read.
 fn claim(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Console) -> DeviceAccess {
-    if wanted.ignore_log {
+    if wanted.ignores_log {
         console.warning(&"mounted read-only, because the log is not replayed");
         return DeviceAccess::ReadOnly;
     }
@@ -275,10 +277,10 @@ fn require_directory(path: &Path) -> Result {
 fn flags_of(wanted: &MountCommandOptions) -> MountFlags {
     let flags = [
         (true, MountFlags::NOATIME),
-        (wanted.read_only, MountFlags::RDONLY),
-        (!wanted.suid, MountFlags::NOSUID),
-        (!wanted.dev, MountFlags::NODEV),
-        (!wanted.exec, MountFlags::NOEXEC),
+        (wanted.is_read_only, MountFlags::RDONLY),
+        (!wanted.allows_suid, MountFlags::NOSUID),
+        (!wanted.allows_devices, MountFlags::NODEV),
+        (!wanted.allows_exec, MountFlags::NOEXEC),
     ];
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect()
 }
@@ -297,14 +299,14 @@ fn remount(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Cons
             Ok(served) => served.options,
             // The serving process may be of another version, or of another user. A mount can become
             // read-only without its options, which count as the defaults then.
-            Err(failure) if wanted.read_only => {
+            Err(failure) if wanted.is_read_only => {
                 console.warning(&format_args!("its options are not known: {failure}"));
                 Vec::new()
             }
             Err(failure) => return Err(failure),
         };
         let served = MountCommandOptions::parse(&served, true)?;
-        let is_opened_to_be_read = served.read_only;
+        let is_opened_to_be_read = served.is_read_only;
         let others = served.others(&mounting.options, mounting.arguments.sloppy)?.join(", ");
         if !others.is_empty() {
             let what = format!("remounting with options that are not in force: {others}");
@@ -312,7 +314,7 @@ fn remount(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Cons
                 offshoot_vfs::Error::unsupported(offshoot_vfs::Code::Unsupported, what).into()
             );
         }
-        if is_opened_to_be_read && !wanted.read_only {
+        if is_opened_to_be_read && !wanted.is_read_only {
             let dir = dir.display();
             let what = format!("{dir}: mounted to be read only; to write, unmount it and mount it");
             return Err(VerbFailure::Refused(what));
@@ -323,12 +325,12 @@ fn remount(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Cons
         unmount::store(&dir).map_err(|error| VerbFailure::Host(what(), error))
     };
     // A read-only mount has nothing to store. The second call stores what was written in between.
-    if wanted.read_only {
+    if wanted.is_read_only {
         store()?;
     }
     let of_place = if is_further { MountFlags::BIND } else { MountFlags::empty() };
     rustix::mount::mount_remount(&dir, of_place | flags_of(wanted), "").map_err(|errno| {
         VerbFailure::Host(format!("remounting {}", dir.display()), errno.into())
     })?;
-    if wanted.read_only { store() } else { Ok(()) }
+    if wanted.is_read_only { store() } else { Ok(()) }
 }

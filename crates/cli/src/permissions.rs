@@ -139,8 +139,8 @@ impl ModeBits {
 
 impl ModePart {
     fn apply(&self, old: u32, is_directory: bool, umask: u32) -> u32 {
-        let everybody = USER | GROUP | OTHERS | 0o1000;
-        let who = self.who.unwrap_or(everybody);
+        let all_classes = USER | GROUP | OTHERS | 0o1000;
+        let who = self.who.unwrap_or(all_classes);
         let is_number = matches!(self.bits, ModeBits::Number(_));
         let bits = match self.bits {
             ModeBits::Letters { mode, is_x_if_any } => {

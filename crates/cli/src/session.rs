@@ -53,11 +53,11 @@ pub(crate) struct Opening {
     /// How many bytes may be changed and not on the devices yet; `None` for the default.
     pub(crate) dirty_bytes: Option<u64>,
     /// Whether fsync writes the tree log instead of committing.
-    pub(crate) tree_log: bool,
+    pub(crate) has_tree_log: bool,
     /// Whether the devices are told which ranges commits free.
-    pub(crate) discard: bool,
+    pub(crate) is_discarding: bool,
     /// Whether files are written back before each commit.
-    pub(crate) flush_on_commit: bool,
+    pub(crate) flushes_on_commit: bool,
     /// Receives the reports of survived faults; `None` for the console, which prints the first
     /// ones.
     pub(crate) warned: Option<OnSessionWarning>,
@@ -75,9 +75,9 @@ impl Opening {
             max_inline: None,
             commit: None,
             dirty_bytes: None,
-            tree_log: true,
-            discard: false,
-            flush_on_commit: false,
+            has_tree_log: true,
+            is_discarding: false,
+            flushes_on_commit: false,
             warned: None,
             when_devices_are_open: None,
         }
@@ -234,9 +234,9 @@ impl Session {
             reporter: Some(Arc::new(reporter)),
             compress: opening.compress,
             new_files: opening.new_files,
-            tree_log: opening.tree_log,
-            discard: opening.discard,
-            flush_on_commit: opening.flush_on_commit,
+            tree_log: opening.has_tree_log,
+            discard: opening.is_discarding,
+            flush_on_commit: opening.flushes_on_commit,
             ..OpenOptions::default()
         };
         if let Some(bytes) = opening.max_inline {

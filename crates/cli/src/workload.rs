@@ -201,7 +201,7 @@ pub(crate) struct Enospc {
     /// The size of each file, in bytes.
     pub(crate) size: usize,
     /// Every second file is written directly.
-    pub(crate) half_direct: bool,
+    pub(crate) is_half_direct: bool,
 }
 
 /// The state of one worker of *enospc*.
@@ -275,7 +275,7 @@ impl Enospc {
         };
         let mut content = WorkloadContent::new(self.size);
         let data = content.of(name.as_bytes());
-        let written = if self.half_direct && worker.files % 2 == 1 {
+        let written = if self.is_half_direct && worker.files % 2 == 1 {
             site.write_direct(&file, 0, data)
         } else {
             write_all(site, &file, data)

@@ -31,7 +31,7 @@ pub use look::{DirEntry, ReadDir, WalkEntry};
 /// from its root.
 ///
 /// All calls may be made from many threads at once. A clone is another handle on the same volume.
-/// No permissions are checked: whoever may open the image may change everything in it.
+/// No permissions are checked: a program that may open the image may change everything in it.
 ///
 /// Changes are durable when [`sync`](Self::sync) or [`sync_file`](Self::sync_file) returned. After
 /// a crash, and after the last handle is dropped without them, the volume has what was durable.

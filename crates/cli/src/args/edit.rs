@@ -16,7 +16,7 @@ The destination is a directory that is there, which the sources go into under th
 new name. * ? and [...] in a path of a volume match names there. `dir/.` and VOLUME:/ stand for what is in a directory. `-` as the only source is \
 standard input, and as the destination of one file standard output.
 
-Mode, owner, group, times, extended attributes with ACLs, hard links and holes are kept, whoever \
+Mode, owner, group, times, extended attributes with ACLs, hard links and holes are kept, whichever user \
 runs it: a volume takes owners and device nodes without root. On the host, what may not be made \
 without root is left out, and one summary at the end says so.
 

@@ -39,11 +39,11 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &MountCommandOptions) -> exi
     let dir = mounting.directory.canonicalize();
     let dir = dir.map_err(|error| failed(&mounting.directory.display().to_string(), error))?;
     let options = MountOptions {
-        is_read_only: wanted.read_only,
-        allows_others: wanted.allow_other,
-        allows_suid: wanted.suid,
-        allows_devices: wanted.dev,
-        allows_exec: wanted.exec,
+        is_read_only: wanted.is_read_only,
+        allows_others: wanted.allows_others,
+        allows_suid: wanted.allows_suid,
+        allows_devices: wanted.allows_devices,
+        allows_exec: wanted.allows_exec,
         ..MountOptions::new(source_name(mounting.volume), SUBTYPE)
     };
     std::env::set_current_dir("/").map_err(|error| failed("/", error))?;

@@ -45,7 +45,7 @@ use crate::session::{Access, Opening, open_tree};
 pub(super) fn serve(
     mounting: &Mounting<'_>,
     wanted: &MountCommandOptions,
-    turn: Option<WritableMountLock>,
+    mount_lock: Option<WritableMountLock>,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
@@ -61,10 +61,10 @@ pub(super) fn serve(
     let streams = arguments.in_background.then(|| Streams::open(arguments.log.as_deref()));
     let streams = streams.transpose()?;
     let helper = helper::start(mounting)?;
-    let sandbox = Rc::new(RefCell::new(wanted.sandbox.then(MountSandbox::default)));
+    let sandbox = Rc::new(RefCell::new(wanted.has_sandbox.then(MountSandbox::default)));
     let server = start(mounting, wanted, &helper, &sandbox, console, &log)?;
     // From now on other runs find the mount in the table of mounts.
-    drop(turn);
+    drop(mount_lock);
     let waits = {
         let (control, log, helper) = (server.control(), log.clone(), helper.clone());
         move || wait_for_signals(&signals, &control, &helper, &log)
@@ -115,8 +115,8 @@ fn start(
         subvolume: wanted.subvolume.clone().or(by_id),
         open: OpenArguments {
             devices,
-            degraded: open.degraded || wanted.degraded,
-            ignore_log: open.ignore_log || wanted.ignore_log,
+            degraded: open.degraded || wanted.is_degraded,
+            ignore_log: open.ignore_log || wanted.ignores_log,
             layers: open.layers.clone(),
             live: None,
         },
@@ -126,16 +126,16 @@ fn start(
         move |report: &dyn fmt::Display| for_reports.line(&format_args!("warning: {report}"));
     let entered = sandbox.clone();
     let enter = move || entered.borrow_mut().iter_mut().for_each(MountSandbox::enter);
-    let access = if wanted.read_only { Access::Read } else { Access::Write };
+    let access = if wanted.is_read_only { Access::Read } else { Access::Write };
     let opening = Opening {
         compress: wanted.compress,
         new_files: wanted.new_files,
         max_inline: wanted.max_inline,
         commit: wanted.commit,
         dirty_bytes: Some(dirty_bytes()),
-        tree_log: wanted.tree_log,
-        discard: wanted.discard,
-        flush_on_commit: wanted.flush_on_commit,
+        has_tree_log: wanted.has_tree_log,
+        is_discarding: wanted.is_discarding,
+        flushes_on_commit: wanted.flushes_on_commit,
         warned: Some(Arc::new(warned)),
         when_devices_are_open: Some(Box::new(enter)),
         ..Opening::to(access)

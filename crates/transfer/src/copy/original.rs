@@ -111,12 +111,12 @@ pub(super) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
 }
 
 impl<'a> HostFile<'a> {
-    /// The file at `path`. A symbolic link at its end is followed if `follow` says so.
-    pub(super) fn named(path: &Path, follow: bool) -> Result<HostFile<'static>> {
-        let at_flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+    /// The file at `path`. A symbolic link at its end is followed if `is_followed`.
+    pub(super) fn named(path: &Path, is_followed: bool) -> Result<HostFile<'static>> {
+        let at_flags = if is_followed { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = fs::statat(CWD, path, at_flags).map_err(doing("looking at it"))?;
         let file_type = attr_of(&stat)?.file_type;
-        HostFile::open(CWD, path.to_path_buf(), file_type, follow)
+        HostFile::open(CWD, path.to_path_buf(), file_type, is_followed)
     }
 
     /// The file `name` in `directory`. The directory gave its type.
@@ -133,13 +133,13 @@ impl<'a> HostFile<'a> {
         directory: BorrowedFd<'a>,
         name: PathBuf,
         file_type: FileType,
-        follow: bool,
+        is_followed: bool,
     ) -> Result<Self> {
         let is_opened = matches!(file_type, FileType::Regular | FileType::Directory);
         let (file, stat) = if is_opened {
             // Not to wait for the other side, should it have become a pipe.
             let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            flags.set(OFlags::NOFOLLOW, !follow);
+            flags.set(OFlags::NOFOLLOW, !is_followed);
             let file = fs::openat(directory, &name, flags, Mode::empty());
             let file = File::from(file.map_err(doing("opening it"))?);
             let stat = fs::fstat(&file).map_err(doing("looking at it"))?;

@@ -33,7 +33,7 @@ pub(crate) struct Client {
     directory: PathBuf,
     /// The places, as paths in the mounted tree.
     places: Vec<OsString>,
-    changes: bool,
+    is_changing: bool,
 }
 
 /// A place of the host that is in a mount of this program.
@@ -80,7 +80,7 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
         let what = format!("{option} says how a volume is opened, and this one is mounted");
         return Err(VerbFailure::Usage(what));
     }
-    Ok(Some(Client { directory, places, changes }))
+    Ok(Some(Client { directory, places, is_changing: changes }))
 }
 
 /// Where `text` is in a mount of this program; `None` if it is in none. For some verbs a regular
@@ -136,7 +136,7 @@ impl Client {
         let directory = directory.map_err(|error| VerbFailure::Host(shown.clone(), error))?;
         // The serving process does not know that a mount was made read-only later.
         let flags = fstatvfs(&directory).map_err(failed)?.f_flag;
-        if self.changes && flags.contains(StatVfsMountFlags::RDONLY) {
+        if self.is_changing && flags.contains(StatVfsMountFlags::RDONLY) {
             return Err(failed(Errno::ROFS));
         }
         let start = StartRequest {

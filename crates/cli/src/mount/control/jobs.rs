@@ -243,7 +243,7 @@ impl ControlJob {
     fn next(&self) -> Result<Next> {
         let mut state = lock(&self.state);
         if state.is_asked {
-            return Err(Error::posix(Errno::BUSY, "a job that somebody else asks for"));
+            return Err(Error::posix(Errno::BUSY, "another request waits for this job"));
         }
         state.is_asked = true;
         let is_quiet = |state: &mut ControlState| state.printed.is_empty() && state.ended.is_none();

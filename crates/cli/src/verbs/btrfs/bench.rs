@@ -78,7 +78,7 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
 
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
-    let work = Enospc { workers, size, half_direct };
+    let work = Enospc { workers, size, is_half_direct: half_direct };
     let options = arguments.volume.options(arguments.dirty_bytes);
     let engine =
         BenchVolumeSite::new(&arguments.volume, Some(arguments.size), None, &options, console)?;
