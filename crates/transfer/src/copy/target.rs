@@ -103,7 +103,7 @@ fn existing(
     if attr.file_type == FileType::Symlink && original.attr().file_type == FileType::Regular {
         match behind_link(into, place) {
             Ok(file) => {
-                (attr, is_linked) = (into.fs.attr(file).map_err(CopyTrouble::Target)?, true)
+                (attr, is_linked) = (into.fs.attr(file).map_err(CopyTrouble::Target)?, true);
             }
             Err(Error::Posix { errno: Errno::LOOP, .. }) if into.manner.is_forced => {}
             Err(error) => return Err(CopyTrouble::Source(error)),
