@@ -49,7 +49,7 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         work: Enospc {
             workers: options.number("--workers", 8)?,
             size: usize::try_from(options.number("--file-size", 1024)?).ok()?,
-            half_direct: false,
+            is_half_direct: false,
         },
         size_bytes: options.number("--mib", 256_u64)?.checked_mul(1 << 20)?,
         turns: usize::try_from(options.number("--turns", 3)?).ok()?,
@@ -64,17 +64,17 @@ impl EnospcJob {
         let _judges = judges::require().ok_or("the kernel mounts volumes, which takes root")?;
         std::fs::create_dir_all(&self.dir).map_err(|e| format!("{}: {e}", self.dir.display()))?;
         let mut all = self.variant()?;
-        self.work = Enospc { size: 2 * self.work.size, half_direct: true, ..self.work };
+        self.work = Enospc { size: 2 * self.work.size, is_half_direct: true, ..self.work };
         all.extend(self.variant()?);
         write_values(&self.dir.join("enospc.json"), all)
     }
 
     /// Runs all sides of one variant, and returns all runs.
     fn variant(&self) -> Result<Vec<Value>> {
-        let Enospc { workers, size, half_direct } = self.work;
+        let Enospc { workers, size, is_half_direct } = self.work;
         println!(
             "{workers} workers, files of {size} bytes{}, on {} MiB; medians of {} turns",
-            if half_direct { ", half of them direct" } else { "" },
+            if is_half_direct { ", half of them direct" } else { "" },
             self.size_bytes >> 20,
             self.turns
         );
@@ -118,7 +118,7 @@ impl EnospcJob {
             .iter()
             .flat_map(|(option, value)| [(*option).to_owned(), value.to_string()])
             .collect();
-        args.extend(self.work.half_direct.then(|| "--half-direct".to_owned()));
+        args.extend(self.work.is_half_direct.then(|| "--half-direct".to_owned()));
         args.extend(options.iter().map(|&option| option.to_owned()));
         drop_caches()?;
         self.ours.run(&[], "enospc", &args)
@@ -162,7 +162,7 @@ impl EnospcJob {
         Ok(json!({
             "side": KERNEL,
             "file_size": self.work.size,
-            "half_direct": self.work.half_direct,
+            "half_direct": self.work.is_half_direct,
             "rounds": [phase("fill", fill), phase("remove", remove)],
             "sync_seconds": sync.as_secs_f64(),
         }))

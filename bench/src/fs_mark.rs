@@ -20,7 +20,7 @@ use crate::measure::{drop_caches, machine_cpu};
 use crate::ours::ProgramPaths;
 use crate::proof::prove;
 use crate::table::{median, shown, write_values};
-use crate::workload::{FsMark, Names, dir_name};
+use crate::workload::{FsMark, WorkloadNames, dir_name};
 use crate::{BenchOptions, Result};
 
 /// Mechanisms, each with the options that switch it off.
@@ -175,7 +175,7 @@ impl FsMarkJob {
         }
         Ok((0..threads)
             .map(|thread| {
-                let mut names = Names::new(seed, began, thread);
+                let mut names = WorkloadNames::new(seed, began, thread);
                 let each = files / threads;
                 (dir_name(thread), (0..each).map(|_| names.next().to_vec()).collect())
             })

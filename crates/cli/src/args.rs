@@ -26,20 +26,20 @@ use bench::BENCH_HELP;
 pub(crate) use bench::{
     BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments,
 };
-pub(crate) use edit::{
-    Attribute, ChattrArguments, CpArguments, DedupeArguments, Encoding, FallocateArguments,
-    FlagChange, GetfattrArguments, Length, LnArguments, MkdirArguments, MvArguments, Reflink,
-    RmArguments, SetfattrArguments, TruncateArguments,
-};
 use edit::{
     CHATTR_HELP, CP_HELP, DEDUPE_HELP, FALLOCATE_HELP, GETFATTR_HELP, LN_HELP, MKDIR_HELP, MV_HELP,
     RM_HELP, SETFATTR_HELP, TRUNCATE_HELP,
 };
-use look::{DF_HELP, DU_HELP, FIND_HELP, LS_HELP, LSATTR_HELP, STAT_HELP, TREE_HELP};
-pub(crate) use look::{
-    DfArguments, DuArguments, FindArguments, LsArguments, LsattrArguments, StatArguments,
-    TreeVerbArguments, When,
+pub(crate) use edit::{
+    ChattrArguments, CpArguments, DedupeArguments, Encoding, FallocateArguments, FlagChange,
+    GetfattrArguments, LnArguments, MkdirArguments, MvArguments, NoPreserveArgument,
+    ReflinkArgument, RmArguments, SetfattrArguments, TruncateArguments, TruncateSize,
 };
+pub(crate) use look::{
+    ColorWhen, DfArguments, DuArguments, FindArguments, LsArguments, LsattrArguments,
+    StatArguments, TreeVerbArguments,
+};
+use look::{DF_HELP, DU_HELP, FIND_HELP, LS_HELP, LSATTR_HELP, STAT_HELP, TREE_HELP};
 use mkfs::MKFS_HELP;
 pub(crate) use mkfs::MkfsArguments;
 use mkfs::parse_size;
@@ -54,7 +54,7 @@ pub(crate) use subvolume::{
     SubvolumeVerb, SubvolumesArguments,
 };
 
-use crate::live::Live;
+use crate::live::MountedVolume;
 use crate::mount::is_called_by_mount;
 
 // clap wraps lines that are longer than the terminal, so a paragraph is one line here.
@@ -422,7 +422,7 @@ pub(crate) struct OpenArguments {
     pub(crate) layers: LayerArguments,
     /// It is not opened at all: it is open.
     #[arg(skip)]
-    pub(crate) live: Option<Arc<Live>>,
+    pub(crate) live: Option<Arc<MountedVolume>>,
 }
 
 /// How the tree of files in a volume is opened.
@@ -576,7 +576,7 @@ pub(crate) struct CatArguments {
 
 const EXTRACT_HELP: &str = "\
 The destination is made, or is an empty directory, or one that an extraction of the same place left half done: \
-then what is whole there stays. Until it is done nobody else can enter it, and it holds a file `.offshoot-extract`. It gets the contents and the attributes of \
+then what is whole there stays. Until it is done no other user can enter it, and it holds a file `.offshoot-extract`. It gets the contents and the attributes of \
 the directory at PLACE; a file at PLACE is put into it. Nothing is ever written outside of it.
 
 Owner, mode, set-id bits, nanosecond times, extended attributes with ACLs and capabilities, \

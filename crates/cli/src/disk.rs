@@ -36,7 +36,7 @@ use offshoot_transfer::host::{HostId, host_id_of_file};
 pub(crate) use shared::open_files;
 
 use crate::args::LayerArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Escaped;
 use crate::place::{mistaken_for_place, without_colon};
 use crate::session::Access;
@@ -92,7 +92,7 @@ impl MemberDisk {
                      name a partition as FILE@NUMBER",
                     path.display()
                 );
-                return Err(Failure::Refused(message));
+                return Err(VerbFailure::Refused(message));
             }
             return whole.at_offset(path, start);
         }
@@ -107,7 +107,7 @@ impl MemberDisk {
                 "{file}: its MBR seems to count in sectors of 4096 bytes, and a file does not say \
                  so: attach it (losetup --sector-size 4096 -f {file}), and name the device"
             );
-            return Err(Failure::Refused(message));
+            return Err(VerbFailure::Refused(message));
         }
         let chosen = contents.choose(&whole.name, false)?;
         whole.partition(path, chosen)
@@ -124,7 +124,7 @@ pub(crate) fn refuse_shared(disks: &[MemberDisk]) -> Result {
             first.id.0 == host && other.start < this.end && this.start < other.end
         };
         if let Some(first) = disks[..at].iter().find(shares) {
-            return Err(Failure::Refused(in_common(first.device.name(), second.device.name())));
+            return Err(VerbFailure::Refused(in_common(first.device.name(), second.device.name())));
         }
     }
     Ok(())
@@ -163,16 +163,16 @@ impl WholeDisk {
         let name = DiskName::parse(path);
         let opened = shared::open(&name.file, access, arguments);
         let (opened, host) = opened.map_err(|failure| match failure {
-            Failure::Host(_, error) if error.kind() == io::ErrorKind::NotFound => {
+            VerbFailure::Host(_, error) if error.kind() == io::ErrorKind::NotFound => {
                 match mistaken_for_place(path, may_have_path) {
-                    Some(mistake) => Failure::Usage(mistake),
-                    None => Failure::Host(path.display().to_string(), error),
+                    Some(mistake) => VerbFailure::Usage(mistake),
+                    None => VerbFailure::Host(path.display().to_string(), error),
                 }
             }
-            Failure::Host(name, error)
+            VerbFailure::Host(name, error)
                 if error.kind() == io::ErrorKind::NotADirectory && may_have_path =>
             {
-                without_colon(path).map_or(Failure::Host(name, error), Failure::Usage)
+                without_colon(path).map_or(VerbFailure::Host(name, error), VerbFailure::Usage)
             }
             other => other,
         })?;
@@ -189,12 +189,12 @@ impl WholeDisk {
         if self.name.partition.is_some() {
             let message =
                 format!("{} names a partition, and --offset goes without", path.display());
-            return Err(Failure::Usage(message));
+            return Err(VerbFailure::Usage(message));
         }
         let range = start..self.device.size_bytes();
         let name = path.display().to_string();
         let window = WindowDevice::new(self.device, range, name.clone())
-            .map_err(|error| Failure::Host(name, error))?;
+            .map_err(|error| VerbFailure::Host(name, error))?;
         Ok(MemberDisk {
             device: Arc::new(window),
             id: (self.host, start),
@@ -217,7 +217,7 @@ impl WholeDisk {
         let name = format!("{}@{}", self.name.file.display(), partition.number);
         let start = partition.range.start;
         let window = WindowDevice::new(self.device, partition.range, name)
-            .map_err(|error| Failure::Host(path.display().to_string(), error))?;
+            .map_err(|error| VerbFailure::Host(path.display().to_string(), error))?;
         let shown = self.name.file.display();
         Ok(MemberDisk {
             device: Arc::new(window),

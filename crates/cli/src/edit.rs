@@ -21,10 +21,10 @@ use rustix::process;
 
 use crate::args::{EditArguments, OpenArguments};
 use crate::disk::{DiskName, MemberDisk, VolumeId, open_files};
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::is_interrupted;
 use crate::output::{Console, Done, Escaped, json_name};
-use crate::place::Place;
+use crate::place::VolumePath;
 use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree_on};
 
@@ -35,7 +35,7 @@ pub(crate) fn moment() -> Result<Timestamp> {
     const VARIABLE: &str = "SOURCE_DATE_EPOCH";
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(Timestamp::now()) };
     let secs = text.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| {
-        Failure::Usage(format!("{VARIABLE} is {}, not a number of seconds", text.display()))
+        VerbFailure::Usage(format!("{VARIABLE} is {}, not a number of seconds", text.display()))
     })?;
     Ok(Timestamp { secs, nanos: 0 })
 }
@@ -124,7 +124,7 @@ impl<'a> Volumes<'a> {
     /// Prepares to open the volumes of `places`. Further devices belong to one volume, so if they
     /// are given, the places must be in one volume.
     pub(crate) fn new<'p>(
-        places: impl Iterator<Item = &'p Place>,
+        places: impl Iterator<Item = &'p VolumePath>,
         arguments: &'a EditArguments,
         console: &'a Arc<Console>,
     ) -> Result<Self> {
@@ -132,7 +132,7 @@ impl<'a> Volumes<'a> {
         let is_several = volumes.windows(2).any(|pair| !is_same(pair[0], pair[1]));
         if is_several && !arguments.tree.open.devices.is_empty() {
             let message = "--device is for a command on one volume, and these are several";
-            return Err(Failure::Usage(message.into()));
+            return Err(VerbFailure::Usage(message.into()));
         }
         Ok(Self { arguments, console, opened: Vec::new() })
     }
@@ -206,7 +206,7 @@ pub(crate) fn sync(fs: &OpenTree, volume: &Path, failures: &mut Failures<'_>) ->
 /// Calls `change` for every place, in one or several volumes, and makes the changes durable. After
 /// a signal that the verb watches for, it stops before the next place.
 pub(crate) fn at_every_place(
-    places: Vec<Place>,
+    places: Vec<VolumePath>,
     arguments: &EditArguments,
     console: &Arc<Console>,
     mut change: impl FnMut(&dyn FileSystemMut, &[u8], &mut EditReport<'_, '_>) -> Result<(), Error>,
@@ -219,17 +219,17 @@ pub(crate) fn at_every_place(
 
 /// The same for changes that only btrfs has.
 pub(crate) fn in_every_tree(
-    places: Vec<Place>,
+    places: Vec<VolumePath>,
     arguments: &EditArguments,
     console: &Arc<Console>,
     mut change: impl FnMut(&OpenTree, &[u8], &mut EditReport<'_, '_>) -> Result<(), Error>,
 ) -> Result {
     let mut failures = Failures::new(console);
     let mut volumes = Volumes::new(places.iter(), arguments, console)?;
-    for Place { volume, path } in places {
+    for VolumePath { volume, path } in places {
         let opened = volumes.open(&volume, Access::Write).and_then(|fs| {
             let paths = expand(&*fs, &path);
-            Ok((fs, paths.map_err(|error| Failure::Inside(volume.clone(), error))?))
+            Ok((fs, paths.map_err(|error| VerbFailure::Inside(volume.clone(), error))?))
         });
         match opened {
             Ok((fs, paths)) => {
@@ -324,12 +324,12 @@ pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
 }
 
 /// Refuses places in several volumes for a verb that works inside one.
-pub(crate) fn require_one_volume(verb: &str, places: &[Place]) -> Result {
+pub(crate) fn require_one_volume(verb: &str, places: &[VolumePath]) -> Result {
     for pair in places.windows(2) {
         let [one, other] = [&pair[0].volume, &pair[1].volume];
         if !is_same(one, other) {
             let (one, other) = (one.display(), other.display());
-            return Err(Failure::Usage(format!(
+            return Err(VerbFailure::Usage(format!(
                 "{verb} works inside one volume, and {one} and {other} are two"
             )));
         }
@@ -342,7 +342,7 @@ pub(crate) fn require_one_source(is_name: bool, more: Option<&[u8]>) -> Result {
     match more {
         Some(more) if is_name => {
             let message = format!("-T takes one source, and {} is one more", Escaped(more));
-            Err(Failure::Usage(message))
+            Err(VerbFailure::Usage(message))
         }
         _ => Ok(()),
     }

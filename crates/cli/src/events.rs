@@ -18,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
 
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::message;
 
 /// The variable with the filter.
@@ -48,7 +48,7 @@ pub(crate) fn begin(verbose: u8) -> Result {
     }
     let text = text.to_string_lossy();
     let filter = parse(&text, Targets::new().with_default(level));
-    write_to(filter.map_err(|what| Failure::Usage(format!("{VARIABLE}: {what}")))?);
+    write_to(filter.map_err(|what| VerbFailure::Usage(format!("{VARIABLE}: {what}")))?);
     Ok(())
 }
 

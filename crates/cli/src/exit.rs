@@ -1,8 +1,8 @@
 //! How the program ends.
 //!
-//! Every verb returns a [`Failure`] or nothing; [`report`] turns it into one line on
+//! Every verb returns a [`VerbFailure`] or nothing; [`report`] turns it into one line on
 //! standard error and one of the five exit codes that the help documents. A reader of
-//! standard output that goes away is not a failure: [`Failure::is_broken_pipe`].
+//! standard output that goes away is not a failure: [`VerbFailure::is_broken_pipe`].
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl ExitStatus {
 
 /// Why a verb did not do everything that it was asked to do.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum VerbFailure {
     /// The command line makes no sense.
     Usage(String),
     /// Opening or reading the volume failed.
@@ -75,9 +75,9 @@ pub(crate) enum Failure {
 }
 
 /// The result of a verb.
-pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
+pub(crate) type Result<T = (), E = VerbFailure> = std::result::Result<T, E>;
 
-impl Failure {
+impl VerbFailure {
     /// The exit code for this failure.
     pub(crate) fn status(&self) -> ExitStatus {
         match self {
@@ -128,7 +128,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for VerbFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(message) | Self::Refused(message) => f.write_str(message),
@@ -170,7 +170,7 @@ pub(crate) fn report(result: Result, console: &Console) -> ExitStatus {
 /// The result of a verb that has printed its errors about single files; `worst` is the worst of
 /// them.
 pub(crate) fn reported(worst: Option<Worst>) -> Result {
-    worst.map_or(Ok(()), |worst| Err(Failure::Reported(worst.into())))
+    worst.map_or(Ok(()), |worst| Err(VerbFailure::Reported(worst.into())))
 }
 
 impl From<Worst> for ExitStatus {
@@ -183,36 +183,36 @@ impl From<Worst> for ExitStatus {
     }
 }
 
-impl From<transfer::Failure> for Failure {
-    fn from(failure: transfer::Failure) -> Self {
+impl From<transfer::TransferFailure> for VerbFailure {
+    fn from(failure: transfer::TransferFailure) -> Self {
         match failure {
-            transfer::Failure::Volume(error) => Self::Volume(error),
-            transfer::Failure::Host(what, error) => Self::Host(what, error),
-            has_mark @ transfer::Failure::HasMark(_) => Self::Refused(format!(
+            transfer::TransferFailure::Volume(error) => Self::Volume(error),
+            transfer::TransferFailure::Host(what, error) => Self::Host(what, error),
+            has_mark @ transfer::TransferFailure::HasMark(_) => Self::Refused(format!(
                 "{has_mark}; write an archive (--tar FILE), or copy it (offshoot cp -a)"
             )),
-            transfer::Failure::Archive(error) => {
-                Self::Host(transfer::Failure::WRITING_ARCHIVE.to_owned(), error)
+            transfer::TransferFailure::Archive(error) => {
+                Self::Host(transfer::TransferFailure::WRITING_ARCHIVE.to_owned(), error)
             }
         }
     }
 }
 
-impl From<vfs::Error> for Failure {
+impl From<vfs::Error> for VerbFailure {
     fn from(error: vfs::Error) -> Self {
         Self::Volume(error)
     }
 }
 
 /// Plain I/O errors in verbs come only from `write!` to standard output. An error of a file of the
-/// host names the file in a [`Failure::Host`].
-impl From<io::Error> for Failure {
+/// host names the file in a [`VerbFailure::Host`].
+impl From<io::Error> for VerbFailure {
     fn from(error: io::Error) -> Self {
         Self::Output(error)
     }
 }
 
-impl From<serde_json::Error> for Failure {
+impl From<serde_json::Error> for VerbFailure {
     fn from(error: serde_json::Error) -> Self {
         Self::Output(error.into())
     }

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
 
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -54,7 +54,7 @@ pub(crate) fn line_of_stdin() -> Vec<u8> {
 /// Makes the first signal only set [`is_interrupted`] from now on. The caller must not have started
 /// other threads yet.
 pub(crate) fn watch(console: &Arc<Console>) -> Result {
-    let failed = |error: io::Error| Failure::Host("watching for signals".to_owned(), error);
+    let failed = |error: io::Error| VerbFailure::Host("watching for signals".to_owned(), error);
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
     signals.thread_block().map_err(|errno| failed(errno.into()))?;
     let console = console.clone();

@@ -11,12 +11,12 @@ use offshoot_vfs::{EntryPlace, Error, FileId};
 
 use crate::args::OpenArguments;
 use crate::edit::Caller;
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 use crate::rights::Rights;
 use crate::session::OpenTree;
 
 /// A mounted volume, for a verb that a client asks for.
-pub(crate) struct Live {
+pub(crate) struct MountedVolume {
     /// The tree of files that is mounted.
     pub(crate) fs: OpenTree,
     /// The image or block device.
@@ -38,12 +38,12 @@ pub(crate) struct Live {
 impl OpenArguments {
     /// The place that `text` names. On a mounted volume it is always a path, whatever it looks
     /// like.
-    pub(crate) fn place(&self, text: &OsStr) -> NamedPlace {
+    pub(crate) fn place(&self, text: &OsStr) -> VolumePath {
         match &self.live {
             Some(live) => {
-                NamedPlace { volume: live.volume.clone(), path: text.as_bytes().to_vec() }
+                VolumePath { volume: live.volume.clone(), path: text.as_bytes().to_vec() }
             }
-            None => NamedPlace::parse(text),
+            None => VolumePath::parse(text),
         }
     }
 

@@ -58,7 +58,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 
 use args::Arguments;
-use exit::{Failure, Result};
+use exit::{Result, VerbFailure};
 use output::Console;
 
 fn main() -> ExitCode {
@@ -78,12 +78,12 @@ fn run(words: &[OsString], console: &Arc<Console>) -> Result {
         Ok(arguments) => arguments,
         // Help and version are not errors: clap prints them to standard output.
         Err(message) if message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            return Err(Failure::Usage(
+            return Err(VerbFailure::Usage(
                 "the command is incomplete; --help shows what can follow".into(),
             ));
         }
         Err(message) if !message.use_stderr() => return Ok(message.print()?),
-        Err(message) => return Err(Failure::Usage(usage(&message))),
+        Err(message) => return Err(VerbFailure::Usage(usage(&message))),
     };
     events::begin(arguments.settle_verbosity())?;
     let mut out = io::BufWriter::with_capacity(64 << 10, io::stdout().lock());

@@ -57,13 +57,13 @@ use rustix::fs::CWD;
 use rustix::mount::MountFlags;
 
 use crate::args::MountArguments;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::occupied;
 use crate::output::Console;
 use control::in_force;
 pub(crate) use control::{Served, mounted};
-use options::Wanted;
-use table::Line;
+use options::MountCommandOptions;
+use table::MountTableLine;
 pub(crate) use unmount::unmount;
 
 /// The names under which mount and umount call the program, and the verb for each.
@@ -100,8 +100,8 @@ pub(crate) fn exit_code(result: &Result) -> u8 {
     match result {
         Ok(()) => 0,
         Err(failure) if failure.is_broken_pipe() => 0,
-        Err(Failure::Usage(_) | Failure::Reported(ExitStatus::Usage)) => 1,
-        Err(Failure::Host(_, error)) if is_of_system(error) => 2,
+        Err(VerbFailure::Usage(_) | VerbFailure::Reported(ExitStatus::Usage)) => 1,
+        Err(VerbFailure::Host(_, error)) if is_of_system(error) => 2,
         Err(_) => 32,
     }
 }
@@ -121,19 +121,19 @@ pub(crate) fn mount(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let mut wanted = Wanted::parse(&arguments.options, arguments.sloppy)?;
+    let mut wanted = MountCommandOptions::parse(&arguments.options, arguments.sloppy)?;
     let (volume, directory) = match (&arguments.volume, &arguments.directory) {
         (Some(volume), Some(directory)) => (volume, directory),
         // Like mount, a remount needs only the directory.
-        (Some(directory), None) if wanted.remount => (directory, directory),
+        (Some(directory), None) if wanted.is_remount => (directory, directory),
         (Some(_), None) => {
-            return Err(Failure::Usage("name a directory to mount over".to_owned()));
+            return Err(VerbFailure::Usage("name a directory to mount over".to_owned()));
         }
         (None, _) => return list::list(arguments.json, out),
     };
     let options = arguments.options.clone();
     let mut mounting = Mounting { arguments, volume, directory, options };
-    if wanted.remount {
+    if wanted.is_remount {
         return remount(&mounting, &wanted, console);
     }
     if arguments.fake {
@@ -142,7 +142,9 @@ pub(crate) fn mount(
     if arguments.helper {
         return helper::help(&mounting, &wanted);
     }
-    if wanted.nofail && volume.metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+    if wanted.may_be_missing
+        && volume.metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+    {
         return Ok(());
     }
     // The run in the background does not repeat the message.
@@ -155,16 +157,17 @@ pub(crate) fn mount(
     if let Some(log) = &arguments.log {
         occupied::refuse(log)?;
     }
-    let mut turn = None;
-    if !wanted.read_only {
+    let mut mount_lock = None;
+    if !wanted.is_read_only {
         match claim(&mounting, &wanted, console) {
-            Claim::Writable(file) if is_first => {
-                let failed = |error| Failure::Host(format!("locking {}", volume.display()), error);
-                turn = Some(further::Turn::wait(file).map_err(failed)?);
+            DeviceAccess::Writable(file) if is_first => {
+                let failed =
+                    |error| VerbFailure::Host(format!("locking {}", volume.display()), error);
+                mount_lock = Some(further::WritableMountLock::wait(file).map_err(failed)?);
             }
-            Claim::Writable(_) | Claim::Unknown => {}
-            Claim::ReadOnly => {
-                wanted.read_only = true;
+            DeviceAccess::Writable(_) | DeviceAccess::Unknown => {}
+            DeviceAccess::ReadOnly => {
+                wanted.is_read_only = true;
                 mounting.options.push("ro".to_owned());
             }
         }
@@ -173,13 +176,13 @@ pub(crate) fn mount(
         return Ok(());
     }
     if arguments.foreground || arguments.in_background {
-        return serve::serve(&mounting, &wanted, turn, out, console);
+        return serve::serve(&mounting, &wanted, mount_lock, out, console);
     }
     background::start(&mounting)
 }
 
 /// Whether the devices can be opened as the caller asks.
-enum Claim {
+enum DeviceAccess {
     /// They can be written; this is the first device.
     Writable(File),
     /// They can only be read.
@@ -189,10 +192,10 @@ enum Claim {
 }
 
 /// Checks whether the devices can be written, and warns if they can only be read.
-fn claim(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Claim {
-    if wanted.ignore_log {
+fn claim(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Console) -> DeviceAccess {
+    if wanted.ignores_log {
         console.warning(&"mounted read-only, because the log is not replayed");
-        return Claim::ReadOnly;
+        return DeviceAccess::ReadOnly;
     }
     let mut first = None;
     let others = mounting.arguments.open.devices.iter().chain(&wanted.devices);
@@ -203,15 +206,15 @@ fn claim(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Claim {
                 use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
                 let is_protected = matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem);
                 if !is_protected || File::open(path).is_err() {
-                    return Claim::Unknown;
+                    return DeviceAccess::Unknown;
                 }
                 let path = path.display();
                 console.warning(&format_args!("{path} may only be read: mounted read-only"));
-                return Claim::ReadOnly;
+                return DeviceAccess::ReadOnly;
             }
         }
     }
-    first.map_or(Claim::Unknown, Claim::Writable)
+    first.map_or(DeviceAccess::Unknown, DeviceAccess::Writable)
 }
 
 /// Removes a dead mount over `directory`, whose program has ended: no volume can be mounted over
@@ -222,9 +225,11 @@ fn take_dead_away(directory: &Path, console: &Console) -> Result {
     }
     let shown = directory.display().to_string();
     let dir = unmount::beside_the_mount(directory);
-    let dir = dir.map_err(|error| Failure::Host(shown.clone(), error))?;
+    let dir = dir.map_err(|error| VerbFailure::Host(shown.clone(), error))?;
     let line = table::find_of_anybody(&dir).ok();
-    let Some(Line { mounted, .. }) = line.filter(Line::is_trusted) else { return Ok(()) };
+    let Some(MountTableLine { mounted, .. }) = line.filter(MountTableLine::is_trusted) else {
+        return Ok(());
+    };
     offshoot_fuse::unmount(&dir, Unmount::Lazily)?;
     let source = mounted.source.display();
     let what =
@@ -234,7 +239,7 @@ fn take_dead_away(directory: &Path, console: &Console) -> Result {
 }
 
 /// Warns about options that are accepted and not followed.
-fn tell_wishes(wanted: &Wanted, console: &Console) {
+fn tell_wishes(wanted: &MountCommandOptions, console: &Console) {
     if !wanted.wishes.is_empty() {
         let wishes = wanted.wishes.join(", ");
         console.warning(&format_args!("mounted without what these options wish: {wishes}"));
@@ -243,7 +248,7 @@ fn tell_wishes(wanted: &Wanted, console: &Console) {
 
 /// Refuses to mount over anything but a directory. The error says what is there instead.
 fn require_directory(path: &Path) -> Result {
-    let failed = |error| Failure::Host(path.display().to_string(), error);
+    let failed = |error| VerbFailure::Host(path.display().to_string(), error);
     let metadata = path.metadata().map_err(failed)?;
     let file_type = metadata.file_type();
     if file_type.is_dir() {
@@ -269,21 +274,21 @@ fn require_directory(path: &Path) -> Result {
 }
 
 /// The mount flags for `wanted`.
-fn flags_of(wanted: &Wanted) -> MountFlags {
+fn flags_of(wanted: &MountCommandOptions) -> MountFlags {
     let flags = [
         (true, MountFlags::NOATIME),
-        (wanted.read_only, MountFlags::RDONLY),
-        (!wanted.suid, MountFlags::NOSUID),
-        (!wanted.dev, MountFlags::NODEV),
-        (!wanted.exec, MountFlags::NOEXEC),
+        (wanted.is_read_only, MountFlags::RDONLY),
+        (!wanted.allows_suid, MountFlags::NOSUID),
+        (!wanted.allows_devices, MountFlags::NODEV),
+        (!wanted.allows_exec, MountFlags::NOEXEC),
     ];
     flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag).collect()
 }
 
 /// Changes whether a mount can be written. All options in force may be repeated, because mount
 /// repeats those of fstab.
-fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result {
-    let failed = |error| Failure::Host(mounting.directory.display().to_string(), error);
+fn remount(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Console) -> Result {
+    let failed = |error| VerbFailure::Host(mounting.directory.display().to_string(), error);
     let dir = mounting.directory.canonicalize().map_err(failed)?;
     let line = table::find_line(&dir)?;
     tell_wishes(wanted, console);
@@ -294,14 +299,14 @@ fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Resul
             Ok(served) => served.options,
             // The serving process may be of another version, or of another user. A mount can become
             // read-only without its options, which count as the defaults then.
-            Err(failure) if wanted.read_only => {
+            Err(failure) if wanted.is_read_only => {
                 console.warning(&format_args!("its options are not known: {failure}"));
                 Vec::new()
             }
             Err(failure) => return Err(failure),
         };
-        let served = Wanted::parse(&served, true)?;
-        let is_opened_to_be_read = served.read_only;
+        let served = MountCommandOptions::parse(&served, true)?;
+        let is_opened_to_be_read = served.is_read_only;
         let others = served.others(&mounting.options, mounting.arguments.sloppy)?.join(", ");
         if !others.is_empty() {
             let what = format!("remounting with options that are not in force: {others}");
@@ -309,22 +314,23 @@ fn remount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Resul
                 offshoot_vfs::Error::unsupported(offshoot_vfs::Code::Unsupported, what).into()
             );
         }
-        if is_opened_to_be_read && !wanted.read_only {
+        if is_opened_to_be_read && !wanted.is_read_only {
             let dir = dir.display();
             let what = format!("{dir}: mounted to be read only; to write, unmount it and mount it");
-            return Err(Failure::Refused(what));
+            return Err(VerbFailure::Refused(what));
         }
     }
     let store = || {
         let what = || format!("not everything that was done is stored: {}", dir.display());
-        unmount::store(&dir).map_err(|error| Failure::Host(what(), error))
+        unmount::store(&dir).map_err(|error| VerbFailure::Host(what(), error))
     };
     // A read-only mount has nothing to store. The second call stores what was written in between.
-    if wanted.read_only {
+    if wanted.is_read_only {
         store()?;
     }
     let of_place = if is_further { MountFlags::BIND } else { MountFlags::empty() };
-    rustix::mount::mount_remount(&dir, of_place | flags_of(wanted), "")
-        .map_err(|errno| Failure::Host(format!("remounting {}", dir.display()), errno.into()))?;
-    if wanted.read_only { store() } else { Ok(()) }
+    rustix::mount::mount_remount(&dir, of_place | flags_of(wanted), "").map_err(|errno| {
+        VerbFailure::Host(format!("remounting {}", dir.display()), errno.into())
+    })?;
+    if wanted.is_read_only { store() } else { Ok(()) }
 }

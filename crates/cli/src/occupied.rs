@@ -14,7 +14,7 @@ use offshoot_transfer::host::look_at;
 use offshoot_vfs::Errno;
 use rustix::fs::{CWD, SeekFrom, seek};
 
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Escaped;
 
 /// What the open file holds, if it is a regular file or a block device with a filesystem or another
@@ -68,11 +68,11 @@ pub(crate) fn refuse(path: &Path) -> Result {
     let file = match look_at(CWD, path) {
         Ok(file) => file,
         Err(Errno::ACCESS) => return Ok(()),
-        Err(errno) => return Err(Failure::Host(path.display().to_string(), errno.into())),
+        Err(errno) => return Err(VerbFailure::Host(path.display().to_string(), errno.into())),
     };
     let found = refusal(path, &file);
-    match found.map_err(|error| Failure::Host(path.display().to_string(), error))? {
-        Some(why) => Err(Failure::Refused(why)),
+    match found.map_err(|error| VerbFailure::Host(path.display().to_string(), error))? {
+        Some(why) => Err(VerbFailure::Refused(why)),
         None => Ok(()),
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct ModePart {
     /// applies to all of them.
     who: Option<u32>,
     action: Action,
-    bits: Bits,
+    bits: ModeBits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ enum Action {
 
 /// The permissions of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bits {
+enum ModeBits {
     /// Letters of `rwxXst`: the bits for all three classes, and whether `X` is among them.
     Letters { mode: u32, is_x_if_any: bool },
     /// Copies the bits of `u`, `g` or `o`, given by the shift of that class.
@@ -80,9 +80,9 @@ impl ModeChange {
                 let bits = if letters.starts_with(|c: char| c.is_ascii_digit()) {
                     // Digits apply to all classes, and end the clause.
                     let is_alone = people.is_empty() && end == rest.len();
-                    octal(letters).filter(|_| is_alone).map(Bits::Number)
+                    octal(letters).filter(|_| is_alone).map(ModeBits::Number)
                 } else {
-                    Bits::parse(letters)
+                    ModeBits::parse(letters)
                 };
                 let bits = bits.ok_or_else(usage)?;
                 parts.push(ModePart { who, action, bits });
@@ -110,7 +110,7 @@ fn octal(digits: &str) -> Option<u32> {
     u32::from_str_radix(digits, 8).ok().filter(|&mode| mode <= 0o7777)
 }
 
-impl Bits {
+impl ModeBits {
     fn parse(letters: &str) -> Option<Self> {
         match letters {
             "u" => return Some(Self::CopyOf(6)),
@@ -139,16 +139,16 @@ impl Bits {
 
 impl ModePart {
     fn apply(&self, old: u32, is_directory: bool, umask: u32) -> u32 {
-        let everybody = USER | GROUP | OTHERS | 0o1000;
-        let who = self.who.unwrap_or(everybody);
-        let is_number = matches!(self.bits, Bits::Number(_));
+        let all_classes = USER | GROUP | OTHERS | 0o1000;
+        let who = self.who.unwrap_or(all_classes);
+        let is_number = matches!(self.bits, ModeBits::Number(_));
         let bits = match self.bits {
-            Bits::Letters { mode, is_x_if_any } => {
+            ModeBits::Letters { mode, is_x_if_any } => {
                 let is_x = is_x_if_any && (is_directory || old & 0o111 != 0);
                 mode | if is_x { 0o111 } else { 0 }
             }
-            Bits::CopyOf(shift) => (old >> shift & 0o7) * 0o111,
-            Bits::Number(mode) => mode,
+            ModeBits::CopyOf(shift) => (old >> shift & 0o7) * 0o111,
+            ModeBits::Number(mode) => mode,
         };
         // The sticky bit is set by `+t` and `o+t`, not by `u+t`.
         let sticky = if self.who.is_none_or(|who| who & OTHERS != 0) { 0o1000 } else { 0 };

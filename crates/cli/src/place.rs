@@ -24,14 +24,14 @@ use crate::output::Escaped;
 
 /// A path in a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct VolumePath {
     /// The image or block device.
     pub(crate) volume: PathBuf,
     /// The path in the volume, beginning with `/`.
     pub(crate) path: Vec<u8>,
 }
 
-impl Place {
+impl VolumePath {
     /// The place that `text` names on this host.
     pub(crate) fn parse(text: &OsStr) -> Self {
         Self::parse_with(text, is_disk)
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str, files: &[&str]) -> (String, String) {
-        let place = Place::parse_with(OsStr::new(text), |path| {
+        let place = VolumePath::parse_with(OsStr::new(text), |path| {
             let is_file = |path: &Path| files.iter().any(|file| Path::new(file) == path);
             DiskName::parse_with(path, is_file).is_some()
         });
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn bytes_survive() {
-        let place = Place::parse_with(OsStr::from_bytes(b"v\xff:/p\xfe"), |_| false);
+        let place = VolumePath::parse_with(OsStr::from_bytes(b"v\xff:/p\xfe"), |_| false);
         assert_eq!(place.volume.as_os_str().as_bytes(), b"v\xff");
         assert_eq!(place.path, b"/p\xfe");
     }

@@ -11,15 +11,15 @@ use std::sync::Arc;
 use offshoot_vfs::globs::expand;
 
 use crate::args::{PlacesArguments, TreeArguments};
-use crate::exit::{ExitStatus, Failure, InVolume, Result};
+use crate::exit::{ExitStatus, InVolume, Result, VerbFailure};
 use crate::output::Console;
-use crate::place::Place;
+use crate::place::VolumePath;
 use crate::session::{Access, OpenTree, Opening, PlaceSession, open_tree};
 
 /// The places of a verb that takes several. Each volume is opened once.
-pub(crate) struct Places<'a> {
+pub(crate) struct VolumePaths<'a> {
     /// The places that are left, the next one last.
-    todo: Vec<Place>,
+    todo: Vec<VolumePath>,
     /// The files that match the pattern of the current place and are left, the next one last.
     matches: Vec<PlaceSession>,
     tree: &'a TreeArguments,
@@ -27,10 +27,10 @@ pub(crate) struct Places<'a> {
     opened: Vec<(PathBuf, OpenTree)>,
 }
 
-impl<'a> Places<'a> {
+impl<'a> VolumePaths<'a> {
     /// The places in `arguments`. None of them is opened yet.
     pub(crate) fn new(arguments: &'a PlacesArguments, console: &'a Arc<Console>) -> Self {
-        let mut todo: Vec<Place> =
+        let mut todo: Vec<VolumePath> =
             arguments.places.iter().map(|text| arguments.tree.open.place(text)).collect();
         todo.reverse();
         Self { todo, matches: Vec::new(), tree: &arguments.tree, console, opened: Vec::new() }
@@ -50,7 +50,7 @@ impl<'a> Places<'a> {
         Some(self.open(place))
     }
 
-    fn open(&mut self, Place { volume, path }: Place) -> Result<PlaceSession> {
+    fn open(&mut self, VolumePath { volume, path }: VolumePath) -> Result<PlaceSession> {
         let known = self.opened.iter().find(|(opened, _)| *opened == volume);
         let fs = if let Some((_, fs)) = known {
             fs.clone()
@@ -59,11 +59,12 @@ impl<'a> Places<'a> {
             self.opened.push((volume.clone(), fs.clone()));
             fs
         };
-        let paths = expand(&*fs, &path).map_err(|error| Failure::Inside(volume.clone(), error))?;
+        let paths =
+            expand(&*fs, &path).map_err(|error| VerbFailure::Inside(volume.clone(), error))?;
         let session = |path| PlaceSession { volume: volume.clone(), fs: fs.clone(), path };
         self.matches.extend(paths.into_iter().rev().map(session));
         // A pattern matches at least one path.
-        self.matches.pop().ok_or_else(|| Failure::Usage("a pattern without files".into()))
+        self.matches.pop().ok_or_else(|| VerbFailure::Usage("a pattern without files".into()))
     }
 }
 
@@ -80,7 +81,7 @@ impl<'a> Failures<'a> {
     }
 
     /// Prints a failure whose message says where it happened.
-    pub(crate) fn opening(&mut self, failure: &Failure) {
+    pub(crate) fn opening(&mut self, failure: &VerbFailure) {
         self.note(failure.status());
         failure.print(self.console);
     }
@@ -99,6 +100,6 @@ impl<'a> Failures<'a> {
 
     /// The result of the verb.
     pub(crate) fn result(&self) -> Result {
-        self.status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
+        self.status.map_or(Ok(()), |status| Err(VerbFailure::Reported(status)))
     }
 }

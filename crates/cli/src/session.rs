@@ -18,9 +18,9 @@ use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut,
 
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::{MemberDisk, refuse_shared};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped, Statistics};
-use crate::place::Place;
+use crate::place::VolumePath;
 
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
@@ -55,11 +55,11 @@ pub(crate) struct Opening {
     /// How many bytes may be changed and not on the devices yet; `None` for the default.
     pub(crate) dirty_bytes: Option<u64>,
     /// Whether fsync writes the tree log instead of committing.
-    pub(crate) tree_log: bool,
+    pub(crate) has_tree_log: bool,
     /// Whether the devices are told which ranges commits free.
-    pub(crate) discard: bool,
+    pub(crate) is_discarding: bool,
     /// Whether files are written back before each commit.
-    pub(crate) flush_on_commit: bool,
+    pub(crate) flushes_on_commit: bool,
     /// Receives the reports of survived faults; `None` for the console, which prints the first
     /// ones.
     pub(crate) warned: Option<OnSessionWarning>,
@@ -77,9 +77,9 @@ impl Opening {
             max_inline: None,
             commit: None,
             dirty_bytes: None,
-            tree_log: true,
-            discard: false,
-            flush_on_commit: false,
+            has_tree_log: true,
+            is_discarding: false,
+            flushes_on_commit: false,
             warned: None,
             when_devices_are_open: None,
         }
@@ -236,9 +236,9 @@ impl Session {
             reporter: Some(Arc::new(reporter)),
             compress: opening.compress,
             new_files: opening.new_files,
-            has_tree_log: opening.tree_log,
-            is_discarding: opening.discard,
-            is_flushed_on_commit: opening.flush_on_commit,
+            has_tree_log: opening.has_tree_log,
+            is_discarding: opening.is_discarding,
+            is_flushed_on_commit: opening.flushes_on_commit,
             ..EngineOptions::default()
         };
         if let Some(bytes) = opening.max_inline {
@@ -313,7 +313,7 @@ pub(crate) fn open_tree_on(
 impl PlaceSession {
     /// Opens a place.
     pub(crate) fn open(arguments: &PlaceArguments, console: &Arc<Console>) -> Result<Self> {
-        let Place { volume, path } = arguments.tree.open.place(&arguments.place);
+        let VolumePath { volume, path } = arguments.tree.open.place(&arguments.place);
         let fs = open_tree(&volume, &arguments.tree, Opening::to(Access::Read), console)?;
         Ok(Self { volume, fs, path })
     }
@@ -324,8 +324,8 @@ impl PlaceSession {
     }
 
     /// Adds the place to an error about the file there.
-    pub(crate) fn named(&self, error: Error) -> Failure {
-        Failure::Inside(self.volume.clone(), error.in_file(Escaped(&self.path)))
+    pub(crate) fn named(&self, error: Error) -> VerbFailure {
+        VerbFailure::Inside(self.volume.clone(), error.in_file(Escaped(&self.path)))
     }
 
     /// The file at the place, which must not be a directory.

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use crate::exit::Failure;
+use crate::exit::VerbFailure;
 use crate::output::Escaped;
 
 /// Standard output that refuses binary data on a terminal, because the terminal would interpret it.
@@ -18,12 +18,12 @@ impl<'a> TextOnly<'a> {
     }
 
     /// The failure for an error of standard output while the file at `path` was written.
-    pub(crate) fn failure(error: io::Error, path: &[u8]) -> Failure {
+    pub(crate) fn failure(error: io::Error, path: &[u8]) -> VerbFailure {
         if error.kind() != io::ErrorKind::InvalidData {
-            return Failure::Output(error);
+            return VerbFailure::Output(error);
         }
         let what = "is no text, and not written to a terminal: write it to a file or into a pipe";
-        Failure::Refused(format!("{} {what}", Escaped(path)))
+        VerbFailure::Refused(format!("{} {what}", Escaped(path)))
     }
 }
 

@@ -82,12 +82,12 @@ pub(crate) fn dir_name(thread: u64) -> String {
 }
 
 /// The names that one thread uses, in order.
-pub(crate) struct Names {
+pub(crate) struct WorkloadNames {
     random: u64,
     name: [u8; 40],
 }
 
-impl Names {
+impl WorkloadNames {
     /// The names of a thread, in a run with this seed that began at this second.
     pub(crate) fn new(seed: u64, began_secs: u64, thread: u64) -> Self {
         let mut name = [b'~'; 40];
@@ -117,9 +117,9 @@ impl Names {
 }
 
 /// The contents of files: the name, as far as it fits, and then always the same bytes.
-pub(crate) struct Content(Vec<u8>);
+pub(crate) struct WorkloadContent(Vec<u8>);
 
-impl Content {
+impl WorkloadContent {
     /// The contents of files of `size` bytes.
     pub(crate) fn new(size: usize) -> Self {
         Self((0..=250u8).cycle().take(size).collect())
@@ -149,10 +149,10 @@ pub(crate) struct FsMark {
 }
 
 /// The state of one thread of *fs-mark* between rounds.
-struct Maker<D> {
+struct FsMarkThread<D> {
     dir: D,
-    names: Names,
-    content: Content,
+    names: WorkloadNames,
+    content: WorkloadContent,
 }
 
 impl FsMark {
@@ -175,8 +175,8 @@ impl FsMark {
     {
         let maker = |thread| {
             let dir = site.make_dir(&dir_name(thread))?;
-            let names = Names::new(self.seed, self.began_secs, thread);
-            Ok(Maker { dir, names, content: Content::new(self.size) })
+            let names = WorkloadNames::new(self.seed, self.began_secs, thread);
+            Ok(FsMarkThread { dir, names, content: WorkloadContent::new(self.size) })
         };
         let mut makers = (0..self.threads).map(maker).collect::<Result<Vec<_>, S::Error>>()?;
         let mut rounds = Vec::new();
@@ -201,7 +201,7 @@ pub(crate) struct Enospc {
     /// The size of each file, in bytes.
     pub(crate) size: usize,
     /// Every second file is written directly.
-    pub(crate) half_direct: bool,
+    pub(crate) is_half_direct: bool,
 }
 
 /// The state of one worker of *enospc*.
@@ -273,9 +273,9 @@ impl Enospc {
             Err(error) if S::is_no_space(&error) => return Ok(false),
             created => created?,
         };
-        let mut content = Content::new(self.size);
+        let mut content = WorkloadContent::new(self.size);
         let data = content.of(name.as_bytes());
-        let written = if self.half_direct && worker.files % 2 == 1 {
+        let written = if self.is_half_direct && worker.files % 2 == 1 {
             site.write_direct(&file, 0, data)
         } else {
             write_all(site, &file, data)

@@ -15,7 +15,7 @@ use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
 use serde_json::Value;
-use workload::{Content, DirFsync, Enospc, Names, dir_name};
+use workload::{DirFsync, Enospc, WorkloadContent, WorkloadNames, dir_name};
 
 fn offshoot(dir: &Path, line: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_offshoot"))
@@ -130,10 +130,10 @@ fn made_by_fs_mark(said: &Value, size: usize) -> BenchFiles {
     let each = rounds.iter().map(|round| number(&round["files"])).sum::<u64>() / threads;
     let mut files = BenchFiles::new();
     for thread in 0..threads {
-        let mut names = Names::new(seed, began, thread);
+        let mut names = WorkloadNames::new(seed, began, thread);
         for _ in 0..each {
             let name = names.next();
-            let data = Content::new(size).of(name).to_vec();
+            let data = WorkloadContent::new(size).of(name).to_vec();
             let name = str::from_utf8(name).expect("a plain name");
             files.insert(format!("{}/{name}", dir_name(thread)), data);
         }
@@ -237,7 +237,7 @@ fn made_by_enospc(said: &Value, size: usize) -> BenchFiles {
     for (worker, count) in (0..).zip(workers) {
         for file in 0..number(count) {
             let name = Enospc::name(file);
-            let data = Content::new(size).of(name.as_bytes()).to_vec();
+            let data = WorkloadContent::new(size).of(name.as_bytes()).to_vec();
             files.insert(format!("{}/{name}", dir_name(worker)), data);
         }
     }

@@ -31,7 +31,7 @@ pub use look::{DirEntry, ReadDir, WalkEntry};
 /// from its root.
 ///
 /// All calls may be made from many threads at once. A clone is another handle on the same volume.
-/// No permissions are checked: whoever may open the image may change everything in it.
+/// No permissions are checked: a program that may open the image may change everything in it.
 ///
 /// Changes are durable when [`sync`](Self::sync) or [`sync_file`](Self::sync_file) returned. After
 /// a crash, and after the last handle is dropped without them, the volume has what was durable.
@@ -117,30 +117,30 @@ impl Volume {
     }
 
     /// The name of the file at `path`, and the file; a link is the file itself.
-    fn named(&self, path: &[u8]) -> Result<(Name, FileId)> {
+    fn named(&self, path: &[u8]) -> Result<(NameInDirectory, FileId)> {
         let end = resolve_end(&self.files, path, LastLink::Keep)?;
         let file = end.file.ok_or_else(|| fail(Errno::NOENT, path))?;
         let (dir, name) = end.place.ok_or_else(|| fail(Errno::BUSY, path))?;
-        Ok((Name { dir, name }, file))
+        Ok((NameInDirectory { dir, name }, file))
     }
 
     /// The free name that `path` is.
-    fn free(&self, path: &[u8]) -> Result<Name> {
+    fn free(&self, path: &[u8]) -> Result<NameInDirectory> {
         let end = resolve_end(&self.files, path, LastLink::Keep)?;
         match (end.place, end.file) {
-            (Some((dir, name)), None) => Ok(Name { dir, name }),
+            (Some((dir, name)), None) => Ok(NameInDirectory { dir, name }),
             _ => Err(fail(Errno::EXIST, path)),
         }
     }
 }
 
 /// A directory and a name in it.
-struct Name {
+struct NameInDirectory {
     dir: FileId,
     name: Vec<u8>,
 }
 
-impl Name {
+impl NameInDirectory {
     fn place(&self) -> EntryPlace<'_> {
         EntryPlace { dir: self.dir, name: &self.name }
     }

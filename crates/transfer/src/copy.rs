@@ -42,19 +42,19 @@ use offshoot_vfs::{
     Timestamp,
 };
 
-use crate::extract::{Counters, LinkTable, Problems};
+use crate::extract::{LinkTable, Problems, TransferCounters};
 use crate::host::{HostId, Process};
-use crate::{Hint, Progress};
+use crate::{Hint, TransferProgress};
 pub use manner::{CopyReporter, Existing, Manner};
-use original::{HostFile, Original, Stream, VolumeFile};
-pub use preserve::{Attribute, Preserve};
+use original::{HostFile, Original, StreamOriginal, VolumeFile};
+pub use preserve::{Preserve, PreservedAttribute};
 
 /// How long a path may be that is made only to be shown, or to follow a link in its place.
 const SHOWN_PATH_MAX: usize = 64 << 10;
 
 /// When a copy shares its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reflink {
+pub enum ReflinkMode {
     /// Where both are in one volume, and can.
     Auto,
     /// Nothing is copied that cannot share.
@@ -84,13 +84,13 @@ pub struct IntoVolume<'a> {
     /// Everything that goes wrong.
     pub(crate) problems: &'a Problems<'a>,
     /// How far it is.
-    pub(crate) progress: &'a dyn Progress,
+    pub(crate) progress: &'a dyn TransferProgress,
     /// Totals.
-    pub(crate) counters: &'a Counters,
+    pub(crate) counters: &'a TransferCounters,
     /// The devices of the volumes. They are neither replaced nor copied.
     pub(crate) devices: &'a [HostId],
     /// Whether data is shared inside the volume.
-    pub(crate) reflink: Reflink,
+    pub(crate) reflink: ReflinkMode,
     /// What is left out, replaced and reported.
     pub(crate) manner: &'a Manner,
     /// Names that inodes of the source were given that have several.
@@ -99,19 +99,19 @@ pub struct IntoVolume<'a> {
 
 /// What copies of several sources share, when their problems and totals are one.
 #[derive(Clone, Copy)]
-pub struct Shared<'a> {
+pub struct SharedCopy<'a> {
     /// Which attributes are kept.
     pub preserve: &'a Preserve,
     /// Everything that goes wrong.
     pub problems: &'a Problems<'a>,
     /// How far it is.
-    pub progress: &'a dyn Progress,
+    pub progress: &'a dyn TransferProgress,
     /// Totals.
-    pub counters: &'a Counters,
+    pub counters: &'a TransferCounters,
     /// The devices of the volumes. They are neither replaced nor copied.
     pub devices: &'a [HostId],
     /// Whether data is shared inside the volume.
-    pub reflink: Reflink,
+    pub reflink: ReflinkMode,
     /// What is left out, replaced and reported.
     pub manner: &'a Manner,
 }
@@ -135,7 +135,7 @@ pub enum Becomes {
 }
 
 /// A copy of one source: what there is below it is named by its path, and its place below the top.
-struct Source<'a> {
+struct CopySource<'a> {
     into: &'a IntoVolume<'a>,
     /// Its path, as the caller gave it.
     path: &'a [u8],
@@ -152,7 +152,7 @@ struct CopyNames<'x> {
 }
 
 /// Why a file could not be copied.
-enum Trouble {
+enum CopyTrouble {
     /// It cannot be read.
     Source(Error),
     /// The volume cannot take it.
@@ -171,10 +171,11 @@ impl<'a> IntoVolume<'a> {
     pub fn new(
         fs: &'a dyn FileSystemMut,
         at: Timestamp,
-        shared: Shared<'a>,
+        shared: SharedCopy<'a>,
         links: &'a Mutex<LinkTable>,
     ) -> Self {
-        let Shared { preserve, problems, progress, counters, devices, reflink, manner } = shared;
+        let SharedCopy { preserve, problems, progress, counters, devices, reflink, manner } =
+            shared;
         Self { fs, at, preserve, problems, progress, counters, devices, reflink, manner, links }
     }
 
@@ -189,7 +190,7 @@ impl<'a> IntoVolume<'a> {
     ) {
         let shown = path.as_os_str().as_bytes();
         let result =
-            HostFile::named(path, !is_link_kept).map_err(Trouble::Source).and_then(|file| {
+            HostFile::named(path, !is_link_kept).map_err(CopyTrouble::Source).and_then(|file| {
                 let attr = *file.attr();
                 if attr.file_type != FileType::Directory {
                     return self.one(shown, goal, &file);
@@ -213,7 +214,7 @@ impl<'a> IntoVolume<'a> {
         is_same: bool,
     ) {
         let copy = || {
-            let attr = fs.attr(file).map_err(Trouble::Source)?;
+            let attr = fs.attr(file).map_err(CopyTrouble::Source)?;
             if attr.file_type != FileType::Directory {
                 return self.one(path, goal, &VolumeFile { fs, attr, is_same });
             }
@@ -231,20 +232,20 @@ impl<'a> IntoVolume<'a> {
 
     /// Copies what `input` gives into a file with the attributes `attr`. Messages call it `name`.
     pub fn stream(&self, input: impl Read, name: &OsStr, attr: Attr, goal: &Goal) {
-        let result = self.one(name.as_bytes(), goal, &Stream::new(input, attr));
+        let result = self.one(name.as_bytes(), goal, &StreamOriginal::new(input, attr));
         self.report_if(name.as_bytes(), result);
     }
 
-    fn report_if(&self, path: &[u8], result: Result<(), Trouble>) {
+    fn report_if(&self, path: &[u8], result: Result<(), CopyTrouble>) {
         if let Err(trouble) = result {
             self.report(path, &trouble);
         }
     }
 
     /// Copies a file that is no directory.
-    fn one(&self, path: &[u8], goal: &Goal, original: &dyn Original) -> Result<(), Trouble> {
+    fn one(&self, path: &[u8], goal: &Goal, original: &dyn Original) -> Result<(), CopyTrouble> {
         let Becomes::Name(new) = &goal.becomes else {
-            return Err(Trouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
+            return Err(CopyTrouble::Source(Error::posix(Errno::NOTDIR, "what it is copied to")));
         };
         let place = EntryPlace { dir: new.dir, name: &new.name };
         if goal.is_just_made {
@@ -263,8 +264,8 @@ impl<'a> IntoVolume<'a> {
         path: &[u8],
         goal: &Goal,
         attr: &Attr,
-        fill: impl FnOnce(&Source<'_>, FileId, bool) -> Result<(), Trouble>,
-    ) -> Result<(), Trouble> {
+        fill: impl FnOnce(&CopySource<'_>, FileId, bool) -> Result<(), CopyTrouble>,
+    ) -> Result<(), CopyTrouble> {
         let (top, is_new) = match &goal.becomes {
             Becomes::Contents(dir) => (*dir, false),
             Becomes::Name(new) => target::make_directory(self, new.dir, &new.name, attr)?,
@@ -274,20 +275,20 @@ impl<'a> IntoVolume<'a> {
         }
         self.counters.directories.fetch_add(1, Ordering::Relaxed);
         let [path, shown] = [path, &goal.shown].map(prefix);
-        fill(&Source { into: self, path, shown, top }, top, is_new)
+        fill(&CopySource { into: self, path, shown, top }, top, is_new)
     }
 
     /// Refuses to copy a directory when the caller asked only for files.
-    fn require_recursive(&self, is_recursive: bool) -> Result<(), Trouble> {
+    fn require_recursive(&self, is_recursive: bool) -> Result<(), CopyTrouble> {
         if is_recursive {
             return Ok(());
         }
         let what = self.problems.words(Hint::NotRecursive);
-        Err(Trouble::Source(Error::posix(Errno::ISDIR, what)))
+        Err(CopyTrouble::Source(Error::posix(Errno::ISDIR, what)))
     }
 
     /// Refuses to copy a directory onto itself and into itself.
-    fn require_elsewhere(&self, attr: &Attr, goal: &Goal) -> Result<(), Trouble> {
+    fn require_elsewhere(&self, attr: &Attr, goal: &Goal) -> Result<(), CopyTrouble> {
         /// More than any path has levels.
         const LEVELS_MAX: usize = 1 << 16;
         let (mut at, existing) = match &goal.becomes {
@@ -295,19 +296,19 @@ impl<'a> IntoVolume<'a> {
             Becomes::Contents(dir) => (*dir, Some(*dir)),
         };
         if existing == Some(attr.file) {
-            return Err(if self.manner.keeps_all() { Trouble::Kept } else { same_file() });
+            return Err(if self.manner.keeps_all() { CopyTrouble::Kept } else { same_file() });
         }
         for _ in 0..LEVELS_MAX {
             if at == attr.file {
                 let what = "it would be copied into itself";
-                return Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
+                return Err(CopyTrouble::Source(Error::posix(Errno::INVAL, what)));
             }
-            match self.fs.parent(at).map_err(Trouble::Target)? {
+            match self.fs.parent(at).map_err(CopyTrouble::Target)? {
                 Some(parent) => at = parent.dir,
                 None => return Ok(()),
             }
         }
-        Err(Trouble::Target(Error::corrupt(
+        Err(CopyTrouble::Target(Error::corrupt(
             Structure::InodeRef,
             "the way up from a directory does not end",
         )))
@@ -329,15 +330,15 @@ impl<'a> IntoVolume<'a> {
     }
 
     /// Reports that what is at `path` was not copied.
-    fn report(&self, path: &[u8], trouble: &Trouble) {
+    fn report(&self, path: &[u8], trouble: &CopyTrouble) {
         match trouble {
-            Trouble::Stopped | Trouble::Kept => {}
-            Trouble::Source(error) => self.problems.unreadable(path, error),
-            Trouble::OtherName => self.problems.unreadable(
+            CopyTrouble::Stopped | CopyTrouble::Kept => {}
+            CopyTrouble::Source(error) => self.problems.unreadable(path, error),
+            CopyTrouble::OtherName => self.problems.unreadable(
                 path,
                 &Error::posix(Errno::IO, "another name of it could not be copied"),
             ),
-            Trouble::Target(error) => {
+            CopyTrouble::Target(error) => {
                 if self.problems.is_stopped() {
                     return;
                 }
@@ -358,11 +359,11 @@ impl<'a> IntoVolume<'a> {
 }
 
 /// Refuses to copy a file onto one of its own names.
-fn same_file() -> Trouble {
-    Trouble::Source(Error::posix(Errno::INVAL, "it and the destination are the same file"))
+fn same_file() -> CopyTrouble {
+    CopyTrouble::Source(Error::posix(Errno::INVAL, "it and the destination are the same file"))
 }
 
-impl Source<'_> {
+impl CopySource<'_> {
     /// Tells that `name` in the directory that became `parent` was copied.
     fn tell(&self, parent: FileId, name: &[u8]) {
         let to = || self.shown_of(parent, name);
@@ -376,7 +377,7 @@ impl Source<'_> {
     }
 
     /// Reports that `name` in the directory that became `parent` was not copied.
-    fn report(&self, parent: FileId, name: &[u8], trouble: &Trouble) {
+    fn report(&self, parent: FileId, name: &[u8], trouble: &CopyTrouble) {
         self.into.report(&self.path_of(parent, name), trouble);
     }
 

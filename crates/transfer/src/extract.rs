@@ -43,17 +43,17 @@ use serde::Serialize;
 
 use crate::copy::{Manner, Preserve};
 use crate::host::Process;
-use crate::{Failure, Hint, Result, Watcher, Worst};
-use context::Context;
-use destination::Destination;
+use crate::{Hint, Result, TransferFailure, Watcher, Worst};
+use context::TransferContext;
+use destination::HostDestination;
 pub(crate) use destination::Limits;
-use directory::DirectoryRef;
+use directory::ExtractDirectoryRef;
 use onto::Overwrite;
 
 pub use self::tar::extract_tar;
-pub use context::Counters;
+pub use context::TransferCounters;
 pub use links::LinkTable;
-pub(crate) use links::{Known, Name};
+pub(crate) use links::{KnownLink, LinkName};
 pub use marker::Mark;
 pub(crate) use marker::NAME as MARK_NAME;
 pub use onto::{Onto, Refuse};
@@ -74,7 +74,7 @@ pub(crate) fn workers() -> usize {
 }
 
 /// The source of an extraction.
-pub struct Source<'a> {
+pub struct ExtractSource<'a> {
     /// The volume.
     pub fs: &'a dyn FileSystem,
     /// The file or directory in it.
@@ -85,7 +85,7 @@ pub struct Source<'a> {
 
 /// What an extraction did.
 #[derive(Debug, Serialize)]
-pub struct Outcome {
+pub struct ExtractOutcome {
     /// Directories that were made, the top included.
     pub directories: u64,
     /// Names of other files that were made.
@@ -104,13 +104,13 @@ pub struct Outcome {
 /// Extracts a source into the directory `path`. A source that is a directory becomes `path` itself,
 /// with its attributes. Any other file goes into `path`.
 pub fn extract(
-    source: &Source<'_>,
+    source: &ExtractSource<'_>,
     path: &Path,
     mark: &Mark,
     at: Timestamp,
     process: Process,
     watcher: &dyn Watcher,
-) -> Result<Outcome> {
+) -> Result<ExtractOutcome> {
     let limits = Limits::share(process.descriptors, tree::batches_in_flight());
     let attr = source.fs.attr(source.top)?;
     let is_directory = attr.file_type == FileType::Directory;
@@ -126,15 +126,15 @@ pub fn extract(
         own_name == marker::NAME.as_bytes()
     };
     if has_mark {
-        return Err(Failure::HasMark(prefix.to_vec()));
+        return Err(TransferFailure::HasMark(prefix.to_vec()));
     }
-    let destination = Destination::open(path, mark, process)?;
-    let fail = |error| Failure::Host(path.display().to_string(), error);
+    let destination = HostDestination::open(path, mark, process)?;
+    let fail = |error| TransferFailure::Host(path.display().to_string(), error);
     let problems = Problems::new(watcher);
     let (everything, manner) = (Preserve::all_but(&[], process.umask, at), Manner::plain());
     let progress = watcher.start_progress("extracted");
     let counted = Counted::InVolume(source.fs, source.top);
-    let mut context = Context::new(source.fs, source.top, prefix, &problems, &*progress);
+    let mut context = TransferContext::new(source.fs, source.top, prefix, &problems, &*progress);
     context.destination = destination.fd.try_clone().map_err(fail)?.into();
     // In a directory that has its group already, new files may get another one.
     context.owner_of_new = destination.owner_of_new.filter(|_| !destination.is_resumed);
@@ -152,7 +152,7 @@ pub fn extract(
     }
     if is_directory {
         let fd = destination.give_away().map_err(fail)?;
-        let top = DirectoryRef::top(&context, fd, source.top, Some(attr));
+        let top = ExtractDirectoryRef::top(&context, fd, source.top, Some(attr));
         let fill = || tree::extract_below(&context, limits, source.top, top.clone());
         while_counting(&[counted], context.progress, fill);
         // Before the directory gets its attributes, which are those of the volume.
@@ -160,14 +160,14 @@ pub fn extract(
         context.counters.directories.fetch_add(1, Ordering::Relaxed);
     } else {
         let fd = destination.fd.try_clone().map_err(fail)?;
-        let top = DirectoryRef::top(&context, fd, source.top, None);
+        let top = ExtractDirectoryRef::top(&context, fd, source.top, None);
         let name = SafeName::new(own_name)?;
         let entry = WalkedFile { parent: source.top, name: &name, path: &name, attr: &attr };
         let fill = || tree::extract_one(&context, limits, &top, &entry);
         while_counting(&[counted], context.progress, fill);
         // One file is made anew, and the directory is not for its owner alone from here on.
         marker::remove(&destination.fd)
-            .map_err(|error| Failure::Host(path.display().to_string(), error))?;
+            .map_err(|error| TransferFailure::Host(path.display().to_string(), error))?;
         drop(top);
         destination.restore().map_err(fail)?;
     }
@@ -183,7 +183,7 @@ pub fn extract(
 }
 
 /// Takes the mark away, when nothing was left out because all had to end.
-fn unmark(context: &Context<'_>) -> std::io::Result<()> {
+fn unmark(context: &TransferContext<'_>) -> std::io::Result<()> {
     match context.destination.get() {
         Some(directory) if !context.problems.is_stopped() => marker::remove(directory),
         _ => Ok(()),
@@ -196,9 +196,9 @@ fn parent_path(path: &[u8]) -> &[u8] {
 }
 
 /// What was done, once nothing more comes.
-pub fn finish(counters: Counters, problems: Problems<'_>) -> Outcome {
+pub fn finish(counters: TransferCounters, problems: Problems<'_>) -> ExtractOutcome {
     let (not_applied, errors, worst) = problems.finish();
-    Outcome {
+    ExtractOutcome {
         directories: counters.directories.into_inner(),
         files: counters.files.into_inner(),
         bytes: counters.bytes.into_inner(),

@@ -9,7 +9,7 @@ use crate::extract::MARK_NAME;
 
 /// Why a transfer did not begin, or could not go on.
 #[derive(Debug)]
-pub enum Failure {
+pub enum TransferFailure {
     /// The filesystem behind the `vfs` traits failed.
     Volume(vfs::Error),
     /// The host failed, while doing what the text says.
@@ -21,15 +21,15 @@ pub enum Failure {
     Archive(io::Error),
 }
 
-impl Failure {
+impl TransferFailure {
     /// What a transfer was doing when [`Self::Archive`] happened.
     pub const WRITING_ARCHIVE: &str = "writing the archive";
 }
 
 /// The result of a transfer.
-pub type Result<T = (), E = Failure> = std::result::Result<T, E>;
+pub type Result<T = (), E = TransferFailure> = std::result::Result<T, E>;
 
-impl fmt::Display for Failure {
+impl fmt::Display for TransferFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Volume(error) => error.fmt(f),
@@ -47,9 +47,9 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for TransferFailure {}
 
-impl From<vfs::Error> for Failure {
+impl From<vfs::Error> for TransferFailure {
     fn from(error: vfs::Error) -> Self {
         Self::Volume(error)
     }

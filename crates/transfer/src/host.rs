@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{self, Resource, Rlimit};
 
-use crate::{Failure, Result};
+use crate::{Result, TransferFailure};
 
 /// Which file of the host: device and inode, or the device that a special file stands for.
 pub type HostId = (u64, u64);
@@ -69,7 +69,7 @@ impl Process {
         if limit.current != limit.maximum {
             let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
             process::setrlimit(Resource::Nofile, raised).map_err(|errno| {
-                Failure::Host("the limit of open files".to_owned(), errno.into())
+                TransferFailure::Host("the limit of open files".to_owned(), errno.into())
             })?;
         }
         let umask = process::umask(Mode::empty()).bits();

@@ -11,11 +11,11 @@
 //! It knows no format, no terminal and no command line. A program that calls it prepares its
 //! [`Process`](host::Process) first.
 //!
-//! Four types say what went wrong. A [`Failure`] is why a transfer did not begin or could not
-//! continue. [`Problems`](extract::Problems) collects what went wrong with single files, reports it
-//! to the [`Watcher`] of the program, and counts it; [`Worst`] is the worst of that, from which the
-//! program makes its exit status. A `Trouble` is the problem of one file on its way to `Problems`;
-//! each direction has its own, and callers never see it.
+//! These types say what went wrong. A [`TransferFailure`] is why a transfer did not begin or could
+//! not continue. [`Problems`](extract::Problems) collects what went wrong with single files,
+//! reports it to the [`Watcher`] of the program, and counts it; [`Worst`] is the worst of that,
+//! from which the program makes its exit status. `CopyTrouble` and `ExtractTrouble` are the problem
+//! of one file on its way to `Problems`; callers never see them.
 
 pub mod copy;
 pub mod extract;
@@ -25,5 +25,5 @@ pub mod stream;
 mod watch;
 pub mod xattrs;
 
-pub use failure::{Failure, Result, Worst};
-pub use watch::{Hint, Progress, Watcher};
+pub use failure::{Result, TransferFailure, Worst};
+pub use watch::{Hint, TransferProgress, Watcher};

@@ -35,14 +35,14 @@ pub trait Watcher: Sync {
     fn is_interrupted(&self) -> bool;
 
     /// The transfer begins. `verb` names what it does, as in "extracted 5 files".
-    fn start_progress(&self, verb: &'static str) -> Box<dyn Progress>;
+    fn start_progress(&self, verb: &'static str) -> Box<dyn TransferProgress>;
 
     /// The transfer reports no more to the progress that it started.
     fn stop_progress(&self);
 }
 
 /// How far a transfer is.
-pub trait Progress: Sync {
+pub trait TransferProgress: Sync {
     /// Whether the program shows no progress. Then the transfer does not count its bytes
     /// beforehand.
     fn is_hidden(&self) -> bool;

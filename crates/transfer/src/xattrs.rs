@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use offshoot_vfs::{Code, Error, FileId, FileSystem, Result};
 
 /// Name and value.
-pub type Xattr = (Vec<u8>, Vec<u8>);
+pub type XattrPair = (Vec<u8>, Vec<u8>);
 
 /// The most memory that the extended attributes of one file may take. Linux lists no more
 /// than 64 KiB of names.
@@ -18,7 +18,7 @@ const HELD_MIB: usize = 4;
 const EACH_BYTES: usize = 128;
 
 /// The extended attributes of `file`, in the order of the volume.
-pub fn held_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<Xattr>> {
+pub fn held_xattrs(fs: &dyn FileSystem, file: FileId) -> Result<Vec<XattrPair>> {
     held_xattrs_within(fs, file, HELD_MIB << 20)?.ok_or_else(|| {
         let what = format!("more than {HELD_MIB} MiB of extended attributes of one file");
         Error::unsupported(Code::Unsupported, what)
@@ -30,7 +30,7 @@ pub(crate) fn held_xattrs_within(
     fs: &dyn FileSystem,
     file: FileId,
     bytes_max: usize,
-) -> Result<Option<Vec<Xattr>>> {
+) -> Result<Option<Vec<XattrPair>>> {
     let (mut held, mut bytes) = (Vec::new(), 0);
     fs.xattrs(file, &mut |name, value| {
         bytes += name.len() + value.len() + EACH_BYTES;

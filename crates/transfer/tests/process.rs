@@ -4,9 +4,9 @@
 use std::fmt::Display;
 
 use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
-use offshoot_transfer::extract::{Mark, Source, extract};
+use offshoot_transfer::extract::{ExtractSource, Mark, extract};
 use offshoot_transfer::host::{Process, umask};
-use offshoot_transfer::{Hint, Progress, Watcher};
+use offshoot_transfer::{Hint, TransferProgress, Watcher};
 use offshoot_vfs::Timestamp;
 use rustix::fs::Mode;
 use rustix::process::{self, Resource, Rlimit};
@@ -32,14 +32,14 @@ impl Watcher for Silent {
         false
     }
 
-    fn start_progress(&self, _: &'static str) -> Box<dyn Progress> {
+    fn start_progress(&self, _: &'static str) -> Box<dyn TransferProgress> {
         Box::new(Self)
     }
 
     fn stop_progress(&self) {}
 }
 
-impl Progress for Silent {
+impl TransferProgress for Silent {
     fn is_hidden(&self) -> bool {
         true
     }
@@ -63,7 +63,7 @@ fn only_the_program_changes_the_process() {
     process::umask(Mode::from_raw_mode(0o027));
     let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"file", 300, b"some data");
-    let source = Source { fs: &fs, top: id(ROOT), path: b"" };
+    let source = ExtractSource { fs: &fs, top: id(ROOT), path: b"" };
     let temp = tempfile::tempdir().expect("a temporary directory");
     let mark = Mark { place: "a place".into(), state: "a state".into() };
     let path = temp.path().join("out");

@@ -16,7 +16,7 @@ The destination is a directory that is there, which the sources go into under th
 new name. * ? and [...] in a path of a volume match names there. `dir/.` and VOLUME:/ stand for what is in a directory. `-` as the only source is \
 standard input, and as the destination of one file standard output.
 
-Mode, owner, group, times, extended attributes with ACLs, hard links and holes are kept, whoever \
+Mode, owner, group, times, extended attributes with ACLs, hard links and holes are kept, whichever user \
 runs it: a volume takes owners and device nodes without root. On the host, what may not be made \
 without root is left out, and one summary at the end says so.
 
@@ -128,7 +128,7 @@ Examples:
 
 /// What `--no-preserve` can leave out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Attribute {
+pub(crate) enum NoPreserveArgument {
     /// Permissions: those that are left by the umask
     Mode,
     /// User and group: those of the caller
@@ -143,18 +143,18 @@ pub(crate) enum Attribute {
     All,
 }
 
-impl Attribute {
+impl NoPreserveArgument {
     /// The attributes in `list`.
-    pub(crate) fn each(list: &[Self]) -> Vec<copy::Attribute> {
+    pub(crate) fn each(list: &[Self]) -> Vec<copy::PreservedAttribute> {
         if list.contains(&Self::All) {
-            return copy::Attribute::ALL.to_vec();
+            return copy::PreservedAttribute::ALL.to_vec();
         }
         let one = |attribute: &Self| match attribute {
-            Self::Mode => Some(copy::Attribute::Mode),
-            Self::Ownership => Some(copy::Attribute::Ownership),
-            Self::Timestamps => Some(copy::Attribute::Timestamps),
-            Self::Links => Some(copy::Attribute::Links),
-            Self::Xattr => Some(copy::Attribute::Xattr),
+            Self::Mode => Some(copy::PreservedAttribute::Mode),
+            Self::Ownership => Some(copy::PreservedAttribute::Ownership),
+            Self::Timestamps => Some(copy::PreservedAttribute::Timestamps),
+            Self::Links => Some(copy::PreservedAttribute::Links),
+            Self::Xattr => Some(copy::PreservedAttribute::Xattr),
             Self::All => None,
         };
         list.iter().filter_map(one).collect()
@@ -163,7 +163,7 @@ impl Attribute {
 
 /// When a copy shares its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Reflink {
+pub(crate) enum ReflinkArgument {
     /// Where both are in one volume, and can
     Auto,
     /// Nothing is copied that cannot share
@@ -172,12 +172,12 @@ pub(crate) enum Reflink {
     Never,
 }
 
-impl From<Reflink> for copy::Reflink {
-    fn from(reflink: Reflink) -> Self {
+impl From<ReflinkArgument> for copy::ReflinkMode {
+    fn from(reflink: ReflinkArgument) -> Self {
         match reflink {
-            Reflink::Auto => Self::Auto,
-            Reflink::Always => Self::Always,
-            Reflink::Never => Self::Never,
+            ReflinkArgument::Auto => Self::Auto,
+            ReflinkArgument::Always => Self::Always,
+            ReflinkArgument::Never => Self::Never,
         }
     }
 }
@@ -197,7 +197,7 @@ pub(crate) struct CpArguments {
     /// Keep attributes, as is done anyway
     #[arg(short = 'p', long, value_name = "LIST", num_args = 0..=1, require_equals = true)]
     #[arg(value_delimiter = ',', default_missing_value = "all")]
-    pub(crate) preserve: Vec<Attribute>,
+    pub(crate) preserve: Vec<NoPreserveArgument>,
     /// Replace what is there, as is done anyway
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
@@ -225,10 +225,10 @@ pub(crate) struct CpArguments {
     /// Share data inside one volume, where that can be, must be (always) or is not wanted
     #[arg(long, value_name = "WHEN", default_value = "auto", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "always")]
-    pub(crate) reflink: Reflink,
+    pub(crate) reflink: ReflinkArgument,
     /// Do not keep these
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub(crate) no_preserve: Vec<Attribute>,
+    pub(crate) no_preserve: Vec<NoPreserveArgument>,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
 }
@@ -404,7 +404,7 @@ pub(crate) struct TruncateArguments {
     /// How long they are to be
     #[arg(short = 's', long, value_name = "SIZE", allow_hyphen_values = true)]
     #[arg(value_parser = parse_length)]
-    pub(crate) size: Length,
+    pub(crate) size: TruncateSize,
     /// Make no files, and say nothing of what is not there
     #[arg(short = 'c', long)]
     pub(crate) no_create: bool,
@@ -414,7 +414,7 @@ pub(crate) struct TruncateArguments {
 
 /// The wanted size of a file, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Length {
+pub(crate) enum TruncateSize {
     Exactly(u64),
     Longer(u64),
     Shorter(u64),
@@ -426,7 +426,7 @@ pub(crate) enum Length {
     RoundedUp(u64),
 }
 
-impl Length {
+impl TruncateSize {
     /// The new size of a file that has the size `size`, both in bytes; `None` if it does not fit a
     /// `u64`.
     pub(crate) fn of(self, size: u64) -> Option<u64> {
@@ -442,19 +442,19 @@ impl Length {
     }
 }
 
-fn parse_length(text: &str) -> Result<Length, String> {
+fn parse_length(text: &str) -> Result<TruncateSize, String> {
     let mut rest = text.chars();
     let kind = match rest.next() {
-        Some('+') => Length::Longer,
-        Some('-') => Length::Shorter,
-        Some('<') => Length::AtMost,
-        Some('>') => Length::AtLeast,
-        Some('/') => Length::RoundedDown,
-        Some('%') => Length::RoundedUp,
-        _ => return parse_size(text).map(Length::Exactly),
+        Some('+') => TruncateSize::Longer,
+        Some('-') => TruncateSize::Shorter,
+        Some('<') => TruncateSize::AtMost,
+        Some('>') => TruncateSize::AtLeast,
+        Some('/') => TruncateSize::RoundedDown,
+        Some('%') => TruncateSize::RoundedUp,
+        _ => return parse_size(text).map(TruncateSize::Exactly),
     };
     match kind(parse_size(rest.as_str())?) {
-        Length::RoundedDown(0) | Length::RoundedUp(0) => {
+        TruncateSize::RoundedDown(0) | TruncateSize::RoundedUp(0) => {
             Err("no multiple of 0 is meant".to_owned())
         }
         length => Ok(length),
@@ -567,7 +567,7 @@ pub(crate) struct GetfattrArguments {
 mod tests {
     use offshoot_vfs::FileFlags;
 
-    use super::{FlagChange, Length, parse_flags, parse_length, parse_value};
+    use super::{FlagChange, TruncateSize, parse_flags, parse_length, parse_value};
 
     #[test]
     fn values() {
@@ -609,6 +609,6 @@ mod tests {
         for text in ["", "+", "--5", "+-5", "/0", "%0", "~5", "5X"] {
             parse_length(text).expect_err(text);
         }
-        assert_eq!(parse_length("0"), Ok(Length::Exactly(0)));
+        assert_eq!(parse_length("0"), Ok(TruncateSize::Exactly(0)));
     }
 }

@@ -74,7 +74,7 @@ Examples:
 
 /// When names are coloured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum When {
+pub(crate) enum ColorWhen {
     /// In any case
     Always,
     /// On a terminal
@@ -131,7 +131,7 @@ pub(crate) struct LsArguments {
     /// Colour names
     #[arg(long, visible_alias = "colour", value_name = "WHEN", default_value = "auto")]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "always")]
-    pub(crate) color: When,
+    pub(crate) color: ColorWhen,
     /// Write a JSON array with one object for each file, hidden or not
     #[arg(long)]
     pub(crate) json: bool,

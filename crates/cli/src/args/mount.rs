@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::{ArgAction, Args};
 
 use super::OpenArguments;
-use crate::live::Live;
+use crate::live::MountedVolume;
 
 pub(crate) const MOUNT_HELP: &str = "\
 Without VOLUME and DIRECTORY it lists what is mounted.
@@ -27,7 +27,7 @@ ro, rw, suid, dev and exec are those of the place, and all other options those o
 
 What programs fsync is stored when that returns, and everything when unmount does. sync and syncfs return before anything is stored: FUSE does not pass them \
 on, so what they were called for is stored by the next commit (commit=, 30 seconds), or by `offshoot sync`. Nor does it pass on cloning (FICLONE; copy_file_range shares data) and \
-fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files that nobody has open for reading and writing.
+fallocate that collapses or inserts. SEEK_DATA and SEEK_HOLE tell holes of files that no process has open for reading and writing.
 
 While it serves a volume the program can open, run and connect to nothing: it has no capabilities, and Landlock and seccomp refuse the rest, where the kernel has \
 them. A second process, which reads nothing of the volume, mounts and unmounts for it. -o nosandbox lets it keep its rights.
@@ -107,7 +107,7 @@ pub(crate) struct SyncArguments {
     pub(crate) json: bool,
     /// The volume, in the process that serves it
     #[arg(skip)]
-    pub(crate) live: Option<Arc<Live>>,
+    pub(crate) live: Option<Arc<MountedVolume>>,
 }
 
 /// What one run of the program asks the one that serves a mount.
@@ -121,7 +121,7 @@ pub(crate) struct InForceArguments {
     pub(crate) subvolume: Option<OsString>,
     /// The volume, in the process that serves it
     #[arg(skip)]
-    pub(crate) live: Option<Arc<Live>>,
+    pub(crate) live: Option<Arc<MountedVolume>>,
 }
 
 pub(crate) const UNMOUNT_HELP: &str = "\
@@ -140,7 +140,7 @@ pub(crate) struct UnmountArguments {
     /// Write JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Also while it is in use: it goes when nobody uses it any more, and is not waited for
+    /// Also while it is in use: it goes when no process uses it any more, and is not waited for
     #[arg(short = 'l', long)]
     pub(crate) lazy: bool,
     /// As umount calls it: nothing that matters here

@@ -12,7 +12,7 @@ use offshoot_device::{
 };
 
 use super::DiskName;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Escaped, human_size};
 
 /// The contents of a disk.
@@ -76,7 +76,7 @@ impl NamedContents {
         };
         let contents = DiskContents::read(device, look, |(what, _)| *what == KNOWN);
         let DiskContents { whole, table, is_table_guessed } =
-            contents.map_err(|error| Failure::Host(file.display().to_string(), error))?;
+            contents.map_err(|error| VerbFailure::Host(file.display().to_string(), error))?;
         let held = |PartitionContents { what, is_cut_off }| {
             let (what, label) = what.unzip();
             PartitionHolding { what, label: label.unwrap_or_default(), is_cut_off }
@@ -109,7 +109,7 @@ impl NamedContents {
                     "{shown} holds {KNOWN} over the whole disk and a partition table too: write \
                      {shown}@NUMBER{end}, or --offset 0 for the whole disk"
                 );
-                return Err(Failure::Refused(message));
+                return Err(VerbFailure::Refused(message));
             }
             (_, None) if self.is_volume() => return Ok(None),
             (Some((table, held)), _) => (table, held),
@@ -119,11 +119,13 @@ impl NamedContents {
                     "{shown} has no partition table, and so no partition {partition}: \
                      write {shown}{end}"
                 );
-                return Err(Failure::Usage(message));
+                return Err(VerbFailure::Usage(message));
             }
             (None, None) => {
                 return match self.whole {
-                    Some(what) => Err(Failure::Refused(format!("{shown}: {what}, not {KNOWN}"))),
+                    Some(what) => {
+                        Err(VerbFailure::Refused(format!("{shown}: {what}, not {KNOWN}")))
+                    }
                     // The engine may find more than a signature; if not, its error says what is
                     // missing.
                     None => Ok(None),
@@ -167,9 +169,9 @@ impl NamedContents {
             }
         }
         Err(if meant.is_empty() && name.partition.is_none() {
-            Failure::Refused(message)
+            VerbFailure::Refused(message)
         } else {
-            Failure::Usage(message)
+            VerbFailure::Usage(message)
         })
     }
 }

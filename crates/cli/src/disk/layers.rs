@@ -7,7 +7,7 @@ use std::path::Path;
 use offshoot_device::{DiskError, DiskFormat, DiskObstacle, DiskOptions, OpenedDisk, OtherFiles};
 
 use crate::args::LayerArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Escaped;
 use crate::session::Access;
 
@@ -27,28 +27,28 @@ pub(super) fn open_layers(
     OpenedDisk::open(path, &options).map_err(|error| match error {
         DiskError::Io { path, kind, source } => {
             let kind = kind.map_or_else(String::new, |kind| format!(": {kind}"));
-            Failure::Host(format!("{}{kind}", path.display()), source)
+            VerbFailure::Host(format!("{}{kind}", path.display()), source)
         }
         DiskError::Obstacle { path, obstacle } => in_the_way(&path, obstacle, arguments),
     })
 }
 
 /// The message about what is in the way at `path`.
-fn in_the_way(path: &Path, obstacle: DiskObstacle, arguments: &LayerArguments) -> Failure {
+fn in_the_way(path: &Path, obstacle: DiskObstacle, arguments: &LayerArguments) -> VerbFailure {
     let shown = path.display();
     let extent = |file: &std::ffi::OsStr, why: &str| {
         use std::os::unix::ffi::OsStrExt;
-        Failure::Refused(format!(
+        VerbFailure::Refused(format!(
             "{shown}: its data is in {}, which {why}",
             Escaped(file.as_bytes())
         ))
     };
     let what = match obstacle {
         DiskObstacle::NoSnapshots => {
-            return Failure::Usage(format!("{shown} has no image snapshots"));
+            return VerbFailure::Usage(format!("{shown} has no image snapshots"));
         }
         DiskObstacle::SnapshotOnlyRead => {
-            return Failure::Usage(format!("{shown}: an image snapshot can only be read"));
+            return VerbFailure::Usage(format!("{shown}: an image snapshot can only be read"));
         }
         DiskObstacle::OtherSnapshots(there) => {
             let there = if there.is_empty() {
@@ -57,7 +57,9 @@ fn in_the_way(path: &Path, obstacle: DiskObstacle, arguments: &LayerArguments) -
                 format!("it has {}", there.join(", "))
             };
             let name = arguments.image_snapshot.as_deref().unwrap_or_default();
-            return Failure::Usage(format!("{shown}: no image snapshot is called {name}: {there}"));
+            return VerbFailure::Usage(format!(
+                "{shown}: no image snapshot is called {name}: {there}"
+            ));
         }
         DiskObstacle::NeedsExtent(file) => {
             return extent(
@@ -95,5 +97,5 @@ fn in_the_way(path: &Path, obstacle: DiskObstacle, arguments: &LayerArguments) -
              {shown}.qcow2 makes an image without one"
         ),
     };
-    Failure::Refused(what)
+    VerbFailure::Refused(what)
 }

@@ -14,7 +14,7 @@ use offshoot_transfer::host::{HostId, host_id_of, host_id_of_file};
 
 use super::layers::open_layers;
 use crate::args::LayerArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::session::Access;
 
 struct OpenDisk {
@@ -35,7 +35,7 @@ pub(super) fn open(
     access: Access,
     arguments: &LayerArguments,
 ) -> Result<(OpenedDisk, HostId)> {
-    let failed = |error| Failure::Host(path.display().to_string(), error);
+    let failed = |error| VerbFailure::Host(path.display().to_string(), error);
     let Some(host) = host_id_of_file(path) else {
         return Err(failed(path.metadata().err().unwrap_or_else(not_found)));
     };

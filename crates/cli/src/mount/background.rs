@@ -8,11 +8,12 @@ use std::process::{Command, Stdio};
 use clap::ValueEnum;
 
 use super::Mounting;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 
 /// Starts this program again to serve `mounting`, and returns when it serves.
 pub(super) fn start(mounting: &Mounting<'_>) -> Result {
-    let failed = |error| Failure::Host("starting a process in the background".to_owned(), error);
+    let failed =
+        |error| VerbFailure::Host("starting a process in the background".to_owned(), error);
     let mut child = again(mounting, "--in-background")
         .map_err(failed)?
         .stdin(Stdio::null())
@@ -27,7 +28,7 @@ pub(super) fn start(mounting: &Mounting<'_>) -> Result {
     // The child printed its own error, unless it was killed.
     let status = child.wait().map_err(failed)?;
     if let Some(code) = status.code() {
-        return Err(Failure::Reported(ExitStatus::of_code(code)));
+        return Err(VerbFailure::Reported(ExitStatus::of_code(code)));
     }
     Err(failed(io::Error::other(status.to_string())))
 }

@@ -92,7 +92,7 @@ struct StartHeader {
 
 /// The request to start a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Start {
+struct StartRequest {
     umask: u32,
     at: Timestamp,
     /// The command line after the name of the program.
@@ -101,7 +101,7 @@ struct Start {
     places: Vec<OsString>,
 }
 
-impl Start {
+impl StartRequest {
     /// The data of START; `None` if it is too long.
     fn encode(&self) -> Option<[u8; START_BYTES]> {
         let mut bytes = Vec::new();
@@ -195,17 +195,17 @@ impl Next {
 mod tests {
     use super::*;
 
-    fn start() -> Start {
+    fn start() -> StartRequest {
         let words = ["subvolume", "create", "", "/mnt/\u{e4}"].map(OsString::from).to_vec();
         let places = vec![OsString::from_vec(b"/\xff".to_vec())];
-        Start { umask: 0o027, at: Timestamp { secs: -5, nanos: 7 }, words, places }
+        StartRequest { umask: 0o027, at: Timestamp { secs: -5, nanos: 7 }, words, places }
     }
 
     #[test]
     fn requests_go_there_and_back() {
         let data = start().encode().expect("it is short");
-        assert_eq!(Start::decode(&data).ok(), Some(start()));
-        let long = Start { words: vec!["x".repeat(START_BYTES).into()], ..start() };
+        assert_eq!(StartRequest::decode(&data).ok(), Some(start()));
+        let long = StartRequest { words: vec!["x".repeat(START_BYTES).into()], ..start() };
         assert!(long.encode().is_none());
         for next in [Next::Nothing, Next::Out(vec![1; NEXT_MOST]), Next::Ended(4)] {
             let bytes = next.encode();
@@ -222,9 +222,9 @@ mod tests {
         let data = start().encode().expect("it is short");
         // Five texts with 24 bytes in total, and a NUL after each.
         let whole = size_of::<StartHeader>() + 24 + 5;
-        assert!(Start::decode(&data[..whole]).is_ok());
+        assert!(StartRequest::decode(&data[..whole]).is_ok());
         for len in 0..whole {
-            let decoded = Start::decode(&data[..len]);
+            let decoded = StartRequest::decode(&data[..len]);
             assert!(decoded.is_err(), "{len} bytes: {decoded:?}");
         }
         for at in 0..size_of::<StartHeader>() {
@@ -232,7 +232,7 @@ mod tests {
                 let mut other = data;
                 other[at] = byte;
                 // A malformed request is refused, or decoded as what it says.
-                if let Ok(decoded) = Start::decode(&other) {
+                if let Ok(decoded) = StartRequest::decode(&other) {
                     assert_eq!(decoded.words.len() + decoded.places.len(), 5);
                 }
             }

@@ -6,9 +6,9 @@
 //! kernel's btrfs.
 //!
 //! Systems mount the lines of fstab in parallel. So a run that mounts a volume for writing holds a
-//! lock on the volume until it is mounted ([`Turn`]), and only then looks for other mounts. The
-//! lock is on a byte behind the end of every volume, and is not the lock that keeps other writers
-//! out.
+//! lock on the volume until it is mounted ([`WritableMountLock`]), and only then looks for other
+//! mounts. The lock is on a byte behind the end of every volume, and is not the lock that keeps
+//! other writers out.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -21,17 +21,19 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::control::in_force;
 use super::gate;
-use super::options::Wanted;
-use super::table::{Line, find_line, is_dead, places_of_volume};
+use super::options::MountCommandOptions;
+use super::table::{MountTableLine, find_line, is_dead, places_of_volume};
 use super::{Mounting, flags_of};
 use crate::edit::host_id;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
 
 /// The right to mount a volume for writing. Dropping it gives the right up.
-pub(super) struct Turn(#[expect(dead_code, reason = "its end is that of the lock")] File);
+pub(super) struct WritableMountLock(
+    #[expect(dead_code, reason = "its end is that of the lock")] File,
+);
 
-impl Turn {
+impl WritableMountLock {
     /// Waits for the right. `file` is the volume, open for writing.
     pub(super) fn wait(file: File) -> io::Result<Self> {
         let lock = libc::flock {
@@ -52,9 +54,14 @@ impl Turn {
 
 /// Mounts the volume as a bind mount if this program has it mounted for writing already. Returns
 /// whether it does.
-pub(super) fn mount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result<bool> {
-    let is_served =
-        |place: &Line| !place.is_read_only && place.is_on_top() && !is_dead(Path::new(&place.dir));
+pub(super) fn mount(
+    mounting: &Mounting<'_>,
+    wanted: &MountCommandOptions,
+    console: &Console,
+) -> Result<bool> {
+    let is_served = |place: &MountTableLine| {
+        !place.is_read_only && place.is_on_top() && !is_dead(Path::new(&place.dir))
+    };
     let places = places_of_volume(mounting.volume)?.into_iter();
     let mut places: Vec<_> = places.filter(is_served).collect();
     // A mount of the whole tree shows everything that is served, so prefer it.
@@ -65,13 +72,18 @@ pub(super) fn mount(mounting: &Mounting<'_>, wanted: &Wanted, console: &Console)
     }
 }
 
-fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Console) -> Result {
+fn bind(
+    first: &MountTableLine,
+    mounting: &Mounting<'_>,
+    wanted: &MountCommandOptions,
+    console: &Console,
+) -> Result {
     let there = Path::new(&first.dir);
     let (volume, directory) = (mounting.volume.display(), mounting.directory);
     if !rustix::process::geteuid().is_root() {
         let there = there.display();
         let what = format!("{volume} is mounted over {there}; only root mounts it elsewhere too");
-        return Err(Failure::Refused(what));
+        return Err(VerbFailure::Refused(what));
     }
     let by_id = || wanted.subvolume_id.map(|id| id.to_string().into());
     let asked = wanted.subvolume.clone().or_else(by_id);
@@ -84,7 +96,7 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
         !["subvol", "device=", "io_uring", "noio_uring"].iter().any(|name| option.starts_with(name))
     };
     let options: Vec<String> = mounting.options.iter().filter(is_of_volume).cloned().collect();
-    let others = Wanted::parse(&served.options, true)?.others(&options, true)?;
+    let others = MountCommandOptions::parse(&served.options, true)?.others(&options, true)?;
     if !others.is_empty() {
         let (others, there) = (others.join(", "), there.display());
         console.warning(&format_args!("{volume} is mounted over {there}, without {others}"));
@@ -97,18 +109,20 @@ fn bind(first: &Line, mounting: &Mounting<'_>, wanted: &Wanted, console: &Consol
     } else {
         let there = there.display();
         let what = format!("{volume} was mounted with this subvolume first, and that is unmounted");
-        return Err(Failure::Refused(format!("{what}: to mount it again, unmount {there} too")));
+        return Err(VerbFailure::Refused(format!(
+            "{what}: to mount it again, unmount {there} too"
+        )));
     };
     let directory = directory
         .canonicalize()
-        .map_err(|error| Failure::Host(directory.display().to_string(), error))?;
+        .map_err(|error| VerbFailure::Host(directory.display().to_string(), error))?;
     // If all lines of fstab are mounted again, this place is mounted already.
     if find_line(&directory).is_ok() && host_id(&directory) == host_id(&source) {
         console.warning(&format_args!("{volume} is mounted over {} already", directory.display()));
         return Ok(());
     }
     bind_with(&source, &directory, flags_of(wanted))
-        .map_err(|error| Failure::Host(format!("mounting over {}", directory.display()), error))
+        .map_err(|error| VerbFailure::Host(format!("mounting over {}", directory.display()), error))
 }
 
 /// Binds `source` over `directory` with `flags`. The kernel gives a bind mount the flags of the

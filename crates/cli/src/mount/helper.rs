@@ -16,20 +16,20 @@ use rustix::io::Errno;
 
 use super::Mounting;
 use super::background::again;
-use super::options::Wanted;
+use super::options::MountCommandOptions;
 use super::table::{SUBTYPE, find, places_of, read_ahead, source_name};
-use crate::exit::{self, Failure};
+use crate::exit::{self, VerbFailure};
 
 /// Starts the helper.
 pub(super) fn start(mounting: &Mounting<'_>) -> exit::Result<Arc<Helper>> {
     let helper = again(mounting, "--helper").and_then(Helper::start);
-    let failed = |error| Failure::Host("starting the process that mounts".to_owned(), error);
+    let failed = |error| VerbFailure::Host("starting the process that mounts".to_owned(), error);
     Ok(Arc::new(helper.map_err(failed)?))
 }
 
 /// Works as the helper until the serving process ends.
-pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
-    let failed = |what: &str, error| Failure::Host(what.to_owned(), error);
+pub(super) fn help(mounting: &Mounting<'_>, wanted: &MountCommandOptions) -> exit::Result {
+    let failed = |what: &str, error| VerbFailure::Host(what.to_owned(), error);
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1];
     let signals = SigSet::from_iter(signals);
     signals.thread_block().map_err(|errno| failed("blocking signals", errno.into()))?;
@@ -39,26 +39,26 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &Wanted) -> exit::Result {
     let dir = mounting.directory.canonicalize();
     let dir = dir.map_err(|error| failed(&mounting.directory.display().to_string(), error))?;
     let options = MountOptions {
-        is_read_only: wanted.read_only,
-        allows_others: wanted.allow_other,
-        allows_suid: wanted.suid,
-        allows_devices: wanted.dev,
-        allows_exec: wanted.exec,
+        is_read_only: wanted.is_read_only,
+        allows_others: wanted.allows_others,
+        allows_suid: wanted.allows_suid,
+        allows_devices: wanted.allows_devices,
+        allows_exec: wanted.allows_exec,
         ..MountOptions::new(source_name(mounting.volume), SUBTYPE)
     };
     std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
-    let ours = Ours { point: MountPoint::new(dir, options), device: OnceLock::new() };
+    let ours = HelperMount { point: MountPoint::new(dir, options), device: OnceLock::new() };
     offshoot_fuse::help(std::io::stdin().as_fd(), &ours)
         .map_err(|error| failed("the socket of the process that mounts", error))
 }
 
 /// The mount, with its device number, so that the helper never unmounts another mount over it.
-struct Ours {
+struct HelperMount {
     point: MountPoint,
     device: OnceLock<String>,
 }
 
-impl Mounter for Ours {
+impl Mounter for HelperMount {
     fn mount(&self) -> Result<OwnedFd> {
         if self.device.get().is_some() {
             return Err(Error::posix(Errno::BUSY, self.point.dir().display().to_string()));

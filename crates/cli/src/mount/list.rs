@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::control::in_force;
 use super::gate;
-use super::table::{self, Line};
+use super::table::{self, MountTableLine};
 use crate::exit::Result;
 use crate::output::{Escaped, json_name, write_line};
 
@@ -44,7 +44,7 @@ struct ListedMount {
     /// The options of the first mount of the volume; empty if this user may not ask for them.
     options: Vec<String>,
     #[serde(skip)]
-    line: Line,
+    line: MountTableLine,
 }
 
 /// Lists the mounts of this program.
@@ -79,7 +79,7 @@ pub(super) fn list(is_json: bool, out: &mut dyn Write) -> Result {
 }
 
 impl ListedMount {
-    fn new(line: Line) -> Self {
+    fn new(line: MountTableLine) -> Self {
         let (state, options) = look_at(&line);
         Self {
             volume: json_name(line.mounted.source.as_os_str().as_bytes()),
@@ -95,7 +95,7 @@ impl ListedMount {
 
 /// The state of a mount, and its options. A thread asks, because a process that does not answer
 /// would block this one.
-fn look_at(line: &Line) -> (MountState, Vec<String>) {
+fn look_at(line: &MountTableLine) -> (MountState, Vec<String>) {
     if !line.is_trusted() {
         return (MountState::Foreign, Vec::new());
     }

@@ -17,25 +17,25 @@ use offshoot_btrfs::{Compress, NewFiles};
 use offshoot_fuse::{ShownOwner, Transport};
 use offshoot_vfs::{Code, Error};
 
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 
 /// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
-pub(crate) struct Wanted {
-    pub(crate) read_only: bool,
-    pub(crate) suid: bool,
-    pub(crate) dev: bool,
-    pub(crate) exec: bool,
-    pub(crate) allow_other: bool,
-    pub(crate) degraded: bool,
+pub(crate) struct MountCommandOptions {
+    pub(crate) is_read_only: bool,
+    pub(crate) allows_suid: bool,
+    pub(crate) allows_devices: bool,
+    pub(crate) allows_exec: bool,
+    pub(crate) allows_others: bool,
+    pub(crate) is_degraded: bool,
     /// Read the volume as the last commit left it.
-    pub(crate) ignore_log: bool,
-    pub(crate) remount: bool,
+    pub(crate) ignores_log: bool,
+    pub(crate) is_remount: bool,
     /// A missing volume is not an error: it is just not mounted.
-    pub(crate) nofail: bool,
+    pub(crate) may_be_missing: bool,
     /// Give up all rights that the process does not need while it serves.
-    pub(crate) sandbox: bool,
+    pub(crate) has_sandbox: bool,
     pub(crate) owner: ShownOwner,
     pub(crate) transport: Transport,
     pub(crate) subvolume: Option<OsString>,
@@ -46,27 +46,27 @@ pub(crate) struct Wanted {
     pub(crate) max_inline: Option<u64>,
     pub(crate) commit: Option<Duration>,
     /// Whether fsync writes the tree log instead of committing.
-    pub(crate) tree_log: bool,
-    pub(crate) discard: bool,
-    pub(crate) flush_on_commit: bool,
+    pub(crate) has_tree_log: bool,
+    pub(crate) is_discarding: bool,
+    pub(crate) flushes_on_commit: bool,
     pub(crate) devices: Vec<PathBuf>,
     /// Options that are accepted and not followed.
     pub(crate) wishes: Vec<String>,
 }
 
-impl Default for Wanted {
+impl Default for MountCommandOptions {
     fn default() -> Self {
         Self {
-            read_only: false,
-            suid: false,
-            dev: false,
-            exec: true,
-            allow_other: false,
-            degraded: false,
-            ignore_log: false,
-            remount: false,
-            nofail: false,
-            sandbox: true,
+            is_read_only: false,
+            allows_suid: false,
+            allows_devices: false,
+            allows_exec: true,
+            allows_others: false,
+            is_degraded: false,
+            ignores_log: false,
+            is_remount: false,
+            may_be_missing: false,
+            has_sandbox: true,
             owner: ShownOwner::default(),
             transport: Transport::default(),
             subvolume: None,
@@ -75,9 +75,9 @@ impl Default for Wanted {
             new_files: NewFiles::default(),
             max_inline: None,
             commit: None,
-            tree_log: true,
-            discard: false,
-            flush_on_commit: false,
+            has_tree_log: true,
+            is_discarding: false,
+            flushes_on_commit: false,
             devices: Vec::new(),
             wishes: Vec::new(),
         }
@@ -194,23 +194,23 @@ const REFUSED: &[&str] = &[
     "fragment",
 ];
 
-impl Wanted {
-    /// Parses `options`, one option in each. With `sloppy`, unknown options are ignored.
-    pub(crate) fn parse(options: &[String], sloppy: bool) -> Result<Self> {
+impl MountCommandOptions {
+    /// Parses `options`, one option in each. With `is_sloppy`, unknown options are ignored.
+    pub(crate) fn parse(options: &[String], is_sloppy: bool) -> Result<Self> {
         let mut wanted = Self::default();
         for option in options.iter().filter(|option| !option.is_empty()) {
-            wanted.add(option, sloppy)?;
+            wanted.add(option, is_sloppy)?;
         }
         Ok(wanted)
     }
 
     /// The options in `options` that contradict these. `ro`, `suid`, `dev` and `exec` do not count,
     /// because a remount can change them.
-    pub(crate) fn others(mut self, options: &[String], sloppy: bool) -> Result<Vec<&str>> {
+    pub(crate) fn others(mut self, options: &[String], is_sloppy: bool) -> Result<Vec<&str>> {
         let mut others = Vec::new();
         for option in options.iter().filter(|option| !option.is_empty()) {
             let before = self.fixed();
-            self.add(option, sloppy)?;
+            self.add(option, is_sloppy)?;
             if self.fixed() != before {
                 others.push(option.as_str());
             }
@@ -219,23 +219,25 @@ impl Wanted {
     }
 
     /// The error if `subvol=` names the subvolume `found`, but `subvolid=` names another one.
-    pub(crate) fn other_subvolume(&self, found: u64) -> Failure {
+    pub(crate) fn other_subvolume(&self, found: u64) -> VerbFailure {
         let path =
             self.subvolume.as_ref().map_or_else(String::new, |path| path.display().to_string());
         let id = self.subvolume_id.unwrap_or_default();
-        Failure::Usage(format!("subvol={path} has the number {found}, and subvolid={id} another"))
+        VerbFailure::Usage(format!(
+            "subvol={path} has the number {found}, and subvolid={id} another"
+        ))
     }
 
     /// These options without those that a remount can change.
     fn fixed(&self) -> Self {
         let free = Self::default();
         Self {
-            read_only: free.read_only,
-            suid: free.suid,
-            dev: free.dev,
-            exec: free.exec,
-            remount: free.remount,
-            nofail: free.nofail,
+            is_read_only: free.is_read_only,
+            allows_suid: free.allows_suid,
+            allows_devices: free.allows_devices,
+            allows_exec: free.allows_exec,
+            is_remount: free.is_remount,
+            may_be_missing: free.may_be_missing,
             wishes: free.wishes,
             ..self.clone()
         }
@@ -250,41 +252,41 @@ impl Wanted {
         }
     }
 
-    fn add(&mut self, option: &str, sloppy: bool) -> Result {
+    fn add(&mut self, option: &str, is_sloppy: bool) -> Result {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (option, None),
         };
         match (name, value) {
-            ("ro", None) => self.read_only = true,
-            ("rw", None) => self.read_only = false,
-            ("suid", None) => self.suid = true,
-            ("nosuid", None) => self.suid = false,
-            ("dev", None) => self.dev = true,
-            ("nodev", None) => self.dev = false,
-            ("exec", None) => self.exec = true,
-            ("noexec", None) => self.exec = false,
-            ("allow_other", None) => self.allow_other = true,
+            ("ro", None) => self.is_read_only = true,
+            ("rw", None) => self.is_read_only = false,
+            ("suid", None) => self.allows_suid = true,
+            ("nosuid", None) => self.allows_suid = false,
+            ("dev", None) => self.allows_devices = true,
+            ("nodev", None) => self.allows_devices = false,
+            ("exec", None) => self.allows_exec = true,
+            ("noexec", None) => self.allows_exec = false,
+            ("allow_other", None) => self.allows_others = true,
             ("io_uring", None) => self.transport = Transport::IoUring,
             ("noio_uring", None) => self.transport = Transport::Device,
-            ("degraded", None) => self.degraded = true,
-            ("nosandbox", None) => self.sandbox = false,
-            ("remount", None) => self.remount = true,
+            ("degraded", None) => self.is_degraded = true,
+            ("nosandbox", None) => self.has_sandbox = false,
+            ("remount", None) => self.is_remount = true,
             ("uid", Some(value)) => self.owner.uid = Some(user(option, value)?),
             ("gid", Some(value)) => self.owner.gid = Some(group(option, value)?),
-            ("nofail", None) => self.nofail = true,
-            ("fail", None) => self.nofail = false,
+            ("nofail", None) => self.may_be_missing = true,
+            ("fail", None) => self.may_be_missing = false,
             // Without the log replay the volume is not written either, as for the kernel.
             ("norecovery" | "nologreplay", None) | ("rescue", Some("nologreplay")) => {
-                self.ignore_log = true;
+                self.ignores_log = true;
             }
-            ("treelog", None) => self.tree_log = true,
-            ("notreelog", None) => self.tree_log = false,
+            ("treelog", None) => self.has_tree_log = true,
+            ("notreelog", None) => self.has_tree_log = false,
             // Both modes are the same here: freed space may be reused before it is discarded.
-            ("discard", None | Some("sync" | "async")) => self.discard = true,
-            ("nodiscard", None) => self.discard = false,
-            ("flushoncommit", None) => self.flush_on_commit = true,
-            ("noflushoncommit", None) => self.flush_on_commit = false,
+            ("discard", None | Some("sync" | "async")) => self.is_discarding = true,
+            ("nodiscard", None) => self.is_discarding = false,
+            ("flushoncommit", None) => self.flushes_on_commit = true,
+            ("noflushoncommit", None) => self.flushes_on_commit = false,
             ("subvolid", Some(value)) => {
                 // The top level has two ids, 0 and 5.
                 let id = match number::<u64>(option, value)? {
@@ -336,8 +338,8 @@ impl Wanted {
                 )
                 .into());
             }
-            _ if sloppy => {}
-            _ => return Err(Failure::Usage(format!("the mount option {option} is not known"))),
+            _ if is_sloppy => {}
+            _ => return Err(VerbFailure::Usage(format!("the mount option {option} is not known"))),
         }
         Ok(())
     }
@@ -362,8 +364,8 @@ fn user(option: &str, value: &str) -> Result<u32> {
     }
     match User::from_name(value) {
         Ok(Some(user)) => Ok(user.uid.as_raw()),
-        Ok(None) => Err(Failure::Usage(format!("{option}: there is no such user"))),
-        Err(errno) => Err(Failure::Host(option.to_owned(), errno.into())),
+        Ok(None) => Err(VerbFailure::Usage(format!("{option}: there is no such user"))),
+        Err(errno) => Err(VerbFailure::Host(option.to_owned(), errno.into())),
     }
 }
 
@@ -374,37 +376,37 @@ fn group(option: &str, value: &str) -> Result<u32> {
     }
     match Group::from_name(value) {
         Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => Err(Failure::Usage(format!("{option}: there is no such group"))),
-        Err(errno) => Err(Failure::Host(option.to_owned(), errno.into())),
+        Ok(None) => Err(VerbFailure::Usage(format!("{option}: there is no such group"))),
+        Err(errno) => Err(VerbFailure::Host(option.to_owned(), errno.into())),
     }
 }
 
 fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T> {
-    value.parse().map_err(|_| Failure::Usage(format!("{option} does not say a number")))
+    value.parse().map_err(|_| VerbFailure::Usage(format!("{option} does not say a number")))
 }
 
-fn compress(option: &str, value: Option<&str>, forced: bool) -> Result<Option<Compress>> {
+fn compress(option: &str, value: Option<&str>, is_forced: bool) -> Result<Option<Compress>> {
     if matches!(value, Some("no" | "none")) {
         return Ok(None);
     }
     let method = value.unwrap_or("zlib").parse();
     method
-        .map(|method| Some(Compress { method, is_forced: forced }))
-        .map_err(|reason| Failure::Usage(format!("{option}: {reason}")))
+        .map(|method| Some(Compress { method, is_forced }))
+        .map_err(|reason| VerbFailure::Usage(format!("{option}: {reason}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn parse(options: &str) -> Result<Wanted> {
+    fn parse(options: &str) -> Result<MountCommandOptions> {
         let options: Vec<_> = options.split(',').map(str::to_owned).collect();
-        Wanted::parse(&options, false)
+        MountCommandOptions::parse(&options, false)
     }
 
     #[test]
     fn what_is_asked_for_is_wanted() {
-        assert_eq!(parse("").ok(), Some(Wanted::default()));
+        assert_eq!(parse("").ok(), Some(MountCommandOptions::default()));
         let wanted = parse(
             "ro,rw,noatime,x-systemd.automount,subvol=2024,uid=7,commit=5,compress-force=zstd:3,noexec,dev",
         );
@@ -413,24 +415,36 @@ mod tests {
         assert_eq!(wanted.owner, ShownOwner { uid: Some(7), gid: None });
         assert_eq!(wanted.commit, Some(Duration::from_secs(5)));
         assert!(wanted.compress.is_some_and(|compress| compress.is_forced));
-        assert!(!wanted.read_only && !wanted.exec && wanted.dev && !wanted.suid);
+        assert!(
+            !wanted.is_read_only
+                && !wanted.allows_exec
+                && wanted.allows_devices
+                && !wanted.allows_suid
+        );
         assert_eq!(parse("subvolid=0").ok().and_then(|w| w.subvolume_id), Some(5));
         let root = ShownOwner { uid: Some(0), gid: Some(0) };
         assert_eq!(parse("uid=root,gid=root").map(|wanted| wanted.owner).ok(), Some(root));
         for option in ["norecovery", "nologreplay", "rescue=nologreplay"] {
-            assert_eq!(parse(option).map(|wanted| wanted.ignore_log).ok(), Some(true), "{option}");
+            assert_eq!(parse(option).map(|wanted| wanted.ignores_log).ok(), Some(true), "{option}");
         }
-        assert_eq!(parse("compress=zlib,compress=none").ok(), Some(Wanted::default()));
-        assert_eq!(parse("notreelog").map(|wanted| wanted.tree_log).ok(), Some(false));
-        assert_eq!(parse("notreelog,treelog").ok(), Some(Wanted::default()));
-        assert_eq!(parse("user_id=0,group_id=0").ok(), Some(Wanted::default()));
-        assert_eq!(parse("commit=0").ok(), Some(Wanted::default()));
+        assert_eq!(parse("compress=zlib,compress=none").ok(), Some(MountCommandOptions::default()));
+        assert_eq!(parse("notreelog").map(|wanted| wanted.has_tree_log).ok(), Some(false));
+        assert_eq!(parse("notreelog,treelog").ok(), Some(MountCommandOptions::default()));
+        assert_eq!(parse("user_id=0,group_id=0").ok(), Some(MountCommandOptions::default()));
+        assert_eq!(parse("commit=0").ok(), Some(MountCommandOptions::default()));
         for option in ["discard", "discard=sync", "discard=async"] {
-            assert_eq!(parse(option).map(|wanted| wanted.discard).ok(), Some(true), "{option}");
+            assert_eq!(
+                parse(option).map(|wanted| wanted.is_discarding).ok(),
+                Some(true),
+                "{option}"
+            );
         }
-        assert_eq!(parse("discard,nodiscard").ok(), Some(Wanted::default()));
-        assert_eq!(parse("flushoncommit").map(|wanted| wanted.flush_on_commit).ok(), Some(true));
-        assert_eq!(parse("flushoncommit,noflushoncommit").ok(), Some(Wanted::default()));
+        assert_eq!(parse("discard,nodiscard").ok(), Some(MountCommandOptions::default()));
+        assert_eq!(parse("flushoncommit").map(|wanted| wanted.flushes_on_commit).ok(), Some(true));
+        assert_eq!(
+            parse("flushoncommit,noflushoncommit").ok(),
+            Some(MountCommandOptions::default())
+        );
         let stored = |options| {
             let wanted = parse(options).expect("all of them are known");
             (wanted.new_files, wanted.compress.is_some())
@@ -463,10 +477,10 @@ mod tests {
             "discard=later",
         ] {
             let refused = parse(option);
-            assert!(matches!(refused, Err(Failure::Usage(_))), "{option}: {refused:?}");
+            assert!(matches!(refused, Err(VerbFailure::Usage(_))), "{option}: {refused:?}");
         }
-        assert!(Wanted::parse(&["bogus".to_owned()], true).is_ok());
-        assert!(Wanted::parse(&["sync".to_owned()], true).is_err());
+        assert!(MountCommandOptions::parse(&["bogus".to_owned()], true).is_ok());
+        assert!(MountCommandOptions::parse(&["sync".to_owned()], true).is_err());
     }
 
     #[test]
@@ -487,7 +501,8 @@ mod tests {
         let list = |options: &str| options.split(',').map(str::to_owned).collect::<Vec<_>>();
         let others = |in_force: &str, options: &str| {
             let options = list(options);
-            let in_force = Wanted::parse(&list(in_force), false).expect("they are known");
+            let in_force =
+                MountCommandOptions::parse(&list(in_force), false).expect("they are known");
             let others = in_force.others(&options, false).expect("they are known");
             others.into_iter().map(str::to_owned).collect::<Vec<_>>()
         };

@@ -49,12 +49,12 @@ use seccompiler::{
 
 /// Which restrictions are in force, and which the kernel lacks.
 #[derive(Default)]
-pub(super) struct Sandbox {
+pub(super) struct MountSandbox {
     in_force: Vec<&'static str>,
     missing: Vec<String>,
 }
 
-impl Sandbox {
+impl MountSandbox {
     /// Gives up what is not needed once the devices are open. The process must have one thread
     /// only.
     pub(super) fn enter(&mut self) {
@@ -79,7 +79,7 @@ impl Sandbox {
     }
 }
 
-impl fmt::Display for Sandbox {
+impl fmt::Display for MountSandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sandbox: {}", self.in_force.join(", "))?;
         if !self.missing.is_empty() {
@@ -117,13 +117,13 @@ fn restrict_files() -> Result<(), String> {
 }
 
 /// The required value of an argument: its index, the mask of the bits that count, and their value.
-type Bits = (u8, u64, u64);
+type SyscallArgumentBits = (u8, u64, u64);
 
 /// The ioctl that discards a range of a block device.
 const BLKDISCARD: u64 = 0x1277;
 
 /// The system calls of a mount while it is served, each with a condition on one argument if needed.
-const ALLOWED: &[(libc::c_long, Option<Bits>)] = &[
+const ALLOWED: &[(libc::c_long, Option<SyscallArgumentBits>)] = &[
     // Devices, the kernel and the log.
     (libc::SYS_read, None),
     (libc::SYS_write, None),
@@ -202,7 +202,7 @@ fn filter_calls() -> Result<(), seccompiler::Error> {
     apply(clone3, SeccompAction::Allow, refuse(libc::ENOSYS), target)?;
     let mut rules = BTreeMap::new();
     // A panic may signal this process, and no other one.
-    let own: Bits = (0, u64::from(u32::MAX), u64::from(std::process::id()));
+    let own: SyscallArgumentBits = (0, u64::from(u32::MAX), u64::from(std::process::id()));
     for (call, bits) in ALLOWED.iter().chain(&[(libc::SYS_tgkill, Some(own))]) {
         let conditions: &mut Vec<_> = rules.entry(*call).or_default();
         if let Some((index, mask, value)) = *bits {
@@ -257,7 +257,7 @@ mod tests {
         let socket = UnixDatagram::pair().expect("two sockets");
         let mut file = tempfile::tempfile().expect("a file");
         let parent = rustix::process::getppid().expect("the test that started it");
-        let mut sandbox = Sandbox::default();
+        let mut sandbox = MountSandbox::default();
         sandbox.enter();
         assert!(File::open("/proc/self/status").is_ok(), "numbers can be read");
         assert!(File::open("/dev/fuse").is_ok(), "and the kernel asked");

@@ -27,25 +27,25 @@ use rustix::thread::disable_transparent_huge_pages;
 
 use super::Mounting;
 use super::control::Jobs;
-use super::further::Turn;
+use super::further::WritableMountLock;
 use super::gate;
 use super::helper;
 use super::log::Log;
 use super::memory::dirty_bytes;
-use super::options::Wanted;
-use super::sandbox::Sandbox;
+use super::options::MountCommandOptions;
+use super::sandbox::MountSandbox;
 use super::table::source_name;
 use crate::args::{OpenArguments, TreeArguments};
 use crate::events;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
 use crate::session::{Access, Opening, open_tree};
 
 /// Mounts the volume of `mounting`, and serves it until it is unmounted.
 pub(super) fn serve(
     mounting: &Mounting<'_>,
-    wanted: &Wanted,
-    turn: Option<Turn>,
+    wanted: &MountCommandOptions,
+    mount_lock: Option<WritableMountLock>,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
@@ -57,21 +57,21 @@ pub(super) fn serve(
     let _ = disable_transparent_huge_pages(true);
     let log = Arc::new(Log::new(console.clone()));
     let Mounting { arguments, directory, .. } = mounting;
-    directory.canonicalize().map_err(|e| Failure::Host(directory.display().to_string(), e))?;
+    directory.canonicalize().map_err(|e| VerbFailure::Host(directory.display().to_string(), e))?;
     let streams = arguments.in_background.then(|| Streams::open(arguments.log.as_deref()));
     let streams = streams.transpose()?;
     let helper = helper::start(mounting)?;
-    let sandbox = Rc::new(RefCell::new(wanted.sandbox.then(Sandbox::default)));
+    let sandbox = Rc::new(RefCell::new(wanted.has_sandbox.then(MountSandbox::default)));
     let server = start(mounting, wanted, &helper, &sandbox, console, &log)?;
     // From now on other runs find the mount in the table of mounts.
-    drop(turn);
+    drop(mount_lock);
     let waits = {
         let (control, log, helper) = (server.control(), log.clone(), helper.clone());
         move || wait_for_signals(&signals, &control, &helper, &log)
     };
     let begin = || -> Result {
         let started = thread::Builder::new().name("signals".to_owned()).spawn(waits);
-        started.map_err(|error| Failure::Host("starting a thread".to_owned(), error))?;
+        started.map_err(|error| VerbFailure::Host("starting a thread".to_owned(), error))?;
         if let Some(streams) = &streams {
             streams.detach(&log)?;
         }
@@ -102,9 +102,9 @@ pub(super) fn serve(
 /// Opens the volume and mounts it.
 fn start(
     mounting: &Mounting<'_>,
-    wanted: &Wanted,
+    wanted: &MountCommandOptions,
     helper: &Arc<Helper>,
-    sandbox: &Rc<RefCell<Option<Sandbox>>>,
+    sandbox: &Rc<RefCell<Option<MountSandbox>>>,
     console: &Arc<Console>,
     log: &Arc<Log>,
 ) -> Result<Server> {
@@ -115,8 +115,8 @@ fn start(
         subvolume: wanted.subvolume.clone().or(by_id),
         open: OpenArguments {
             devices,
-            degraded: open.degraded || wanted.degraded,
-            ignore_log: open.ignore_log || wanted.ignore_log,
+            degraded: open.degraded || wanted.is_degraded,
+            ignore_log: open.ignore_log || wanted.ignores_log,
             layers: open.layers.clone(),
             live: None,
         },
@@ -125,17 +125,17 @@ fn start(
     let warned =
         move |report: &dyn fmt::Display| for_reports.line(&format_args!("warning: {report}"));
     let entered = sandbox.clone();
-    let enter = move || entered.borrow_mut().iter_mut().for_each(Sandbox::enter);
-    let access = if wanted.read_only { Access::Read } else { Access::Write };
+    let enter = move || entered.borrow_mut().iter_mut().for_each(MountSandbox::enter);
+    let access = if wanted.is_read_only { Access::Read } else { Access::Write };
     let opening = Opening {
         compress: wanted.compress,
         new_files: wanted.new_files,
         max_inline: wanted.max_inline,
         commit: wanted.commit,
         dirty_bytes: Some(dirty_bytes()),
-        tree_log: wanted.tree_log,
-        discard: wanted.discard,
-        flush_on_commit: wanted.flush_on_commit,
+        has_tree_log: wanted.has_tree_log,
+        is_discarding: wanted.is_discarding,
+        flushes_on_commit: wanted.flushes_on_commit,
         warned: Some(Arc::new(warned)),
         when_devices_are_open: Some(Box::new(enter)),
         ..Opening::to(access)
@@ -170,8 +170,8 @@ fn start(
     Ok(server)
 }
 
-fn host(what: &str, errno: i32) -> Failure {
-    Failure::Host(what.to_owned(), std::io::Error::from_raw_os_error(errno))
+fn host(what: &str, errno: i32) -> VerbFailure {
+    VerbFailure::Host(what.to_owned(), std::io::Error::from_raw_os_error(errno))
 }
 
 /// The standard streams of a process in the background. They are opened before the mount is made:
@@ -186,13 +186,13 @@ struct Streams {
 impl Streams {
     fn open(log: Option<&Path>) -> Result<Self> {
         let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(|error| Failure::Host("/dev/null".to_owned(), error))?;
+        let null = null.map_err(|error| VerbFailure::Host("/dev/null".to_owned(), error))?;
         let errors = match log {
             Some(path) => OpenOptions::new().create(true).append(true).open(path),
             None => null.try_clone(),
         };
         let name = log.map_or("/dev/null".into(), |path| path.display().to_string());
-        let errors = errors.map_err(|error| Failure::Host(name, error))?;
+        let errors = errors.map_err(|error| VerbFailure::Host(name, error))?;
         Ok(Self { null, errors, is_system: log.is_none() })
     }
 
@@ -203,7 +203,7 @@ impl Streams {
         // if the kernel schedules by session, answers to programs of another session take twice as
         // long.
         let _ = setpgid(None, None);
-        std::env::set_current_dir("/").map_err(|error| Failure::Host("/".to_owned(), error))?;
+        std::env::set_current_dir("/").map_err(|error| VerbFailure::Host("/".to_owned(), error))?;
         dup2_stderr(self.errors.as_fd()).map_err(not_pointed)?;
         if self.is_system {
             log.use_system();
@@ -219,7 +219,7 @@ impl Streams {
     }
 }
 
-fn not_pointed(errno: Errno) -> Failure {
+fn not_pointed(errno: Errno) -> VerbFailure {
     host("standard streams", errno.raw_os_error())
 }
 

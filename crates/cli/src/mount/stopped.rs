@@ -13,7 +13,7 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 
 /// Continues all stopped processes that serve the mount with the device number `device`. Returns
 /// their ids.
@@ -21,7 +21,7 @@ use crate::exit::{Failure, Result};
 /// # Errors
 /// When this user may not signal one of them.
 pub(super) fn resume_servers(device: &str) -> Result<Vec<Pid>> {
-    let failed = |error| Failure::Host("/proc".to_owned(), error);
+    let failed = |error| VerbFailure::Host("/proc".to_owned(), error);
     let connection = device.rsplit(':').next().unwrap_or(device);
     let mut resumed = Vec::new();
     for process in fs::read_dir("/proc").map_err(failed)? {
@@ -34,7 +34,7 @@ pub(super) fn resume_servers(device: &str) -> Result<Vec<Pid>> {
         if is_stopped(&process.path()) && serves(&process.path(), connection) {
             let told = kill_process(pid, Signal::CONT);
             let what = || format!("process {pid}, which serves the mount and is stopped");
-            told.map_err(|errno| Failure::Host(what(), errno.into()))?;
+            told.map_err(|errno| VerbFailure::Host(what(), errno.into()))?;
             resumed.push(pid);
         }
     }

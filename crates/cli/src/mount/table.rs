@@ -21,7 +21,7 @@ use rustix::process::getuid;
 
 use super::gate;
 use crate::disk::DiskName;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 
 /// The FUSE subtype of mounts of this program.
 pub(super) const SUBTYPE: &str = "offshoot";
@@ -47,19 +47,19 @@ pub(super) fn find(dir: &Path) -> Result<Mounted> {
 ///
 /// # Errors
 /// `EINVAL` if there is none, and a refusal if another user has mounted it.
-pub(super) fn find_line(dir: &Path) -> Result<Line> {
+pub(super) fn find_line(dir: &Path) -> Result<MountTableLine> {
     let line = find_of_anybody(dir)?;
     line.require_trust()?;
     Ok(line)
 }
 
 /// Like [`find_line`], for a mount of any user.
-pub(super) fn find_of_anybody(dir: &Path) -> Result<Line> {
+pub(super) fn find_of_anybody(dir: &Path) -> Result<MountTableLine> {
     // The last mount in the table is on top.
     let top = lines()?.into_iter().rev().find(|line| line.dir == dir.as_os_str());
     top.filter(|line| line.is_ours).ok_or_else(|| {
         let what = format!("{}: no volume is mounted there with offshoot", dir.display());
-        Failure::Host(what, Errno::INVAL.into())
+        VerbFailure::Host(what, Errno::INVAL.into())
     })
 }
 
@@ -86,18 +86,19 @@ pub(super) fn is_dead(dir: &Path) -> bool {
 }
 
 /// The trusted mounts of this program that show `volume`, under any of its names.
-pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<Line>> {
+pub(super) fn places_of_volume(volume: &Path) -> Result<Vec<MountTableLine>> {
     let Some(id) = DiskName::parse(volume).id() else { return Ok(Vec::new()) };
     let is_it = |source: &Path| DiskName::parse(source).id().as_ref() == Some(&id);
-    let is_of_it =
-        |line: &Line| line.is_ours && line.is_trusted() && is_it(line.mounted.source.as_ref());
+    let is_of_it = |line: &MountTableLine| {
+        line.is_ours && line.is_trusted() && is_it(line.mounted.source.as_ref())
+    };
     Ok(lines()?.into_iter().filter(is_of_it).collect())
 }
 
 /// The mount of this program that contains the directory `dir`, and the path in it. `dir` must
 /// contain no symbolic links.
 pub(super) fn inside(dir: &Path) -> Result<Option<Inside>> {
-    let failed = |errno: Errno| Failure::Host(dir.display().to_string(), errno.into());
+    let failed = |errno: Errno| VerbFailure::Host(dir.display().to_string(), errno.into());
     let found = statx(CWD, dir, AtFlags::empty(), StatxFlags::MNT_ID).map_err(failed)?;
     if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
         return Ok(None);
@@ -115,15 +116,15 @@ pub(super) fn places_of(device: &str) -> Result<Vec<PathBuf>> {
 }
 
 /// All lines of the table.
-pub(super) fn lines() -> Result<Vec<Line>> {
+pub(super) fn lines() -> Result<Vec<MountTableLine>> {
     let path = "/proc/self/mountinfo";
-    let table = fs::read(path).map_err(|error| Failure::Host(path.to_owned(), error))?;
-    Ok(table.split(|&byte| byte == b'\n').filter_map(Line::parse).collect())
+    let table = fs::read(path).map_err(|error| VerbFailure::Host(path.to_owned(), error))?;
+    Ok(table.split(|&byte| byte == b'\n').filter_map(MountTableLine::parse).collect())
 }
 
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct MountTableLine {
     /// The id of the mount.
     id: u64,
     /// The directory of the mounted tree that is visible there.
@@ -140,7 +141,7 @@ pub(super) struct Line {
     pub(super) is_read_only: bool,
 }
 
-impl Line {
+impl MountTableLine {
     fn parse(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|&byte| byte == b' ');
         let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
@@ -175,7 +176,7 @@ impl Line {
         }
         let dir = Path::new(&self.dir).display();
         let user = self.user.map_or("another user".to_owned(), |user| format!("user {user}"));
-        Err(Failure::Refused(format!(
+        Err(VerbFailure::Refused(format!(
             "{dir}: {user} mounted that, so it is not asked; only that user can use it as a volume"
         )))
     }
@@ -241,17 +242,20 @@ mod tests {
     fn lines_of_the_table() {
         let ours =
             b"36 35 0:45 / /mnt/a\\040b rw shared:1 - fuse.offshoot /x\\134y.img rw,user_id=0";
-        let line = Line::parse(ours).expect("a line");
+        let line = MountTableLine::parse(ours).expect("a line");
         assert_eq!((line.id, &*line.dir, line.is_ours), (36, "/mnt/a b".as_ref(), true));
         assert_eq!(line.mounted, Mounted { device: "0:45".into(), source: r"/x\y.img".into() });
-        let inside = |line: Line, dir: &str| line.inside(dir.as_ref()).map(|inside| inside.path);
+        let inside =
+            |line: MountTableLine, dir: &str| line.inside(dir.as_ref()).map(|inside| inside.path);
         assert_eq!(inside(line.clone(), "/mnt/a b"), Some("/".into()));
         assert_eq!(inside(line.clone(), "/mnt/a b/c/d"), Some("/c/d".into()));
         assert_eq!(inside(line, "/mnt/a"), None);
-        let bound = Line::parse(b"36 35 0:45 /sub\\040vol /b rw - fuse.offshoot /y.img rw");
+        let bound =
+            MountTableLine::parse(b"36 35 0:45 /sub\\040vol /b rw - fuse.offshoot /y.img rw");
         assert_eq!(inside(bound.expect("a line"), "/b/c"), Some("/sub vol/c".into()));
         // A mounted directory that was deleted is still found by its old path.
-        let gone = Line::parse(b"36 35 0:45 /a\\040b//deleted /b rw - fuse.offshoot /y.img rw");
+        let gone =
+            MountTableLine::parse(b"36 35 0:45 /a\\040b//deleted /b rw - fuse.offshoot /y.img rw");
         let gone = gone.expect("a line");
         assert_eq!((gone.root.as_path(), &*gone.dir), ("/a b".as_ref(), "/b".as_ref()));
         assert_eq!(inside(gone, "/b/c"), Some("/a b/c".into()));
@@ -259,7 +263,7 @@ mod tests {
         let own = getuid().as_raw();
         let of = |options: &str| {
             let line = format!("36 35 0:45 / /b rw - fuse.offshoot /y.img {options}");
-            let line = Line::parse(line.as_bytes()).expect("a line");
+            let line = MountTableLine::parse(line.as_bytes()).expect("a line");
             (line.user, line.is_trusted(), line.require_trust().is_ok())
         };
         assert_eq!(of("rw,user_id=0,group_id=0"), (Some(0), true, true));
@@ -270,11 +274,12 @@ mod tests {
             assert_eq!(of(odd), (None, false, false), "{odd}");
         }
         // Names may contain any bytes.
-        let bytes =
-            Line::parse(b"37 36 0:46 / /mnt/\xff rw - fuse.offshoot /\xfe rw").expect("a line");
+        let bytes = MountTableLine::parse(b"37 36 0:46 / /mnt/\xff rw - fuse.offshoot /\xfe rw")
+            .expect("a line");
         assert_eq!(bytes.dir, OsString::from_vec(b"/mnt/\xff".to_vec()));
         assert_eq!(bytes.mounted.source, PathBuf::from(OsString::from_vec(b"/\xfe".to_vec())));
-        let other = Line::parse(b"37 36 0:46 / /mnt/c rw - fuse.sshfs host: rw").expect("a line");
+        let other =
+            MountTableLine::parse(b"37 36 0:46 / /mnt/c rw - fuse.sshfs host: rw").expect("a line");
         assert!(!other.is_ours);
         for bad in [
             "",
@@ -284,7 +289,7 @@ mod tests {
             "1 2 3 4 - fuse.offshoot",
             "1 2 3 4 5 - fuse.offshoot",
         ] {
-            assert_eq!(Line::parse(bad.as_bytes()), None, "{bad}");
+            assert_eq!(MountTableLine::parse(bad.as_bytes()), None, "{bad}");
         }
     }
 }

@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::{stopped, table};
 use crate::args::UnmountArguments;
 use crate::disk::DiskName;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{Console, json_name, write_line};
 
 /// How often a forced unmount of a mount in use is tried, and the time between two tries, in which
@@ -52,7 +52,7 @@ pub(crate) fn unmount(
         write_line(out, &Unmounted { volume, directory, stored })
     };
     let named = &arguments.directory;
-    let failed = |error| Failure::Host(named.display().to_string(), error);
+    let failed = |error| VerbFailure::Host(named.display().to_string(), error);
     if arguments.force {
         let dir = beside_the_mount(named).map_err(failed)?;
         let line = table::find_of_anybody(&dir)?;
@@ -63,7 +63,7 @@ pub(crate) fn unmount(
         unmount_by_force(&dir)?;
         tell(&line.mounted.source, &dir, None)?;
         console.error(&"unmounted by force: what was done last may not be stored");
-        return Err(Failure::Reported(ExitStatus::Failed));
+        return Err(VerbFailure::Reported(ExitStatus::Failed));
     }
     // The mount may not answer any more, or may refuse this user. Then symbolic links in the path
     // stay.
@@ -79,7 +79,11 @@ pub(crate) fn unmount(
             dir.display()
         ));
         tell(&line.mounted.source, &dir, None)?;
-        return if arguments.lazy { Ok(()) } else { Err(Failure::Reported(ExitStatus::Failed)) };
+        return if arguments.lazy {
+            Ok(())
+        } else {
+            Err(VerbFailure::Reported(ExitStatus::Failed))
+        };
     }
     let mounted = line.mounted;
     let is_stored = match store(&dir) {
@@ -108,7 +112,7 @@ pub(crate) fn unmount(
         }
     }
     tell(&mounted.source, &dir, Some(is_stored))?;
-    if is_stored { Ok(()) } else { Err(Failure::Reported(ExitStatus::Failed)) }
+    if is_stored { Ok(()) } else { Err(VerbFailure::Reported(ExitStatus::Failed)) }
 }
 
 /// Unmounts by force. A program that waits for an answer gets an error, and uses the mount until
@@ -143,7 +147,7 @@ pub(super) fn beside_the_mount(named: &Path) -> io::Result<PathBuf> {
 /// Waits until no process writes `volume`.
 fn wait_for_writer(volume: &Path) -> Result {
     let DiskName { file: volume, .. } = DiskName::parse(volume);
-    let failed = |error| Failure::Host(format!("waiting for {}", volume.display()), error);
+    let failed = |error| VerbFailure::Host(format!("waiting for {}", volume.display()), error);
     let volume = File::open(&volume).map_err(failed)?;
     loop {
         match flock(&volume, FlockOperation::LockShared) {

@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use offshoot_transfer::{self as transfer, Hint, Watcher};
 use serde::Serialize;
 
-use super::{Progress, message, write_line};
+use super::{ProgressLine, message, write_line};
 use crate::exit::ExitStatus;
 use crate::interrupt::is_interrupted;
 
@@ -51,7 +51,7 @@ pub(crate) struct Console {
     warnings: AtomicU64,
     /// The results of changes, for `--json`.
     done: Mutex<Vec<Done>>,
-    progress: Mutex<Option<Progress>>,
+    progress: Mutex<Option<ProgressLine>>,
 }
 
 impl Console {
@@ -122,11 +122,11 @@ impl Console {
     }
 
     /// Starts a progress line if standard error is a terminal of the user.
-    pub(crate) fn start_progress(&self, verb: &'static str) -> Progress {
+    pub(crate) fn start_progress(&self, verb: &'static str) -> ProgressLine {
         if self.other.is_some() || !std::io::stderr().is_terminal() {
-            return Progress::hidden();
+            return ProgressLine::hidden();
         }
-        let progress = Progress::shown(verb);
+        let progress = ProgressLine::shown(verb);
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress.clone());
         progress
     }
@@ -206,7 +206,7 @@ impl Watcher for Console {
         is_interrupted()
     }
 
-    fn start_progress(&self, verb: &'static str) -> Box<dyn transfer::Progress> {
+    fn start_progress(&self, verb: &'static str) -> Box<dyn transfer::TransferProgress> {
         Box::new(self.start_progress(verb))
     }
 

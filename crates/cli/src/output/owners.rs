@@ -14,7 +14,7 @@ const BYTES_MAX: usize = 4 << 20;
 
 /// The users and groups of a volume.
 #[derive(Default)]
-pub(crate) struct Owners {
+pub(crate) struct OwnerNames {
     users: Table,
     groups: Table,
     /// The primary group of each user.
@@ -40,7 +40,7 @@ impl Table {
     }
 }
 
-impl Owners {
+impl OwnerNames {
     /// Reads them from the tree of files. They are empty if the files are missing or cannot be
     /// read.
     pub(crate) fn of(fs: &dyn FileSystem) -> Self {
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn first_lines_count_and_bad_ones_do_not() {
-        let owners = Owners::parse(
+        let owners = OwnerNames::parse(
             b"root:x:0:0::/root:/bin/sh\nalice:x:1000:100::\nal:x:1000:7\n:x:5:5\nbad\nbob:x:none:1\n77:x:8:8",
             b"root:x:0:\nusers:x:100:alice\nshort:x\n",
         );

@@ -23,12 +23,12 @@ const TURNS: &str = "|/-\\ ";
 
 /// The progress line, shared by all threads.
 #[derive(Clone)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressLine {
     bar: ProgressBar,
     files: Arc<AtomicU64>,
 }
 
-impl Progress {
+impl ProgressLine {
     /// A progress line that is not shown.
     pub(crate) fn hidden() -> Self {
         Self { bar: ProgressBar::hidden(), files: Arc::default() }
@@ -76,7 +76,7 @@ impl Progress {
     }
 }
 
-impl transfer::Progress for Progress {
+impl transfer::TransferProgress for ProgressLine {
     fn is_hidden(&self) -> bool {
         self.bar.is_hidden()
     }

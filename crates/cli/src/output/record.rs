@@ -1,6 +1,6 @@
 //! A file as JSON, the same for `ls` and `stat`.
 
-use offshoot_transfer::xattrs::Xattr;
+use offshoot_transfer::xattrs::XattrPair;
 use offshoot_vfs::{Attr, FileFlags, FileId};
 use serde::Serialize;
 
@@ -84,10 +84,12 @@ impl<'a> FileRecord<'a> {
     }
 
     /// The same with flags and extended attributes.
-    pub(crate) fn with(mut self, flags: FileFlags, xattrs: &[Xattr]) -> Self {
+    pub(crate) fn with(mut self, flags: FileFlags, xattrs: &[XattrPair]) -> Self {
         self.flags = Some(flags.to_string());
-        let xattr =
-            |(name, value): &Xattr| XattrRecord { name: json_name(name), value: json_name(value) };
+        let xattr = |(name, value): &XattrPair| XattrRecord {
+            name: json_name(name),
+            value: json_name(value),
+        };
         self.xattrs = Some(xattrs.iter().map(xattr).collect());
         self
     }

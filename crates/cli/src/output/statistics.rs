@@ -131,7 +131,7 @@ impl fmt::Display for Statistics {
         )?;
         for flush in &space.flushes {
             let about = format!(
-                "Times that room was made by this, {} bytes; {} times before anybody waited.",
+                "Times that room was made by this, {} bytes; {} times before a reservation waited.",
                 flush.reclaimed_bytes, flush.entered_ahead
             );
             line(flush.entered, &format!("flush state: {}", flush.state), &about)?;

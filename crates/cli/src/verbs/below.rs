@@ -7,7 +7,7 @@ use offshoot_vfs::{Attr, Error, FileSystem, FileType};
 use crate::edit::{EditReport, joined};
 
 /// The change of one file. It gets the attributes, the path, and the report for errors.
-type Change<'c> =
+type ChangeFile<'c> =
     &'c mut dyn FnMut(&Attr, &dyn Fn() -> Vec<u8>, &mut EditReport<'_, '_>) -> Result<(), Error>;
 
 /// Calls `change` for the file at `path` and, if `is_recursive`, for everything below it. A file
@@ -18,7 +18,7 @@ pub(super) fn each(
     last: LastLink,
     is_recursive: bool,
     report: &mut EditReport<'_, '_>,
-    change: Change<'_>,
+    change: ChangeFile<'_>,
 ) -> Result<(), Error> {
     let top = resolve(fs, path, last)?;
     let attr = fs.attr(top).map_err(|error| at_path(error, path))?;
@@ -32,7 +32,7 @@ pub(super) fn each(
 struct Below<'a, 'r, 'f, 'c> {
     top: &'a [u8],
     report: &'a mut EditReport<'r, 'f>,
-    change: Change<'c>,
+    change: ChangeFile<'c>,
 }
 
 impl Below<'_, '_, '_, '_> {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use offshoot_transfer::stream::{StreamFailure, write_contents};
 
 use crate::args::CatArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
-use crate::places::{Failures, Places};
+use crate::places::{Failures, VolumePaths};
 use crate::session::PlaceSession;
 use crate::stream::TextOnly;
 
@@ -19,9 +19,9 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
     if arguments.json {
         let what =
             "cat writes contents as they are, so it has no --json; `stat --json` describes files";
-        return Err(Failure::Usage(what.into()));
+        return Err(VerbFailure::Usage(what.into()));
     }
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let mut failures = Failures::new(console);
     while let Some(place) = places.next() {
         let session = match place {
@@ -33,7 +33,7 @@ pub(super) fn run(arguments: &CatArguments, out: &mut dyn Write, console: &Arc<C
         };
         match copy(&session, out) {
             Ok(()) => {}
-            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure @ VerbFailure::Output(_)) => return Err(failure),
             Err(failure) => {
                 // Write what was read before the error that ended it.
                 out.flush()?;

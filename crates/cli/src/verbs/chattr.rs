@@ -8,11 +8,11 @@ use crate::args::{ChattrArguments, FlagChange};
 use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
 use crate::output::Console;
-use crate::place::Place;
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &ChattrArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let places = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    let places = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let file = resolve(fs, path, LastLink::Follow)?;
         let change = || {

@@ -10,19 +10,19 @@ use offshoot_vfs::{FileType, SetAttr};
 use super::below::each;
 use crate::args::ChmodArguments;
 use crate::edit::{Caller, at_every_place};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, ModeLetters, write_name};
 use crate::permissions::ModeChange;
-use crate::place::Place;
+use crate::place::VolumePath;
 
 pub(super) fn run(
     arguments: &ChmodArguments,
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let change = ModeChange::parse(&arguments.mode).map_err(Failure::Usage)?;
+    let change = ModeChange::parse(&arguments.mode).map_err(VerbFailure::Usage)?;
     let caller = Caller::of(&arguments.edit.tree.open)?;
-    let places = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    let places = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     let mut told = ChangePrinter { out, failed: None };
     let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
         report.is_silent = arguments.silent;

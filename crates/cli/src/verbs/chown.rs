@@ -10,16 +10,16 @@ use super::below::each;
 use crate::args::ChownArguments;
 use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
-use crate::output::{Console, Escaped, Owners};
-use crate::place::Place;
+use crate::output::{Console, Escaped, OwnerNames};
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &ChownArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let places = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    let places = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     let is_kept = arguments.no_dereference || arguments.recursive;
     let last = if is_kept { LastLink::Keep } else { LastLink::Follow };
     at_every_place(places, &arguments.edit, console, |fs, path, report| {
-        let (uid, gid) = owner(arguments.owner.as_bytes(), &Owners::of(fs))?;
+        let (uid, gid) = owner(arguments.owner.as_bytes(), &OwnerNames::of(fs))?;
         each(fs, path, last, arguments.recursive, report, &mut |attr, _, _| {
             let permissions = without_set_id(attr);
             fs.set_attr(attr.file, &SetAttr { permissions, uid, gid, ..SetAttr::default() }, at)
@@ -40,7 +40,7 @@ fn without_set_id(attr: &Attr) -> Option<u32> {
 }
 
 /// Parses `USER`, `USER:GROUP`, `USER:` or `:GROUP` into user and group.
-fn owner(text: &[u8], owners: &Owners) -> Result<(Option<u32>, Option<u32>), Error> {
+fn owner(text: &[u8], owners: &OwnerNames) -> Result<(Option<u32>, Option<u32>), Error> {
     let unknown = |what: &str, name: &[u8]| {
         let name = Escaped(name);
         let why = format!("no {what} is called {name} in /etc of the volume: write a number");

@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex};
 
 use offshoot_transfer::Hint;
 use offshoot_transfer::copy::{
-    self, Becomes, Existing, Goal, IntoVolume, Manner, Preserve, Shared,
+    self, Becomes, Existing, Goal, IntoVolume, Manner, Preserve, SharedCopy,
 };
 use offshoot_transfer::extract::{
-    Counted, Counters, LinkTable, Onto, Problems, Source, finish, while_counting,
+    Counted, ExtractSource, LinkTable, Onto, Problems, TransferCounters, finish, while_counting,
 };
 use offshoot_transfer::host::{HostId, Process, host_id_of_file, umask};
 use offshoot_transfer::stream::{StreamFailure, write_contents};
@@ -27,13 +27,13 @@ use offshoot_vfs::path::{
 use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, SafeName, Timestamp};
 
-use crate::args::{Attribute, CpArguments, Reflink};
+use crate::args::{CpArguments, NoPreserveArgument, ReflinkArgument};
 use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source};
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt;
 use crate::occupied;
 use crate::output::{Console, Escaped, human_size, words, write_line};
-use crate::place::{Place, mistaken_for_place};
+use crate::place::{VolumePath, mistaken_for_place};
 use crate::places::Failures;
 use crate::session::{Access, OpenTree};
 use crate::stream::TextOnly;
@@ -45,14 +45,15 @@ const NEITHER_IN_VOLUME: &str = "neither side is in a volume: a place is VOLUME:
 /// One side of a copy.
 enum CopySide {
     Host(PathBuf),
-    Volume(Place),
+    Volume(VolumePath),
     /// Standard input.
     Stream,
 }
 
 pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let preserve = Preserve::all_but(&Attribute::each(&arguments.no_preserve), umask(), at);
+    let preserve =
+        Preserve::all_but(&NoPreserveArgument::each(&arguments.no_preserve), umask(), at);
     let (first, last) = match (&arguments.target_directory, &arguments.paths[..]) {
         (Some(directory), sources) => (sources, directory),
         (None, [first @ .., last]) => (first, last),
@@ -61,17 +62,17 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     let told = arguments.verbose.then(CopyOutput::start).transpose()?.map(Arc::new);
     let manner = manner(arguments, &preserve, told.clone());
     if first.is_empty() {
-        return Err(Failure::Usage(format!("where to copy {} is missing", last.display())));
+        return Err(VerbFailure::Usage(format!("where to copy {} is missing", last.display())));
     }
     let more = first.get(1).map(|more| more.as_bytes());
     require_one_source(arguments.no_target_directory, more)?;
     let sources = sources(first)?;
-    let (problems, counters) = (Problems::new(&**console), Counters::default());
+    let (problems, counters) = (Problems::new(&**console), TransferCounters::default());
     let to_stdout = last == "-";
     if to_stdout {
         require_one_for_stdout(arguments)?;
     }
-    let target = Place::parse_unless_host(last);
+    let target = VolumePath::parse_unless_host(last);
     let places = sources.iter().filter_map(|side| match side {
         CopySide::Volume(place) => Some(place),
         CopySide::Host(_) | CopySide::Stream => None,
@@ -96,7 +97,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     }
     let progress = console.start_progress("copied");
     let devices = volumes.devices();
-    let shared = Shared {
+    let shared = SharedCopy {
         preserve: &preserve,
         manner: &manner,
         problems: &problems,
@@ -105,13 +106,16 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         devices: &devices,
         reflink: match arguments.reflink {
             // Data that is to be compressed must be written anew.
-            Reflink::Auto if arguments.edit.storing.compress().is_some() => copy::Reflink::Never,
+            ReflinkArgument::Auto if arguments.edit.storing.compress().is_some() => {
+                copy::ReflinkMode::Never
+            }
             reflink => reflink.into(),
         },
     };
     let is_into_directory = arguments.target_directory.is_some();
     let job = CopyRun { arguments, shared, at, count: opened.len(), is_into_directory };
-    let counted = counted(&opened, target.is_some() && job.shared.reflink != copy::Reflink::Never);
+    let counted =
+        counted(&opened, target.is_some() && job.shared.reflink != copy::ReflinkMode::Never);
     let result = while_counting(&counted, &progress, || match &target {
         Some((fs, place)) => job.to_volume(&opened, fs, place, &mut failures),
         None => job.to_host(&opened, Path::new(last), &mut failures),
@@ -157,10 +161,10 @@ fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<CopyOut
         .partition(|text| text.contains(&b'/'));
     Manner {
         existing,
-        is_apart: preserve.keeps(copy::Attribute::Links)
+        is_apart: preserve.keeps(copy::PreservedAttribute::Links)
             && (arguments.recursive
                 || arguments.no_dereference
-                || arguments.preserve.contains(&Attribute::Links)),
+                || arguments.preserve.contains(&NoPreserveArgument::Links)),
         is_forced: arguments.force,
         is_one_filesystem: arguments.one_file_system,
         names: names.into_iter().map(Pattern::new).collect(),
@@ -192,20 +196,20 @@ fn require_one_for_stdout(arguments: &CpArguments) -> Result {
         "standard output (-) takes one source; `offshoot cat` writes several"
     } else if arguments.edit.json {
         "--json cannot be used with -, because standard output is the file"
-    } else if arguments.reflink == Reflink::Always {
+    } else if arguments.reflink == ReflinkArgument::Always {
         "--reflink=always is for copies inside one volume"
     } else {
         return Ok(());
     };
-    Err(Failure::Usage(mistake.into()))
+    Err(VerbFailure::Usage(mistake.into()))
 }
 
 /// Writes a source to standard output. A symbolic link is followed, because it has no data itself.
 fn to_stdout_from(source: &OpenedSource, out: &mut dyn Write) -> Result {
     let OpenedSource::Volume(volume, fs, path) = source else {
-        return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
+        return Err(VerbFailure::Usage(NEITHER_IN_VOLUME.into()));
     };
-    let inside = |error| Failure::Inside(volume.clone(), error);
+    let inside = |error| VerbFailure::Inside(volume.clone(), error);
     let file = resolve(&**fs, path, LastLink::Follow).map_err(inside)?;
     let attr = fs.attr(file).map_err(|error| inside(at_path(error, path)))?;
     match attr.file_type {
@@ -230,14 +234,14 @@ fn to_stdout_from(source: &OpenedSource, out: &mut dyn Write) -> Result {
 }
 
 fn sources(texts: &[OsString]) -> Result<Vec<CopySide>> {
-    let side = |text: &OsString| match Place::parse_unless_host(text) {
+    let side = |text: &OsString| match VolumePath::parse_unless_host(text) {
         _ if text == "-" => CopySide::Stream,
         Some(place) => CopySide::Volume(place),
         None => CopySide::Host(text.into()),
     };
     let sources: Vec<CopySide> = texts.iter().map(side).collect();
     if sources.len() > 1 && sources.iter().any(|side| matches!(side, CopySide::Stream)) {
-        return Err(Failure::Usage("standard input (-) must be the only source".into()));
+        return Err(VerbFailure::Usage("standard input (-) must be the only source".into()));
     }
     Ok(sources)
 }
@@ -343,15 +347,18 @@ fn open_sources(
         match source {
             CopySide::Host(path) => opened.push(OpenedSource::Host(path)),
             CopySide::Stream => opened.push(OpenedSource::Stream),
-            CopySide::Volume(Place { volume, path }) => match volumes.open(&volume, Access::Read) {
-                Ok(fs) => {
-                    let paths = expand(&*fs, &path);
-                    let paths = paths.map_err(|error| Failure::Inside(volume.clone(), error))?;
-                    let one = |path| OpenedSource::Volume(volume.clone(), fs.clone(), path);
-                    opened.extend(paths.into_iter().map(one));
+            CopySide::Volume(VolumePath { volume, path }) => {
+                match volumes.open(&volume, Access::Read) {
+                    Ok(fs) => {
+                        let paths = expand(&*fs, &path);
+                        let paths =
+                            paths.map_err(|error| VerbFailure::Inside(volume.clone(), error))?;
+                        let one = |path| OpenedSource::Volume(volume.clone(), fs.clone(), path);
+                        opened.extend(paths.into_iter().map(one));
+                    }
+                    Err(failure) => failures.opening(&failure),
                 }
-                Err(failure) => failures.opening(&failure),
-            },
+            }
         }
     }
     Ok(opened)
@@ -360,7 +367,7 @@ fn open_sources(
 /// One run of `cp`.
 struct CopyRun<'a> {
     arguments: &'a CpArguments,
-    shared: Shared<'a>,
+    shared: SharedCopy<'a>,
     at: Timestamp,
     /// How many sources there are.
     count: usize,
@@ -389,11 +396,11 @@ impl CopyRun<'_> {
         &self,
         sources: &[OpenedSource],
         fs: &OpenTree,
-        Place { volume, path }: &Place,
+        VolumePath { volume, path }: &VolumePath,
         failures: &mut Failures<'_>,
     ) -> Result {
         let is_name = self.arguments.no_target_directory;
-        let inside = |error| Failure::Inside(volume.clone(), error);
+        let inside = |error| VerbFailure::Inside(volume.clone(), error);
         let aim = Aim::of(&**fs, path, is_name, self.count(), LastLink::Keep).map_err(inside)?;
         let process = Process::prepare()?;
         let mut seen = SeenSources::default();
@@ -437,7 +444,7 @@ impl CopyRun<'_> {
         process: Process,
     ) -> Result {
         let recursive = self.arguments.recursive;
-        let inside = |error| Failure::Inside(volume.to_path_buf(), error);
+        let inside = |error| VerbFailure::Inside(volume.to_path_buf(), error);
         let mut named = None;
         let mut goal = |name: &[u8], is_directory| {
             let becomes = becomes(aim, &**fs, path, name, is_directory)?;
@@ -494,7 +501,8 @@ impl CopyRun<'_> {
             let attr = fs.attr(file).map_err(|error| at_path(error, path))?;
             Ok((file, attr))
         };
-        let (file, attr) = find().map_err(|error| Failure::Inside(volume.to_path_buf(), error))?;
+        let (file, attr) =
+            find().map_err(|error| VerbFailure::Inside(volume.to_path_buf(), error))?;
         let path = place_in(volume, path);
         Ok(SourceInVolume { file, is_directory: attr.file_type == FileType::Directory, path })
     }
@@ -505,21 +513,21 @@ impl CopyRun<'_> {
         path: &Path,
         failures: &mut Failures<'_>,
     ) -> Result {
-        if self.arguments.reflink == Reflink::Always {
+        if self.arguments.reflink == ReflinkArgument::Always {
             let message = "--reflink=always is for copies inside one volume";
-            return Err(Failure::Usage(message.into()));
+            return Err(VerbFailure::Usage(message.into()));
         }
         if let Some(mistake) = mistaken_for_place(path, true).filter(|_| !path.exists()) {
-            return Err(Failure::Usage(mistake));
+            return Err(VerbFailure::Usage(mistake));
         }
         if !sources.iter().all(|source| matches!(source, OpenedSource::Volume(..))) {
-            return Err(Failure::Usage(NEITHER_IN_VOLUME.into()));
+            return Err(VerbFailure::Usage(NEITHER_IN_VOLUME.into()));
         }
         let is_directory = path.is_dir();
         let into = is_directory && !self.arguments.no_target_directory;
         if self.count() > 1 && !into {
             let errno = if path.exists() { Errno::NOTDIR } else { Errno::NOENT };
-            return Err(Failure::Host(path.display().to_string(), errno.into()));
+            return Err(VerbFailure::Host(path.display().to_string(), errno.into()));
         }
         let onto = Onto {
             preserve: self.shared.preserve,
@@ -561,10 +569,13 @@ impl CopyRun<'_> {
         let SourceInVolume { file, is_directory, path: shown } = self.found(volume, fs, name)?;
         if is_directory && !self.arguments.recursive {
             let what = format!("{}, {}", Escaped(name), words(Hint::NotRecursive));
-            return Err(Failure::Inside(volume.to_path_buf(), Error::posix(Errno::ISDIR, what)));
+            return Err(VerbFailure::Inside(
+                volume.to_path_buf(),
+                Error::posix(Errno::ISDIR, what),
+            ));
         }
         let bytes = path.as_os_str().as_bytes();
-        let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
+        let fail = |errno: Errno| VerbFailure::Host(path.display().to_string(), errno.into());
         if !into && bytes.ends_with(b"/") && !is_directory {
             return Err(fail(Errno::NOTDIR));
         }
@@ -576,7 +587,7 @@ impl CopyRun<'_> {
         let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         let target = parent.join(OsStr::from_bytes(name.unwrap_or_default()));
         if made.contains(&target) && !is_directory && self.replaces(&target, &fs.attr(file)?) {
-            return Err(Failure::Refused(format!(
+            return Err(VerbFailure::Refused(format!(
                 "{}: {}",
                 target.display(),
                 words(Hint::JustMade)
@@ -584,7 +595,11 @@ impl CopyRun<'_> {
         }
         let name = name.map(SafeName::new).transpose().map_err(|_| fail(Errno::NAMETOOLONG))?;
         let before = self.count_files();
-        onto.copy(&Source { fs: &**fs, top: file, path: prefix(&shown) }, parent, name.as_ref())?;
+        onto.copy(
+            &ExtractSource { fs: &**fs, top: file, path: prefix(&shown) },
+            parent,
+            name.as_ref(),
+        )?;
         if self.count_files() > before {
             made.insert(target);
         }

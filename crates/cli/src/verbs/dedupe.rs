@@ -17,7 +17,7 @@ use crate::edit::{at_every_place, require_one_volume};
 use crate::exit::Result;
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, JsonArray, human_size, json_name};
-use crate::place::Place;
+use crate::place::VolumePath;
 
 /// The most that the filesystem compares in one call, in bytes.
 const MOST_COMPARED: u64 = 16 << 20;
@@ -42,14 +42,14 @@ pub(super) fn run(
     console: &Arc<Console>,
 ) -> Result {
     interrupt::watch(console)?;
-    let original = Place::parse(&arguments.original);
-    let places: Vec<_> = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    let original = VolumePath::parse(&arguments.original);
+    let places: Vec<_> = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     require_one_volume("dedupe", &[std::slice::from_ref(&original), &places].concat())?;
     let mut outcomes = Vec::new();
     let result = at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let from = resolve(fs, &original.path, LastLink::Follow)?;
         let to = resolve(fs, path, LastLink::Follow)?;
-        let pair = Pair::new(fs, from, to, arguments);
+        let pair = DedupeRanges::new(fs, from, to, arguments);
         let (compared, same) =
             pair.and_then(|pair| pair.dedupe()).map_err(|error| explained(error, path))?;
         outcomes.push((path.to_vec(), compared, same));
@@ -74,14 +74,14 @@ pub(super) fn run(
 }
 
 /// Ranges of two files.
-struct Pair<'a> {
+struct DedupeRanges<'a> {
     fs: &'a dyn FileSystemMut,
     from: FilePosition,
     to: FilePosition,
     len: u64,
 }
 
-impl<'a> Pair<'a> {
+impl<'a> DedupeRanges<'a> {
     /// The ranges in `arguments`. Without a length, the range ends where the shorter file does.
     fn new(
         fs: &'a dyn FileSystemMut,

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::DfArguments;
 use crate::exit::Result;
 use crate::output::{Console, json_name, short_size, write_line, write_name};
-use crate::places::{Failures, Places};
+use crate::places::{Failures, VolumePaths};
 
 /// A volume as JSON.
 #[derive(Serialize)]
@@ -25,7 +25,7 @@ struct Sizes {
 
 pub(super) fn run(arguments: &DfArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let mut failures = Failures::new(console);
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let mut found: Vec<(PathBuf, StatFs)> = Vec::new();
     while let Some(place) = places.next() {
         let sizes = place.and_then(|session| {

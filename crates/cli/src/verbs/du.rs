@@ -20,9 +20,9 @@ use serde::Serialize;
 use super::btrfs::sharing::{self, ExtentUse, SharingCache};
 use crate::args::DuArguments;
 use crate::edit::joined;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{Console, Escaped, human_size, json_name, short_size, write_line, write_name};
-use crate::places::{Failures, Places};
+use crate::places::{Failures, VolumePaths};
 use crate::session::PlaceSession;
 
 /// The space of some files.
@@ -53,7 +53,7 @@ struct DuLine {
 }
 
 pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let mut usage = DuRun {
         arguments,
         out,
@@ -74,7 +74,7 @@ pub(super) fn run(arguments: &DuArguments, out: &mut dyn Write, console: &Arc<Co
     while let Some(place) = places.next() {
         match place.and_then(|session| usage.place(&session)) {
             Ok(space) => total.add(space),
-            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure @ VerbFailure::Output(_)) => return Err(failure),
             Err(failure) => usage.failures.opening(&failure),
         }
     }
@@ -213,7 +213,7 @@ struct DuSums<'u, 'a, 's> {
     /// left.
     levels: Vec<DuSpace>,
     /// Why no more can be written.
-    failed: Option<Failure>,
+    failed: Option<VerbFailure>,
 }
 
 impl DuSums<'_, '_, '_> {

@@ -7,18 +7,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use offshoot_transfer as transfer;
-use offshoot_transfer::extract::{Mark, Outcome, Source, extract, extract_tar};
+use offshoot_transfer::extract::{ExtractOutcome, ExtractSource, Mark, extract, extract_tar};
 use offshoot_transfer::host::Process;
 use offshoot_vfs::path::{LastLink, climb_file};
 use offshoot_vfs::{FileId, FileSystem, VolumeVersion};
 
 use crate::args::ExtractArguments;
 use crate::edit::{moment, place_in};
-use crate::exit::{ExitStatus, Failure, Result, reported};
+use crate::exit::{ExitStatus, Result, VerbFailure, reported};
 use crate::interrupt;
 use crate::occupied;
 use crate::output::{Console, human_size, write_line};
-use crate::place::Place;
+use crate::place::VolumePath;
 use crate::session::PlaceSession;
 
 pub(super) fn run(
@@ -28,7 +28,7 @@ pub(super) fn run(
 ) -> Result {
     let to_stdout = arguments.tar.as_deref() == Some(Path::new("-"));
     if to_stdout && arguments.json {
-        return Err(Failure::Usage(
+        return Err(VerbFailure::Usage(
             "--json cannot be used with --tar -, because standard output is the archive".into(),
         ));
     }
@@ -41,18 +41,18 @@ pub(super) fn run(
     let path =
         climb_file(&*session.fs, top, &session.path).map_err(|error| session.named(error))?;
     let path = place_in(&session.volume, &path);
-    let source = Source { fs: &*session.fs as &dyn FileSystem, top, path: &path };
+    let source = ExtractSource { fs: &*session.fs as &dyn FileSystem, top, path: &path };
     let outcome = match (&arguments.tar, &arguments.destination) {
         (Some(_), _) if to_stdout => {
             extract_tar(&source, &mut *out, &**console).map_err(|failure| match failure {
-                transfer::Failure::Archive(error) => Failure::Output(error),
+                transfer::TransferFailure::Archive(error) => VerbFailure::Output(error),
                 other => other.into(),
             })?
         }
         (Some(file), _) => {
             refuse_devices(arguments, file)?;
             occupied::refuse(file)?;
-            let fail = |error| Failure::Host(file.display().to_string(), error);
+            let fail = |error| VerbFailure::Host(file.display().to_string(), error);
             let writer = BufWriter::with_capacity(1 << 20, File::create(file).map_err(fail)?);
             extract_tar(&source, writer, &**console)?
         }
@@ -61,22 +61,22 @@ pub(super) fn run(
             let process = Process::prepare()?;
             let outcome = extract(&source, directory, &mark, moment()?, process, &**console)?;
             if interrupt::is_interrupted() {
-                let Outcome { files, bytes, .. } = outcome;
+                let ExtractOutcome { files, bytes, .. } = outcome;
                 let (bytes, directory) = (human_size(bytes), directory.display());
                 console.error(&format_args!(
                     "interrupted: {files} files, {bytes}, are in {directory}"
                 ));
                 console.detail(&"what was begun and not ended is not there");
                 console.detail(&"the same command once more goes on where this one ended");
-                return Err(Failure::Reported(ExitStatus::Failed));
+                return Err(VerbFailure::Reported(ExitStatus::Failed));
             }
             outcome
         }
-        (None, None) => return Err(Failure::Usage("no destination".into())),
+        (None, None) => return Err(VerbFailure::Usage("no destination".into())),
     };
     if interrupt::is_interrupted() {
         console.error(&"interrupted: the archive ends before everything is in it");
-        return Err(Failure::Reported(ExitStatus::Failed));
+        return Err(VerbFailure::Reported(ExitStatus::Failed));
     }
     if arguments.json {
         write_line(out, &outcome)?;
@@ -104,7 +104,7 @@ fn boot() -> String {
 fn refuse_terminal() -> Result {
     if io::stdout().is_terminal() {
         let what = "an archive is not written to a terminal: write it to a file (--tar FILE) or into a pipe";
-        return Err(Failure::Refused(what.to_owned()));
+        return Err(VerbFailure::Refused(what.to_owned()));
     }
     Ok(())
 }
@@ -112,7 +112,7 @@ fn refuse_terminal() -> Result {
 /// Refuses to overwrite the volume itself.
 fn refuse_devices(arguments: &ExtractArguments, file: &Path) -> Result {
     let Ok(target) = file.metadata() else { return Ok(()) };
-    let volume = Place::parse(&arguments.place.place).volume;
+    let volume = VolumePath::parse(&arguments.place.place).volume;
     for device in std::iter::once(&volume).chain(&arguments.place.tree.open.devices) {
         let is_same = device.metadata().is_ok_and(|device| {
             (device.dev(), device.ino()) == (target.dev(), target.ino())
@@ -120,7 +120,7 @@ fn refuse_devices(arguments: &ExtractArguments, file: &Path) -> Result {
         });
         if is_same {
             let message = format!("{} is a device of the volume", file.display());
-            return Err(Failure::Usage(message));
+            return Err(VerbFailure::Usage(message));
         }
     }
     Ok(())

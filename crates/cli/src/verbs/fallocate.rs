@@ -9,12 +9,12 @@ use crate::args::FallocateArguments;
 use crate::edit::{Caller, at_every_place, file_or_new};
 use crate::exit::Result;
 use crate::output::Console;
-use crate::place::Place;
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &FallocateArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
     let what = what(arguments);
-    let places = vec![Place::parse(&arguments.place)];
+    let places = vec![VolumePath::parse(&arguments.place)];
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let file = match what {
             Fallocate::Allocate { .. } => file_or_new(fs, path, &caller)?,

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use offshoot_transfer::xattrs::{Xattr, held_xattrs};
+use offshoot_transfer::xattrs::{XattrPair, held_xattrs};
 use offshoot_vfs::XattrMode;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
 use regex_lite::Regex;
@@ -13,10 +13,10 @@ use serde::Serialize;
 
 use crate::args::{Encoding, GetfattrArguments, SetfattrArguments};
 use crate::edit::{at_every_place, moment};
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{Console, Escaped, json_name, write_line, write_name};
-use crate::place::Place;
-use crate::places::{Failures, Places};
+use crate::place::VolumePath;
+use crate::places::{Failures, VolumePaths};
 use crate::session::PlaceSession;
 
 fn last_link(is_kept: bool) -> LastLink {
@@ -25,7 +25,7 @@ fn last_link(is_kept: bool) -> LastLink {
 
 pub(super) fn set(arguments: &SetfattrArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let places = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    let places = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     let value = arguments.value.as_ref().map_or(&[][..], |value| &value.0);
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let file = resolve(fs, path, last_link(arguments.no_dereference))?;
@@ -45,7 +45,7 @@ pub(super) fn get(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let mut failures = Failures::new(console);
     let matching = arguments.matching.as_deref().map(pattern).transpose()?;
     while let Some(opened) = places.next() {
@@ -76,7 +76,7 @@ fn found(
     session: &PlaceSession,
     arguments: &GetfattrArguments,
     matching: Option<&Regex>,
-) -> offshoot_vfs::Result<Vec<Xattr>> {
+) -> offshoot_vfs::Result<Vec<XattrPair>> {
     let file = resolve(&*session.fs, &session.path, last_link(arguments.no_dereference))?;
     let of_name = |name: &OsStr| {
         let value = session.fs.xattr(file, name.as_bytes());
@@ -98,13 +98,13 @@ fn found(
 /// Parses a regular expression. As in getfattr, `-` matches everything.
 fn pattern(text: &OsStr) -> Result<Regex> {
     let text = if text == "-" { "" } else { text.to_str().unwrap_or("\u{fffd}") };
-    Regex::new(text).map_err(|error| Failure::Usage(format!("-m {text}: {error}")))
+    Regex::new(text).map_err(|error| VerbFailure::Usage(format!("-m {text}: {error}")))
 }
 
 /// Writes attributes as getfattr does.
 fn dump(
     session: &PlaceSession,
-    xattrs: &[Xattr],
+    xattrs: &[XattrPair],
     encoding: Option<Encoding>,
     out: &mut dyn Write,
 ) -> Result {
@@ -166,7 +166,12 @@ struct ShownXattr {
     value: String,
 }
 
-fn show(session: &PlaceSession, xattrs: &[Xattr], is_json: bool, out: &mut dyn Write) -> Result {
+fn show(
+    session: &PlaceSession,
+    xattrs: &[XattrPair],
+    is_json: bool,
+    out: &mut dyn Write,
+) -> Result {
     if is_json {
         for (name, value) in xattrs {
             let place = json_name(&session.path);

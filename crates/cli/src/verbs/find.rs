@@ -20,12 +20,12 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, FileType, Nameless
 use super::rm::require_name;
 use crate::args::FindArguments;
 use crate::edit::{joined, moment, require_one_volume, say_if_interrupted, sync};
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{
-    Console, Escaped, FileRecord, Owners, json_name, shown_inode, write_line, write_name,
+    Console, Escaped, FileRecord, OwnerNames, json_name, shown_inode, write_line, write_name,
 };
-use crate::place::Place;
+use crate::place::VolumePath;
 use crate::places::Failures;
 use crate::session::{Access, OpenTree, Opening, open_tree};
 use expression::{
@@ -39,23 +39,24 @@ pub(super) fn run(
 ) -> Result {
     let now = moment()?;
     let (places, words) = arguments.words.split_at(beginning(&arguments.words));
-    let search = parse(words, now).map_err(Failure::Usage)?;
+    let search = parse(words, now).map_err(VerbFailure::Usage)?;
     if places.is_empty() {
-        return Err(Failure::Usage("where to look is missing: VOLUME or VOLUME:/PATH".into()));
+        return Err(VerbFailure::Usage("where to look is missing: VOLUME or VOLUME:/PATH".into()));
     }
     let access = if search.expression.has(|part| matches!(part, Expression::Delete)) {
         Access::Write
     } else {
         Access::Read
     };
-    let places: Vec<Place> = places.iter().map(|text| arguments.tree.open.place(text)).collect();
+    let places: Vec<VolumePath> =
+        places.iter().map(|text| arguments.tree.open.place(text)).collect();
     let mut failures = Failures::new(console);
     let mut failed = None;
     if access == Access::Write {
         interrupt::watch(console)?;
     }
     let mut opened: Vec<(std::path::PathBuf, OpenTree)> = Vec::new();
-    for Place { volume, path } in places {
+    for VolumePath { volume, path } in places {
         let known = opened.iter().find(|(known, _)| *known == volume).map(|(_, fs)| fs.clone());
         let fs = match known {
             Some(fs) => fs,
@@ -76,7 +77,7 @@ pub(super) fn run(
             now,
             fs: &*fs,
             volume: &volume,
-            owners: Owners::of(&*fs),
+            owners: OwnerNames::of(&*fs),
             newer: Vec::new(),
             out: &mut *out,
             failures: &mut failures,
@@ -119,7 +120,7 @@ struct Finding<'a, 'f> {
     now: Timestamp,
     fs: &'a dyn FileSystemMut,
     volume: &'a Path,
-    owners: Owners,
+    owners: OwnerNames,
     /// The modification times of the files that `-newer` compares with.
     newer: Vec<(&'a OsString, Timestamp)>,
     out: &'a mut dyn Write,
@@ -127,7 +128,7 @@ struct Finding<'a, 'f> {
     /// The path of the place.
     top: Vec<u8>,
     /// Why no more can be written.
-    failed: Option<Failure>,
+    failed: Option<VerbFailure>,
 }
 
 /// A file for which the expression is evaluated.
@@ -152,8 +153,9 @@ impl<'a> Finding<'a, '_> {
             _ => {}
         });
         for text in places {
-            let place = Place::parse(text);
-            let both = [place.clone(), Place { volume: self.volume.to_owned(), path: Vec::new() }];
+            let place = VolumePath::parse(text);
+            let both =
+                [place.clone(), VolumePath { volume: self.volume.to_owned(), path: Vec::new() }];
             require_one_volume("-newer", &both)
                 .map_err(|failure| Error::posix(Errno::INVAL, failure.to_string()))?;
             let file = resolve(self.fs, &place.path, LastLink::Keep)?;
@@ -185,7 +187,7 @@ impl<'a> Finding<'a, '_> {
             is_pruned = self.show(&top);
         }
         if is_directory && !is_pruned && self.search.max_depth > 0 {
-            walk(self.fs, file, 0, DEPTH_MAX, &mut Walk { finding: self, levels: Vec::new() });
+            walk(self.fs, file, 0, DEPTH_MAX, &mut FindWalk { finding: self, levels: Vec::new() });
         }
         if self.search.is_depth_first && !self.is_over() {
             self.show(&top);
@@ -345,13 +347,13 @@ fn is_so_old(now: Timestamp, time: Timestamp, unit_secs: i64, count: NumberMatch
 }
 
 /// The walk below a place.
-struct Walk<'w, 'a, 'f> {
+struct FindWalk<'w, 'a, 'f> {
     finding: &'w mut Finding<'a, 'f>,
     /// The directories that the walk is in, if they are shown after their contents.
     levels: Vec<(Attr, FileId)>,
 }
 
-impl Walk<'_, '_, '_> {
+impl FindWalk<'_, '_, '_> {
     fn show(&mut self, entry: &WalkedFile<'_>, depth: usize) -> bool {
         let path = joined(&self.finding.top, entry.path);
         self.finding.show(&Candidate {
@@ -364,7 +366,7 @@ impl Walk<'_, '_, '_> {
     }
 }
 
-impl WalkVisitor for Walk<'_, '_, '_> {
+impl WalkVisitor for FindWalk<'_, '_, '_> {
     /// The depth of a directory; 0 for the place.
     type Directory = usize;
 

@@ -11,33 +11,33 @@ use offshoot_vfs::{
 
 use crate::args::LnArguments;
 use crate::edit::{Aim, Caller, Volumes, is_same, joined, new_file, place_in, require_one_volume};
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{Console, Escaped, write_name};
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 use crate::places::Failures;
 use crate::session::Access;
 
 pub(super) fn run(arguments: &LnArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
-    let place = NamedPlace::parse(&arguments.place);
+    let place = VolumePath::parse(&arguments.place);
     if arguments.symbolic
-        && let Some(target) = NamedPlace::parse_unless_host(&arguments.target)
+        && let Some(target) = VolumePath::parse_unless_host(&arguments.target)
         && is_same(&target.volume, &place.volume)
     {
         let path = Escaped(&target.path);
         let message = format!("with -s TARGET is the text that the link will hold: write {path}");
-        return Err(Failure::Usage(message));
+        return Err(VerbFailure::Usage(message));
     }
     let mut places = vec![place];
     let target = if arguments.symbolic {
         arguments.target.as_bytes().to_vec()
     } else {
-        places.push(NamedPlace::parse(&arguments.target));
+        places.push(VolumePath::parse(&arguments.target));
         places[1].path.clone()
     };
     require_one_volume("ln", &places)?;
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
-    let NamedPlace { volume, path } = &places[0];
+    let VolumePath { volume, path } = &places[0];
     let fs = volumes.open(volume, Access::Write)?;
     let mut failures = Failures::new(console);
     let linked = link(&*fs, arguments, &target, path, &caller);

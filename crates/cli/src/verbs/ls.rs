@@ -23,11 +23,11 @@ use offshoot_vfs::{Attr, Code, Errno, Error, FileId, FileSystem, FileType, Namel
 
 use crate::args::LsArguments;
 use crate::edit::{joined, place_in};
-use crate::exit::{ExitStatus, Failure, Result};
-use crate::output::{Console, Escaped, FileRecord, JsonArray, Owners, json_name, write_name};
-use crate::places::{Failures, Places};
+use crate::exit::{ExitStatus, Result, VerbFailure};
+use crate::output::{Console, Escaped, FileRecord, JsonArray, OwnerNames, json_name, write_name};
+use crate::places::{Failures, VolumePaths};
 use crate::session::PlaceSession;
-use line::{Row, Style, Widths, has_acl, write_header, write_row};
+use line::{ListedFile, Style, Widths, has_acl, write_header, write_row};
 
 /// How many entries are held in memory to be sorted.
 const SORTED_MAX: usize = 1_000_000;
@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
     let style = Style::new(arguments);
     // As in ls: with -l or -d a link is listed itself, otherwise the file that it leads to.
     let is_kept = style.is_long || arguments.directory;
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let names_volume = places.are_in_several_volumes();
     let mut failures = Failures::new(console);
     let (mut files, mut directories) = (Vec::new(), Vec::new());
@@ -56,7 +56,7 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
             }
             Ok(top) => files.push(top),
             // As in ls, naming a missing file is an error in the command line.
-            Err(Failure::Inside(volume, error @ Error::Posix { .. })) => {
+            Err(VerbFailure::Inside(volume, error @ Error::Posix { .. })) => {
                 failures.inside(&volume, ExitStatus::Usage, &error);
             }
             Err(failure) => failures.opening(&failure),
@@ -81,9 +81,9 @@ pub(super) fn run(arguments: &LsArguments, out: &mut dyn Write, console: &Arc<Co
         style,
         order,
         hidden: match arguments {
-            LsArguments { all: true, json: false, .. } => Hidden::WithDots,
-            LsArguments { all: false, almost_all: false, json: false, .. } => Hidden::No,
-            _ => Hidden::Yes,
+            LsArguments { all: true, json: false, .. } => HiddenNames::WithDots,
+            LsArguments { all: false, almost_all: false, json: false, .. } => HiddenNames::No,
+            _ => HiddenNames::Yes,
         },
         console,
         failures,
@@ -114,7 +114,7 @@ fn find(session: PlaceSession, is_kept: bool) -> Result<Top> {
         match session.file(LastLink::Follow) {
             Ok(end) if is_directory(&session, end)? => file = end,
             // A dangling link, or one that leads to no directory, is listed itself.
-            Ok(_) | Err(Failure::Inside(_, Error::Posix { errno: Errno::NOENT, .. })) => {}
+            Ok(_) | Err(VerbFailure::Inside(_, Error::Posix { errno: Errno::NOENT, .. })) => {}
             Err(failure) => return Err(failure),
         }
     }
@@ -134,7 +134,7 @@ enum Form<'o> {
 
 /// Which names with a leading dot are listed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Hidden {
+enum HiddenNames {
     No,
     Yes,
     /// With `.` and `..`.
@@ -181,7 +181,7 @@ struct LsListing<'a, 'o> {
     form: Form<'o>,
     style: Style,
     order: SortOrder,
-    hidden: Hidden,
+    hidden: HiddenNames,
     console: &'a Console,
     failures: Failures<'a>,
     /// Whether the places are in several volumes, so that a path alone is ambiguous.
@@ -206,7 +206,7 @@ struct ListedTree<'l, 'a, 'o> {
     volume: &'l Path,
     /// The volume as a JSON name.
     json_volume: String,
-    owners: Owners,
+    owners: OwnerNames,
     /// The widths of the columns of the current directory.
     widths: Widths,
 }
@@ -232,10 +232,10 @@ impl<'a, 'o> LsListing<'a, 'o> {
     /// Lists the places that are not directories. As in ls, all of them share the columns.
     fn files(&mut self, tops: Vec<Top>, directories: &[Top]) -> Result {
         let mut widths = Widths::default();
-        let owners: Vec<Owners> = tops.iter().map(|top| self.owners(&top.session)).collect();
-        let mut include = |top: &Top, owners: &Owners| {
+        let owners: Vec<OwnerNames> = tops.iter().map(|top| self.owners(&top.session)).collect();
+        let mut include = |top: &Top, owners: &OwnerNames| {
             let has_acl = self.style.is_long && has_acl(&*top.session.fs, &top.attr);
-            let row = Row { attr: &top.attr, name: b"", owners, has_acl, target: None };
+            let row = ListedFile { attr: &top.attr, name: b"", owners, has_acl, target: None };
             widths.include(&row, &self.style);
         };
         tops.iter().zip(&owners).for_each(|(top, owners)| include(top, owners));
@@ -259,15 +259,15 @@ impl<'a, 'o> LsListing<'a, 'o> {
     }
 
     /// The names of users and groups, if they are shown.
-    fn owners(&self, session: &PlaceSession) -> Owners {
-        if self.style.is_long { Owners::of(&*session.fs) } else { Owners::default() }
+    fn owners(&self, session: &PlaceSession) -> OwnerNames {
+        if self.style.is_long { OwnerNames::of(&*session.fs) } else { OwnerNames::default() }
     }
 
     fn tree<'l>(
         &'l mut self,
         session: &'l PlaceSession,
         top: FileId,
-        owners: Owners,
+        owners: OwnerNames,
         widths: Widths,
     ) -> ListedTree<'l, 'a, 'o> {
         let json_volume = json_name(session.volume.as_os_str().as_bytes());
@@ -431,12 +431,12 @@ impl ListedTree<'_, '_, '_> {
 
     /// Whether an entry is listed.
     fn is_shown(&self, entry: &Named) -> bool {
-        self.listing.hidden != Hidden::No || !entry.name.starts_with(b".")
+        self.listing.hidden != HiddenNames::No || !entry.name.starts_with(b".")
     }
 
     /// `.` and `..`, if they are listed.
     fn dots(&self, directory: FileId) -> Vec<Named> {
-        if self.listing.hidden != Hidden::WithDots {
+        if self.listing.hidden != HiddenNames::WithDots {
             return Vec::new();
         }
         let parent =
@@ -457,8 +457,13 @@ impl ListedTree<'_, '_, '_> {
             if self.is_shown(entry) {
                 let style = &self.listing.style;
                 let has_acl = style.is_long && has_acl(self.fs, &attr);
-                let row =
-                    Row { attr: &attr, name: b"", owners: &self.owners, has_acl, target: None };
+                let row = ListedFile {
+                    attr: &attr,
+                    name: b"",
+                    owners: &self.owners,
+                    has_acl,
+                    target: None,
+                };
                 self.widths.include(&row, style);
             }
         }
@@ -572,7 +577,7 @@ impl ListedTree<'_, '_, '_> {
             }
             Form::Lines(out) => {
                 let has_acl = self.listing.style.is_long && has_acl(self.fs, attr);
-                let row = Row { attr, name, owners: &self.owners, has_acl, target };
+                let row = ListedFile { attr, name, owners: &self.owners, has_acl, target };
                 write_row(out, &row, &self.widths, &mut self.listing.style)?;
             }
         }
@@ -623,7 +628,7 @@ mod tests {
             form: Form::Lines(&mut out),
             style: Style::new(&arguments),
             order: SortOrder::new(&arguments),
-            hidden: Hidden::No,
+            hidden: HiddenNames::No,
             console: &console,
             failures: Failures::new(&console),
             names_volume: false,
@@ -639,7 +644,7 @@ mod tests {
             top: id(300),
             volume: Path::new("volume"),
             json_volume: String::new(),
-            owners: Owners::default(),
+            owners: OwnerNames::default(),
             widths: Widths::default(),
         };
         tree.directory(b"/start".to_vec()).unwrap();

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 use crate::args::LsattrArguments;
 use crate::edit::joined;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::listed::listed;
 use crate::output::{Console, Escaped, json_name, write_line, write_name};
-use crate::places::{Failures, Places};
+use crate::places::{Failures, VolumePaths};
 use crate::session::PlaceSession;
 
 /// The letters of all flags that e2fsprogs knows, in its order.
@@ -33,12 +33,12 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let mut listing = FlagsListing { arguments, out, failures: Failures::new(console) };
     while let Some(place) = places.next() {
         match place.and_then(|session| listing.place(&session)) {
             Ok(()) => {}
-            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure @ VerbFailure::Output(_)) => return Err(failure),
             Err(failure) => listing.failures.opening(&failure),
         }
     }

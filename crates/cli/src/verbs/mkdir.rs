@@ -8,10 +8,10 @@ use offshoot_vfs::{EntryPlace, Errno, Error, FileSystem, FileSystemMut, FileType
 
 use crate::args::MkdirArguments;
 use crate::edit::{Caller, at_every_place, new_file};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped, write_name};
 use crate::permissions::ModeChange;
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 
 pub(super) fn run(
     arguments: &MkdirArguments,
@@ -20,10 +20,10 @@ pub(super) fn run(
 ) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
     let change = arguments.mode.as_deref().map(ModeChange::parse).transpose();
-    let change = change.map_err(Failure::Usage)?;
+    let change = change.map_err(VerbFailure::Usage)?;
     let plain = DirectoryMode { change: None, caller };
     let mode = DirectoryMode { change: change.as_ref(), caller };
-    let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    let places = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     let mut told = Ok(());
     let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
         let mut make = |path: &[u8], mode| {

@@ -7,17 +7,17 @@ use offshoot_vfs::{EntryPlace, Errno, Error, FileType, NewNode, SetAttr};
 
 use crate::args::MknodArguments;
 use crate::edit::{Caller, at_every_place, new_file};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped};
 use crate::permissions::ModeChange;
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &MknodArguments, console: &Arc<Console>) -> Result {
     let node = node(arguments)?;
     let mode = arguments.mode.as_deref().map(ModeChange::parse).transpose();
-    let mode = mode.map_err(Failure::Usage)?;
+    let mode = mode.map_err(VerbFailure::Usage)?;
     let caller = Caller::of(&arguments.edit.tree.open)?;
-    let places = vec![NamedPlace::parse(&arguments.place)];
+    let places = vec![VolumePath::parse(&arguments.place)];
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let end = resolve_end(fs, path, LastLink::Keep)?;
         let (None, Some((dir, name)), false) = (end.file, end.place, end.must_be_directory) else {
@@ -44,16 +44,18 @@ fn node(arguments: &MknodArguments) -> Result<NewNode> {
         "c" | "u" => FileType::CharDevice,
         "p" => FileType::Fifo,
         other => {
-            return Err(Failure::Usage(format!("{other} is no type of a node: there are b, c, p")));
+            return Err(VerbFailure::Usage(format!(
+                "{other} is no type of a node: there are b, c, p"
+            )));
         }
     };
     let rdev = match (file_type, arguments.major, arguments.minor) {
         (FileType::Fifo, None, None) => (0, 0),
         (FileType::Fifo, ..) => {
-            return Err(Failure::Usage("a FIFO has no numbers".into()));
+            return Err(VerbFailure::Usage("a FIFO has no numbers".into()));
         }
         (_, Some(major), Some(minor)) => (major, minor),
-        _ => return Err(Failure::Usage("a device has two numbers, MAJOR and MINOR".into())),
+        _ => return Err(VerbFailure::Usage("a device has two numbers, MAJOR and MINOR".into())),
     };
     Ok(NewNode { file_type, rdev })
 }

@@ -12,30 +12,30 @@ use offshoot_vfs::{EntryPlace, Errno, Error, FileId, FileSystemMut, FileType, Re
 
 use crate::args::MvArguments;
 use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source, require_one_volume};
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{Console, Escaped, words, write_name};
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 use crate::places::Failures;
 use crate::session::Access;
 
 pub(super) fn run(arguments: &MvArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let mut places: Vec<NamedPlace> =
-        arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    let mut places: Vec<VolumePath> =
+        arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     if let [only] = &arguments.places[..] {
-        return Err(Failure::Usage(format!("where to move {} is missing", only.display())));
+        return Err(VerbFailure::Usage(format!("where to move {} is missing", only.display())));
     }
     if let [_, more, _, ..] = &arguments.places[..] {
         require_one_source(arguments.no_target_directory, Some(more.as_bytes()))?;
     }
     require_one_volume("mv", &places).map_err(|failure| {
-        Failure::Usage(format!("{failure}; copy with `offshoot cp` and remove"))
+        VerbFailure::Usage(format!("{failure}; copy with `offshoot cp` and remove"))
     })?;
     let mut volumes = Volumes::new(places.iter(), &arguments.edit, console)?;
-    let Some(NamedPlace { volume, path }) = places.pop() else { return Ok(()) };
+    let Some(VolumePath { volume, path }) = places.pop() else { return Ok(()) };
     let fs = volumes.open(&volume, Access::Write)?;
     let mut failures = Failures::new(console);
-    let inside = |error| Failure::Inside(volume.clone(), error);
+    let inside = |error| VerbFailure::Inside(volume.clone(), error);
     let mut sources = Vec::new();
     for place in places {
         sources.extend(expand(&*fs, &place.path).map_err(inside)?);

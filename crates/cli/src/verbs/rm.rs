@@ -13,13 +13,13 @@ use crate::edit::{EditReport, at_every_place, joined, moment};
 use crate::exit::Result;
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, type_words, write_name};
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &RmArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
     interrupt::watch(console)?;
-    let places: Vec<NamedPlace> =
-        arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    let places: Vec<VolumePath> =
+        arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     let mut talk = Talk { arguments, out, failed: None };
     let result = at_every_place(places, &arguments.edit, console, |fs, path, report| {
         let absent = |error: &Error| matches!(error.errno(), Errno::NOENT | Errno::NOTDIR);

@@ -10,11 +10,11 @@ use crate::args::RmdirArguments;
 use crate::edit::{at_every_place, moment};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &RmdirArguments, console: &Arc<Console>) -> Result {
     let at = moment()?;
-    let places = arguments.places.iter().map(|text| NamedPlace::parse(text)).collect();
+    let places = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let mut path = bare(path);
         remove(fs, path, at)?;

@@ -12,12 +12,12 @@ use offshoot_vfs::path::LastLink;
 
 use crate::args::StatArguments;
 use crate::edit::place_in;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{
-    CivilTime, Console, Escaped, FileRecord, ModeLetters, Owners, json_name, shown_inode,
+    CivilTime, Console, Escaped, FileRecord, ModeLetters, OwnerNames, json_name, shown_inode,
     type_words, write_line,
 };
-use crate::places::{Failures, Places};
+use crate::places::{Failures, VolumePaths};
 use crate::session::PlaceSession;
 use format::Subject;
 
@@ -29,12 +29,12 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let mut failures = Failures::new(console);
     while let Some(place) = places.next() {
         match place.and_then(|session| show(&session, arguments, out)) {
             Ok(()) => {}
-            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure @ VerbFailure::Output(_)) => return Err(failure),
             Err(failure) => failures.opening(&failure),
         }
     }
@@ -56,7 +56,7 @@ fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) 
             name: &place_in(&session.volume, &session.path),
             attr: &attr,
             target: target.as_deref(),
-            owners: &Owners::of(&*session.fs),
+            owners: &OwnerNames::of(&*session.fs),
             sector_bytes: session.fs.volume().block_size(),
         };
         let has_escapes = arguments.format.is_none();
@@ -71,7 +71,7 @@ fn show(session: &PlaceSession, arguments: &StatArguments, out: &mut dyn Write) 
         let record = FileRecord::new(&volume, &session.path, &attr, target.as_deref());
         return Ok(write_line(out, &record.with(flags, &xattrs))?);
     }
-    let owners = Owners::of(&*session.fs);
+    let owners = OwnerNames::of(&*session.fs);
     let called =
         |name: Option<&[u8]>| name.map_or("?".to_owned(), |name| Escaped(name).to_string());
     write!(out, "  File: {}", Escaped(&session.path))?;

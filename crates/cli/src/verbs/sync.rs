@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use serde::Serialize;
 
 use crate::args::SyncArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{json_name, write_line};
 
 #[derive(Serialize)]
@@ -25,8 +25,8 @@ pub(super) fn run(arguments: &SyncArguments, out: &mut dyn Write) -> Result {
         return Ok(());
     }
     let shown = arguments.directory.display();
-    arguments.directory.metadata().map_err(|error| Failure::Host(shown.to_string(), error))?;
-    Err(Failure::Usage(format!(
+    arguments.directory.metadata().map_err(|error| VerbFailure::Host(shown.to_string(), error))?;
+    Err(VerbFailure::Usage(format!(
         "{shown}: there is nothing to sync: no volume is mounted there with offshoot, and what a verb does elsewhere is stored when it ends"
     )))
 }

@@ -7,10 +7,10 @@ use offshoot_vfs::{Errno, Error, FileSystemMut, SetAttr, SetTime, Timestamp};
 
 use crate::args::TouchArguments;
 use crate::edit::{Caller, at_every_place, file_or_new, require_one_volume};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::moments::{parse_stamp, parse_time};
 use crate::output::Console;
-use crate::place::Place;
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &TouchArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
@@ -19,9 +19,9 @@ pub(super) fn run(arguments: &TouchArguments, console: &Arc<Console>) -> Result 
         (None, Some(text)) => Some(parse_stamp(text, caller.at)),
         (None, None) => None,
     };
-    let given = given.transpose().map_err(Failure::Usage)?;
-    let reference = arguments.reference.as_ref().map(|text| Place::parse(text));
-    let places: Vec<_> = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    let given = given.transpose().map_err(VerbFailure::Usage)?;
+    let reference = arguments.reference.as_ref().map(|text| VolumePath::parse(text));
+    let places: Vec<_> = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     if let Some(reference) = &reference {
         require_one_volume("touch -r", &[std::slice::from_ref(reference), &places].concat())?;
     }
@@ -29,7 +29,7 @@ pub(super) fn run(arguments: &TouchArguments, console: &Arc<Console>) -> Result 
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let last = if arguments.no_dereference { LastLink::Keep } else { LastLink::Follow };
         let (access, modification) = match &reference {
-            Some(Place { path, .. }) => times_of(fs, path, last)?,
+            Some(VolumePath { path, .. }) => times_of(fs, path, last)?,
             None => given.map_or((caller.at, caller.at), |time| (time, time)),
         };
         let file = match resolve(fs, path, last) {

@@ -9,10 +9,10 @@ use offshoot_vfs::{Attr, Error, FileId, FileType, Nameless};
 
 use crate::args::TreeVerbArguments;
 use crate::edit::place_in;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::listed::{Listed, listed};
 use crate::output::{Console, Escaped, FileRecord, json_name, write_line, write_name};
-use crate::places::{Failures, Places};
+use crate::places::{Failures, VolumePaths};
 use crate::session::PlaceSession;
 
 pub(super) fn run(
@@ -20,13 +20,13 @@ pub(super) fn run(
     out: &mut dyn Write,
     console: &Arc<Console>,
 ) -> Result {
-    let mut places = Places::new(&arguments.places, console);
+    let mut places = VolumePaths::new(&arguments.places, console);
     let failures = Failures::new(console);
     let mut tree = ShownTree { arguments, out, failures, directories: 0, files: 0 };
     while let Some(place) = places.next() {
         match place.and_then(|session| tree.place(&session)) {
             Ok(()) => {}
-            Err(failure @ Failure::Output(_)) => return Err(failure),
+            Err(failure @ VerbFailure::Output(_)) => return Err(failure),
             Err(failure) => tree.failures.opening(&failure),
         }
     }

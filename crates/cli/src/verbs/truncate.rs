@@ -5,15 +5,15 @@ use std::sync::Arc;
 use offshoot_vfs::path::{LastLink, at_path, resolve};
 use offshoot_vfs::{Errno, Error, FileId, FileSystemMut, SetAttr};
 
-use crate::args::{Length, TruncateArguments};
+use crate::args::{TruncateArguments, TruncateSize};
 use crate::edit::{Caller, at_every_place, file_or_new};
 use crate::exit::Result;
 use crate::output::{Console, Escaped};
-use crate::place::Place;
+use crate::place::VolumePath;
 
 pub(super) fn run(arguments: &TruncateArguments, console: &Arc<Console>) -> Result {
     let caller = Caller::of(&arguments.edit.tree.open)?;
-    let places = arguments.places.iter().map(|text| Place::parse(text)).collect();
+    let places = arguments.places.iter().map(|text| VolumePath::parse(text)).collect();
     at_every_place(places, &arguments.edit, console, |fs, path, _| {
         let file = if arguments.no_create {
             match resolve(fs, path, LastLink::Follow) {
@@ -31,7 +31,7 @@ fn truncate(
     fs: &dyn FileSystemMut,
     file: FileId,
     path: &[u8],
-    length: Length,
+    length: TruncateSize,
     caller: &Caller,
 ) -> Result<(), Error> {
     let size = length.of(fs.attr(file)?.size);

@@ -11,7 +11,7 @@ use offshoot_vfs::{
     SetAttr, XattrMode,
 };
 
-use super::{Name, Volume, bytes, fail, owned};
+use super::{NameInDirectory, Volume, bytes, fail, owned};
 
 impl Volume {
     /// Gives the file at `path` these contents. It is made when nothing is there, with the
@@ -85,7 +85,7 @@ impl Volume {
         self.make_dir(&name).map_err(|error| at_path(error, path))
     }
 
-    fn make_dir(&self, name: &Name) -> Result<()> {
+    fn make_dir(&self, name: &NameInDirectory) -> Result<()> {
         let new = self.new_file(name.dir, 0o755)?;
         // As on any mount, a directory passes its set-group-id bit on.
         let set_gid = self.files.attr(name.dir)?.permissions & 0o2000;
@@ -105,15 +105,16 @@ impl Volume {
             let end = resolve_end(&self.files, &path[..end], LastLink::Follow)?;
             let file = match (end.file, end.place) {
                 (Some(file), _) => file,
-                (None, Some((dir, name))) => match self.make_dir(&Name { dir, name: name.clone() })
-                {
-                    Ok(()) => continue,
-                    // Another thread was faster.
-                    Err(Error::Posix { errno: Errno::EXIST, .. }) => {
-                        self.files.lookup(dir, &name).map_err(named)?
+                (None, Some((dir, name))) => {
+                    match self.make_dir(&NameInDirectory { dir, name: name.clone() }) {
+                        Ok(()) => continue,
+                        // Another thread was faster.
+                        Err(Error::Posix { errno: Errno::EXIST, .. }) => {
+                            self.files.lookup(dir, &name).map_err(named)?
+                        }
+                        Err(error) => return Err(named(error)),
                     }
-                    Err(error) => return Err(named(error)),
-                },
+                }
                 (None, None) => return Err(fail(Errno::NOENT, path)),
             };
             if self.files.attr(file).map_err(named)?.file_type != FileType::Directory {
@@ -253,23 +254,23 @@ impl RemovalVisitor<'_> {
 }
 
 impl WalkVisitor for RemovalVisitor<'_> {
-    type Directory = Name;
+    type Directory = NameInDirectory;
 
-    fn enter(&mut self, _: &Name, entry: &WalkedFile<'_>) -> Option<Name> {
+    fn enter(&mut self, _: &NameInDirectory, entry: &WalkedFile<'_>) -> Option<NameInDirectory> {
         if entry.attr.file.dev != entry.parent.dev {
             self.keep(Err(fail(Errno::XDEV, entry.path)), entry.path);
             return None;
         }
-        Some(Name { dir: entry.parent, name: entry.name.to_vec() })
+        Some(NameInDirectory { dir: entry.parent, name: entry.name.to_vec() })
     }
 
-    fn visit(&mut self, _: &Name, entry: &WalkedFile<'_>) {
+    fn visit(&mut self, _: &NameInDirectory, entry: &WalkedFile<'_>) {
         let place = EntryPlace { dir: entry.parent, name: entry.name };
         let removed = self.volume.files.unlink(place, self.volume.now());
         self.keep(removed, entry.path);
     }
 
-    fn leave(&mut self, directory: Name, path: &[u8]) {
+    fn leave(&mut self, directory: NameInDirectory, path: &[u8]) {
         if self.failed.is_none() {
             let removed = self.volume.files.rmdir(directory.place(), self.volume.now());
             self.keep(removed, path);

@@ -1,17 +1,17 @@
 //! Directories of the volume that are being filled.
 //!
 //! A directory gets its times when everything in it was made, because making things changes them.
-//! The walk and every job hold a [`DirectoryRef`]; the last one that goes finishes the directory,
-//! on whatever thread that is.
+//! The walk and every job hold a [`CopyDirectoryRef`]; the last one that goes finishes the
+//! directory, on whatever thread that is.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use offshoot_vfs::{Attr, FileId};
 
-use super::{Source, Trouble, target};
+use super::{CopySource, CopyTrouble, target};
 
-struct Directory {
+struct CopyDirectory {
     /// What it is to become.
     attr: Attr,
     file: FileId,
@@ -21,30 +21,30 @@ struct Directory {
 }
 
 /// A share in a directory; see the top of this file.
-pub(super) struct DirectoryRef<'a> {
-    source: &'a Source<'a>,
+pub(super) struct CopyDirectoryRef<'a> {
+    source: &'a CopySource<'a>,
     /// Taken out only while it is dropped.
-    directory: Option<Arc<Directory>>,
+    directory: Option<Arc<CopyDirectory>>,
 }
 
-impl<'a> DirectoryRef<'a> {
+impl<'a> CopyDirectoryRef<'a> {
     /// The directory `file`, which becomes a copy of one with the attributes `attr`.
     pub(super) fn new(
-        source: &'a Source<'a>,
+        source: &'a CopySource<'a>,
         file: FileId,
         attr: Attr,
         is_new: bool,
         host: Option<OwnedFd>,
     ) -> Self {
-        Self { source, directory: Some(Arc::new(Directory { attr, file, is_new, host })) }
+        Self { source, directory: Some(Arc::new(CopyDirectory { attr, file, is_new, host })) }
     }
 
-    fn directory(&self) -> &Directory {
+    fn directory(&self) -> &CopyDirectory {
         self.directory.as_ref().expect("only `drop` takes it, and nothing runs after it")
     }
 
     /// The source that it belongs to.
-    pub(super) fn source(&self) -> &'a Source<'a> {
+    pub(super) fn source(&self) -> &'a CopySource<'a> {
         self.source
     }
 
@@ -64,19 +64,19 @@ impl<'a> DirectoryRef<'a> {
     }
 }
 
-impl Clone for DirectoryRef<'_> {
+impl Clone for CopyDirectoryRef<'_> {
     fn clone(&self) -> Self {
         Self { source: self.source, directory: self.directory.clone() }
     }
 }
 
-impl Drop for DirectoryRef<'_> {
+impl Drop for CopyDirectoryRef<'_> {
     fn drop(&mut self) {
         // Of several threads that let go at once, exactly one gets it.
         let Some(directory) = self.directory.take().and_then(Arc::into_inner) else { return };
-        let Directory { attr, file, is_new, .. } = &directory;
+        let CopyDirectory { attr, file, is_new, .. } = &directory;
         if let Err(error) = target::finish_directory(self.source.into, *file, attr, *is_new) {
-            self.source.report(*file, b".", &Trouble::Target(error));
+            self.source.report(*file, b".", &CopyTrouble::Target(error));
         }
     }
 }

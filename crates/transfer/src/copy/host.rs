@@ -6,23 +6,23 @@
 use offshoot_vfs::{Code, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, Dir, DirEntry};
 
-use super::directory::DirectoryRef;
+use super::directory::CopyDirectoryRef;
 use super::original::{HostFile, Original, doing};
-use super::tree::{Batches, Job, Seen, batches_in_flight, enter, with_workers};
-use super::{Source, Trouble, target};
+use super::tree::{Batches, CopyJob, SeenFile, batches_in_flight, enter, with_workers};
+use super::{CopySource, CopyTrouble, target};
 use crate::extract::Limits;
 use crate::host::Process;
 
 /// A directory that the walk is in.
 struct HostLevel<'a> {
-    directory: DirectoryRef<'a>,
+    directory: CopyDirectoryRef<'a>,
     entries: Dir,
 }
 
 impl<'a> HostLevel<'a> {
     /// The directory `file`, as a copy of `original`.
     fn open(
-        source: &'a Source<'a>,
+        source: &'a CopySource<'a>,
         original: HostFile<'_>,
         file: FileId,
         is_new: bool,
@@ -30,7 +30,7 @@ impl<'a> HostLevel<'a> {
         let attr = *original.attr();
         let fd = original.into_directory()?;
         let entries = Dir::read_from(&fd).map_err(doing("reading the directory"))?;
-        let directory = DirectoryRef::new(source, file, attr, is_new, Some(fd));
+        let directory = CopyDirectoryRef::new(source, file, attr, is_new, Some(fd));
         Ok(Self { directory, entries })
     }
 }
@@ -44,29 +44,29 @@ fn limits(process: Process) -> Limits {
 
 /// Copies what is below the directory `top`, which has become `file`.
 pub(super) fn copy(
-    source: &Source<'_>,
+    source: &CopySource<'_>,
     top: HostFile<'_>,
     file: FileId,
     is_new: bool,
     process: Process,
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     let limits = limits(process);
     target::dress_directory(source.into, file, &top)?;
-    let top = HostLevel::open(source, top, file, is_new).map_err(Trouble::Source)?;
+    let top = HostLevel::open(source, top, file, is_new).map_err(CopyTrouble::Source)?;
     with_workers(source.into, limits.batch_files, |batches| {
-        Walk { source, batches, levels: vec![top], depth_max: limits.depth_max }.run();
+        HostWalk { source, batches, levels: vec![top], depth_max: limits.depth_max }.run();
     });
     Ok(())
 }
 
-struct Walk<'w, 'a> {
-    source: &'a Source<'a>,
+struct HostWalk<'w, 'a> {
+    source: &'a CopySource<'a>,
     batches: &'w mut Batches<'a>,
     levels: Vec<HostLevel<'a>>,
     depth_max: usize,
 }
 
-impl<'a> Walk<'_, 'a> {
+impl<'a> HostWalk<'_, 'a> {
     fn run(&mut self) {
         while let Some(level) = self.levels.last_mut() {
             if self.source.into.problems.is_stopped() {
@@ -82,11 +82,11 @@ impl<'a> Walk<'_, 'a> {
                     let name = entry.file_name().to_bytes();
                     let seen = self.see(&directory, &entry);
                     if let Err(error) = seen {
-                        self.source.report(directory.file(), name, &Trouble::Source(error));
+                        self.source.report(directory.file(), name, &CopyTrouble::Source(error));
                     }
                 }
                 Some(Err(errno)) => {
-                    let trouble = Trouble::Source(doing("reading the directory")(errno));
+                    let trouble = CopyTrouble::Source(doing("reading the directory")(errno));
                     self.source.report(level.directory.file(), b".", &trouble);
                     self.levels.pop();
                 }
@@ -94,15 +94,15 @@ impl<'a> Walk<'_, 'a> {
         }
     }
 
-    fn see(&mut self, directory: &DirectoryRef<'a>, entry: &DirEntry) -> Result<(), Error> {
+    fn see(&mut self, directory: &CopyDirectoryRef<'a>, entry: &DirEntry) -> Result<(), Error> {
         let name = SafeName::new(entry.file_name().to_bytes())?;
         if self.source.leaves_out(directory.file(), &name) {
             return Ok(());
         }
         let file_type = type_of(directory, entry)?;
         if file_type != FileType::Directory {
-            let seen = Seen::Host(file_type);
-            self.batches.push(Job { directory: directory.clone(), name, seen });
+            let seen = SeenFile::Host(file_type);
+            self.batches.push(CopyJob { directory: directory.clone(), name, seen });
             return Ok(());
         }
         if self.levels.len() >= self.depth_max {
@@ -114,7 +114,7 @@ impl<'a> Walk<'_, 'a> {
         if let Some((file, is_new)) = enter(directory, &name, &original) {
             if is_other && self.source.into.manner.is_one_filesystem {
                 // Its place is there, and nothing in it.
-                drop(DirectoryRef::new(self.source, file, *original.attr(), is_new, None));
+                drop(CopyDirectoryRef::new(self.source, file, *original.attr(), is_new, None));
                 return Ok(());
             }
             self.levels.push(HostLevel::open(self.source, original, file, is_new)?);
@@ -124,7 +124,7 @@ impl<'a> Walk<'_, 'a> {
 }
 
 /// The type of an entry; some filesystems do not tell it in the directory.
-fn type_of(directory: &DirectoryRef<'_>, entry: &DirEntry) -> Result<FileType, Error> {
+fn type_of(directory: &CopyDirectoryRef<'_>, entry: &DirEntry) -> Result<FileType, Error> {
     let mode = match entry.file_type() {
         fs::FileType::Unknown => {
             let flags = AtFlags::SYMLINK_NOFOLLOW;

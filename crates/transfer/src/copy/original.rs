@@ -19,7 +19,7 @@ use offshoot_vfs::{
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom, Stat};
 
 use super::target::PIECE_BYTES;
-use crate::xattrs::{Xattr, held_xattrs};
+use crate::xattrs::{XattrPair, held_xattrs};
 
 /// A file to be copied.
 pub(super) trait Original {
@@ -27,7 +27,7 @@ pub(super) trait Original {
     fn attr(&self) -> &Attr;
 
     /// Its extended attributes.
-    fn xattrs(&self) -> Result<Vec<Xattr>>;
+    fn xattrs(&self) -> Result<Vec<XattrPair>>;
 
     /// The target of a symbolic link.
     fn read_link(&self) -> Result<Vec<u8>>;
@@ -79,7 +79,7 @@ impl Original for VolumeFile<'_> {
         &self.attr
     }
 
-    fn xattrs(&self) -> Result<Vec<Xattr>> {
+    fn xattrs(&self) -> Result<Vec<XattrPair>> {
         held_xattrs(self.fs, self.attr.file)
     }
 
@@ -111,12 +111,12 @@ pub(super) fn doing(what: &'static str) -> impl Fn(Errno) -> Error {
 }
 
 impl<'a> HostFile<'a> {
-    /// The file at `path`. A symbolic link at its end is followed if `follow` says so.
-    pub(super) fn named(path: &Path, follow: bool) -> Result<HostFile<'static>> {
-        let at_flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+    /// The file at `path`. A symbolic link at its end is followed if `is_followed`.
+    pub(super) fn named(path: &Path, is_followed: bool) -> Result<HostFile<'static>> {
+        let at_flags = if is_followed { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         let stat = fs::statat(CWD, path, at_flags).map_err(doing("looking at it"))?;
         let file_type = attr_of(&stat)?.file_type;
-        HostFile::open(CWD, path.to_path_buf(), file_type, follow)
+        HostFile::open(CWD, path.to_path_buf(), file_type, is_followed)
     }
 
     /// The file `name` in `directory`. The directory gave its type.
@@ -133,13 +133,13 @@ impl<'a> HostFile<'a> {
         directory: BorrowedFd<'a>,
         name: PathBuf,
         file_type: FileType,
-        follow: bool,
+        is_followed: bool,
     ) -> Result<Self> {
         let is_opened = matches!(file_type, FileType::Regular | FileType::Directory);
         let (file, stat) = if is_opened {
             // Not to wait for the other side, should it have become a pipe.
             let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            flags.set(OFlags::NOFOLLOW, !follow);
+            flags.set(OFlags::NOFOLLOW, !is_followed);
             let file = fs::openat(directory, &name, flags, Mode::empty());
             let file = File::from(file.map_err(doing("opening it"))?);
             let stat = fs::fstat(&file).map_err(doing("looking at it"))?;
@@ -173,7 +173,7 @@ impl Original for HostFile<'_> {
         &self.attr
     }
 
-    fn xattrs(&self) -> Result<Vec<Xattr>> {
+    fn xattrs(&self) -> Result<Vec<XattrPair>> {
         if let Some(file) = &self.file {
             return host_xattrs(
                 fs::flistxattr_query(file),
@@ -244,24 +244,24 @@ fn fill(
 }
 
 /// Bytes of unknown number, which come once.
-pub(super) struct Stream<R> {
+pub(super) struct StreamOriginal<R> {
     attr: Attr,
     input: Mutex<BufReader<R>>,
 }
 
-impl<R: Read> Stream<R> {
+impl<R: Read> StreamOriginal<R> {
     /// What `input` gives, as a file with these attributes.
     pub(super) fn new(input: R, attr: Attr) -> Self {
         Self { attr, input: Mutex::new(BufReader::new(input)) }
     }
 }
 
-impl<R: Read> Original for Stream<R> {
+impl<R: Read> Original for StreamOriginal<R> {
     fn attr(&self) -> &Attr {
         &self.attr
     }
 
-    fn xattrs(&self) -> Result<Vec<Xattr>> {
+    fn xattrs(&self) -> Result<Vec<XattrPair>> {
         Ok(Vec::new())
     }
 
@@ -323,7 +323,7 @@ fn host_xattrs(
     len: rustix::io::Result<usize>,
     list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
     get: impl Fn(&[u8], &mut [u8]) -> rustix::io::Result<usize>,
-) -> Result<Vec<Xattr>> {
+) -> Result<Vec<XattrPair>> {
     /// The kernel gives no more, of names as of a value.
     const MAX: usize = 64 << 10;
     let mut names = match len {

@@ -10,7 +10,7 @@ use rustix::process;
 
 /// What a copy may keep of a file, beside its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attribute {
+pub enum PreservedAttribute {
     /// Permissions.
     Mode,
     /// User and group.
@@ -23,7 +23,7 @@ pub enum Attribute {
     Xattr,
 }
 
-impl Attribute {
+impl PreservedAttribute {
     /// All of them.
     pub const ALL: [Self; 5] =
         [Self::Mode, Self::Ownership, Self::Timestamps, Self::Links, Self::Xattr];
@@ -31,7 +31,7 @@ impl Attribute {
 
 /// Which attributes are kept, and the values that the others get.
 pub struct Preserve {
-    left_out: Vec<Attribute>,
+    left_out: Vec<PreservedAttribute>,
     umask: u32,
     owner: (u32, u32),
     at: Timestamp,
@@ -41,14 +41,14 @@ impl Preserve {
     /// All but `left_out`, in a copy that is made at the moment `at`. Permissions that are left out
     /// are those that `umask` leaves.
     #[must_use]
-    pub fn all_but(left_out: &[Attribute], umask: u32, at: Timestamp) -> Self {
+    pub fn all_but(left_out: &[PreservedAttribute], umask: u32, at: Timestamp) -> Self {
         let owner = (process::geteuid().as_raw(), process::getegid().as_raw());
         Self { left_out: left_out.to_vec(), umask, owner, at }
     }
 
     /// Whether an attribute is kept.
     #[must_use]
-    pub fn keeps(&self, attribute: Attribute) -> bool {
+    pub fn keeps(&self, attribute: PreservedAttribute) -> bool {
         !self.left_out.contains(&attribute)
     }
 
@@ -56,17 +56,17 @@ impl Preserve {
     #[must_use]
     pub fn of(&self, attr: &Attr) -> Attr {
         let mut copy = *attr;
-        if !self.keeps(Attribute::Mode) {
+        if !self.keeps(PreservedAttribute::Mode) {
             copy.permissions &= 0o777 & !self.umask;
         }
-        if !self.keeps(Attribute::Ownership) {
+        if !self.keeps(PreservedAttribute::Ownership) {
             (copy.uid, copy.gid) = self.owner;
             copy.permissions &= !0o6000;
         }
-        if !self.keeps(Attribute::Timestamps) {
+        if !self.keeps(PreservedAttribute::Timestamps) {
             (copy.atime, copy.mtime) = (self.at, self.at);
         }
-        if !self.keeps(Attribute::Links) {
+        if !self.keeps(PreservedAttribute::Links) {
             copy.nlink = 1;
         }
         copy

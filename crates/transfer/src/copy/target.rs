@@ -15,11 +15,11 @@ use offshoot_vfs::{
 };
 
 use super::original::Original;
-use super::{Attribute, Reflink};
-use super::{CopyNames, IntoVolume, SHOWN_PATH_MAX, Trouble, same_file};
+use super::{CopyNames, CopyTrouble, IntoVolume, SHOWN_PATH_MAX, same_file};
+use super::{PreservedAttribute, ReflinkMode};
 use crate::Hint;
-use crate::extract::{Known, Name, Unapplied};
-use crate::xattrs::Xattr;
+use crate::extract::{KnownLink, LinkName, Unapplied};
+use crate::xattrs::XattrPair;
 
 /// How much is read and written at once.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
@@ -33,7 +33,7 @@ struct Old {
 }
 
 /// A file of the volume that is to be filled.
-struct Begun {
+struct UnfilledFile {
     file: FileId,
     /// It was made for the copy; otherwise it was there, and is written into.
     is_new: bool,
@@ -46,11 +46,11 @@ pub(super) fn put(
     place: EntryPlace<'_>,
     original: &dyn Original,
     buf: &mut Vec<u8>,
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     let host = (original.attr().file.dev, original.attr().file.ino);
     if into.devices.contains(&host) {
         let what = "it is a device of a volume of this command";
-        return Err(Trouble::Source(Error::posix(Errno::BUSY, what)));
+        return Err(CopyTrouble::Source(Error::posix(Errno::BUSY, what)));
     }
     let old = existing(into, place, original)?;
     let attr = into.preserve.of(original.attr());
@@ -60,14 +60,14 @@ pub(super) fn put(
         if into.manner.is_apart && attr.nlink > 1 && !into.manner.keeps_all() {
             link_kept(into, names, place, old, &attr)?;
         }
-        return Err(Trouble::Kept);
+        return Err(CopyTrouble::Kept);
     }
-    let must_share = into.reflink == Reflink::Always && attr.file_type == FileType::Regular;
+    let must_share = into.reflink == ReflinkMode::Always && attr.file_type == FileType::Regular;
     if must_share && original.in_same_volume().is_none() {
         return Err(not_shared(Error::posix(Errno::XDEV, "sharing its data")));
     }
     let target = match attr.file_type {
-        FileType::Symlink => original.read_link().map_err(Trouble::Source)?,
+        FileType::Symlink => original.read_link().map_err(CopyTrouble::Source)?,
         _ => Vec::new(),
     };
     if let Some(old) = &old {
@@ -78,7 +78,7 @@ pub(super) fn put(
     } else {
         link(into, names, place, old.as_ref(), original, &target, buf)?
     };
-    let Some(Begun { file, is_new }) = begun else { return Ok(()) };
+    let Some(UnfilledFile { file, is_new }) = begun else { return Ok(()) };
     fill(into, names, place, file, original, &attr, buf).inspect_err(|_| {
         if attr.nlink > 1 {
             remove_all(into, place, attr.file, file, is_new);
@@ -93,18 +93,20 @@ fn existing(
     into: &IntoVolume<'_>,
     place: EntryPlace<'_>,
     original: &dyn Original,
-) -> Result<Option<Old>, Trouble> {
+) -> Result<Option<Old>, CopyTrouble> {
     let file = match into.fs.lookup(place.dir, place.name) {
         Err(Error::Posix { errno: Errno::NOENT, .. }) => return Ok(None),
-        found => found.map_err(Trouble::Target)?,
+        found => found.map_err(CopyTrouble::Target)?,
     };
-    let mut attr = into.fs.attr(file).map_err(Trouble::Target)?;
+    let mut attr = into.fs.attr(file).map_err(CopyTrouble::Target)?;
     let mut is_linked = false;
     if attr.file_type == FileType::Symlink && original.attr().file_type == FileType::Regular {
         match behind_link(into, place) {
-            Ok(file) => (attr, is_linked) = (into.fs.attr(file).map_err(Trouble::Target)?, true),
+            Ok(file) => {
+                (attr, is_linked) = (into.fs.attr(file).map_err(CopyTrouble::Target)?, true);
+            }
             Err(Error::Posix { errno: Errno::LOOP, .. }) if into.manner.is_forced => {}
-            Err(error) => return Err(Trouble::Source(error)),
+            Err(error) => return Err(CopyTrouble::Source(error)),
         }
     }
     if original.in_same_volume() == Some(attr.file) && !into.manner.keeps_all() {
@@ -136,14 +138,14 @@ pub(super) fn require_not_just_made(
     into: &IntoVolume<'_>,
     place: EntryPlace<'_>,
     original: &dyn Original,
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     let Some(Old { attr, .. }) = existing(into, place, original)? else { return Ok(()) };
     let is_kept = into.manner.keeps(attr.mtime, original.attr().mtime);
     if is_kept || attr.file_type == FileType::Directory {
         return Ok(());
     }
     let what = into.problems.words(Hint::JustMade);
-    Err(Trouble::Source(Error::posix(Errno::EXIST, what)))
+    Err(CopyTrouble::Source(Error::posix(Errno::EXIST, what)))
 }
 
 /// Refuses a copy to `place` where the file there is of a kind that stays.
@@ -153,17 +155,17 @@ fn require_replaceable(
     Old { attr: old, is_linked }: &Old,
     original: &dyn Original,
     target: &[u8],
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     if old.file_type == FileType::Directory {
         return Err(directory_in_place());
     }
     if *is_linked && old.file_type != FileType::Regular {
         let what = "a symbolic link to what is no regular file is in its place, and is not \
                     written through";
-        return Err(Trouble::Source(Error::posix(Errno::INVAL, what)));
+        return Err(CopyTrouble::Source(Error::posix(Errno::INVAL, what)));
     }
     if original.attr().file_type == FileType::Symlink
-        && leads_to_itself(into.fs, place, target, old.file).map_err(Trouble::Target)?
+        && leads_to_itself(into.fs, place, target, old.file).map_err(CopyTrouble::Target)?
     {
         return Err(same_file());
     }
@@ -178,13 +180,13 @@ fn take(
     Old { attr: old, .. }: &Old,
     original: &dyn Original,
     buf: &mut Vec<u8>,
-) -> Result<Option<FileId>, Trouble> {
+) -> Result<Option<FileId>, CopyTrouble> {
     let is_regular = original.attr().file_type == FileType::Regular;
     let has_other_names = into.manner.is_apart && old.nlink > 1;
     let is_written = is_regular && old.file_type == FileType::Regular && !has_other_names;
     let written = is_written.then_some(old.file);
     if is_regular {
-        let may_share = into.reflink != Reflink::Never && original.in_same_volume().is_some();
+        let may_share = into.reflink != ReflinkMode::Never && original.in_same_volume().is_some();
         let sharing = if may_share {
             let new = new_file(into, &into.preserve.of(original.attr()));
             Some(require_sharing(into, place.dir, original, written, &new))
@@ -194,12 +196,12 @@ fn take(
         match sharing {
             // Its data is not read.
             Some(Ok(())) => {}
-            Some(Err(trouble)) if into.reflink == Reflink::Always => return Err(trouble),
-            Some(Err(_)) | None => original.require_readable(buf).map_err(Trouble::Source)?,
+            Some(Err(trouble)) if into.reflink == ReflinkMode::Always => return Err(trouble),
+            Some(Err(_)) | None => original.require_readable(buf).map_err(CopyTrouble::Source)?,
         }
     }
     if written.is_none() {
-        into.fs.unlink(place, into.at).map_err(Trouble::Target)?;
+        into.fs.unlink(place, into.at).map_err(CopyTrouble::Target)?;
         into.manner.tell_removed(names.to);
     }
     Ok(written)
@@ -214,13 +216,13 @@ fn make(
     original: &dyn Original,
     target: &[u8],
     buf: &mut Vec<u8>,
-) -> Result<Begun, Trouble> {
+) -> Result<UnfilledFile, CopyTrouble> {
     let taken = match old {
         Some(old) => take(into, names, place, old, original, buf)?,
         None => None,
     };
     let file = begin(into, place, taken, target, &into.preserve.of(original.attr()))?;
-    Ok(Begun { file, is_new: taken.is_none() })
+    Ok(UnfilledFile { file, is_new: taken.is_none() })
 }
 
 /// Gives a file with several names one more, or begins it for its first.
@@ -232,7 +234,7 @@ fn link(
     original: &dyn Original,
     target: &[u8],
     buf: &mut Vec<u8>,
-) -> Result<Option<Begun>, Trouble> {
+) -> Result<Option<UnfilledFile>, CopyTrouble> {
     let attr = original.attr();
     let name = name_of(place)?;
     // Held until the name is in the table, so that a worker that cannot read the file
@@ -240,8 +242,8 @@ fn link(
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
     match links.newest(attr.file).map_err(table_failed)? {
         None => {}
-        Some(Known::Unreadable) => return Err(Trouble::OtherName),
-        Some(Known::Name(known)) => {
+        Some(KnownLink::Unreadable) => return Err(CopyTrouble::OtherName),
+        Some(KnownLink::Name(known)) => {
             match link_to(into, names, &known, attr.file_type, place, old) {
                 Ok(is_made) => {
                     if is_made {
@@ -270,20 +272,20 @@ fn link_kept(
     place: EntryPlace<'_>,
     old: &Old,
     attr: &Attr,
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     let is_directory = old.attr.file_type == FileType::Directory;
     let name = name_of(place)?;
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
     let is_name = match links.newest(attr.file).map_err(table_failed)? {
         None => !old.is_linked && !is_directory,
-        Some(Known::Name(_)) if is_directory => return Err(directory_in_place()),
-        Some(Known::Name(known)) => {
+        Some(KnownLink::Name(_)) if is_directory => return Err(directory_in_place()),
+        Some(KnownLink::Name(known)) => {
             match link_to(into, names, &known, attr.file_type, place, Some(old)) {
                 Err(trouble) if not_linkable(&trouble).is_some() => false,
                 linked => linked?,
             }
         }
-        Some(Known::Unreadable) => false,
+        Some(KnownLink::Unreadable) => false,
     };
     if is_name {
         links.add(attr.file, &name).map_err(table_failed)?;
@@ -293,25 +295,28 @@ fn link_kept(
 
 /// Why a file gets no further name where it is wanted, and a file of its own is possible: that is
 /// another subvolume, or the file has as many names as it can have.
-fn not_linkable(trouble: &Trouble) -> Option<Errno> {
+fn not_linkable(trouble: &CopyTrouble) -> Option<Errno> {
     match trouble {
-        Trouble::Target(Error::Posix { errno: errno @ (Errno::XDEV | Errno::MLINK), .. }) => {
-            Some(*errno)
-        }
+        CopyTrouble::Target(Error::Posix {
+            errno: errno @ (Errno::XDEV | Errno::MLINK), ..
+        }) => Some(*errno),
         _ => None,
     }
 }
 
-fn name_of(place: EntryPlace<'_>) -> Result<Name, Trouble> {
-    Ok(Name { parent: place.dir, name: SafeName::new(place.name).map_err(Trouble::Source)? })
+fn name_of(place: EntryPlace<'_>) -> Result<LinkName, CopyTrouble> {
+    Ok(LinkName {
+        parent: place.dir,
+        name: SafeName::new(place.name).map_err(CopyTrouble::Source)?,
+    })
 }
 
-fn directory_in_place() -> Trouble {
-    Trouble::Source(Error::posix(Errno::ISDIR, "a directory is in its place"))
+fn directory_in_place() -> CopyTrouble {
+    CopyTrouble::Source(Error::posix(Errno::ISDIR, "a directory is in its place"))
 }
 
-fn table_failed(error: std::io::Error) -> Trouble {
-    Trouble::Source(Error::io("the table of hard links", error))
+fn table_failed(error: std::io::Error) -> CopyTrouble {
+    CopyTrouble::Source(Error::io("the table of hard links", error))
 }
 
 /// Gives what was copied to `known` the name `place`, which `old` has until then. Whether it did
@@ -319,27 +324,27 @@ fn table_failed(error: std::io::Error) -> Trouble {
 fn link_to(
     into: &IntoVolume<'_>,
     names: &CopyNames<'_>,
-    known: &Name,
+    known: &LinkName,
     file_type: FileType,
     place: EntryPlace<'_>,
     old: Option<&Old>,
-) -> Result<bool, Trouble> {
+) -> Result<bool, CopyTrouble> {
     let known = EntryPlace { dir: known.parent, name: &known.name };
-    let mut file = into.fs.lookup(known.dir, known.name).map_err(Trouble::Target)?;
+    let mut file = into.fs.lookup(known.dir, known.name).map_err(CopyTrouble::Target)?;
     if file_type == FileType::Regular
-        && into.fs.attr(file).map_err(Trouble::Target)?.file_type == FileType::Symlink
+        && into.fs.attr(file).map_err(CopyTrouble::Target)?.file_type == FileType::Symlink
     {
         // The copy was written through it.
-        file = behind_link(into, known).map_err(Trouble::Target)?;
+        file = behind_link(into, known).map_err(CopyTrouble::Target)?;
     }
     let link = |place: EntryPlace<'_>| into.fs.link(file, place, into.at);
     match old {
         Some(old) if old.attr.file == file => return Ok(false),
         Some(_) => {
-            make_over(into.fs, place, into.at, link).map_err(Trouble::Target)?;
+            make_over(into.fs, place, into.at, link).map_err(CopyTrouble::Target)?;
             into.manner.tell_removed(names.to);
         }
-        None => link(place).map_err(Trouble::Target)?,
+        None => link(place).map_err(CopyTrouble::Target)?,
     }
     Ok(true)
 }
@@ -351,7 +356,7 @@ fn begin(
     taken: Option<FileId>,
     target: &[u8],
     attr: &Attr,
-) -> Result<FileId, Trouble> {
+) -> Result<FileId, CopyTrouble> {
     let new = new_file(into, attr);
     let file_type = attr.file_type;
     match taken {
@@ -362,7 +367,7 @@ fn begin(
         None if file_type == FileType::Symlink => into.fs.symlink(place, target, &new),
         None => into.fs.mknod(place, NewNode { file_type, rdev: attr.rdev }, &new),
     }
-    .map_err(Trouble::Target)
+    .map_err(CopyTrouble::Target)
 }
 
 fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
@@ -378,9 +383,9 @@ fn new_file(into: &IntoVolume<'_>, attr: &Attr) -> NewFile {
 /// The owner and mode that a file gets that was there before. What the copy does not keep of the
 /// source stays as it is.
 fn owner_and_mode(into: &IntoVolume<'_>, attr: &Attr) -> SetAttr {
-    let is_owner_kept = into.preserve.keeps(Attribute::Ownership);
+    let is_owner_kept = into.preserve.keeps(PreservedAttribute::Ownership);
     SetAttr {
-        permissions: into.preserve.keeps(Attribute::Mode).then_some(attr.permissions),
+        permissions: into.preserve.keeps(PreservedAttribute::Mode).then_some(attr.permissions),
         uid: is_owner_kept.then_some(attr.uid),
         gid: is_owner_kept.then_some(attr.gid),
         ..SetAttr::default()
@@ -396,7 +401,7 @@ fn fill(
     original: &dyn Original,
     attr: &Attr,
     buf: &mut Vec<u8>,
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     let mut set = SetAttr {
         atime: Some(SetTime::To(attr.atime)),
         mtime: Some(SetTime::To(attr.mtime)),
@@ -409,7 +414,7 @@ fn fill(
         };
         if copied.is_all {
             set.size = (copied.end < attr.size).then_some(attr.size);
-        } else if original.size_now().map_err(Trouble::Source)? < attr.size {
+        } else if original.size_now().map_err(CopyTrouble::Source)? < attr.size {
             let what = format_args!(
                 "it became shorter: {} bytes of {} were copied",
                 copied.end, attr.size
@@ -417,10 +422,10 @@ fn fill(
             into.problems.warning(&(names.from)(), &what);
         }
     }
-    if into.preserve.keeps(Attribute::Xattr) {
-        set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)?;
+    if into.preserve.keeps(PreservedAttribute::Xattr) {
+        set_xattrs(into, place, file, &original.xattrs().map_err(CopyTrouble::Source)?)?;
     }
-    into.fs.set_attr(file, &set, into.at).map_err(Trouble::Target)
+    into.fs.set_attr(file, &set, into.at).map_err(CopyTrouble::Target)
 }
 
 /// Shares the data where both files are in one volume, and gives its end; `None` for data that is
@@ -429,8 +434,8 @@ fn share_data(
     into: &IntoVolume<'_>,
     file: FileId,
     original: &dyn Original,
-) -> Result<Option<u64>, Trouble> {
-    let from = original.in_same_volume().filter(|_| into.reflink != Reflink::Never);
+) -> Result<Option<u64>, CopyTrouble> {
+    let from = original.in_same_volume().filter(|_| into.reflink != ReflinkMode::Never);
     let Some(from) = from else { return Ok(None) };
     match into.fs.clone_range(beginning(from), beginning(file), 0, into.at) {
         Ok(()) => {
@@ -439,7 +444,9 @@ fn share_data(
             Ok(Some(size))
         }
         // One of them has no checksums.
-        Err(Error::Posix { errno: Errno::INVAL, .. }) if into.reflink == Reflink::Auto => Ok(None),
+        Err(Error::Posix { errno: Errno::INVAL, .. }) if into.reflink == ReflinkMode::Auto => {
+            Ok(None)
+        }
         Err(error) => Err(not_shared(error)),
     }
 }
@@ -452,7 +459,7 @@ fn require_sharing(
     original: &dyn Original,
     written: Option<FileId>,
     new: &NewFile,
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     let is_regular = original.attr().file_type == FileType::Regular;
     let Some(from) = original.in_same_volume().filter(|_| is_regular) else { return Ok(()) };
     // No bytes are the same in any two files: what remains are the reasons that forbid it.
@@ -474,12 +481,12 @@ fn beginning(file: FileId) -> FilePosition {
 }
 
 /// Why data is not shared: two files that cannot are no trouble of the volume.
-fn not_shared(error: Error) -> Trouble {
+fn not_shared(error: Error) -> CopyTrouble {
     match error {
         Error::Posix { errno: errno @ (Errno::INVAL | Errno::XDEV), .. } => {
-            Trouble::Source(Error::posix(errno, "sharing its data"))
+            CopyTrouble::Source(Error::posix(errno, "sharing its data"))
         }
-        error => Trouble::Target(error),
+        error => CopyTrouble::Target(error),
     }
 }
 
@@ -498,9 +505,9 @@ fn copy_data(
     file: FileId,
     original: &dyn Original,
     buf: &mut Vec<u8>,
-) -> Result<CopiedExtent, Trouble> {
+) -> Result<CopiedExtent, CopyTrouble> {
     let mut end = 0;
-    while let Some(data) = original.next_data(end).map_err(Trouble::Source)? {
+    while let Some(data) = original.next_data(end).map_err(CopyTrouble::Source)? {
         let mut at = data.start.max(end);
         while at < data.end {
             // Cut at multiples, so that no sector is written twice.
@@ -509,8 +516,8 @@ fn copy_data(
             if buf.len() < len {
                 buf.resize(len, 0);
             }
-            let count = original.read(at, &mut buf[..len]).map_err(Trouble::Source)?;
-            into.fs.write(file, at, &buf[..count], into.at).map_err(Trouble::Target)?;
+            let count = original.read(at, &mut buf[..len]).map_err(CopyTrouble::Source)?;
+            into.fs.write(file, at, &buf[..count], into.at).map_err(CopyTrouble::Target)?;
             into.count_bytes(count);
             at += count as u64;
             if count < len {
@@ -521,7 +528,7 @@ fn copy_data(
                 });
             }
             if into.problems.is_stopped() {
-                return Err(Trouble::Stopped);
+                return Err(CopyTrouble::Stopped);
             }
         }
         end = at;
@@ -537,15 +544,15 @@ fn set_xattrs(
     into: &IntoVolume<'_>,
     place: EntryPlace<'_>,
     file: FileId,
-    xattrs: &[Xattr],
-) -> Result<(), Trouble> {
+    xattrs: &[XattrPair],
+) -> Result<(), CopyTrouble> {
     for (name, value) in xattrs {
         match into.fs.set_xattr(file, name, value, XattrMode::Set, into.at) {
             Ok(()) => {}
             Err(error) if is_refusal(&error) => {
                 unapplied(into, Unapplied::Xattr, place, error.errno());
             }
-            Err(error) => return Err(Trouble::Target(error)),
+            Err(error) => return Err(CopyTrouble::Target(error)),
         }
     }
     Ok(())
@@ -574,16 +581,16 @@ pub(super) fn make_directory(
     dir: FileId,
     name: &[u8],
     attr: &Attr,
-) -> Result<(FileId, bool), Trouble> {
+) -> Result<(FileId, bool), CopyTrouble> {
     let place = EntryPlace { dir, name };
     match into.fs.mkdir(place, &new_file(into, &into.preserve.of(attr))) {
         Err(Error::Posix { errno: Errno::EXIST, .. }) => {}
-        result => return result.map(|file| (file, true)).map_err(Trouble::Target),
+        result => return result.map(|file| (file, true)).map_err(CopyTrouble::Target),
     }
-    let file = into.fs.lookup(dir, name).map_err(Trouble::Target)?;
-    if into.fs.attr(file).map_err(Trouble::Target)?.file_type != FileType::Directory {
+    let file = into.fs.lookup(dir, name).map_err(CopyTrouble::Target)?;
+    if into.fs.attr(file).map_err(CopyTrouble::Target)?.file_type != FileType::Directory {
         let what = "what is in its place is no directory";
-        return Err(Trouble::Source(Error::posix(Errno::NOTDIR, what)));
+        return Err(CopyTrouble::Source(Error::posix(Errno::NOTDIR, what)));
     }
     Ok((file, false))
 }
@@ -610,12 +617,12 @@ pub(super) fn dress_directory(
     into: &IntoVolume<'_>,
     file: FileId,
     original: &dyn Original,
-) -> Result<(), Trouble> {
-    if !into.preserve.keeps(Attribute::Xattr) {
+) -> Result<(), CopyTrouble> {
+    if !into.preserve.keeps(PreservedAttribute::Xattr) {
         return Ok(());
     }
     let place = EntryPlace { dir: file, name: b"." };
-    set_xattrs(into, place, file, &original.xattrs().map_err(Trouble::Source)?)
+    set_xattrs(into, place, file, &original.xattrs().map_err(CopyTrouble::Source)?)
 }
 
 /// Removes a file that could not be filled.
@@ -636,13 +643,13 @@ fn remove_all(
     is_new: bool,
 ) {
     let mut links = into.links.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut names = || -> std::io::Result<Vec<Name>> {
+    let mut names = || -> std::io::Result<Vec<LinkName>> {
         links.mark_unreadable(source)?;
         links.names(source)?.collect()
     };
     match names() {
         Ok(names) => {
-            for Name { parent, name } in names {
+            for LinkName { parent, name } in names {
                 let copy = EntryPlace { dir: parent, name: &name };
                 match into.fs.lookup(parent, &name) {
                     Ok(file) if file == made && (is_new || copy != place) => remove(into, copy),

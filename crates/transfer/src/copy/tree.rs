@@ -11,9 +11,9 @@ use crossbeam_channel::{Receiver, Sender};
 use offshoot_vfs::walk::{DEPTH_MAX, WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{EntryPlace, Error, FileId, FileType, SafeName};
 
-use super::directory::DirectoryRef;
+use super::directory::CopyDirectoryRef;
 use super::original::{HostFile, Original, VolumeFile};
-use super::{CopyNames, IntoVolume, Source, Trouble, target};
+use super::{CopyNames, CopySource, CopyTrouble, IntoVolume, target};
 use crate::extract::workers;
 
 /// The most files that go to a worker at once.
@@ -25,7 +25,7 @@ pub(super) fn batches_in_flight() -> usize {
 }
 
 /// What the walk knows of a file.
-pub(super) enum Seen<'a> {
+pub(super) enum SeenFile<'a> {
     /// It is in the directory of the host, and of this type.
     Host(FileType),
     /// It is in this volume.
@@ -33,13 +33,13 @@ pub(super) enum Seen<'a> {
 }
 
 /// A file to be copied.
-pub(super) struct Job<'a> {
-    pub(super) directory: DirectoryRef<'a>,
+pub(super) struct CopyJob<'a> {
+    pub(super) directory: CopyDirectoryRef<'a>,
     pub(super) name: SafeName,
-    pub(super) seen: Seen<'a>,
+    pub(super) seen: SeenFile<'a>,
 }
 
-impl Job<'_> {
+impl CopyJob<'_> {
     fn run(self, buf: &mut Vec<u8>) {
         let source = self.directory.source();
         match self.copy(buf) {
@@ -51,7 +51,7 @@ impl Job<'_> {
         }
     }
 
-    fn copy(&self, buf: &mut Vec<u8>) -> Result<(), Trouble> {
+    fn copy(&self, buf: &mut Vec<u8>) -> Result<(), CopyTrouble> {
         let source = self.directory.source();
         let (into, dir) = (source.into, self.directory.file());
         let from = || source.path_of(dir, &self.name);
@@ -59,25 +59,25 @@ impl Job<'_> {
         let names = CopyNames { from: &from, to: &to };
         let place = EntryPlace { dir, name: &self.name };
         match self.seen {
-            Seen::Host(file_type) => {
+            SeenFile::Host(file_type) => {
                 let file = HostFile::found(self.directory.host_fd(), &self.name, file_type);
-                target::put(into, &names, place, &file.map_err(Trouble::Source)?, buf)
+                target::put(into, &names, place, &file.map_err(CopyTrouble::Source)?, buf)
             }
-            Seen::Volume(ref file) => target::put(into, &names, place, file, buf),
+            SeenFile::Volume(ref file) => target::put(into, &names, place, file, buf),
         }
     }
 }
 
 /// Gathers files, and hands them to the workers.
 pub(super) struct Batches<'a> {
-    jobs: Sender<Vec<Job<'a>>>,
-    batch: Vec<Job<'a>>,
+    jobs: Sender<Vec<CopyJob<'a>>>,
+    batch: Vec<CopyJob<'a>>,
     batch_files: usize,
 }
 
 impl<'a> Batches<'a> {
     /// Takes one file.
-    pub(super) fn push(&mut self, job: Job<'a>) {
+    pub(super) fn push(&mut self, job: CopyJob<'a>) {
         self.batch.push(job);
         if self.batch.len() >= self.batch_files {
             self.send();
@@ -97,12 +97,12 @@ impl<'a> Batches<'a> {
 }
 
 /// Tells the volume which files will be read next.
-fn prefetch(batch: &[Job<'_>]) {
+fn prefetch(batch: &[CopyJob<'_>]) {
     let mut fs = None;
     let with_data: Vec<FileId> = batch
         .iter()
         .filter_map(|job| match &job.seen {
-            Seen::Volume(VolumeFile { fs: from, attr, .. })
+            SeenFile::Volume(VolumeFile { fs: from, attr, .. })
                 if attr.file_type == FileType::Regular && attr.size > 0 =>
             {
                 fs = Some(*from);
@@ -125,7 +125,7 @@ pub(super) fn with_workers<'a>(
     thread::scope(|scope| {
         let (jobs, queue) = crossbeam_channel::bounded(workers() * 2);
         for _ in 0..workers() {
-            let queue: Receiver<Vec<Job<'a>>> = queue.clone();
+            let queue: Receiver<Vec<CopyJob<'a>>> = queue.clone();
             scope.spawn(move || {
                 let mut buf = Vec::new();
                 for job in queue.iter().flatten() {
@@ -146,14 +146,14 @@ pub(super) fn with_workers<'a>(
 
 /// Copies what is below the directory `original` of a volume, which has become `file`.
 pub(super) fn copy_volume(
-    source: &Source<'_>,
+    source: &CopySource<'_>,
     original: &VolumeFile<'_>,
     file: FileId,
     is_new: bool,
-) -> Result<(), Trouble> {
+) -> Result<(), CopyTrouble> {
     let VolumeFile { fs, attr, .. } = *original;
     target::dress_directory(source.into, file, original)?;
-    let top = DirectoryRef::new(source, file, attr, is_new, None);
+    let top = CopyDirectoryRef::new(source, file, attr, is_new, None);
     with_workers(source.into, BATCH_FILES, |batches| {
         walk(fs, attr.file, top, DEPTH_MAX, &mut Copying { original, source, batches });
     });
@@ -164,18 +164,18 @@ pub(super) fn copy_volume(
 struct Copying<'w, 'a> {
     /// The top.
     original: &'w VolumeFile<'a>,
-    source: &'a Source<'a>,
+    source: &'a CopySource<'a>,
     batches: &'w mut Batches<'a>,
 }
 
 impl<'a> WalkVisitor for Copying<'_, 'a> {
-    type Directory = DirectoryRef<'a>;
+    type Directory = CopyDirectoryRef<'a>;
 
     fn enter(
         &mut self,
-        parent: &DirectoryRef<'a>,
+        parent: &CopyDirectoryRef<'a>,
         entry: &WalkedFile<'_>,
-    ) -> Option<DirectoryRef<'a>> {
+    ) -> Option<CopyDirectoryRef<'a>> {
         let manner = self.source.into.manner;
         if manner.leaves_out(entry.name, || entry.path.to_vec()) {
             return None;
@@ -185,21 +185,23 @@ impl<'a> WalkVisitor for Copying<'_, 'a> {
         if manner.is_one_filesystem && entry.attr.file.dev != entry.parent.dev {
             // Its place is there, and nothing in it.
             if let Some((file, is_new)) = made {
-                drop(DirectoryRef::new(self.source, file, *entry.attr, is_new, None));
+                drop(CopyDirectoryRef::new(self.source, file, *entry.attr, is_new, None));
             }
             return None;
         }
-        made.map(|(file, is_new)| DirectoryRef::new(self.source, file, *entry.attr, is_new, None))
+        made.map(|(file, is_new)| {
+            CopyDirectoryRef::new(self.source, file, *entry.attr, is_new, None)
+        })
     }
 
-    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) {
+    fn visit(&mut self, parent: &CopyDirectoryRef<'a>, entry: &WalkedFile<'_>) {
         if self.source.into.manner.leaves_out(entry.name, || entry.path.to_vec()) {
             return;
         }
-        self.batches.push(Job {
+        self.batches.push(CopyJob {
             directory: parent.clone(),
             name: entry.name.clone(),
-            seen: Seen::Volume(VolumeFile { attr: *entry.attr, ..*self.original }),
+            seen: SeenFile::Volume(VolumeFile { attr: *entry.attr, ..*self.original }),
         });
     }
 
@@ -215,7 +217,7 @@ impl<'a> WalkVisitor for Copying<'_, 'a> {
 
 /// Makes the copy of a directory, with its extended attributes; reports what goes wrong.
 pub(super) fn enter(
-    parent: &DirectoryRef<'_>,
+    parent: &CopyDirectoryRef<'_>,
     name: &SafeName,
     original: &dyn Original,
 ) -> Option<(FileId, bool)> {

@@ -17,7 +17,7 @@ use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io;
 
-use super::context::Context;
+use super::context::TransferContext;
 use super::problems::Unapplied;
 
 /// Set-user-id and set-group-id.
@@ -25,7 +25,7 @@ const SET_ID: u32 = 0o6000;
 
 /// How a file that was made is reached.
 #[derive(Clone, Copy)]
-pub(crate) enum Handle<'a> {
+pub(crate) enum MadeHandle<'a> {
     /// It is open.
     Open(BorrowedFd<'a>),
     /// It is this name in this directory.
@@ -33,9 +33,9 @@ pub(crate) enum Handle<'a> {
 }
 
 /// A file that was made and gets its attributes.
-pub(crate) struct Made<'a> {
+pub(crate) struct MadeFile<'a> {
     /// The way to it.
-    pub handle: Handle<'a>,
+    pub handle: MadeHandle<'a>,
     /// What it is to become.
     pub attr: &'a Attr,
     /// The permissions with which it was made, if they are sure.
@@ -46,10 +46,10 @@ pub(crate) struct Made<'a> {
     pub name: &'a [u8],
 }
 
-impl Made<'_> {
+impl MadeFile<'_> {
     /// Applies all attributes. What the host refuses is counted; what the volume cannot
     /// give is an error.
-    pub(crate) fn apply(&self, context: &Context<'_>) -> Result<(), Error> {
+    pub(crate) fn apply(&self, context: &TransferContext<'_>) -> Result<(), Error> {
         let refused = |kind, errno| context.unapplied(kind, self.parent, self.name, errno);
         let mut mode = self.attr.permissions;
         if let Err(errno) = self.set_owner(context.owner_of_new) {
@@ -98,8 +98,8 @@ impl Made<'_> {
 
     fn change_owner(&self, uid: Option<Uid>, gid: Option<Gid>) -> io::Result<()> {
         match self.handle {
-            Handle::Open(fd) => fs::fchown(fd, uid, gid),
-            Handle::Named(directory, name) => {
+            MadeHandle::Open(fd) => fs::fchown(fd, uid, gid),
+            MadeHandle::Named(directory, name) => {
                 fs::chownat(directory, &**name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
             }
         }
@@ -108,8 +108,8 @@ impl Made<'_> {
     pub(super) fn set_mode(&self, mode: u32) -> io::Result<()> {
         let mode = Mode::from_raw_mode(mode);
         match self.handle {
-            Handle::Open(fd) => fs::fchmod(fd, mode),
-            Handle::Named(directory, name) => with_own_path(directory, name, |path| {
+            MadeHandle::Open(fd) => fs::fchmod(fd, mode),
+            MadeHandle::Named(directory, name) => with_own_path(directory, name, |path| {
                 fs::chmodat(CWD, path, mode, AtFlags::empty())
             }),
         }
@@ -117,8 +117,8 @@ impl Made<'_> {
 
     fn set_xattr(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
         match self.handle {
-            Handle::Open(fd) => fs::fsetxattr(fd, name, value, XattrFlags::empty()),
-            Handle::Named(directory, file) => with_own_path(directory, file, |path| {
+            MadeHandle::Open(fd) => fs::fsetxattr(fd, name, value, XattrFlags::empty()),
+            MadeHandle::Named(directory, file) => with_own_path(directory, file, |path| {
                 fs::setxattr(path, name, value, XattrFlags::empty())
             }),
         }
@@ -130,8 +130,8 @@ impl Made<'_> {
             last_modification: timespec(self.attr.mtime),
         };
         match self.handle {
-            Handle::Open(fd) => fs::futimens(fd, &times),
-            Handle::Named(directory, name) => {
+            MadeHandle::Open(fd) => fs::futimens(fd, &times),
+            MadeHandle::Named(directory, name) => {
                 fs::utimensat(directory, &**name, &times, AtFlags::SYMLINK_NOFOLLOW)
             }
         }

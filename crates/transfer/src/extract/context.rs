@@ -15,12 +15,12 @@ use offshoot_vfs::{
 };
 use rustix::fs::{self, Mode, OFlags};
 
-use super::directory::DirectoryRef;
+use super::directory::ExtractDirectoryRef;
 use super::links::LinkTable;
 use super::onto::Overwrite;
 use super::problems::{Problems, Unapplied};
-use crate::Progress;
-use crate::copy::Attribute;
+use crate::TransferProgress;
+use crate::copy::PreservedAttribute;
 
 /// How long a path may be that is made only to be shown.
 const SHOWN_PATH_MAX: usize = 64 * 1024;
@@ -31,7 +31,7 @@ const FOLLOWED_PATH_MAX: usize = 4 << 20;
 
 /// Why a file could not be extracted.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum ExtractTrouble {
     /// The volume cannot give it.
     Volume(Error),
     /// The host cannot take it; the text is what was being done.
@@ -42,13 +42,13 @@ pub(crate) enum Trouble {
     OtherName,
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for ExtractTrouble {
     fn from(error: Error) -> Self {
         Self::Volume(error)
     }
 }
 
-impl Trouble {
+impl ExtractTrouble {
     /// For errors of the standard library, which carries the same numbers.
     pub(crate) fn from_io(what: &'static str, error: &std::io::Error) -> Self {
         let errno = error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
@@ -58,7 +58,7 @@ impl Trouble {
 
 /// How much was extracted.
 #[derive(Default)]
-pub struct Counters {
+pub struct TransferCounters {
     /// Directories, the top included.
     pub directories: AtomicU64,
     /// Names of everything else.
@@ -67,7 +67,7 @@ pub struct Counters {
     pub bytes: AtomicU64,
 }
 
-impl Counters {
+impl TransferCounters {
     /// Adds what another part did.
     pub(crate) fn add(&self, other: &Self) {
         let pairs = [
@@ -82,7 +82,7 @@ impl Counters {
 }
 
 /// What all threads of an extraction or a copy share.
-pub(crate) struct Context<'a> {
+pub(crate) struct TransferContext<'a> {
     /// The volume.
     pub(crate) fs: &'a dyn FileSystem,
     /// Where the extraction starts in it.
@@ -100,19 +100,19 @@ pub(crate) struct Context<'a> {
     /// Names of inodes that have several.
     pub(crate) links: Mutex<LinkTable>,
     /// How far it is.
-    pub(crate) progress: &'a dyn Progress,
+    pub(crate) progress: &'a dyn TransferProgress,
     /// Totals.
-    pub(crate) counters: Counters,
+    pub(crate) counters: TransferCounters,
 }
 
-impl<'a> Context<'a> {
+impl<'a> TransferContext<'a> {
     /// An extraction from `top`.
     pub(crate) fn new(
         fs: &'a dyn FileSystem,
         top: FileId,
         prefix: &'a [u8],
         problems: &'a Problems<'a>,
-        progress: &'a dyn Progress,
+        progress: &'a dyn TransferProgress,
     ) -> Self {
         Self {
             fs,
@@ -124,14 +124,18 @@ impl<'a> Context<'a> {
             owner_of_new: None,
             links: Mutex::new(LinkTable::default()),
             progress,
-            counters: Counters::default(),
+            counters: TransferCounters::default(),
         }
     }
 
     /// Says which directory the top became.
-    pub(crate) fn set_destination(&self, directory: &DirectoryRef<'_>) -> Result<(), Trouble> {
+    pub(crate) fn set_destination(
+        &self,
+        directory: &ExtractDirectoryRef<'_>,
+    ) -> Result<(), ExtractTrouble> {
         let fd = directory.fd().try_clone_to_owned();
-        let fd = fd.map_err(|error| Trouble::from_io("cannot keep the directory open", &error))?;
+        let fd =
+            fd.map_err(|error| ExtractTrouble::from_io("cannot keep the directory open", &error))?;
         self.destination.get_or_init(|| fd.into());
         Ok(())
     }
@@ -148,7 +152,7 @@ impl<'a> Context<'a> {
 
     /// Whether extended attributes are wanted.
     pub(crate) fn wants_xattrs(&self) -> bool {
-        self.overwrite.is_none_or(|overwrite| overwrite.preserve.keeps(Attribute::Xattr))
+        self.overwrite.is_none_or(|overwrite| overwrite.preserve.keeps(PreservedAttribute::Xattr))
     }
 
     /// The path in the volume of something at `path` below the top.
@@ -191,15 +195,15 @@ impl<'a> Context<'a> {
     }
 
     /// Reports that the file at `path` (as shown) is not there as it should be.
-    pub(crate) fn report(&self, path: &[u8], trouble: &Trouble) {
+    pub(crate) fn report(&self, path: &[u8], trouble: &ExtractTrouble) {
         match trouble {
-            Trouble::Volume(error) => self.problems.unreadable(path, error),
-            Trouble::OtherName => self.problems.unreadable(
+            ExtractTrouble::Volume(error) => self.problems.unreadable(path, error),
+            ExtractTrouble::OtherName => self.problems.unreadable(
                 path,
                 &vfs::Error::corrupt(Structure::File, "another name of it could not be read"),
             ),
-            Trouble::Refused(why) => self.problems.not_made(path, &message(why)),
-            Trouble::Host(what, errno) => {
+            ExtractTrouble::Refused(why) => self.problems.not_made(path, &message(why)),
+            ExtractTrouble::Host(what, errno) => {
                 if self.problems.is_stopped() {
                     return;
                 }

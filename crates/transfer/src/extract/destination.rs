@@ -17,7 +17,7 @@ use rustix::process;
 
 use super::marker::{self, Mark};
 use crate::host::Process;
-use crate::{Failure, Result};
+use crate::{Result, TransferFailure};
 
 /// Descriptors that are left to everything else: devices, standard streams, the link table.
 const DESCRIPTORS_KEPT: u64 = 64;
@@ -34,7 +34,7 @@ const DEPTH_MAX: u64 = 8 * 1024;
 
 /// An open destination. It is again what it was before when this goes, unless it was given to
 /// the tree that becomes its contents.
-pub(crate) struct Destination {
+pub(crate) struct HostDestination {
     /// The directory.
     pub(crate) fd: File,
     /// Owner and group that new files in it get; `None` when that could not be found out.
@@ -53,7 +53,7 @@ struct Before {
     default_acl: Option<Vec<u8>>,
 }
 
-impl Destination {
+impl HostDestination {
     /// Makes or takes over the directory `path`.
     ///
     /// It changes no directory that it refuses. When another user filled the directory just before
@@ -62,7 +62,7 @@ impl Destination {
     /// One with this mark is taken although it is not empty: an extraction of the same was left
     /// half done there.
     pub(crate) fn open(path: &Path, mark: &Mark, process: Process) -> Result<Self> {
-        let fail = |errno: Errno| Failure::Host(path.display().to_string(), errno.into());
+        let fail = |errno: Errno| TransferFailure::Host(path.display().to_string(), errno.into());
         let is_new = match fs::mkdirat(CWD, path, Mode::RWXU) {
             Ok(()) => true,
             Err(Errno::EXIST) => false,
@@ -70,7 +70,7 @@ impl Destination {
         };
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(fail)?;
-        let failed = |error| Failure::Host(path.display().to_string(), error);
+        let failed = |error| TransferFailure::Host(path.display().to_string(), error);
         let is_resumed = match marker::read(&fd).map_err(failed)? {
             Some(found) if mark.is(&found) => {
                 let stat = fs::fstat(&fd).map_err(fail)?;
@@ -96,7 +96,9 @@ impl Destination {
         }
         let fd = fd.into();
         let mut destination = Self { fd, owner_of_new: None, is_resumed, before: Some(before) };
-        destination.lock().map_err(|error| Failure::Host(path.display().to_string(), error))?;
+        destination
+            .lock()
+            .map_err(|error| TransferFailure::Host(path.display().to_string(), error))?;
         // Only from now on no other user can put anything into it.
         if !is_resumed {
             require_empty(&destination.fd, path)?;
@@ -149,7 +151,7 @@ impl Destination {
     }
 }
 
-impl Drop for Destination {
+impl Drop for HostDestination {
     fn drop(&mut self) {
         // Only has something to do on the way out with an error, which is the one to tell.
         let _ = self.give_back();
@@ -189,7 +191,7 @@ fn require_empty(directory: impl AsFd, path: &Path) -> Result<()> {
 }
 
 fn require_empty_but_for(directory: impl AsFd, path: &Path, known: &str) -> Result<()> {
-    let fail = |error| Failure::Host(path.display().to_string(), error);
+    let fail = |error| TransferFailure::Host(path.display().to_string(), error);
     for entry in Dir::read_from(directory).map_err(|errno| fail(errno.into()))? {
         let entry = entry.map_err(|errno| fail(errno.into()))?;
         match entry.file_name().to_bytes() {
@@ -247,8 +249,8 @@ mod tests {
         Mark { place: place.into(), state: state.into() }
     }
 
-    fn open(path: &Path, mark: &Mark) -> Result<Destination> {
-        Destination::open(path, mark, Process::prepare().expect("the host lets us"))
+    fn open(path: &Path, mark: &Mark) -> Result<HostDestination> {
+        HostDestination::open(path, mark, Process::prepare().expect("the host lets us"))
     }
 
     #[test]
@@ -284,11 +286,13 @@ mod tests {
         assert!(others.to_string().contains("others can write there"), "{others}");
         std::fs::remove_file(new.join(marker::NAME)).unwrap();
         std::fs::write(new.join("file"), "").unwrap();
-        let Err(Failure::Host(_, error)) = open(&new, &mark("a volume", "now")) else {
+        let Err(TransferFailure::Host(_, error)) = open(&new, &mark("a volume", "now")) else {
             panic!("taken")
         };
         assert_eq!(error.kind(), io::ErrorKind::DirectoryNotEmpty);
-        let Err(Failure::Host(_, error)) = open(&new.join("file"), &mark("a volume", "now")) else {
+        let Err(TransferFailure::Host(_, error)) =
+            open(&new.join("file"), &mark("a volume", "now"))
+        else {
             panic!("taken")
         };
         assert_eq!(error.kind(), io::ErrorKind::NotADirectory);

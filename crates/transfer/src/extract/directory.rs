@@ -2,8 +2,8 @@
 //!
 //! A directory gets its attributes when everything in it was made, because making things changes
 //! its times and a read-only mode would stop the making. The walk and every job hold a
-//! [`DirectoryRef`]; the last one that goes applies the attributes and closes the directory, on
-//! whatever thread that is. A directory does not keep the one above it: that one has its entry
+//! [`ExtractDirectoryRef`]; the last one that goes applies the attributes and closes the directory,
+//! on whatever thread that is. A directory does not keep the one above it: that one has its entry
 //! already, so they may finish in any order. The top alone is held by the extraction until all
 //! threads are done, because it keeps others out.
 
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use offshoot_vfs::{Attr, Errno, FileId, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
-use super::attributes::{Handle, Made, with_own_path};
-use super::context::{Context, Trouble};
+use super::attributes::{MadeFile, MadeHandle, with_own_path};
+use super::context::{ExtractTrouble, TransferContext};
 use super::existing;
 
 /// A directory of the destination.
-struct Directory {
+struct ExtractDirectory {
     fd: File,
     /// It was made here, and no other user can enter it.
     is_private: bool,
@@ -31,16 +31,16 @@ struct Directory {
 }
 
 /// A share in a directory; see the top of this file.
-pub(crate) struct DirectoryRef<'a> {
-    context: &'a Context<'a>,
+pub(crate) struct ExtractDirectoryRef<'a> {
+    context: &'a TransferContext<'a>,
     /// Taken out only while it is dropped.
-    directory: Option<Arc<Directory>>,
+    directory: Option<Arc<ExtractDirectory>>,
 }
 
-impl<'a> DirectoryRef<'a> {
+impl<'a> ExtractDirectoryRef<'a> {
     /// The destination itself, made with mode 0700.
     pub(crate) fn top(
-        context: &'a Context<'a>,
+        context: &'a TransferContext<'a>,
         fd: File,
         file: FileId,
         attr: Option<Attr>,
@@ -50,7 +50,7 @@ impl<'a> DirectoryRef<'a> {
 
     /// A directory that was there, to which others may have access.
     pub(crate) fn shared(
-        context: &'a Context<'a>,
+        context: &'a TransferContext<'a>,
         fd: File,
         file: FileId,
         attr: Option<Attr>,
@@ -59,21 +59,21 @@ impl<'a> DirectoryRef<'a> {
     }
 
     fn with(
-        context: &'a Context<'a>,
+        context: &'a TransferContext<'a>,
         fd: File,
         file: FileId,
         attr: Option<Attr>,
         is_private: bool,
     ) -> Self {
         let name = Box::default();
-        let directory = Directory { fd, is_private, file, attr, parent: file, name };
+        let directory = ExtractDirectory { fd, is_private, file, attr, parent: file, name };
         Self { context, directory: Some(Arc::new(directory)) }
     }
 
     /// Makes a directory in this one, for its owner alone until it is finished. A copy takes
     /// the one that is there.
-    pub(crate) fn make(&self, name: &SafeName, attr: &Attr) -> Result<Self, Trouble> {
-        let fail = |errno| Trouble::Host("cannot make the directory", errno);
+    pub(crate) fn make(&self, name: &SafeName, attr: &Attr) -> Result<Self, ExtractTrouble> {
+        let fail = |errno| ExtractTrouble::Host("cannot make the directory", errno);
         let mut is_resumed = false;
         let mut is_private = match fs::mkdirat(self.fd(), &**name, Mode::RWXU) {
             Ok(()) => true,
@@ -101,7 +101,7 @@ impl<'a> DirectoryRef<'a> {
         } else if is_private && !self.is_private() {
             self.unshare(&fd).map_err(fail)?;
         }
-        let directory = Directory {
+        let directory = ExtractDirectory {
             fd: fd.into(),
             is_private,
             file: attr.file,
@@ -112,7 +112,7 @@ impl<'a> DirectoryRef<'a> {
         Ok(Self { context: self.context, directory: Some(Arc::new(directory)) })
     }
 
-    fn directory(&self) -> &Directory {
+    fn directory(&self) -> &ExtractDirectory {
         self.directory.as_ref().expect("only `drop` takes it, and nothing runs after it")
     }
 
@@ -149,7 +149,7 @@ impl<'a> DirectoryRef<'a> {
         &self,
         name: &SafeName,
         make: impl Fn() -> rustix::io::Result<T>,
-    ) -> Result<rustix::io::Result<T>, Trouble> {
+    ) -> Result<rustix::io::Result<T>, ExtractTrouble> {
         let result = make();
         let Some(overwrite) = self.context.overwrite else { return Ok(result) };
         if !matches!(result, Err(Errno::EXIST)) {
@@ -164,13 +164,13 @@ impl<'a> DirectoryRef<'a> {
     }
 }
 
-impl Clone for DirectoryRef<'_> {
+impl Clone for ExtractDirectoryRef<'_> {
     fn clone(&self) -> Self {
         Self { context: self.context, directory: self.directory.clone() }
     }
 }
 
-impl Drop for DirectoryRef<'_> {
+impl Drop for ExtractDirectoryRef<'_> {
     fn drop(&mut self) {
         // Of several threads that let go at once, exactly one gets it.
         let Some(directory) = self.directory.take().and_then(Arc::into_inner) else { return };
@@ -179,8 +179,8 @@ impl Drop for DirectoryRef<'_> {
         if self.context.is_extraction() && self.context.problems.is_stopped() {
             return;
         }
-        let made = Made {
-            handle: Handle::Open(directory.fd.as_fd()),
+        let made = MadeFile {
+            handle: MadeHandle::Open(directory.fd.as_fd()),
             attr,
             mode_now: directory.is_private.then_some(0o700),
             parent: directory.parent,

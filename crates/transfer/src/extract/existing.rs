@@ -16,14 +16,14 @@ use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{Attr, Errno, SafeName, Timestamp};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
-use super::context::{Context, Trouble};
-use super::directory::DirectoryRef;
+use super::context::{ExtractTrouble, TransferContext};
+use super::directory::ExtractDirectoryRef;
 use super::onto::Overwrite;
-use crate::copy::Attribute;
+use crate::copy::PreservedAttribute;
 use crate::host::{host_id, look_at};
 
 /// A file that is to be filled.
-pub(crate) struct Target {
+pub(crate) struct ExtractTarget {
     /// The file, open to be written.
     pub(crate) file: File,
     /// What it was.
@@ -44,7 +44,7 @@ pub(crate) enum TargetKind {
 /// What a name of the destination leads to.
 enum ExistingEntry {
     /// It is written into.
-    Open(Target),
+    Open(ExtractTarget),
     /// It is replaced.
     Replace,
 }
@@ -52,10 +52,10 @@ enum ExistingEntry {
 /// Opens what has the name `name` in `directory` to be filled with a regular file. `None` when
 /// that is to be replaced instead.
 pub(crate) fn open(
-    context: &Context<'_>,
-    directory: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
-) -> Result<Option<Target>, Trouble> {
+) -> Result<Option<ExtractTarget>, ExtractTrouble> {
     let Some(overwrite) = context.overwrite.filter(|overwrite| overwrite.is_named) else {
         return Ok(None);
     };
@@ -66,18 +66,18 @@ pub(crate) fn open(
 }
 
 fn find(
-    context: &Context<'_>,
+    context: &TransferContext<'_>,
     overwrite: &Overwrite<'_>,
-    directory: &DirectoryRef<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
-) -> Result<ExistingEntry, Trouble> {
-    let fail = |errno| Trouble::Host("cannot open what is there", errno);
+) -> Result<ExistingEntry, ExtractTrouble> {
+    let fail = |errno| ExtractTrouble::Host("cannot open what is there", errno);
     let stat = match fs::statat(directory.fd(), &**name, AtFlags::empty()) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => {
             let path = context.host_path(directory.file(), name);
             let what = format!("{} is a symbolic link to nothing", path.display());
-            return Err(Trouble::Refused(format!("{what}, and is not written through")));
+            return Err(ExtractTrouble::Refused(format!("{what}, and is not written through")));
         }
         Err(errno) => return Err(fail(errno)),
     };
@@ -107,17 +107,18 @@ fn find(
         return Err(fail(Errno::AGAIN));
     }
     if !is_regular {
-        return Ok(ExistingEntry::Open(Target { file, kind: TargetKind::Stream }));
+        return Ok(ExistingEntry::Open(ExtractTarget { file, kind: TargetKind::Stream }));
     }
-    fs::ftruncate(&file, 0).map_err(|errno| Trouble::Host("cannot empty what is there", errno))?;
-    Ok(ExistingEntry::Open(Target { file, kind: TargetKind::Emptied }))
+    fs::ftruncate(&file, 0)
+        .map_err(|errno| ExtractTrouble::Host("cannot empty what is there", errno))?;
+    Ok(ExistingEntry::Open(ExtractTarget { file, kind: TargetKind::Emptied }))
 }
 
 /// Whether what has the name of an entry stays, as the caller asked for. What cannot be looked at
 /// is left to the call that makes the file.
 pub(crate) fn is_kept(
-    context: &Context<'_>,
-    directory: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     entry: &WalkedFile<'_>,
 ) -> bool {
     let Some(overwrite) = context.overwrite.filter(|overwrite| overwrite.manner.may_keep()) else {
@@ -139,11 +140,11 @@ pub(crate) fn is_kept(
 ///
 /// The inner error is that of the host.
 pub(crate) fn remove(
-    context: &Context<'_>,
-    directory: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
     overwrite: &Overwrite<'_>,
-) -> Result<rustix::io::Result<()>, Trouble> {
+) -> Result<rustix::io::Result<()>, ExtractTrouble> {
     let stat = match fs::statat(directory.fd(), &**name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
         Err(errno) => return Ok(Err(errno)),
@@ -161,34 +162,34 @@ pub(crate) fn remove(
 /// Asks the caller whether the file may be written over. A file that cannot be read is left to the
 /// call that opens it.
 fn refuse_occupied(
-    context: &Context<'_>,
+    context: &TransferContext<'_>,
     overwrite: &Overwrite<'_>,
-    directory: &DirectoryRef<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
-) -> Result<(), Trouble> {
+) -> Result<(), ExtractTrouble> {
     let Some(refuse) = overwrite.refuse else { return Ok(()) };
     let file = match look_at(directory.fd(), &**name) {
         Ok(file) => file,
         Err(Errno::ACCESS) => return Ok(()),
-        Err(errno) => return Err(Trouble::Host("cannot look at what is there", errno)),
+        Err(errno) => return Err(ExtractTrouble::Host("cannot look at what is there", errno)),
     };
     let path = context.host_path(directory.file(), name);
     let found = refuse(&path, &file);
-    match found.map_err(|error| Trouble::from_io("cannot look at what is there", &error))? {
-        Some(why) => Err(Trouble::Refused(why)),
+    match found.map_err(|error| ExtractTrouble::from_io("cannot look at what is there", &error))? {
+        Some(why) => Err(ExtractTrouble::Refused(why)),
         None => Ok(()),
     }
 }
 
 /// The attributes that a file gets that was there before: those that are not kept of the source
 /// stay as they are.
-pub(crate) fn wanted(context: &Context<'_>, attr: &Attr, file: &File) -> Attr {
+pub(crate) fn wanted(context: &TransferContext<'_>, attr: &Attr, file: &File) -> Attr {
     let (Some(overwrite), Ok(now)) = (context.overwrite, file.metadata()) else { return *attr };
     let mut wanted = *attr;
-    if !overwrite.preserve.keeps(Attribute::Mode) {
+    if !overwrite.preserve.keeps(PreservedAttribute::Mode) {
         wanted.permissions = now.mode() & 0o7777;
     }
-    if !overwrite.preserve.keeps(Attribute::Ownership) {
+    if !overwrite.preserve.keeps(PreservedAttribute::Ownership) {
         (wanted.uid, wanted.gid) = (now.uid(), now.gid());
     }
     wanted

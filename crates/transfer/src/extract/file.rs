@@ -14,43 +14,43 @@ use std::sync::PoisonError;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileType, SafeName, Structure};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
-use super::attributes::{Handle, Made};
-use super::context::{Context, Trouble};
-use super::directory::DirectoryRef;
-use super::existing::{self, Target, TargetKind};
-use super::links::Name;
+use super::attributes::{MadeFile, MadeHandle};
+use super::context::{ExtractTrouble, TransferContext};
+use super::directory::ExtractDirectoryRef;
+use super::existing::{self, ExtractTarget, TargetKind};
+use super::links::LinkName;
 use super::problems::Unapplied;
 use crate::stream::{StreamFailure, write_contents};
 
 /// A file to be made.
 pub(crate) struct FileJob<'a> {
     /// Where.
-    pub(crate) directory: DirectoryRef<'a>,
+    pub(crate) directory: ExtractDirectoryRef<'a>,
     /// Under which name.
     pub(crate) name: SafeName,
     /// What it is to become.
     pub(crate) attr: Attr,
     /// What of it is there already.
-    pub(crate) begun: Begun,
+    pub(crate) begun: BegunFile,
 }
 
 /// What of a file is there before it goes to a worker.
-pub(crate) enum Begun {
+pub(crate) enum BegunFile {
     Nothing,
     /// It was made, because it has several names, and is to be filled.
-    Made(Target),
+    Made(ExtractTarget),
     /// All of its data, by the extraction that this one goes on with.
     Whole,
 }
 
 impl FileJob<'_> {
     /// Makes it, and reports what goes wrong.
-    pub(crate) fn run(mut self, context: &Context<'_>) {
+    pub(crate) fn run(mut self, context: &TransferContext<'_>) {
         let result = match self.attr.file_type {
-            FileType::Regular => match std::mem::replace(&mut self.begun, Begun::Nothing) {
-                Begun::Whole => self.apply_again(context),
-                Begun::Made(target) => self.fill(context, &target),
-                Begun::Nothing => create(context, &self.directory, &self.name, &self.attr)
+            FileType::Regular => match std::mem::replace(&mut self.begun, BegunFile::Nothing) {
+                BegunFile::Whole => self.apply_again(context),
+                BegunFile::Made(target) => self.fill(context, &target),
+                BegunFile::Nothing => create(context, &self.directory, &self.name, &self.attr)
                     .and_then(|target| self.fill(context, &target)),
             },
             _ => make_special(context, &self.directory, &self.name, &self.attr),
@@ -67,8 +67,8 @@ impl FileJob<'_> {
     }
 
     /// It is not made, because all must end. One that was made already, and is empty, goes.
-    pub(crate) fn give_up(self, context: &Context<'_>) {
-        if let Begun::Made(Target { kind: TargetKind::New, .. }) = self.begun {
+    pub(crate) fn give_up(self, context: &TransferContext<'_>) {
+        if let BegunFile::Made(ExtractTarget { kind: TargetKind::New, .. }) = self.begun {
             remove(context, &self.directory, &self.name, &self.attr);
         }
     }
@@ -76,18 +76,22 @@ impl FileJob<'_> {
     /// Gives its attributes once more to a file that has them. So the host refuses what it refused
     /// the first time, and the summary of a resumed extraction is that of one that was not
     /// interrupted.
-    fn apply_again(&self, context: &Context<'_>) -> Result<(), Trouble> {
+    fn apply_again(&self, context: &TransferContext<'_>) -> Result<(), ExtractTrouble> {
         let (directory, name, attr) = (&self.directory, &self.name, &self.attr);
-        let handle = Handle::Named(directory.fd(), name);
-        let made = Made { handle, attr, mode_now: None, parent: directory.file(), name };
+        let handle = MadeHandle::Named(directory.fd(), name);
+        let made = MadeFile { handle, attr, mode_now: None, parent: directory.file(), name };
         // Its own permissions may keep its owner from giving it extended attributes. An error here
         // comes again, and is reported, when it gets its last permissions.
         let _ = made.set_mode(first_mode(attr));
         Ok(made.apply(context)?)
     }
 
-    fn fill(&self, context: &Context<'_>, target: &Target) -> Result<(), Trouble> {
-        let Target { file, kind } = target;
+    fn fill(
+        &self,
+        context: &TransferContext<'_>,
+        target: &ExtractTarget,
+    ) -> Result<(), ExtractTrouble> {
+        let ExtractTarget { file, kind } = target;
         let size = self.attr.size;
         if *kind == TargetKind::Stream {
             return copy_to_stream(context, file, &self.attr);
@@ -115,11 +119,11 @@ fn first_mode(attr: &Attr) -> u32 {
 
 /// Makes an empty regular file, or opens the file that is there, to be filled.
 pub(crate) fn create(
-    context: &Context<'_>,
-    directory: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
     attr: &Attr,
-) -> Result<Target, Trouble> {
+) -> Result<ExtractTarget, ExtractTrouble> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = if directory.is_private() { first_mode(attr) } else { 0o600 };
     let make = || fs::openat(directory.fd(), &**name, flags, Mode::from_raw_mode(mode));
@@ -131,27 +135,31 @@ pub(crate) fn create(
         },
         result => result,
     };
-    let file = first.map_err(|errno| Trouble::Host("cannot make the file", errno))?;
-    Ok(Target { file: file.into(), kind: TargetKind::New })
+    let file = first.map_err(|errno| ExtractTrouble::Host("cannot make the file", errno))?;
+    Ok(ExtractTarget { file: file.into(), kind: TargetKind::New })
 }
 
 /// Writes the data of a file to what takes one byte after the other.
-fn copy_to_stream(context: &Context<'_>, file: &File, attr: &Attr) -> Result<(), Trouble> {
+fn copy_to_stream(
+    context: &TransferContext<'_>,
+    file: &File,
+    attr: &Attr,
+) -> Result<(), ExtractTrouble> {
     let wrote = |bytes| context.count_bytes(bytes);
     match write_contents(context.fs, attr.file, attr.size, &mut &*file, wrote) {
         Ok(()) => Ok(()),
         Err(StreamFailure::Source(error)) => Err(error.into()),
-        Err(StreamFailure::Target(error)) => Err(Trouble::from_io("cannot write", &error)),
+        Err(StreamFailure::Target(error)) => Err(ExtractTrouble::from_io("cannot write", &error)),
     }
 }
 
 /// Copies the data in `range`, holes left out, and gives the end of what was written.
 pub(crate) fn copy(
-    context: &Context<'_>,
+    context: &TransferContext<'_>,
     file: &File,
     id: FileId,
     range: Range<u64>,
-) -> Result<u64, Trouble> {
+) -> Result<u64, ExtractTrouble> {
     let mut end = range.start;
     let mut refused = None;
     let result = context.fs.read_data(id, range.clone(), &mut |offset, data| {
@@ -163,7 +171,7 @@ pub(crate) fn copy(
             ));
         }
         file.write_all_at(data, offset).map_err(|error| {
-            refused = Some(Trouble::from_io("cannot write", &error));
+            refused = Some(ExtractTrouble::from_io("cannot write", &error));
             Error::posix(Errno::IO, "the destination refused data")
         })?;
         end = offset + data.len() as u64;
@@ -178,33 +186,33 @@ pub(crate) fn copy(
 }
 
 /// Gives a file its length, when it ends with a hole.
-pub(crate) fn set_size(file: &File, size: u64) -> Result<(), Trouble> {
-    fs::ftruncate(file, size).map_err(|errno| Trouble::Host("cannot set the size", errno))
+pub(crate) fn set_size(file: &File, size: u64) -> Result<(), ExtractTrouble> {
+    fs::ftruncate(file, size).map_err(|errno| ExtractTrouble::Host("cannot set the size", errno))
 }
 
 /// Gives a regular file that is complete its attributes.
 pub(crate) fn finish(
-    context: &Context<'_>,
-    directory: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
     attr: &Attr,
-    target: &Target,
-) -> Result<(), Trouble> {
-    let handle = Handle::Open(target.file.as_fd());
+    target: &ExtractTarget,
+) -> Result<(), ExtractTrouble> {
+    let handle = MadeHandle::Open(target.file.as_fd());
     let is_new = target.kind == TargetKind::New;
     let mode_now = (is_new && directory.is_private()).then(|| first_mode(attr));
     let attr = if is_new { *attr } else { existing::wanted(context, attr, &target.file) };
-    Made { handle, attr: &attr, mode_now, parent: directory.file(), name }.apply(context)?;
+    MadeFile { handle, attr: &attr, mode_now, parent: directory.file(), name }.apply(context)?;
     Ok(())
 }
 
 /// Makes anything but a regular file or a directory, with its attributes.
 pub(crate) fn make_special(
-    context: &Context<'_>,
-    directory: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
     attr: &Attr,
-) -> Result<(), Trouble> {
+) -> Result<(), ExtractTrouble> {
     let first_mode = if directory.is_private() { attr.permissions & 0o777 } else { 0 };
     let node = |file_type, device| {
         let mode = Mode::from_raw_mode(first_mode);
@@ -230,23 +238,23 @@ pub(crate) fn make_special(
             context.unapplied(Unapplied::Device, directory.file(), name, errno);
             return Ok(());
         }
-        Err(errno) => return Err(Trouble::Host("cannot make it", errno)),
+        Err(errno) => return Err(ExtractTrouble::Host("cannot make it", errno)),
     }
-    let handle = Handle::Named(directory.fd(), name);
+    let handle = MadeHandle::Named(directory.fd(), name);
     let mode_now = directory.is_private().then_some(first_mode);
-    Made { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
+    MadeFile { handle, attr, mode_now, parent: directory.file(), name }.apply(context)?;
     Ok(())
 }
 
 /// Removes a file whose data could not be read, under every name that it was given.
 pub(crate) fn remove(
-    context: &Context<'_>,
-    directory: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    directory: &ExtractDirectoryRef<'_>,
     name: &SafeName,
     attr: &Attr,
 ) {
     let report = |parent, name: &SafeName, errno| {
-        let trouble = Trouble::Host("cannot remove what was written of it", errno);
+        let trouble = ExtractTrouble::Host("cannot remove what was written of it", errno);
         context.report(&context.path(parent, name), &trouble);
     };
     if attr.nlink < 2 {
@@ -259,7 +267,7 @@ pub(crate) fn remove(
     let mut remove_all = || -> std::io::Result<()> {
         links.mark_unreadable(attr.file)?;
         for made in links.names(attr.file)? {
-            let Name { parent, name } = made?;
+            let LinkName { parent, name } = made?;
             let removed =
                 context.with_directory(parent, |fd| fs::unlinkat(fd, &*name, AtFlags::empty()));
             match removed {
@@ -270,7 +278,7 @@ pub(crate) fn remove(
         Ok(())
     };
     if let Err(error) = remove_all() {
-        let trouble = Trouble::from_io("cannot remove its names", &error);
+        let trouble = ExtractTrouble::from_io("cannot remove its names", &error);
         context.report(&context.path(directory.file(), name), &trouble);
     }
 }

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_vfs::{Attr, Error, SafeName, Structure};
 
-use super::context::{Context, Trouble};
-use super::directory::DirectoryRef;
-use super::existing::{Target, TargetKind};
+use super::context::{ExtractTrouble, TransferContext};
+use super::directory::ExtractDirectoryRef;
+use super::existing::{ExtractTarget, TargetKind};
 use super::file;
 
 /// Files from this size on are handed out in parts.
@@ -23,11 +23,11 @@ const PART_BYTES: u64 = 16 << 20;
 
 /// A file that is written in parts.
 pub(crate) struct LargeFile<'a> {
-    context: &'a Context<'a>,
-    directory: DirectoryRef<'a>,
+    context: &'a TransferContext<'a>,
+    directory: ExtractDirectoryRef<'a>,
     name: SafeName,
     attr: Attr,
-    target: Target,
+    target: ExtractTarget,
     has_failed: AtomicBool,
 }
 
@@ -37,11 +37,11 @@ pub(crate) struct LargeRef<'a>(Option<Arc<LargeFile<'a>>>);
 impl<'a> LargeRef<'a> {
     /// A large file that `target` becomes.
     pub(crate) fn new(
-        context: &'a Context<'a>,
-        directory: DirectoryRef<'a>,
+        context: &'a TransferContext<'a>,
+        directory: ExtractDirectoryRef<'a>,
         name: SafeName,
         attr: Attr,
-        target: Target,
+        target: ExtractTarget,
     ) -> Self {
         let has_failed = AtomicBool::new(false);
         Self(Some(Arc::new(LargeFile { context, directory, name, attr, target, has_failed })))
@@ -59,7 +59,7 @@ impl<'a> LargeRef<'a> {
             match parts.next(|at| large.context.fs.next_data(large.attr.file, at)) {
                 Ok(Some(part)) if call(Self(self.0.clone()), part.clone()) => {}
                 Ok(Some(_)) => {
-                    return self.fail(&Trouble::Host("stopped", rustix::io::Errno::INTR));
+                    return self.fail(&ExtractTrouble::Host("stopped", rustix::io::Errno::INTR));
                 }
                 Ok(None) => return,
                 Err(error) => return self.fail(&error.into()),
@@ -83,7 +83,7 @@ impl<'a> LargeRef<'a> {
         self.large().has_failed.store(true, Ordering::Relaxed);
     }
 
-    fn fail(&self, trouble: &Trouble) {
+    fn fail(&self, trouble: &ExtractTrouble) {
         let large = self.large();
         // One message for the file; the other parts may fail for the same reason.
         if !large.has_failed.swap(true, Ordering::Relaxed) {

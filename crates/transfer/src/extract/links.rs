@@ -35,16 +35,16 @@ const HEADER: usize = 42;
 
 /// The newest thing known of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum KnownLink {
     /// It was given this name.
-    Name(Name),
+    Name(LinkName),
     /// It could not be read.
     Unreadable,
 }
 
 /// A name that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct LinkName {
     /// The directory that holds it.
     pub(crate) parent: FileId,
     /// The name in it.
@@ -58,7 +58,7 @@ pub struct LinkTable {
     key: RandomState,
 }
 
-struct Record {
+struct LinkRecord {
     previous: u64,
     file: FileId,
     parent: FileId,
@@ -74,11 +74,11 @@ impl Default for LinkTable {
 
 impl LinkTable {
     /// The newest record of an inode.
-    pub(crate) fn newest(&self, file: FileId) -> io::Result<Option<Known>> {
+    pub(crate) fn newest(&self, file: FileId) -> io::Result<Option<KnownLink>> {
         let Some(record) = self.records(file)?.next().transpose()? else { return Ok(None) };
         Ok(Some(match record.into_name() {
-            Some(name) => Known::Name(name),
-            None => Known::Unreadable,
+            Some(name) => KnownLink::Name(name),
+            None => KnownLink::Unreadable,
         }))
     }
 
@@ -86,7 +86,7 @@ impl LinkTable {
     pub(crate) fn names(
         &self,
         file: FileId,
-    ) -> io::Result<impl Iterator<Item = io::Result<Name>> + '_> {
+    ) -> io::Result<impl Iterator<Item = io::Result<LinkName>> + '_> {
         let names = self.records(file)?.filter_map(|record| match record {
             Ok(record) => record.into_name().map(Ok),
             Err(error) => Some(Err(error)),
@@ -95,7 +95,7 @@ impl LinkTable {
     }
 
     /// Notes that an inode was given a name.
-    pub(crate) fn add(&mut self, file: FileId, name: &Name) -> io::Result<()> {
+    pub(crate) fn add(&mut self, file: FileId, name: &LinkName) -> io::Result<()> {
         self.append(file, name.parent, &name.name)
     }
 
@@ -135,7 +135,10 @@ impl LinkTable {
         self.key.hash_one(file) % SLOTS * 8
     }
 
-    fn records(&self, file: FileId) -> io::Result<impl Iterator<Item = io::Result<Record>> + '_> {
+    fn records(
+        &self,
+        file: FileId,
+    ) -> io::Result<impl Iterator<Item = io::Result<LinkRecord>> + '_> {
         let mut next = 0;
         if let Some(table) = &self.file {
             let mut slot = [0; 8];
@@ -152,7 +155,7 @@ impl LinkTable {
     }
 }
 
-fn read_record(table: &File, at: u64) -> io::Result<Record> {
+fn read_record(table: &File, at: u64) -> io::Result<LinkRecord> {
     let mut header = [0; HEADER];
     table.read_exact_at(&mut header, at)?;
     let (numbers, name_len) = header.split_at(40);
@@ -163,13 +166,13 @@ fn read_record(table: &File, at: u64) -> io::Result<Record> {
     let parent = FileId { dev: number(), ino: number() };
     let mut name = vec![0; usize::from(u16::from_le_bytes([name_len[0], name_len[1]]))];
     table.read_exact_at(&mut name, at + HEADER as u64)?;
-    Ok(Record { previous, file, parent, name })
+    Ok(LinkRecord { previous, file, parent, name })
 }
 
-impl Record {
-    fn into_name(self) -> Option<Name> {
+impl LinkRecord {
+    fn into_name(self) -> Option<LinkName> {
         // What was written came from a safe name; only the empty one is none.
-        SafeName::new(&self.name).ok().map(|name| Name { parent: self.parent, name })
+        SafeName::new(&self.name).ok().map(|name| LinkName { parent: self.parent, name })
     }
 }
 
@@ -183,8 +186,8 @@ mod tests {
         FileId { dev: 5, ino }
     }
 
-    fn name(parent: u64, name: &str) -> Name {
-        Name { parent: id(parent), name: SafeName::new(name.as_bytes()).unwrap() }
+    fn name(parent: u64, name: &str) -> LinkName {
+        LinkName { parent: id(parent), name: SafeName::new(name.as_bytes()).unwrap() }
     }
 
     #[test]
@@ -199,7 +202,7 @@ mod tests {
     fn names_are_found_again_in_crowded_buckets() {
         // A fixed key is not to be had; many files make sure that buckets are shared.
         let mut table = LinkTable::default();
-        let mut model: HashMap<u64, Vec<Name>> = HashMap::new();
+        let mut model: HashMap<u64, Vec<LinkName>> = HashMap::new();
         for round in 0..3u64 {
             for ino in 0..20_000 {
                 let name = name(ino % 7, &format!("{round}-{ino}"));
@@ -208,8 +211,8 @@ mod tests {
             }
         }
         for (ino, names) in model {
-            assert_eq!(table.newest(id(ino)).unwrap(), Some(Known::Name(names[0].clone())));
-            let found: Vec<Name> = table.names(id(ino)).unwrap().map(Result::unwrap).collect();
+            assert_eq!(table.newest(id(ino)).unwrap(), Some(KnownLink::Name(names[0].clone())));
+            let found: Vec<LinkName> = table.names(id(ino)).unwrap().map(Result::unwrap).collect();
             assert_eq!(found, names);
         }
         assert_eq!(table.newest(FileId { dev: 6, ino: 3 }).unwrap(), None);
@@ -220,7 +223,7 @@ mod tests {
         let mut table = LinkTable::default();
         table.add(id(1), &name(2, "a")).unwrap();
         table.mark_unreadable(id(1)).unwrap();
-        assert_eq!(table.newest(id(1)).unwrap(), Some(Known::Unreadable));
+        assert_eq!(table.newest(id(1)).unwrap(), Some(KnownLink::Unreadable));
         assert_eq!(table.names(id(1)).unwrap().count(), 1);
     }
 }

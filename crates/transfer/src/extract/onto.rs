@@ -18,14 +18,14 @@ use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{Attr, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
-use super::context::{Context, Counters, Trouble};
+use super::context::{ExtractTrouble, TransferContext, TransferCounters};
 use super::destination::Limits;
-use super::directory::DirectoryRef;
+use super::directory::ExtractDirectoryRef;
 use super::problems::Problems;
-use super::{Source, parent_path, tree};
+use super::{ExtractSource, parent_path, tree};
 use crate::copy::{Manner, Preserve};
 use crate::host::{HostId, Process};
-use crate::{Failure, Progress, Result};
+use crate::{Result, TransferFailure, TransferProgress};
 
 /// Says why the file or device at a path, which is open, is not written over; `None` when it may
 /// be.
@@ -61,9 +61,9 @@ pub struct Onto<'a> {
     /// Everything that goes wrong.
     pub problems: &'a Problems<'a>,
     /// How far it is.
-    pub progress: &'a dyn Progress,
+    pub progress: &'a dyn TransferProgress,
     /// Totals.
-    pub counters: &'a Counters,
+    pub counters: &'a TransferCounters,
     /// The process, made ready.
     pub process: Process,
     /// Says which files and devices are not written over; `None` for a copy that asks about none.
@@ -73,8 +73,13 @@ pub struct Onto<'a> {
 impl Onto<'_> {
     /// Copies `source` into the directory `parent` as `name`. Without a name it copies the files in
     /// `source`.
-    pub fn copy(&self, source: &Source<'_>, parent: &Path, name: Option<&SafeName>) -> Result<()> {
-        let fail = |error| Failure::Host(parent.display().to_string(), error);
+    pub fn copy(
+        &self,
+        source: &ExtractSource<'_>,
+        parent: &Path,
+        name: Option<&SafeName>,
+    ) -> Result<()> {
+        let fail = |error| TransferFailure::Host(parent.display().to_string(), error);
         let attr = self.preserve.of(&source.fs.attr(source.top)?);
         let is_directory = attr.file_type == FileType::Directory;
         // To write a file that is there takes no right to list its directory.
@@ -91,7 +96,8 @@ impl Onto<'_> {
             refuse: self.refuse,
         };
         let prefix = if is_directory { source.path } else { parent_path(source.path) };
-        let mut context = Context::new(source.fs, source.top, prefix, self.problems, self.progress);
+        let mut context =
+            TransferContext::new(source.fs, source.top, prefix, self.problems, self.progress);
         context.overwrite = Some(overwrite);
         let parent = File::from(opened);
         let result = if is_directory {
@@ -112,17 +118,18 @@ impl Onto<'_> {
 
     fn directory(
         &self,
-        context: &Context<'_>,
+        context: &TransferContext<'_>,
         top: FileId,
         attr: Attr,
         parent: File,
         name: Option<&SafeName>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ExtractTrouble> {
         let directory = match name {
-            None => DirectoryRef::shared(context, parent, top, Some(attr)),
+            None => ExtractDirectoryRef::shared(context, parent, top, Some(attr)),
             Some(name) => {
                 let is_new = fs::statat(&parent, &**name, AtFlags::SYMLINK_NOFOLLOW).is_err();
-                let made = DirectoryRef::shared(context, parent, top, None).make(name, &attr)?;
+                let made =
+                    ExtractDirectoryRef::shared(context, parent, top, None).make(name, &attr)?;
                 let to = || shown_top(context);
                 if is_new {
                     self.manner.tell(|| context.prefix.to_vec(), to);
@@ -138,16 +145,16 @@ impl Onto<'_> {
 
     fn file(
         &self,
-        context: &Context<'_>,
-        source: &Source<'_>,
+        context: &TransferContext<'_>,
+        source: &ExtractSource<'_>,
         attr: &Attr,
         parent: File,
         name: Option<&SafeName>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ExtractTrouble> {
         let name = name.ok_or_else(|| {
             Error::posix(offshoot_vfs::Errno::ISDIR, "the destination is a directory")
         })?;
-        let directory = DirectoryRef::shared(context, parent, source.top, None);
+        let directory = ExtractDirectoryRef::shared(context, parent, source.top, None);
         context.set_destination(&directory)?;
         let path = source.path.get(context.prefix.len() + 1..).unwrap_or_default();
         let entry = WalkedFile { parent: source.top, name, path, attr };
@@ -163,7 +170,7 @@ fn host_top(parent: &Path, name: Option<&SafeName>) -> PathBuf {
 }
 
 /// The path of the host that the top became.
-fn shown_top(context: &Context<'_>) -> Vec<u8> {
+fn shown_top(context: &TransferContext<'_>) -> Vec<u8> {
     let top = context.overwrite.map_or(Path::new(""), |overwrite| overwrite.parent);
     top.as_os_str().as_bytes().to_vec()
 }

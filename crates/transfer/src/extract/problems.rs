@@ -85,13 +85,13 @@ struct ProblemCounts {
 pub struct Problems<'a> {
     watcher: &'a dyn Watcher,
     state: Mutex<ProblemCounts>,
-    stopped: AtomicBool,
+    is_stopped: AtomicBool,
 }
 
 impl<'a> Problems<'a> {
     /// Nothing went wrong yet.
     pub fn new(watcher: &'a dyn Watcher) -> Self {
-        Self { watcher, state: Mutex::default(), stopped: AtomicBool::new(false) }
+        Self { watcher, state: Mutex::default(), is_stopped: AtomicBool::new(false) }
     }
 
     fn state(&self) -> MutexGuard<'_, ProblemCounts> {
@@ -163,12 +163,12 @@ impl<'a> Problems<'a> {
 
     /// The extraction cannot go on: the destination is full, or gone.
     pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
+        self.is_stopped.store(true, Ordering::Relaxed);
     }
 
     /// Whether all threads should end.
     pub fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed) || self.watcher.is_interrupted()
+        self.is_stopped.load(Ordering::Relaxed) || self.watcher.is_interrupted()
     }
 
     /// Prints what was only counted, and gives the counts and the outcome.

@@ -25,34 +25,34 @@ use std::io::Write;
 use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{FileType, SafeName};
 
-use super::context::Context;
+use super::context::TransferContext;
 use super::problems::Problems;
 use super::total::{Counted, while_counting};
-use super::{Outcome, Source, finish, parent_path, workers};
+use super::{ExtractOutcome, ExtractSource, finish, parent_path, workers};
 use crate::{Result, Watcher};
 
 #[cfg(test)]
 pub(super) use writer::WINDOW_BYTES;
-pub(super) use writer::Window;
+pub(super) use writer::WriterWindow;
 
 /// Writes the source as a tar archive: what is in it when it is a directory, or else the one
 /// file.
 pub fn extract_tar<W: Write>(
-    source: &Source<'_>,
+    source: &ExtractSource<'_>,
     archive: W,
     watcher: &dyn Watcher,
-) -> Result<Outcome> {
-    extract_tar_with(source, archive, watcher, workers(), &Window::default())
+) -> Result<ExtractOutcome> {
+    extract_tar_with(source, archive, watcher, workers(), &WriterWindow::default())
 }
 
 /// The same with a number of workers, and a window that tells afterwards how much was held.
 pub(super) fn extract_tar_with<W: Write>(
-    source: &Source<'_>,
+    source: &ExtractSource<'_>,
     archive: W,
     watcher: &dyn Watcher,
     workers: usize,
-    window: &Window,
-) -> Result<Outcome> {
+    window: &WriterWindow,
+) -> Result<ExtractOutcome> {
     let attr = source.fs.attr(source.top)?;
     let problems = Problems::new(watcher);
     let progress = watcher.start_progress("archived");
@@ -60,7 +60,7 @@ pub(super) fn extract_tar_with<W: Write>(
     let prefix = if is_directory { source.path } else { parent_path(source.path) };
     let name = source.path.get(prefix.len() + 1..).unwrap_or_default();
     let name = if is_directory { None } else { Some(SafeName::new(name)?) };
-    let mut context = Context::new(source.fs, source.top, prefix, &problems, &*progress);
+    let mut context = TransferContext::new(source.fs, source.top, prefix, &problems, &*progress);
     let counted = Counted::InVolume(source.fs, source.top);
     let written = while_counting(&[counted], context.progress, || {
         stream::write(&context, archive, workers, window, |stream| match &name {

@@ -13,9 +13,9 @@ use offshoot_testkit::memory::{self, MemoryFilesystem};
 use offshoot_vfs::Timestamp;
 use tempfile::TempDir;
 
-use super::{Mark, Outcome, Source, extract};
+use super::{ExtractOutcome, ExtractSource, Mark, extract};
 use crate::host::Process;
-use crate::{Hint, Progress, Watcher, Worst};
+use crate::{Hint, TransferProgress, Watcher, Worst};
 
 /// Prints every report. The harness shows that for a test that fails.
 struct Printed;
@@ -45,16 +45,16 @@ impl Watcher for Printed {
         false
     }
 
-    fn start_progress(&self, _: &'static str) -> Box<dyn Progress> {
-        Box::new(Hidden)
+    fn start_progress(&self, _: &'static str) -> Box<dyn TransferProgress> {
+        Box::new(HiddenProgress)
     }
 
     fn stop_progress(&self) {}
 }
 
-struct Hidden;
+struct HiddenProgress;
 
-impl Progress for Hidden {
+impl TransferProgress for HiddenProgress {
     fn is_hidden(&self) -> bool {
         true
     }
@@ -75,11 +75,11 @@ fn process() -> Process {
 }
 
 /// A destination in a directory that must hold nothing else afterwards.
-struct Sandbox {
+struct ExtractSandbox {
     temp: TempDir,
 }
 
-impl Sandbox {
+impl ExtractSandbox {
     fn new() -> Self {
         let temp = tempfile::tempdir().expect("a temporary directory");
         std::fs::write(temp.path().join("outside"), "untouched").expect("a file in it");
@@ -91,8 +91,8 @@ impl Sandbox {
     }
 
     /// Extracts everything, and checks that nothing beside the destination changed.
-    fn extract(&self, fs: &MemoryFilesystem) -> (Outcome, Option<Worst>) {
-        let source = Source { fs, top: memory::id(memory::ROOT), path: b"" };
+    fn extract(&self, fs: &MemoryFilesystem) -> (ExtractOutcome, Option<Worst>) {
+        let source = ExtractSource { fs, top: memory::id(memory::ROOT), path: b"" };
         let outcome = extract(&source, &self.out(), &mark(), Timestamp::now(), process(), &Printed)
             .expect("the extraction starts");
         let mut beside: Vec<_> = std::fs::read_dir(self.temp.path())

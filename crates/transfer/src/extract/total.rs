@@ -1,4 +1,4 @@
-//! How many bytes an extraction or a copy will be, for its [`Progress`].
+//! How many bytes an extraction or a copy will be, for its [`TransferProgress`].
 //!
 //! A thread beside the work walks the sources. It is ahead of the work, because it reads no data.
 //! A hidden progress gets no such thread.
@@ -11,7 +11,7 @@ use std::thread;
 use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Error, FileId, FileSystem, FileType};
 
-use crate::Progress;
+use crate::TransferProgress;
 
 /// The depth to which a tree of a volume is counted.
 const DEPTH_MAX: usize = 1024;
@@ -30,7 +30,7 @@ pub enum Counted<'a> {
 /// Does `work`, and meanwhile tells `progress` how much there is in `sources`.
 pub fn while_counting<T>(
     sources: &[Counted<'_>],
-    progress: &dyn Progress,
+    progress: &dyn TransferProgress,
     work: impl FnOnce() -> T,
 ) -> T {
     if progress.is_hidden() || sources.is_empty() {
@@ -39,7 +39,7 @@ pub fn while_counting<T>(
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut total = Total { bytes: 0, is_over: &is_over };
+            let mut total = TotalBytes { bytes: 0, is_over: &is_over };
             if sources.iter().all(|source| total.add(source)) && !total.is_stopped() {
                 progress.expect(total.bytes);
             }
@@ -50,12 +50,12 @@ pub fn while_counting<T>(
     })
 }
 
-struct Total<'a> {
+struct TotalBytes<'a> {
     bytes: u64,
     is_over: &'a AtomicBool,
 }
 
-impl Total<'_> {
+impl TotalBytes<'_> {
     /// Adds a source, unless it cannot be counted.
     fn add(&mut self, source: &Counted<'_>) -> bool {
         match *source {
@@ -107,7 +107,7 @@ impl Total<'_> {
     }
 }
 
-impl WalkVisitor for Total<'_> {
+impl WalkVisitor for TotalBytes<'_> {
     type Directory = ();
 
     fn enter(&mut self, (): &(), _: &WalkedFile<'_>) -> Option<()> {
@@ -143,7 +143,7 @@ mod tests {
         std::fs::hard_link(path("dir/file"), path("link")).unwrap();
         std::os::unix::fs::symlink("dir", path("round")).unwrap();
         let is_over = AtomicBool::new(false);
-        let mut total = Total { bytes: 0, is_over: &is_over };
+        let mut total = TotalBytes { bytes: 0, is_over: &is_over };
         assert!(total.add(&Counted::OnHost(host.path())));
         assert_eq!(total.bytes, 4096);
         assert!(!total.add(&Counted::OnHost(&path("none"))));
@@ -151,7 +151,7 @@ mod tests {
         fs.add(ROOT, b"dir", 300, FileType::Directory);
         fs.file(300, b"file", 301, b"some data");
         let stored = fs.attr(id(301)).unwrap();
-        let mut total = Total { bytes: 0, is_over: &is_over };
+        let mut total = TotalBytes { bytes: 0, is_over: &is_over };
         assert!(total.add(&Counted::InVolume(&fs, id(ROOT))));
         assert_eq!(total.bytes, stored.allocated_bytes.min(9) / u64::from(stored.nlink));
         is_over.store(true, Ordering::Relaxed);

@@ -24,20 +24,20 @@ use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Errno, Error, FileId, FileType};
 use rustix::fs::{self, AtFlags};
 
-use super::context::{Context, Trouble};
+use super::context::{ExtractTrouble, TransferContext};
 use super::destination::Limits;
-use super::directory::DirectoryRef;
-use super::existing::{self, Target, TargetKind};
-use super::file::{self, Begun, FileJob};
+use super::directory::ExtractDirectoryRef;
+use super::existing::{self, ExtractTarget, TargetKind};
+use super::file::{self, BegunFile, FileJob};
 use super::large::{LARGE_BYTES, LargeRef};
-use super::links::{Known, LinkTable, Name};
+use super::links::{KnownLink, LinkName, LinkTable};
 use super::marker;
 use super::onto::Overwrite;
 use super::problems::Unapplied;
 use super::{BATCH_BYTES, workers};
 
 /// What a worker is handed.
-enum Job<'a> {
+enum ExtractJob<'a> {
     Files(Vec<FileJob<'a>>),
     Part(LargeRef<'a>, Range<u64>),
 }
@@ -49,10 +49,10 @@ pub(crate) fn batches_in_flight() -> usize {
 
 /// Extracts everything below `top`, which has become `directory`.
 pub(crate) fn extract_below<'a>(
-    context: &'a Context<'a>,
+    context: &'a TransferContext<'a>,
     limits: Limits,
     top: FileId,
-    directory: DirectoryRef<'a>,
+    directory: ExtractDirectoryRef<'a>,
 ) {
     with_workers(context, limits, |tree| {
         walk(context.fs, top, directory, limits.depth_max, tree);
@@ -61,15 +61,19 @@ pub(crate) fn extract_below<'a>(
 
 /// Extracts one file into `directory`.
 pub(crate) fn extract_one<'a>(
-    context: &'a Context<'a>,
+    context: &'a TransferContext<'a>,
     limits: Limits,
-    directory: &DirectoryRef<'a>,
+    directory: &ExtractDirectoryRef<'a>,
     entry: &WalkedFile<'_>,
 ) {
     with_workers(context, limits, |tree| tree.visit(directory, entry));
 }
 
-fn with_workers<'a>(context: &'a Context<'a>, limits: Limits, fill: impl FnOnce(&mut Tree<'a>)) {
+fn with_workers<'a>(
+    context: &'a TransferContext<'a>,
+    limits: Limits,
+    fill: impl FnOnce(&mut TreeExtractor<'a>),
+) {
     thread::scope(|scope| {
         let (jobs, queue) = crossbeam_channel::bounded(workers() * 2);
         for _ in 0..workers() {
@@ -77,45 +81,45 @@ fn with_workers<'a>(context: &'a Context<'a>, limits: Limits, fill: impl FnOnce(
             scope.spawn(move || work(context, &queue));
         }
         drop(queue);
-        let mut tree = Tree { context, limits, jobs, batch: Vec::new(), batch_bytes: 0 };
+        let mut tree = TreeExtractor { context, limits, jobs, batch: Vec::new(), batch_bytes: 0 };
         fill(&mut tree);
         tree.send_batch();
     });
 }
 
-fn work<'a>(context: &'a Context<'a>, queue: &Receiver<Job<'a>>) {
+fn work<'a>(context: &'a TransferContext<'a>, queue: &Receiver<ExtractJob<'a>>) {
     for job in queue {
         match job {
             // When all must end, nothing is left that has less than its data.
-            Job::Files(files) if context.problems.is_stopped() => {
+            ExtractJob::Files(files) if context.problems.is_stopped() => {
                 for file in files {
                     file.give_up(context);
                 }
             }
-            Job::Part(large, _) if context.problems.is_stopped() => large.give_up(),
-            Job::Files(files) => files.into_iter().for_each(|file| file.run(context)),
-            Job::Part(large, part) => large.copy(part),
+            ExtractJob::Part(large, _) if context.problems.is_stopped() => large.give_up(),
+            ExtractJob::Files(files) => files.into_iter().for_each(|file| file.run(context)),
+            ExtractJob::Part(large, part) => large.copy(part),
         }
     }
 }
 
 /// The visitor that makes a tree.
-struct Tree<'a> {
-    context: &'a Context<'a>,
+struct TreeExtractor<'a> {
+    context: &'a TransferContext<'a>,
     limits: Limits,
-    jobs: Sender<Job<'a>>,
+    jobs: Sender<ExtractJob<'a>>,
     batch: Vec<FileJob<'a>>,
     batch_bytes: u64,
 }
 
-impl<'a> WalkVisitor for Tree<'a> {
-    type Directory = DirectoryRef<'a>;
+impl<'a> WalkVisitor for TreeExtractor<'a> {
+    type Directory = ExtractDirectoryRef<'a>;
 
     fn enter(
         &mut self,
-        parent: &DirectoryRef<'a>,
+        parent: &ExtractDirectoryRef<'a>,
         entry: &WalkedFile<'_>,
-    ) -> Option<DirectoryRef<'a>> {
+    ) -> Option<ExtractDirectoryRef<'a>> {
         if self.context.leaves_out(entry.name, entry.path) {
             return None;
         }
@@ -140,7 +144,7 @@ impl<'a> WalkVisitor for Tree<'a> {
         }
     }
 
-    fn visit(&mut self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) {
+    fn visit(&mut self, parent: &ExtractDirectoryRef<'a>, entry: &WalkedFile<'_>) {
         if self.context.leaves_out(entry.name, entry.path)
             || existing::is_kept(self.context, parent, entry)
         {
@@ -166,15 +170,19 @@ enum Linked {
     /// It is there.
     Done,
     /// It is the first one: the file is made and is to be filled.
-    First(Target),
+    First(ExtractTarget),
 }
 
-impl<'a> Tree<'a> {
-    fn take(&mut self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) -> Result<(), Trouble> {
+impl<'a> TreeExtractor<'a> {
+    fn take(
+        &mut self,
+        parent: &ExtractDirectoryRef<'a>,
+        entry: &WalkedFile<'_>,
+    ) -> Result<(), ExtractTrouble> {
         let attr = *entry.attr;
-        let mut begun = Begun::Nothing;
+        let mut begun = BegunFile::Nothing;
         if self.is_there(parent, entry)? {
-            begun = Begun::Whole;
+            begun = BegunFile::Whole;
         } else if attr.nlink > 1 {
             match self.link(parent, entry)? {
                 Linked::Done => {
@@ -182,14 +190,14 @@ impl<'a> Tree<'a> {
                     self.context.count_file();
                     return Ok(());
                 }
-                Linked::First(target) => begun = Begun::Made(target),
+                Linked::First(target) => begun = BegunFile::Made(target),
             }
         }
         let name = entry.name.clone();
         let is_large = attr.file_type == FileType::Regular && attr.size >= LARGE_BYTES;
-        if is_large && !matches!(begun, Begun::Whole) {
+        if is_large && !matches!(begun, BegunFile::Whole) {
             let target = match begun {
-                Begun::Made(target) => target,
+                BegunFile::Made(target) => target,
                 _ => file::create(self.context, parent, &name, &attr)?,
             };
             if target.kind == TargetKind::Stream {
@@ -197,7 +205,7 @@ impl<'a> Tree<'a> {
                     directory: parent.clone(),
                     name,
                     attr,
-                    begun: Begun::Made(target),
+                    begun: BegunFile::Made(target),
                 });
                 return Ok(());
             }
@@ -205,11 +213,11 @@ impl<'a> Tree<'a> {
             self.send_batch();
             let large = LargeRef::new(self.context, parent.clone(), name, attr, target);
             large.for_each_part(|share, part| {
-                !self.is_stopped() && self.jobs.send(Job::Part(share, part)).is_ok()
+                !self.is_stopped() && self.jobs.send(ExtractJob::Part(share, part)).is_ok()
             });
             return Ok(());
         }
-        if attr.file_type == FileType::Regular && !matches!(begun, Begun::Whole) {
+        if attr.file_type == FileType::Regular && !matches!(begun, BegunFile::Whole) {
             self.batch_bytes += attr.size;
         }
         self.batch.push(FileJob { directory: parent.clone(), name, attr, begun });
@@ -220,7 +228,11 @@ impl<'a> Tree<'a> {
     }
 
     /// Whether the extraction that this one goes on with has written all data of the file.
-    fn is_there(&self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) -> Result<bool, Trouble> {
+    fn is_there(
+        &self,
+        parent: &ExtractDirectoryRef<'a>,
+        entry: &WalkedFile<'_>,
+    ) -> Result<bool, ExtractTrouble> {
         let context = self.context;
         if !context.overwrite.is_some_and(|overwrite| overwrite.is_resumed) {
             return Ok(false);
@@ -230,7 +242,8 @@ impl<'a> Tree<'a> {
             return Ok(false);
         }
         if entry.attr.nlink > 1 {
-            let fail = |error: std::io::Error| Trouble::from_io("the table of hard links", &error);
+            let fail =
+                |error: std::io::Error| ExtractTrouble::from_io("the table of hard links", &error);
             let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
             if links.newest(entry.attr.file).map_err(fail)?.is_some() {
                 // It may be a file of its own: it becomes a name of the first one.
@@ -247,7 +260,7 @@ impl<'a> Tree<'a> {
         let with_data: Vec<FileId> = files
             .iter()
             .filter(|job| job.attr.file_type == FileType::Regular && job.attr.size > 0)
-            .filter(|job| !matches!(job.begun, Begun::Whole))
+            .filter(|job| !matches!(job.begun, BegunFile::Whole))
             .map(|job| job.attr.file)
             .collect();
         if !with_data.is_empty() {
@@ -256,13 +269,18 @@ impl<'a> Tree<'a> {
         if !files.is_empty() {
             // The workers outlive this sender; when they are gone, they have panicked, and
             // the scope passes that on.
-            let _ = self.jobs.send(Job::Files(files));
+            let _ = self.jobs.send(ExtractJob::Files(files));
         }
     }
 
     /// Makes one name of a file that has several.
-    fn link(&self, parent: &DirectoryRef<'a>, entry: &WalkedFile<'_>) -> Result<Linked, Trouble> {
-        let fail = |error: std::io::Error| Trouble::from_io("the table of hard links", &error);
+    fn link(
+        &self,
+        parent: &ExtractDirectoryRef<'a>,
+        entry: &WalkedFile<'_>,
+    ) -> Result<Linked, ExtractTrouble> {
+        let fail =
+            |error: std::io::Error| ExtractTrouble::from_io("the table of hard links", &error);
         let context = self.context;
         let file = entry.attr.file;
         // Held until the name is in the table, so that a worker that cannot read the file
@@ -270,14 +288,14 @@ impl<'a> Tree<'a> {
         let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
         match links.newest(file).map_err(fail)? {
             None => {}
-            Some(Known::Unreadable) => return Err(Trouble::OtherName),
-            Some(Known::Name(name)) => match link_to(context, &name, parent, entry)? {
+            Some(KnownLink::Unreadable) => return Err(ExtractTrouble::OtherName),
+            Some(KnownLink::Name(name)) => match link_to(context, &name, parent, entry)? {
                 Ok(()) => {
                     add(&mut links, file, entry).map_err(fail)?;
                     return Ok(Linked::Done);
                 }
                 Err(errno @ Errno::EXIST) => {
-                    return Err(Trouble::Host("cannot make the hard link", errno));
+                    return Err(ExtractTrouble::Host("cannot make the hard link", errno));
                 }
                 // The destination has no more links for it, or none at all.
                 Err(errno) => {
@@ -297,15 +315,15 @@ impl<'a> Tree<'a> {
 }
 
 fn add(links: &mut LinkTable, file: FileId, entry: &WalkedFile<'_>) -> std::io::Result<()> {
-    links.add(file, &Name { parent: entry.parent, name: entry.name.clone() })
+    links.add(file, &LinkName { parent: entry.parent, name: entry.name.clone() })
 }
 
 fn link_to(
-    context: &Context<'_>,
-    old: &Name,
-    parent: &DirectoryRef<'_>,
+    context: &TransferContext<'_>,
+    old: &LinkName,
+    parent: &ExtractDirectoryRef<'_>,
     entry: &WalkedFile<'_>,
-) -> Result<rustix::io::Result<()>, Trouble> {
+) -> Result<rustix::io::Result<()>, ExtractTrouble> {
     let link = |from: BorrowedFd<'_>| {
         fs::linkat(from, &*old.name, parent.fd(), &**entry.name, AtFlags::empty())
     };

@@ -15,14 +15,14 @@ use rustix::fs::{CWD, StatVfsMountFlags, fstatvfs};
 
 use super::super::table::{Inside, inside};
 use super::channel;
-use super::{NEXT_BYTES, Next, Start};
+use super::{NEXT_BYTES, Next, StartRequest};
 use crate::args::{OnMount, Verb};
 use crate::disk::{DiskName, is_file};
 use crate::edit::moment;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::occupied;
 use crate::output::{Console, Escaped};
-use crate::place::Place;
+use crate::place::VolumePath;
 
 /// How long a client waits before it tries again, if all jobs are taken.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -33,7 +33,7 @@ pub(crate) struct Client {
     directory: PathBuf,
     /// The places, as paths in the mounted tree.
     places: Vec<OsString>,
-    changes: bool,
+    is_changing: bool,
 }
 
 /// A place of the host that is in a mount of this program.
@@ -66,11 +66,11 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
             // Without search permission on its directory, this process cannot tell where it is.
             match Path::new(&**text).symlink_metadata() {
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                    return Err(Failure::Host(other.to_string(), error));
+                    return Err(VerbFailure::Host(other.to_string(), error));
                 }
                 _ => {}
             }
-            return Err(Failure::Usage(format!(
+            return Err(VerbFailure::Usage(format!(
                 "{other} is not in the mounted volume of {shown}, and a command works on one of these"
             )));
         };
@@ -78,9 +78,9 @@ pub(crate) fn mounted(verb: &mut Verb) -> Result<Option<Client>> {
     }
     if let Some(option) = opening {
         let what = format!("{option} says how a volume is opened, and this one is mounted");
-        return Err(Failure::Usage(what));
+        return Err(VerbFailure::Usage(what));
     }
-    Ok(Some(Client { directory, places, changes }))
+    Ok(Some(Client { directory, places, is_changing: changes }))
 }
 
 /// Where `text` is in a mount of this program; `None` if it is in none. For some verbs a regular
@@ -101,7 +101,7 @@ fn spot(text: &OsStr, takes_files: bool) -> Result<Option<Spot>> {
     };
     let is_there_as_file = is_file(path);
     if is_there_as_file && (!takes_files || is_image(path))
-        || is_missing && is_file(&DiskName::parse(&Place::parse(text).volume).file)
+        || is_missing && is_file(&DiskName::parse(&VolumePath::parse(text).volume).file)
     {
         return Ok(None);
     }
@@ -131,18 +131,22 @@ impl Client {
     /// Has the serving process run the verb `words`, and shows what it prints.
     pub(crate) fn run(self, words: &[OsString], out: &mut dyn Write, console: &Console) -> Result {
         let shown = self.directory.display().to_string();
-        let failed = |errno: Errno| Failure::Host(shown.clone(), errno.into());
+        let failed = |errno: Errno| VerbFailure::Host(shown.clone(), errno.into());
         let directory = File::open(&self.directory);
-        let directory = directory.map_err(|error| Failure::Host(shown.clone(), error))?;
+        let directory = directory.map_err(|error| VerbFailure::Host(shown.clone(), error))?;
         // The serving process does not know that a mount was made read-only later.
         let flags = fstatvfs(&directory).map_err(failed)?.f_flag;
-        if self.changes && flags.contains(StatVfsMountFlags::RDONLY) {
+        if self.is_changing && flags.contains(StatVfsMountFlags::RDONLY) {
             return Err(failed(Errno::ROFS));
         }
-        let start =
-            Start { umask: umask(), at: moment()?, words: words.to_vec(), places: self.places };
+        let start = StartRequest {
+            umask: umask(),
+            at: moment()?,
+            words: words.to_vec(),
+            places: self.places,
+        };
         let mut start = start.encode().ok_or_else(|| {
-            Failure::Usage("the command line is too long for a mounted volume".to_owned())
+            VerbFailure::Usage("the command line is too long for a mounted volume".to_owned())
         })?;
         loop {
             match channel::start(&directory, &mut start) {
@@ -174,7 +178,7 @@ impl Client {
                         return Ok(());
                     }
                     let status = ExitStatus::of_code(i32::try_from(code).unwrap_or(i32::MAX));
-                    return Err(Failure::Reported(status));
+                    return Err(VerbFailure::Reported(status));
                 }
                 None => return Err(refused(&shown, Errno::PROTO)),
             }
@@ -183,7 +187,7 @@ impl Client {
 }
 
 /// Why the serving process refuses the request.
-fn refused(directory: &str, errno: Errno) -> Failure {
+fn refused(directory: &str, errno: Errno) -> VerbFailure {
     let why = match errno {
         Errno::PERM => "only root, and the user who mounted it, may do that while it is mounted",
         Errno::NOTTY | Errno::PROTO | Errno::OPNOTSUPP => {
@@ -191,5 +195,5 @@ fn refused(directory: &str, errno: Errno) -> Failure {
         }
         _ => "asking the process that serves it",
     };
-    Failure::Host(format!("{directory}: {why}"), errno.into())
+    VerbFailure::Host(format!("{directory}: {why}"), errno.into())
 }

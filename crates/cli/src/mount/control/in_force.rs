@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::client::mounted;
 use crate::args::{InForceArguments, Verb};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
 
 /// How a volume is served.
@@ -37,7 +37,7 @@ pub(in crate::mount) fn in_force(dir: &Path, subvolume: Option<&OsStr>) -> Resul
         words.extend(["--subvolume".into(), subvolume.to_os_string()]);
     }
     let client = mounted(&mut Verb::InForce(arguments))?.ok_or_else(|| {
-        Failure::Usage(format!("{}: no volume is mounted there with offshoot", dir.display()))
+        VerbFailure::Usage(format!("{}: no volume is mounted there with offshoot", dir.display()))
     })?;
     let mut said = Vec::new();
     client.run(&words, &mut said, &Console::default())?;

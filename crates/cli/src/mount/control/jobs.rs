@@ -26,11 +26,11 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::super::gate;
 use super::channel::{NEXT, START};
-use super::{MOST_JOBS, NEXT_MOST, Next, PATIENCE, Start};
+use super::{MOST_JOBS, NEXT_MOST, Next, PATIENCE, StartRequest};
 use crate::args::Arguments;
 use crate::edit::Caller;
-use crate::exit::{self, Failure};
-use crate::live::Live;
+use crate::exit::{self, VerbFailure};
+use crate::live::MountedVolume;
 use crate::output::Console;
 use crate::rights::Rights;
 use crate::session::OpenTree;
@@ -70,7 +70,7 @@ struct ControlJob {
 #[derive(Default)]
 struct ControlState {
     /// The output that was not fetched, in order.
-    printed: VecDeque<(Stream, Vec<u8>)>,
+    printed: VecDeque<(OutputStream, Vec<u8>)>,
     bytes: usize,
     /// The exit code, once it ended.
     ended: Option<u32>,
@@ -81,7 +81,7 @@ struct ControlState {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stream {
+enum OutputStream {
     Out,
     Err,
 }
@@ -125,7 +125,7 @@ impl Jobs {
     }
 
     fn start(&self, ioctl: &Ioctl<'_>) -> Result<()> {
-        let Start { umask, at, words, mut places } = Start::decode(ioctl.data)?;
+        let StartRequest { umask, at, words, mut places } = StartRequest::decode(ioctl.data)?;
         let fs = self.tree_of(&mut places)?;
         let busy = || Error::posix(Errno::AGAIN, "a job of a mount");
         let caller = Caller {
@@ -152,7 +152,7 @@ impl Jobs {
             job
         };
         let wanted = job.clone();
-        let live = Live {
+        let live = MountedVolume {
             fs,
             volume: self.volume.clone(),
             first: self.fs.root().dev,
@@ -243,7 +243,7 @@ impl ControlJob {
     fn next(&self) -> Result<Next> {
         let mut state = lock(&self.state);
         if state.is_asked {
-            return Err(Error::posix(Errno::BUSY, "a job that somebody else asks for"));
+            return Err(Error::posix(Errno::BUSY, "another request waits for this job"));
         }
         state.is_asked = true;
         let is_quiet = |state: &mut ControlState| state.printed.is_empty() && state.ended.is_none();
@@ -256,13 +256,13 @@ impl ControlJob {
         state.bytes -= bytes.len();
         self.changed.notify_all();
         Ok(match stream {
-            Stream::Out => Next::Out(bytes),
-            Stream::Err => Next::Err(bytes),
+            OutputStream::Out => Next::Out(bytes),
+            OutputStream::Err => Next::Err(bytes),
         })
     }
 
     /// Waits for room, and keeps the output or a part of it. Returns how much it kept, in bytes.
-    fn print(&self, stream: Stream, bytes: &[u8]) -> io::Result<usize> {
+    fn print(&self, stream: OutputStream, bytes: &[u8]) -> io::Result<usize> {
         let is_full = |state: &mut ControlState| state.bytes >= MOST_BYTES && !state.is_dropped;
         let waited = self.changed.wait_while(lock(&self.state), is_full);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
@@ -285,7 +285,7 @@ impl ControlJob {
 /// An output stream of a job.
 struct Printer {
     job: Arc<ControlJob>,
-    stream: Stream,
+    stream: OutputStream,
 }
 
 impl Write for Printer {
@@ -299,10 +299,15 @@ impl Write for Printer {
 }
 
 /// Runs the verb `words` with `places` in place of its own. Returns the exit code.
-fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<ControlJob>) -> u32 {
+fn perform(
+    words: Vec<OsString>,
+    places: Vec<OsString>,
+    live: MountedVolume,
+    job: &Arc<ControlJob>,
+) -> u32 {
     let printer = |stream| Printer { job: job.clone(), stream };
-    let console = Arc::new(Console::to(Box::new(printer(Stream::Err))));
-    let mut out = BufWriter::new(printer(Stream::Out));
+    let console = Arc::new(Console::to(Box::new(printer(OutputStream::Err))));
+    let mut out = BufWriter::new(printer(OutputStream::Out));
     let caches = live.caches.clone();
     let result = parse(words, places, live).and_then(|(arguments, needs_mappings)| {
         if needs_mappings {
@@ -319,9 +324,9 @@ fn perform(words: Vec<OsString>, places: Vec<OsString>, live: Live, job: &Arc<Co
 fn parse(
     words: Vec<OsString>,
     places: Vec<OsString>,
-    live: Live,
-) -> std::result::Result<(Arguments, bool), Failure> {
-    let wrong = |what: &str| Failure::Usage(format!("{what} while a volume is mounted"));
+    live: MountedVolume,
+) -> std::result::Result<(Arguments, bool), VerbFailure> {
+    let wrong = |what: &str| VerbFailure::Usage(format!("{what} while a volume is mounted"));
     let words = iter::once("offshoot".into()).chain(words);
     let parsed = Arguments::try_parse_from(words);
     let mut arguments = parsed.map_err(|_| wrong("this command line cannot be done"))?;

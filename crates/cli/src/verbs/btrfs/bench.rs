@@ -20,7 +20,7 @@ use crate::args::{
     BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments, LayerArguments,
 };
 use crate::edit::moment;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Statistics, human_size};
 use crate::workload::{DirFsync, Enospc, FsMark, Site, timed_sync};
 use report::{BenchPhase, BenchReport, Stopwatch};
@@ -40,11 +40,11 @@ pub(in crate::verbs) fn run(
 fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &FsMarkArguments { threads, files, rounds, size, .. } = arguments;
     let began = Timestamp::now();
-    let out_of_range = |_| Failure::Usage("the time is not in 1970 to 2106".into());
+    let out_of_range = |_| VerbFailure::Usage("the time is not in 1970 to 2106".into());
     let began_secs = u64::from(u32::try_from(moment()?.secs).map_err(out_of_range)?);
     let seed = arguments.seed.unwrap_or(u64::from(began.nanos) << 32 ^ began_secs);
     let work = FsMark { threads, files, rounds, size, seed, began_secs };
-    let too_many = || Failure::Usage("these files need more than 1 PiB".into());
+    let too_many = || VerbFailure::Usage("these files need more than 1 PiB".into());
     let image_bytes = match arguments.image_size {
         // A block device or an existing image keeps its size.
         None if arguments.volume.image.exists() => None,
@@ -78,7 +78,7 @@ fn fs_mark(arguments: &FsMarkArguments, out: &mut dyn Write, console: &Arc<Conso
 
 fn enospc(arguments: &EnospcArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let &EnospcArguments { workers, file_size: size, half_direct, .. } = arguments;
-    let work = Enospc { workers, size, half_direct };
+    let work = Enospc { workers, size, is_half_direct: half_direct };
     let options = arguments.volume.options(arguments.dirty_bytes);
     let engine =
         BenchVolumeSite::new(&arguments.volume, Some(arguments.size), None, &options, console)?;
@@ -119,7 +119,7 @@ fn dir_fsync(arguments: &DirFsyncArguments, out: &mut dyn Write, console: &Arc<C
     let &DirFsyncArguments { files, deletes, nodesize, dirty_bytes, .. } = arguments;
     if deletes > files {
         let problem = format!("{deletes} files cannot be removed of {files}");
-        return Err(Failure::Usage(problem));
+        return Err(VerbFailure::Usage(problem));
     }
     let work = DirFsync { files, deletes };
     let image_bytes = match arguments.image_size {

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use crate::args::InForceArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::mount::Served;
 use crate::output::write_line;
 use crate::session::subvolume_of;
@@ -11,7 +11,7 @@ use crate::session::subvolume_of;
 pub(in crate::verbs) fn run(arguments: &InForceArguments, out: &mut dyn Write) -> Result {
     let live = arguments.live.as_ref().ok_or_else(|| {
         let directory = arguments.directory.display();
-        Failure::Usage(format!("{directory}: no volume is mounted there with offshoot"))
+        VerbFailure::Usage(format!("{directory}: no volume is mounted there with offshoot"))
     })?;
     let subvolume = subvolume_of(live.fs.btrfs().volume(), arguments.subvolume.as_deref())?;
     let (root, options) = (live.first, live.options.clone());

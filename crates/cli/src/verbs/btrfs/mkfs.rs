@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::args::{LayerArguments, MkfsArguments};
 use crate::disk::{DiskName, MemberDisk, in_common, refuse_shared};
 use crate::edit::{host_id, moment};
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{human_size, write_line};
 
 /// The new volume.
@@ -36,7 +36,7 @@ pub(in crate::verbs) fn run(arguments: &MkfsArguments, out: &mut dyn Write) -> R
     if layers.offset.is_some() && arguments.devices.len() > 1 {
         // `--device` searches a further member at the beginning of its device, not at the offset.
         let message = "--offset takes one device".to_owned();
-        return Err(Failure::Usage(message));
+        return Err(VerbFailure::Usage(message));
     }
     if arguments.size.is_some() {
         refuse_same(&arguments.devices)?;
@@ -70,7 +70,7 @@ fn refuse_same(paths: &[PathBuf]) -> Result {
     for (at, second) in paths.iter().enumerate() {
         if let Some(first) = paths[..at].iter().find(|first| id(first) == id(second)) {
             let (first, second) = (first.to_string_lossy(), second.to_string_lossy());
-            return Err(Failure::Refused(in_common(&first, &second)));
+            return Err(VerbFailure::Refused(in_common(&first, &second)));
         }
     }
     Ok(())
@@ -100,10 +100,10 @@ fn options(arguments: &MkfsArguments) -> Result<MkfsOptions> {
 }
 
 /// Contradictory options are wrong usage; every other error is a failure.
-pub(super) fn usage(error: Error) -> Failure {
+pub(super) fn usage(error: Error) -> VerbFailure {
     match error {
-        Error::Posix { what, errno: Errno::INVAL, .. } => Failure::Usage(what),
-        other => Failure::Volume(other),
+        Error::Posix { what, errno: Errno::INVAL, .. } => VerbFailure::Usage(what),
+        other => VerbFailure::Volume(other),
     }
 }
 
@@ -124,13 +124,15 @@ impl<'a> NewImages<'a> {
         let shown = path.display();
         let Some(size_bytes) = size else {
             if !exists {
-                return Err(Failure::Usage(format!("{shown} does not exist; make it with --size")));
+                return Err(VerbFailure::Usage(format!(
+                    "{shown} does not exist; make it with --size"
+                )));
             }
             return MemberDisk::open_to_make(path, layers);
         };
         if name.partition.is_some() {
             let what = format!("{shown} is a partition, which has the size that it has");
-            return Err(Failure::Usage(what));
+            return Err(VerbFailure::Usage(what));
         }
         let kind = match layers.image_format {
             Some(format) => format.kind(),
@@ -141,10 +143,10 @@ impl<'a> NewImages<'a> {
                 "{shown} is an image ({kind}), and --size is for plain ones: make the volume in \
                  it without --size, or remove it first"
             );
-            return Err(Failure::Refused(what));
+            return Err(VerbFailure::Refused(what));
         }
         let device = FileDevice::create(path, size_bytes);
-        let failed = |e| Failure::Host(shown.to_string(), e);
+        let failed = |e| VerbFailure::Host(shown.to_string(), e);
         let device = device.map_err(failed)?;
         if !exists {
             self.0.push(path);

@@ -94,7 +94,7 @@ impl<'a> Object<'a> {
         &self,
         property: Property,
         value: &[u8],
-        force: bool,
+        is_forced: bool,
         at: Timestamp,
     ) -> Result<(), Error> {
         let wrong = || {
@@ -105,7 +105,7 @@ impl<'a> Object<'a> {
             Property::Ro => {
                 let text = std::str::from_utf8(value).ok();
                 let is_read_only = text.and_then(|text| text.parse().ok()).ok_or_else(wrong)?;
-                set_read_only(self.fs, self.path, is_read_only, force, at)
+                set_read_only(self.fs, self.path, is_read_only, is_forced, at)
             }
             Property::Label => self.volume().set_label(value).map_err(|error| match error {
                 Error::Posix { errno: Errno::INVAL, .. } => wrong(),

@@ -17,14 +17,14 @@ use offshoot_btrfs::{
     ScrubCounts, ScrubEvent, ScrubFinding, ScrubOptions, ScrubOutcome, ScrubOwner,
 };
 use offshoot_btrfs_format::TreeId;
-use offshoot_transfer::Progress as _;
+use offshoot_transfer::TransferProgress as _;
 use offshoot_vfs::Errno;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use super::space::{Allocation, allocations};
 use crate::args::ScrubArguments;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt::{self, is_interrupted};
 use crate::output::{Console, Escaped, human_size, json_name, write_line};
 use crate::session::{Access, Session};
@@ -123,7 +123,7 @@ pub(in crate::verbs) fn run(
         Err(error) if error.errno() == Errno::INTR && is_interrupted() => {
             let what = "interrupted: not everything was looked at; what was corrected is stored";
             console.error(&what);
-            return Err(Failure::Reported(ExitStatus::Failed));
+            return Err(VerbFailure::Reported(ExitStatus::Failed));
         }
         scrubbed => scrubbed?,
     };
@@ -133,7 +133,7 @@ pub(in crate::verbs) fn run(
         summary(&counts, out)?;
     }
     if counts.left_errors > 0 {
-        return Err(Failure::Reported(ExitStatus::Corrupt));
+        return Err(VerbFailure::Reported(ExitStatus::Corrupt));
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ pub(super) use edit::set_read_only;
 use offshoot_vfs::path::{LastLink, resolve};
 
 use crate::args::{ListArguments, SubvolumeVerb};
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{CivilTime, Console, Escaped, JsonArray, json_name};
 use crate::session::Session;
 
@@ -194,6 +194,6 @@ impl Errors<'_> {
     }
 
     fn result(&self) -> Result {
-        self.status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
+        self.status.map_or(Ok(()), |status| Err(VerbFailure::Reported(status)))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use offshoot_transfer::copy;
 
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::write_name;
 
 /// Standard output, for the threads of the copy.
@@ -20,7 +20,8 @@ struct Output {
 impl CopyOutput {
     pub(super) fn start() -> Result<Self> {
         // Use a descriptor of its own, because this thread has locked standard output for itself.
-        let out = rustix::io::dup(io::stdout()).map_err(|errno| Failure::Output(errno.into()))?;
+        let out =
+            rustix::io::dup(io::stdout()).map_err(|errno| VerbFailure::Output(errno.into()))?;
         Ok(Self(Mutex::new(Output { out: BufWriter::new(out.into()), failed: None })))
     }
 

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use offshoot_vfs::{Attr, FileType};
 
-use crate::args::When;
+use crate::args::ColorWhen;
 use crate::output::is_terminal;
 
 /// The colours of `ls` if the environment sets none.
@@ -25,12 +25,12 @@ pub(super) struct Colors {
 
 impl Colors {
     /// The colours, if names are coloured.
-    pub(super) fn wanted(when: When) -> Option<Self> {
+    pub(super) fn wanted(when: ColorWhen) -> Option<Self> {
         let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let is_wanted = match when {
-            When::Always => true,
-            When::Auto => is_terminal() && !is_refused,
-            When::Never => false,
+            ColorWhen::Always => true,
+            ColorWhen::Auto => is_terminal() && !is_refused,
+            ColorWhen::Never => false,
         };
         is_wanted
             .then(|| Self::parse(std::env::var_os("LS_COLORS").as_deref().map(OsStr::as_bytes)))

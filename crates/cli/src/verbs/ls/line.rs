@@ -5,8 +5,10 @@ use std::io::{self, Write};
 use offshoot_vfs::{Attr, FileSystem, FileType};
 
 use super::color::Colors;
-use crate::args::{LsArguments, When};
-use crate::output::{CivilTime, Escaped, ModeLetters, Owners, short_size, shown_inode, write_name};
+use crate::args::{ColorWhen, LsArguments};
+use crate::output::{
+    CivilTime, Escaped, ModeLetters, OwnerNames, short_size, shown_inode, write_name,
+};
 
 /// Which columns are shown, and in which form.
 #[expect(clippy::struct_excessive_bools, reason = "they are the options of ls")]
@@ -22,7 +24,7 @@ pub(super) struct Style {
 
 impl Style {
     pub(super) fn new(arguments: &LsArguments) -> Self {
-        let colors = if arguments.zero && arguments.color == When::Auto {
+        let colors = if arguments.zero && arguments.color == ColorWhen::Auto {
             None
         } else {
             Colors::wanted(arguments.color)
@@ -65,10 +67,10 @@ impl Style {
 }
 
 /// A file in a listing.
-pub(super) struct Row<'a> {
+pub(super) struct ListedFile<'a> {
     pub(super) attr: &'a Attr,
     pub(super) name: &'a [u8],
-    pub(super) owners: &'a Owners,
+    pub(super) owners: &'a OwnerNames,
     pub(super) has_acl: bool,
     /// The target of a symbolic link.
     pub(super) target: Option<&'a [u8]>,
@@ -92,7 +94,7 @@ pub(super) struct Widths {
 
 impl Widths {
     /// Makes the columns wide enough for a file.
-    pub(super) fn include(&mut self, row: &Row<'_>, style: &Style) {
+    pub(super) fn include(&mut self, row: &ListedFile<'_>, style: &Style) {
         let attr = row.attr;
         let most = |width: &mut usize, text: String| *width = text.len().max(*width);
         self.total = self.total.saturating_add(attr.allocated_bytes);
@@ -118,12 +120,12 @@ fn is_device(attr: &Attr) -> bool {
     matches!(attr.file_type, FileType::CharDevice | FileType::BlockDevice)
 }
 
-fn user(row: &Row<'_>, style: &Style) -> Option<String> {
+fn user(row: &ListedFile<'_>, style: &Style) -> Option<String> {
     let name = row.owners.user(row.attr.uid).filter(|_| !style.is_numeric)?;
     Some(Escaped(name).to_string())
 }
 
-fn group(row: &Row<'_>, style: &Style) -> Option<String> {
+fn group(row: &ListedFile<'_>, style: &Style) -> Option<String> {
     let name = row.owners.group(row.attr.gid).filter(|_| !style.is_numeric)?;
     Some(Escaped(name).to_string())
 }
@@ -141,7 +143,7 @@ pub(super) fn has_acl(fs: &dyn FileSystem, attr: &Attr) -> bool {
 /// Writes the line of a file.
 pub(super) fn write_row(
     out: &mut dyn Write,
-    row: &Row<'_>,
+    row: &ListedFile<'_>,
     widths: &Widths,
     style: &mut Style,
 ) -> io::Result<()> {

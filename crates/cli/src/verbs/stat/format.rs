@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use offshoot_vfs::{Attr, FileType, Timestamp};
 
-use crate::output::{CivilTime, ModeLetters, Owners, shown_inode, shown_name, type_words};
+use crate::output::{CivilTime, ModeLetters, OwnerNames, shown_inode, shown_name, type_words};
 
 /// The file that is described.
 pub(super) struct Subject<'a> {
@@ -13,7 +13,7 @@ pub(super) struct Subject<'a> {
     pub(super) attr: &'a Attr,
     /// The target of a symbolic link.
     pub(super) target: Option<&'a [u8]>,
-    pub(super) owners: &'a Owners,
+    pub(super) owners: &'a OwnerNames,
     pub(super) sector_bytes: u32,
 }
 

@@ -13,7 +13,7 @@ use offshoot_vfs::{Attr, Timestamp};
 use tar::{EntryType, Header};
 
 use super::acl::acl_record;
-use crate::xattrs::Xattr;
+use crate::xattrs::XattrPair;
 
 /// The unit of a tar archive.
 pub(super) const BLOCK: usize = 512;
@@ -38,7 +38,7 @@ pub(super) struct Front<'a> {
     /// The length of a sparse file, whose data begins with a map.
     pub(super) sparse_size: Option<u64>,
     /// Extended attributes.
-    pub(super) xattrs: &'a [Xattr],
+    pub(super) xattrs: &'a [XattrPair],
 }
 
 impl Front<'_> {

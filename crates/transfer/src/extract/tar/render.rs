@@ -6,7 +6,7 @@ use offshoot_vfs::{Attr, Code, Error, FileSystem, FileType, Result, Structure};
 use tar::EntryType;
 
 use super::header::{BLOCK, Front, pad};
-use crate::xattrs::Xattr;
+use crate::xattrs::XattrPair;
 
 /// Holes smaller than this, all together, are not worth a sparse entry.
 const HOLES_MIN: u64 = 4096;
@@ -25,7 +25,7 @@ pub(super) fn render(
     fs: &dyn FileSystem,
     path: &[u8],
     attr: &Attr,
-    xattrs: &[Xattr],
+    xattrs: &[XattrPair],
     out: &mut Vec<u8>,
 ) -> Result<usize> {
     let mut link = Vec::new();
@@ -71,7 +71,7 @@ fn render_regular(
     fs: &dyn FileSystem,
     path: &[u8],
     attr: &Attr,
-    xattrs: &[Xattr],
+    xattrs: &[XattrPair],
     out: &mut Vec<u8>,
 ) -> Result<usize> {
     let front = Regular { path: &entry_path(path, FileType::Regular), attr, xattrs };
@@ -166,7 +166,7 @@ pub(super) struct Regular<'a> {
     /// The attributes.
     pub(super) attr: &'a Attr,
     /// The extended attributes.
-    pub(super) xattrs: &'a [Xattr],
+    pub(super) xattrs: &'a [XattrPair],
 }
 
 impl Regular<'_> {

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! The walk sends each batch twice: as a job to the workers, and as an order, which says where in
-//! the archive its segments go, to the writer. A [`Window`] bounds the memory between the two ends.
-//! The walk takes the expected size of the rendered entries out of it, and the writer gives it
-//! back. A worker takes what its entries need beyond that, so the walk waits for longer.
+//! the archive its segments go, to the writer. A [`WriterWindow`] bounds the memory between the two
+//! ends. The walk takes the expected size of the rendered entries out of it, and the writer gives
+//! it back. A worker takes what its entries need beyond that, so the walk waits for longer.
 //!
 //! A file of up to [`WHOLE_BYTES`] is rendered whole, and left out whole when it cannot be read.
 //! A larger one goes out in parts. When a part of it cannot be read, what was written of
@@ -27,16 +27,16 @@ use offshoot_vfs::walk::{WalkVisitor, WalkedFile, walk};
 use offshoot_vfs::{Attr, Code, Error, FileId, FileType, Structure};
 
 use super::super::BATCH_FILES;
-use super::super::context::{Context, Trouble};
+use super::super::context::{ExtractTrouble, TransferContext};
 use super::super::large::Parts;
-use super::super::links::{Known, Name};
+use super::super::links::{KnownLink, LinkName};
 use super::super::problems::Unapplied;
 use super::render::{
     Regular, SparseMap, entry_path, map_line, out_of_order, pad_map, render, render_link,
 };
-use super::writer::{Order, Rendered, Segment, Window, Writer};
-use crate::Failure;
-use crate::xattrs::{Xattr, held_xattrs, held_xattrs_within};
+use super::writer::{ArchiveSegment, Rendered, Writer, WriterOrder, WriterWindow};
+use crate::TransferFailure;
+use crate::xattrs::{XattrPair, held_xattrs, held_xattrs_within};
 
 /// The largest file that is rendered whole.
 const WHOLE_BYTES: u64 = 1 << 20;
@@ -64,7 +64,7 @@ const PATH_MAX: usize = 64 * 1024;
 const DEPTH_MAX: usize = PATH_MAX / 2;
 
 /// What a worker is handed.
-enum Job {
+enum TarJob {
     Batch { entries: Vec<PendingEntry>, window_bytes: u64, reply: Sender<Rendered> },
     Part { file: FileId, range: Range<u64>, path: Vec<u8>, reply: Sender<Rendered> },
 }
@@ -79,30 +79,30 @@ pub(super) struct PendingEntry {
 
 /// Writes an archive of what `fill` puts into the stream.
 pub(super) fn write<W: Write>(
-    context: &Context<'_>,
+    context: &TransferContext<'_>,
     archive: W,
     workers: usize,
-    window: &Window,
-    fill: impl FnOnce(&mut Stream<'_>) + Send,
-) -> Result<(), Failure> {
+    window: &WriterWindow,
+    fill: impl FnOnce(&mut TarBatcher<'_>) + Send,
+) -> Result<(), TransferFailure> {
     let (jobs, work) = bounded(workers * 2);
     let (orders, queue) = bounded(workers * 4);
     thread::scope(|scope| {
         for _ in 0..workers {
-            let work: Receiver<Job> = work.clone();
+            let work: Receiver<TarJob> = work.clone();
             scope.spawn(move || work.into_iter().for_each(|job| run(context, window, job)));
         }
         drop(work);
         scope.spawn(move || {
             let mut stream =
-                Stream { context, window, jobs, orders, batch: Vec::new(), batch_bytes: 0 };
+                TarBatcher { context, window, jobs, orders, batch: Vec::new(), batch_bytes: 0 };
             fill(&mut stream);
             stream.send_batch();
         });
         let mut writer = Writer::new(context, archive);
         let mut result = Ok(());
         for order in queue {
-            let Order { mut window_bytes, rendered } = order;
+            let WriterOrder { mut window_bytes, rendered } = order;
             // After a failure the rest is only taken off the queue.
             if result.is_ok() && !context.problems.is_stopped() {
                 if let Ok(rendered) = rendered.recv() {
@@ -122,28 +122,28 @@ pub(super) fn write<W: Write>(
         if !context.problems.is_stopped() {
             result = writer.finish();
         }
-        result.map_err(Failure::Archive)
+        result.map_err(TransferFailure::Archive)
     })
 }
 
-fn run(context: &Context<'_>, window: &Window, job: Job) {
+fn run(context: &TransferContext<'_>, window: &WriterWindow, job: TarJob) {
     if context.problems.is_stopped() {
         return;
     }
     // A writer that is gone has failed, and says so itself.
     match job {
-        Job::Batch { entries, window_bytes, reply } => {
+        TarJob::Batch { entries, window_bytes, reply } => {
             let xattrs = |file| held_xattrs_within(context.fs, file, XATTRS_BYTES);
             let segments = render_batch(context, entries, window_bytes, xattrs);
-            let held_bytes: u64 = segments.iter().map(Segment::held_bytes).sum();
+            let held_bytes: u64 = segments.iter().map(ArchiveSegment::held_bytes).sum();
             let excess_bytes = held_bytes.saturating_sub(window_bytes);
             window.exceed(excess_bytes);
             let _ = reply.send(Rendered { segments, excess_bytes });
         }
-        Job::Part { file, range, path, reply } => {
+        TarJob::Part { file, range, path, reply } => {
             let segment = match read_part(context, file, range) {
-                Ok(bytes) => Segment::Bytes(bytes),
-                Err(error) => Segment::Broken { path, error },
+                Ok(bytes) => ArchiveSegment::Bytes(bytes),
+                Err(error) => ArchiveSegment::Broken { path, error },
             };
             let _ = reply.send(Rendered { segments: vec![segment], excess_bytes: 0 });
         }
@@ -153,11 +153,11 @@ fn run(context: &Context<'_>, window: &Window, job: Job) {
 /// Renders a batch. Extended attributes are not in what was taken from the window for it; when
 /// they make it much larger than that, the rest is left to the writer, entry by entry.
 fn render_batch(
-    context: &Context<'_>,
+    context: &TransferContext<'_>,
     entries: Vec<PendingEntry>,
     window_bytes: u64,
-    xattrs: impl Fn(FileId) -> Result<Option<Vec<Xattr>>, Error>,
-) -> Vec<Segment> {
+    xattrs: impl Fn(FileId) -> Result<Option<Vec<XattrPair>>, Error>,
+) -> Vec<ArchiveSegment> {
     let mut segments = Vec::new();
     // All at once: a vector that grows is there twice while it does.
     let expected: u64 = entries.iter().map(PendingEntry::window_bytes).sum();
@@ -166,20 +166,20 @@ fn render_batch(
     while let Some(PendingEntry { path, attr, link_to }) = entries.next() {
         if bytes.len() as u64 > window_bytes.saturating_add(EXCESS_BYTES) {
             let rest = std::iter::once(PendingEntry { path, attr, link_to }).chain(entries);
-            segments.push(Segment::Bytes(bytes));
-            segments.push(Segment::Rest(rest.collect()));
+            segments.push(ArchiveSegment::Bytes(bytes));
+            segments.push(ArchiveSegment::Rest(rest.collect()));
             return segments;
         }
         if let Some(target) = link_to {
-            segments.push(Segment::Bytes(std::mem::take(&mut bytes)));
+            segments.push(ArchiveSegment::Bytes(std::mem::take(&mut bytes)));
             let mut link = Vec::new();
             render_link(&path, &target, &attr, &mut link);
-            segments.push(Segment::Link { file: attr.file, path, bytes: link });
+            segments.push(ArchiveSegment::Link { file: attr.file, path, bytes: link });
             continue;
         }
         let Some(xattrs) = xattrs(attr.file).transpose() else {
-            segments.push(Segment::Bytes(std::mem::take(&mut bytes)));
-            segments.push(Segment::Rest(vec![PendingEntry { path, attr, link_to }]));
+            segments.push(ArchiveSegment::Bytes(std::mem::take(&mut bytes)));
+            segments.push(ArchiveSegment::Rest(vec![PendingEntry { path, attr, link_to }]));
             continue;
         };
         let rendered =
@@ -195,18 +195,18 @@ fn render_batch(
                 context.count_bytes(data_bytes);
             }
             Err(error) => {
-                segments.push(Segment::Bytes(std::mem::take(&mut bytes)));
-                segments.push(Segment::LeftOut { path, attr, error });
+                segments.push(ArchiveSegment::Bytes(std::mem::take(&mut bytes)));
+                segments.push(ArchiveSegment::LeftOut { path, attr, error });
             }
         }
     }
-    segments.push(Segment::Bytes(bytes));
+    segments.push(ArchiveSegment::Bytes(bytes));
     segments
 }
 
 impl PendingEntry {
     /// Renders this entry alone.
-    pub(super) fn render(self, context: &Context<'_>) -> Vec<Segment> {
+    pub(super) fn render(self, context: &TransferContext<'_>) -> Vec<ArchiveSegment> {
         let xattrs = |file| held_xattrs(context.fs, file).map(Some);
         render_batch(context, vec![self], u64::MAX, xattrs)
     }
@@ -222,7 +222,11 @@ impl PendingEntry {
 }
 
 /// The bytes of a part. A hole in it is zeros.
-fn read_part(context: &Context<'_>, file: FileId, range: Range<u64>) -> Result<Vec<u8>, Error> {
+fn read_part(
+    context: &TransferContext<'_>,
+    file: FileId,
+    range: Range<u64>,
+) -> Result<Vec<u8>, Error> {
     let len = usize::try_from(range.end - range.start).map_err(|_| out_of_order())?;
     let mut bytes = vec![0; len];
     context.fs.read_data(file, range.clone(), &mut |offset, piece| {
@@ -239,16 +243,16 @@ fn read_part(context: &Context<'_>, file: FileId, range: Range<u64>) -> Result<V
 }
 
 /// The walk's end: collects entries into batches.
-pub(super) struct Stream<'a> {
-    context: &'a Context<'a>,
-    window: &'a Window,
-    jobs: Sender<Job>,
-    orders: Sender<Order>,
+pub(super) struct TarBatcher<'a> {
+    context: &'a TransferContext<'a>,
+    window: &'a WriterWindow,
+    jobs: Sender<TarJob>,
+    orders: Sender<WriterOrder>,
     batch: Vec<PendingEntry>,
     batch_bytes: u64,
 }
 
-impl WalkVisitor for Stream<'_> {
+impl WalkVisitor for TarBatcher<'_> {
     type Directory = ();
 
     fn enter(&mut self, (): &(), entry: &WalkedFile<'_>) -> Option<()> {
@@ -270,7 +274,7 @@ impl WalkVisitor for Stream<'_> {
     }
 }
 
-impl Stream<'_> {
+impl TarBatcher<'_> {
     /// Puts a directory with everything below it into the archive.
     pub(super) fn directory(&mut self, top: FileId, attr: &Attr) {
         self.push(PendingEntry { path: Vec::new(), attr: *attr, link_to: None });
@@ -284,17 +288,17 @@ impl Stream<'_> {
         }
     }
 
-    fn report(&self, path: &[u8], trouble: &Trouble) {
+    fn report(&self, path: &[u8], trouble: &ExtractTrouble) {
         self.context.report(&self.context.shown(path), trouble);
     }
 
     /// Takes an entry of a directory, if it is the only one of its name.
-    fn take_one(&mut self, entry: &WalkedFile<'_>) -> Result<(), Trouble> {
+    fn take_one(&mut self, entry: &WalkedFile<'_>) -> Result<(), ExtractTrouble> {
         self.require_one(entry)?;
         self.take(entry)
     }
 
-    fn take(&mut self, entry: &WalkedFile<'_>) -> Result<(), Trouble> {
+    fn take(&mut self, entry: &WalkedFile<'_>) -> Result<(), ExtractTrouble> {
         let attr = *entry.attr;
         if entry.path.len() > PATH_MAX {
             let what = format!("a path of more than {PATH_MAX} bytes in a tar archive");
@@ -334,18 +338,18 @@ impl Stream<'_> {
     }
 
     /// The path of the name under which a file with several names is in the archive already.
-    fn earlier_name(&self, entry: &WalkedFile<'_>) -> Result<Option<Vec<u8>>, Trouble> {
-        let fail = |error: io::Error| Trouble::from_io("the table of hard links", &error);
+    fn earlier_name(&self, entry: &WalkedFile<'_>) -> Result<Option<Vec<u8>>, ExtractTrouble> {
+        let fail = |error: io::Error| ExtractTrouble::from_io("the table of hard links", &error);
         let file = entry.attr.file;
         let mut links = self.context.links.lock().unwrap_or_else(PoisonError::into_inner);
         match links.newest(file).map_err(fail)? {
             None => {
-                let name = Name { parent: entry.parent, name: entry.name.clone() };
+                let name = LinkName { parent: entry.parent, name: entry.name.clone() };
                 links.add(file, &name).map_err(fail)?;
                 Ok(None)
             }
-            Some(Known::Unreadable) => Err(Trouble::OtherName),
-            Some(Known::Name(name)) => {
+            Some(KnownLink::Unreadable) => Err(ExtractTrouble::OtherName),
+            Some(KnownLink::Name(name)) => {
                 let parent = climb(self.context.fs, self.context.top, name.parent, PATH_MAX)?;
                 Ok(parent.map(|parent| match &parent[..] {
                     [] => name.name.to_vec(),
@@ -381,16 +385,16 @@ impl Stream<'_> {
         if !with_data.is_empty() {
             self.context.fs.prefetch(&with_data);
         }
-        self.send(bytes, |reply| Some(Job::Batch { entries, window_bytes: bytes, reply }));
+        self.send(bytes, |reply| Some(TarJob::Batch { entries, window_bytes: bytes, reply }));
     }
 
     /// Sends an order, and the job that fulfils it unless `make` did so itself.
-    fn send(&self, bytes: u64, make: impl FnOnce(Sender<Rendered>) -> Option<Job>) {
+    fn send(&self, bytes: u64, make: impl FnOnce(Sender<Rendered>) -> Option<TarJob>) {
         self.window.take(bytes);
         let (reply, rendered) = bounded(1);
         let job = make(reply);
         // A writer that no longer receives has failed, and that stops the walk, too.
-        let _ = self.orders.send(Order { window_bytes: bytes, rendered });
+        let _ = self.orders.send(WriterOrder { window_bytes: bytes, rendered });
         if let Some(job) = job {
             let _ = self.jobs.send(job);
         }
@@ -398,7 +402,7 @@ impl Stream<'_> {
 
     fn send_bytes(&self, bytes: Vec<u8>) {
         self.send(bytes.len() as u64, |reply| {
-            let segments = vec![Segment::Bytes(bytes)];
+            let segments = vec![ArchiveSegment::Bytes(bytes)];
             let _ = reply.send(Rendered { segments, excess_bytes: 0 });
             None
         });
@@ -407,7 +411,7 @@ impl Stream<'_> {
     fn mark_unreadable(&self, file: FileId) {
         let mut links = self.context.links.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = links.mark_unreadable(file) {
-            let trouble = Trouble::from_io("the table of hard links", &error);
+            let trouble = ExtractTrouble::from_io("the table of hard links", &error);
             self.report(b"", &trouble);
         }
     }
@@ -430,7 +434,7 @@ impl Stream<'_> {
                 self.context.count_file();
             }
             Err(error) => self.send(0, |reply| {
-                let segments = vec![Segment::Broken { path, error }];
+                let segments = vec![ArchiveSegment::Broken { path, error }];
                 let _ = reply.send(Rendered { segments, excess_bytes: 0 });
                 None
             }),
@@ -497,7 +501,7 @@ impl Stream<'_> {
             && let Some(range) = parts.next(&next_data)?
         {
             self.send(range.end - range.start, |reply| {
-                Some(Job::Part { file: attr.file, range, path: path.to_vec(), reply })
+                Some(TarJob::Part { file: attr.file, range, path: path.to_vec(), reply })
             });
         }
         Ok(())

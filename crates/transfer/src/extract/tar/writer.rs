@@ -7,8 +7,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use crossbeam_channel::Receiver;
 use offshoot_vfs::{Attr, Error, FileId};
 
-use super::super::context::{Context, Trouble};
-use super::super::links::Known;
+use super::super::context::{ExtractTrouble, TransferContext};
+use super::super::links::KnownLink;
 use super::stream::PendingEntry;
 
 /// What tar calls a record: an archive is a whole number of them.
@@ -18,7 +18,7 @@ const RECORD_BYTES: u64 = 10_240;
 pub(in super::super) const WINDOW_BYTES: u64 = 48 << 20;
 
 /// A piece of the archive, or what stands in its place.
-pub(super) enum Segment {
+pub(super) enum ArchiveSegment {
     /// Bytes of the archive.
     Bytes(Vec<u8>),
     /// A further name of a file; it goes out only if the file did.
@@ -31,7 +31,7 @@ pub(super) enum Segment {
     Broken { path: Vec<u8>, error: Error },
 }
 
-impl Segment {
+impl ArchiveSegment {
     /// The memory that it holds.
     pub(super) fn held_bytes(&self) -> u64 {
         match self {
@@ -45,7 +45,7 @@ impl Segment {
 }
 
 /// What the writer writes next.
-pub(super) struct Order {
+pub(super) struct WriterOrder {
     /// What was taken out of the window for it.
     pub(super) window_bytes: u64,
     /// Where it comes from.
@@ -55,62 +55,62 @@ pub(super) struct Order {
 /// What an order is for.
 pub(super) struct Rendered {
     /// The pieces.
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: Vec<ArchiveSegment>,
     /// What they hold beyond what was taken out of the window for them; taken since.
     pub(super) excess_bytes: u64,
 }
 
 /// The writer's end.
 pub(super) struct Writer<'a, W> {
-    context: &'a Context<'a>,
+    context: &'a TransferContext<'a>,
     out: W,
     written: u64,
 }
 
 impl<'a, W> Writer<'a, W> {
     /// A writer of an archive that begins with the first segment.
-    pub(super) fn new(context: &'a Context<'a>, out: W) -> Self {
+    pub(super) fn new(context: &'a TransferContext<'a>, out: W) -> Self {
         Self { context, out, written: 0 }
     }
 }
 
 impl<W: Write> Writer<'_, W> {
     /// Writes what an order is for.
-    pub(super) fn write(&mut self, segments: Vec<Segment>) -> io::Result<()> {
+    pub(super) fn write(&mut self, segments: Vec<ArchiveSegment>) -> io::Result<()> {
         segments.into_iter().try_for_each(|segment| self.segment(segment))
     }
 
-    fn segment(&mut self, segment: Segment) -> io::Result<()> {
+    fn segment(&mut self, segment: ArchiveSegment) -> io::Result<()> {
         let context = self.context;
         let mut links = context.links.lock().unwrap_or_else(PoisonError::into_inner);
         match segment {
-            Segment::Bytes(bytes) => {
+            ArchiveSegment::Bytes(bytes) => {
                 drop(links);
                 self.put(&bytes)
             }
-            Segment::Link { file, path, bytes } => {
+            ArchiveSegment::Link { file, path, bytes } => {
                 let newest = links.newest(file)?;
                 drop(links);
-                if newest == Some(Known::Unreadable) {
-                    context.report(&context.shown(&path), &Trouble::OtherName);
+                if newest == Some(KnownLink::Unreadable) {
+                    context.report(&context.shown(&path), &ExtractTrouble::OtherName);
                     return Ok(());
                 }
                 context.count_file();
                 self.put(&bytes)
             }
-            Segment::LeftOut { path, attr, error } => {
+            ArchiveSegment::LeftOut { path, attr, error } => {
                 if attr.nlink > 1 {
                     links.mark_unreadable(attr.file)?;
                 }
                 context.problems.unreadable(&context.shown(&path), &error);
                 Ok(())
             }
-            Segment::Rest(entries) => {
+            ArchiveSegment::Rest(entries) => {
                 drop(links);
                 let mut segments = entries.into_iter().flat_map(|entry| entry.render(context));
                 segments.try_for_each(|segment| self.segment(segment))
             }
-            Segment::Broken { path, error } => {
+            ArchiveSegment::Broken { path, error } => {
                 let path = context.shown(&path);
                 context.problems.unreadable(&path, &error);
                 context.problems.not_made(
@@ -141,12 +141,12 @@ impl<W: Write> Writer<'_, W> {
 
 /// Bounds the memory between the walk and the writer.
 #[derive(Default)]
-pub(in super::super) struct Window {
+pub(in super::super) struct WriterWindow {
     used: Mutex<u64>,
     changed: Condvar,
 }
 
-impl Window {
+impl WriterWindow {
     /// Waits until `bytes` fit. What is larger than the window fits when it is empty.
     pub(super) fn take(&self, bytes: u64) {
         let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,12 +7,12 @@ use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::FileType;
 
 use super::super::extract_tar;
-use super::super::tar::{WINDOW_BYTES, Window, extract_tar_with};
+use super::super::tar::{WINDOW_BYTES, WriterWindow, extract_tar_with};
 use super::*;
 
-fn archive(fs: &MemoryFilesystem) -> (Vec<u8>, Outcome, Option<Worst>) {
+fn archive(fs: &MemoryFilesystem) -> (Vec<u8>, ExtractOutcome, Option<Worst>) {
     let mut bytes = Vec::new();
-    let source = Source { fs, top: id(ROOT), path: b"" };
+    let source = ExtractSource { fs, top: id(ROOT), path: b"" };
     let outcome = extract_tar(&source, &mut bytes, &Printed).unwrap();
     let worst = outcome.worst;
     (bytes, outcome, worst)
@@ -127,8 +127,8 @@ fn what_is_held_does_not_grow_with_the_cores() {
             ino += 1;
         }
     }
-    let source = Source { fs: &fs, top: id(ROOT), path: b"" };
-    let window = Window::default();
+    let source = ExtractSource { fs: &fs, top: id(ROOT), path: b"" };
+    let window = WriterWindow::default();
     // The writer takes nothing for a while, so that all queues fill up.
     let mut slow = Slow { len: 0, window: &window, peak: 0 };
     let outcome = extract_tar_with(&source, &mut slow, &Printed, 32, &window).unwrap();
@@ -142,7 +142,7 @@ fn what_is_held_does_not_grow_with_the_cores() {
 /// Takes its time over the first megabyte.
 struct Slow<'a> {
     len: usize,
-    window: &'a Window,
+    window: &'a WriterWindow,
     peak: u64,
 }
 

@@ -37,7 +37,7 @@ fn everything_is_kept() {
         let owned = fs.file(ROOT, b"owned", 308, b"");
         (owned.attr.uid, owned.attr.gid, owned.attr.permissions) = (1234, 5678, 0o6755);
     }
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!(status, None, "{outcome:?}");
     assert_eq!(outcome.not_applied.len(), 0, "{outcome:?}");
@@ -85,10 +85,10 @@ fn everything_is_kept() {
 fn one_file_goes_into_the_directory() {
     let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"file", 300, b"hello").attr.nlink = 2;
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     std::fs::create_dir(sandbox.out()).unwrap();
     std::fs::set_permissions(sandbox.out(), PermissionsExt::from_mode(0o750)).unwrap();
-    let source = Source { fs: &fs, top: id(300), path: b"/a/file" };
+    let source = ExtractSource { fs: &fs, top: id(300), path: b"/a/file" };
     let outcome =
         extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed).unwrap();
     assert!(outcome.worst.is_none(), "{outcome:?}");
@@ -101,7 +101,7 @@ fn one_file_goes_into_the_directory() {
 fn a_directory_that_takes_one_file_stays_what_it_is() {
     let mut fs = MemoryFilesystem::new();
     fs.file(ROOT, b"file", 300, b"hello");
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     std::fs::create_dir(sandbox.out()).unwrap();
     if is_root() {
         std::os::unix::fs::chown(sandbox.out(), Some(1234), Some(5678)).unwrap();
@@ -112,7 +112,7 @@ fn a_directory_that_takes_one_file_stays_what_it_is() {
         (stat.uid(), stat.gid(), stat.mode())
     };
     let before = state();
-    let source = Source { fs: &fs, top: id(300), path: b"/file" };
+    let source = ExtractSource { fs: &fs, top: id(300), path: b"/file" };
     let outcome =
         extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed).unwrap();
     assert!(outcome.worst.is_none(), "{outcome:?}");
@@ -129,7 +129,7 @@ fn read_only_files_keep_their_user_attributes_without_root() {
     (node.attr.permissions, node.xattrs) = (0o444, xattrs.clone());
     let node = fs.add(ROOT, b"dir", 301, FileType::Directory);
     (node.attr.permissions, node.xattrs) = (0o555, xattrs);
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     std::os::unix::fs::chown(sandbox.temp.path(), Some(65_534), Some(65_534)).unwrap_or(());
     for node in fs.nodes.values_mut().filter(|_| is_root()) {
         (node.attr.uid, node.attr.gid) = (65_534, 65_534);
@@ -169,7 +169,7 @@ fn many_files_in_many_directories() {
             ino += 1;
         }
     }
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!((status, outcome.directories, outcome.files), (None, 41, 780 * 40));
     for directory in 0..40u64 {

@@ -27,7 +27,7 @@ fn names_do_not_lead_outside() {
         fs.add(ROOT, name, ino + 100, FileType::Symlink).target = b"..".to_vec();
     }
     fs.file(ROOT, b"good", 999, b"");
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!(status, Some(Worst::Corrupt));
     assert_eq!(outcome.errors, 27);
@@ -48,7 +48,7 @@ fn symlinks_do_not_lead_outside() {
     let several = fs.file(ROOT, b"d", 307, b"made");
     several.attr.nlink = 2;
     fs.enter(ROOT, b"c", 307);
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let before = sandbox.temp.path().join("outside").metadata().unwrap();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!(status, Some(Worst::Failed));
@@ -70,7 +70,7 @@ fn cycles_and_second_ways_are_not_entered() {
     fs.enter(ROOT, b"again", 301);
     fs.enter(300, b"twin", 301);
     fs.enter(300, b"b", 301);
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!((status, outcome.errors), (Some(Worst::Corrupt), 6));
     assert_eq!(sandbox.names(), ["a"]);
@@ -85,7 +85,7 @@ fn a_tree_that_doubles_on_every_level_stays_small() {
         fs.add(parent, b"l", 300 + level, FileType::Directory);
         fs.enter(parent, b"r", 300 + level);
     }
-    let (outcome, _) = Sandbox::new().extract(&fs);
+    let (outcome, _) = ExtractSandbox::new().extract(&fs);
     assert_eq!((outcome.directories, outcome.errors), (61, 60));
 }
 
@@ -95,7 +95,7 @@ fn an_endless_directory_ends() {
     fs.file(ROOT, b"f", 300, b"x");
     fs.file(ROOT, b"g", 301, b"x");
     fs.node(ROOT, FileType::Directory).is_endless = true;
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (_, status) = sandbox.extract(&fs);
     assert_eq!(status, Some(Worst::Corrupt));
     assert_eq!(sandbox.names(), ["f", "g"]);
@@ -114,7 +114,7 @@ fn lying_sizes_leave_no_file() {
     // Longer than any file can be.
     fs.file(ROOT, b"huge", 303, b"hello").attr.size = u64::MAX;
     fs.file(ROOT, b"good", 304, b"hello");
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!((status, outcome.errors), (Some(Worst::Corrupt), 3));
     assert_eq!(sandbox.names(), ["good", "none"]);
@@ -138,7 +138,7 @@ fn what_cannot_be_read_is_removed_under_all_of_its_names() {
     large.attr.size = 50 << 20;
     large.is_damaged = true;
     fs.file(ROOT, b"good", 304, b"whole");
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (_, status) = sandbox.extract(&fs);
     assert_eq!(status, Some(Worst::Corrupt));
     assert_eq!(sandbox.names(), ["dir", "good"]);
@@ -157,7 +157,7 @@ fn a_tree_deeper_than_any_path_is_made() {
     let file = fs.file(300 + depth - 1, b"deep", 100_000, b"x");
     file.attr.nlink = 2;
     fs.enter(ROOT, b"top", 100_000);
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!((status, outcome.directories), (None, depth + 1), "{outcome:?}");
     assert_eq!(sandbox.out().join("top").metadata().unwrap().nlink(), 2);
@@ -170,7 +170,7 @@ fn a_tree_deeper_than_the_limit_is_an_error() {
         let parent = if level == 0 { ROOT } else { 1000 + level - 1 };
         fs.add(parent, b"d", 1000 + level, FileType::Directory);
     }
-    let (outcome, status) = Sandbox::new().extract(&fs);
+    let (outcome, status) = ExtractSandbox::new().extract(&fs);
     assert_eq!(outcome.errors, 1);
     assert_eq!(status, Some(Worst::Unsupported));
 }
@@ -181,7 +181,7 @@ fn a_set_id_bit_goes_with_its_owner_only() {
     let node = fs.file(ROOT, b"f", 300, b"x");
     // An owner that no system call can set.
     (node.attr.uid, node.attr.permissions) = (u32::MAX, 0o4755);
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let (outcome, status) = sandbox.extract(&fs);
     assert_eq!(status, None);
     let kinds: Vec<&str> = outcome.not_applied.iter().map(|count| count.kind).collect();

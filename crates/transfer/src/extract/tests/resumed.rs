@@ -7,11 +7,11 @@ use offshoot_testkit::memory::{MemoryFilesystem, ROOT, id};
 use offshoot_vfs::FileType;
 
 use super::*;
-use crate::Failure;
-use crate::extract::{Source, marker};
+use crate::TransferFailure;
+use crate::extract::{ExtractSource, marker};
 
 /// Makes of what was extracted what is left when the process is killed at the very end.
-fn leave_half_done(sandbox: &Sandbox) {
+fn leave_half_done(sandbox: &ExtractSandbox) {
     set_permissions(sandbox.out(), Permissions::from_mode(0o700)).expect("it is ours");
     marker::write(File::open(sandbox.out()).expect("it opens"), &mark()).expect("a mark");
 }
@@ -25,14 +25,14 @@ fn what_was_not_applied_is_told_again() {
     (node.attr.gid, node.attr.permissions) = (u32::MAX, 0o6400);
     fs.file(ROOT, b"whole", 302, b"data").xattrs = vec![(b"user.a".to_vec(), b"b".to_vec())];
     fs.add(ROOT, b"link", 303, FileType::Symlink).target = b"/etc/passwd".to_vec();
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let at_once = sandbox.extract(&fs);
     assert!(at_once.0.not_applied.len() >= 3, "{at_once:?}");
     leave_half_done(&sandbox);
     let before = sandbox.out().join("whole").metadata().expect("it is there");
     let resumed = sandbox.extract(&fs);
-    let shown = |(outcome, status): &(Outcome, Option<Worst>)| {
-        let Outcome { directories, files, errors, not_applied, .. } = outcome;
+    let shown = |(outcome, status): &(ExtractOutcome, Option<Worst>)| {
+        let ExtractOutcome { directories, files, errors, not_applied, .. } = outcome;
         format!("{directories} {files} {errors} {not_applied:?} {status:?}")
     };
     assert_eq!(shown(&resumed), shown(&at_once));
@@ -55,7 +55,7 @@ fn what_was_not_set_yet_is_set() {
     dir.xattrs = vec![(b"system.posix_acl_default".to_vec(), acl.concat())];
     dir.attr.permissions = 0o2555;
     fs.file(300, b"file", 301, b"hello").attr.permissions = 0o604;
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     sandbox.extract(&fs);
     leave_half_done(&sandbox);
     let file = sandbox.out().join("dir/file");
@@ -76,12 +76,12 @@ fn a_file_with_the_name_of_the_mark_is_refused() {
     fs.file(ROOT, marker::NAME.as_bytes(), 301, b"a place\na state\n");
     fs.add(ROOT, b"dir", 302, FileType::Directory);
     fs.file(302, marker::NAME.as_bytes(), 303, b"mine");
-    let sandbox = Sandbox::new();
+    let sandbox = ExtractSandbox::new();
     let refused = |top, path: &[u8]| {
-        let source = Source { fs: &fs, top: id(top), path };
+        let source = ExtractSource { fs: &fs, top: id(top), path };
         let result =
             extract(&source, &sandbox.out(), &mark(), Timestamp::now(), process(), &Printed);
-        let Err(failure @ Failure::HasMark(_)) = result else { panic!("{result:?}") };
+        let Err(failure @ TransferFailure::HasMark(_)) = result else { panic!("{result:?}") };
         assert!(failure.to_string().contains(marker::NAME), "{failure}");
         assert!(!sandbox.out().exists());
     };

@@ -72,9 +72,9 @@ pub(super) struct BenchReport {
 
 impl BenchReport {
     /// Writes the report.
-    pub(super) fn write(&self, json: bool, out: &mut dyn Write) -> Result {
+    pub(super) fn write(&self, is_json: bool, out: &mut dyn Write) -> Result {
         let (total, cpu) = self.stopwatch.read();
-        if !json {
+        if !is_json {
             return self.print(total, cpu, out);
         }
         let mut value = self.settings.clone();

@@ -9,7 +9,7 @@ use offshoot_btrfs_format::{Key, TreeId};
 use super::items::ItemOrigin;
 use super::tree::write_item;
 use crate::args::InfoArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::Console;
 use crate::session::Session;
 
@@ -31,7 +31,7 @@ pub(super) fn run(
             written = write_item(out, source, subvolume, key, data, arguments.json);
             if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
-        written.map_err(Failure::Output)?;
+        written.map_err(VerbFailure::Output)?;
     }
     Ok(())
 }

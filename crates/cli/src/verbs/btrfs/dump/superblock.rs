@@ -19,7 +19,7 @@ use super::chunks;
 use super::fields::{Fields, Value};
 use crate::args::InfoArguments;
 use crate::disk::MemberDisk;
-use crate::exit::{ExitStatus, Failure, Result};
+use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::output::{Console, Escaped, JsonArray};
 use crate::session::Access;
 
@@ -89,7 +89,7 @@ fn result(found: &[FoundSuperblock], console: &Console) -> Result {
         }
         status = status.max(Some(if is_absent { ExitStatus::Failed } else { ExitStatus::Corrupt }));
     }
-    status.map_or(Ok(()), |status| Err(Failure::Reported(status)))
+    status.map_or(Ok(()), |status| Err(VerbFailure::Reported(status)))
 }
 
 impl FoundSuperblock {

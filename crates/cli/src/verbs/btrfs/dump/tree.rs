@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::fields::Fields;
 use super::items::{self, ItemOrigin};
 use crate::args::DumpTreeArguments;
-use crate::exit::{Failure, Result};
+use crate::exit::{Result, VerbFailure};
 use crate::output::{Console, Escaped, write_line};
 use crate::session::Session;
 
@@ -31,7 +31,7 @@ const NAMES: [(&str, TreeId); 13] = [
 ];
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct ItemLine<'a> {
     /// The subvolume, if the item is in a log.
     #[serde(skip_serializing_if = "Option::is_none")]
     subvolume: Option<u64>,
@@ -64,7 +64,7 @@ pub(super) fn run(
             Err(_) => ControlFlow::Break(()),
         }
     })?;
-    written.map_err(Failure::Output)
+    written.map_err(VerbFailure::Output)
 }
 
 /// Writes an item, of a tree or of the log of a subvolume.
@@ -86,7 +86,7 @@ pub(super) fn write_item(
             r#type: type_name(key.item_type),
             offset: key.offset,
         };
-        return Ok(write_line(out, &Line { subvolume, key, size: data.len(), item: &item })?);
+        return Ok(write_line(out, &ItemLine { subvolume, key, size: data.len(), item: &item })?);
     }
     write!(out, "{} size={}", items::ShownKey { tree: source.tree, key }, data.len())?;
     if item.0.is_empty() { writeln!(out) } else { writeln!(out, " {item}") }
@@ -103,7 +103,7 @@ fn tree_id(text: &str) -> Result<TreeId> {
     let found = NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
     found.map(|(_, id)| *id).ok_or_else(|| {
         let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
-        Failure::Usage(format!(
+        VerbFailure::Usage(format!(
             "no tree is called {}; the names are {}, and a number names any tree",
             Escaped(text.as_bytes()),
             names.join(", ")

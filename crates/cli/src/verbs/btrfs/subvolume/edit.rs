@@ -11,7 +11,7 @@ use crate::args::{EditSubvolumeArguments, SetArguments, SnapshotArguments, Subvo
 use crate::edit::{Aim, Caller, Volumes, in_every_tree, new_file, require_one_volume};
 use crate::exit::{ExitStatus, Result};
 use crate::output::{Console, Escaped};
-use crate::place::Place as NamedPlace;
+use crate::place::VolumePath;
 use crate::places::Failures;
 use crate::session::Access;
 
@@ -133,17 +133,17 @@ pub(in crate::verbs) fn set(arguments: &SetArguments, console: &Arc<Console>) ->
 }
 
 /// Makes the subvolume at `path` read-only or writable. A received subvolume becomes writable only
-/// with `force`, and then no longer counts as received.
+/// with `is_forced`, and then no longer counts as received.
 pub(in crate::verbs) fn set_read_only(
     fs: &Filesystem,
     path: &[u8],
     is_read_only: bool,
-    force: bool,
+    is_forced: bool,
     at: Timestamp,
 ) -> Result<(), Error> {
     let (id, volume) = (subvolume_at(fs, path)?, fs.volume());
     let is_received = volume.subvolume(id)?.received_uuid.is_some();
-    if is_received && !is_read_only && !force {
+    if is_received && !is_read_only && !is_forced {
         let why = "was received, and what is received on top of it needs it as it is";
         let what = format!("{} {why}: --force", Escaped(path));
         return Err(Error::posix(Errno::PERM, what));
@@ -161,7 +161,7 @@ fn change(
     in_every_tree(places, &arguments.edit, console, |tree, path, _| change(tree.btrfs(), path))
 }
 
-fn parsed(arguments: &SubvolumesArguments) -> Vec<NamedPlace> {
+fn parsed(arguments: &SubvolumesArguments) -> Vec<VolumePath> {
     let open = &arguments.edit.tree.open;
     arguments.places.iter().map(|text| open.place(text)).collect()
 }
