@@ -54,7 +54,7 @@ pub(crate) use subvolume::{
     SubvolumeVerb, SubvolumesArguments,
 };
 
-use crate::live::MountedVolume;
+use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
 
 // clap wraps lines that are longer than the terminal, so a paragraph is one line here.
@@ -422,7 +422,7 @@ pub(crate) struct OpenArguments {
     pub(crate) layers: LayerArguments,
     /// It is not opened at all: it is open.
     #[arg(skip)]
-    pub(crate) live: Option<Arc<MountedVolume>>,
+    pub(crate) live: Option<Arc<ServedVolume>>,
 }
 
 /// How the tree of files in a volume is opened.

@@ -16,7 +16,7 @@ use crate::rights::Rights;
 use crate::session::OpenTree;
 
 /// A mounted volume, for a verb that a client asks for.
-pub(crate) struct MountedVolume {
+pub(crate) struct ServedVolume {
     /// The tree of files that is mounted.
     pub(crate) fs: OpenTree,
     /// The image or block device.

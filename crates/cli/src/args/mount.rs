@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::{ArgAction, Args};
 
 use super::OpenArguments;
-use crate::live::MountedVolume;
+use crate::live::ServedVolume;
 
 pub(crate) const MOUNT_HELP: &str = "\
 Without VOLUME and DIRECTORY it lists what is mounted.
@@ -107,7 +107,7 @@ pub(crate) struct SyncArguments {
     pub(crate) json: bool,
     /// The volume, in the process that serves it
     #[arg(skip)]
-    pub(crate) live: Option<Arc<MountedVolume>>,
+    pub(crate) live: Option<Arc<ServedVolume>>,
 }
 
 /// What one run of the program asks the one that serves a mount.
@@ -121,7 +121,7 @@ pub(crate) struct InForceArguments {
     pub(crate) subvolume: Option<OsString>,
     /// The volume, in the process that serves it
     #[arg(skip)]
-    pub(crate) live: Option<Arc<MountedVolume>>,
+    pub(crate) live: Option<Arc<ServedVolume>>,
 }
 
 pub(crate) const UNMOUNT_HELP: &str = "\

@@ -9,7 +9,7 @@ use super::{
     OpenArguments, PlacesArguments, PropertyVerb, StatArguments, SubvolumeVerb, SyncArguments,
     TreeArguments, Verb, VolumeArguments,
 };
-use crate::live::MountedVolume;
+use crate::live::ServedVolume;
 
 /// What the program needs to know to run a verb on a mounted volume.
 #[expect(clippy::struct_excessive_bools, reason = "each is a question of its own")]
@@ -17,7 +17,7 @@ pub(crate) struct OnMount<'a> {
     /// The places on the command line.
     pub(crate) places: Vec<&'a mut OsString>,
     /// Where the program puts the open volume.
-    pub(crate) live: &'a mut Option<Arc<MountedVolume>>,
+    pub(crate) live: &'a mut Option<Arc<ServedVolume>>,
     /// An option that says how to open a volume, if one was given. A mounted volume is open
     /// already.
     pub(crate) opening: Option<&'static str>,
@@ -59,7 +59,7 @@ impl Verb {
 
 fn of_mount<'a>(
     directory: &'a mut PathBuf,
-    live: &'a mut Option<Arc<MountedVolume>>,
+    live: &'a mut Option<Arc<ServedVolume>>,
 ) -> OnMount<'a> {
     OnMount {
         places: vec![directory.as_mut_os_string()],

@@ -30,7 +30,7 @@ use super::{MOST_JOBS, NEXT_MOST, Next, PATIENCE, StartRequest};
 use crate::args::Arguments;
 use crate::edit::Caller;
 use crate::exit::{self, VerbFailure};
-use crate::live::MountedVolume;
+use crate::live::ServedVolume;
 use crate::output::Console;
 use crate::rights::Rights;
 use crate::session::OpenTree;
@@ -152,7 +152,7 @@ impl Jobs {
             job
         };
         let wanted = job.clone();
-        let live = MountedVolume {
+        let live = ServedVolume {
             fs,
             volume: self.volume.clone(),
             first: self.fs.root().dev,
@@ -302,7 +302,7 @@ impl Write for Printer {
 fn perform(
     words: Vec<OsString>,
     places: Vec<OsString>,
-    live: MountedVolume,
+    live: ServedVolume,
     job: &Arc<ControlJob>,
 ) -> u32 {
     let printer = |stream| Printer { job: job.clone(), stream };
@@ -324,7 +324,7 @@ fn perform(
 fn parse(
     words: Vec<OsString>,
     places: Vec<OsString>,
-    live: MountedVolume,
+    live: ServedVolume,
 ) -> std::result::Result<(Arguments, bool), VerbFailure> {
     let wrong = |what: &str| VerbFailure::Usage(format!("{what} while a volume is mounted"));
     let words = iter::once("offshoot".into()).chain(words);
