@@ -62,6 +62,7 @@ use parking_lot::{Mutex, RwLock};
 
 use allocated::Allocated;
 pub(crate) use block_group::BlockGroup;
+use chunk_plan::MemberSpace;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use discard::Freed;
 pub(crate) use discard::PIECE_BYTES;
@@ -128,6 +129,8 @@ pub(crate) struct Space {
     /// Held by the thread that allocates or removes chunks, or discards space that belongs to no
     /// chunk. Taken after the gate.
     pub(crate) chunk_lock: Mutex<()>,
+    /// The space of every member, once it is loaded. Changed by a thread that has the chunk lock.
+    pub(crate) member_spaces: Mutex<Option<Vec<MemberSpace>>>,
     outside: discard::Outside,
     /// The ranges to be discarded; `None` when the volume does not discard.
     freed: Mutex<Option<Freed>>,
@@ -265,6 +268,7 @@ impl Space {
             is_short: AtomicBool::new(false),
             allocated: Allocated::new(storage.members()),
             chunk_lock: Mutex::new(()),
+            member_spaces: Mutex::new(None),
             outside: discard::Outside::default(),
             freed: Mutex::new(discards.then(Freed::default)),
             stats: stats::Counters::default(),

@@ -37,8 +37,8 @@ fn add_group(volume: &Engine, start: u64, kind: u64, profile: Profile) -> Arc<Bl
     // The allocator of chunks needs to know the free space of the chunk tree.
     while live.space.load_one(&volume.base, Purpose::System).expect("it reads") {}
     let flags = BlockGroupFlags(kind | profile.bits());
-    let members = volume.member_spaces().expect("it reads");
-    let mut plan = chunk_plan::plan(&members, flags, profile, 9).expect("there is place for one");
+    let plan = volume.with_member_spaces(|all| chunk_plan::plan(all, flags, profile, 9));
+    let mut plan = plan.expect("it reads").expect("there is place for one");
     plan.stripe_bytes = if start == 0 { MIB } else { 8 * MIB };
     let member = |index: usize| &volume.members()[index];
     let stripes = plan.stripes.iter().map(|&(index, at)| Stripe {

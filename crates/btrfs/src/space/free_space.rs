@@ -75,7 +75,7 @@ pub(super) fn ranked_from(
 }
 
 /// Ranges that do not touch each other, by their start.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct FreeSpace {
     ranges: BTreeMap<u64, u64>,
     /// The rank and the start of each range.
@@ -216,13 +216,26 @@ impl FreeSpace {
 
     /// Takes the first free piece in `within`, at most `most` bytes of it.
     pub(super) fn take_first(&mut self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
+        let first = self.first(within, most)?;
+        self.take_range(first.start, first.end).then_some(first)
+    }
+
+    /// The first free piece in `within`, at most `most` bytes of it.
+    pub(super) fn first(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let first = self.ranges.range(..=within.start).next_back();
         let (&from, &to) = first
             .filter(|&(_, &to)| to > within.start)
             .or_else(|| self.ranges.range(within.start..within.end).next())?;
         let start = from.max(within.start);
         let end = to.min(within.end).min(start.saturating_add(most));
-        self.take_range(start, end).then_some(start..end)
+        (start < end).then_some(start..end)
+    }
+
+    /// The shortest range of bytes that has `wanted` bytes, or else the longest one.
+    pub(super) fn shortest_with(&self, wanted: u64) -> Option<Range<u64>> {
+        let fitting = ranked_from(&self.index, wanted, 0).next();
+        let (len, start) = fitting.or_else(|| self.index.last().copied())?;
+        Some(start..start + len)
     }
 
     /// Whether `len` bytes in one piece would be free if `out`, which is not free, were free too.
