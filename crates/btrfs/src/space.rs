@@ -30,6 +30,8 @@
 mod allocated;
 mod block_group;
 pub(crate) mod chunk_plan;
+#[cfg(test)]
+mod cost_tests;
 mod discard;
 #[cfg(test)]
 mod foreign_tests;
