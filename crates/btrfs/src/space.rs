@@ -338,20 +338,21 @@ impl Space {
         len: u64,
         fit: Fit,
     ) -> Option<Range<u64>> {
-        let last = self.last_of(purpose).load(Ordering::Relaxed);
+        let begin = self.last_of(purpose).load(Ordering::Relaxed);
         let take = |start| {
             let group = groups.at(start).filter(|group| self.may_take(purpose, group))?;
-            self.taken(purpose, group, group.take(len, fit)?)
+            Some(self.taken(purpose, group, group.take(len, fit)?))
         };
         let take_of = |kind: &GroupKind| {
             let has_blocks = kind.has_blocks();
             let (least, from) =
-                (least_rank(has_blocks, len, fit), if has_blocks { last } else { 0 });
-            // Another thread may be faster, so the first group may be no use any more.
+                (least_rank(has_blocks, len, fit), if has_blocks { begin } else { 0 });
+            // Another thread may be faster. Then the first group is of no use any more.
             let mut found = (0..).map_while(|skipped| kind.with_rank(least, from, skipped));
             found.find_map(take)
         };
-        take(last).or_else(|| groups.kinds_with(self.flags_for(purpose).0).find_map(|k| take_of(k)))
+        take(begin)
+            .or_else(|| groups.kinds_with(self.flags_for(purpose).0).find_map(|k| take_of(k)))
     }
 
     /// Takes the longest piece of data that is known to be free, or as much of it as `most`, in
@@ -366,7 +367,7 @@ impl Space {
             if let Some(group) = groups.at(start)
                 && let Some(taken) = group.take_longest(most, unit)
             {
-                return self.taken(Purpose::Data, group, taken);
+                return Some(self.taken(Purpose::Data, group, taken));
             }
         }
     }
@@ -377,10 +378,10 @@ impl Space {
         purpose: Purpose,
         group: &BlockGroup,
         (range, less): (Range<u64>, u64),
-    ) -> Option<Range<u64>> {
+    ) -> Range<u64> {
         self.last_of(purpose).store(group.start.0, Ordering::Relaxed);
         self.ledger(purpose).remove_free(less);
-        Some(range)
+        range
     }
 
     fn last_of(&self, purpose: Purpose) -> &AtomicU64 {

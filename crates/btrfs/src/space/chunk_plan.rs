@@ -109,6 +109,17 @@ impl MemberSpace {
         range.start.max(RESERVED_BYTES)..range.end.min(self.end)
     }
 
+    /// The holes, by address.
+    #[cfg(test)]
+    pub(super) fn holes(&self) -> Vec<Range<u64>> {
+        let (mut holes, mut at) = (Vec::new(), 0);
+        while let Some(hole) = self.holes.first(&(at..u64::MAX), u64::MAX) {
+            at = hole.end;
+            holes.push(hole);
+        }
+        holes
+    }
+
     /// The first range in `within` that belongs to no chunk, to no superblock and not to the
     /// reserved start, of at most `most` bytes.
     pub(crate) fn unused(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {

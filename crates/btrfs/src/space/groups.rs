@@ -229,10 +229,10 @@ impl Groups {
         let mut all: Vec<_> = Vec::new();
         for kind in &self.kinds {
             let index = kind.index.lock();
-            all.extend(set(&index).iter().filter_map(|start| self.at(*start)).cloned());
+            let groups = set(&index).iter().filter_map(|start| self.at(*start));
+            all.extend(groups.inspect(|_| look()).cloned());
         }
         all.sort_unstable_by_key(|group| group.start);
-        all.iter().for_each(|_| look());
         all
     }
 

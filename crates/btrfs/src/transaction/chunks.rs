@@ -9,7 +9,7 @@
 //! | extent tree or block-group tree | the block group |
 //! | free-space tree, if there is one | that all of it is free |
 //! | superblock | system chunks, and the allocated bytes of the device itself; written by the commit |
-//! | memory | the map of chunks, the block groups, the ledger |
+//! | memory | the map of chunks, the block groups, the ledger, the unallocated ranges of the members |
 //!
 //! This takes metadata and system space itself. So it happens when room is made, never inside a
 //! change of a tree. One thread at a time does it, under the chunk lock, which it takes while it
@@ -59,6 +59,7 @@ impl Base {
         let all = all.as_deref_mut().unwrap_or_default();
         for (own, (member, bytes)) in all.iter_mut().zip(self.members().iter().zip(allocated)) {
             own.allocated_bytes = bytes;
+            // A device that has failed gets no chunk.
             if member.has_failed() {
                 own.total_bytes = 0;
             }
@@ -67,7 +68,7 @@ impl Base {
     }
 
     /// The space of every member, from the device tree.
-    fn load_member_spaces(&self) -> Result<Vec<MemberSpace>> {
+    pub(crate) fn load_member_spaces(&self) -> Result<Vec<MemberSpace>> {
         let root = self.tree(TreeId::DEV)?;
         let mut all = Vec::with_capacity(self.members().len());
         for (index, member) in self.members().iter().enumerate() {
