@@ -30,15 +30,19 @@
 mod allocated;
 mod block_group;
 pub(crate) mod chunk_plan;
+#[cfg(test)]
+mod cost_tests;
 mod discard;
 #[cfg(test)]
 mod foreign_tests;
 mod free_space;
 mod free_space_tree;
+mod groups;
 mod ledger;
 #[cfg(test)]
 mod line_tests;
 mod load;
+mod looked;
 mod place;
 pub(crate) mod profile;
 mod reserve;
@@ -47,7 +51,6 @@ mod stats;
 mod tests;
 mod tickets;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -61,10 +64,12 @@ use parking_lot::{Mutex, RwLock};
 
 use allocated::Allocated;
 pub(crate) use block_group::BlockGroup;
+use chunk_plan::MemberSpace;
 pub(crate) use chunk_plan::RESERVED_BYTES;
 use discard::Freed;
 pub(crate) use discard::PIECE_BYTES;
-use free_space::Fit;
+use free_space::{Fit, least_rank};
+use groups::{BlockGroups, GroupKind, GroupSums};
 use ledger::Ledger;
 pub(crate) use ledger::{HighWater, Kept, KeptAs, Promise, Reservation};
 pub(crate) use reserve::{
@@ -97,12 +102,12 @@ pub(crate) trait Roots: Blocks {
 
 /// All block groups of a volume.
 pub(crate) struct Space {
-    groups: RwLock<BTreeMap<u64, Arc<BlockGroup>>>,
+    groups: RwLock<BlockGroups>,
     /// The bytes of all extents: the superblock's `bytes_used`.
     bytes_used: NonNegativeCounter,
     /// Where the next search for data and for metadata begins: in the block group from which space
     /// was taken last. So space that is taken together lies together.
-    last: [Mutex<u64>; 2],
+    last: [AtomicU64; 2],
     /// The ledgers of data, of metadata, and of system space. In a volume with mixed block groups,
     /// data counts as metadata, and only mixed block groups are allocated from. Such a volume may
     /// have other block groups too, which `mkfs.btrfs -O mixed-bg` makes and the kernel leaves
@@ -126,6 +131,8 @@ pub(crate) struct Space {
     /// Held by the thread that allocates or removes chunks, or discards space that belongs to no
     /// chunk. Taken after the gate.
     pub(crate) chunk_lock: Mutex<()>,
+    /// The space of every member, once it is loaded. Changed by a thread that has the chunk lock.
+    pub(crate) member_spaces: Mutex<Option<Vec<MemberSpace>>>,
     outside: discard::Outside,
     /// The ranges to be discarded; `None` when the volume does not discard.
     freed: Mutex<Option<Freed>>,
@@ -240,9 +247,12 @@ impl Space {
         let taken_from =
             [new_chunk(Purpose::Data)?, new_chunk(Purpose::Metadata)?, new_chunk(Purpose::System)?];
         let superblock = storage.superblock();
-        let groups = groups.into_iter().map(|group| (group.start.0, Arc::new(group)));
+        let mut all = BlockGroups::default();
+        for group in groups {
+            all.add(group);
+        }
         Ok(Self {
-            groups: RwLock::new(groups.collect()),
+            groups: RwLock::new(all),
             bytes_used: NonNegativeCounter::starting_at(
                 superblock.item.bytes_used.get(),
                 "bytes used",
@@ -260,6 +270,7 @@ impl Space {
             is_short: AtomicBool::new(false),
             allocated: Allocated::new(storage.members()),
             chunk_lock: Mutex::new(()),
+            member_spaces: Mutex::new(None),
             outside: discard::Outside::default(),
             freed: Mutex::new(discards.then(Freed::default)),
             stats: stats::Counters::default(),
@@ -312,38 +323,80 @@ impl Space {
     }
 
     fn take_known(&self, purpose: Purpose, len: u64) -> Option<Logical> {
-        let last = &self.last[usize::from(purpose == Purpose::Data)];
-        let begin = *last.lock();
-        let all = self.groups.read();
-        let groups = || {
-            let groups = all.range(begin..).chain(all.range(..begin)).map(|(_, group)| group);
-            groups.filter(|group| self.may_take(purpose, group))
+        let groups = self.groups.read();
+        let fits = purpose.fits().iter();
+        let taken = fits.copied().find_map(|fit| self.take_fitting(&groups, purpose, len, fit));
+        taken.map(|range| Logical(range.start))
+    }
+
+    /// Takes `len` bytes in one piece: in the group from which space was taken last, or else in one
+    /// that the index finds.
+    fn take_fitting(
+        &self,
+        groups: &BlockGroups,
+        purpose: Purpose,
+        len: u64,
+        fit: Fit,
+    ) -> Option<Range<u64>> {
+        let begin = self.last_of(purpose).load(Ordering::Relaxed);
+        let take = |start| {
+            let group = groups.at(start).filter(|group| self.may_take(purpose, group))?;
+            Some(self.taken(purpose, group, group.take(len, fit)?))
         };
-        let (group, (logical, less)) = purpose
-            .fits()
-            .iter()
-            .find_map(|&fit| groups().find_map(|group| Some((group, group.take(len, fit)?))))?;
-        *last.lock() = group.start.0;
+        let take_of = |kind: &GroupKind| {
+            let has_blocks = kind.has_blocks();
+            let (least, from) =
+                (least_rank(has_blocks, len, fit), if has_blocks { begin } else { 0 });
+            // Another thread may be faster. Then the first group is of no use any more.
+            let mut found = (0..).map_while(|skipped| kind.with_rank(least, from, skipped));
+            found.find_map(take)
+        };
+        take(begin)
+            .or_else(|| groups.kinds_with(self.flags_for(purpose).0).find_map(|k| take_of(k)))
+    }
+
+    /// Takes the longest piece of data that is known to be free, or as much of it as `most`, in
+    /// whole `unit`s.
+    fn take_longest(&self, most: u64, unit: u64) -> Option<Range<u64>> {
+        let groups = self.groups.read();
+        loop {
+            let kinds = groups.kinds_with(self.flags_for(Purpose::Data).0);
+            let longest = kinds.filter_map(|kind| kind.highest_rank()).max();
+            let (_, start) = longest.filter(|&(len, _)| len >= unit)?;
+            // Another thread may be faster. Then another piece is the longest.
+            if let Some(group) = groups.at(start)
+                && let Some(taken) = group.take_longest(most, unit)
+            {
+                return Some(self.taken(Purpose::Data, group, taken));
+            }
+        }
+    }
+
+    /// Counts a range of `group` that was taken, and by how much the usable bytes decreased.
+    fn taken(
+        &self,
+        purpose: Purpose,
+        group: &BlockGroup,
+        (range, less): (Range<u64>, u64),
+    ) -> Range<u64> {
+        self.last_of(purpose).store(group.start.0, Ordering::Relaxed);
         self.ledger(purpose).remove_free(less);
-        Some(logical)
+        range
+    }
+
+    fn last_of(&self, purpose: Purpose) -> &AtomicU64 {
+        &self.last[usize::from(purpose == Purpose::Data)]
     }
 
     /// The block group that covers `logical`.
     pub(crate) fn group_of(&self, logical: Logical) -> Result<Arc<BlockGroup>> {
-        let groups = self.groups.read();
-        groups
-            .range(..=logical.0)
-            .next_back()
-            .map(|(_, group)| group)
-            .filter(|group| group.contains(logical))
-            .cloned()
-            .ok_or_else(|| {
-                Error::corrupt_at(
-                    Structure::BlockGroupItem,
-                    logical.0,
-                    "no block group covers the address",
-                )
-            })
+        self.groups.read().covering(logical).cloned().ok_or_else(|| {
+            Error::corrupt_at(
+                Structure::BlockGroupItem,
+                logical.0,
+                "no block group covers the address",
+            )
+        })
     }
 
     /// Frees a range that was taken and is not referred to, or that is no longer pinned.
@@ -354,19 +407,17 @@ impl Space {
 
     /// All block groups, by address.
     pub(crate) fn groups(&self) -> Vec<Arc<BlockGroup>> {
-        self.groups.read().values().cloned().collect()
+        self.groups.read().all().cloned().collect()
     }
 
     /// The block groups that overlap `range`.
     pub(crate) fn groups_in(&self, range: &Range<u64>) -> Vec<Arc<BlockGroup>> {
-        let groups = self.groups.read();
-        let below = groups.range(..range.end).rev().map(|(_, group)| group);
-        below.take_while(|group| group.end() > range.start).cloned().collect()
+        self.groups.read().overlapping(range).cloned().collect()
     }
 
     /// Block groups whose items have an old value of `used`.
     pub(crate) fn changed_groups(&self) -> Vec<Arc<BlockGroup>> {
-        self.groups.read().values().filter(|group| group.is_changed()).cloned().collect()
+        self.groups.read().changed()
     }
 
     /// Counts an extent that was added or removed.
@@ -403,10 +454,12 @@ impl Space {
         }
     }
 
-    /// The block groups of the type for `purpose`, of any profile.
-    fn groups_for(&self, purpose: Purpose) -> Vec<Arc<BlockGroup>> {
-        let types = profile::types_for(purpose, self.is_mixed);
-        self.groups.read().values().filter(|group| group.serves(types)).cloned().collect()
+    /// The sums over the block groups of the type for `purpose`, of any profile: for each kind its
+    /// flags and its sums.
+    fn sums_of_type(&self, purpose: Purpose) -> Vec<(BlockGroupFlags, GroupSums)> {
+        let groups = self.groups.read();
+        let kinds = groups.kinds_with(profile::types_for(purpose, self.is_mixed));
+        kinds.map(|kind| (kind.flags, kind.sums())).collect()
     }
 
     /// The flags of a new chunk for `purpose`.
@@ -452,44 +505,39 @@ impl Space {
     pub(crate) fn load_one(&self, volume: &dyn Roots, purpose: Purpose) -> Result<bool> {
         let unknown = {
             let groups = self.groups.read();
-            let is_unknown = |g: &&Arc<BlockGroup>| {
-                self.may_take(purpose, g) && !g.is_loaded() && !g.is_retired()
-            };
-            groups.values().find(is_unknown).cloned()
+            let mut kinds = groups.kinds_with(self.flags_for(purpose).0);
+            kinds.find_map(|kind| groups.at(kind.to_load()?).cloned())
         };
         unknown.map(|group| self.load(volume, &group)).transpose().map(|found| found.is_some())
     }
 
     /// The bytes of all block groups from which space for `purpose` is taken, and how many of them
     /// are free.
-    fn totals(&self, purpose: Purpose) -> (u64, u64) {
+    pub(crate) fn totals(&self, purpose: Purpose) -> (u64, u64) {
         let groups = self.groups.read();
-        let groups = groups.values().filter(|group| self.may_take(purpose, group));
-        groups.fold((0, 0), |(all, free), group| (all + group.len, free + group.free_bytes()))
+        let sums = groups.kinds_with(self.flags_for(purpose).0).map(|kind| kind.sums());
+        sums.fold((0, 0), |(all, free), sums| (all + sums.len, free + sums.free))
     }
 
     /// Whether `group` is the only block group with its flags.
     fn is_last_of_its_kind(&self, group: &BlockGroup) -> bool {
-        let groups = self.groups.read();
-        groups.values().filter(|other| other.flags == group.flags).take(2).count() < 2
+        self.groups.read().count_of(group.flags) < 2
     }
 
     /// Adds the block group of a chunk that was allocated.
     pub(crate) fn add_group(&self, volume: &dyn Roots, group: BlockGroup) -> Result<()> {
-        let group = Arc::new(group);
-        self.groups.write().insert(group.start.0, group.clone());
+        let group = self.groups.write().add(group);
         self.load(volume, &group)
     }
 
     /// Removes a retired block group.
     pub(crate) fn remove_group(&self, group: &BlockGroup) {
-        self.groups.write().remove(&group.start.0);
+        self.groups.write().remove(group.start);
     }
 
     /// The empty block groups.
     pub(crate) fn empty_groups(&self) -> Vec<Arc<BlockGroup>> {
-        let groups = self.groups.read();
-        let mut empty: Vec<_> = groups.values().filter(|g| g.is_empty()).cloned().collect();
+        let mut empty = self.groups.read().empty();
         // The last ones come first, so that the logical space stays dense.
         empty.reverse();
         empty

@@ -16,8 +16,8 @@
 //!
 //! Invariants:
 //!
-//! 1. After opening, storage replaces the map of chunks as a whole and never changes one in place.
-//!    A member that fails stays failed until the volume is opened again. A reader holds the lock of
+//! 1. Storage never changes a map of chunks that a reader has: it changes a copy of that map. A
+//!    member that fails stays failed until the volume is opened again. A reader holds the lock of
 //!    the map only while it clones the [`Arc`], and releases it before it asks a device.
 //! 2. Storage returns only bytes that verified. When one way gives something else, it tries the
 //!    others and reports the bad one.
@@ -36,7 +36,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::check::Geometry;
-use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
+use offshoot_btrfs_format::chunk::Chunk;
 use offshoot_btrfs_format::superblock::Superblock;
 use offshoot_btrfs_format::{Logical, Malformed, Physical};
 use offshoot_vfs::{Code, Errno, Error, Result, Structure};
@@ -110,9 +110,7 @@ impl Storage {
 
     /// The system chunks, by their logical address.
     pub(crate) fn system_chunks(&self) -> Vec<Chunk> {
-        let map = self.chunk_map();
-        let chunks = map.mapped().map(|mapped| &mapped.chunk);
-        chunks.filter(|chunk| chunk.flags.0 & BlockGroupFlags::SYSTEM != 0).cloned().collect()
+        self.chunk_map().system().cloned().collect()
     }
 
     /// The map of chunks as it is now.
@@ -124,15 +122,12 @@ impl Storage {
     pub(crate) fn map_chunk(&self, chunk: Chunk) -> Result<()> {
         let on = chunk.stripes.iter().map(|s| self.members.find_present(s.device_uuid));
         let mapped = MappedChunk { members: on.collect(), chunk };
-        let mut chunks = self.chunks.write();
-        *chunks = Arc::new(chunks.with(mapped)?);
-        Ok(())
+        Arc::make_mut(&mut *self.chunks.write()).add(mapped)
     }
 
     /// Forgets a chunk that was removed.
     pub(crate) fn unmap_chunk(&self, start: Logical) {
-        let mut chunks = self.chunks.write();
-        *chunks = Arc::new(chunks.without(start));
+        Arc::make_mut(&mut *self.chunks.write()).remove(start);
     }
 
     /// The chunk that begins at `start`.

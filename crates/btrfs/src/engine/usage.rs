@@ -24,8 +24,8 @@ impl Engine {
         let members = self.members().iter().filter(|member| !member.is_seed).count();
         let (used_bytes, free, profile) = if let Some(live) = self.live_part() {
             let ledger = live.space.ledger(Purpose::Data);
-            let groups = live.space.groups();
-            let (free, profile) = of_data(groups.iter().map(AsRef::as_ref), members)?;
+            let (_, free) = live.space.totals(Purpose::Data);
+            let profile = live.space.flags_for(Purpose::Data).profile().map_err(malformed)?;
             (live.space.bytes_used(), free.saturating_sub(ledger.reserved()), profile)
         } else {
             let groups = self.block_groups().unwrap_or_else(|_| self.full_groups());

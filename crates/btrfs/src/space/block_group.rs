@@ -1,6 +1,7 @@
 //! One block group.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::BlockGroupFlags;
@@ -9,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::Roots;
 use super::free_space::{Fit, FreeSpace};
+use super::groups::{GroupFacts, GroupKind, GroupSums};
 use super::load::load_free_space;
 use crate::counter::below_zero;
 use crate::report::VolumeReport;
@@ -19,6 +21,8 @@ pub(crate) struct BlockGroup {
     pub(crate) start: Logical,
     pub(crate) len: u64,
     pub(crate) flags: BlockGroupFlags,
+    /// The groups with the same flags, this one included once it is listed.
+    kind: Arc<GroupKind>,
     state: Mutex<State>,
 }
 
@@ -37,22 +41,70 @@ struct State {
     out: Range<u64>,
     /// It is being removed.
     is_retired: bool,
-}
-
-/// The use of a block group, in bytes.
-pub(super) struct Usage {
-    pub(super) used: u64,
-    /// Taken and not used yet, or pinned.
-    pub(super) between: u64,
-    /// The free ranges are loaded.
-    pub(super) is_known: bool,
+    /// It is one of the groups of a volume, and its kind counts it.
+    is_listed: bool,
 }
 
 impl BlockGroup {
     pub(crate) fn new(start: Logical, len: u64, flags: BlockGroupFlags, used: u64) -> Self {
-        let state =
-            State { used, stored_used: used, between: 0, free: None, out: 0..0, is_retired: false };
-        Self { start, len, flags, state: Mutex::new(state) }
+        let state = State {
+            used,
+            stored_used: used,
+            between: 0,
+            free: None,
+            out: 0..0,
+            is_retired: false,
+            is_listed: false,
+        };
+        Self { start, len, flags, kind: Arc::new(GroupKind::new(flags)), state: Mutex::new(state) }
+    }
+
+    /// Sets the kind of a group that is not listed.
+    pub(super) fn set_kind(&mut self, kind: Arc<GroupKind>) {
+        self.kind = kind;
+    }
+
+    /// Adds the group to its kind, or takes it away.
+    pub(super) fn set_listed(&self, is_listed: bool) {
+        self.change(|state| state.is_listed = is_listed);
+    }
+
+    /// Changes the state, and tells the kind what changed.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let before = self.facts_of(&state);
+        let result = change(&mut state);
+        self.kind.note(self.start, &before, &self.facts_of(&state));
+        result
+    }
+
+    fn facts_of(&self, state: &State) -> GroupFacts {
+        if !state.is_listed {
+            return GroupFacts::default();
+        }
+        let free = self.free_in(state);
+        let is_loaded = state.free.is_some();
+        let best_rank = state.free.as_ref().map_or(0, FreeSpace::best_rank);
+        GroupFacts {
+            sums: GroupSums {
+                groups: 1,
+                len: self.len,
+                used: state.used,
+                between: state.between,
+                free,
+                unknown: if is_loaded { 0 } else { free },
+            },
+            best_rank: if state.is_retired { 0 } else { best_rank },
+            may_load: !is_loaded && !state.is_retired,
+            is_empty: state.is_empty() && !state.is_retired,
+            is_changed: state.used != state.stored_used,
+        }
+    }
+
+    /// What its kind has of this group.
+    #[cfg(test)]
+    pub(super) fn facts(&self) -> GroupFacts {
+        self.facts_of(&self.state.lock())
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -68,51 +120,64 @@ impl BlockGroup {
         self.flags.0 & flags == flags
     }
 
-    /// Takes `len` bytes in one piece. Returns the address, and by how much the usable bytes
-    /// decreased. `None` when no known piece fits.
-    pub(super) fn take(&self, len: u64, fit: Fit) -> Option<(Logical, u64)> {
-        let mut state = self.state.lock();
-        if state.is_retired {
-            return None;
-        }
-        let before = state.known_usable();
-        let logical = state.free.as_mut()?.take(len, fit)?;
-        state.between += len;
-        Some((Logical(logical), before - state.known_usable()))
+    /// Takes `len` bytes in one piece. Returns them, and by how much the usable bytes decreased.
+    /// `None` when no known piece fits.
+    pub(super) fn take(&self, len: u64, fit: Fit) -> Option<(Range<u64>, u64)> {
+        let whole = |start| start..start + len;
+        self.take_by(|free| free.take(len, fit).map(whole))
+    }
+
+    /// As [`take`](Self::take), but takes the longest free range, or as much of it as `most`, in
+    /// whole `unit`s.
+    pub(super) fn take_longest(&self, most: u64, unit: u64) -> Option<(Range<u64>, u64)> {
+        self.take_by(|free| free.take_longest(most, unit))
+    }
+
+    /// Takes a free range. Returns it, and by how much the usable bytes decreased.
+    fn take_by(
+        &self,
+        take: impl FnOnce(&mut FreeSpace) -> Option<Range<u64>>,
+    ) -> Option<(Range<u64>, u64)> {
+        self.change(|state| {
+            if state.is_retired {
+                return None;
+            }
+            let before = state.known_usable();
+            let taken = take(state.free.as_mut()?)?;
+            state.between += taken.end - taken.start;
+            Some((taken, before - state.known_usable()))
+        })
     }
 
     /// Takes exactly this range, if all of it is known to be free. Returns by how much the usable
     /// bytes decreased.
     pub(super) fn take_range(&self, logical: Logical, len: u64) -> Option<u64> {
-        let mut state = self.state.lock();
-        let end = logical.0.checked_add(len)?;
-        let before = state.known_usable();
-        if !state.free.as_mut()?.take_range(logical.0, end) {
-            return None;
-        }
-        state.between += len;
-        Some(before - state.known_usable())
+        let range = logical.0..logical.0.checked_add(len)?;
+        self.take_by(|free| free.take_range(range.start, range.end).then_some(range))
+            .map(|(_, less)| less)
     }
 
     /// Takes out the first free piece in `within`, of at most `most` bytes. No thread can take it
     /// until it is back. No other piece may be out.
     pub(super) fn take_out(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
-        let mut state = self.state.lock();
-        if state.is_retired {
-            return None;
-        }
-        let piece = state.free.as_mut()?.take_first(within, most)?;
-        state.out = piece.clone();
-        Some(piece)
+        self.change(|state| {
+            if state.is_retired {
+                return None;
+            }
+            let piece = state.free.as_mut()?.take_first(within, most)?;
+            state.out = piece.clone();
+            Some(piece)
+        })
     }
 
     /// Brings back the piece that was taken out.
     pub(super) fn bring_back(&self) {
-        let mut state = self.state.lock();
-        let out = std::mem::take(&mut state.out);
-        if let Some(free) = &mut state.free {
-            free.add(out.start, out.end);
-        }
+        self.change(|state| {
+            let out = std::mem::take(&mut state.out);
+            if let Some(free) = &mut state.free {
+                free.add(out.start, out.end);
+            }
+        });
     }
 
     /// Whether `len` bytes in one piece will be free when the piece that is out is back.
@@ -140,25 +205,25 @@ impl BlockGroup {
         // trees. Nothing is taken here before the free ranges are loaded, so all threads that read
         // the trees find the same.
         let loaded = load_free_space(volume, self);
-        let wrong = {
-            let mut state = self.state.lock();
+        let wrong = self.change(|state| {
             if state.free.is_some() || state.is_retired {
                 // Some items of a group that is being removed may be gone already.
-                return Ok(false);
+                return Ok(None);
             }
             let (free, wrong) = loaded?;
             state.free = Some(free);
             count(state.known_usable());
-            wrong
-        };
-        if let Some(what) = wrong {
+            Ok::<_, Error>(Some(wrong))
+        })?;
+        if let Some(Some(what)) = &wrong {
             let problem = format!("{what}; what may be in use is left alone");
             volume.storage().report(&VolumeReport::WrongFreeSpace { group: self.start, problem });
         }
-        Ok(true)
+        Ok(wrong.is_some())
     }
 
     /// Whether nothing in it is used, taken, pinned or being discarded.
+    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.state.lock().is_empty()
     }
@@ -171,12 +236,13 @@ impl BlockGroup {
     /// Retires the group, if it is empty: no thread may take space here from now on. Returns the
     /// bytes that were usable until then.
     pub(super) fn retire(&self) -> Option<u64> {
-        let mut state = self.state.lock();
-        if !state.is_empty() || state.is_retired {
-            return None;
-        }
-        state.is_retired = true;
-        Some(state.known_usable())
+        self.change(|state| {
+            if !state.is_empty() || state.is_retired {
+                return None;
+            }
+            state.is_retired = true;
+            Some(state.known_usable())
+        })
     }
 
     /// The bytes that are known to be free.
@@ -201,14 +267,15 @@ impl BlockGroup {
         len: u64,
         count: impl FnOnce(u64),
     ) -> Result<()> {
-        let mut state = self.state.lock();
-        state.leave_between(len)?;
-        let before = state.known_usable();
-        if let Some(free) = &mut state.free {
-            free.add(logical.0, logical.0 + len);
-            count(state.known_usable() - before);
-        }
-        Ok(())
+        self.change(|state| {
+            state.leave_between(len)?;
+            let before = state.known_usable();
+            if let Some(free) = &mut state.free {
+                free.add(logical.0, logical.0 + len);
+                count(state.known_usable() - before);
+            }
+            Ok(())
+        })
     }
 
     /// Counts an extent of `len` bytes: a new one was taken and is used now, an old one was used
@@ -217,42 +284,40 @@ impl BlockGroup {
     /// # Errors
     /// When the block group item counts fewer bytes than the extents have, or fewer were taken.
     pub(super) fn count_used(&self, len: u64, is_new: bool) -> Result<()> {
-        let mut state = self.state.lock();
-        if is_new {
-            state.leave_between(len)?;
-            state.used += len;
-        } else {
-            state.used = state.used.checked_sub(len).ok_or_else(|| {
-                let problem = "it counts less than its extents take";
-                Error::corrupt_at(Structure::BlockGroupItem, self.start.0, problem)
-            })?;
-            state.between += len;
-        }
-        Ok(())
-    }
-
-    /// Whether the item has an old value of `used`.
-    pub(super) fn is_changed(&self) -> bool {
-        let state = self.state.lock();
-        state.used != state.stored_used
+        self.change(|state| {
+            if is_new {
+                state.leave_between(len)?;
+                state.used += len;
+            } else {
+                state.used = state.used.checked_sub(len).ok_or_else(|| {
+                    let problem = "it counts less than its extents take";
+                    Error::corrupt_at(Structure::BlockGroupItem, self.start.0, problem)
+                })?;
+                state.between += len;
+            }
+            Ok(())
+        })
     }
 
     /// The value of `used`, which the caller stores in the item now.
     pub(crate) fn used_to_store(&self) -> u64 {
-        let mut state = self.state.lock();
-        state.stored_used = state.used;
-        state.used
+        self.change(|state| {
+            state.stored_used = state.used;
+            state.used
+        })
     }
 
-    /// The used bytes, the taken or pinned ones, and whether the free ranges are loaded.
-    pub(super) fn usage(&self) -> Usage {
-        let state = self.state.lock();
-        Usage { used: state.used, between: state.between, is_known: state.free.is_some() }
+    /// The used bytes.
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.state.lock().used
     }
 
     /// The bytes that are neither used nor taken nor pinned.
     pub(crate) fn free_bytes(&self) -> u64 {
-        let state = self.state.lock();
+        self.free_in(&self.state.lock())
+    }
+
+    fn free_in(&self, state: &State) -> u64 {
         match &state.free {
             Some(_) => state.known_free(),
             None => self.len.saturating_sub(state.used).saturating_sub(state.between),

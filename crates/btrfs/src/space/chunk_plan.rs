@@ -6,7 +6,7 @@
 //! | metadata, mixed | at most 256 MiB, 1 GiB on volumes above 50 GiB | the same |
 //! | system | at most 32 MiB | the same |
 //!
-//! No chunk is longer than a tenth of the volume. Every member offers its first hole that is long
+//! No chunk is longer than a tenth of the volume. Every member offers its shortest hole that is long
 //! enough, or else its longest. The members with the longest offers are chosen, as many as the
 //! profile uses, and the shortest offer among them bounds the length. Nothing is placed in the
 //! first MiB of a device.
@@ -16,6 +16,8 @@ use std::ops::Range;
 
 use offshoot_btrfs_format::chunk::{BlockGroupFlags, Profile, STRIPE_LEN};
 use offshoot_btrfs_format::superblock::SUPERBLOCK_OFFSETS;
+
+use super::free_space::FreeSpace;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -31,14 +33,17 @@ const STRIPE_STEP: u64 = 16 * MIB;
 const LEAST_STRIPE: u64 = MIB;
 
 /// The space of a member.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct MemberSpace {
     pub(crate) index: usize,
+    /// The bytes that chunks may use; 0 when the member has failed.
     pub(crate) total_bytes: u64,
     /// The bytes that belong to chunks.
     pub(crate) allocated_bytes: u64,
-    /// The ranges that belong to chunks, ascending.
-    pub(crate) extents: Vec<Range<u64>>,
+    /// The ranges behind the reserved start that belong to no chunk.
+    holes: FreeSpace,
+    /// Where the last hole ends at most.
+    end: u64,
 }
 
 /// A possible chunk: for each stripe the index of its member and the offset there.
@@ -57,52 +62,86 @@ impl Plan {
             members[index].take(at..at + self.stripe_bytes);
         }
     }
+
+    /// Takes the marks back.
+    pub(crate) fn give_to(&self, members: &mut [MemberSpace]) {
+        for &(index, at) in &self.stripes {
+            members[index].give_back(at..at + self.stripe_bytes);
+        }
+    }
 }
 
 impl MemberSpace {
+    /// The space of a member of `total_bytes`. The ranges that belong to chunks ascend.
+    pub(crate) fn new(
+        index: usize,
+        total_bytes: u64,
+        extents: impl IntoIterator<Item = Range<u64>>,
+    ) -> Self {
+        let (mut holes, mut allocated_bytes) = (FreeSpace::of_bytes(0, Vec::new()), 0u64);
+        let mut at = RESERVED_BYTES;
+        for extent in extents {
+            holes.add(at, extent.start.min(total_bytes));
+            at = at.max(extent.end);
+            allocated_bytes = allocated_bytes.saturating_add(extent.end - extent.start);
+        }
+        holes.add(at, total_bytes);
+        Self { index, total_bytes, allocated_bytes, holes, end: total_bytes }
+    }
+
     /// Marks this range as allocated to a chunk.
-    pub(super) fn take(&mut self, range: Range<u64>) {
+    pub(crate) fn take(&mut self, range: Range<u64>) {
         self.allocated_bytes = self.allocated_bytes.saturating_add(range.end - range.start);
-        let at = self.extents.partition_point(|extent| extent.start < range.start);
-        self.extents.insert(at, range);
+        let range = self.cut(range);
+        let was_free = range.is_empty() || self.holes.take_range(range.start, range.end);
+        debug_assert!(was_free, "a range is allocated once: {range:?}");
+    }
+
+    /// Marks this range as belonging to no chunk.
+    pub(crate) fn give_back(&mut self, range: Range<u64>) {
+        self.allocated_bytes = self.allocated_bytes.saturating_sub(range.end - range.start);
+        let range = self.cut(range);
+        self.holes.add(range.start, range.end);
+    }
+
+    /// The part of `range` where holes may be.
+    fn cut(&self, range: Range<u64>) -> Range<u64> {
+        range.start.max(RESERVED_BYTES)..range.end.min(self.end)
+    }
+
+    /// The holes, by address.
+    #[cfg(test)]
+    pub(super) fn holes(&self) -> Vec<Range<u64>> {
+        let (mut holes, mut at) = (Vec::new(), 0);
+        while let Some(hole) = self.holes.first(&(at..u64::MAX), u64::MAX) {
+            at = hole.end;
+            holes.push(hole);
+        }
+        holes
     }
 
     /// The first range in `within` that belongs to no chunk, to no superblock and not to the
     /// reserved start, of at most `most` bytes.
     pub(crate) fn unused(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let superblocks = SUPERBLOCK_OFFSETS.map(|at| at..at + STRIPE_LEN);
-        let end = within.end.min(self.total_bytes);
-        let mut taken: Vec<_> = self.extents.iter().cloned().chain(superblocks).collect();
-        taken.push(end..u64::MAX);
-        taken.sort_by_key(|range| range.start);
-        let mut at = within.start.max(RESERVED_BYTES);
-        for range in taken {
-            let hole = at..range.start.min(end);
-            if !hole.is_empty() {
-                return Some(at..hole.end.min(at.saturating_add(most)));
+        let mut within = within.start..within.end.min(self.total_bytes);
+        while !within.is_empty() {
+            let hole = self.holes.first(&within, most)?;
+            let overlaps = |one: &&Range<u64>| one.start < hole.end && hole.start < one.end;
+            match superblocks.iter().find(overlaps) {
+                Some(superblock) if superblock.start <= hole.start => within.start = superblock.end,
+                Some(superblock) => return Some(hole.start..superblock.start),
+                None => return Some(hole),
             }
-            at = at.max(range.end);
         }
         None
     }
 
-    /// The first hole of `wanted` bytes, or else the longest one: its start, and its length up to
+    /// The shortest hole of `wanted` bytes, or else the longest one: its start, and its length up to
     /// `wanted`.
     fn hole(&self, wanted: u64) -> (u64, u64) {
-        let mut best = (RESERVED_BYTES, 0);
-        let mut at = RESERVED_BYTES;
-        let end = self.total_bytes..self.total_bytes;
-        for extent in self.extents.iter().chain([&end]) {
-            let len = extent.start.min(self.total_bytes).saturating_sub(at);
-            if len > best.1 {
-                best = (at, len);
-            }
-            if best.1 >= wanted {
-                break;
-            }
-            at = at.max(extent.end);
-        }
-        (best.0, best.1.min(wanted))
+        let hole = self.holes.shortest_with(wanted).filter(|_| self.total_bytes > 0);
+        hole.map_or((RESERVED_BYTES, 0), |hole| (hole.start, (hole.end - hole.start).min(wanted)))
     }
 }
 
@@ -180,9 +219,7 @@ mod tests {
     use super::*;
 
     fn member(index: usize, mib: u64, taken: &[(u64, u64)]) -> MemberSpace {
-        let extents: Vec<_> = taken.iter().map(|(from, to)| from * MIB..to * MIB).collect();
-        let allocated_bytes = extents.iter().map(|r: &Range<u64>| r.end - r.start).sum();
-        MemberSpace { index, total_bytes: mib * MIB, allocated_bytes, extents }
+        MemberSpace::new(index, mib * MIB, taken.iter().map(|(from, to)| from * MIB..to * MIB))
     }
 
     const METADATA: BlockGroupFlags = BlockGroupFlags(BlockGroupFlags::METADATA);

@@ -16,11 +16,23 @@
 //! Taking one tree block makes them less by exactly the node size. So a caller that has reserved
 //! space for ten blocks can take all ten, one by one. An aligned place is taken if it costs no more
 //! than that. A place that is not aligned is taken only when no aligned one is left.
+//!
+//! # How a range is found
+//!
+//! An index has each range by its *rank*. So the cost of an allocation does not depend on the
+//! number of ranges.
+//!
+//! | block group for | rank of a range | a search begins with |
+//! |---|---|---|
+//! | data, or data and tree blocks | its length | the range behind the last one that was taken, then the shortest that is long enough |
+//! | tree blocks alone | 2 with an aligned place, 1 with another place, 0 with none | the range behind the last one that was taken, then the next one of the rank |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use offshoot_btrfs_format::chunk::STRIPE_LEN;
+
+use super::looked::look;
 
 /// No tree block crosses a multiple of this, counted from the start of the block group, in bytes.
 const WINDOW: u64 = STRIPE_LEN;
@@ -37,10 +49,37 @@ pub(super) enum Fit {
     InWindow,
 }
 
+/// The rank of a range with place for a tree block, and with an aligned place for one.
+const IN_WINDOW: u64 = 1;
+const ALIGNED: u64 = 2;
+
+/// The rank from which on ranges have `len` bytes in one piece. `has_blocks` is true where only
+/// tree blocks of `len` bytes are taken.
+pub(super) fn least_rank(has_blocks: bool, len: u64, fit: Fit) -> u64 {
+    match fit {
+        _ if !has_blocks => len,
+        Fit::Aligned => ALIGNED,
+        Fit::InWindow | Fit::Anywhere => IN_WINDOW,
+    }
+}
+
+/// What has a rank, by rank and address: first what has the rank `least` or a higher one, from the
+/// address `from` on, then what has this rank and lies before `from`.
+pub(super) fn ranked_from(
+    index: &BTreeSet<(u64, u64)>,
+    least: u64,
+    from: u64,
+) -> impl Iterator<Item = (u64, u64)> + '_ {
+    let behind = index.range((least, from)..).chain(index.range((least, 0)..(least, from)));
+    behind.copied().inspect(|_| look())
+}
+
 /// Ranges that do not touch each other, by their start.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct FreeSpace {
     ranges: BTreeMap<u64, u64>,
+    /// The rank and the start of each range.
+    index: BTreeSet<(u64, u64)>,
     total: u64,
     /// The bytes of `total` that can be taken.
     usable: u64,
@@ -59,8 +98,8 @@ impl FreeSpace {
     /// An empty set for a block group at `origin` that holds data. The ranges of `left_out` ascend,
     /// and are never free.
     pub(super) fn of_bytes(origin: u64, left_out: Vec<Range<u64>>) -> Self {
-        let ranges = BTreeMap::new();
-        Self { ranges, total: 0, usable: 0, origin, block: None, left_out, next: 0 }
+        let (ranges, index) = (BTreeMap::new(), BTreeSet::new());
+        Self { ranges, index, total: 0, usable: 0, origin, block: None, left_out, next: 0 }
     }
 
     /// An empty set for a block group that holds only tree blocks of `node_size` bytes.
@@ -135,12 +174,31 @@ impl FreeSpace {
         if start < end {
             self.usable += self.usable_in(start, end);
             self.ranges.insert(start, end);
+            self.index.insert((self.rank(start, end), start));
         }
     }
 
     fn remove(&mut self, start: u64, end: u64) {
         self.usable -= self.usable_in(start, end);
         self.ranges.remove(&start);
+        self.index.remove(&(self.rank(start, end), start));
+    }
+
+    /// The rank of a free range.
+    fn rank(&self, start: u64, end: u64) -> u64 {
+        let Some(block) = self.block else { return end - start };
+        if self.place_in(start, end, block, Fit::Aligned).is_some() {
+            ALIGNED
+        } else if self.place_in(start, end, block, Fit::InWindow).is_some() {
+            IN_WINDOW
+        } else {
+            0
+        }
+    }
+
+    /// The highest rank of a range; 0 when none can be taken.
+    pub(super) fn best_rank(&self) -> u64 {
+        self.index.last().map_or(0, |&(rank, _)| rank)
     }
 
     /// Takes exactly `start..end`, if all of it is free. Returns whether it is.
@@ -158,13 +216,26 @@ impl FreeSpace {
 
     /// Takes the first free piece in `within`, at most `most` bytes of it.
     pub(super) fn take_first(&mut self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
+        let first = self.first(within, most)?;
+        self.take_range(first.start, first.end).then_some(first)
+    }
+
+    /// The first free piece in `within`, at most `most` bytes of it.
+    pub(super) fn first(&self, within: &Range<u64>, most: u64) -> Option<Range<u64>> {
         let first = self.ranges.range(..=within.start).next_back();
         let (&from, &to) = first
             .filter(|&(_, &to)| to > within.start)
             .or_else(|| self.ranges.range(within.start..within.end).next())?;
         let start = from.max(within.start);
         let end = to.min(within.end).min(start.saturating_add(most));
-        self.take_range(start, end).then_some(start..end)
+        (start < end).then_some(start..end)
+    }
+
+    /// The shortest range of bytes that has `wanted` bytes, or else the longest one.
+    pub(super) fn shortest_with(&self, wanted: u64) -> Option<Range<u64>> {
+        let fitting = ranked_from(&self.index, wanted, 0).next();
+        let (len, start) = fitting.or_else(|| self.index.last().copied())?;
+        Some(start..start + len)
     }
 
     /// Whether `len` bytes in one piece would be free if `out`, which is not free, were free too.
@@ -180,20 +251,37 @@ impl FreeSpace {
         (start, self.ranges.get(&out.end).copied().unwrap_or(out.end))
     }
 
-    /// Takes `len` bytes in one piece: the first place that fits, from the last one on. In a group
-    /// for tree blocks, `len` is the node size.
+    /// Takes `len` bytes in one piece: behind the last piece that was taken, or else where the index
+    /// finds a place. In a group for tree blocks, `len` is the node size.
     pub(super) fn take(&mut self, len: u64, fit: Fit) -> Option<u64> {
         if len > self.usable {
             return None;
         }
-        let place = |(&start, &end): (&u64, &u64)| self.place_in(start, end, len, fit);
-        let start = self
-            .ranges
-            .range(self.next..)
-            .find_map(place)
-            .or_else(|| self.ranges.range(..self.next).find_map(place))?;
+        let least = least_rank(self.block.is_some(), len, fit);
+        // The shortest range that is long enough is the best one. Of ranges for tree blocks, it is
+        // the next one.
+        let from = self.block.map_or(0, |_| self.next);
+        let next = self.ranges.range(self.next..).next().map(|(&start, _)| start);
+        let start = next
+            .into_iter()
+            .inspect(|_| look())
+            .chain(ranked_from(&self.index, least, from).map(|(_, start)| start))
+            .find_map(|start| self.place_in(start, *self.ranges.get(&start)?, len, fit))?;
         self.next = start + len;
         self.take_range(start, start + len).then_some(start)
+    }
+
+    /// Takes the longest free range of a group for data, or as much of it as `most`, in whole
+    /// `unit`s. `None` when no range has that many bytes.
+    pub(super) fn take_longest(&mut self, most: u64, unit: u64) -> Option<Range<u64>> {
+        let &(_, start) = self.index.last()?;
+        look();
+        let len = (self.ranges.get(&start)? - start).min(most) / unit * unit;
+        let longest = start..start + len;
+        self.take_range(start, longest.end).then(|| {
+            self.next = longest.end;
+            longest
+        })
     }
 
     /// Where in a free range `len` bytes may lie.
@@ -219,6 +307,7 @@ impl FreeSpace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::space::looked::looked_at;
 
     /// Whether `len` bytes would be free in one piece with `out`, and not one more.
     fn longest_with(free: &FreeSpace, out: Range<u64>, len: u64) -> bool {
@@ -300,6 +389,95 @@ mod tests {
             let with = free.usable_with(&(out..out + NODE));
             free.add(out, out + NODE);
             assert_eq!(free.usable, with, "seed {seed}");
+        }
+    }
+
+    /// The index finds a place exactly when a scan of all free ranges finds one, and the longest
+    /// piece is the longest one of the scan.
+    #[test]
+    fn the_index_and_a_scan_agree() {
+        for seed in 0..60 {
+            let mut random = offshoot_testkit::random::Random::new(seed);
+            let has_blocks = seed % 2 == 0;
+            let mut free = of_blocks(&[]);
+            if !has_blocks {
+                free = FreeSpace::of_bytes(0, Vec::new());
+            }
+            let mut taken: Vec<(u64, u64)> = vec![(0, 4096 * KIB)];
+            for step in 0..800 {
+                let give_back = random.below(3) > 0 && !taken.is_empty();
+                if give_back {
+                    let some = random.below(taken.len() as u64);
+                    let (start, end) = taken.swap_remove(usize::try_from(some).expect("small"));
+                    let middle = start + (end - start) / (4 * KIB) / 2 * (4 * KIB);
+                    free.add(middle, end);
+                    if start < middle {
+                        taken.push((start, middle));
+                    }
+                }
+                let scan = |len, fit| {
+                    free.ranges.iter().any(|(&s, &e)| free.place_in(s, e, len, fit).is_some())
+                };
+                let longest = free.ranges.iter().map(|(start, end)| end - start).max();
+                let (len, fit) = match (has_blocks, random.below(2)) {
+                    (true, 0) => (NODE, Fit::Aligned),
+                    (true, _) => (NODE, Fit::InWindow),
+                    _ => (4 * KIB * (1 + random.below(40)), Fit::Anywhere),
+                };
+                let expected = scan(len, fit);
+                let found = free.take(len, fit).map(|start| start..start + len);
+                assert_eq!(found.is_some(), expected, "seed {seed}, step {step}");
+                let found = match found {
+                    None if !has_blocks => {
+                        let piece = free.take_longest(len, 4 * KIB);
+                        let len = piece.clone().map(|piece| piece.end - piece.start);
+                        assert_eq!(len, longest, "seed {seed}, step {step}");
+                        piece
+                    }
+                    found => found,
+                };
+                taken.extend(found.map(|range| (range.start, range.end)));
+                let ranks = free.ranges.iter().map(|(&s, &e)| (free.rank(s, e), s));
+                assert_eq!(free.index, ranks.collect(), "seed {seed}, step {step}");
+                let all: u64 = free.ranges.iter().map(|(start, end)| end - start).sum();
+                let not_free: u64 = taken.iter().map(|(start, end)| end - start).sum();
+                assert_eq!((free.total(), all + not_free), (all, 4096 * KIB), "seed {seed}");
+            }
+        }
+    }
+
+    /// Before the mend, an allocation looked at all ranges that were too short.
+    #[test]
+    fn the_cost_of_an_allocation_does_not_grow_with_the_free_ranges() {
+        for pieces in [1_000, 10_000, 100_000] {
+            let mut free = FreeSpace::of_bytes(0, Vec::new());
+            let mut blocks = FreeSpace::of_blocks(0, NODE, Vec::new());
+            for piece in 0..pieces {
+                let start = piece * 64 * KIB;
+                free.add(start, start + 4 * KIB * (1 + piece % 4));
+                // Too short for a tree block.
+                blocks.add(start, start + 12 * KIB);
+            }
+            let end = pieces * 64 * KIB;
+            blocks.add(end, end + 64 * KIB);
+            let (mut looked, mut count) = (0, 0);
+            let mut take = |work: &mut dyn FnMut() -> bool| {
+                let (more, is_taken) = looked_at(work);
+                looked += more;
+                assert!(more <= 3, "{more} of {pieces} ranges");
+                is_taken
+            };
+            while take(&mut || free.take(1 << 20, Fit::Anywhere).is_some())
+                || take(&mut || free.take_longest(1 << 20, 4 * KIB).is_some())
+            {
+                count += 1;
+            }
+            assert_eq!((count, free.total()), (pieces, 0));
+            for _ in 0..4 {
+                assert!(take(&mut || blocks.take(NODE, Fit::Aligned).is_some()));
+            }
+            assert!(!take(&mut || blocks.take(NODE, Fit::InWindow).is_some()));
+            println!("{pieces} pieces: {looked} looked at");
         }
     }
 

@@ -4,12 +4,15 @@
 //! they are stored. With few ranges, each is a FREE_SPACE_EXTENT item. With many, they are bits of
 //! FREE_SPACE_BITMAP items, one bit for every sector.
 //!
-//! All changes of a run of delayed references to a block group are recorded at once. The number of
-//! ranges that are stored as items has a low limit, so the stored free space of a group is small
-//! and cheap to read whole. The writer makes all items of the group anew from the ranges, and puts
-//! those that differ into the tree, for all block groups as one batch.
+//! All changes of a run of delayed references to a block group are recorded at once, and those of
+//! all block groups are put into the tree as one batch.
+//!
+//! Bitmaps are changed only where ranges fall ([`edit_bitmaps`]). The number of ranges that are
+//! stored as items has a low limit, so these are cheap to read whole. The writer makes all of them
+//! anew, and keeps those that differ. It does the same for bitmaps of another length than ours.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 use offshoot_btrfs_format::space::{
@@ -144,10 +147,7 @@ impl AscendingRanges {
     /// When the range begins before the end of the last one.
     fn push(&mut self, range: Range<u64>) -> Result<()> {
         match self.0.last_mut() {
-            Some(last) if range.start < last.end => {
-                let problem = format!("{:#x} is free twice", range.start);
-                Err(Error::corrupt_at(Structure::FreeSpaceTree, range.start, problem))
-            }
+            Some(last) if range.start < last.end => Err(free_twice(range.start)),
             Some(last) if range.start == last.end => {
                 last.end = range.end;
                 Ok(())
@@ -191,29 +191,128 @@ impl AscendingRanges {
         }
         match less.next() {
             None => Ok(rest),
-            Some(cut) => Err(Error::corrupt_at(
-                Structure::FreeSpaceTree,
-                cut.start,
-                "an extent is made where it is not free",
-            )),
+            Some(cut) => Err(used_twice(cut.start)),
         }
     }
 }
 
-/// Sets the bits `range` of a bitmap.
-fn set_bits(bitmap: &mut [u8], range: Range<u64>) {
-    let place = |bit: u64| (usize::try_from(bit / 8).expect("within a bitmap"), bit % 8);
-    let ((first, from), (last, to)) = (place(range.start), place(range.end));
-    let (head, tail) = (u8::MAX << from, !(u8::MAX << to));
-    if first == last {
-        bitmap[first] |= head & tail;
-        return;
+/// Flips the bits `range` of a bitmap, and makes them ones if `to_ones`, or else zeros. Returns false
+/// when some were so before; then the bitmap is of no use any more.
+fn flip_bits(bitmap: &mut [u8], range: Range<u64>, to_ones: bool) -> bool {
+    let mut at = range.start;
+    while at < range.end {
+        let end = range.end.min((at / 8 + 1) * 8);
+        let mask = u8::MAX << (at % 8) & u8::MAX >> (7 - (end - 1) % 8);
+        let byte = &mut bitmap[usize::try_from(at / 8).expect("within a bitmap")];
+        if *byte & mask != if to_ones { 0 } else { mask } {
+            return false;
+        }
+        *byte ^= mask;
+        at = end;
     }
-    bitmap[first] |= head;
-    bitmap[first + 1..last].fill(u8::MAX);
-    if tail != 0 {
-        bitmap[last] |= tail;
+    true
+}
+
+/// A bitmap, and the addresses of its bits.
+struct LoadedBitmap {
+    covered: Range<u64>,
+    bits: Vec<u8>,
+    is_changed: bool,
+}
+
+/// The bitmaps of a block group that are looked at.
+struct BitmapEdits<'l> {
+    /// The addresses of the block group.
+    group: Range<u64>,
+    sector: u64,
+    load: &'l mut dyn FnMut(Key) -> Result<Option<Vec<u8>>>,
+    loaded: BTreeMap<Key, LoadedBitmap>,
+}
+
+impl BitmapEdits<'_> {
+    /// The bitmap that covers `at`; `None` when it has another length than ours.
+    fn at(&mut self, at: u64) -> Result<Option<&mut LoadedBitmap>> {
+        let span = bitmap_range(self.sector);
+        let start = at - (at - self.group.start) % span;
+        let covered = start..self.group.end.min(start + span);
+        let key = Key::new(start, ItemType::FREE_SPACE_BITMAP, covered.end - start);
+        Ok(Some(match self.loaded.entry(key) {
+            Entry::Occupied(loaded) => loaded.into_mut(),
+            Entry::Vacant(place) => {
+                let len = (key.offset / self.sector).div_ceil(8);
+                let Some(bits) = (self.load)(key)?.filter(|bits| bits.len() as u64 == len) else {
+                    return Ok(None);
+                };
+                place.insert(LoadedBitmap { covered, bits, is_changed: false })
+            }
+        }))
     }
+
+    /// Whether the sector at `at` is free. None outside of the block group is.
+    fn is_free(&mut self, at: u64) -> Result<Option<bool>> {
+        if !self.group.contains(&at) {
+            return Ok(Some(false));
+        }
+        let sector = self.sector;
+        let found = self.at(at)?;
+        Ok(found.map(|bitmap| bit(&bitmap.bits, (at - bitmap.covered.start) / sector)))
+    }
+
+    /// Marks `range` as free, or as used, and returns how many more free ranges there are then.
+    fn change(&mut self, range: &Range<u64>, becomes_free: bool) -> Result<Option<i64>> {
+        if range.end > self.group.end {
+            let what = format!("{range:x?} is not in one block group");
+            return Err(Error::corrupt_at(Structure::ExtentTree, range.start, what));
+        }
+        let (mut neighbors, sector) = (0, self.sector);
+        for at in [range.start.wrapping_sub(sector), range.end] {
+            let Some(is_free) = self.is_free(at)? else { return Ok(None) };
+            neighbors += i64::from(is_free);
+        }
+        let mut at = range.start;
+        while at < range.end {
+            let Some(bitmap) = self.at(at)? else { return Ok(None) };
+            let (start, end) = (bitmap.covered.start, range.end.min(bitmap.covered.end));
+            let bits = (at - start) / sector..(end - start) / sector;
+            if !flip_bits(&mut bitmap.bits, bits, becomes_free) {
+                return Err(if becomes_free { free_twice(at) } else { used_twice(at) });
+            }
+            bitmap.is_changed = true;
+            at = end;
+        }
+        Ok(Some(if becomes_free { 1 - neighbors } else { neighbors - 1 }))
+    }
+}
+
+/// The edits of the bitmaps of `group`, and how many free ranges it has then, when it had `count`;
+/// `None` when the bitmaps that are found have another length than ours. `load` finds an item.
+fn edit_bitmaps(
+    group: Range<u64>,
+    sector: u64,
+    count: u32,
+    changed: &Changed,
+    load: &mut dyn FnMut(Key) -> Result<Option<Vec<u8>>>,
+) -> Result<Option<(Edits, u32)>> {
+    let mut bitmaps = BitmapEdits { group, sector, load, loaded: BTreeMap::new() };
+    let mut count = i64::from(count);
+    for (ranges, becomes_free) in [(&changed.free, true), (&changed.used, false)] {
+        for range in ranges {
+            let Some(more) = bitmaps.change(range, becomes_free)? else { return Ok(None) };
+            count += more;
+        }
+    }
+    // A damaged count may be too low. Then all ranges are counted.
+    let Ok(count) = u32::try_from(count) else { return Ok(None) };
+    let changed = bitmaps.loaded.into_iter().filter(|(_, bitmap)| bitmap.is_changed);
+    Ok(Some((changed.map(|(key, bitmap)| (key, Some(bitmap.bits))).collect(), count)))
+}
+
+fn free_twice(at: u64) -> Error {
+    Error::corrupt_at(Structure::FreeSpaceTree, at, format!("{at:#x} is free twice"))
+}
+
+fn used_twice(at: u64) -> Error {
+    Error::corrupt_at(Structure::FreeSpaceTree, at, "an extent is made where it is not free")
 }
 
 /// The ranges that become free and those that become used in one block group. Both ascend.
@@ -264,6 +363,23 @@ fn edit_group(
 ) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     let before = info(volume, group)?;
+    let had_bitmaps = before.flags.get() & FREE_SPACE_USING_BITMAPS != 0;
+    let addresses = group.start.0..group.end();
+    if had_bitmaps {
+        let count = before.extent_count.get();
+        let root = volume.tree(TREE)?;
+        let mut load = |key| with_item(volume, root, key, |data| Ok(data.to_vec()));
+        if let Some((bitmaps, now)) =
+            edit_bitmaps(addresses.clone(), sector, count, changed, &mut load)?
+        {
+            edits.extend(bitmaps);
+            if now != count {
+                let after = FreeSpaceInfo { extent_count: now.into(), flags: before.flags };
+                edits.push((info_key(group), Some(after.as_bytes().to_vec())));
+            }
+            return Ok(());
+        }
+    }
     let (mut old, mut ranges, mut all) = (Items::new(), AscendingRanges::default(), Ok(()));
     for_each_item(volume, group, before, |key, data| {
         ranges_of(key, data, sector, |range| {
@@ -276,10 +392,9 @@ fn edit_group(
     all?;
     old.insert(info_key(group), before.as_bytes().to_vec());
     let ranges = ranges.with(&changed.free)?.without(&changed.used)?;
-    let uses_bitmaps = before.flags.get() & FREE_SPACE_USING_BITMAPS != 0
-        || ranges.0.len() as u64 > most_ranges(volume, group);
+    let uses_bitmaps = had_bitmaps || ranges.0.len() as u64 > most_ranges(sector, group);
     let mut new = if uses_bitmaps {
-        bitmaps(volume, group, &ranges)
+        bitmaps(addresses, sector, &ranges)
     } else {
         let item = |range: &Range<u64>| {
             let len = range.end - range.start;
@@ -296,31 +411,30 @@ fn edit_group(
 }
 
 /// Beyond this many ranges, bitmaps take less space than items.
-fn most_ranges(volume: &dyn Roots, group: &BlockGroup) -> u64 {
-    let bitmap_range = bitmap_range(volume);
+fn most_ranges(sector: u64, group: &BlockGroup) -> u64 {
+    let bitmap_range = bitmap_range(sector);
     let bitmap_item = u64::from(FREE_SPACE_BITMAP_SIZE) + 25;
     let bitmaps = group.len.div_ceil(bitmap_range);
     (bitmaps * bitmap_item / 25).saturating_add(100)
 }
 
 /// The bytes of the logical space that one bitmap covers.
-fn bitmap_range(volume: &dyn Roots) -> u64 {
-    u64::from(FREE_SPACE_BITMAP_SIZE) * 8 * u64::from(volume.superblock().sector_size)
+fn bitmap_range(sector: u64) -> u64 {
+    u64::from(FREE_SPACE_BITMAP_SIZE) * 8 * sector
 }
 
 /// The bitmaps of a block group in which `ranges` are free.
-fn bitmaps(volume: &dyn Roots, group: &BlockGroup, ranges: &AscendingRanges) -> Items {
-    let sector = u64::from(volume.superblock().sector_size);
-    let span = bitmap_range(volume);
+fn bitmaps(group: Range<u64>, sector: u64, ranges: &AscendingRanges) -> Items {
+    let span = bitmap_range(sector);
     let step = usize::try_from(span).expect("a bitmap covers little");
     let mut rest = ranges.0.iter().cloned().peekable();
     let bitmap = |start: u64| {
-        let end = group.end().min(start + span);
+        let end = group.end.min(start + span);
         let bits = (end - start) / sector;
         let mut bitmap = vec![0; usize::try_from(bits.div_ceil(8)).expect("within a bitmap")];
         while let Some(range) = rest.peek_mut().filter(|range| range.start < end) {
             let cut = range.start - start..range.end.min(end) - start;
-            set_bits(&mut bitmap, cut.start / sector..cut.end / sector);
+            flip_bits(&mut bitmap, cut.start / sector..cut.end / sector, true);
             range.start = range.end.min(end);
             if range.is_empty() {
                 rest.next();
@@ -328,7 +442,7 @@ fn bitmaps(volume: &dyn Roots, group: &BlockGroup, ranges: &AscendingRanges) -> 
         }
         (Key::new(start, ItemType::FREE_SPACE_BITMAP, end - start), bitmap)
     };
-    (group.start.0..group.end()).step_by(step).map(bitmap).collect()
+    group.clone().step_by(step).map(bitmap).collect()
 }
 
 /// The edits that turn the old items into the new ones.
@@ -367,11 +481,12 @@ mod tests {
                 }
                 at = end + random.below(30);
             }
-            for bit in changed.used.iter().cloned().flatten() {
-                model[usize::try_from(bit / 8).expect("small")] &= !(1 << (bit % 8));
-            }
-            for range in &changed.free {
-                set_bits(&mut model, range.clone());
+            for (ranges, becomes_free) in [(&changed.used, false), (&changed.free, true)] {
+                for range in ranges {
+                    assert!(flip_bits(&mut model, range.clone(), becomes_free));
+                    let again = flip_bits(&mut model.clone(), range.clone(), becomes_free);
+                    assert!(!again, "they are so already");
+                }
             }
             ranges = ranges.with(&changed.free).unwrap().without(&changed.used).unwrap();
             assert_eq!(ranges.0, runs(&model, BITS).collect::<Vec<_>>());
@@ -382,5 +497,64 @@ mod tests {
                 ranges.without(std::slice::from_ref(used)).unwrap_err();
             }
         }
+    }
+
+    /// Bitmaps that are changed where ranges fall are those that are made anew from all ranges.
+    #[test]
+    fn changed_bitmaps_are_those_of_all_ranges() {
+        const SECTOR: u64 = 4096;
+        let seed = 23;
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        // Two bitmaps and a part of a third one.
+        let sectors = 2 * 2048 + 99;
+        let group = 5 * SECTOR..(5 + sectors) * SECTOR;
+        let mut ranges = AscendingRanges::default();
+        let mut items = bitmaps(group.clone(), SECTOR, &ranges);
+        let mut most_loaded = 0;
+        for step in 0..3000 {
+            let (mut changed, mut at) = (Changed::default(), random.below(sectors));
+            let is_free = |sector: u64| {
+                let at = group.start + sector * SECTOR;
+                ranges
+                    .0
+                    .get(ranges.0.partition_point(|range| range.end <= at))
+                    .is_some_and(|range| range.contains(&at))
+            };
+            while at < sectors {
+                let end = (at + 1 + random.below(60)).min(sectors);
+                let range = group.start + at * SECTOR..group.start + end * SECTOR;
+                if (at..end).all(is_free) {
+                    changed.used.push(range);
+                } else if !(at..end).any(is_free) {
+                    changed.free.push(range);
+                }
+                at = end + random.below(if step % 2 == 0 { 2000 } else { 30 });
+            }
+            let count = u32::try_from(ranges.0.len()).expect("few");
+            let (before, mut loaded) = (items.clone(), 0);
+            let mut load = |key| {
+                loaded += 1;
+                Ok(before.get(&key).cloned())
+            };
+            let edited = edit_bitmaps(group.clone(), SECTOR, count, &changed, &mut load);
+            let (edits, count) = edited.expect("they fit").expect("they are ours");
+            most_loaded = most_loaded.max(loaded);
+            items.extend(edits.into_iter().map(|(key, data)| (key, data.expect("it stays"))));
+            ranges = ranges.with(&changed.free).unwrap().without(&changed.used).unwrap();
+            assert_eq!(count as usize, ranges.0.len(), "step {step}");
+            assert_eq!(items, bitmaps(group.clone(), SECTOR, &ranges), "step {step}");
+            let mut load = |key| Ok(items.get(&key).cloned());
+            if !changed.free.is_empty() || !changed.used.is_empty() {
+                let again = edit_bitmaps(group.clone(), SECTOR, count, &changed, &mut load);
+                assert!(again.is_err(), "step {step}: they are so already");
+            }
+        }
+        assert_eq!(most_loaded, 3, "each is loaded once");
+        // Bitmaps of another length are left to the writer that makes all anew.
+        let mut one = Changed::default();
+        one.free.push(group.start..group.start + SECTOR);
+        let found = edit_bitmaps(group, SECTOR, 0, &one, &mut |_| Ok(Some(vec![0; 7])));
+        assert!(found.expect("no error").is_none());
     }
 }

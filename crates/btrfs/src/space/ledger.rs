@@ -496,8 +496,8 @@ impl Space {
         self.serve(purpose);
     }
 
-    /// Takes space for data that the caller has reserved: `wanted` bytes, or fewer when free space
-    /// is in smaller pieces, in whole sectors. The reservation stays.
+    /// Takes space for data that the caller has reserved: `wanted` bytes, or the longest piece when
+    /// free space is in smaller pieces, in whole sectors. The reservation stays.
     ///
     /// # Errors
     /// `ENOSPC` when less is free than was reserved.
@@ -506,14 +506,15 @@ impl Space {
         let is_no_space =
             |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);
         debug_assert!(wanted.is_multiple_of(sector), "space is taken in whole sectors");
-        let mut len = wanted;
-        loop {
-            match self.take(volume, Purpose::Data, len) {
-                Ok(logical) => return Ok((logical, len)),
-                Err(e) if !is_no_space(&e) || len <= sector => return Err(e),
-                Err(_) => len = (len / 2).next_multiple_of(sector),
-            }
+        match self.take(volume, Purpose::Data, wanted) {
+            Err(error) if is_no_space(&error) => {}
+            taken => return taken.map(|logical| (logical, wanted)),
         }
+        if let Some(piece) = self.take_longest(wanted, sector) {
+            return Ok((Logical(piece.start), piece.end - piece.start));
+        }
+        // A piece that is being discarded may come back.
+        Ok((self.take(volume, Purpose::Data, sector)?, sector))
     }
 }
 

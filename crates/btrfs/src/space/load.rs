@@ -28,7 +28,7 @@ pub(super) fn load_free_space(
     group: &BlockGroup,
 ) -> Result<(FreeSpace, Option<String>)> {
     let valid = CompatRo::FREE_SPACE_TREE.union(CompatRo::FREE_SPACE_TREE_VALID);
-    let used = group.usage().used;
+    let used = group.used_bytes();
     if !volume.superblock().compat_ro.has(valid) {
         let extents = extents(volume, group)?;
         let found: u64 = extents.iter().fold(0, |all, one| all.saturating_add(one.end - one.start));

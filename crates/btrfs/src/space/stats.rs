@@ -310,16 +310,15 @@ impl Space {
             kept_bytes: floor.kept,
             reserved_peak_bytes: ledger.peak(),
         };
-        for group in self.groups_for(purpose) {
-            let usage = group.usage();
-            stats.total_bytes += group.len;
-            stats.used_bytes += usage.used;
-            stats.pinned_bytes += usage.between;
-            let unused = group.len.saturating_sub(usage.used + usage.between);
-            if !self.may_take(purpose, &group) {
-                stats.other_profile_bytes += unused;
-            } else if !usage.is_known {
-                stats.unknown_bytes += unused;
+        let taken_from = self.flags_for(purpose).0;
+        for (flags, sums) in self.sums_of_type(purpose) {
+            stats.total_bytes += sums.len;
+            stats.used_bytes += sums.used;
+            stats.pinned_bytes += sums.between;
+            if flags.0 & taken_from == taken_from {
+                stats.unknown_bytes += sums.unknown;
+            } else {
+                stats.other_profile_bytes += sums.unused();
             }
         }
         stats

@@ -1,12 +1,14 @@
 //! The map from logical addresses to chunks.
 //!
-//! A map never changes. When a chunk is added or removed, the volume replaces the map by a new one.
-//! A reader clones the [`Arc`] under the lock and continues with the map that it got.
+//! A reader clones the [`Arc`] of the map under the lock and continues with the map that it got. So
+//! a map never changes while a reader has it. When a chunk is added or removed, the volume changes
+//! the map in place, or first copies it if a reader has it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
-use offshoot_btrfs_format::chunk::Chunk;
+use offshoot_btrfs_format::chunk::{BlockGroupFlags, Chunk};
 use offshoot_vfs::{Error, Result, Structure};
 
 /// A chunk, with the members that its stripes are on.
@@ -21,7 +23,9 @@ pub(crate) struct MappedChunk {
 /// All chunks that are known, by address. They do not overlap.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChunkMap {
-    chunks: Vec<Arc<MappedChunk>>,
+    chunks: BTreeMap<Logical, Arc<MappedChunk>>,
+    /// Where the system chunks begin.
+    system: BTreeSet<Logical>,
 }
 
 impl ChunkMap {
@@ -30,13 +34,21 @@ impl ChunkMap {
     /// # Errors
     /// When two of them overlap.
     pub(super) fn new(chunks: Vec<MappedChunk>) -> Result<Self> {
-        Self::of(chunks.into_iter().map(Arc::new).collect())
+        let mut map = Self::default();
+        chunks.into_iter().try_for_each(|chunk| map.add(chunk))?;
+        Ok(map)
     }
 
-    fn of(mut chunks: Vec<Arc<MappedChunk>>) -> Result<Self> {
-        chunks.sort_by_key(|mapped| mapped.chunk.start);
-        for pair in chunks.windows(2) {
-            let (left, right) = (&pair[0].chunk, &pair[1].chunk);
+    /// Adds a chunk.
+    ///
+    /// # Errors
+    /// When it overlaps another one.
+    pub(super) fn add(&mut self, mapped: MappedChunk) -> Result<()> {
+        let new = &mapped.chunk;
+        let next = self.chunks.range(new.start..).next().map(|(_, after)| (new, &after.chunk));
+        let before = self.chunks.range(..new.start).next_back();
+        let before = before.map(|(_, before)| (&before.chunk, new));
+        for (left, right) in before.into_iter().chain(next) {
             if left.end() > right.start {
                 return Err(Error::corrupt_at(
                     Structure::Chunk,
@@ -45,33 +57,33 @@ impl ChunkMap {
                 ));
             }
         }
-        Ok(Self { chunks })
+        if new.flags.0 & BlockGroupFlags::SYSTEM != 0 {
+            self.system.insert(new.start);
+        }
+        self.chunks.insert(new.start, Arc::new(mapped));
+        Ok(())
     }
 
-    /// The map with one more chunk.
-    ///
-    /// # Errors
-    /// When the new chunk overlaps another one.
-    pub(super) fn with(&self, chunk: MappedChunk) -> Result<Self> {
-        Self::of(self.chunks.iter().cloned().chain([Arc::new(chunk)]).collect())
-    }
-
-    /// The map without the chunk at `start`.
-    pub(super) fn without(&self, start: Logical) -> Self {
-        let others = self.chunks.iter().filter(|mapped| mapped.chunk.start != start);
-        Self { chunks: others.cloned().collect() }
+    /// Removes the chunk at `start`.
+    pub(super) fn remove(&mut self, start: Logical) {
+        self.chunks.remove(&start);
+        self.system.remove(&start);
     }
 
     /// The chunk that covers `logical`.
     pub(super) fn find(&self, logical: Logical) -> Option<&MappedChunk> {
-        let after = self.chunks.partition_point(|mapped| mapped.chunk.start <= logical);
-        let mapped = &self.chunks[after.checked_sub(1)?];
+        let (_, mapped) = self.chunks.range(..=logical).next_back()?;
         (logical < mapped.chunk.end()).then_some(mapped)
+    }
+
+    /// The system chunks, by address.
+    pub(super) fn system(&self) -> impl Iterator<Item = &Chunk> {
+        self.system.iter().filter_map(|start| self.chunks.get(start)).map(|mapped| &mapped.chunk)
     }
 
     pub(super) fn mapped(
         &self,
     ) -> impl DoubleEndedIterator<Item = &Arc<MappedChunk>> + ExactSizeIterator {
-        self.chunks.iter()
+        self.chunks.values()
     }
 }

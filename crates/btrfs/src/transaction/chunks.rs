@@ -9,7 +9,7 @@
 //! | extent tree or block-group tree | the block group |
 //! | free-space tree, if there is one | that all of it is free |
 //! | superblock | system chunks, and the allocated bytes of the device itself; written by the commit |
-//! | memory | the map of chunks, the block groups, the ledger |
+//! | memory | the map of chunks, the block groups, the ledger, the unallocated ranges of the members |
 //!
 //! This takes metadata and system space itself. So it happens when room is made, never inside a
 //! change of a tree. One thread at a time does it, under the chunk lock, which it takes while it
@@ -43,11 +43,34 @@ use crate::tree::Cursor;
 const MOST_LOGICAL: u64 = i64::MAX.cast_unsigned();
 
 impl Base {
-    /// The allocated and free space of every member.
-    pub(crate) fn member_spaces(&self) -> Result<Vec<MemberSpace>> {
-        let allocated = self.live()?.space.allocated();
+    /// Calls `work` with the allocated and free space of every member. The caller holds the chunk
+    /// lock, and a handle. What `work` changes, it must change back.
+    pub(crate) fn with_member_spaces<T>(
+        &self,
+        work: impl FnOnce(&mut [MemberSpace]) -> T,
+    ) -> Result<T> {
+        let space = &self.live()?.space;
+        if space.member_spaces.lock().is_none() {
+            let loaded = self.load_member_spaces()?;
+            *space.member_spaces.lock() = Some(loaded);
+        }
+        let allocated = space.allocated();
+        let mut all = space.member_spaces.lock();
+        let all = all.as_deref_mut().unwrap_or_default();
+        for (own, (member, bytes)) in all.iter_mut().zip(self.members().iter().zip(allocated)) {
+            own.allocated_bytes = bytes;
+            // A device that has failed gets no chunk.
+            if member.has_failed() {
+                own.total_bytes = 0;
+            }
+        }
+        Ok(work(all))
+    }
+
+    /// The space of every member, from the device tree.
+    pub(crate) fn load_member_spaces(&self) -> Result<Vec<MemberSpace>> {
         let root = self.tree(TreeId::DEV)?;
-        let mut all = Vec::with_capacity(allocated.len());
+        let mut all = Vec::with_capacity(self.members().len());
         for (index, member) in self.members().iter().enumerate() {
             let mut extents = Vec::new();
             let first = Key::new(member.id.0, ItemType::DEV_EXTENT, 0);
@@ -60,11 +83,8 @@ impl Base {
                 extents.push(key.offset..key.offset.saturating_add(len));
                 cursor.advance()?;
             }
-            // A device that is shorter than the volume says gets no chunk past its end. A device
-            // that has failed gets none at all.
-            let usable_bytes = if member.has_failed() { 0 } else { member.usable_bytes() };
-            let (total_bytes, allocated_bytes) = (usable_bytes, allocated[index]);
-            all.push(MemberSpace { index, total_bytes, allocated_bytes, extents });
+            // A device that is shorter than the volume says gets no chunk past its end.
+            all.push(MemberSpace::new(index, member.usable_bytes(), extents));
         }
         Ok(all)
     }
@@ -134,16 +154,22 @@ impl TransactionHandle<'_> {
 
     /// Allocates a chunk, if there is room that is not promised. Returns whether it did.
     pub(crate) fn allocate_chunk(&self, purpose: Purpose) -> Result<bool> {
-        let mut members = self.volume().member_spaces()?;
-        let Some((chunk, plan)) = self.next_chunk(purpose, &members)? else { return Ok(false) };
-        if !self.space().counts_as_metadata(purpose) {
-            plan.take_from(&mut members);
-            let space = self.space();
-            let taken = plan.stripe_bytes * plan.stripes.len() as u64;
-            let bytes = self.next_chunk_bytes(taken.cast_signed(), &members)?;
-            if !space.set_next_chunk(bytes) {
-                return Ok(false);
+        let space = self.space();
+        let is_metadata = space.counts_as_metadata(purpose);
+        let planned = self.volume().with_member_spaces(|members| {
+            let Some((chunk, plan)) = self.next_chunk(purpose, members)? else { return Ok(None) };
+            if is_metadata {
+                return Ok(Some((chunk, plan, None)));
             }
+            plan.take_from(members);
+            let taken = plan.stripe_bytes * plan.stripes.len() as u64;
+            let bytes = self.next_chunk_bytes(taken.cast_signed(), members);
+            plan.give_to(members);
+            Ok::<_, Error>(Some((chunk, plan, Some(bytes?))))
+        })?;
+        let Some((chunk, plan, next_bytes)) = planned? else { return Ok(false) };
+        if next_bytes.is_some_and(|bytes| !space.set_next_chunk(bytes)) {
+            return Ok(false);
         }
         // This comes before any thread gets space of the chunk: a log belongs to the last commit,
         // which does not know the chunk.
@@ -158,7 +184,7 @@ impl TransactionHandle<'_> {
         let space = self.space();
         let bytes = match self.changes_of_chunks()? {
             0 => 0,
-            _ => self.next_chunk_bytes(0, &self.volume().member_spaces()?)?,
+            _ => self.volume().with_member_spaces(|all| self.next_chunk_bytes(0, all))??,
         };
         space.ledger(Purpose::Metadata).note_next_chunk(bytes);
         space.serve(Purpose::Metadata);
@@ -339,6 +365,16 @@ impl TransactionHandle<'_> {
                     format!("no member is device {device}"),
                 )
             })?;
+            if let Some(all) = &mut *self.space().member_spaces.lock() {
+                for stripe in chunk.stripes.iter().filter(|stripe| stripe.device == device) {
+                    let range = stripe.physical.0..stripe.physical.0 + chunk.stripe_bytes();
+                    if is_new {
+                        all[index].take(range);
+                    } else {
+                        all[index].give_back(range);
+                    }
+                }
+            }
             let changed = self.space().allocated.change(index, bytes, is_new);
             let allocated = self.space().counted(changed)?;
             let key = Key::new(objectid::DEV_ITEMS, ItemType::DEV_ITEM, device.0);

@@ -69,7 +69,7 @@ fn is_met_by_chunks(volume: &Rooms, purpose: Purpose) -> Result<bool> {
     let Some(first) = space.first_in_line(purpose) else { return Ok(false) };
     let handle = volume.enter()?;
     let _chunks = space.chunk_lock.lock();
-    let (mut members, mut more) = (volume.member_spaces()?, 0u64);
+    let (mut members, mut more) = (volume.with_member_spaces(|all| all.to_vec())?, 0u64);
     while !space.would_fit(purpose, first, more) {
         let Some(plan) = handle.chunk_plan(purpose, &members)? else { return Ok(false) };
         more = more.saturating_add(plan.bytes);
@@ -117,7 +117,8 @@ fn join_for_chunk(volume: &Rooms, purpose: Purpose, items: u64) -> Result<Option
 fn has_place(volume: &Rooms, purpose: Purpose) -> Result<bool> {
     let handle = volume.enter()?;
     let _chunks = handle.space().chunk_lock.lock();
-    Ok(handle.next_chunk(purpose, &volume.member_spaces()?)?.is_some())
+    let next = volume.with_member_spaces(|members| handle.next_chunk(purpose, members))?;
+    Ok(next?.is_some())
 }
 
 /// Finds out what the next chunk of metadata would hold. Then loads the free space of block groups

@@ -41,6 +41,7 @@ use tracing::{debug, info};
 use crate::events::DISCARD;
 use crate::inode::Rooms;
 use crate::report::VolumeReport;
+use crate::space::chunk_plan::MemberSpace;
 use crate::space::{BlockGroup, PIECE_BYTES};
 use crate::transaction::LiveVolume;
 
@@ -152,9 +153,9 @@ fn discard_unallocated(
     while at < within.end {
         let handle = volume.enter()?;
         let _chunks = space.chunk_lock.lock();
-        let members = volume.member_spaces()?;
+        let unused = |all: &mut [MemberSpace]| all[member].unused(&(at..within.end), PIECE_BYTES);
+        let piece = volume.with_member_spaces(unused)?;
         drop(handle);
-        let piece = members[member].unused(&(at..within.end), PIECE_BYTES);
         let Some(piece) = piece else { break };
         at = piece.end;
         discard_on(volume, member, &piece, trimmed)?;
