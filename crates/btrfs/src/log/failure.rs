@@ -46,7 +46,7 @@ pub(super) fn in_log(error: Error) -> Error {
 
 /// Marks an error that keeps the volume from being written, which replaying needs.
 pub(crate) fn in_volume(error: Error) -> Error {
-    behind(IN_VOLUME, error)
+    behind(IN_VOLUME, error).with_code(Code::LogNotReplayed)
 }
 
 fn behind(prefix: &str, error: Error) -> Error {
