@@ -75,7 +75,7 @@ pub(crate) use ledger::{HighWater, Kept, KeptAs, Promise, Reservation};
 pub(crate) use reserve::{
     DELETION_ITEMS, MakesRoom, OPERATION_ITEMS, REMOVAL_ITEMS, Reserved, growth_bytes,
 };
-pub(crate) use stats::When;
+pub(crate) use stats::FlushTime;
 pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind, SpaceStats};
 pub(crate) use tickets::{Claim, Waiter};
 
@@ -124,7 +124,7 @@ pub(crate) struct Space {
     /// How many reasons there are to assume that a tree shares blocks with a snapshot.
     sharing: NonNegativeCounter,
     /// The work of the commit of the running transaction.
-    pub(crate) pending: Arc<Pending>,
+    pub(crate) pending: Arc<CommitWork>,
     /// A priority caller found no room, and a commit would make some.
     pub(crate) is_short: AtomicBool,
     pub(crate) allocated: Allocated,
@@ -136,7 +136,7 @@ pub(crate) struct Space {
     outside: discard::Outside,
     /// The ranges to be discarded; `None` when the volume does not discard.
     freed: Mutex<Option<Freed>>,
-    stats: stats::Counters,
+    stats: stats::SpaceCounters,
     /// Stops all writing when the accounts turn out to be wrong.
     stop: Arc<WriteStop>,
 }
@@ -144,7 +144,7 @@ pub(crate) struct Space {
 /// The work of the commit of the running transaction. It is all done when the next transaction
 /// begins.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct CommitWork {
     /// The size of the trees that references are written to, in bytes.
     pub(crate) tree_bytes: AtomicU64,
     /// The bytes of items that delayed references may add to these trees.
@@ -153,7 +153,7 @@ pub(crate) struct Pending {
     pub(crate) roots: NonNegativeCounter,
 }
 
-impl Pending {
+impl CommitWork {
     /// No work yet.
     pub(crate) fn new(stop: &Arc<WriteStop>) -> Self {
         Self {
@@ -266,14 +266,14 @@ impl Space {
             node_size: u64::from(superblock.node_size),
             tallest: AtomicU8::new(0),
             sharing: NonNegativeCounter::new("trees that share blocks with snapshots", &stop),
-            pending: Arc::new(Pending::new(&stop)),
+            pending: Arc::new(CommitWork::new(&stop)),
             is_short: AtomicBool::new(false),
             allocated: Allocated::new(storage.members()),
             chunk_lock: Mutex::new(()),
             member_spaces: Mutex::new(None),
             outside: discard::Outside::default(),
             freed: Mutex::new(discards.then(Freed::default)),
-            stats: stats::Counters::default(),
+            stats: stats::SpaceCounters::default(),
             stop,
         })
     }

@@ -178,7 +178,7 @@ pub(crate) struct Transaction {
 }
 
 impl Transaction {
-    fn new(id: Generation, pending: Arc<space::Pending>, log: LogState) -> Self {
+    fn new(id: Generation, pending: Arc<space::CommitWork>, log: LogState) -> Self {
         Self {
             id,
             dirty: DirtyBlocks::default(),

@@ -23,11 +23,11 @@ pub(crate) struct BlockGroup {
     pub(crate) flags: BlockGroupFlags,
     /// The groups with the same flags, this one included once it is listed.
     kind: Arc<GroupKind>,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct GroupState {
     /// The bytes of its extents.
     used: u64,
     /// The value of `used` in the block group item.
@@ -47,7 +47,7 @@ struct State {
 
 impl BlockGroup {
     pub(crate) fn new(start: Logical, len: u64, flags: BlockGroupFlags, used: u64) -> Self {
-        let state = State {
+        let state = GroupState {
             used,
             stored_used: used,
             between: 0,
@@ -70,7 +70,7 @@ impl BlockGroup {
     }
 
     /// Changes the state, and tells the kind what changed.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut GroupState) -> T) -> T {
         let mut state = self.state.lock();
         let before = self.facts_of(&state);
         let result = change(&mut state);
@@ -78,7 +78,7 @@ impl BlockGroup {
         result
     }
 
-    fn facts_of(&self, state: &State) -> GroupFacts {
+    fn facts_of(&self, state: &GroupState) -> GroupFacts {
         if !state.is_listed {
             return GroupFacts::default();
         }
@@ -317,7 +317,7 @@ impl BlockGroup {
         self.free_in(&self.state.lock())
     }
 
-    fn free_in(&self, state: &State) -> u64 {
+    fn free_in(&self, state: &GroupState) -> u64 {
         match &state.free {
             Some(_) => state.known_free(),
             None => self.len.saturating_sub(state.used).saturating_sub(state.between),
@@ -325,7 +325,7 @@ impl BlockGroup {
     }
 }
 
-impl State {
+impl GroupState {
     /// Subtracts `len` bytes that became free or used.
     fn leave_between(&mut self, len: u64) -> Result<()> {
         const NAME: &str = "taken or pinned of a block group";

@@ -48,14 +48,14 @@ pub(crate) struct MemberSpace {
 
 /// A possible chunk: for each stripe the index of its member and the offset there.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct ChunkPlan {
     pub(crate) stripes: Vec<(usize, u64)>,
     pub(crate) stripe_bytes: u64,
     /// The bytes that the chunk holds.
     pub(crate) bytes: u64,
 }
 
-impl Plan {
+impl ChunkPlan {
     /// Marks the ranges of its stripes as allocated in `members`.
     pub(crate) fn take_from(&self, members: &mut [MemberSpace]) {
         for &(index, at) in &self.stripes {
@@ -152,7 +152,7 @@ pub(crate) fn plan(
     flags: BlockGroupFlags,
     profile: Profile,
     most_members: usize,
-) -> Option<Plan> {
+) -> Option<ChunkPlan> {
     let shape = profile.shape();
     let (per_member, least, most) = if profile == Profile::Dup {
         (2, 1, 1)
@@ -197,7 +197,7 @@ pub(crate) fn plan(
             (0..per_member).map(move |i| (member.index, start + i * stripe_bytes))
         })
         .collect();
-    Some(Plan { stripes, stripe_bytes, bytes: stripe_bytes * data_stripes })
+    Some(ChunkPlan { stripes, stripe_bytes, bytes: stripe_bytes * data_stripes })
 }
 
 /// The most bytes that a chunk of this kind holds.
@@ -243,7 +243,7 @@ mod tests {
         let found = plan(&[member(0, 1000, &[(1, 9)])], METADATA, Profile::Single, 9).unwrap();
         assert_eq!(
             found,
-            Plan { stripes: vec![(0, 9 * MIB)], stripe_bytes: 112 * MIB, bytes: 112 * MIB }
+            ChunkPlan { stripes: vec![(0, 9 * MIB)], stripe_bytes: 112 * MIB, bytes: 112 * MIB }
         );
     }
 

@@ -372,11 +372,12 @@ fn edit_group(
         if let Some((bitmaps, now)) =
             edit_bitmaps(addresses.clone(), sector, count, changed, &mut load)?
         {
-            edits.extend(bitmaps);
+            // The key of the info comes before those of the bitmaps.
             if now != count {
                 let after = FreeSpaceInfo { extent_count: now.into(), flags: before.flags };
                 edits.push((info_key(group), Some(after.as_bytes().to_vec())));
             }
+            edits.extend(bitmaps);
             return Ok(());
         }
     }

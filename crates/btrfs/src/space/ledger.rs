@@ -47,7 +47,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing::debug;
 
-use super::tickets::{Claim, Demand, Line, Waiter};
+use super::tickets::{Claim, Demand, TicketLine, Waiter};
 use super::{Purpose, Roots, Space};
 use crate::counter::{NonNegativeCounter, WriteStop, below_zero};
 use crate::events::RECLAIM;
@@ -65,7 +65,7 @@ pub(crate) struct Ledger {
     peak: AtomicU64,
     /// The most that was ever reserved.
     reserved_peak: AtomicU64,
-    line: Mutex<Line>,
+    line: Mutex<TicketLine>,
     /// The length of the line, for reading without its lock.
     waiting: AtomicUsize,
     /// How many [`Reservation`]s have begun.
@@ -175,7 +175,7 @@ impl Ledger {
     }
 
     /// The line of waiting callers, locked.
-    pub(crate) fn line(&self) -> MutexGuard<'_, Line> {
+    pub(crate) fn line(&self) -> MutexGuard<'_, TicketLine> {
         self.line.lock()
     }
 
@@ -209,7 +209,7 @@ impl Ledger {
     }
 
     /// Stores the length of the line, whose lock the caller holds.
-    pub(super) fn note_waiting(&self, line: &Line) {
+    pub(super) fn note_waiting(&self, line: &TicketLine) {
         self.waiting.store(line.len(), SeqCst);
     }
 
@@ -241,7 +241,12 @@ impl Ledger {
     }
 
     /// Grants `demand` when it fits. The caller holds the line.
-    pub(super) fn grant(&self, _line: &Line, demand: Demand, floor: &impl Fn() -> Floor) -> bool {
+    pub(super) fn grant(
+        &self,
+        _line: &TicketLine,
+        demand: Demand,
+        floor: &impl Fn() -> Floor,
+    ) -> bool {
         let Demand { is_promise, bytes, .. } = demand;
         if !self.fits(demand, 0, floor) {
             return false;

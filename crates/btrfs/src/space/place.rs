@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::ledger::Ledger;
-use super::tickets::{Demand, Outcome, Waiter};
+use super::tickets::{Demand, TicketOutcome, Waiter};
 
 /// A place in the line, until it is dropped. Dropping it gives back space that was granted and not
 /// taken.
@@ -15,9 +15,9 @@ pub(super) struct PlaceInLine<'l> {
 }
 
 /// What a thread in the line does next.
-pub(super) enum Turn<'l> {
+pub(super) enum TurnInLine<'l> {
     /// Take the granted space, or leave.
-    Ended(Outcome),
+    Ended(TicketOutcome),
     /// Make room for all tickets.
     Leads(Leading<'l>),
 }
@@ -40,20 +40,23 @@ impl<'l> PlaceInLine<'l> {
 
     /// Whether the ticket was granted.
     pub(super) fn is_granted(&self) -> bool {
-        self.waiter.outcome() == Some(Outcome::Granted)
+        self.waiter.outcome() == Some(TicketOutcome::Granted)
     }
 
     /// Waits until the ticket has ended, or there is no leader.
-    pub(super) fn wait(&mut self) -> Turn<'l> {
+    pub(super) fn wait(&mut self) -> TurnInLine<'l> {
         let mut line = self.ledger.line();
         loop {
             if let Some(outcome) = self.waiter.outcome() {
                 self.has_taken = true;
-                return Turn::Ended(outcome);
+                return TurnInLine::Ended(outcome);
             }
             if !line.is_led {
                 line.is_led = true;
-                return Turn::Leads(Leading { ledger: self.ledger, waiter: self.waiter.clone() });
+                return TurnInLine::Leads(Leading {
+                    ledger: self.ledger,
+                    waiter: self.waiter.clone(),
+                });
             }
             self.waiter.wait(&mut line);
         }

@@ -95,8 +95,8 @@ use offshoot_vfs::{Errno, Error, Result};
 use tracing::debug;
 
 use super::ledger::{Floor, Promise, Reservation};
-use super::place::{PlaceInLine, Turn};
-use super::tickets::{Claim, Demand, Outcome, Waiter};
+use super::place::{PlaceInLine, TurnInLine};
+use super::tickets::{Claim, Demand, TicketOutcome, Waiter};
 use super::{Purpose, Space};
 use crate::events::{RECLAIM, micros};
 use crate::stats::EngineCounters;
@@ -512,11 +512,11 @@ impl Space {
         let mut place = PlaceInLine::join(self.ledger(purpose), demand);
         loop {
             match place.wait() {
-                Turn::Ended(Outcome::Granted) => return Ok(()),
-                Turn::Ended(Outcome::Refused) => {
+                TurnInLine::Ended(TicketOutcome::Granted) => return Ok(()),
+                TurnInLine::Ended(TicketOutcome::Refused) => {
                     return Err(Error::posix(Errno::NOSPC, format!("room for {purpose}")));
                 }
-                Turn::Leads(leading) => {
+                TurnInLine::Leads(leading) => {
                     let led = maker.lead(purpose, &leading.waiter);
                     drop(leading);
                     // When making room failed but the ticket was granted, the caller continues,

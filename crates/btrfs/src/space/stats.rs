@@ -46,7 +46,7 @@ impl fmt::Display for FlushState {
 
 /// When room is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum When {
+pub(crate) enum FlushTime {
     /// Before a caller waits, by the background thread of the volume.
     Ahead,
     /// While a caller waits.
@@ -189,7 +189,7 @@ pub struct SpaceStats {
 
 /// The counters behind [`SpaceStats`], except the frequent ones.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct SpaceCounters {
     latency: [AtomicU64; BUCKETS],
     granted_soon: AtomicU64,
     granted: AtomicU64,
@@ -201,7 +201,7 @@ pub(super) struct Counters {
     reclaimed: [AtomicU64; FlushState::ALL.len()],
 }
 
-impl Counters {
+impl SpaceCounters {
     /// Counts the duration of a reservation that was not granted at once.
     fn took(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -227,9 +227,9 @@ impl Counters {
     }
 
     /// Counts that a flush state is entered.
-    fn entered(&self, state: FlushState, when: When) {
+    fn entered(&self, state: FlushState, when: FlushTime) {
         self.entered[state as usize].fetch_add(1, Relaxed);
-        self.entered_ahead[state as usize].fetch_add(u64::from(when == When::Ahead), Relaxed);
+        self.entered_ahead[state as usize].fetch_add(u64::from(when == FlushTime::Ahead), Relaxed);
     }
 
     fn flushes(&self, state: FlushState) -> FlushCount {
@@ -259,7 +259,7 @@ impl Space {
         &self,
         purpose: Purpose,
         state: FlushState,
-        when: When,
+        when: FlushTime,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let room = self.room(purpose);

@@ -74,7 +74,7 @@ impl Demand {
 
 /// How a ticket ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum TicketOutcome {
     /// The space is reserved.
     Granted,
     /// There is no space.
@@ -84,18 +84,18 @@ pub(crate) enum Outcome {
 /// A waiting thread.
 #[derive(Debug, Default)]
 pub(crate) struct Waiter {
-    outcome: OnceLock<Outcome>,
+    outcome: OnceLock<TicketOutcome>,
     wake: Condvar,
 }
 
 impl Waiter {
     /// How the ticket ended; `None` while it waits.
-    pub(crate) fn outcome(&self) -> Option<Outcome> {
+    pub(crate) fn outcome(&self) -> Option<TicketOutcome> {
         self.outcome.get().copied()
     }
 
     /// Waits until it is woken. The line is unlocked meanwhile.
-    pub(super) fn wait(&self, line: &mut MutexGuard<'_, Line>) {
+    pub(super) fn wait(&self, line: &mut MutexGuard<'_, TicketLine>) {
         self.wake.wait(line);
     }
 }
@@ -111,7 +111,7 @@ struct Ticket {
 }
 
 impl Ticket {
-    fn end(self, outcome: Outcome) {
+    fn end(self, outcome: TicketOutcome) {
         let _ = self.waiter.outcome.set(outcome);
         self.waiter.wake.notify_one();
     }
@@ -119,7 +119,7 @@ impl Ticket {
 
 /// The line for one kind of space.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct TicketLine {
     classes: [VecDeque<Ticket>; 2],
     /// A leader makes room for all tickets.
     pub(super) is_led: bool,
@@ -130,7 +130,7 @@ pub(crate) struct Line {
     cycles: u64,
 }
 
-impl Line {
+impl TicketLine {
     /// Begins a cycle of making room. Returns how many tickets were granted so far.
     pub(crate) fn begin_cycle(&mut self) -> u64 {
         self.cycles += 1;
@@ -181,7 +181,7 @@ impl Line {
                 self.granted += 1;
                 let is_older = |left: &Ticket| ticket.number < left.number;
                 debug_assert!(self.classes[class].iter().all(is_older), "{ticket:?}: {self:?}");
-                ticket.end(Outcome::Granted);
+                ticket.end(TicketOutcome::Granted);
             }
         }
     }
@@ -196,7 +196,7 @@ impl Line {
             && had_a_cycle(class)
             && let Some(ticket) = class.pop_front()
         {
-            ticket.end(Outcome::Refused);
+            ticket.end(TicketOutcome::Refused);
         }
     }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     /// Grants tickets from `room` bytes. Returns the rest.
-    fn serve(line: &mut Line, mut room: u64) -> u64 {
+    fn serve(line: &mut TicketLine, mut room: u64) -> u64 {
         line.serve(|_, demand| {
             let fits = demand.bytes <= room;
             room -= if fits { demand.bytes } else { 0 };
@@ -241,12 +241,12 @@ mod tests {
         room
     }
 
-    fn outcomes(waiters: &[Arc<Waiter>]) -> Vec<Option<Outcome>> {
+    fn outcomes(waiters: &[Arc<Waiter>]) -> Vec<Option<TicketOutcome>> {
         waiters.iter().map(|waiter| waiter.outcome()).collect()
     }
 
     /// Refuses the oldest ticket after a cycle that helped no ticket.
-    fn refuse_oldest(line: &mut Line) {
+    fn refuse_oldest(line: &mut TicketLine) {
         let granted = line.begin_cycle();
         line.refuse_oldest(granted);
     }
@@ -255,7 +255,7 @@ mod tests {
     /// with them.
     #[test]
     fn who_came_during_a_cycle_is_not_refused_for_it() {
-        let mut line = Line::default();
+        let mut line = TicketLine::default();
         let first = line.join(work(50));
         let granted = line.begin_cycle();
         let late = line.join(removal(70));
@@ -270,12 +270,12 @@ mod tests {
         assert_eq!((small.outcome(), first.outcome()), (GRANTED, None), "somebody was helped");
     }
 
-    const GRANTED: Option<Outcome> = Some(Outcome::Granted);
-    const REFUSED: Option<Outcome> = Some(Outcome::Refused);
+    const GRANTED: Option<TicketOutcome> = Some(TicketOutcome::Granted);
+    const REFUSED: Option<TicketOutcome> = Some(TicketOutcome::Refused);
 
     #[test]
     fn a_class_is_served_in_order_and_nobody_overtakes() {
-        let mut line = Line::default();
+        let mut line = TicketLine::default();
         let waiters = [5, 9, 1].map(|bytes| line.join(work(bytes)));
         assert_eq!(serve(&mut line, 4), 4, "the last would fit, and is not the first");
         assert_eq!(outcomes(&waiters), [None; 3]);
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn priority_goes_first_whenever_it_came() {
-        let mut line = Line::default();
+        let mut line = TicketLine::default();
         let normal = line.join(work(1));
         let removals = [removal(4), Demand::new(Claim::WritesBack, 4)].map(|d| line.join(d));
         assert!(line.is_before(Claim::WritesBack));
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn the_oldest_is_refused_and_younger_ones_are_served() {
-        let mut line = Line::default();
+        let mut line = TicketLine::default();
         let waiters = [50, 60, 2].map(|bytes| line.join(work(bytes)));
         let priority = line.join(removal(70));
         refuse_oldest(&mut line);
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn who_leaves_is_not_served() {
-        let mut line = Line::default();
+        let mut line = TicketLine::default();
         let waiters = [5, 1].map(|bytes| line.join(work(bytes)));
         assert!(line.leave(&waiters[0]));
         assert!(!line.leave(&waiters[0]), "it is gone");
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn the_line_is_two_lists() {
         let mut random = offshoot_testkit::random::Random::new(11);
-        let mut line = Line::default();
+        let mut line = TicketLine::default();
         let mut lists: [Vec<(Demand, Arc<Waiter>)>; 2] = Default::default();
         for step in 0..20_000 {
             match random.below(4) {

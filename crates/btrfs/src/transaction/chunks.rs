@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Base;
 use super::{Obstacle, TransactionHandle};
-use crate::space::chunk_plan::{self, MemberSpace, Plan};
+use crate::space::chunk_plan::{self, ChunkPlan, MemberSpace};
 use crate::space::{BlockGroup, Purpose};
 use crate::storage::malformed;
 use crate::tree::Cursor;
@@ -207,7 +207,7 @@ impl TransactionHandle<'_> {
         &self,
         purpose: Purpose,
         members: &[MemberSpace],
-    ) -> Result<Option<(Chunk, Plan)>> {
+    ) -> Result<Option<(Chunk, ChunkPlan)>> {
         let volume = self.volume();
         let Some(plan) = self.chunk_plan(purpose, members)? else { return Ok(None) };
         // Converted volumes have chunks that end at any address.
@@ -232,7 +232,7 @@ impl TransactionHandle<'_> {
         &self,
         purpose: Purpose,
         members: &[MemberSpace],
-    ) -> Result<Option<Plan>> {
+    ) -> Result<Option<ChunkPlan>> {
         let flags = self.space().flags_for(purpose);
         let profile = flags.profile().map_err(malformed)?;
         Ok(chunk_plan::plan(members, flags, profile, self.most_members(flags)))
@@ -275,7 +275,7 @@ impl TransactionHandle<'_> {
     }
 
     /// Records a new chunk in all places, with the planned stripes.
-    pub(crate) fn add_chunk(&self, chunk: Chunk, plan: &Plan) -> Result<()> {
+    pub(crate) fn add_chunk(&self, chunk: Chunk, plan: &ChunkPlan) -> Result<()> {
         let volume = self.volume();
         let item = chunk_item(&chunk, volume.superblock().sector_size);
         self.change(TreeId::CHUNK, |tree| tree.insert(chunk_key(&chunk), &item))?;

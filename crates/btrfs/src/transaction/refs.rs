@@ -83,13 +83,13 @@ const OWNER_BYTES: [u64; 2] = [9, 28 + 25];
 pub(crate) struct DelayedRefs {
     pending: Mutex<BTreeMap<u64, PendingRefs>>,
     /// Counts the bytes that they may add to trees.
-    counted: Arc<space::Pending>,
+    counted: Arc<space::CommitWork>,
     /// The bytes of blocks that lost an owner. Most of them had only one.
     given_up: AtomicU64,
 }
 
 impl DelayedRefs {
-    pub(crate) fn new(counted: Arc<space::Pending>) -> Self {
+    pub(crate) fn new(counted: Arc<space::CommitWork>) -> Self {
         Self { pending: Mutex::default(), counted, given_up: AtomicU64::new(0) }
     }
 
@@ -232,7 +232,7 @@ mod tests {
     /// reserve the space that the references were about to take.
     #[test]
     fn what_is_run_counts_until_it_is_done() {
-        let counted = Arc::new(space::Pending::new(&Arc::default()));
+        let counted = Arc::new(space::CommitWork::new(&Arc::default()));
         let bytes = || counted.reference_bytes.get();
         let refs = DelayedRefs::new(counted.clone());
         let (kind, owner) = (ExtentKind::Block { level: 0 }, RefOwner::Tree { root: TreeId::FS });

@@ -87,7 +87,7 @@ use super::chunks::{grow, look_around, try_grow};
 use crate::events::RECLAIM;
 use crate::inode::Rooms;
 use crate::inode::write_back;
-use crate::space::{FlushState, HighWater, Purpose, Waiter, When};
+use crate::space::{FlushState, FlushTime, HighWater, Purpose, Waiter};
 use crate::transaction::{CommitCause, LiveVolume};
 
 /// The order of the states on a roomy volume, and in the second pass.
@@ -183,7 +183,7 @@ fn cycle(
             }
             live.require_writing()?;
             let make = || flush(volume, live, purpose, state);
-            space.flush(purpose, state, When::Awaited, make)?;
+            space.flush(purpose, state, FlushTime::Awaited, make)?;
             space.serve(purpose);
         }
     }
@@ -205,7 +205,7 @@ pub(crate) fn make_room_ahead(volume: &Rooms) -> Result<()> {
         FlushState::AllocateChunk => try_grow(volume, Purpose::Metadata, || space.needs_chunk()),
         _ => write_back::make_room(volume, is_wanted).map(|()| false),
     };
-    let ahead = |state| space.flush(Purpose::Metadata, state, When::Ahead, || make(state));
+    let ahead = |state| space.flush(Purpose::Metadata, state, FlushTime::Ahead, || make(state));
     while space.needs_chunk() && ahead(FlushState::AllocateChunk)? {}
     if space.is_tight() {
         ahead(FlushState::DirtyData)?;
@@ -216,7 +216,7 @@ pub(crate) fn make_room_ahead(volume: &Rooms) -> Result<()> {
         // That commit may be under way already, and the one after it would free nothing.
         let commit =
             || volume.upkeep.commit_one(volume, generation, CommitCause::Space).map(|()| false);
-        space.flush(Purpose::Metadata, FlushState::Commit, When::Ahead, commit)?;
+        space.flush(Purpose::Metadata, FlushState::Commit, FlushTime::Ahead, commit)?;
     }
     Ok(())
 }
