@@ -27,28 +27,21 @@ const OF_EACH_CRATE: &[&str] = &["Result"];
 /// library and from other filesystems, so another crate may define them once too.
 const FACADE: &[(&str, &str)] = &[("crates/offshoot/src", "DirEntry OpenOptions Volume")];
 
-/// Names that a folder still defines although they are vague, or although another file has them
-/// too. Remove a name from this list when the code no longer needs it. Never add one.
-const STILL: &[(&str, &str)] = &[
-    ("crates/btrfs/src/space", "Items Line Outcome Plan State"),
-    ("crates/btrfs/src/space.rs", "Pending"),
-];
-
 /// A definition of a type: its name, file and line.
 type TypeName = (String, String, usize);
 
 /// Checks the names of all types.
 ///
 /// # Errors
-/// Names that are vague or have several definitions and are not in [`FACADE`] or [`STILL`], and
-/// names in these lists that do not need it.
+/// Names that are vague or have several definitions and are not in [`FACADE`], and names in that
+/// list that its folder does not define.
 pub(crate) fn check() -> Result {
     let mut names = Vec::new();
     for place in PLACES {
         let place = repository().join(place);
         visit(&place, &mut names).map_err(|error| format!("{}: {error}", place.display()))?;
     }
-    let complaints = complaints(&names, FACADE, STILL);
+    let complaints = complaints(&names, FACADE);
     if complaints.is_empty() {
         return Ok(());
     }
@@ -93,28 +86,24 @@ fn defined(line: &str) -> Option<&str> {
     Some(&rest[..end]).filter(|name| name.starts_with(|c: char| c.is_uppercase()))
 }
 
-/// What is wrong with `names`, if definitions in the folders of `facade` do not count, and the
-/// folders in `still` may keep theirs.
-fn complaints(names: &[TypeName], facade: &[(&str, &str)], still: &[(&str, &str)]) -> Vec<String> {
+/// What is wrong with `names`, if definitions in the folders of `facade` do not count.
+fn complaints(names: &[TypeName], facade: &[(&str, &str)]) -> Vec<String> {
     let is_vague = |name: &str| VAGUE.split_whitespace().any(|word| word == name);
     let is_in = |file: &str, folder: &str| Path::new(file).starts_with(folder);
-    let is_listed = |lists: &[(&str, &str)], name: &str, file: &str| {
+    let is_facade = |name: &str, file: &str| {
         let has_name = |list: &str| list.split_whitespace().any(|word| word == name);
-        lists.iter().any(|(folder, list)| is_in(file, folder) && has_name(list))
+        facade.iter().any(|(folder, list)| is_in(file, folder) && has_name(list))
     };
     let mut by_name: BTreeMap<&str, Vec<(&str, usize)>> = BTreeMap::new();
-    for (name, file, line) in names.iter().filter(|(name, file, _)| !is_listed(facade, name, file))
-    {
+    for (name, file, line) in names.iter().filter(|(name, file, _)| !is_facade(name, file)) {
         by_name.entry(name).or_default().push((file, *line));
     }
     let mut complaints = Vec::new();
     for (&name, places) in &by_name {
-        let others: Vec<_> =
-            places.iter().filter(|(file, _)| !is_listed(still, name, file)).collect();
-        let shown: Vec<_> = others.iter().map(|(file, line)| format!("{file}:{line}")).collect();
-        if is_vague(name) && !others.is_empty() {
+        let shown: Vec<_> = places.iter().map(|(file, line)| format!("{file}:{line}")).collect();
+        if is_vague(name) {
             complaints.push(format!("{name} fits any type: {}", shown.join(", ")));
-        } else if others.len() > 1 && !OF_EACH_CRATE.contains(&name) {
+        } else if places.len() > 1 && !OF_EACH_CRATE.contains(&name) {
             complaints.push(format!("{name} is defined several times: {}", shown.join(", ")));
         }
     }
@@ -123,15 +112,6 @@ fn complaints(names: &[TypeName], facade: &[(&str, &str)], still: &[(&str, &str)
             |word: &str| names.iter().any(|(name, file, _)| name == word && is_in(file, folder));
         for name in list.split_whitespace().filter(|name| !is_defined(name)) {
             complaints.push(format!("{name} in {folder} is gone: take it off the list"));
-        }
-    }
-    for (folder, list) in still {
-        for name in list.split_whitespace() {
-            let places = by_name.get(name).map_or(&[][..], Vec::as_slice);
-            let is_defined = places.iter().any(|(file, _)| is_in(file, folder));
-            if !is_defined || places.len() == 1 && !is_vague(name) {
-                complaints.push(format!("{name} in {folder} is mended: take it off the list"));
-            }
         }
     }
     complaints
@@ -173,16 +153,7 @@ mod tests {
         let twice = "Cursor is defined several times: crates/a/src/lib.rs:7, \
                      crates/b/tests/log.rs:7";
         let vague = "State fits any type: crates/a/src/lib.rs:7";
-        assert_eq!(complaints(&names, &[], &[]), [twice, vague]);
-        // One definition may stay without the list, so the list needs one folder alone.
-        assert!(complaints(&names, &[], &[("crates/a", "Cursor State")]).is_empty());
-        let mended = |name: &str| format!("{name} in crates/a/src is mended: take it off the list");
-        assert_eq!(
-            complaints(&names, &[], &[("crates/a/src", "Cursor Latch Gone State")]),
-            [mended("Latch"), mended("Gone")]
-        );
-        // A folder keeps its own definitions alone, not those of a folder with a longer name.
-        assert_eq!(complaints(&names[2..], &[], &[("crates/a/src/li", "State")]).len(), 2);
+        assert_eq!(complaints(&names, &[]), [twice, vague]);
     }
 
     #[test]
@@ -190,15 +161,10 @@ mod tests {
         let names = [("Volume", "crates/a/src/lib.rs"), ("Volume", "crates/b/src/lib.rs")];
         let names = names.map(|(name, file)| (name.to_owned(), file.to_owned(), 7));
         let facade = [("crates/a", "Volume")];
-        assert!(complaints(&names, &facade, &[]).is_empty());
+        assert!(complaints(&names, &facade).is_empty());
         assert_eq!(
-            complaints(&names[1..], &facade, &[]),
+            complaints(&names[1..], &facade),
             ["Volume in crates/a is gone: take it off the list"]
-        );
-        // The other definition is the only one that counts, so no list needs it.
-        assert_eq!(
-            complaints(&names, &facade, &[("crates/b", "Volume")]),
-            ["Volume in crates/b is mended: take it off the list"]
         );
     }
 }

@@ -30,7 +30,7 @@ use crate::tree::{Cursor, with_item};
 const TREE: TreeId = TreeId::FREE_SPACE;
 
 /// The items of a block group, by their keys.
-type Items = BTreeMap<Key, Vec<u8>>;
+type FreeSpaceItems = BTreeMap<Key, Vec<u8>>;
 
 /// New data of items of the tree, or `None` to remove an item.
 pub(super) type Edits = Vec<(Key, Option<Vec<u8>>)>;
@@ -381,7 +381,8 @@ fn edit_group(
             return Ok(());
         }
     }
-    let (mut old, mut ranges, mut all) = (Items::new(), AscendingRanges::default(), Ok(()));
+    let (mut old, mut ranges, mut all) =
+        (FreeSpaceItems::new(), AscendingRanges::default(), Ok(()));
     for_each_item(volume, group, before, |key, data| {
         ranges_of(key, data, sector, |range| {
             if all.is_ok() {
@@ -425,7 +426,7 @@ fn bitmap_range(sector: u64) -> u64 {
 }
 
 /// The bitmaps of a block group in which `ranges` are free.
-fn bitmaps(group: Range<u64>, sector: u64, ranges: &AscendingRanges) -> Items {
+fn bitmaps(group: Range<u64>, sector: u64, ranges: &AscendingRanges) -> FreeSpaceItems {
     let span = bitmap_range(sector);
     let step = usize::try_from(span).expect("a bitmap covers little");
     let mut rest = ranges.0.iter().cloned().peekable();
@@ -447,7 +448,7 @@ fn bitmaps(group: Range<u64>, sector: u64, ranges: &AscendingRanges) -> Items {
 }
 
 /// The edits that turn the old items into the new ones.
-fn difference(old: &Items, new: Items) -> Edits {
+fn difference(old: &FreeSpaceItems, new: FreeSpaceItems) -> Edits {
     let gone = old.keys().filter(|key| !new.contains_key(key)).map(|key| (*key, None));
     let mut edits: Vec<_> = gone.collect();
     let is_new = |(key, data): &(Key, Vec<u8>)| old.get(key) != Some(data);
