@@ -84,11 +84,11 @@ impl IndependentNull {
             umask: Some(umask),
             at: Timestamp::now(),
         };
-        let made = match node {
+        let file = match node {
             Some(node) => self.0.mknod(place, node, &new)?,
             None => self.0.mkdir(place, &new)?,
         };
-        self.attr(made)
+        self.attr(file)
     }
 
     /// Gives `visit` the entries behind the cookie `offset`: the file, the cookie, the type and the

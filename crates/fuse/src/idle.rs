@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!            takes a long request and leaves no thread at the device
-//!            none is there for a [`TICK`]                                  ┌───────────┐
+//!            none is there at a tick                                       ┌───────────┐
 //!   ┌─────────┐  no idle thread: a new one starts  ┌─────────────────┐ <──  │ parked    │
 //!   │ started │ ─────────────────────────────────> │ at the device   │      │ or ended, │
 //!   └─────────┘                                    │ or answers      │ ──>  │ if enough │
