@@ -90,8 +90,9 @@ Options:
   --workers N         Threads that fill it [default: 8]
   --file-size BYTES   What each file in it holds [default: 1024]; twice that where half of them
                       are written directly
-  --sides SIDES       What is mounted, of ours, btrfs, xfs and null, and of ours-dev and null-dev,
-                      which are served over /dev/fuse [default: ours,null,btrfs,xfs]
+  --sides SIDES       What is mounted, of ours, btrfs, xfs and null, of ours-dev and null-dev,
+                      which are served over /dev/fuse, and of fuser, which is null-dev with the
+                      crate of this name as its server [default: ours,null,btrfs,xfs]
   --loads LOADS       What is measured of empty, small, data and tree [default: all]
   --turns N           How often each side runs [default: 3]
   --no-proof          Let no judge look at what was made

@@ -3,13 +3,23 @@
 //!
 //! The sides take turns. In each turn a side is mounted on a new volume and runs all loads one
 //! after the other. Volumes are sparse images in one directory; those of the kernel lie behind loop
-//! devices with direct I/O. The null filesystem (`null`) is served over the same transport as ours.
-//! No filesystem over FUSE can be faster than it.
+//! devices with direct I/O.
+//!
+//! | side | filesystem | served by |
+//! |---|---|---|
+//! | `ours`, `ours-dev` | offshoot | our server, over io_uring and over `/dev/fuse` |
+//! | `null`, `null-dev` | one that does nothing | our server, over io_uring and over `/dev/fuse` |
+//! | `fuser` | the same | the crate `fuser`, over `/dev/fuse` with two threads |
+//! | `btrfs`, `xfs` | the kernel's | the kernel |
+//!
+//! No filesystem over our server can be faster than `null`. A fault of our server slows down `null`
+//! as well, and shows up beside `fuser`.
 //!
 //! A figure comes without the sync at the end, as `fs_mark -S 0` and `fio` count, and beside it
 //! with that sync. Ours and `null` need FUSE over io_uring, so the benchmark switches it on in the
 //! kernel while it runs.
 
+mod independent;
 mod loads;
 mod null;
 mod places;
@@ -29,6 +39,9 @@ use places::{MountPaths, MountSide, MountedSide};
 
 /// The first argument of the child process that serves the null filesystem.
 pub(crate) const NULL: &str = "serve-null";
+
+/// The side whose server is the crate `fuser`, and the argument of its child process.
+const FUSER: &str = "fuser";
 
 const LOADS: [&str; 4] = ["empty", "small", "data", "tree"];
 
@@ -89,12 +102,13 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     is_sane.then(|| job.run())
 }
 
-/// Serves the null filesystem, over the transport in `args`.
+/// Serves the null filesystem: over the transport in `args`, or by the crate `fuser`.
 pub(crate) fn serve_null(args: &[String]) -> Option<Result> {
     let [dir, transport] = args else { return None };
     let transport = match transport.as_str() {
         "io_uring" => Transport::IoUring,
         "noio_uring" => Transport::Device,
+        FUSER => return Some(places::serve_independently(Path::new(dir))),
         _ => return None,
     };
     Some(places::serve(Path::new(dir), transport))

@@ -23,7 +23,7 @@ fn every_load_is_measured_on_every_side() {
     fs::create_dir_all(source.join("below")).expect("a directory");
     fs::write(source.join("below/file"), "contents").expect("a file");
     let (over_ring, has_ring) = (["ours", "null"], io_uring::can_be_had().is_ok());
-    let sides: Vec<_> = ["ours", "ours-dev", "btrfs", "xfs", "null", "null-dev"]
+    let sides: Vec<_> = ["ours", "ours-dev", "btrfs", "xfs", "null", "null-dev", "fuser"]
         .into_iter()
         .filter(|side| has_ring || !over_ring.contains(side))
         .collect();

@@ -57,7 +57,8 @@ Tasks:
            Append to files and sync each, with 1 to 16 threads, by us and by the kernel (as root)
   bench mount [--sides SIDE,SIDE...] [--loads LOAD,LOAD...] [--files N] [--rounds N] [--mib N]
            [--random-mib N] [--source PATH] [--turns N]
-           What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem (as root)
+           What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem over our
+           server and over the crate fuser (as root)
   campaign crash [--workloads one|two|long|faults|subvolumes|COUNT|one:N|two:N] [--judged-every N]
            [--seed N]
            Cut the power, or let requests fail, at every point of many workloads; the kernel judges one

@@ -12,8 +12,8 @@ use offshoot_fuse::{MountOptions, MountPoint, ServeOptions, Server, Transport};
 use offshoot_testkit::run::try_run;
 use rustix::mount::UnmountFlags;
 
-use super::NULL;
 use super::null::NullFilesystem;
+use super::{FUSER, NULL, independent};
 use crate::Result;
 use crate::kernel::remove_image;
 
@@ -26,16 +26,19 @@ pub(super) enum MountSide {
     Xfs,
     Null,
     NullDevice,
+    /// The null filesystem over the crate `fuser`.
+    Independent,
 }
 
 impl MountSide {
-    const ALL: [(Self, &'static str); 6] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::Ours, "ours"),
         (Self::OursDevice, "ours-dev"),
         (Self::Btrfs, "btrfs"),
         (Self::Xfs, "xfs"),
         (Self::Null, "null"),
         (Self::NullDevice, "null-dev"),
+        (Self::Independent, FUSER),
     ];
 
     /// The side of this name.
@@ -105,6 +108,7 @@ impl MountedSide {
             MountSide::Xfs => kernel(places, "xfs", &["-q", "-f"])?,
             MountSide::Null => MountUndo::Null { _process: null(&dir, "io_uring")? },
             MountSide::NullDevice => MountUndo::Null { _process: null(&dir, "noio_uring")? },
+            MountSide::Independent => MountUndo::Null { _process: null(&dir, FUSER)? },
         };
         Ok(Self { dir, how })
     }
@@ -186,13 +190,13 @@ fn kernel(places: &MountPaths<'_>, kind: &str, mkfs: &[&str]) -> Result<MountUnd
     Ok(MountUndo::Kernel { _device: device })
 }
 
-/// Starts this program once more, to serve a null filesystem.
-fn null(dir: &Path, transport: &str) -> Result<NullServer> {
+/// Starts this program once more, to serve a null filesystem in the way that `served_by` says.
+fn null(dir: &Path, served_by: &str) -> Result<NullServer> {
     let program = std::env::current_exe().map_err(|error| format!("this program: {error}"))?;
     let mut child = Command::new(program)
         .arg(NULL)
         .arg(dir)
-        .arg(transport)
+        .arg(served_by)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -202,6 +206,11 @@ fn null(dir: &Path, transport: &str) -> Result<NullServer> {
     let output = child.0.stdout.take().ok_or("it has a pipe")?;
     let read = BufReader::new(output).read_line(&mut line);
     if read.is_ok_and(|len| len > 0) { Ok(child) } else { Err("no null filesystem".to_owned()) }
+}
+
+/// Serves a null filesystem over a directory until it is unmounted, by the crate `fuser`.
+pub(super) fn serve_independently(dir: &Path) -> Result {
+    independent::serve(dir, || println!("mounted"))
 }
 
 /// Serves a null filesystem over a directory until it is unmounted.

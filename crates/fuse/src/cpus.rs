@@ -3,6 +3,7 @@
 //! also those of CPUs that are absent.
 
 use std::io;
+use std::thread;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -49,6 +50,11 @@ impl QueueCpus {
             self.is_bound = is_bound;
         }
     }
+}
+
+/// How many CPUs the process may use.
+pub(crate) fn usable() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The CPUs that this thread may run on.

@@ -17,6 +17,8 @@
 //! | `ioctls` | ioctls that the mount passes on to the serving program |
 //! | `caches` | invalidations of what the kernel caches |
 //! | `device`, `ring` | how requests come and answers go: over `/dev/fuse`, and over io_uring |
+//! | `idle` | the idle threads of `/dev/fuse`, and the guard that calls one when requests wait |
+//! | `look` | the look for the next request at `/dev/fuse` before a thread sleeps |
 //! | `cpus` | the queues that io_uring has, one for each CPU |
 //! | `mount` | mounting and unmounting, as root or as a user |
 //! | `helper` | mounting and unmounting by another process |
@@ -34,8 +36,10 @@ mod cpus;
 mod device;
 mod dispatch;
 mod helper;
+mod idle;
 mod ioctls;
 mod listings;
+mod look;
 mod mappable;
 mod mount;
 mod nodes;

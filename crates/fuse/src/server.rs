@@ -2,12 +2,12 @@
 //!
 //! A thread takes a request, answers it, and takes the next one. While one call waits for the disk,
 //! for a commit or for space, other threads serve other calls. All threads of io_uring exist from
-//! the start. At `/dev/fuse`, a thread that takes a request while no other thread waits there
-//! starts one more. A thread that comes back while enough threads wait ends.
+//! the start. At `/dev/fuse`, more threads come when none is left to take the next request, and
+//! [`idle_threads`] stay when they come back ([`crate::idle`]).
 //!
 //! ```text
 //! source          threads          what comes
-//! /dev/fuse       2 .. 64          everything; beside io_uring: INIT, FORGET, INTERRUPT
+//! /dev/fuse       1 .. 64          everything; beside io_uring: INIT, FORGET, INTERRUPT
 //! queue of a CPU  64/n, 8 or more  everything else, n being the number of CPUs
 //! ```
 //!
@@ -36,8 +36,10 @@ use tracing::{debug, info};
 
 use crate::caches::KernelCaches;
 use crate::cpus;
-use crate::device::{self, DeviceChannel};
+use crate::device::{self, DeviceChannel, DeviceEvent};
 use crate::dispatch::{Answer, Dispatcher};
+use crate::idle::IdleThreads;
+use crate::look::SharedLook;
 use crate::mount::{Mounter, Unmount};
 use crate::options::{ServeOptions, Transport};
 use crate::ring::{ReceivedRequest, RingChannel};
@@ -67,9 +69,15 @@ fn offered() -> io::Result<()> {
     }
 }
 
-/// How many threads may wait for requests at `/dev/fuse`. More would only take turns.
+/// How many threads may wait for requests at `/dev/fuse`.
 fn waiting_threads() -> usize {
-    thread::available_parallelism().map_or(2, usize::from).max(2)
+    cpus::usable().max(2)
+}
+
+/// How many threads may be idle: those that wait at `/dev/fuse` and those that are parked. To start
+/// a thread and to end it takes longer than most calls.
+fn idle_threads() -> usize {
+    cpus::usable().max(8)
 }
 
 /// Threads of io_uring that wait for the decision of the kernel. They serve after [`Self::begin`],
@@ -97,10 +105,13 @@ struct Pool {
     /// in turns.
     ways: Vec<Arc<OwnedFd>>,
     next_way: AtomicUsize,
+    look: Option<SharedLook>,
     mounter: Arc<dyn Mounter>,
-    /// The number of threads of `/dev/fuse`; `waiting` of them wait for a request.
-    threads: AtomicUsize,
+    /// The number of threads of `/dev/fuse` that are not parked; `waiting` of them wait for a
+    /// request.
+    serving: AtomicUsize,
     waiting: AtomicUsize,
+    idle: IdleThreads,
     is_given_up: AtomicBool,
     /// Why the mount uses `/dev/fuse`, if it tried io_uring first.
     fallback: OnceLock<io::Error>,
@@ -127,13 +138,15 @@ impl Server {
         let transport = options.transport;
         let device = Arc::new(mounter.mount()?);
         let pool = Arc::new(Pool {
-            ways: (0..waiting_threads()).map(|_| device::join(&device)).collect(),
+            ways: (0..waiting_threads()).map(|_| device::another(&device)).collect(),
             next_way: AtomicUsize::new(0),
+            look: SharedLook::new(&device),
             dispatcher: Dispatcher::new(fs, options, device.clone()),
             device,
             mounter,
-            threads: AtomicUsize::new(0),
+            serving: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
+            idle: IdleThreads::new(idle_threads() - waiting_threads()),
             is_given_up: AtomicBool::new(false),
             fallback: OnceLock::new(),
         });
@@ -222,8 +235,10 @@ impl Pool {
             self.dispatcher.offer_rings();
         }
         let mut channel = self.device();
-        let is_asked = channel.receive().map_err(failed)?;
-        if !is_asked || channel.answer(&self.dispatcher).map_err(failed)? != Answer::Sent {
+        let asked = channel.receive().map_err(failed)?;
+        if asked == DeviceEvent::Gone
+            || channel.answer(&self.dispatcher).map_err(failed)? != Answer::Sent
+        {
             return Err(failed(Errno::PROTO.into()));
         }
         if insists && !self.dispatcher.has_rings() {
@@ -231,6 +246,8 @@ impl Pool {
             return Err(Error::unsupported(Code::Unsupported, format!("{what} {SWITCH} says Y")));
         }
         self.start(channel, errors).map_err(failed)?;
+        let (pool, senders) = (self.clone(), errors.clone());
+        spawn(move || pool.guard(&senders)).map_err(failed)?;
         match rings {
             Some(rings) if self.dispatcher.has_rings() => rings.begin(),
             Some(_) => drop(self.fallback.set(io::Error::other("the kernel does not use it"))),
@@ -290,21 +307,55 @@ impl Pool {
         channel: DeviceChannel,
         errors: &Sender<io::Error>,
     ) -> io::Result<()> {
+        debug!(target: MOUNT, "starting a thread of /dev/fuse");
         let (pool, errors) = (self.clone(), errors.clone());
-        self.threads.fetch_add(1, Ordering::Relaxed);
+        self.serving.fetch_add(1, Ordering::Relaxed);
         let started = spawn(move || {
             let served = pool.serve(channel, &errors);
-            let others = pool.threads.fetch_sub(1, Ordering::Relaxed) - 1;
+            let others = pool.serving.fetch_sub(1, Ordering::Relaxed) - 1;
             match served {
-                Err(error) if others == 0 => pool.give_up(error, &errors),
+                Err(error) if others == 0 && !pool.call() => {
+                    pool.idle.end();
+                    pool.give_up(error, &errors);
+                }
                 Err(error) => pool.dispatcher.report(&Error::io("a thread of the mount", error)),
                 Ok(()) => {}
             }
         });
         if started.is_err() {
-            self.threads.fetch_sub(1, Ordering::Relaxed);
+            self.serving.fetch_sub(1, Ordering::Relaxed);
         }
         started
+    }
+
+    /// Calls a parked thread. Returns `false` if there is none.
+    fn call(&self) -> bool {
+        // The thread counts before it wakes, so that no other believes to be the last.
+        self.serving.fetch_add(1, Ordering::Relaxed);
+        let is_called = self.idle.call();
+        if !is_called {
+            self.serving.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_called
+    }
+
+    /// Gets one more thread to the device, unless all of them are busy.
+    fn add(self: &Arc<Self>, errors: &Sender<io::Error>) {
+        if !self.call() && self.serving.load(Ordering::Relaxed) < MOST_THREADS {
+            // If no thread starts, the existing threads still serve, and the guard tries again.
+            if self.start(self.device(), errors).is_err() {
+                self.idle.note_short();
+            }
+        }
+    }
+
+    /// Gets one more thread to the device whenever none waits there.
+    fn guard(self: &Arc<Self>, errors: &Sender<io::Error>) {
+        while self.idle.wait_until_short() {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                self.add(errors);
+            }
+        }
     }
 
     /// Ends the mount, because a program may wait for an answer that no thread will give. Does
@@ -327,6 +378,23 @@ impl Pool {
         is_ready.is_ok() && device[0].revents().contains(PollFlags::ERR)
     }
 
+    /// Looks for a request if that is worth it, and else sleeps until one comes.
+    fn receive(&self, channel: &mut DeviceChannel) -> io::Result<DeviceEvent> {
+        let Some(look) = self.look.as_ref().filter(|_| !self.dispatcher.has_rings()) else {
+            return channel.receive();
+        };
+        let [serving, waiting] =
+            [&self.serving, &self.waiting].map(|count| count.load(Ordering::Relaxed));
+        let event = match look.look(channel, serving.saturating_sub(waiting))? {
+            Some(event) => event,
+            None => channel.receive()?,
+        };
+        if event == DeviceEvent::Request {
+            look.note(channel.asking());
+        }
+        Ok(event)
+    }
+
     fn serve(
         self: &Arc<Self>,
         mut channel: DeviceChannel,
@@ -334,21 +402,29 @@ impl Pool {
     ) -> io::Result<()> {
         loop {
             self.waiting.fetch_add(1, Ordering::Relaxed);
-            let received = channel.receive();
-            let others = self.waiting.fetch_sub(1, Ordering::Relaxed) - 1;
-            if !received? {
+            let received = self.receive(&mut channel);
+            let is_last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
+            if is_last {
+                self.idle.note_short();
+            }
+            if received? == DeviceEvent::Gone {
+                self.idle.end();
                 return Ok(());
             }
-            if others == 0 && self.threads.load(Ordering::Relaxed) < MOST_THREADS {
-                debug!(target: MOUNT, "no thread waits for requests, starting one more");
-                // If no thread starts, the existing threads still serve.
-                let _ = self.start(self.device(), errors);
+            if is_last && channel.may_take_long() {
+                self.add(errors);
             }
             if let Err(error) = channel.answer(&self.dispatcher) {
                 self.dispatcher.report(&Error::io("answering the kernel", error));
             }
             if self.waiting.load(Ordering::Relaxed) >= self.ways.len() {
-                return Ok(());
+                self.serving.fetch_sub(1, Ordering::Relaxed);
+                let is_called = self.idle.park();
+                if !is_called {
+                    // The caller counts this thread off.
+                    self.serving.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
             }
         }
     }

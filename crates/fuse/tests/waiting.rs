@@ -1,7 +1,7 @@
 //! Other requests are served while calls wait in the filesystem.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::ops::{ControlFlow, Range};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,12 +17,13 @@ use offshoot_vfs::{
     Attr, Dedupe, DirEntry, EntryPlace, Fallocate, FileFlags, FileId, FilePosition, FileSystem,
     FileSystemMut, NewFile, NewNode, Parent, Rename, Result, SetAttr, StatFs, Timestamp, XattrMode,
 };
+use rustix::fs::{XattrFlags, fsetxattr};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The number of calls that wait: one less than the least number of entries of a queue of io_uring.
 const HELD: usize = 7;
 
-/// `fsync` waits here.
+/// `fsync` and `set_xattr` wait here.
 #[derive(Default)]
 struct FsyncDoor {
     /// How many calls have come, and whether the door is open.
@@ -52,7 +53,7 @@ impl FsyncDoor {
     }
 }
 
-/// The model, with an `fsync` that waits.
+/// The model, with an `fsync` and a `set_xattr` that wait.
 struct HeldModel {
     model: Model,
     door: Arc<FsyncDoor>,
@@ -103,11 +104,22 @@ impl FileSystemMut for HeldModel {
         fn clone_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<()>;
         fn dedupe_range(from: FilePosition, to: FilePosition, len: u64) -> Result<Dedupe>;
         fn copy_range(from: FilePosition, to: FilePosition, len: u64, at: Timestamp) -> Result<u64>;
-        fn set_xattr(file: FileId, name: &[u8], value: &[u8], mode: XattrMode, at: Timestamp) -> Result<()>;
         fn remove_xattr(file: FileId, name: &[u8], at: Timestamp) -> Result<()>;
         fn open(file: FileId) -> Result<()>;
         fn release(file: FileId) -> Result<()>;
         fn sync() -> Result<()>;
+    }
+
+    fn set_xattr(
+        &self,
+        file: FileId,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        at: Timestamp,
+    ) -> Result<()> {
+        self.door.pass();
+        self.model.set_xattr(file, name, value, mode, at)
     }
 
     fn fsync(&self, file: FileId) -> Result<()> {
@@ -123,8 +135,8 @@ fn stay() {
     sched_setaffinity(None, &cpus).expect("there is a first CPU");
 }
 
-/// Lets calls wait on a mount, and makes another request meanwhile.
-fn others_are_served(transport: Transport) {
+/// Lets `HELD` times `call` wait on a mount, and makes another request meanwhile.
+fn others_are_served(transport: Transport, call: fn(&File) -> io::Result<()>) {
     let dir = scratch_dir();
     let door = Arc::new(FsyncDoor::default());
     let fs = HeldModel { model: Model::made_at(Timestamp::now()), door: door.clone() };
@@ -141,7 +153,7 @@ fn others_are_served(transport: Transport) {
         .map(|file| {
             thread::spawn(move || {
                 stay();
-                file.sync_all()
+                call(&file)
             })
         })
         .collect();
@@ -168,7 +180,16 @@ fn others_are_served(transport: Transport) {
 #[test]
 fn over_the_device_others_are_served_while_calls_wait() {
     let Some(_judges) = judges::require() else { return };
-    others_are_served(Transport::Device);
+    others_are_served(Transport::Device, File::sync_all);
+}
+
+/// The server expects no wait in this call, so it starts no thread before the call.
+#[test]
+fn over_the_device_others_are_served_while_short_calls_wait() {
+    let Some(_judges) = judges::require() else { return };
+    others_are_served(Transport::Device, |file| {
+        Ok(fsetxattr(file, "user.held", b"value", XattrFlags::empty())?)
+    });
 }
 
 /// An entry that was registered while the others were busy once got none of the waiting requests.
@@ -180,5 +201,5 @@ fn over_io_uring_others_are_served_while_calls_wait() {
         return;
     }
     let _switched = SwitchedOn::new().expect("the switch can be turned");
-    others_are_served(Transport::IoUring);
+    others_are_served(Transport::IoUring, File::sync_all);
 }

@@ -729,8 +729,14 @@ impl MountCalls<'_> {
             [IFlags::NOATIME | IFlags::NODUMP, IFlags::APPEND, IFlags::IMMUTABLE, IFlags::empty()]
         {
             let file = File::open(self.path("flags/file")).expect("it opens");
+            // The kernel caches the change time, and its own clock has steps of 10 ms at most.
+            let since = fs::metadata(self.path("flags/file")).expect("it is there");
+            std::thread::sleep(Duration::from_millis(20));
             let set = rustix::fs::ioctl_setflags(&file, flags);
             self.note(&format!("setflags {flags:?}"), set);
+            let now = fs::metadata(self.path("flags/file")).expect("it is there");
+            let [since, now] = [since, now].map(|stat| (stat.ctime(), stat.ctime_nsec()));
+            self.note_io("a later change time", Ok(now > since));
             let got = rustix::fs::ioctl_getflags(&file);
             self.note("getflags", got);
             self.touch("flags/file");

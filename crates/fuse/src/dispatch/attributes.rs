@@ -231,6 +231,8 @@ impl RequestContext<'_> {
             SETFLAGS => {
                 let flags = FileFlags::from_bits_retain(arguments.take::<u32>()?);
                 self.fs().set_flags(file, flags, Timestamp::now())?;
+                // The kernel expects no new change time after an ioctl.
+                self.to.caches.forget_attributes(file)?;
                 out.put(&IoctlOut::default())
             }
             _ => self.pass_on(&ioctl, arguments, out),
