@@ -30,18 +30,18 @@ const STILL: &[(&str, &str)] = &[
         "crates/btrfs/src",
         "Above Begun Block Change Chosen Chunk Claim Content Copied Counters Destination \
          Directory Edits End Engine Entry Failure Fault Found Handle Held How Inline Item Items \
-         Kind Known Length Line Live Maker Model Moving Name Node Noted OpenOptions Outcome \
-         Owners Pair Part Pending Phase Piece Place Places Plan Progress Record Report \
+         Kind Known Length Live Maker Model Moving Name Node Noted OpenOptions Outcome \
+         Owners Pair Part Pending Phase Piece Place Places Progress Record Report \
          Row Run Seen Segment Shard Shared Source Space Start State Step Sums Target Told Total \
-         Tree Trees Turn Usage Volume Walk Wanted When Window Work Xattr",
+         Tree Trees Usage Volume Walk Wanted Window Work Xattr",
     ),
     (
         "crates/cli/src",
         "Attribute Bits Change Chosen Claim Content Copying Counters Disk Engine Failure Found \
          Held Hidden Job Kind Length Level Line Listing Live Made Maker Names Open Opened Order \
          Ours Outcome Owners Pair Part Phase Place Places Progress Ranges Reflink Removal \
-         Report Row Sandbox Seen Shown Side Source Space Start State Stream Sums Told Tree Turn \
-         Usage Walk Wanted When",
+         Report Row Sandbox Seen Shown Side Source Space Start State Stream Sums Told Tree \
+         Usage Walk Wanted",
     ),
     ("crates/offshoot", "DirEntry Name OpenOptions Removal Volume"),
     (

@@ -69,7 +69,7 @@ pub(crate) use chunk_plan::RESERVED_BYTES;
 use discard::Freed;
 pub(crate) use discard::PIECE_BYTES;
 use free_space::{Fit, least_rank};
-use groups::{GroupKind, GroupSums, Groups};
+use groups::{BlockGroups, GroupKind, GroupSums};
 use ledger::Ledger;
 pub(crate) use ledger::{HighWater, Kept, KeptAs, Promise, Reservation};
 pub(crate) use reserve::{
@@ -102,7 +102,7 @@ pub(crate) trait Roots: Blocks {
 
 /// All block groups of a volume.
 pub(crate) struct Space {
-    groups: RwLock<Groups>,
+    groups: RwLock<BlockGroups>,
     /// The bytes of all extents: the superblock's `bytes_used`.
     bytes_used: NonNegativeCounter,
     /// Where the next search for data and for metadata begins: in the block group from which space
@@ -247,7 +247,7 @@ impl Space {
         let taken_from =
             [new_chunk(Purpose::Data)?, new_chunk(Purpose::Metadata)?, new_chunk(Purpose::System)?];
         let superblock = storage.superblock();
-        let mut all = Groups::default();
+        let mut all = BlockGroups::default();
         for group in groups {
             all.add(group);
         }
@@ -333,7 +333,7 @@ impl Space {
     /// that the index finds.
     fn take_fitting(
         &self,
-        groups: &Groups,
+        groups: &BlockGroups,
         purpose: Purpose,
         len: u64,
         fit: Fit,

@@ -155,13 +155,13 @@ impl GroupKind {
 
 /// All block groups of a volume.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct BlockGroups {
     by_start: BTreeMap<u64, Arc<BlockGroup>>,
     /// One for every value of the flags that groups have, or had.
     kinds: Vec<Arc<GroupKind>>,
 }
 
-impl Groups {
+impl BlockGroups {
     pub(super) fn add(&mut self, mut group: BlockGroup) -> Arc<BlockGroup> {
         let kind = self.kinds.iter().find(|kind| kind.flags == group.flags).cloned();
         group.set_kind(kind.unwrap_or_else(|| {
