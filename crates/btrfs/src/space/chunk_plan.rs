@@ -6,8 +6,8 @@
 //! | metadata, mixed | at most 256 MiB, 1 GiB on volumes above 50 GiB | the same |
 //! | system | at most 32 MiB | the same |
 //!
-//! No chunk is longer than a tenth of the volume. Every member offers its shortest hole that is long
-//! enough, or else its longest. The members with the longest offers are chosen, as many as the
+//! No chunk is longer than a tenth of the volume. Every member offers its shortest hole that is
+//! long enough, or else its longest. The members with the longest offers are chosen, as many as the
 //! profile uses, and the shortest offer among them bounds the length. Nothing is placed in the
 //! first MiB of a device.
 
@@ -137,8 +137,8 @@ impl MemberSpace {
         None
     }
 
-    /// The shortest hole of `wanted` bytes, or else the longest one: its start, and its length up to
-    /// `wanted`.
+    /// The shortest hole of `wanted` bytes, or else the longest one: its start, and its length up
+    /// to `wanted`.
     fn hole(&self, wanted: u64) -> (u64, u64) {
         let hole = self.holes.shortest_with(wanted).filter(|_| self.total_bytes > 0);
         hole.map_or((RESERVED_BYTES, 0), |hole| (hole.start, (hole.end - hole.start).min(wanted)))

@@ -251,8 +251,8 @@ impl FreeSpace {
         (start, self.ranges.get(&out.end).copied().unwrap_or(out.end))
     }
 
-    /// Takes `len` bytes in one piece: behind the last piece that was taken, or else where the index
-    /// finds a place. In a group for tree blocks, `len` is the node size.
+    /// Takes `len` bytes in one piece: behind the last piece that was taken, or else where the
+    /// index finds a place. In a group for tree blocks, `len` is the node size.
     pub(super) fn take(&mut self, len: u64, fit: Fit) -> Option<u64> {
         if len > self.usable {
             return None;

@@ -196,8 +196,8 @@ impl AscendingRanges {
     }
 }
 
-/// Flips the bits `range` of a bitmap, and makes them ones if `to_ones`, or else zeros. Returns false
-/// when some were so before; then the bitmap is of no use any more.
+/// Flips the bits `range` of a bitmap, and makes them ones if `to_ones`, or else zeros. Returns
+/// false when some were so before; then the bitmap is of no use any more.
 fn flip_bits(bitmap: &mut [u8], range: Range<u64>, to_ones: bool) -> bool {
     let mut at = range.start;
     while at < range.end {
