@@ -3,8 +3,8 @@
 //! Each thread that sleeps in a read of the device costs: the kernel wakes one for each request,
 //! the one that slept longest, although a thread that just answered would take the request anyway.
 //! On 2 CPUs, making small files on a file system that does nothing took 1.7 to 1.9 times the CPU
-//! time with up to 8 sleeping threads as with 2. So as many threads as there are CPUs sleep there. The others are parked: they wait for a
-//! call.
+//! time with up to 8 sleeping threads as with 2. So as many threads as there are CPUs sleep there.
+//! The others are parked: they wait for a call.
 //!
 //! ```text
 //!            takes a long request and leaves no thread at the device
