@@ -18,8 +18,8 @@
 //!
 //! A thread that takes a request that may wait for the disk calls another at once. Most other
 //! requests take some 10 us, less than a call, but each may wait for the disk or for space. So a
-//! guard looks once in a [`TICK`] whether a thread is at the device. It sleeps while no thread takes
-//! the last place there.
+//! guard looks once in a [`TICK`] whether a thread is at the device. It sleeps while no thread
+//! takes the last place there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
