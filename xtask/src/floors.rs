@@ -188,7 +188,8 @@ fn has_methods(line: &str) -> Option<&str> {
         Some(parameters) => parameters.split_once("> ")?.1,
         None => rest.strip_prefix(' ')?,
     };
-    let name = &rest[..rest.find(|c| !is_of_name(c)).unwrap_or(rest.len())];
+    let path = &rest[..rest.find(|c| !is_of_name(c) && c != ':').unwrap_or(rest.len())];
+    let name = path.rsplit("::").next()?;
     (!name.is_empty() && !line.contains(" for ")).then_some(name)
 }
 
@@ -268,6 +269,8 @@ mod tests {
         let complaint = |name| format!("upkeep adds methods to {name} of inode");
         let expected = [(3, complaint("Rooms")), (5, complaint("Handle"))];
         assert_eq!(complaints("upkeep.rs", &foreign), expected);
+        let by_path = complaints("upkeep.rs", "impl crate::inode::Rooms {\n}\n");
+        assert_eq!(by_path, [(1, complaint("Rooms"))]);
         assert_eq!(complaints("inode/join.rs", &foreign), []);
     }
 

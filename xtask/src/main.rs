@@ -32,13 +32,14 @@ Tasks:
   demo [--program FILE] [--dir DIRECTORY]
            Build the program, and show what it does on a volume of its own: fill, list, change,
            snapshot, mount, take out
-  test     Run everything that has to pass: format, lints, tests, licences. Says at once what it
-           misses; the last line counts the tests: `N passed, N failed, N skipped`
+  test     Run everything that has to pass: format, lints, floors, names, tests, licences. Says at
+           once what it misses; the last line counts the tests: `N passed, N failed, N skipped`
   man [DIRECTORY]
            Write the man pages into DIRECTORY (target/man)
   setup    Install what the tests need (as root), or say how to; says first what it will change
   licences Check that everything that is linked is under a permissive licence
   floors   Check that no room of the engine calls one above it
+  names    Check that each type name is defined once and says what the type is
   fixture  Make the carried volume anew with the kernel (as root)
   bench extract [--rounds N] [--source PATH]
            Take a whole volume out: offshoot, btrfs restore, the kernel (as root)

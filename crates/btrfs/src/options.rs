@@ -51,7 +51,7 @@ pub struct EngineOptions {
     /// Whether files are written back before each commit, as with the mount option `flushoncommit`
     /// of the kernel. A commit for want of room, or because a thread has changed too many tree
     /// blocks, leaves out files that another thread is changing.
-    pub is_flushed_on_commit: bool,
+    pub flushes_on_commit: bool,
     /// How often a thread of the volume commits by itself; `None` for never, and without a thread.
     /// An interval below 1 ms counts as 1 ms.
     pub commit_interval: Option<Duration>,
@@ -74,7 +74,7 @@ impl Default for EngineOptions {
             max_inline: 2048,
             has_tree_log: true,
             is_discarding: false,
-            is_flushed_on_commit: false,
+            flushes_on_commit: false,
             commit_interval: Some(Duration::from_secs(30)),
             mechanisms: Mechanisms::default(),
         }

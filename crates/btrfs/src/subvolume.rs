@@ -135,7 +135,7 @@ pub(crate) fn default_subvolume(volume: &Rooms) -> Result<SubvolumeId> {
     Ok(named.flatten().unwrap_or(TreeId::FS))
 }
 
-/// As [`Engine::subvolumes`](crate::Engine::subvolumes)(crate::Engine::subvolumes).
+/// As [`Engine::subvolumes`](crate::Engine::subvolumes).
 pub(crate) fn all(volume: &Rooms) -> Subvolumes<'_> {
     Subvolumes { volume, next: Some(TreeId::FS), paths: DirectoryPaths::default() }
 }

@@ -32,7 +32,7 @@ use edit::{
 };
 pub(crate) use edit::{
     ChattrArguments, CpArguments, DedupeArguments, Encoding, FallocateArguments, FlagChange,
-    GetfattrArguments, LnArguments, MkdirArguments, MvArguments, NoPreserveArgument,
+    GetfattrArguments, LnArguments, MkdirArguments, MvArguments, PreserveListArgument,
     ReflinkArgument, RmArguments, SetfattrArguments, TruncateArguments, TruncateSize,
 };
 pub(crate) use look::{

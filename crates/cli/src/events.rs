@@ -6,14 +6,17 @@
 //! event costs one load of an atomic.
 //!
 //! While a mount is served in the background, lines go where its messages go: to the file of
-//! `--log`, or to the system log. SIGUSR1 switches events on in a process that serves a mount.
+//! `--log`, or to the system log. In a process that serves a mount, SIGUSR1 switches to all events
+//! but those of single requests and runs of data, and back to what was asked for.
 
 use std::io::{self, Write};
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tracing::level_filters::LevelFilter;
+use tracing::{Level, Metadata};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
@@ -24,11 +27,14 @@ use crate::output::message;
 /// The variable with the filter.
 const VARIABLE: &str = "OFFSHOOT_LOG";
 
-/// The priority of a debug message of a daemon (RFC 3164).
-const DEBUG: u32 = 3 * 8 + 7;
+/// The facility of messages of daemons, in a priority of the system log (RFC 3164).
+const DAEMON: u32 = 3 * 8;
 
 /// The filter of the subscriber, if one is installed.
 static FILTER: Mutex<Option<reload::Handle<Targets, Registry>>> = Mutex::new(None);
+
+/// The filter that `-v` and the variable ask for, while SIGUSR1 has put another one in its place.
+static ASKED_FOR: Mutex<Option<Targets>> = Mutex::new(None);
 
 /// The socket of the system log, once lines go there.
 static SYSTEM: OnceLock<UnixDatagram> = OnceLock::new();
@@ -52,12 +58,24 @@ pub(crate) fn begin(verbose: u8) -> Result {
     Ok(())
 }
 
-/// Begins to write all events but those of single requests and runs of data, or ends writing
-/// events.
+/// Switches to all events but those of single requests and runs of data, or back to the events
+/// that were asked for.
 pub(crate) fn switch() {
-    let is_on = LevelFilter::current() != LevelFilter::OFF;
-    let level = if is_on { LevelFilter::OFF } else { LevelFilter::DEBUG };
-    write_to(Targets::new().with_default(level));
+    let mut asked_for = ASKED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+    let filter = match asked_for.take() {
+        Some(asked_for) => asked_for,
+        None => {
+            *asked_for = Some(current().unwrap_or_default());
+            Targets::new().with_default(LevelFilter::DEBUG)
+        }
+    };
+    write_to(filter);
+}
+
+/// The filter of the subscriber, if one is installed.
+fn current() -> Option<Targets> {
+    let known = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
+    known.as_ref().and_then(reload::Handle::clone_current)
 }
 
 /// From now on, writes to the system log over `socket`.
@@ -79,7 +97,7 @@ fn write_to(filter: Targets) {
         .with_ansi(false)
         .with_timer(fmt::time::uptime())
         .with_thread_ids(true)
-        .with_writer(|| EventWriter);
+        .with_writer(EventLines);
     // Nothing else installs a subscriber.
     if Registry::default().with(lines.with_filter(filter)).try_init().is_ok() {
         *known = Some(handle);
@@ -125,8 +143,33 @@ fn is_target(target: &str) -> bool {
     targets().any(|known| known.strip_prefix(target).is_some_and(is_above))
 }
 
+/// Makes a stream for each event, by its level.
+struct EventLines;
+
+impl MakeWriter<'_> for EventLines {
+    type Writer = EventWriter;
+
+    fn make_writer(&self) -> EventWriter {
+        EventWriter { priority: DAEMON + 7 }
+    }
+
+    fn make_writer_for(&self, event: &Metadata<'_>) -> EventWriter {
+        // Warnings and errors have the priority that messages of the mount have.
+        let severity = match *event.level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            _ => 7,
+        };
+        EventWriter { priority: DAEMON + severity }
+    }
+}
+
 /// The stream of lines. Each write is a line.
-struct EventWriter;
+struct EventWriter {
+    /// The priority in the system log.
+    priority: u32,
+}
 
 impl Write for EventWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -137,7 +180,8 @@ impl Write for EventWriter {
             // As with messages, a log that is full or gone must not keep a mount from being served.
             Some(system) => {
                 let pid = std::process::id();
-                let _ = system.send(format!("<{DEBUG}>offshoot[{pid}]: {text}").as_bytes());
+                let line = format!("<{}>offshoot[{pid}]: {text}", self.priority);
+                let _ = system.send(line.as_bytes());
             }
             // If standard error cannot be written, there is no place to report that.
             None => drop(io::stderr().write_all(format!("{text}\n").as_bytes())),
@@ -152,8 +196,6 @@ impl Write for EventWriter {
 
 #[cfg(test)]
 mod tests {
-    use tracing::Level;
-
     use super::*;
 
     fn passes(text: &str, target: &str, level: Level) -> bool {

@@ -238,7 +238,7 @@ impl Session {
             new_files: opening.new_files,
             has_tree_log: opening.has_tree_log,
             is_discarding: opening.is_discarding,
-            is_flushed_on_commit: opening.flushes_on_commit,
+            flushes_on_commit: opening.flushes_on_commit,
             ..EngineOptions::default()
         };
         if let Some(bytes) = opening.max_inline {

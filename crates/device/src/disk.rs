@@ -1,7 +1,7 @@
 //! From a file of the host to the disk in it: images and the files that they name.
 //!
 //! ```text
-//!   file ──> image (qcow2, VMDK, zstd > raw, ...) ──> disk ──> partition
+//!   file ──> image (qcow2, VMDK, zstd > raw, ...) ──> disk
 //! ```
 //!
 //! A qcow2 can name any file of the host as its backing file. A guest that writes to a plain disk
@@ -174,7 +174,7 @@ impl DiskLayers<'_> {
         let is_first = self.files.is_empty();
         let in_a_loop = || obstacle(path, DiskObstacle::BackingLoop);
         if self.files.len() >= DEPTH_MAX {
-            return Err(in_a_loop());
+            return Err(obstacle(path, DiskObstacle::TooDeep));
         }
         let file = self.open_file(path, is_writable, false)?.ok_or_else(in_a_loop)?;
         let mut kind = match known {

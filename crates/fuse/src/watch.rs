@@ -1,5 +1,5 @@
-//! Events about requests: each one at its begin and its end, and a warning about one that lasts
-//! long, while it lasts.
+//! Events about requests: each one at its beginning and its end, and a warning about one that
+//! lasts long, while it lasts.
 //!
 //! Requests are noted only while a `tracing` subscriber takes warnings of this crate. The first
 //! request that is noted starts a thread, which looks at them once a second.

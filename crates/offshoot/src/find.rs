@@ -142,7 +142,7 @@ fn in_the_way(path: &Path, obstacle: &DiskObstacle) -> Error {
         DiskObstacle::NoSnapshots
         | DiskObstacle::OtherSnapshots(_)
         | DiskObstacle::SnapshotOnlyRead => {
-            Error::posix(Errno::INVAL, format!("{shown} has no such snapshot to be written"))
+            Error::posix(Errno::INVAL, format!("{shown}: snapshots of images are not opened here"))
         }
     }
 }

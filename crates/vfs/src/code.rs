@@ -172,6 +172,7 @@ macro_rules! structures {
     ($($name:ident = $words:literal is $code:ident;)+) => {
         /// A structure that can be damaged. Several can have one [`Code`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
         pub enum Structure {
             $(#[doc = concat!("\"", $words, "\" in messages.")] $name,)+
         }

@@ -319,7 +319,7 @@ pub(crate) fn ease(volume: &Rooms) -> Result<()> {
 /// With `flush_on_commit`, writes back everything that is buffered before a commit that one file
 /// asked for. A file that cannot be written back stays buffered, and its own sync reports why.
 pub(crate) fn sync_others(volume: &Rooms) -> Result<()> {
-    if volume.options.is_flushed_on_commit {
+    if volume.options.flushes_on_commit {
         let _ = sync_all(volume);
     }
     volume.live()?.require_writing()

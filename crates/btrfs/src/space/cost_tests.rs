@@ -72,7 +72,7 @@ fn looked_with_groups(groups: u64) -> [u64; 4] {
     [of_chunk, of_write, of_commit, of_statfs]
 }
 
-/// Before the mend, each of these looked at all block groups.
+/// Once each of these looked at all block groups.
 #[test]
 fn the_cost_does_not_grow_with_the_block_groups() {
     let few = looked_with_groups(10);

@@ -446,7 +446,7 @@ mod tests {
         }
     }
 
-    /// Before the mend, an allocation looked at all ranges that were too short.
+    /// Once an allocation looked at all ranges that were too short.
     #[test]
     fn the_cost_of_an_allocation_does_not_grow_with_the_free_ranges() {
         for pieces in [1_000, 10_000, 100_000] {

@@ -166,9 +166,5 @@ impl RoomsAbove for KeptAbove<'_> {
 /// Writes files back, if the options ask for that at every commit. The caller may hold locks of
 /// inodes, so this leaves out files that it would have to wait for.
 fn write_back_first(volume: &Rooms) -> Result<()> {
-    if volume.options.is_flushed_on_commit {
-        write_back::make_room(volume, || true)
-    } else {
-        Ok(())
-    }
+    if volume.options.flushes_on_commit { write_back::make_room(volume, || true) } else { Ok(()) }
 }

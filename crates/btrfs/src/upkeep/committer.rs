@@ -123,7 +123,7 @@ fn ease(volume: &Rooms) -> Result<()> {
     let (made, eased) = (make_room_ahead(volume), volume.delayed.ease(&volume.base));
     let buffered = volume.buffers.bytes();
     let half = volume.options.dirty_bytes / 2;
-    let is_first = volume.options.is_flushed_on_commit && volume.dirty_tree_bytes()? > half;
+    let is_first = volume.options.flushes_on_commit && volume.dirty_tree_bytes()? > half;
     let written = if is_first {
         write_back::sync_all(volume)
     } else if buffered > half {

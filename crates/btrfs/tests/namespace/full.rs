@@ -122,7 +122,7 @@ fn verify(fs: &Filesystem, dir: &str, made: &[AcceptedFile]) {
     }
 }
 
-/// Removes the files that are not `is_kept`. The volume must refuse none of that.
+/// Removes the files for which `is_kept` does not hold. The volume must refuse none of that.
 fn remove(
     fs: &Filesystem,
     dir: &str,

@@ -77,7 +77,7 @@ pub(crate) fn subvolume_at(fs: &dyn FileSystem, path: &str) -> SubvolumeId {
     TreeId(file.dev)
 }
 
-/// How many items of a tree have a `is_wanted` key.
+/// How many items of a tree have a key for which `is_wanted` holds.
 pub(crate) fn items(fs: &Filesystem, tree: TreeId, is_wanted: impl Fn(Key) -> bool) -> u64 {
     let volume = fs.volume();
     let root = if tree == TreeId::ROOT { volume.root_tree() } else { volume.tree(tree).unwrap() };

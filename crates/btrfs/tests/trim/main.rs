@@ -439,7 +439,7 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
 fn files_are_written_back_before_commits_for_want_of_room() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
     let options = EngineOptions {
-        is_flushed_on_commit: true,
+        flushes_on_commit: true,
         dirty_bytes: 64 << 10,
         commit_interval: None,
         ..EngineOptions::default()
@@ -467,7 +467,7 @@ fn files_are_written_back_before_commits() {
         [false, true].map(|is_snapshot| {
             let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
             let options = EngineOptions {
-                is_flushed_on_commit: flush_on_commit,
+                flushes_on_commit: flush_on_commit,
                 commit_interval: None,
                 has_tree_log: false,
                 ..EngineOptions::default()

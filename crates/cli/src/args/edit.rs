@@ -126,9 +126,9 @@ Examples:
   offshoot ln disk.img:/bin/busybox disk.img:/bin/sh
   offshoot ln -s ../usr/lib/os-release disk.img:/etc/os-release";
 
-/// What `--no-preserve` can leave out.
+/// What `--preserve` and `--no-preserve` can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum NoPreserveArgument {
+pub(crate) enum PreserveListArgument {
     /// Permissions: those that are left by the umask
     Mode,
     /// User and group: those of the caller
@@ -143,7 +143,7 @@ pub(crate) enum NoPreserveArgument {
     All,
 }
 
-impl NoPreserveArgument {
+impl PreserveListArgument {
     /// The attributes in `list`.
     pub(crate) fn each(list: &[Self]) -> Vec<copy::PreservedAttribute> {
         if list.contains(&Self::All) {
@@ -197,7 +197,7 @@ pub(crate) struct CpArguments {
     /// Keep attributes, as is done anyway
     #[arg(short = 'p', long, value_name = "LIST", num_args = 0..=1, require_equals = true)]
     #[arg(value_delimiter = ',', default_missing_value = "all")]
-    pub(crate) preserve: Vec<NoPreserveArgument>,
+    pub(crate) preserve: Vec<PreserveListArgument>,
     /// Replace what is there, as is done anyway
     #[arg(short = 'f', long)]
     pub(crate) force: bool,
@@ -228,7 +228,7 @@ pub(crate) struct CpArguments {
     pub(crate) reflink: ReflinkArgument,
     /// Do not keep these
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub(crate) no_preserve: Vec<NoPreserveArgument>,
+    pub(crate) no_preserve: Vec<PreserveListArgument>,
     #[command(flatten)]
     pub(crate) edit: EditArguments,
 }

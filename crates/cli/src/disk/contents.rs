@@ -22,7 +22,7 @@ pub(crate) struct NamedContents {
     whole: Option<&'static str>,
     /// The partition table, and what each partition holds.
     pub(crate) table: Option<(PartitionTable, Vec<PartitionHolding>)>,
-    /// The sector size of the table is a guess that only the contents of the partitions support.
+    /// Whether the sector size of the table is a guess that only the contents of the partitions support.
     pub(crate) is_table_guessed: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct PartitionHolding {
     pub(crate) what: Option<&'static str>,
     /// The label of the volume.
     pub(crate) label: Vec<u8>,
-    /// The disk ends inside the partition: the image is truncated.
+    /// Whether the disk ends inside the partition, because the image is truncated.
     pub(crate) is_cut_off: bool,
 }
 

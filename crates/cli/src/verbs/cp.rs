@@ -27,7 +27,7 @@ use offshoot_vfs::path::{
 use offshoot_vfs::wildcard::Pattern;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystem, FileType, SafeName, Timestamp};
 
-use crate::args::{CpArguments, NoPreserveArgument, ReflinkArgument};
+use crate::args::{CpArguments, PreserveListArgument, ReflinkArgument};
 use crate::edit::{Aim, Volumes, joined, moment, place_in, require_one_source};
 use crate::exit::{ExitStatus, Result, VerbFailure};
 use crate::interrupt;
@@ -53,7 +53,7 @@ enum CopySide {
 pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Console>) -> Result {
     let at = moment()?;
     let preserve =
-        Preserve::all_but(&NoPreserveArgument::each(&arguments.no_preserve), umask(), at);
+        Preserve::all_but(&PreserveListArgument::each(&arguments.no_preserve), umask(), at);
     let (first, last) = match (&arguments.target_directory, &arguments.paths[..]) {
         (Some(directory), sources) => (sources, directory),
         (None, [first @ .., last]) => (first, last),
@@ -164,7 +164,7 @@ fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<CopyOut
         is_apart: preserve.keeps(copy::PreservedAttribute::Links)
             && (arguments.recursive
                 || arguments.no_dereference
-                || arguments.preserve.contains(&NoPreserveArgument::Links)),
+                || arguments.preserve.contains(&PreserveListArgument::Links)),
         is_forced: arguments.force,
         is_one_filesystem: arguments.one_file_system,
         names: names.into_iter().map(Pattern::new).collect(),

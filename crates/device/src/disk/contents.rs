@@ -13,7 +13,7 @@ pub struct DiskContents<T> {
     pub whole: Option<T>,
     /// The partition table, and what each partition holds.
     pub table: Option<(PartitionTable, Vec<PartitionContents<T>>)>,
-    /// The sector size of the table is a guess that only the contents of the partitions support.
+    /// Whether the sector size of the table is a guess that only the contents of the partitions support.
     pub is_table_guessed: bool,
 }
 
@@ -21,7 +21,7 @@ pub struct DiskContents<T> {
 pub struct PartitionContents<T> {
     /// What it is.
     pub what: Option<T>,
-    /// The disk ends inside the partition: the image is truncated.
+    /// Whether the disk ends inside the partition, because the image is truncated.
     pub is_cut_off: bool,
 }
 

@@ -115,7 +115,7 @@ fn requests_have_events() {
         let dispatcher = dispatcher();
         sent(&dispatcher, opcode::GETATTR, 1, &[0; 16]);
         // A test without a subscriber may have come there first, and then `tracing` remembers that
-        // nobody takes these events.
+        // no subscriber takes these events.
         tracing::callsite::rebuild_interest_cache();
         lines.0.lock().expect("no panic").clear();
         sent(&dispatcher, opcode::GETATTR, 1, &[0; 16]);
