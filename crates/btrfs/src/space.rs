@@ -347,9 +347,16 @@ impl Space {
             let has_blocks = kind.has_blocks();
             let (least, from) =
                 (least_rank(has_blocks, len, fit), if has_blocks { begin } else { 0 });
-            // Another thread may be faster. Then the first group is of no use any more.
-            let mut found = (0..).map_while(|skipped| kind.with_rank(least, from, skipped));
-            found.find_map(take)
+            // Another thread may take the last place of the group that is found. Then the next one
+            // is tried, wherever that is in the index by then.
+            let mut tried = Vec::new();
+            loop {
+                let start = kind.with_rank(least, from, &tried)?;
+                if let Some(taken) = take(start) {
+                    return Some(taken);
+                }
+                tried.push(start);
+            }
         };
         take(begin)
             .or_else(|| groups.kinds_with(self.flags_for(purpose).0).find_map(|k| take_of(k)))
@@ -359,11 +366,14 @@ impl Space {
     /// whole `unit`s.
     fn take_longest(&self, most: u64, unit: u64) -> Option<Range<u64>> {
         let groups = self.groups.read();
+        let mut before = None;
         loop {
             let kinds = groups.kinds_with(self.flags_for(Purpose::Data).0);
             let longest = kinds.filter_map(|kind| kind.highest_rank()).max();
-            let (_, start) = longest.filter(|&(len, _)| len >= unit)?;
             // Another thread may be faster. Then another piece is the longest.
+            let longest @ (_, start) =
+                longest.filter(|one| one.0 >= unit && before != Some(*one))?;
+            before = Some(longest);
             if let Some(group) = groups.at(start)
                 && let Some(taken) = group.take_longest(most, unit)
             {

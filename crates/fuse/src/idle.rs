@@ -111,7 +111,9 @@ impl IdleThreads {
         if !state.has_ended {
             self.guard_called.wait_for(&mut state, TICK);
         }
-        self.is_short.store(false, Ordering::SeqCst);
+        // A note that comes later is seen at the next call: the caller looks at the number of
+        // waiting threads after this.
+        self.is_short.swap(false, Ordering::SeqCst);
         !state.has_ended
     }
 

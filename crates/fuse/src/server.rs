@@ -137,8 +137,9 @@ impl Server {
     ) -> Result<Self> {
         let transport = options.transport;
         let device = Arc::new(mounter.mount()?);
+        let waiting = waiting_threads();
         let pool = Arc::new(Pool {
-            ways: (0..waiting_threads()).map(|_| device::another(&device)).collect(),
+            ways: (0..waiting).map(|_| device::another(&device)).collect(),
             next_way: AtomicUsize::new(0),
             look: SharedLook::new(&device),
             dispatcher: Dispatcher::new(fs, options, device.clone()),
@@ -146,7 +147,7 @@ impl Server {
             mounter,
             serving: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            idle: IdleThreads::new(idle_threads() - waiting_threads()),
+            idle: IdleThreads::new(idle_threads().saturating_sub(waiting)),
             is_given_up: AtomicBool::new(false),
             fallback: OnceLock::new(),
         });

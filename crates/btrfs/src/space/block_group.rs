@@ -260,18 +260,27 @@ impl BlockGroup {
     /// increase of the usable bytes, under the lock.
     ///
     /// # Errors
-    /// When fewer bytes are taken and pinned.
+    /// When fewer bytes are taken and pinned, or when a part of the range is free already: two
+    /// extents of a damaged volume may overlap.
     pub(super) fn give_back(
         &self,
         logical: Logical,
         len: u64,
         count: impl FnOnce(u64),
     ) -> Result<()> {
+        let range = logical.0..logical.0 + len;
         self.change(|state| {
+            let is_out = state.out.start < range.end && state.out.end > range.start;
+            let is_free =
+                state.free.as_ref().is_some_and(|free| free.overlaps(range.start, range.end));
+            if is_out || is_free {
+                let problem = format!("{range:#x?} is freed, and a part of it is free");
+                return Err(Error::corrupt_at(Structure::ExtentTree, logical.0, problem));
+            }
             state.leave_between(len)?;
             let before = state.known_usable();
             if let Some(free) = &mut state.free {
-                free.add(logical.0, logical.0 + len);
+                free.add(range.start, range.end);
                 count(state.known_usable() - before);
             }
             Ok(())

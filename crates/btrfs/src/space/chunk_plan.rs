@@ -101,7 +101,10 @@ impl MemberSpace {
     pub(crate) fn give_back(&mut self, range: Range<u64>) {
         self.allocated_bytes = self.allocated_bytes.saturating_sub(range.end - range.start);
         let range = self.cut(range);
-        self.holes.add(range.start, range.end);
+        // Chunks of a damaged volume may overlap.
+        if !self.holes.overlaps(range.start, range.end) {
+            self.holes.add(range.start, range.end);
+        }
     }
 
     /// The part of `range` where holes may be.

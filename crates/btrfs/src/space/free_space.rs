@@ -147,6 +147,11 @@ impl FreeSpace {
         self.add_whole(at, end);
     }
 
+    /// Whether a part of `start..end` is free.
+    pub(super) fn overlaps(&self, start: u64, end: u64) -> bool {
+        self.ranges.range(..end).next_back().is_some_and(|(_, &to)| to > start)
+    }
+
     /// Adds a range, and joins it with its neighbours.
     fn add_whole(&mut self, mut start: u64, mut end: u64) {
         if start >= end {

@@ -230,7 +230,7 @@ struct BitmapEdits<'l> {
 }
 
 impl BitmapEdits<'_> {
-    /// The bitmap that covers `at`; `None` when it has another length than ours.
+    /// The bitmap that covers `at`; `None` when it is missing or has another length than ours.
     fn at(&mut self, at: u64) -> Result<Option<&mut LoadedBitmap>> {
         let span = bitmap_range(self.sector);
         let start = at - (at - self.group.start) % span;
@@ -285,7 +285,7 @@ impl BitmapEdits<'_> {
 }
 
 /// The edits of the bitmaps of `group`, and how many free ranges it has then, when it had `count`;
-/// `None` when the bitmaps that are found have another length than ours. `load` finds an item.
+/// `None` when a bitmap is missing or has another length than ours. `load` finds an item.
 fn edit_bitmaps(
     group: Range<u64>,
     sector: u64,
@@ -301,7 +301,7 @@ fn edit_bitmaps(
             count += more;
         }
     }
-    // A damaged count may be too low. Then all ranges are counted.
+    // A damaged count may fall below 0. Then all ranges are counted.
     let Ok(count) = u32::try_from(count) else { return Ok(None) };
     let changed = bitmaps.loaded.into_iter().filter(|(_, bitmap)| bitmap.is_changed);
     Ok(Some((changed.map(|(key, bitmap)| (key, Some(bitmap.bits))).collect(), count)))

@@ -134,11 +134,12 @@ impl GroupKind {
         !self.flags.has_data()
     }
 
-    /// A group with a free range of the rank `least` or more: in the order of the index, the one
-    /// behind `skipped` others.
-    pub(super) fn with_rank(&self, least: u64, from: u64, skipped: usize) -> Option<u64> {
+    /// A group with a free range of the rank `least` or more, which is not in `tried`: the first
+    /// one in the order of the index.
+    pub(super) fn with_rank(&self, least: u64, from: u64, tried: &[u64]) -> Option<u64> {
         let index = self.index.lock();
-        ranked_from(&index.by_rank, least, from).nth(skipped).map(|(_, start)| start)
+        let mut found = ranked_from(&index.by_rank, least, from).map(|(_, start)| start);
+        found.find(|start| !tried.contains(start))
     }
 
     /// The highest rank of a free range, and the group that has it.

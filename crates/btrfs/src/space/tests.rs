@@ -312,6 +312,22 @@ fn empty_groups_are_removed_by_several_threads() {
     volume.sync().expect("a commit");
 }
 
+/// Extents of a damaged volume may overlap. Freeing both must not make the index of free ranges
+/// wrong, so it ends all writing.
+#[test]
+fn a_range_that_is_free_is_not_freed_again() {
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let device = in_memory_of(16384, 1 << 30);
+    let volume = BtrfsVolume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
+    let live = volume.live().unwrap();
+    let take = || live.space.take(&volume.base, Purpose::Data, 8192).expect("there is room");
+    let (freed, _other) = (take(), take());
+    live.space.give_back(freed, 8192).expect("it was taken");
+    let again = live.space.give_back(Logical(freed.0 + 4096), 4096).expect_err("it is free");
+    assert!(again.to_string().contains("is freed, and a part of it is free"), "{again}");
+    live.require_writing().expect_err("writing has ended");
+}
+
 /// Before the mend, an image with a range that is free twice ended the program.
 #[test]
 fn space_that_is_free_twice_is_damage() {
