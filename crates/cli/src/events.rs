@@ -62,13 +62,10 @@ pub(crate) fn begin(verbose: u8) -> Result {
 /// that were asked for.
 pub(crate) fn switch() {
     let mut asked_for = ASKED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
-    let filter = match asked_for.take() {
-        Some(asked_for) => asked_for,
-        None => {
-            *asked_for = Some(current().unwrap_or_default());
-            Targets::new().with_default(LevelFilter::DEBUG)
-        }
-    };
+    let filter = asked_for.take().unwrap_or_else(|| {
+        *asked_for = Some(current().unwrap_or_default());
+        Targets::new().with_default(LevelFilter::DEBUG)
+    });
     write_to(filter);
 }
 

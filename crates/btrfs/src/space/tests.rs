@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use offshoot_btrfs_format::space::{FREE_SPACE_USING_BITMAPS, FreeSpaceInfo};
-use offshoot_btrfs_format::{ItemType, Key, TreeId};
+use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_testkit::btrfs::disks::{Disks, OLD_CACHE, UUID_TREE};
 use offshoot_testkit::btrfs::judges;
 use offshoot_vfs::{Errno, Error, Result};
