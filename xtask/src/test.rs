@@ -12,8 +12,8 @@ use crate::{columns, floors, licences, names, setup};
 /// The features that switch mechanisms of the engine off for benchmarks.
 const MEASURED: &str = "offshoot-cli/measure,offshoot-bench/measure";
 
-/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, names, tests
-/// and licences. The last line of output counts the tests, also after a failure.
+/// Checks, in this order, the tools, the format, the lints, comments and pages, floors, names,
+/// tests and licences. The last line of output counts the tests, also after a failure.
 pub(crate) fn test() -> ExitCode {
     let mut tests = Tests::default();
     let result = run(&mut tests);

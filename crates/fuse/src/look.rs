@@ -1,9 +1,9 @@
 //! The look for the next request at `/dev/fuse`, before a thread sleeps.
 //!
 //! One thread at a time looks, and only while requests come in quick succession. A look that finds
-//! nothing costs the time of a CPU, so after `n` such looks in a row the threads leave out `2^(n-1)`
-//! looks, up to [`MOST_SKIPPED`]. A look that finds a request ends that. For example, a program
-//! that makes one call a millisecond makes the threads look once in 65 calls.
+//! nothing costs the time of a CPU, so after `n` such looks in a row the threads leave out
+//! `2^(n-1)` looks, up to [`MOST_SKIPPED`]. A look that finds a request ends that. For example, a
+//! program that makes one call a millisecond makes the threads look once in 65 calls.
 //!
 //! The thread that looks and the program that asks need a CPU each. So no thread looks while other
 //! threads that answer requests may have taken those, nor while requests of several programs come:

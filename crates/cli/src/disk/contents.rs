@@ -22,7 +22,8 @@ pub(crate) struct NamedContents {
     whole: Option<&'static str>,
     /// The partition table, and what each partition holds.
     pub(crate) table: Option<(PartitionTable, Vec<PartitionHolding>)>,
-    /// Whether the sector size of the table is a guess that only the contents of the partitions support.
+    /// Whether the sector size of the table is a guess that only the contents of the partitions
+    /// support.
     pub(crate) is_table_guessed: bool,
 }
 

@@ -13,7 +13,8 @@ pub struct DiskContents<T> {
     pub whole: Option<T>,
     /// The partition table, and what each partition holds.
     pub table: Option<(PartitionTable, Vec<PartitionContents<T>>)>,
-    /// Whether the sector size of the table is a guess that only the contents of the partitions support.
+    /// Whether the sector size of the table is a guess that only the contents of the partitions
+    /// support.
     pub is_table_guessed: bool,
 }
 
