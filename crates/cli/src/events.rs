@@ -94,7 +94,7 @@ fn write_to(filter: Targets) {
         .with_ansi(false)
         .with_timer(fmt::time::uptime())
         .with_thread_ids(true)
-        .with_writer(EventLines);
+        .with_writer(EventWriters);
     // Nothing else installs a subscriber.
     if Registry::default().with(lines.with_filter(filter)).try_init().is_ok() {
         *known = Some(handle);
@@ -141,9 +141,9 @@ fn is_target(target: &str) -> bool {
 }
 
 /// Makes a stream for each event, by its level.
-struct EventLines;
+struct EventWriters;
 
-impl MakeWriter<'_> for EventLines {
+impl MakeWriter<'_> for EventWriters {
     type Writer = EventWriter;
 
     fn make_writer(&self) -> EventWriter {
