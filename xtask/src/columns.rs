@@ -4,12 +4,10 @@
 //! The formatter breaks lines of code, but not of comments. Rows of tables, pictures between fences
 //! and lines of a page with a link cannot be broken, so they may be wider.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use offshoot_machine::repository;
 
 use crate::shell::Result;
+use crate::sources;
 
 /// The widest line, in columns.
 const MOST: usize = 100;
@@ -24,35 +22,19 @@ const PLACES: &[&str] =
 /// The places of lines that are wider, and of links that lead to no file.
 pub(crate) fn check() -> Result {
     let mut wrong = Vec::new();
-    for place in PLACES {
-        let place = repository().join(place);
-        visit(&place, &mut wrong).map_err(|error| format!("{}: {error}", place.display()))?;
-    }
+    sources::each(PLACES, &["rs", "md"], |place, text| {
+        let lines = if place.extension().is_some_and(|extension| extension == "rs") {
+            wide_comments(text)
+        } else {
+            let folder = repository().join(place.parent().unwrap_or(place));
+            wrong_lines(text, |link| folder.join(link).exists())
+        };
+        wrong.extend(lines.into_iter().map(|line| format!("{}:{line}", place.display())));
+    })?;
     if wrong.is_empty() {
         return Ok(());
     }
     Err(format!("lines wider than {MOST} columns, and links to nothing:\n{}", wrong.join("\n")))
-}
-
-fn visit(path: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
-    if path.is_dir() {
-        let entries: std::io::Result<Vec<PathBuf>> =
-            fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect();
-        let mut entries = entries?;
-        entries.sort();
-        // A separate workspace, such as `fuzz`, builds into its own folder `target`.
-        entries.retain(|path| path.file_name().is_some_and(|name| name != "target"));
-        return entries.iter().try_for_each(|entry| visit(entry, wrong));
-    }
-    let folder = path.parent().unwrap_or(path);
-    let lines = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("rs") => wide_comments(&fs::read_to_string(path)?),
-        Some("md") => wrong_lines(&fs::read_to_string(path)?, |link| folder.join(link).exists()),
-        _ => return Ok(()),
-    };
-    let place = path.strip_prefix(repository()).unwrap_or(path).display();
-    wrong.extend(lines.into_iter().map(|line| format!("{place}:{line}")));
-    Ok(())
 }
 
 /// The numbers of the lines of a page that are too wide or link to a file that is not there.

@@ -5,12 +5,13 @@
 //! may call anything.
 
 use std::collections::HashMap;
-use std::fs;
-use std::path::Path;
-
-use offshoot_machine::repository;
+use std::ffi::OsStr;
 
 use crate::shell::Result;
+use crate::sources;
+
+/// The folder of the rooms.
+const ROOMS: &str = "crates/btrfs/src";
 
 /// The floors from the ground up.
 const FLOORS: &[&[&str]] = &[
@@ -42,20 +43,19 @@ const OF_THE_CRATE: &[&str] = &["SubvolumeId", "cores", "counter", "ranges", "sy
 /// # Errors
 /// Calls of rooms that are not below, and methods for types of other rooms.
 pub(crate) fn check() -> Result {
-    let rooms = repository().join("crates/btrfs/src");
-    let mut files = Vec::new();
-    collect(&rooms, &mut files).map_err(|error| format!("{}: {error}", rooms.display()))?;
-    let complaints: Vec<_> = files
-        .iter()
-        .flat_map(|(file, text)| {
-            let in_file = move |(line, reason)| format!("crates/btrfs/src/{file}:{line}: {reason}");
-            complaints(file, text).into_iter().map(in_file)
-        })
-        .collect();
-    if complaints.is_empty() {
+    let mut all = Vec::new();
+    sources::each(&[ROOMS], &["rs"], |file, text| {
+        let below = file.strip_prefix(ROOMS).unwrap_or(file);
+        let is_outside = |part: &OsStr| is_test(part.to_string_lossy().trim_end_matches(".rs"));
+        if !below.iter().any(is_outside) {
+            let complaints = complaints(&below.to_string_lossy(), text).into_iter();
+            all.extend(complaints.map(|(line, what)| format!("{}:{line}: {what}", file.display())));
+        }
+    })?;
+    if all.is_empty() {
         return Ok(());
     }
-    Err(format!("the floors of the engine:\n{}", complaints.join("\n")))
+    Err(format!("the floors of the engine:\n{}", all.join("\n")))
 }
 
 /// What a file does that its room must not, each with its line number.
@@ -81,28 +81,6 @@ fn complaints(file: &str, text: &str) -> Vec<(usize, String)> {
         }
     }
     complaints
-}
-
-/// Collects the files of the engine except tests: the path of each below `dir`, and its text.
-fn collect(dir: &Path, files: &mut Vec<(String, String)>) -> std::io::Result<()> {
-    let mut pending = vec![dir.to_owned()];
-    while let Some(at) = pending.pop() {
-        for entry in fs::read_dir(&at)? {
-            let path = entry?.path();
-            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            if is_test(&name) {
-                continue;
-            }
-            if path.is_dir() {
-                pending.push(path);
-            } else {
-                let below = path.strip_prefix(dir).expect("it was found there");
-                files.push((below.to_string_lossy().into_owned(), fs::read_to_string(&path)?));
-            }
-        }
-    }
-    files.sort();
-    Ok(())
 }
 
 /// Whether a file or folder of this name is outside the rooms: tests, and the root `lib.rs`.

@@ -16,6 +16,7 @@ mod man;
 mod names;
 mod setup;
 mod shell;
+mod sources;
 mod speak;
 mod test;
 

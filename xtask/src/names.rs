@@ -4,12 +4,10 @@
 //! type. Associated types do not count: their trait is part of their name.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use offshoot_machine::repository;
+use std::path::Path;
 
 use crate::shell::Result;
+use crate::sources;
 
 /// The folders with sources.
 const PLACES: &[&str] = &["bench", "crates", "fuzz", "xtask"];
@@ -37,34 +35,17 @@ type TypeName = (String, String, usize);
 /// list that its folder does not define.
 pub(crate) fn check() -> Result {
     let mut names = Vec::new();
-    for place in PLACES {
-        let place = repository().join(place);
-        visit(&place, &mut names).map_err(|error| format!("{}: {error}", place.display()))?;
-    }
+    sources::each(PLACES, &["rs"], |file, text| {
+        let file = file.to_string_lossy();
+        for (number, line) in (1..).zip(text.lines()) {
+            names.extend(defined(line).map(|name| (name.to_owned(), file.to_string(), number)));
+        }
+    })?;
     let complaints = complaints(&names, FACADE);
     if complaints.is_empty() {
         return Ok(());
     }
     Err(format!("the names of types:\n{}", complaints.join("\n")))
-}
-
-fn visit(path: &Path, names: &mut Vec<TypeName>) -> std::io::Result<()> {
-    if path.is_dir() {
-        let entries: std::io::Result<Vec<PathBuf>> =
-            fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect();
-        let mut entries = entries?;
-        entries.sort();
-        // A separate workspace, such as `fuzz`, builds into its own folder `target`.
-        entries.retain(|path| path.file_name().is_some_and(|name| name != "target"));
-        return entries.iter().try_for_each(|entry| visit(entry, names));
-    }
-    if path.extension().is_some_and(|extension| extension == "rs") {
-        let file = path.strip_prefix(repository()).unwrap_or(path).to_string_lossy();
-        for (number, line) in (1..).zip(fs::read_to_string(path)?.lines()) {
-            names.extend(defined(line).map(|name| (name.to_owned(), file.to_string(), number)));
-        }
-    }
-    Ok(())
 }
 
 /// The name of the type that a line defines. An indented `type` is an associated type.
