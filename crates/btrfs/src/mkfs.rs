@@ -48,7 +48,7 @@ use uuid::Uuid;
 pub use features::MkfsFeatures;
 use layout::Layout;
 pub use options::MkfsOptions;
-pub use signatures::{Occupant, occupant};
+pub use signatures::{Occupant, occupant, occupant_at};
 use trees::NewTrees;
 
 /// The transaction that makes a volume, its first.

@@ -95,7 +95,12 @@ impl FileSystemMut for HeldModel {
         fn link(file: FileId, place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
         fn unlink(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
         fn rmdir(place: EntryPlace<'_>, at: Timestamp) -> Result<()>;
-        fn rename_with(from: EntryPlace<'_>, to: EntryPlace<'_>, how: Rename, at: Timestamp) -> Result<()>;
+        fn rename_with(
+            from: EntryPlace<'_>,
+            to: EntryPlace<'_>,
+            how: Rename,
+            at: Timestamp
+        ) -> Result<()>;
         fn set_attr(file: FileId, set: &SetAttr, at: Timestamp) -> Result<()>;
         fn set_flags(file: FileId, flags: FileFlags, at: Timestamp) -> Result<()>;
         fn write(file: FileId, offset: u64, data: &[u8], at: Timestamp) -> Result<()>;

@@ -7,11 +7,10 @@
 //! A qcow2 that has a backing file, and a VMDK in several files, name further files of the host.
 //! This module opens no file that the caller did not name, and refuses these images.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use offshoot_btrfs::occupant;
+use offshoot_btrfs::occupant_at;
 use offshoot_device::{
     BlockDevice, DiskContents, DiskError, DiskFormat, DiskObstacle, DiskOptions, OpenedDisk,
     OtherFiles, WindowDevice,
@@ -145,10 +144,4 @@ fn in_the_way(path: &Path, obstacle: &DiskObstacle) -> Error {
             Error::posix(Errno::INVAL, format!("{shown}: snapshots of images are not opened here"))
         }
     }
-}
-
-/// What is in the `len` bytes from `start` on, by a signature that nothing has by chance.
-fn occupant_at(device: &dyn BlockDevice, start: u64, len: u64) -> io::Result<Option<&'static str>> {
-    let found = occupant(len, |offset, buf| device.read_at(start + offset, buf))?;
-    Ok(found.filter(|found| found.is_certain).map(|found| found.what))
 }

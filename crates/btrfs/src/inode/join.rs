@@ -21,7 +21,7 @@ impl MakesRoom for RoomMaker<'_> {
         &self.live.stats
     }
 
-    fn require_whole(&self) -> Result<()> {
+    fn require_writing(&self) -> Result<()> {
         self.live.require_writing()
     }
 

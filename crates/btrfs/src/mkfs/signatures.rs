@@ -142,6 +142,20 @@ pub fn occupant(
     Ok(uncertain)
 }
 
+/// What the `len` bytes from `start` on are, by a signature that nothing has by chance. All of them
+/// are on `device`.
+///
+/// # Errors
+/// Those of the device.
+pub fn occupant_at(
+    device: &dyn BlockDevice,
+    start: u64,
+    len: u64,
+) -> io::Result<Option<&'static str>> {
+    let found = occupant(len, |offset, buf| device.read_at(start + offset, buf))?;
+    Ok(found.filter(|found| found.is_certain).map(|found| found.what))
+}
+
 /// Whether the fields beside a short signature have values that fit it. True for long signatures.
 fn is_certain(
     what: &str,

@@ -410,7 +410,7 @@ pub(crate) trait MakesRoom {
     fn stats(&self) -> &EngineCounters;
 
     /// `EROFS` when the volume has stopped writing.
-    fn require_whole(&self) -> Result<()>;
+    fn require_writing(&self) -> Result<()>;
 
     /// A priority caller found no room. Asks the background thread of the volume to commit, if a
     /// commit makes room.
@@ -522,7 +522,7 @@ impl Space {
                     // When making room failed but the ticket was granted, the caller continues,
                     // unless the volume has stopped writing.
                     if let Err(error) = led
-                        && (!place.is_granted() || maker.require_whole().is_err())
+                        && (!place.is_granted() || maker.require_writing().is_err())
                     {
                         return Err(error);
                     }

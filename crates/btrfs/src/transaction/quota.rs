@@ -106,7 +106,9 @@ fn refuse_limits(volume: &Base, tree: TreeRoot) -> Result<()> {
             return Err(Error::unsupported(
                 Code::QuotaLimits,
                 format!(
-                    "writing a volume with quotas that limit quota group {group}: limits are not enforced (to write it, take them away where the kernel mounts it, with `btrfs qgroup limit none {group} PATH` and the same with `-e`)"
+                    "writing a volume with quotas that limit quota group {group}: limits \
+                     are not enforced (to write it, take them away where the kernel mounts it, \
+                     with `btrfs qgroup limit none {group} PATH` and the same with `-e`)"
                 ),
             ));
         }

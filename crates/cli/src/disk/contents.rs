@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use offshoot_btrfs::occupant;
+use offshoot_btrfs::occupant_at;
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use offshoot_device::{
     BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind,
@@ -194,12 +194,6 @@ fn is_named(partition: &Partition, held: &PartitionHolding, text: &[u8]) -> bool
     is_number(partition, text)
         || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
-}
-
-/// The signature in the `len` bytes from `start` on, all of which are on the device.
-fn occupant_at(device: &dyn BlockDevice, start: u64, len: u64) -> io::Result<Option<&'static str>> {
-    let found = occupant(len, |offset, buf| device.read_at(start + offset, buf))?;
-    Ok(found.filter(|found| found.is_certain).map(|found| found.what))
 }
 
 /// The label of the btrfs that begins at `start`; empty when its first superblock is damaged.

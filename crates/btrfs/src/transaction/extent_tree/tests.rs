@@ -329,7 +329,10 @@ fn a_leaf_of_a_deleted_snapshot_that_counts_the_top_level_alone() {
 /// The extent of a file, with its record.
 fn extent_of(fs: &Filesystem, name: &str) -> ExtentRecord {
     let file = fs.lookup(fs.root(), name.as_bytes()).unwrap();
-    let is_its = |(owner, _): &(RefOwner, u32)| matches!(owner, RefOwner::File { ino, .. } if *ino == file.ino);
+    let is_its = |(owner, _): &(RefOwner, u32)| match owner {
+        RefOwner::File { ino, .. } => *ino == file.ino,
+        _ => false,
+    };
     extents(fs.volume(), |one| one.inline.iter().any(is_its)).pop().expect("it has an extent")
 }
 

@@ -150,7 +150,8 @@ fn dedupes() {
     let theirs = |path: &Path| {
         shell(
             path,
-            "umask 022; btrfs -q subvolume create live; chmod 755 live; mkdir dir; : > nocow; chattr +C nocow",
+            "umask 022; btrfs -q subvolume create live; chmod 755 live; \
+             mkdir dir; : > nocow; chattr +C nocow",
         );
         let write = |name: &str, bytes: &[u8]| {
             std::fs::write(path.join(name), bytes).expect("there is room");
@@ -167,7 +168,8 @@ fn dedupes() {
         shell(
             path,
             &format!(
-                "{TOUCH}; btrfs -q subvolume snapshot -r live kept; touch -d '2020-09-13 12:26:40.123456789 UTC' .; \
+                "{TOUCH}; btrfs -q subvolume snapshot -r live kept; \
+                 touch -d '2020-09-13 12:26:40.123456789 UTC' .; \
                 sync -f .; chattr +i fixed; chattr +a log"
             ),
         );

@@ -191,7 +191,8 @@ fn shared_space() {
         }
         shell(
             path,
-            "chattr -c text; printf start > live/room; truncate -s 8192 live/room; fallocate -o 40960 -l 80000 live/room",
+            "chattr -c text; printf start > live/room; truncate -s 8192 live/room; \
+             fallocate -o 40960 -l 80000 live/room",
         );
         shell(path, TOUCH);
         for &share in SHARES {
