@@ -98,7 +98,7 @@ impl FsyncJob {
     fn one<S: ComparedVolume>(&self, name: &str, threads: u64) -> Result<Value> {
         let each = self.fsyncs / threads;
         S::make(&self.image, (2 << 30) + 16 * self.fsyncs * SECTOR as u64)?;
-        let side = S::open(&self.image, None)?;
+        let side = S::open_cold(&self.image, None)?;
         let files: Vec<S::File> =
             (0..threads).map(|number| side.create(&file_name(number))).collect::<Result<_>>()?;
         side.sync()?;

@@ -14,11 +14,12 @@
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
 //! | `dir_fsync`, `fsync` | fsync of a large directory, and of many files, on ours and on the kernel |
+//! | `scale` | the same work on volumes of three sizes, on ours and on the kernel |
 //! | `mount` | ours, the kernel's btrfs and XFS and a null filesystem, through the system calls of programs |
 //! | `workload` | the seed workloads, which the program `offshoot` has too |
 //! | `ours`, `kernel`, `proof` | the two sides of the seed workloads, and the check of the result |
 //! | `supervise` | cleans up after a benchmark that is interrupted |
-//! | `sides`, `content` | the two sides of `data` and `fsync`, and the contents of their files |
+//! | `sides`, `content` | the two sides of `data`, `fsync` and `scale`, and the contents of their files |
 
 mod content;
 mod data;
@@ -32,6 +33,7 @@ mod measure;
 mod mount;
 mod ours;
 mod proof;
+mod scale;
 mod sides;
 mod supervise;
 mod table;
@@ -61,6 +63,8 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
        offshoot-bench fsync --dir DIR [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
        offshoot-bench mount --offshoot PROGRAM --dir DIR [--sides SIDE,SIDE...] [--loads LOAD,LOAD...]
                       [--files N] [--rounds N] [--mib N] [--random-mib N] [--source PATH] [--turns N]
+       offshoot-bench scale --offshoot PROGRAM --dir DIR [--groups GROUP,GROUP...]
+                      [--millions N,N...] [--no-kernel]
 
 Options:
   --offshoot PROGRAM  The program to measure, built with optimisation
@@ -83,8 +87,11 @@ Options:
   --size BYTES        What each of them holds [default: 0]
   --mib N             The size of the volume that is filled [default: 256]; of data, that of the
                       files that are written and read [default: 1024]
-  --groups GROUPS     What is measured of plain, zstd:3, zstd:15, direct and snapshots
-                      [default: all]
+  --groups GROUPS     What is measured of plain, zstd:3, zstd:15, direct and snapshots; of scale,
+                      of chunks, pieces, directory and files [default: all]
+  --millions N,N...   How many millions of files the volumes of files get: some 300 bytes of disk
+                      each [default: 1,10,50]
+  --no-kernel         Only ours
   --random-mib N      What of a file is read and written in random order [default: 64]
   --snapshots N       How many are taken [default: 1000]
   --workers N         Threads that fill it [default: 8]
@@ -121,6 +128,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
         "dir-fsync" => dir_fsync::benchmark(args),
         "fsync" => fsync::benchmark(args),
         "mount" => mount::benchmark(args),
+        "scale" => scale::benchmark(args),
         mount::NULL => mount::serve_null(args),
         _ => None,
     });

@@ -1,11 +1,12 @@
-//! The two sides of `data` and `fsync`: the library in this process, and the kernel over a loop
+//! The two sides of `data`, `fsync` and `scale`: the library in this process, and the kernel over a loop
 //! device with direct I/O.
 
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use offshoot_btrfs::{
     BtrfsVolume, Compress, EngineOptions, Filesystem, MkfsOptions, SubvolumeId, mkfs,
@@ -14,9 +15,10 @@ use offshoot_device::{BlockDevice, FileDevice};
 use offshoot_testkit::btrfs::disks::MountedMembers;
 use offshoot_testkit::run::{command, try_run};
 use offshoot_vfs::{
-    EntryPlace, FileId, FilePosition, FileSystem, FileSystemMut, NewFile, Timestamp,
+    DirEntry, EntryPlace, Fallocate, FileId, FilePosition, FileSystem, FileSystemMut, NewFile,
+    Timestamp,
 };
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use uuid::Uuid;
 
 use crate::Result;
@@ -43,8 +45,13 @@ pub(crate) trait ComparedVolume: Sized + Sync {
 
     /// Makes a new volume on a new image of this size. Replaces an image that exists.
     fn make(image: &Path, size_bytes: u64) -> Result;
-    /// Opens the volume with cold caches. With `compress` it compresses all data that is written.
+    /// Opens the volume. With `compress` it compresses all data that is written.
     fn open(image: &Path, compress: Option<&str>) -> Result<Self>;
+    /// Opens the volume as [`open`](Self::open) does, with cold caches.
+    fn open_cold(image: &Path, compress: Option<&str>) -> Result<Self> {
+        drop_caches()?;
+        Self::open(image, compress)
+    }
     /// Makes a file in the root directory.
     fn create(&self, name: &str) -> Result<Self::File>;
     /// Opens a file in the root directory.
@@ -53,6 +60,18 @@ pub(crate) trait ComparedVolume: Sized + Sync {
     fn write(&self, file: &Self::File, offset: u64, data: &[u8], way: WriteWay) -> Result;
     /// Fills `buf` from `offset` on.
     fn read(&self, file: &Self::File, offset: u64, buf: &mut [u8]) -> Result;
+    /// Allocates space for a range of a file that has none there.
+    fn preallocate(&self, file: &Self::File, offset: u64, len: u64) -> Result;
+    /// Makes a range of a file a hole.
+    fn punch(&self, file: &Self::File, offset: u64, len: u64) -> Result;
+    /// Finds a file in the root directory, and its attributes.
+    fn find(&self, name: &str) -> Result;
+    /// Lists the root directory. Returns the number of its entries.
+    fn list(&self) -> Result<u64>;
+    /// Removes a file from the root directory.
+    fn remove(&self, name: &str) -> Result;
+    /// How many bytes of data can still be written.
+    fn available_bytes(&self) -> Result<u64>;
     /// Clones all data of `from` into `to`, which is empty.
     fn clone(&self, from: &Self::File, to: &Self::File) -> Result;
     /// Makes a subvolume with `files` files that each hold `data`.
@@ -111,7 +130,6 @@ impl ComparedVolume for LibraryVolume {
     }
 
     fn open(image: &Path, compress: Option<&str>) -> Result<Self> {
-        drop_caches()?;
         let device: Arc<dyn BlockDevice> =
             Arc::new(FileDevice::open_writable(image).map_err(said)?);
         let method = compress.map(str::parse).transpose().map_err(said)?;
@@ -143,6 +161,37 @@ impl ComparedVolume for LibraryVolume {
     fn read(&self, &file: &FileId, offset: u64, buf: &mut [u8]) -> Result {
         let read = self.0.read(file, offset, buf).map_err(said)?;
         if read == buf.len() { Ok(()) } else { Err(format!("{read} bytes at {offset}")) }
+    }
+
+    fn preallocate(&self, &file: &FileId, offset: u64, len: u64) -> Result {
+        let what = Fallocate::Allocate { keeps_size: false };
+        self.0.fallocate(file, what, offset, len, Timestamp::now()).map_err(said)
+    }
+
+    fn punch(&self, &file: &FileId, offset: u64, len: u64) -> Result {
+        self.0.fallocate(file, Fallocate::PunchHole, offset, len, Timestamp::now()).map_err(said)
+    }
+
+    fn find(&self, name: &str) -> Result {
+        self.0.attr(self.file(name)?).map(drop).map_err(said)
+    }
+
+    fn list(&self) -> Result<u64> {
+        let mut found = 0;
+        let mut count = |_: DirEntry<'_>| {
+            found += 1;
+            ControlFlow::Continue(())
+        };
+        self.0.read_dir(self.0.root(), 0, &mut count).map_err(said)?;
+        Ok(found)
+    }
+
+    fn remove(&self, name: &str) -> Result {
+        self.0.unlink(self.place(name), Timestamp::now()).map_err(said)
+    }
+
+    fn available_bytes(&self) -> Result<u64> {
+        self.0.statfs().map(|stat| stat.available_bytes).map_err(said)
     }
 
     fn clone(&self, &from: &FileId, &to: &FileId) -> Result {
@@ -188,22 +237,33 @@ impl ComparedVolume for LibraryVolume {
 /// A volume that the kernel has mounted.
 pub(crate) struct MountedVolume(MountedMembers);
 
-/// A file on it, opened twice.
+/// A file on it, opened once more for its first direct write.
 pub(crate) struct KernelFile {
     buffered: File,
-    direct: File,
+    direct: OnceLock<File>,
+    path: PathBuf,
+}
+
+impl KernelFile {
+    fn direct(&self) -> Result<&File> {
+        if let Some(file) = self.direct.get() {
+            return Ok(file);
+        }
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(OFlags::DIRECT.bits().cast_signed());
+        let file = options.open(&self.path).map_err(said)?;
+        Ok(self.direct.get_or_init(|| file))
+    }
 }
 
 impl MountedVolume {
     fn open_file(&self, name: &str, is_new: bool) -> Result<KernelFile> {
         let path = self.0.path().join(name);
-        let open = |flags: OFlags| {
-            let mut options = File::options();
-            options.read(true).write(true).create(is_new);
-            options.custom_flags(flags.bits().cast_signed());
-            options.open(&path).map_err(|error| format!("{}: {error}", path.display()))
-        };
-        Ok(KernelFile { buffered: open(OFlags::empty())?, direct: open(OFlags::DIRECT)? })
+        let mut options = File::options();
+        options.read(true).write(true).create(is_new);
+        let buffered =
+            options.open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(KernelFile { buffered, direct: OnceLock::new(), path })
     }
 }
 
@@ -224,7 +284,6 @@ impl ComparedVolume for MountedVolume {
         for device in mount.devices() {
             try_run::<&str>("losetup", &["--direct-io=on", device])?;
         }
-        drop_caches()?;
         Ok(Self(mount))
     }
 
@@ -237,12 +296,38 @@ impl ComparedVolume for MountedVolume {
     }
 
     fn write(&self, file: &KernelFile, offset: u64, data: &[u8], way: WriteWay) -> Result {
-        let file = if way == WriteWay::Direct { &file.direct } else { &file.buffered };
+        let file = if way == WriteWay::Direct { file.direct()? } else { &file.buffered };
         file.write_all_at(data, offset).map_err(said)
     }
 
     fn read(&self, file: &KernelFile, offset: u64, buf: &mut [u8]) -> Result {
         file.buffered.read_exact_at(buf, offset).map_err(said)
+    }
+
+    fn preallocate(&self, file: &KernelFile, offset: u64, len: u64) -> Result {
+        fallocate(&file.buffered, FallocateFlags::empty(), offset, len).map_err(said)
+    }
+
+    fn punch(&self, file: &KernelFile, offset: u64, len: u64) -> Result {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file.buffered, flags, offset, len).map_err(said)
+    }
+
+    fn find(&self, name: &str) -> Result {
+        std::fs::symlink_metadata(self.0.path().join(name)).map(drop).map_err(said)
+    }
+
+    fn list(&self) -> Result<u64> {
+        Ok(std::fs::read_dir(self.0.path()).map_err(said)?.count() as u64)
+    }
+
+    fn remove(&self, name: &str) -> Result {
+        std::fs::remove_file(self.0.path().join(name)).map_err(said)
+    }
+
+    fn available_bytes(&self) -> Result<u64> {
+        let stat = rustix::fs::statvfs(self.0.path()).map_err(said)?;
+        Ok(stat.f_bavail * stat.f_frsize)
     }
 
     fn clone(&self, from: &KernelFile, to: &KernelFile) -> Result {

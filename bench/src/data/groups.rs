@@ -72,7 +72,7 @@ impl GroupSizes {
     fn data<S: ComparedVolume>(&self, compress: Option<&str>) -> Result<Vec<SideTime>> {
         let content = VersionedContent::new(SEED);
         let (image, bytes) = (&self.image, self.bytes);
-        let open = || S::open(image, compress);
+        let open = || S::open_cold(image, compress);
         let half = bytes / 2 / REQUEST as u64 * REQUEST as u64;
         let mut rows = Vec::new();
         self.make::<S>()?;
@@ -144,7 +144,7 @@ impl GroupSizes {
         let mut rows = Vec::new();
         self.make::<S>()?;
         {
-            let side = S::open(image, None)?;
+            let side = S::open_cold(image, None)?;
             let file = side.create("one")?;
             rows.push(timed("write direct", || {
                 write(&side, &file, 0, bytes, &content, WriteWay::Direct)?;
@@ -152,7 +152,7 @@ impl GroupSizes {
             })?);
         }
         {
-            let side = S::open(image, None)?;
+            let side = S::open_cold(image, None)?;
             let (from, to) = (side.file("one")?, side.create("clone")?);
             rows.push(timed("clone", || {
                 side.clone(&from, &to)?;
@@ -167,7 +167,7 @@ impl GroupSizes {
     fn snapshots<S: ComparedVolume>(&self) -> Result<Vec<SideTime>> {
         const NAME: &str = "subvolume";
         self.make::<S>()?;
-        let side = S::open(&self.image, None)?;
+        let side = S::open_cold(&self.image, None)?;
         let source = side.make_subvolume(NAME, self.files, &[b'a'; SMALL])?;
         side.sync()?;
         let row = timed("snapshots", || {
