@@ -206,6 +206,8 @@ counters! {
         fsyncs_with_directory_moved, committed_directory_moved();
         /// Fsyncs that made a commit because files exchanged their names.
         fsyncs_with_exchange, committed_exchanged();
+        /// Fsyncs that made a commit because a whiteout took the old name of a file.
+        fsyncs_with_whiteout, committed_whiteout();
         /// Fsyncs that made a commit because a directory was removed.
         fsyncs_with_directory_removed, committed_directory_removed();
         /// Fsyncs that made a commit because new data was cloned.

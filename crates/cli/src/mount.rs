@@ -77,8 +77,13 @@ const NAMES: [(&str, &str); 4] = [
 /// The words of the command line, with the verb that the program's name implies.
 pub(crate) fn with_verb(mut words: Vec<OsString>) -> Vec<OsString> {
     let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
-    if let Some((_, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {
+    if let Some(&(_, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {
         words.insert(1, verb.into());
+        // They are the defaults of mount(8), which therefore does not pass them on. It passes on
+        // `nosuid` and `nodev`, and adds these two for the option `user` of fstab.
+        if verb == "mount" && rustix::process::geteuid().is_root() {
+            words.splice(2..2, ["-o", "suid,dev"].map(OsString::from));
+        }
     }
     words
 }

@@ -117,6 +117,28 @@ pub enum Rename {
     NoReplace,
     /// It gets the old name, and must be there: `ENOENT` (`RENAME_EXCHANGE`).
     Exchange,
+    /// A whiteout gets the old name: a character device 0:0, by which an overlay filesystem knows
+    /// that nothing is there (`RENAME_WHITEOUT`).
+    Whiteout {
+        /// What the whiteout begins with.
+        new: NewFile,
+        /// What stands at the new name is removed; otherwise it is an error: `EEXIST`.
+        replaces: bool,
+    },
+}
+
+impl Rename {
+    /// Whether what stands at the new name is removed.
+    #[must_use]
+    pub fn replaces(self) -> bool {
+        matches!(self, Self::Replace | Self::Whiteout { replaces: true, .. })
+    }
+
+    /// What the whiteout that the move leaves begins with, if it leaves one.
+    #[must_use]
+    pub fn whiteout(self) -> Option<NewFile> {
+        if let Self::Whiteout { new, .. } = self { Some(new) } else { None }
+    }
 }
 
 /// What [`FileSystemMut::fallocate`] does to a range of a file.

@@ -13,10 +13,11 @@ use super::changes::{Changes, timespec};
 use super::compression::{PROPERTY, inherited};
 use super::entries::{EntryTarget, require_name};
 use super::evict::orphan_key;
-use super::subvolume::writable;
+use super::subvolume::{Subvolume, writable};
 use super::{acl, xattr};
 use crate::inode::Rooms;
 use crate::space::Claim;
+use crate::transaction::Obstacle;
 
 /// The most items that making a file changes, beside access control lists: a directory item, an
 /// index and the inode of the directory; the inode, its name, and the target of a link or the
@@ -112,13 +113,7 @@ pub(crate) fn make(
     let handle = volume.join_for(NEW_ITEMS + acl.items(), Claim::Work)?;
     let mut changes = Changes::new(&handle, place.dir)?;
     changes.directory(place.dir)?;
-    let index = changes.next_index(place.dir)?;
-    let file =
-        FileId { dev: place.dir.dev, ino: volume.inodes.take_number(place.dir, &subvolume)? };
-    let target = EntryTarget::inode(file.ino, kind.file_type());
-    changes.add_entry(place, target, index, new.at)?;
-    changes.first_name(file.ino, place, index);
-    add_file(&mut changes, file, kind, new, acl, place.dir)?;
+    let file = add_named(&mut changes, &subvolume, place, kind, new, acl)?;
     if matches!(kind, NewFileKind::Directory) {
         volume.inodes.directory_made(file);
     }
@@ -156,6 +151,58 @@ pub(crate) fn make_unnamed(
         (*locks.opens(file), *locks.is_linkable(file)) = (0, false);
     }
     made.map(|()| file)
+}
+
+/// Adds a new file with its first name. Its directory is locked.
+fn add_named(
+    changes: &mut Changes<'_, '_>,
+    subvolume: &Subvolume,
+    place: EntryPlace<'_>,
+    kind: NewFileKind<'_>,
+    new: &NewFile,
+    acl: acl::InheritedAcl,
+) -> Result<FileId> {
+    let index = changes.next_index(place.dir)?;
+    let ino = changes.volume().inodes.take_number(place.dir, subvolume)?;
+    let file = FileId { dev: place.dir.dev, ino };
+    changes.add_entry(place, EntryTarget::inode(ino, kind.file_type()), index, new.at)?;
+    changes.first_name(ino, place, index);
+    add_file(changes, file, kind, new, acl, place.dir)?;
+    Ok(file)
+}
+
+/// A character device 0:0, which a move leaves at the old name.
+pub(crate) struct Whiteout {
+    new: NewFile,
+    acl: acl::InheritedAcl,
+}
+
+impl Whiteout {
+    const NODE: NewNode = NewNode { file_type: FileType::CharDevice, rdev: (0, 0) };
+
+    /// A whiteout that begins with `new`, in `dir`, which is locked.
+    pub(crate) fn new(volume: &Rooms, dir: FileId, new: NewFile) -> Result<Self> {
+        let acl = acl::inherited(volume, dir, FileType::CharDevice, &new)?;
+        Ok(Self { new, acl })
+    }
+
+    /// The most items that [`put`](Self::put) changes.
+    pub(crate) fn items(&self) -> u64 {
+        NEW_ITEMS + self.acl.items()
+    }
+
+    /// Makes the whiteout at `place`. An fsync commits then: a log of the moved file alone would
+    /// leave its old name empty.
+    pub(crate) fn put(
+        self,
+        changes: &mut Changes<'_, '_>,
+        subvolume: &Subvolume,
+        place: EntryPlace<'_>,
+    ) -> Result<()> {
+        changes.handle().obstruct(Obstacle::Whiteout);
+        let kind = NewFileKind::Node(Self::NODE);
+        add_named(changes, subvolume, place, kind, &self.new, self.acl).map(drop)
+    }
 }
 
 /// Adds all items of a new file in `dir`, except its name.

@@ -9,6 +9,7 @@ use offshoot_vfs::{
 };
 
 use super::changes::{Changes, refuse_flags};
+use super::create::Whiteout;
 use super::entries::EntryTarget;
 use super::in_use::Locks;
 use super::subvolume::Subvolume;
@@ -47,7 +48,7 @@ impl RenameEnds {
     /// `EEXIST` if there is a file at `to` that must not be there, `ENOENT` if one is missing.
     pub(crate) fn require(self, how: Rename, to: EntryPlace<'_>) -> Result<()> {
         let errno = match (how, self.replaced) {
-            (Rename::NoReplace, Some(_)) => Errno::EXIST,
+            (Rename::NoReplace | Rename::Whiteout { replaces: false, .. }, Some(_)) => Errno::EXIST,
             (Rename::Exchange, None) => Errno::NOENT,
             _ => return Ok(()),
         };
@@ -138,12 +139,14 @@ pub(crate) fn exchange(
     volume.commit_if(is_durable)
 }
 
-/// Moves the inode at `from` to `to`.
+/// Moves the inode at `from`, which is in this subvolume, to `to`, and leaves a whiteout if it gets
+/// one.
 pub(crate) fn rename(
     volume: &Rooms,
     from: EntryPlace<'_>,
     to: EntryPlace<'_>,
     ends: RenameEnds,
+    whiteout: Option<(Whiteout, &Subvolume)>,
     mut locks: Locks,
     at: Timestamp,
 ) -> Result<()> {
@@ -153,6 +156,7 @@ pub(crate) fn rename(
         write_back::write_back(volume, ends.moved, Patience::Waits)?;
     }
     let items = if ends.replaced.is_some() { REPLACING_ITEMS } else { OPERATION_ITEMS };
+    let items = items + whiteout.as_ref().map_or(0, |(whiteout, _)| whiteout.items());
     let handle = volume.join_for(items, Claim::Work)?;
     let mut changes = Changes::new(&handle, from.dir)?;
     let RenameEnds { moved, replaced } = ends;
@@ -180,6 +184,9 @@ pub(crate) fn rename(
     changes.add_entry(to, target, index, at)?;
     changes.add_name(moved.ino, to, index)?;
     changes.change_inode(moved, at, |_| {})?;
+    if let Some((whiteout, subvolume)) = whiteout {
+        whiteout.put(&mut changes, subvolume, from)?;
+    }
     let is_durable = changes.is_synchronous();
     changes.apply()?;
     drop(handle);

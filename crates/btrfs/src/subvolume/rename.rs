@@ -14,9 +14,10 @@ use super::delete::{index_at, refuse_root_flags};
 use super::items::{add_place, remove_place};
 use super::parent_of;
 use crate::inode::changes::{Changes, refuse_flags};
+use crate::inode::create::Whiteout;
 use crate::inode::entries::{EntryTarget, require_name};
 use crate::inode::rename::{self, RenameEnds, still};
-use crate::inode::subvolume::writable;
+use crate::inode::subvolume::{Subvolume, writable};
 use crate::inode::unlink::{UnlinkRest, is_stored_here, require_stored_here};
 use crate::inode::{Locks, ROOT_DIR, placeholder_in, type_of};
 use crate::inode::{Rooms, RoomsHandle};
@@ -80,26 +81,32 @@ pub(crate) fn rename(
         if RenameEnds::find(volume, from, to)? != ends {
             continue;
         }
+        let whiteout = how.whiteout().map(|new| Whiteout::new(volume, from.dir, new)).transpose()?;
+        let whiteout = whiteout.map(|whiteout| (whiteout, &*of_both));
         return match other.map(|other| [(from, moved), (to, other)]) {
             Some(ends) if has_subvolumes => exchange(volume, ends, at),
             Some(ends) => rename::exchange(volume, ends, at),
-            None if has_subvolumes => move_subvolume(volume, from, to, ends, locks, at),
-            None => rename::rename(volume, from, to, ends, locks, at),
+            None if has_subvolumes => {
+                move_subvolume(volume, [from, to], ends, whiteout, locks, at)
+            }
+            None => rename::rename(volume, from, to, ends, whiteout, locks, at),
         };
     }
 }
 
-/// Moves the subvolume at `from` to `to`, and replaces an empty directory there. The directories
-/// and the replaced one are locked, and both names were looked up under these locks.
+/// Moves the subvolume at the first place to the second one, replaces an empty directory there, and
+/// leaves a whiteout if it gets one. The directories and the replaced one are locked, and both names
+/// were looked up under these locks.
 fn move_subvolume(
     volume: &Rooms,
-    from: EntryPlace<'_>,
-    to: EntryPlace<'_>,
+    [from, to]: [EntryPlace<'_>; 2],
     ends: RenameEnds,
+    whiteout: Option<(Whiteout, &Subvolume)>,
     mut locks: Locks,
     at: Timestamp,
 ) -> Result<()> {
-    let reserved = volume.reserve_for(RENAME_ITEMS, Claim::Work)?;
+    let items = RENAME_ITEMS + whiteout.as_ref().map_or(0, |(whiteout, _)| whiteout.items());
+    let reserved = volume.reserve_for(items, Claim::Work)?;
     let (rest, is_durable) = volume.alone(reserved, |handle| {
         require_movable(handle, ends.moved, from.dir, to.dir)?;
         let mut moving = MoveChanges::new(handle, from.dir, to.dir)?;
@@ -117,6 +124,9 @@ fn move_subvolume(
             None => UnlinkRest::Nothing,
         };
         moving.put(ends.moved, from.dir, to, at)?;
+        if let Some((whiteout, subvolume)) = whiteout {
+            whiteout.put(moving.changes(from.dir), subvolume, from)?;
+        }
         Ok((rest, moving.apply(handle)?))
     })?;
     rest.finish(volume, locks)?;

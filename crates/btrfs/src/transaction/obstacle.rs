@@ -15,6 +15,8 @@ pub(crate) enum Obstacle {
     DirectoryMoved,
     /// Two files exchanged their names.
     Exchanged,
+    /// A file moved, and a whiteout took its old name.
+    Whiteout,
     /// A directory was removed that the last commit or the log may have.
     DirectoryRemoved,
     /// New data was cloned. A log may have it as preallocated in one file and written, with
@@ -53,6 +55,7 @@ impl Obstacle {
             Self::Subvolumes => stats.committed_subvolumes(),
             Self::DirectoryMoved => stats.committed_directory_moved(),
             Self::Exchanged => stats.committed_exchanged(),
+            Self::Whiteout => stats.committed_whiteout(),
             Self::DirectoryRemoved => stats.committed_directory_removed(),
             Self::Clones => stats.committed_clones(),
             Self::NameTaken => stats.committed_name_taken(),

@@ -430,7 +430,14 @@ fn files_without_names() {
     });
 }
 
-/// Moves of subvolumes and onto subvolumes, and the kernel's answer to each.
+/// A move that leaves a whiteout of root.
+const WHITEOUT: Rename =
+    Rename::Whiteout { new: NewFile { permissions: 0, ..NEW }, replaces: true };
+const WHITEOUT_NO_REPLACE: Rename =
+    Rename::Whiteout { new: NewFile { permissions: 0, ..NEW }, replaces: false };
+
+/// Moves of subvolumes and onto subvolumes, and moves that leave whiteouts, and the kernel's answer
+/// to each.
 const MOVES: &[(&str, &str, Rename, Option<Errno>)] = &[
     ("sub", "file", Rename::Replace, Some(Errno::NOTDIR)),
     ("sub", "full", Rename::Replace, Some(Errno::NOTEMPTY)),
@@ -451,6 +458,15 @@ const MOVES: &[(&str, &str, Rename, Option<Errno>)] = &[
     ("sub", "sub", Rename::Replace, None),
     ("sub", "bare/sub", Rename::NoReplace, None),
     ("bare/sub", "all/moved", Rename::Replace, None),
+    ("file", "full", WHITEOUT, Some(Errno::ISDIR)),
+    ("file", "full/file", WHITEOUT_NO_REPLACE, Some(Errno::EXIST)),
+    ("full/none", "file", WHITEOUT, Some(Errno::NOENT)),
+    ("file", "full/file", WHITEOUT, None),
+    ("full", "elsewhere", WHITEOUT_NO_REPLACE, None),
+    ("elsewhere", "bare/full", WHITEOUT, None),
+    ("bare/full/file", "bare/full/file", WHITEOUT, None),
+    ("all/moved", "all/moved/below", WHITEOUT, Some(Errno::INVAL)),
+    ("all/moved", "bare/sub", WHITEOUT, None),
 ];
 
 #[test]
@@ -466,6 +482,8 @@ fn moves_of_subvolumes() {
                 Rename::Replace => RenameFlags::empty(),
                 Rename::NoReplace => RenameFlags::NOREPLACE,
                 Rename::Exchange => RenameFlags::EXCHANGE,
+                Rename::Whiteout { replaces: true, .. } => RenameFlags::WHITEOUT,
+                Rename::Whiteout { .. } => RenameFlags::WHITEOUT | RenameFlags::NOREPLACE,
             };
             let done = rustix::fs::renameat_with(CWD, path.join(from), CWD, path.join(to), flags);
             assert_eq!(done.err(), errno, "{from} to {to}");

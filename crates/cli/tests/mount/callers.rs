@@ -13,6 +13,7 @@ use offshoot_fuse::{Mounter, ServeOptions, Server, Transport, Unmount};
 use offshoot_testkit::model::Model;
 use offshoot_testkit::scratch_dir;
 use offshoot_vfs::Timestamp;
+use rustix::fs::StatVfsMountFlags;
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -216,10 +217,13 @@ fn mount_and_umount_with_a_line_of_fstab() {
         .expect("a file");
     let mount = Command::new("mount").arg("--fstab").arg(&fstab).arg(dir.path()).output();
     let mount = mount.expect("mount runs");
+    let flags = rustix::fs::statvfs(dir.path()).expect("it is mounted").f_flag;
     let written = fs::write(dir.path().join("file"), "contents");
     let umount = Command::new("umount").arg(dir.path()).output().expect("umount runs");
     drop(links);
     assert!(mount.status.success(), "{mount:?}");
+    // Those of mount(8), which tells a helper only what differs from them.
+    assert!(flags.contains(StatVfsMountFlags::NODEV) && !flags.contains(StatVfsMountFlags::NOSUID));
     assert!(umount.status.success() && written.is_ok(), "{written:?} {umount:?}");
     assert!(!dir.path().join("file").exists());
     let lock = File::open(&disks.images()[0]).expect("an image");

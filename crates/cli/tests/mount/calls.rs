@@ -158,6 +158,12 @@ impl MountCalls<'_> {
         self.rename("moves/c", "moves/g", none);
         self.rename("moves/none", "moves/c", none);
         self.rename("moves/c", "moves/c", none);
+        let whiteout = RenameFlags::WHITEOUT;
+        self.rename("moves/g", "moves/h", whiteout);
+        self.stat("moves/g");
+        self.rename("moves/h", "moves/g", whiteout | RenameFlags::NOREPLACE);
+        self.rename("moves/h", "moves/g", whiteout | RenameFlags::EXCHANGE);
+        self.rename("moves/h", "moves/g", whiteout);
         self.rename("moves/g", "names/g", none);
         self.stat("names/g");
         self.stat("moves");

@@ -31,6 +31,7 @@ mod control;
 mod ends;
 mod events;
 mod manners;
+mod overlay;
 mod power;
 #[path = "../shared/program.rs"]
 mod program;

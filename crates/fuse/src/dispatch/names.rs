@@ -144,16 +144,17 @@ impl RequestContext<'_> {
     pub(super) fn rename2(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
         let rename: Rename2In = arguments.take()?;
         let flags = RenameFlags::from_bits_retain(rename.flags);
-        let how = if flags.is_empty() {
-            Rename::Replace
-        } else if flags == RenameFlags::NOREPLACE {
-            Rename::NoReplace
-        } else if flags == RenameFlags::EXCHANGE {
-            Rename::Exchange
-        } else {
-            // A whiteout is the device node that an overlay filesystem leaves at the old name. This
-            // mount makes none.
-            return Err(Error::posix(Errno::INVAL, format!("a move with the flags {flags:?}")));
+        let replaces = !flags.contains(RenameFlags::NOREPLACE);
+        let how = match flags - RenameFlags::NOREPLACE {
+            RenameFlags::WHITEOUT => {
+                Rename::Whiteout { new: self.new_file(self.file()?, 0, 0, false)?, replaces }
+            }
+            RenameFlags::EXCHANGE if replaces => Rename::Exchange,
+            rest if !rest.is_empty() => {
+                return Err(Error::posix(Errno::INVAL, format!("a move with the flags {flags:?}")));
+            }
+            _ if replaces => Rename::Replace,
+            _ => Rename::NoReplace,
         };
         self.move_name(rename.newdir, how, arguments)
     }
@@ -161,7 +162,7 @@ impl RequestContext<'_> {
     fn move_name(&self, to: u64, how: Rename, mut arguments: RequestArguments<'_>) -> Result<()> {
         let from = self.place(self.name(&mut arguments)?)?;
         let to = EntryPlace { dir: self.to.nodes.file(to)?, name: self.name(&mut arguments)? };
-        if how == Rename::Replace {
+        if how.replaces() {
             match self.fs().lookup(to.dir, to.name) {
                 Ok(file) => self.hold(file)?,
                 Err(Error::Posix { errno: Errno::NOENT, .. }) => {}

@@ -325,9 +325,10 @@ impl<'a> Actor<'a> {
             return;
         }
         let at = self.at;
-        let how = match self.random.below(6) {
+        let how = match self.random.below(7) {
             0 => Rename::NoReplace,
             1 | 2 => Rename::Exchange,
+            3 => Rename::Whiteout { new: self.new_file(), replaces: self.random.below(2) == 0 },
             _ => Rename::Replace,
         };
         self.both("rename", |fs, of| {

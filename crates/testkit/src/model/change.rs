@@ -307,7 +307,7 @@ impl FileSystemMut for Model {
             state.directory(to.dir)?;
         }
         match (how, &replaced) {
-            (Rename::NoReplace, Ok(_)) => return posix(Errno::EXIST, to.name.escape_ascii()),
+            (Rename::NoReplace | Rename::Whiteout { replaces: false, .. }, Ok(_)) => return posix(Errno::EXIST, to.name.escape_ascii()),
             (Rename::Exchange, Err(_)) => return posix(Errno::NOENT, to.name.escape_ascii()),
             _ => {}
         }
@@ -342,7 +342,12 @@ impl FileSystemMut for Model {
         }
         state.remove_entry(from, at)?;
         state.add_entry(to, moved, at)?;
-        state.moved(moved, at)
+        state.moved(moved, at)?;
+        if let Some(new) = how.whiteout() {
+            let node = NewNode { file_type: FileType::CharDevice, rdev: (0, 0) };
+            state.make(from, NodeBody::Other, node, &new)?;
+        }
+        Ok(())
     }
 
     fn set_attr(&self, file: FileId, set: &SetAttr, at: Timestamp) -> Result<()> {
