@@ -103,7 +103,6 @@ bitflags::bitflags! {
         const IOCTL_DIR = 1 << 11;
         const DO_READDIRPLUS = 1 << 13;
         const READDIRPLUS_AUTO = 1 << 14;
-        const ASYNC_DIO = 1 << 15;
         const PARALLEL_DIROPS = 1 << 18;
         const POSIX_ACL = 1 << 20;
         const MAX_PAGES = 1 << 22;
