@@ -241,7 +241,7 @@ impl MountCalls<'_> {
     }
 
     /// Set-id bits are cleared by changes of users who may not keep them, and by a change of the
-    /// owner.
+    /// owner. Without execution by the group, members of the group keep its bit.
     fn set_id(&mut self) {
         self.mkdir("setid", 0o2777);
         let changed = rustix::fs::chmod(self.path("setid"), mode(0o2777));
@@ -253,11 +253,20 @@ impl MountCalls<'_> {
         self.stat("setid/dir");
         self.write("setid/file", b"data");
         self.stat("setid/file");
-        for bits in [0o6755, 0o6745, 0o6777] {
-            for user in [0, 1000] {
+        for bits in [0o6755, 0o6745, 0o6777, 0o6766, 0o2766] {
+            // The owner and the group of the file, and the user who changes it with a group of the
+            // same number.
+            for (owner, group, user) in [
+                (0, 0, 0),
+                (1000, 1000, 1000),
+                (0, 0, 1000),
+                (0, 1000, 1000),
+                (1000, 0, 1000),
+                (1000, 1000, 0),
+            ] {
                 let owned =
-                    std::os::unix::fs::chown(self.path("setid/file"), Some(user), Some(user));
-                self.note_io(&format!("chown {user}"), owned);
+                    std::os::unix::fs::chown(self.path("setid/file"), Some(owner), Some(group));
+                self.note_io(&format!("chown {owner}:{group}"), owned);
                 self.stat("setid/file");
                 // On the kernel's btrfs, punching a hole changes nothing. So the punch comes while
                 // there is data.

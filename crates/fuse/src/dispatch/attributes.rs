@@ -31,13 +31,15 @@ const SETFLAGS: u32 = 0x4008_6602;
 const FSGETXATTR: u32 = 0x801c_581f;
 
 /// The permissions after a change of the file: without the set-user-id bit, and without the
-/// set-group-id bit if the group may execute the file. For example, 0o6755 becomes 0o755.
-fn without_set_id(attr: &Attr) -> u32 {
+/// set-group-id bit if the group may execute the file. Without execution by the group, that bit
+/// stays if the program is in the group (`is_member`). For example, 0o6755 becomes 0o755, and
+/// 0o6745 becomes 0o2745 or 0o745.
+fn without_set_id(attr: &Attr, is_member: bool) -> u32 {
     const SUID: u32 = 0o4000;
     const SGID: u32 = 0o2000;
     const GROUP_EXECUTES: u32 = 0o010;
-    let is_executed_by_group = attr.permissions & GROUP_EXECUTES != 0;
-    attr.permissions & !(SUID | if is_executed_by_group { SGID } else { 0 })
+    let keeps_group = is_member && attr.permissions & GROUP_EXECUTES == 0;
+    attr.permissions & !(SUID | if keeps_group { 0 } else { SGID })
 }
 
 fn time(secs: u64, nanos: u32) -> Timestamp {
@@ -108,7 +110,9 @@ impl RequestContext<'_> {
         // An owner that the mount only shows is not stored.
         set.uid = set.uid.filter(|_| owner.uid.is_none());
         set.gid = set.gid.filter(|_| owner.gid.is_none());
-        let rest = without_set_id(&attr);
+        // Root may keep the bit. With a new length, the kernel has not sent KILL_SUIDGID then.
+        let is_trusted = self.uid == 0 && has_owner;
+        let rest = without_set_id(&attr, is_trusted || self.is_member(&attr));
         if attr.file_type != FileType::Directory && rest != attr.permissions {
             set.permissions = set.permissions.or(Some(rest));
         }
@@ -119,8 +123,10 @@ impl RequestContext<'_> {
     /// invalidates the mode in the kernel's cache, so that the kernel does not run the file with
     /// these bits.
     pub(super) fn drop_set_id(&self, file: FileId) -> Result<()> {
-        let rest =
-            |attr: &Attr| Some(without_set_id(attr)).filter(|rest| *rest != attr.permissions);
+        let rest = |attr: &Attr| {
+            let rest = without_set_id(attr, self.is_member(attr));
+            Some(rest).filter(|rest| *rest != attr.permissions)
+        };
         if rest(&self.fs().attr(file)?).is_none() {
             return Ok(());
         }
@@ -129,6 +135,11 @@ impl RequestContext<'_> {
         let set = SetAttr { permissions: Some(rest), ..SetAttr::default() };
         self.fs().set_attr(file, &set, Timestamp::now())?;
         self.to.caches.forget_attributes(file)
+    }
+
+    /// Whether the program is surely in the group of a file. The kernel sends one of its groups.
+    fn is_member(&self, attr: &Attr) -> bool {
+        self.gid == attr.gid
     }
 
     /// As [`Self::drop_set_id`], for requests that do not say whether the program may keep the
