@@ -468,6 +468,7 @@ impl MountCalls<'_> {
         // There the kernel reports an offset behind it.
         let cut = file.set_len(1 << 33);
         self.note_io("truncate", cut);
+        self.largest();
         let mut appended = OpenOptions::new()
             .append(true)
             .create(true)
@@ -506,6 +507,20 @@ impl MountCalls<'_> {
             read.map(|read| (read, sectors.iter().map(|&byte| u64::from(byte)).sum::<u64>()));
         self.note_io("direct read", read);
         self.stat("data/direct");
+    }
+
+    /// A file as long as any can be is opened for writing.
+    fn largest(&mut self) {
+        let path = self.path("data/largest");
+        let made = File::create(&path).and_then(|file| file.set_len(i64::MAX.cast_unsigned()));
+        self.note_io("the largest file", made);
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let Ok(file) = file else { return self.note_io("open of the largest file", file) };
+        let written = file.write_at(b"x", 5);
+        self.note_io("write", written);
+        let appended = OpenOptions::new().append(true).open(&path);
+        self.note_io("append", appended.and_then(|mut file| file.write(b"x")));
+        self.note_io("truncate", file.set_len(100));
     }
 
     fn space(&mut self) {
