@@ -2,7 +2,6 @@
 
 use offshoot_vfs::{Attr, FileType, StatFs, Timestamp};
 
-use crate::nodes::number;
 use crate::options::ShownOwner;
 use crate::wire::{AttrOut, Attributes, EntryOut, StatfsOut, StatxOut, StatxTime};
 
@@ -40,10 +39,10 @@ pub(crate) fn device_of(number: u32) -> (u32, u32) {
     (number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xf_ff00)
 }
 
-/// The attributes of a file, shown with the owner `owner`.
-pub(crate) fn attributes(attr: &Attr, owner: ShownOwner) -> Attributes {
+/// The attributes of a file, shown with the number `ino` and the owner `owner`.
+pub(crate) fn attributes(ino: u64, attr: &Attr, owner: ShownOwner) -> Attributes {
     Attributes {
-        ino: number(attr.file),
+        ino,
         size: attr.size,
         blocks: attr.allocated_bytes.div_ceil(512),
         atime: attr.atime.secs.cast_unsigned(),
@@ -63,17 +62,17 @@ pub(crate) fn attributes(attr: &Attr, owner: ShownOwner) -> Attributes {
 }
 
 /// The answer to GETATTR and SETATTR.
-pub(crate) fn attr_out(attr: &Attr, owner: ShownOwner) -> AttrOut {
-    AttrOut { attr_valid: lifetime(attr), attr: attributes(attr, owner), ..AttrOut::default() }
+pub(crate) fn attr_out(ino: u64, attr: &Attr, owner: ShownOwner) -> AttrOut {
+    AttrOut { attr_valid: lifetime(attr), attr: attributes(ino, attr, owner), ..AttrOut::default() }
 }
 
-/// A name that leads to `node`.
-pub(crate) fn entry_out(node: u64, attr: &Attr, owner: ShownOwner) -> EntryOut {
+/// A name that leads to `node`, which shows the number `ino`.
+pub(crate) fn entry_out(node: u64, ino: u64, attr: &Attr, owner: ShownOwner) -> EntryOut {
     EntryOut {
         nodeid: node,
         entry_valid: FOREVER_SECS,
         attr_valid: lifetime(attr),
-        attr: attributes(attr, owner),
+        attr: attributes(ino, attr, owner),
         ..EntryOut::default()
     }
 }
@@ -88,8 +87,8 @@ fn statx_time(time: Timestamp) -> StatxTime {
 }
 
 /// The answer to STATX.
-pub(crate) fn statx_out(attr: &Attr, owner: ShownOwner) -> StatxOut {
-    let plain = attributes(attr, owner);
+pub(crate) fn statx_out(ino: u64, attr: &Attr, owner: ShownOwner) -> StatxOut {
+    let plain = attributes(ino, attr, owner);
     StatxOut {
         attr_valid: lifetime(attr),
         mask: STATX_MASK,
@@ -98,7 +97,7 @@ pub(crate) fn statx_out(attr: &Attr, owner: ShownOwner) -> StatxOut {
         uid: plain.uid,
         gid: plain.gid,
         mode: u16::try_from(plain.mode).expect("types and permissions are 16 bits"),
-        ino: plain.ino,
+        ino,
         size: plain.size,
         blocks: plain.blocks,
         atime: statx_time(attr.atime),

@@ -40,7 +40,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::caches::KernelCaches;
 use crate::listings::OpenListings;
 use crate::mappable::Mappable;
-use crate::nodes::{KnownFiles, is_gate};
+use crate::nodes::{FileNumbers, KnownFiles, is_gate};
 use crate::options::{ServeOptions, ShownOwner};
 use crate::output::AnswerBody;
 use crate::request::{MalformedRequest, Request, RequestArguments, is_silent};
@@ -99,13 +99,14 @@ impl Dispatcher {
         options: ServeOptions,
         device: Arc<OwnedFd>,
     ) -> Self {
-        let root = fs.root();
-        let (nodes, mappable) = (Arc::new(KnownFiles::new(root)), Arc::<Mappable>::default());
+        let numbers = FileNumbers { plain_space: options.plain_space };
+        let nodes = Arc::new(KnownFiles::new(fs.root(), numbers));
+        let mappable = Arc::<Mappable>::default();
         Self {
             fs,
             nodes: nodes.clone(),
             mappable: mappable.clone(),
-            caches: KernelCaches::new(device, root, nodes, mappable),
+            caches: KernelCaches::new(device, nodes, mappable),
             modes: ModeLocks::default(),
             listings: OpenListings::default(),
             watch: Arc::default(),
@@ -261,6 +262,11 @@ impl<'a> RequestContext<'a> {
             return Err(Error::posix(Errno::ACCESS, "a directory without a listing"));
         }
         Ok(file)
+    }
+
+    /// The number that a file shows.
+    fn number(&self, file: FileId) -> u64 {
+        self.to.nodes.numbers.number(file)
     }
 
     /// The attributes of the file or gate that the request is about, and the owner that the mount

@@ -54,6 +54,9 @@ pub struct ServeOptions {
     /// The mount shows all files with this owner. Where it is set, a new file belongs to the owner
     /// of its directory, and changing an owner fails.
     pub owner: ShownOwner,
+    /// The number space whose files show their inode numbers as they are, so that these stay small
+    /// ([`FileId::dev`]). In any other, the space is a part of the number that a file shows.
+    pub plain_space: u64,
     /// How requests come and answers go.
     pub transport: Transport,
     /// Receives errors of the filesystem, in addition to the program whose call failed.

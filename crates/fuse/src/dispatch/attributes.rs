@@ -10,7 +10,6 @@ use rustix::fs::XattrFlags;
 use super::RequestContext;
 use crate::attributes::{attr_out, attributes, statx_out};
 use crate::ioctls::Ioctl;
-use crate::nodes::number;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
 use crate::wire::{
@@ -49,12 +48,12 @@ fn time(secs: u64, nanos: u32) -> Timestamp {
 impl RequestContext<'_> {
     pub(super) fn getattr(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         let (attr, owner) = self.attr()?;
-        out.put(&attr_out(&attr, owner))
+        out.put(&attr_out(self.number(attr.file), &attr, owner))
     }
 
     pub(super) fn statx(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         let (attr, owner) = self.attr()?;
-        out.put(&statx_out(&attr, owner))
+        out.put(&statx_out(self.number(attr.file), &attr, owner))
     }
 
     pub(super) fn setattr(
@@ -82,7 +81,7 @@ impl RequestContext<'_> {
         };
         let of_mode =
             SetattrValid::MODE | SetattrValid::UID | SetattrValid::GID | SetattrValid::KILL_SUIDGID;
-        let _mode = valid.intersects(of_mode).then(|| self.to.modes.lock(number(file)));
+        let _mode = valid.intersects(of_mode).then(|| self.to.modes.lock(self.number(file)));
         self.apply_rules(file, &mut set, has(SetattrValid::KILL_SUIDGID))?;
         let is_dated = has(SetattrValid::CTIME);
         let at = if is_dated { time(wanted.ctime, wanted.ctimensec) } else { now };
@@ -100,7 +99,7 @@ impl RequestContext<'_> {
             return Ok(());
         }
         let attr = self.fs().attr(file)?;
-        let shown = attributes(&attr, owner);
+        let shown = attributes(self.number(file), &attr, owner);
         let is_kept = |one: Option<u32>, fixed: Option<u32>, shown: u32| {
             fixed.is_none() || one.is_none_or(|one| one == shown)
         };
@@ -130,7 +129,7 @@ impl RequestContext<'_> {
         if rest(&self.fs().attr(file)?).is_none() {
             return Ok(());
         }
-        let _mode = self.to.modes.lock(number(file));
+        let _mode = self.to.modes.lock(self.number(file));
         let Some(rest) = rest(&self.fs().attr(file)?) else { return Ok(()) };
         let set = SetAttr { permissions: Some(rest), ..SetAttr::default() };
         self.fs().set_attr(file, &set, Timestamp::now())?;

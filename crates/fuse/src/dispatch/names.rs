@@ -32,9 +32,9 @@ impl RequestContext<'_> {
                 };
             }
             if name == gate.name {
-                let gate = gate_in(dir);
-                let node = self.to.nodes.told(gate)?;
-                return out.put(&entry_out(node, &self.gate_attr(gate)?, ShownOwner::default()));
+                let attr = self.gate_attr(gate_in(dir))?;
+                let node = self.to.nodes.told(attr.file)?;
+                return self.put_node(node, &attr, ShownOwner::default(), out);
             }
         }
         let name = self.checked(name)?;
@@ -42,7 +42,9 @@ impl RequestContext<'_> {
         let found = self.fs().lookup(dir, name);
         let found = found.and_then(|file| Ok((file, self.fs().attr_of_entry(dir, name, file)?)));
         match found {
-            Ok((file, attr)) => self.put_node(self.to.nodes.told(file)?, &attr, out),
+            Ok((file, attr)) => {
+                self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
+            }
             Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
             Err(error) => Err(error),
         }
@@ -218,17 +220,23 @@ impl RequestContext<'_> {
     /// Answers with the node and the attributes of `file`.
     fn put_entry(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
-        self.put_node(self.to.nodes.told(file)?, &attr, out)
+        self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
     }
 
     /// As [`Self::put_entry`], for a file that was just made. No other request knows the name
     /// before this answer.
     fn put_new(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
-        self.put_node(self.to.nodes.told_new(file)?, &attr, out)
+        self.put_node(self.to.nodes.told_new(file)?, &attr, self.to.options.owner, out)
     }
 
-    fn put_node(&self, node: u64, attr: &Attr, out: &mut AnswerBody<'_>) -> Result<()> {
-        out.put(&entry_out(node, attr, self.to.options.owner))
+    fn put_node(
+        &self,
+        node: u64,
+        attr: &Attr,
+        owner: ShownOwner,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
+        out.put(&entry_out(node, self.number(attr.file), attr, owner))
     }
 }
