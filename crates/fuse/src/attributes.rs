@@ -3,7 +3,7 @@
 use offshoot_vfs::{Attr, FileType, StatFs, Timestamp};
 
 use crate::options::ShownOwner;
-use crate::wire::{AttrOut, Attributes, EntryOut, StatfsOut, StatxOut, StatxTime};
+use crate::wire::{AttrOut, Attributes, EntryOut, ROOT_NODE, StatfsOut, StatxOut, StatxTime};
 
 /// How long the kernel may cache an answer, in seconds: a year. Only the kernel changes what is
 /// mounted.
@@ -70,11 +70,17 @@ pub(crate) fn attr_out(ino: u64, attr: &Attr, owner: ShownOwner) -> AttrOut {
 pub(crate) fn entry_out(node: u64, ino: u64, attr: &Attr, owner: ShownOwner) -> EntryOut {
     EntryOut {
         nodeid: node,
+        generation: if node == ROOT_NODE { 0 } else { generation(attr).into() },
         entry_valid: FOREVER_SECS,
         attr_valid: lifetime(attr),
         attr: attributes(ino, attr, owner),
         ..EntryOut::default()
     }
+}
+
+/// The generation of a file in the 32 bits that the kernel has for it.
+pub(crate) fn generation(attr: &Attr) -> u32 {
+    u32::try_from(attr.generation & 0xffff_ffff).expect("32 bits")
 }
 
 /// A name that does not exist, which the kernel may cache too.

@@ -15,6 +15,7 @@
 //! | `manners` | `mount -a`, the kernel's mount with the same lines, the same verbs on an image |
 //! | `refused` | refusals: options, volumes in use, directories that are not there |
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
+//! | `handles` | the kernel's btrfs, on which the same handles are opened |
 //! | `transports` | the log, which names the transport |
 //!
 //! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
@@ -30,6 +31,7 @@ mod confined;
 mod control;
 mod ends;
 mod events;
+mod handles;
 mod manners;
 mod power;
 #[path = "../shared/program.rs"]

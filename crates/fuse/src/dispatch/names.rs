@@ -22,6 +22,9 @@ impl RequestContext<'_> {
         mut arguments: RequestArguments<'_>,
         out: &mut AnswerBody<'_>,
     ) -> Result<()> {
+        if let Some(up) = arguments.dots() {
+            return self.lookup_dots(up, out);
+        }
         let name = arguments.name()?;
         if let Some(gate) = self.to.options.gate.as_ref().filter(|_| self.uid == 0) {
             let dir = self.to.nodes.file(self.node)?;
@@ -47,6 +50,19 @@ impl RequestContext<'_> {
             }
             Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Finds a file by its node alone, or the directory that holds a directory. The kernel asks for
+    /// both when a program comes with a file handle (`open_by_handle_at`, NFS) whose file it does
+    /// not know. It compares the generation in the answer with that in the handle.
+    fn lookup_dots(&self, up: bool, out: &mut AnswerBody<'_>) -> Result<()> {
+        let known = self.file()?;
+        let stale = || Error::posix(Errno::STALE, format!("a handle of {known}"));
+        let file = if up { self.fs().parent(known)?.ok_or_else(stale)?.dir } else { known };
+        match self.put_entry(file, out) {
+            Err(Error::Posix { errno: Errno::NOENT, .. }) => Err(stale()),
+            result => result,
         }
     }
 

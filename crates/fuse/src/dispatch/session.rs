@@ -35,6 +35,8 @@ const MAX_BACKGROUND: u16 = 64;
 /// before an asynchronous direct write, and a page that a reader cached meanwhile stays stale.
 /// Without it, the kernel waits for each direct write, and drops these pages after it too.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
+    // A node is found by its number, also when the kernel has forgotten it.
+    .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
     // The filesystem knows whether the umask counts, or the default list of the directory.
     .union(InitFlags::DONT_MASK)
