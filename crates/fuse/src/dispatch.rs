@@ -9,9 +9,10 @@
 //! |---|---|
 //! | `session` | INIT, sizes, durability, FORGET |
 //! | `names` | names: looked up, made, moved, removed |
-//! | `attributes` | attributes, extended ones, flags |
+//! | `attributes` | attributes, and extended ones |
 //! | `data` | open files and their data |
 //! | `directory` | the entries of directories |
+//! | `ioctls` | flags, generations, labels, trimming, shutdown |
 //!
 //! This module applies the rules of POSIX that the filesystem leaves to its caller. A change of the
 //! owner clears the set-id bits, and so does a change of the data by a program that may not keep
@@ -23,6 +24,7 @@
 mod attributes;
 mod data;
 mod directory;
+mod ioctls;
 mod names;
 mod session;
 #[cfg(test)]
@@ -35,7 +37,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::caches::KernelCaches;
 use crate::listings::OpenListings;
@@ -51,6 +53,12 @@ impl From<MalformedRequest> for Error {
     fn from(_: MalformedRequest) -> Self {
         Self::posix(Errno::INVAL, "a request that is not one")
     }
+}
+
+/// Whether requests with this opcode may write to the devices outside of a transaction.
+fn writes(op: u32) -> bool {
+    use opcode::{COPY_FILE_RANGE, FALLOCATE, FSYNC, FSYNCDIR, SETATTR, WRITE};
+    matches!(op, WRITE | COPY_FILE_RANGE | FALLOCATE | SETATTR | FSYNC | FSYNCDIR)
 }
 
 /// The outcome of a request.
@@ -86,8 +94,14 @@ pub(crate) struct Dispatcher {
     listings: OpenListings,
     watch: Arc<RequestWatch>,
     options: ServeOptions,
+    /// The user who serves the mount.
+    manager: u32,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
+    /// A program has shut the filesystem down: all that is left is to end the mount.
+    is_shut_down: AtomicBool,
+    /// A shutdown waits for requests that write, which hold this shared.
+    writing: RwLock<()>,
     /// Before INIT: this process offers io_uring. After INIT: requests come over io_uring.
     has_rings: AtomicBool,
 }
@@ -111,7 +125,10 @@ impl Dispatcher {
             listings: OpenListings::default(),
             watch: Arc::default(),
             options,
+            manager: rustix::process::geteuid().as_raw(),
             has_setxattr_ext: AtomicBool::new(false),
+            is_shut_down: AtomicBool::new(false),
+            writing: RwLock::new(()),
             has_rings: AtomicBool::new(false),
         }
     }
@@ -151,6 +168,15 @@ impl Dispatcher {
         answer
     }
 
+    /// Refuses most requests after a shutdown.
+    fn require_up(&self, op: u32) -> Result<()> {
+        let is_of_end = matches!(op, opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY);
+        if is_of_end || is_silent(op) || !self.is_shut_down.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::IO, "the filesystem was shut down"))
+    }
+
     /// Returns `false` for an unknown opcode.
     fn dispatch(
         &self,
@@ -159,6 +185,8 @@ impl Dispatcher {
         arguments: RequestArguments<'_>,
         out: &mut AnswerBody<'_>,
     ) -> Result<bool> {
+        let _writing = writes(op).then(|| self.writing.read());
+        self.require_up(op)?;
         match op {
             opcode::LOOKUP => context.lookup(arguments, out),
             opcode::FORGET => context.forget(arguments),
@@ -221,7 +249,8 @@ impl Dispatcher {
         for file in self.nodes.forget_all() {
             self.release(file);
         }
-        self.fs.sync()
+        // A shutdown has stored everything.
+        if self.is_shut_down.load(Ordering::SeqCst) { Ok(()) } else { self.fs.sync() }
     }
 
     pub(crate) fn sync(&self) -> Result<()> {

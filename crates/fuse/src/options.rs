@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::{Error, FileId};
+use offshoot_vfs::{Error, FileId, Volume};
 
 use crate::ioctls::Ioctls;
 
@@ -61,6 +61,8 @@ pub struct ServeOptions {
     pub transport: Transport,
     /// Receives errors of the filesystem, in addition to the program whose call failed.
     pub reporter: Option<ErrorReporter>,
+    /// The volume of the filesystem, for ioctls about it.
+    pub volume: Option<Arc<dyn Volume>>,
     /// Answers ioctls on directories that this crate does not know.
     pub ioctls: Option<Arc<dyn Ioctls>>,
     /// Directories that root finds outside the tree.

@@ -165,6 +165,7 @@ fn start(
         plain_space: TreeId::FS.0,
         transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
+        volume: Some(fs.volume()),
         ioctls: Some(jobs.clone()),
         gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
     };

@@ -16,6 +16,7 @@
 //! | `refused` | refusals: options, volumes in use, directories that are not there |
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
 //! | `handles` | the kernel's btrfs, on which the same handles are opened |
+//! | `ioctls` | the kernel's btrfs, with the same ioctls and the same programs |
 //! | `transports` | the log, which names the transport |
 //!
 //! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
@@ -32,6 +33,7 @@ mod control;
 mod ends;
 mod events;
 mod handles;
+mod ioctls;
 mod manners;
 mod power;
 #[path = "../shared/program.rs"]

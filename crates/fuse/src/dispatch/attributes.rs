@@ -1,20 +1,19 @@
-//! Attributes, extended attributes and flags of files.
+//! Attributes and extended attributes of files.
 
 use std::ops::ControlFlow;
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileFlags, FileId, FileType, Result, SetAttr, SetTime, Timestamp, XattrMode,
+    Attr, Errno, Error, FileId, FileType, Result, SetAttr, SetTime, Timestamp, XattrMode,
 };
 use rustix::fs::XattrFlags;
 
 use super::RequestContext;
 use crate::attributes::{attr_out, attributes, statx_out};
-use crate::ioctls::Ioctl;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
 use crate::wire::{
-    FsXattr, GetxattrIn, GetxattrOut, IOCTL_DIR, IoctlIn, IoctlOut, SETXATTR_ACL_KILL_SGID,
-    SetattrIn, SetattrValid, SetxattrIn, SetxattrOldIn,
+    GetxattrIn, GetxattrOut, SETXATTR_ACL_KILL_SGID, SetattrIn, SetattrValid, SetxattrIn,
+    SetxattrOldIn,
 };
 
 /// The most bytes that LISTXATTR returns: the limit of the system call.
@@ -22,12 +21,6 @@ const LIST_MAX: usize = 65_536;
 
 /// The attribute that the kernel asks for before the first write to a file.
 const CAPABILITY: &[u8] = b"security.capability";
-
-/// The requests of `chattr` and `lsattr`.
-const GETFLAGS: u32 = 0x8008_6601;
-const SETFLAGS: u32 = 0x4008_6602;
-/// The flags in another encoding. The kernel asks for it before it sends `SETFLAGS`.
-const FSGETXATTR: u32 = 0x801c_581f;
 
 /// The permissions after a change of the file: without the set-user-id bit, and without the
 /// set-group-id bit if the group may execute the file. Without execution by the group, that bit
@@ -218,75 +211,6 @@ impl RequestContext<'_> {
         }
         put_sized(&names, list.size, out)
     }
-
-    /// The ioctls of `chattr` and `lsattr`. All others on directories go to
-    /// [`Ioctls`](crate::Ioctls).
-    pub(super) fn ioctl(
-        &self,
-        mut arguments: RequestArguments<'_>,
-        out: &mut AnswerBody<'_>,
-    ) -> Result<()> {
-        let ioctl: IoctlIn = arguments.take()?;
-        let file = self.file()?;
-        match ioctl.cmd {
-            GETFLAGS => {
-                let flags = self.fs().flags(file)?.bits();
-                out.put(&IoctlOut::default())?;
-                out.put(&flags)
-            }
-            FSGETXATTR => {
-                out.put(&IoctlOut::default())?;
-                out.put(&FsXattr { xflags: xflags(self.fs().flags(file)?), ..FsXattr::default() })
-            }
-            SETFLAGS => {
-                let flags = FileFlags::from_bits_retain(arguments.take::<u32>()?);
-                self.fs().set_flags(file, flags, Timestamp::now())?;
-                // The kernel expects no new change time after an ioctl.
-                self.to.caches.forget_attributes(file)?;
-                out.put(&IoctlOut::default())
-            }
-            _ => self.pass_on(&ioctl, arguments, out),
-        }
-    }
-
-    fn pass_on(
-        &self,
-        ioctl: &IoctlIn,
-        mut arguments: RequestArguments<'_>,
-        out: &mut AnswerBody<'_>,
-    ) -> Result<()> {
-        let unknown = || Error::posix(Errno::NOTTY, format!("ioctl {:#x}", ioctl.cmd));
-        let others = self.to.options.ioctls.as_ref().filter(|_| ioctl.flags & IOCTL_DIR != 0);
-        let others = others.ok_or_else(unknown)?;
-        let room = out.room().saturating_sub(size_of::<IoctlOut>());
-        let asked = Ioctl {
-            directory: ioctl.fh,
-            uid: self.uid,
-            gid: self.gid,
-            command: ioctl.cmd,
-            data: arguments.data(ioctl.in_size)?,
-            most_bytes: usize::try_from(ioctl.out_size).map_or(room, |size| size.min(room)),
-        };
-        let answer = others.answer(&asked)?;
-        if answer.len() > asked.most_bytes {
-            let what = format!("an answer of {} bytes to ioctl {:#x}", answer.len(), ioctl.cmd);
-            return Err(Error::posix(Errno::RANGE, what));
-        }
-        out.put(&IoctlOut::default())?;
-        out.put_bytes(&answer)
-    }
-}
-
-/// The flags in the encoding of `FSGETXATTR`.
-fn xflags(flags: FileFlags) -> u32 {
-    let bits = [
-        (FileFlags::IMMUTABLE, 0x08),
-        (FileFlags::APPEND, 0x10),
-        (FileFlags::SYNC, 0x20),
-        (FileFlags::NOATIME, 0x40),
-        (FileFlags::NODUMP, 0x80),
-    ];
-    bits.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, bit)| bit).sum()
 }
 
 /// Answers with `value`, or only with its length if the request offers 0 bytes of room.
