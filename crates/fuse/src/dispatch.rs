@@ -18,6 +18,10 @@
 //! owner clears the set-id bits, and so does a change of the data by a program that may not keep
 //! them. A directory with the set-group-id bit gives its group to files that are made in it.
 //!
+//! With mapped ids ([`ServeOptions::allows_idmap`]) the kernel names the user only in requests that
+//! make files: [`UNKNOWN`] stands for the user and the group in all others. Such a user is taken for
+//! one without rights.
+//!
 //! INTERRUPT has no effect: no call of the filesystem can stop half done, so an interrupted request
 //! completes as usual.
 
@@ -98,6 +102,8 @@ pub(crate) struct Dispatcher {
     manager: u32,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
+    /// The mount can be shown with mapped ids.
+    has_idmap: AtomicBool,
     /// A program has shut the filesystem down: all that is left is to end the mount.
     is_shut_down: AtomicBool,
     /// A shutdown waits for requests that write, which hold this shared.
@@ -127,6 +133,7 @@ impl Dispatcher {
             options,
             manager: rustix::process::geteuid().as_raw(),
             has_setxattr_ext: AtomicBool::new(false),
+            has_idmap: AtomicBool::new(false),
             is_shut_down: AtomicBool::new(false),
             writing: RwLock::new(()),
             has_rings: AtomicBool::new(false),
@@ -146,6 +153,12 @@ impl Dispatcher {
     /// Whether the kernel sends its requests over io_uring. Valid after INIT is answered.
     pub(crate) fn has_rings(&self) -> bool {
         self.has_rings.load(Ordering::Relaxed)
+    }
+
+    /// Whether the options ask for mapped ids, and the kernel has none for FUSE. Valid after INIT
+    /// is answered.
+    pub(crate) fn lacks_idmap(&self) -> bool {
+        self.options.allows_idmap && !self.has_idmap.load(Ordering::Relaxed)
     }
 
     /// Carries out the request, and puts the answer into `out`.
@@ -265,6 +278,9 @@ impl Dispatcher {
         }
     }
 }
+
+/// The user and the group of a request when the kernel does not name them.
+const UNKNOWN: u32 = u32::MAX;
 
 /// The user and the node of a request that is being answered.
 struct RequestContext<'a> {

@@ -163,6 +163,7 @@ fn start(
         owner: wanted.owner,
         // 32-bit programs can `stat` files of the top-level subvolume.
         plain_space: TreeId::FS.0,
+        allows_idmap: wanted.allows_idmap,
         transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
         volume: Some(fs.volume()),

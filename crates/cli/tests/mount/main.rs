@@ -17,6 +17,7 @@
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
 //! | `handles` | the kernel's btrfs, on which the same handles are opened |
 //! | `ioctls` | the kernel's btrfs, with the same ioctls and the same programs |
+//! | `mapped` | the kernel's btrfs, shown with the same mapped ids |
 //! | `transports` | the log, which names the transport |
 //!
 //! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
@@ -35,6 +36,7 @@ mod events;
 mod handles;
 mod ioctls;
 mod manners;
+mod mapped;
 mod power;
 #[path = "../shared/program.rs"]
 mod program;

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use offshoot_vfs::{Errno, Error, FileFlags, Result, Timestamp, Volume};
 
-use super::RequestContext;
+use super::{RequestContext, UNKNOWN};
 use crate::attributes::generation;
 use crate::ioctls::Ioctl;
 use crate::output::AnswerBody;
@@ -142,11 +142,20 @@ impl RequestContext<'_> {
 
     /// The volume, for an ioctl that only root may use, and the user who serves the mount.
     fn volume_of_manager(&self, ioctl: &IoctlIn) -> Result<&Arc<dyn Volume>> {
+        self.require_known(ioctl)?;
         if self.uid != 0 && self.uid != self.to.manager {
             let what = format!("ioctl {:#x} of user {}", ioctl.cmd, self.uid);
             return Err(Error::posix(Errno::PERM, what));
         }
         self.volume(ioctl)
+    }
+
+    /// `EACCES` when the kernel does not say which user makes the ioctl.
+    fn require_known(&self, ioctl: &IoctlIn) -> Result<()> {
+        if self.uid != UNKNOWN {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::ACCESS, format!("ioctl {:#x} of an unknown user", ioctl.cmd)))
     }
 
     fn pass_on(
@@ -157,6 +166,7 @@ impl RequestContext<'_> {
     ) -> Result<()> {
         let others = self.to.options.ioctls.as_ref().filter(|_| ioctl.flags & IOCTL_DIR != 0);
         let others = others.ok_or_else(|| unknown(ioctl))?;
+        self.require_known(ioctl)?;
         let room = out.room().saturating_sub(size_of::<IoctlOut>());
         let asked = Ioctl {
             directory: ioctl.fh,

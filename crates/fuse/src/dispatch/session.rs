@@ -73,9 +73,12 @@ impl Dispatcher {
         }
         let mut wanted = WANTED;
         wanted.set(InitFlags::OVER_IO_URING, self.has_rings.load(Ordering::Relaxed));
+        wanted.set(InitFlags::ALLOW_IDMAP, self.options.allows_idmap);
         let flags = wanted.bits() & offered;
         let over_ring = flags & InitFlags::OVER_IO_URING.bits() != 0;
         self.has_rings.store(over_ring, Ordering::Relaxed);
+        let has_idmap = flags & InitFlags::ALLOW_IDMAP.bits() != 0;
+        self.has_idmap.store(has_idmap, Ordering::Relaxed);
         let has_ext = flags & InitFlags::SETXATTR_EXT.bits() != 0;
         self.has_setxattr_ext.store(has_ext, Ordering::Relaxed);
         let [low, high] = [flags & 0xffff_ffff, flags >> 32];
