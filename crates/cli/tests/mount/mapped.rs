@@ -159,8 +159,9 @@ fn use_both(root: &Path, mapped: &Path) -> Vec<String> {
         names.sort_by_key(fs::DirEntry::file_name);
         for entry in names {
             let stat = entry.path().symlink_metadata().expect("it is there");
-            let (name, mode) = (entry.file_name(), stat.mode());
-            said.push(format!("{name:?} in {place}: {mode:o} {}:{}", stat.uid(), stat.gid()));
+            let (path, mode) = (entry.file_name(), stat.mode());
+            let (name, user, group) = (path.display(), stat.uid(), stat.gid());
+            said.push(format!("{name} in {place}: {mode:o} {user}:{group}"));
         }
         let shown = dir.join("file-0-root");
         let options = ["--numeric", "--omit-header"].map(OsStr::new);

@@ -55,14 +55,19 @@ impl RequestContext<'_> {
 
     /// Finds a file by its node alone, or the directory that holds a directory. The kernel asks for
     /// both when a program comes with a file handle (`open_by_handle_at`, NFS) whose file it does
-    /// not know. It compares the generation in the answer with that in the handle.
+    /// not know. It compares the generation in the answer with that in the handle. A file without a
+    /// name is stale: the kernel would know it if a program had it open, and so the FORGET for it is
+    /// on its way.
     fn lookup_dots(&self, up: bool, out: &mut AnswerBody<'_>) -> Result<()> {
         let known = self.file()?;
         let stale = || Error::posix(Errno::STALE, format!("a handle of {known}"));
         let file = if up { self.fs().parent(known)?.ok_or_else(stale)?.dir } else { known };
-        match self.put_entry(file, out) {
-            Err(Error::Posix { errno: Errno::NOENT, .. }) => Err(stale()),
-            result => result,
+        match self.fs().attr(file) {
+            Ok(attr) if attr.nlink > 0 => {
+                self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
+            }
+            Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => Err(stale()),
+            Err(error) => Err(error),
         }
     }
 
