@@ -124,6 +124,7 @@ fn file(id: FileId, file_type: FileType, new: &NewFile) -> NullFile {
         mtime: new.at,
         ctime: new.at,
         btime: new.at,
+        generation: 0,
     };
     let (names, entries) = (HashMap::new(), BTreeMap::new());
     NullFile { attr, target: Vec::new(), parent: None, names, entries, last_cookie: 0 }

@@ -99,6 +99,7 @@ pub(crate) fn attr(volume: &Rooms, file: FileId) -> Result<Attr> {
         mtime: timestamp(&item.mtime),
         ctime: timestamp(&item.ctime),
         btime: timestamp(&item.otime),
+        generation: item.generation.get(),
     };
     Ok(buffer.map_or(stored, |buffer| {
         let dirty = buffer.read();

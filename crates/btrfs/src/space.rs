@@ -415,11 +415,6 @@ impl Space {
         self.counted(group.give_back(logical, len, |more| self.count_free(&group, more)))
     }
 
-    /// All block groups, by address.
-    pub(crate) fn groups(&self) -> Vec<Arc<BlockGroup>> {
-        self.groups.read().all().cloned().collect()
-    }
-
     /// The block groups that overlap `range`.
     pub(crate) fn groups_in(&self, range: &Range<u64>) -> Vec<Arc<BlockGroup>> {
         self.groups.read().overlapping(range).cloned().collect()

@@ -418,6 +418,13 @@ impl LiveVolume {
         self.stop.set_and(&cause.to_string(), || self.tell_of_commit());
     }
 
+    /// Ends all writing because the user wants that, when no other thread commits.
+    pub(crate) fn shut_down(&self) {
+        let _commit = self.lock_commits();
+        self.stop.set_quietly("it was shut down");
+        self.tell_of_commit();
+    }
+
     /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.
     pub(crate) fn all_or_stop<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut begun = StopOnPanic { live: self, is_done: false };

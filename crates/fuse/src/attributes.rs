@@ -2,9 +2,8 @@
 
 use offshoot_vfs::{Attr, FileType, StatFs, Timestamp};
 
-use crate::nodes::number;
 use crate::options::ShownOwner;
-use crate::wire::{AttrOut, Attributes, EntryOut, StatfsOut, StatxOut, StatxTime};
+use crate::wire::{AttrOut, Attributes, EntryOut, ROOT_NODE, StatfsOut, StatxOut, StatxTime};
 
 /// How long the kernel may cache an answer, in seconds: a year. Only the kernel changes what is
 /// mounted.
@@ -40,10 +39,10 @@ pub(crate) fn device_of(number: u32) -> (u32, u32) {
     (number >> 8 & 0xfff, number & 0xff | number >> 12 & 0xf_ff00)
 }
 
-/// The attributes of a file, shown with the owner `owner`.
-pub(crate) fn attributes(attr: &Attr, owner: ShownOwner) -> Attributes {
+/// The attributes of a file, shown with the number `ino` and the owner `owner`.
+pub(crate) fn attributes(ino: u64, attr: &Attr, owner: ShownOwner) -> Attributes {
     Attributes {
-        ino: number(attr.file),
+        ino,
         size: attr.size,
         blocks: attr.allocated_bytes.div_ceil(512),
         atime: attr.atime.secs.cast_unsigned(),
@@ -63,19 +62,25 @@ pub(crate) fn attributes(attr: &Attr, owner: ShownOwner) -> Attributes {
 }
 
 /// The answer to GETATTR and SETATTR.
-pub(crate) fn attr_out(attr: &Attr, owner: ShownOwner) -> AttrOut {
-    AttrOut { attr_valid: lifetime(attr), attr: attributes(attr, owner), ..AttrOut::default() }
+pub(crate) fn attr_out(ino: u64, attr: &Attr, owner: ShownOwner) -> AttrOut {
+    AttrOut { attr_valid: lifetime(attr), attr: attributes(ino, attr, owner), ..AttrOut::default() }
 }
 
-/// A name that leads to `node`.
-pub(crate) fn entry_out(node: u64, attr: &Attr, owner: ShownOwner) -> EntryOut {
+/// A name that leads to `node`, which shows the number `ino`.
+pub(crate) fn entry_out(node: u64, ino: u64, attr: &Attr, owner: ShownOwner) -> EntryOut {
     EntryOut {
         nodeid: node,
+        generation: if node == ROOT_NODE { 0 } else { generation(attr).into() },
         entry_valid: FOREVER_SECS,
         attr_valid: lifetime(attr),
-        attr: attributes(attr, owner),
+        attr: attributes(ino, attr, owner),
         ..EntryOut::default()
     }
+}
+
+/// The generation of a file in the 32 bits that the kernel has for it.
+pub(crate) fn generation(attr: &Attr) -> u32 {
+    u32::try_from(attr.generation & 0xffff_ffff).expect("32 bits")
 }
 
 /// A name that does not exist, which the kernel may cache too.
@@ -88,8 +93,8 @@ fn statx_time(time: Timestamp) -> StatxTime {
 }
 
 /// The answer to STATX.
-pub(crate) fn statx_out(attr: &Attr, owner: ShownOwner) -> StatxOut {
-    let plain = attributes(attr, owner);
+pub(crate) fn statx_out(ino: u64, attr: &Attr, owner: ShownOwner) -> StatxOut {
+    let plain = attributes(ino, attr, owner);
     StatxOut {
         attr_valid: lifetime(attr),
         mask: STATX_MASK,
@@ -98,7 +103,7 @@ pub(crate) fn statx_out(attr: &Attr, owner: ShownOwner) -> StatxOut {
         uid: plain.uid,
         gid: plain.gid,
         mode: u16::try_from(plain.mode).expect("types and permissions are 16 bits"),
-        ino: plain.ino,
+        ino,
         size: plain.size,
         blocks: plain.blocks,
         atime: statx_time(attr.atime),

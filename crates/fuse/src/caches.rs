@@ -19,14 +19,13 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use crate::mappable::Mappable;
-use crate::nodes::{KnownFiles, node};
+use crate::nodes::KnownFiles;
 use crate::wire::{InvalEntryOut, InvalInodeOut, OutHeader, notice};
 
 /// What the kernel caches of a mount.
 #[derive(Clone)]
 pub struct KernelCaches {
     device: Arc<OwnedFd>,
-    root: FileId,
     nodes: Arc<KnownFiles>,
     mappable: Arc<Mappable>,
 }
@@ -34,11 +33,10 @@ pub struct KernelCaches {
 impl KernelCaches {
     pub(crate) fn new(
         device: Arc<OwnedFd>,
-        root: FileId,
         nodes: Arc<KnownFiles>,
         mappable: Arc<Mappable>,
     ) -> Self {
-        Self { device, root, nodes, mappable }
+        Self { device, nodes, mappable }
     }
 
     /// Hands the caller's opening of `file`, which is about to lose its name, to the mount. The
@@ -71,7 +69,7 @@ impl KernelCaches {
     /// # Errors
     /// Those of the host.
     pub fn forget_name(&self, dir: FileId, name: &[u8]) -> Result<()> {
-        let parent = node(self.root, dir);
+        let parent = self.nodes.node(dir);
         let namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
         let entry = InvalEntryOut { parent, namelen, flags: 0 };
         self.tell(notice::INVAL_ENTRY, &[entry.as_bytes(), name, b"\0"])?;
@@ -86,7 +84,7 @@ impl KernelCaches {
     /// Those of the host.
     pub fn store_mappings(&self) -> Result<()> {
         let files = self.mappable.all().into_iter();
-        files.map(|file| node(self.root, file)).try_for_each(|node| self.forget_contents(node))
+        files.map(|file| self.nodes.node(file)).try_for_each(|node| self.forget_contents(node))
     }
 
     /// The kernel writes dirty pages back before it drops them.
@@ -101,7 +99,7 @@ impl KernelCaches {
     /// # Errors
     /// Those of the host.
     pub(crate) fn forget_attributes(&self, file: FileId) -> Result<()> {
-        let none = InvalInodeOut { ino: node(self.root, file), off: -1, len: 0 };
+        let none = InvalInodeOut { ino: self.nodes.node(file), off: -1, len: 0 };
         self.tell(notice::INVAL_INODE, &[none.as_bytes()])
     }
 

@@ -9,13 +9,18 @@
 //! |---|---|
 //! | `session` | INIT, sizes, durability, FORGET |
 //! | `names` | names: looked up, made, moved, removed |
-//! | `attributes` | attributes, extended ones, flags |
+//! | `attributes` | attributes, and extended ones |
 //! | `data` | open files and their data |
 //! | `directory` | the entries of directories |
+//! | `ioctls` | flags, generations, labels, trimming, shutdown |
 //!
 //! This module applies the rules of POSIX that the filesystem leaves to its caller. A change of the
 //! owner clears the set-id bits, and so does a change of the data by a program that may not keep
 //! them. A directory with the set-group-id bit gives its group to files that are made in it.
+//!
+//! With mapped ids ([`ServeOptions::allows_idmap`]) the kernel names the user only in requests that
+//! make files: [`UNKNOWN`] stands for the user and the group in all others. Such a user is taken for
+//! one without rights.
 //!
 //! INTERRUPT has no effect: no call of the filesystem can stop half done, so an interrupted request
 //! completes as usual.
@@ -23,6 +28,7 @@
 mod attributes;
 mod data;
 mod directory;
+mod ioctls;
 mod names;
 mod session;
 #[cfg(test)]
@@ -35,12 +41,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::caches::KernelCaches;
 use crate::listings::OpenListings;
 use crate::mappable::Mappable;
-use crate::nodes::{KnownFiles, is_gate};
+use crate::nodes::{FileNumbers, KnownFiles, is_gate};
 use crate::options::{ServeOptions, ShownOwner};
 use crate::output::AnswerBody;
 use crate::request::{MalformedRequest, Request, RequestArguments, is_silent};
@@ -51,6 +57,12 @@ impl From<MalformedRequest> for Error {
     fn from(_: MalformedRequest) -> Self {
         Self::posix(Errno::INVAL, "a request that is not one")
     }
+}
+
+/// Whether requests with this opcode may write to the devices outside of a transaction.
+fn writes(op: u32) -> bool {
+    use opcode::{COPY_FILE_RANGE, FALLOCATE, FSYNC, FSYNCDIR, SETATTR, WRITE};
+    matches!(op, WRITE | COPY_FILE_RANGE | FALLOCATE | SETATTR | FSYNC | FSYNCDIR)
 }
 
 /// The outcome of a request.
@@ -86,8 +98,16 @@ pub(crate) struct Dispatcher {
     listings: OpenListings,
     watch: Arc<RequestWatch>,
     options: ServeOptions,
+    /// The user who serves the mount.
+    manager: u32,
     /// SETXATTR has the long form.
     has_setxattr_ext: AtomicBool,
+    /// The mount can be shown with mapped ids.
+    has_idmap: AtomicBool,
+    /// A program has shut the filesystem down: all that is left is to end the mount.
+    is_shut_down: AtomicBool,
+    /// A shutdown waits for requests that write, which hold this shared.
+    writing: RwLock<()>,
     /// Before INIT: this process offers io_uring. After INIT: requests come over io_uring.
     has_rings: AtomicBool,
 }
@@ -99,18 +119,23 @@ impl Dispatcher {
         options: ServeOptions,
         device: Arc<OwnedFd>,
     ) -> Self {
-        let root = fs.root();
-        let (nodes, mappable) = (Arc::new(KnownFiles::new(root)), Arc::<Mappable>::default());
+        let numbers = FileNumbers { plain_space: options.plain_space };
+        let nodes = Arc::new(KnownFiles::new(fs.root(), numbers));
+        let mappable = Arc::<Mappable>::default();
         Self {
             fs,
             nodes: nodes.clone(),
             mappable: mappable.clone(),
-            caches: KernelCaches::new(device, root, nodes, mappable),
+            caches: KernelCaches::new(device, nodes, mappable),
             modes: ModeLocks::default(),
             listings: OpenListings::default(),
             watch: Arc::default(),
             options,
+            manager: rustix::process::geteuid().as_raw(),
             has_setxattr_ext: AtomicBool::new(false),
+            has_idmap: AtomicBool::new(false),
+            is_shut_down: AtomicBool::new(false),
+            writing: RwLock::new(()),
             has_rings: AtomicBool::new(false),
         }
     }
@@ -128,6 +153,12 @@ impl Dispatcher {
     /// Whether the kernel sends its requests over io_uring. Valid after INIT is answered.
     pub(crate) fn has_rings(&self) -> bool {
         self.has_rings.load(Ordering::Relaxed)
+    }
+
+    /// Whether the options ask for mapped ids, and the kernel has none for FUSE. Valid after INIT
+    /// is answered.
+    pub(crate) fn lacks_idmap(&self) -> bool {
+        self.options.allows_idmap && !self.has_idmap.load(Ordering::Relaxed)
     }
 
     /// Carries out the request, and puts the answer into `out`.
@@ -150,6 +181,15 @@ impl Dispatcher {
         answer
     }
 
+    /// Refuses most requests after a shutdown.
+    fn require_up(&self, op: u32) -> Result<()> {
+        let is_of_end = matches!(op, opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY);
+        if is_of_end || is_silent(op) || !self.is_shut_down.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::IO, "the filesystem was shut down"))
+    }
+
     /// Returns `false` for an unknown opcode.
     fn dispatch(
         &self,
@@ -158,6 +198,8 @@ impl Dispatcher {
         arguments: RequestArguments<'_>,
         out: &mut AnswerBody<'_>,
     ) -> Result<bool> {
+        let _writing = writes(op).then(|| self.writing.read());
+        self.require_up(op)?;
         match op {
             opcode::LOOKUP => context.lookup(arguments, out),
             opcode::FORGET => context.forget(arguments),
@@ -220,7 +262,8 @@ impl Dispatcher {
         for file in self.nodes.forget_all() {
             self.release(file);
         }
-        self.fs.sync()
+        // A shutdown has stored everything.
+        if self.is_shut_down.load(Ordering::SeqCst) { Ok(()) } else { self.fs.sync() }
     }
 
     pub(crate) fn sync(&self) -> Result<()> {
@@ -235,6 +278,9 @@ impl Dispatcher {
         }
     }
 }
+
+/// The user and the group of a request when the kernel does not name them.
+const UNKNOWN: u32 = u32::MAX;
 
 /// The user and the node of a request that is being answered.
 struct RequestContext<'a> {
@@ -261,6 +307,11 @@ impl<'a> RequestContext<'a> {
             return Err(Error::posix(Errno::ACCESS, "a directory without a listing"));
         }
         Ok(file)
+    }
+
+    /// The number that a file shows.
+    fn number(&self, file: FileId) -> u64 {
+        self.to.nodes.numbers.number(file)
     }
 
     /// The attributes of the file or gate that the request is about, and the owner that the mount

@@ -16,11 +16,15 @@
 //! ```
 //!
 //! Every file fits on a volume that has ever made fewer than 8 million (2^23) subvolumes, and fewer
-//! than 10^12 (2^40) files in each. For example, 5 * 2^40 + 257 is the number of inode 257 of
-//! subvolume 5. The number depends on the file alone: it is the same after every remount, whatever
+//! than 10^12 (2^40) files in each. For example, 256 * 2^40 + 257 is the number of inode 257 of
+//! subvolume 256. The number depends on the file alone: it is the same after every remount, whatever
 //! subvolume is mounted, and no table is needed to find the file. The number of a file that does
 //! not fit is a hash of the same two numbers. Two files can have the same hash only on a volume
 //! that was made for it. Then the second file cannot be used while the kernel knows the first.
+//!
+//! One number space, [`FileNumbers::plain_space`], stands for the space 0, and that space for it.
+//! So the numbers of files in it are plain inode numbers. They fit 32 bits on all but the largest
+//! volumes: a 32-bit program can fail to `stat` a file with a larger number.
 //!
 //! # Lookups and forgets
 //!
@@ -65,29 +69,45 @@ pub(crate) fn is_gate(file: FileId) -> bool {
     file.ino == GATE_INO
 }
 
-/// The number of a file: `st_ino`, and its node unless it is the root.
-pub(crate) fn number(file: FileId) -> u64 {
-    // The protocol gives two numbers a meaning: 0 is no node, and 1 is the root.
-    let is_taken = file.dev == 0 && file.ino <= ROOT_NODE;
-    if file.ino >> INO_BITS == 0 && file.dev >> SPACE_BITS == 0 && !is_taken {
-        return file.dev << INO_BITS | file.ino;
+/// How the files of a mount are numbered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FileNumbers {
+    /// The number space whose files have their inode numbers.
+    pub(crate) plain_space: u64,
+}
+
+impl FileNumbers {
+    /// Exchanges the plain space and space 0. Its own inverse.
+    fn exchanged(self, space: u64) -> u64 {
+        match space {
+            0 => self.plain_space,
+            space if space == self.plain_space => 0,
+            space => space,
+        }
     }
-    let mixed = (file.dev.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ file.ino)
-        .wrapping_mul(0xd6e8_feb8_6659_fd93)
-        .rotate_left(32)
-        .wrapping_mul(0xd6e8_feb8_6659_fd93);
-    mixed | HASHED
-}
 
-/// The node of a file on a mount of `root`.
-pub(crate) fn node(root: FileId, file: FileId) -> u64 {
-    if file == root { ROOT_NODE } else { number(file) }
-}
+    /// The number of a file: `st_ino`, and its node unless it is the root.
+    pub(crate) fn number(self, file: FileId) -> u64 {
+        let FileId { dev, ino } = file;
+        let space = self.exchanged(dev);
+        // The protocol gives two numbers a meaning: 0 is no node, and 1 is the root.
+        let is_taken = space == 0 && ino <= ROOT_NODE;
+        if ino >> INO_BITS == 0 && space >> SPACE_BITS == 0 && !is_taken {
+            return space << INO_BITS | ino;
+        }
+        let mixed = (dev.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ ino)
+            .wrapping_mul(0xd6e8_feb8_6659_fd93)
+            .rotate_left(32)
+            .wrapping_mul(0xd6e8_feb8_6659_fd93);
+        mixed | HASHED
+    }
 
-/// The file whose number this is; `None` for a hash.
-fn file_of(number: u64) -> Option<FileId> {
-    let ino = number & ((1 << INO_BITS) - 1);
-    (number & HASHED == 0).then_some(FileId { dev: number >> INO_BITS, ino })
+    /// The file whose number this is; `None` for a hash.
+    fn file_of(self, number: u64) -> Option<FileId> {
+        let ino = number & ((1 << INO_BITS) - 1);
+        let dev = self.exchanged(number >> INO_BITS);
+        (number & HASHED == 0).then_some(FileId { dev, ino })
+    }
 }
 
 /// A file that the kernel knows.
@@ -105,14 +125,20 @@ type NodeShard = HashMap<u64, KnownFile, RandomState>;
 
 /// All files that the kernel knows.
 pub(crate) struct KnownFiles {
+    pub(crate) numbers: FileNumbers,
     root: FileId,
     shards: [Mutex<NodeShard>; SHARDS],
 }
 
 impl KnownFiles {
     /// A table for a kernel that knows only the root.
-    pub(crate) fn new(root: FileId) -> Self {
-        Self { root, shards: std::array::from_fn(|_| Mutex::default()) }
+    pub(crate) fn new(root: FileId, numbers: FileNumbers) -> Self {
+        Self { numbers, root, shards: std::array::from_fn(|_| Mutex::default()) }
+    }
+
+    /// The node of a file.
+    pub(crate) fn node(&self, file: FileId) -> u64 {
+        if file == self.root { ROOT_NODE } else { self.numbers.number(file) }
     }
 
     fn shard(&self, node: u64) -> &Mutex<NodeShard> {
@@ -129,7 +155,7 @@ impl KnownFiles {
         if node == ROOT_NODE {
             return Ok(self.root);
         }
-        if let Some(file) = file_of(node) {
+        if let Some(file) = self.numbers.file_of(node) {
             return Ok(file);
         }
         let known = self.shard(node).lock().get(&node).map(|node| node.file);
@@ -153,7 +179,7 @@ impl KnownFiles {
         if file == self.root {
             return Ok(ROOT_NODE);
         }
-        let node = number(file);
+        let node = self.numbers.number(file);
         let mut shard = self.shard(node).lock();
         let new = KnownFile { file, lookups: 0, is_held: false, lacks_capability: is_new };
         let known = shard.entry(node).or_insert(new);
@@ -194,7 +220,7 @@ impl KnownFiles {
 
     /// Looks at the node of `file`, if the kernel knows it.
     fn with<T>(&self, file: FileId, look: impl FnOnce(&mut KnownFile) -> T) -> Option<T> {
-        let number = number(file);
+        let number = self.numbers.number(file);
         let mut shard = self.shard(number).lock();
         shard.get_mut(&number).filter(|node| node.file == file).map(look)
     }
@@ -228,16 +254,19 @@ mod tests {
     }
 
     const ROOT: FileId = FileId { dev: 5, ino: 256 };
+    const NUMBERS: FileNumbers = FileNumbers { plain_space: 5 };
 
     #[test]
     fn what_fits_can_be_taken_apart() {
-        let nodes = KnownFiles::new(ROOT);
-        for (dev, ino) in [(5, 257), (0, 2), (1, 0), ((1 << 23) - 1, (1 << 40) - 1), (256, 256)] {
+        let nodes = KnownFiles::new(ROOT, NUMBERS);
+        let last = ((1 << 23) - 1, (1 << 40) - 1);
+        for (dev, ino) in [(5, 257), (0, 0), (0, 2), (1, 0), last, (256, 256)] {
             let file = file(dev, ino);
-            assert!(number(file) < HASHED);
-            assert_eq!(nodes.file(number(file)).ok(), Some(file));
+            assert!(NUMBERS.number(file) < HASHED);
+            assert_eq!(nodes.file(NUMBERS.number(file)).ok(), Some(file));
         }
         assert_eq!(nodes.file(ROOT_NODE).ok(), Some(ROOT));
+        assert_eq!(NUMBERS.number(file(5, 257)), 257, "it is plain");
         assert_eq!(nodes.told(ROOT).ok(), Some(ROOT_NODE));
     }
 
@@ -245,22 +274,22 @@ mod tests {
     /// one, and the table finds the file by it.
     #[test]
     fn what_does_not_fit_is_remembered() {
-        let nodes = KnownFiles::new(ROOT);
-        for (dev, ino) in [(0, 0), (0, 1), (1 << 23, 5), (5, 1 << 40), (u64::MAX, u64::MAX)] {
+        let nodes = KnownFiles::new(ROOT, NUMBERS);
+        for (dev, ino) in [(5, 0), (5, 1), (1 << 23, 5), (5, 1 << 40), (u64::MAX, u64::MAX)] {
             let file = file(dev, ino);
-            assert!(number(file) >= HASHED);
-            assert!(nodes.file(number(file)).is_err(), "it was not told");
-            assert_eq!(nodes.told(file).ok(), Some(number(file)));
-            assert_eq!(nodes.file(number(file)).ok(), Some(file));
-            assert_eq!(nodes.forget(number(file), 1), None);
-            assert!(nodes.file(number(file)).is_err(), "it was forgotten");
+            assert!(NUMBERS.number(file) >= HASHED);
+            assert!(nodes.file(NUMBERS.number(file)).is_err(), "it was not told");
+            assert_eq!(nodes.told(file).ok(), Some(NUMBERS.number(file)));
+            assert_eq!(nodes.file(NUMBERS.number(file)).ok(), Some(file));
+            assert_eq!(nodes.forget(NUMBERS.number(file), 1), None);
+            assert!(nodes.file(NUMBERS.number(file)).is_err(), "it was forgotten");
         }
     }
 
     /// A hostile volume chooses inode numbers that collide.
     #[test]
     fn of_two_files_with_one_number_the_second_is_refused() {
-        let nodes = KnownFiles::new(ROOT);
+        let nodes = KnownFiles::new(ROOT, NUMBERS);
         let (one, other) = (file(5, 1 << 63), file(6, 1 << 63));
         let node = nodes.told(one).expect("it is the first");
         nodes.shard(node).lock().get_mut(&node).expect("it is known").file = other;
@@ -272,7 +301,7 @@ mod tests {
     /// The kernel asks for the capabilities of a file before its first write.
     #[test]
     fn new_files_lack_capabilities_until_they_get_some() {
-        let nodes = KnownFiles::new(ROOT);
+        let nodes = KnownFiles::new(ROOT, NUMBERS);
         let (new, old) = (file(5, 300), file(5, 301));
         nodes.told_new(new).expect("its own number");
         nodes.told(old).expect("its own number");
@@ -281,13 +310,13 @@ mod tests {
         assert!(nodes.lacks_capability(new));
         nodes.may_have_capability(new);
         assert!(!nodes.lacks_capability(new));
-        nodes.forget(number(old), 1);
+        nodes.forget(NUMBERS.number(old), 1);
         assert!(!nodes.lacks_capability(old), "it is not known");
     }
 
     #[test]
     fn what_is_held_is_released_with_the_last_lookup() {
-        let nodes = KnownFiles::new(ROOT);
+        let nodes = KnownFiles::new(ROOT, NUMBERS);
         let file = file(5, 300);
         assert!(!nodes.hold(file), "the kernel does not know it");
         let node = nodes.told(file).expect("its own number");

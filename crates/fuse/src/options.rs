@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use offshoot_vfs::{Error, FileId};
+use offshoot_vfs::{Error, FileId, Volume};
 
 use crate::ioctls::Ioctls;
 
@@ -54,10 +54,21 @@ pub struct ServeOptions {
     /// The mount shows all files with this owner. Where it is set, a new file belongs to the owner
     /// of its directory, and changing an owner fails.
     pub owner: ShownOwner,
+    /// The number space whose files show their inode numbers as they are, so that these stay small
+    /// ([`FileId::dev`]). In any other, the space is a part of the number that a file shows.
+    pub plain_space: u64,
+    /// The mount can be shown elsewhere with mapped ids (`MOUNT_ATTR_IDMAP`), where the kernel has
+    /// that for FUSE: since Linux 6.12. It then does not say who makes a request, unless the request
+    /// makes a file. So ioctls that not everyone may use, and gates, are refused to everyone, no
+    /// program sees names of `trusted.` attributes in a list, and changes of a file clear its set-id
+    /// bits also for root.
+    pub allows_idmap: bool,
     /// How requests come and answers go.
     pub transport: Transport,
     /// Receives errors of the filesystem, in addition to the program whose call failed.
     pub reporter: Option<ErrorReporter>,
+    /// The volume of the filesystem, for ioctls about it.
+    pub volume: Option<Arc<dyn Volume>>,
     /// Answers ioctls on directories that this crate does not know.
     pub ioctls: Option<Arc<dyn Ioctls>>,
     /// Directories that root finds outside the tree.

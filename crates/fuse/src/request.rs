@@ -85,6 +85,15 @@ impl<'a> RequestArguments<'a> {
         Ok(text)
     }
 
+    /// Whether the next text is `.` (`false`) or `..` (`true`).
+    pub(crate) fn dots(&self) -> Option<bool> {
+        match self.rest {
+            [b'.', 0, ..] => Some(false),
+            [b'.', b'.', 0, ..] => Some(true),
+            _ => None,
+        }
+    }
+
     /// Takes the name of a directory entry. It may be longer than names of files can be.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], MalformedRequest> {
         let name = self.text()?;
@@ -205,6 +214,18 @@ mod tests {
         let long = [&[b'n'; 5000][..], &[0]].concat();
         for bad in [&b""[..], b"\0", b"a", b".\0", b"..\0", b"a/b\0", &long] {
             assert_eq!(name(bad), Err(MalformedRequest), "{}", bad.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn dots_are_told_from_names() {
+        let dots = |body: &[u8]| {
+            let bytes = request(opcode::LOOKUP, body, None, 0);
+            Request::decode(&bytes).expect("well-formed").arguments.dots()
+        };
+        assert_eq!([dots(b".\0"), dots(b"..\0")], [Some(false), Some(true)]);
+        for name in [&b"."[..], b"..", b"...\0", b".a\0", b"\0", b""] {
+            assert_eq!(dots(name), None, "{}", name.escape_ascii());
         }
     }
 

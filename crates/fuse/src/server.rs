@@ -246,6 +246,10 @@ impl Pool {
             let what = "FUSE over io_uring, which Linux 6.14 and newer have where";
             return Err(Error::unsupported(Code::Unsupported, format!("{what} {SWITCH} says Y")));
         }
+        if self.dispatcher.lacks_idmap() {
+            let what = "mapped ids over FUSE, which Linux 6.12 and newer have";
+            return Err(Error::unsupported(Code::Unsupported, what));
+        }
         self.start(channel, errors).map_err(failed)?;
         let (pool, senders) = (self.clone(), errors.clone());
         spawn(move || pool.guard(&senders)).map_err(failed)?;

@@ -98,12 +98,12 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct InitFlags: u64 {
         const ASYNC_READ = 1 << 0;
+        const EXPORT_SUPPORT = 1 << 4;
         const BIG_WRITES = 1 << 5;
         const DONT_MASK = 1 << 6;
         const IOCTL_DIR = 1 << 11;
         const DO_READDIRPLUS = 1 << 13;
         const READDIRPLUS_AUTO = 1 << 14;
-        const ASYNC_DIO = 1 << 15;
         const PARALLEL_DIROPS = 1 << 18;
         const POSIX_ACL = 1 << 20;
         const MAX_PAGES = 1 << 22;
@@ -111,6 +111,7 @@ bitflags::bitflags! {
         const HANDLE_KILLPRIV_V2 = 1 << 28;
         const SETXATTR_EXT = 1 << 29;
         const INIT_EXT = 1 << 30;
+        const ALLOW_IDMAP = 1 << 40;
         const OVER_IO_URING = 1 << 41;
     }
 
@@ -151,6 +152,25 @@ pub(crate) const FOPEN_PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 
 /// An ioctl on an open directory.
 pub(crate) const IOCTL_DIR: u32 = 1 << 4;
+
+/// The numbers of ioctls, as on all machines but those that encode the direction in another way.
+pub(crate) mod ioctl_number {
+    pub(crate) const GETFLAGS: u32 = 0x8008_6601;
+    pub(crate) const SETFLAGS: u32 = 0x4008_6602;
+    /// The flags in another encoding. The kernel asks for it before it sends `SETFLAGS` too.
+    pub(crate) const FSGETXATTR: u32 = 0x801c_581f;
+    pub(crate) const FSSETXATTR: u32 = 0x401c_5820;
+    pub(crate) const GETVERSION: u32 = 0x8008_7601;
+    /// The same in a 32-bit program.
+    pub(crate) const GETVERSION_32: u32 = 0x8004_7601;
+    pub(crate) const GETFSLABEL: u32 = 0x8100_9431;
+    pub(crate) const SETFSLABEL: u32 = 0x4100_9432;
+    pub(crate) const FITRIM: u32 = 0xc018_5879;
+    pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
+}
+
+/// The size of the label in `FS_IOC_GETFSLABEL` and `FS_IOC_SETFSLABEL`, with a NUL at its end.
+pub(crate) const LABEL_BYTES: usize = 256;
 
 /// Notifications: messages to the kernel that answer no request.
 pub(crate) mod notice {
@@ -228,6 +248,27 @@ pub(crate) mod ring_command {
 
 const _: () = assert!(size_of::<RingHeader>() == 288);
 const _: () = assert!(size_of::<InHeader>() == 40 && size_of::<OutHeader>() == 16);
+
+/// Declares structures that go both ways.
+macro_rules! exchanged {
+    ($($(#[$doc:meta])* $name:ident, $size:literal { $($field:ident: $type:ty),* $(,)? })*) => { $(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes, KnownLayout)]
+        #[repr(C)]
+        pub(crate) struct $name { $(pub(crate) $field: $type),* }
+
+        const _: () = assert!(size_of::<$name>() == $size);
+    )* };
+}
+
+exchanged! {
+    /// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`.
+    FsXattr, 28 {
+        xflags: u32, extsize: u32, nextents: u32, projid: u32, cowextsize: u32, padding: [u8; 8],
+    }
+    /// FITRIM.
+    TrimRange, 24 { start: u64, len: u64, minlen: u64 }
+}
 
 received! {
     /// INIT, without what newer kernels add.
@@ -346,8 +387,6 @@ sent! {
     InvalEntryOut, 16 { parent: u64, namelen: u32, flags: u32 }
     /// The arguments of a command over io_uring.
     RingCommand, 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
-    /// The answer to `FS_IOC_FSGETXATTR`.
-    FsXattr, 28 { xflags: u32, rest: [u32; 6] }
     /// An entry of READDIR, without its name.
     Dirent, 24 { ino: u64, off: u64, namelen: u32, file_type: u32 }
 }

@@ -245,6 +245,7 @@ impl FileSystem for HostFilesystem {
             mtime: time(stat.stx_mtime),
             ctime: time(stat.stx_ctime),
             btime: time(stat.stx_btime),
+            generation: 0,
         })
     }
 

@@ -70,6 +70,7 @@ impl MemoryFilesystem {
             mtime: time(1_100_000_000),
             ctime: time(1_200_000_000),
             btime: time(900_000_000),
+            generation: 0,
         };
         self.nodes.entry(ino).or_insert(MemoryNode {
             attr,

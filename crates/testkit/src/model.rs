@@ -124,6 +124,7 @@ impl Model {
             mtime: at,
             ctime: at,
             btime: at,
+            generation: 0,
         })
     }
 

@@ -137,6 +137,9 @@ pub struct Attr {
     pub ctime: Timestamp,
     /// Birth.
     pub btime: Timestamp,
+    /// Tells the file from others that had its number before it; 0 where the filesystem gives no
+    /// number to a second file.
+    pub generation: u64,
 }
 
 impl Attr {

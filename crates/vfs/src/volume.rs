@@ -1,6 +1,7 @@
 //! What a volume is to its callers beside its files.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::{FileSystemMut, Result};
@@ -28,8 +29,13 @@ pub trait Volume: Send + Sync {
     /// format cannot hold.
     fn set_label(&self, label: &[u8]) -> Result<()>;
 
-    /// Tells its devices which ranges of them hold nothing.
-    fn trim(&self) -> Result<Trimmed>;
+    /// Tells its devices which ranges of them hold nothing: those `within` this range of the
+    /// addresses of the volume, and all that have no address yet.
+    fn trim(&self, within: Range<u64>) -> Result<Trimmed>;
+
+    /// Makes everything durable that was done, and then ends all writing, also when that fails:
+    /// nothing is written to the devices any more until the volume is opened again.
+    fn shut_down(&self) -> Result<()>;
 }
 
 /// Tells a volume from other ones, and from itself before and after a change.

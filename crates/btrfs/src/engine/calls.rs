@@ -1,5 +1,7 @@
 //! Calls of an open volume that the `vfs` traits do not have.
 
+use std::ops::Range;
+
 use offshoot_vfs::{Result, Timestamp, Trimmed};
 
 use super::Engine;
@@ -100,8 +102,8 @@ impl Engine {
         log::zero_log(self)
     }
 
-    /// Tells all devices which ranges hold no data: free ranges of block groups, and space that
-    /// belongs to no chunk. Other threads may change the volume meanwhile. Space of deleted
+    /// Tells all devices which ranges hold no data: free ranges of block groups `within` this range
+    /// of logical addresses, and all space that belongs to no chunk. Other threads may change the volume meanwhile. Space of deleted
     /// subvolumes that are not dropped yet, and space that was freed and is in no commit yet, is
     /// not free.
     ///
@@ -109,7 +111,19 @@ impl Engine {
     /// `EROFS` when the volume was opened for reading, or has stopped writing;
     /// [`Error::Unsupported`](offshoot_vfs::Error::Unsupported) when no device can discard; errors
     /// of the devices and of reading the trees.
-    pub fn trim(&self) -> Result<Trimmed> {
-        upkeep::trim(self)
+    pub fn trim(&self, within: Range<u64>) -> Result<Trimmed> {
+        upkeep::trim(self, &within)
+    }
+
+    /// Makes everything durable that was done, and then ends all writing, also when that fails.
+    /// What other threads change meanwhile may be lost. Changes fail with `EROFS` from then on.
+    ///
+    /// # Errors
+    /// Those of making everything durable.
+    pub fn shut_down(&self) -> Result<()> {
+        let Some(live) = self.live_part() else { return Ok(()) };
+        let stored = self.sync();
+        live.shut_down();
+        stored
     }
 }

@@ -1,6 +1,6 @@
 //! An open volume, as its user holds it.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use offshoot_btrfs_format::TreeId;
@@ -152,7 +152,11 @@ impl offshoot_vfs::Volume for BtrfsVolume {
         self.engine.set_label(label)
     }
 
-    fn trim(&self) -> Result<Trimmed> {
-        self.engine.trim()
+    fn trim(&self, within: Range<u64>) -> Result<Trimmed> {
+        self.engine.trim(within)
+    }
+
+    fn shut_down(&self) -> Result<()> {
+        self.engine.shut_down()
     }
 }

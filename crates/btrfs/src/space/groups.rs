@@ -200,11 +200,6 @@ impl BlockGroups {
         below.take_while(move |group| group.end() > start).inspect(|_| look())
     }
 
-    /// All groups, by address. This takes time that grows with the volume.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<BlockGroup>> {
-        self.by_start.values().inspect(|_| look())
-    }
-
     /// The kinds that have all of `flags`.
     pub(super) fn kinds_with(&self, flags: u64) -> impl Iterator<Item = &Arc<GroupKind>> {
         self.kinds.iter().filter(move |kind| kind.flags.0 & flags == flags)

@@ -334,7 +334,7 @@ fn space_that_is_free_twice_is_damage() {
     let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let device = in_memory_of(16384, 1 << 30);
     let volume = BtrfsVolume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
-    let group = volume.live().unwrap().space.groups.read().all().next().cloned().unwrap();
+    let group = volume.live().unwrap().space.groups_in(&(0..u64::MAX)).pop().unwrap();
     let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     find().expect("a new volume is sound");
     let again = Key::new(group.end() - 4096, ItemType::FREE_SPACE_EXTENT, 4096);
@@ -351,7 +351,7 @@ fn bitmaps_that_leave_space_out_are_damage() {
     let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
     let device = in_memory_of(16384, 1 << 30);
     let volume = BtrfsVolume::open_writable(vec![device as Arc<_>], &options).expect("it opens");
-    let group = volume.live().unwrap().space.groups.read().all().next().cloned().unwrap();
+    let group = volume.live().unwrap().space.groups_in(&(0..u64::MAX)).pop().unwrap();
     let find = || super::free_space_tree::for_each_free_range(&volume.base, &group, |_| {});
     let start = group.start.0;
     let mut info = FreeSpaceInfo::new_zeroed();

@@ -49,10 +49,11 @@ use crate::transaction::LiveVolume;
 const STEP_RANGES: usize = 16;
 
 /// As [`trim`](crate::Engine::trim).
-pub(crate) fn trim(volume: &Rooms) -> Result<Trimmed> {
+pub(crate) fn trim(volume: &Rooms, range: &Range<u64>) -> Result<Trimmed> {
     let space = &volume.live()?.space;
     let mut trimmed = Trimmed::default();
-    for group in space.groups() {
+    for group in space.groups_in(range) {
+        let within = range.start.max(group.start.0)..range.end.min(group.end());
         {
             // The handle keeps the trees readable. The trees have no items of a group that is
             // being removed, so it is skipped.
@@ -63,7 +64,7 @@ pub(crate) fn trim(volume: &Rooms) -> Result<Trimmed> {
             }
             space.load(&volume.base, &group)?;
         }
-        discard_in_group(volume, &group, &(group.start.0..group.end()), &mut trimmed)?;
+        discard_in_group(volume, &group, &within, &mut trimmed)?;
     }
     for member in 0..volume.members().len() {
         discard_unallocated(volume, member, &(0..u64::MAX), &mut trimmed)?;

@@ -79,7 +79,7 @@ impl TestedEngine for OurEngine {
         };
         let volume = BtrfsVolume::open_writable(devices, &options)?;
         if discards {
-            volume.trim()?;
+            volume.trim(0..u64::MAX)?;
         }
         Ok(OpenedVolume { survived, ..opened(&volume)? })
     }

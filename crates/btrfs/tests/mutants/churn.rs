@@ -156,7 +156,7 @@ impl Churn {
         let outcome = volume.drop_deleted();
         self.note("drop deleted", outcome);
         if is_rare {
-            let outcome = self.fs.sync().and_then(|()| volume.trim().map(drop));
+            let outcome = self.fs.sync().and_then(|()| volume.trim(0..u64::MAX).map(drop));
             self.note("trim", outcome);
             let watch = |_: &ScrubEvent<'_>| ControlFlow::Continue(());
             let outcome = volume.scrub(&ScrubOptions::default(), &watch).map(drop);

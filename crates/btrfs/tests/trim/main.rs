@@ -78,7 +78,8 @@ fn leaves_what_the_kernel_leaves(devices: usize, mkfs: &'static str) {
         run("fstrim", &[mount.path()]);
     }
     let before = allocated(&ours);
-    let trimmed = open(ours.writable_devices(), &EngineOptions::default()).volume().trim();
+    let trimmed =
+        open(ours.writable_devices(), &EngineOptions::default()).volume().trim(0..u64::MAX);
     let trimmed = trimmed.expect("images can be trimmed");
     let (left, theirs) = (allocated(&ours), allocated(&theirs));
     println!("{mkfs}: {before} bytes of the host, then {left}; with fstrim {theirs}; {trimmed:?}");
@@ -224,7 +225,7 @@ fn beside_writers(devices: &[Arc<SpoilingDevice>], threads: u64, steps: u64) {
         let trimmer = scope.spawn(|| {
             let mut rounds = 0;
             while !is_over.load(Ordering::Relaxed) {
-                fs.volume().trim().expect("memory can be trimmed");
+                fs.volume().trim(0..u64::MAX).expect("memory can be trimmed");
                 rounds += 1;
             }
             rounds
@@ -286,7 +287,7 @@ fn beside_chunks_that_come_and_go() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                fs.volume().trim().expect("memory can be trimmed");
+                fs.volume().trim(0..u64::MAX).expect("memory can be trimmed");
             }
         });
         let _end = SetOnDrop(&is_over);
@@ -379,7 +380,7 @@ fn discards_that_fail() {
         remove_file(&fs, &round.to_string());
         fs.sync().expect("discards do not matter");
     }
-    let error = fs.volume().trim().expect_err("the device fails");
+    let error = fs.volume().trim(0..u64::MAX).expect_err("the device fails");
     assert!(matches!(error, Error::Io { .. }), "{error}");
     write_file(&fs, "afterwards", 5 << 20);
     fs.sync().expect("the volume goes on");
@@ -414,7 +415,7 @@ fn hosts_that_cannot_discard() {
     let able = || Arc::new(MemoryDevice::sparse(256 * MIB)) as Arc<dyn BlockDevice>;
     let trim = |devices: TrimMembers| {
         make(&devices, [Profile::Raid1, Profile::Raid1]);
-        open(devices, &EngineOptions::default()).volume().trim()
+        open(devices, &EngineOptions::default()).volume().trim(0..u64::MAX)
     };
     let error = trim(vec![unable(), unable()]).expect_err("none of them can");
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
@@ -429,7 +430,7 @@ fn a_volume_opened_for_reading_is_not_trimmed() {
     let devices = spoiling(1, 256, [Profile::Dup, Profile::Single]);
     let volume =
         BtrfsVolume::open(as_devices(&devices), &EngineOptions::default()).expect("it opens");
-    let refused = volume.trim().map_err(|error| error.errno());
+    let refused = volume.trim(0..u64::MAX).map_err(|error| error.errno());
     assert_eq!(refused, Err(Errno::ROFS));
 }
 

@@ -15,7 +15,7 @@ Without VOLUME and DIRECTORY it lists what is mounted.
 Options as of mount, separated by commas: ro, rw, subvol=PATH, subvolid=ID, compress[=zlib|lzo|zstd[:LEVEL]|none], \
 compress-force[=...], nodatacow, nodatasum, max_inline=BYTES, commit=SECONDS, notreelog, discard[=sync|async] (both are done soon after a commit), flushoncommit, degraded, device=FILE, allow_other, uid=ID|NAME and gid=ID|NAME (all files are shown with that owner, and no owner \
 can be changed), norecovery or nologreplay (read-only, without what was fsynced since the last commit), suid, dev, noexec, \
-nofail (a volume that is not there is no error), io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
+nofail (a volume that is not there is no error), idmap (root can show it elsewhere with mapped ids, and no verb works on it meanwhile), io_uring and noio_uring (over io_uring or not at all, or over /dev/fuse; without these over io_uring where the kernel \
 offers it: Linux 6.14, with Y in /sys/module/fuse/parameters/enable_uring), nosandbox, \
 remount with ro, rw, suid, dev, exec and the options that are in force. As a user, `fusermount3` mounts.
 

@@ -28,6 +28,8 @@ pub(crate) struct MountCommandOptions {
     pub(crate) allows_devices: bool,
     pub(crate) allows_exec: bool,
     pub(crate) allows_others: bool,
+    /// The mount can be shown elsewhere with mapped ids.
+    pub(crate) allows_idmap: bool,
     pub(crate) is_degraded: bool,
     /// Read the volume as the last commit left it.
     pub(crate) ignores_log: bool,
@@ -62,6 +64,7 @@ impl Default for MountCommandOptions {
             allows_devices: false,
             allows_exec: true,
             allows_others: false,
+            allows_idmap: false,
             is_degraded: false,
             ignores_log: false,
             is_remount: false,
@@ -267,6 +270,8 @@ impl MountCommandOptions {
             ("exec", None) => self.allows_exec = true,
             ("noexec", None) => self.allows_exec = false,
             ("allow_other", None) => self.allows_others = true,
+            ("idmap", None) => self.allows_idmap = true,
+            ("noidmap", None) => self.allows_idmap = false,
             ("io_uring", None) => self.transport = Transport::IoUring,
             ("noio_uring", None) => self.transport = Transport::Device,
             ("degraded", None) => self.is_degraded = true,

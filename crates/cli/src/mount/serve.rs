@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::{SigSet, Signal};
+use offshoot_btrfs_format::TreeId;
 use offshoot_fuse::{
     Gate, Helper, MountControl, Mounter, ServeOptions, Server, Transport, Unmount,
 };
@@ -160,8 +161,12 @@ fn start(
     let files = fs.volume().files(fs.root().dev)?;
     let options = ServeOptions {
         owner: wanted.owner,
+        // 32-bit programs can `stat` files of the top-level subvolume.
+        plain_space: TreeId::FS.0,
+        allows_idmap: wanted.allows_idmap,
         transport: wanted.transport,
         reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
+        volume: Some(fs.volume()),
         ioctls: Some(jobs.clone()),
         gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
     };

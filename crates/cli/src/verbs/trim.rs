@@ -26,7 +26,7 @@ pub(super) fn run(
     console: &Arc<Console>,
 ) -> Result {
     let session = Session::open_to(Access::Write, &arguments.volume, console)?;
-    let Trimmed { bytes, unable } = session.volume.trim()?;
+    let Trimmed { bytes, unable } = session.volume.trim(0..u64::MAX)?;
     for device in &unable {
         console.warning(&format_args!("{device}: its host cannot discard"));
     }

@@ -247,7 +247,7 @@ impl MountCalls<'_> {
     }
 
     /// Set-id bits are cleared by changes of users who may not keep them, and by a change of the
-    /// owner.
+    /// owner. Without execution by the group, members of the group keep its bit.
     fn set_id(&mut self) {
         self.mkdir("setid", 0o2777);
         let changed = rustix::fs::chmod(self.path("setid"), mode(0o2777));
@@ -259,11 +259,20 @@ impl MountCalls<'_> {
         self.stat("setid/dir");
         self.write("setid/file", b"data");
         self.stat("setid/file");
-        for bits in [0o6755, 0o6745, 0o6777] {
-            for user in [0, 1000] {
+        for bits in [0o6755, 0o6745, 0o6777, 0o6766, 0o2766] {
+            // The owner and the group of the file, and the user who changes it with a group of the
+            // same number.
+            for (owner, group, user) in [
+                (0, 0, 0),
+                (1000, 1000, 1000),
+                (0, 0, 1000),
+                (0, 1000, 1000),
+                (1000, 0, 1000),
+                (1000, 1000, 0),
+            ] {
                 let owned =
-                    std::os::unix::fs::chown(self.path("setid/file"), Some(user), Some(user));
-                self.note_io(&format!("chown {user}"), owned);
+                    std::os::unix::fs::chown(self.path("setid/file"), Some(owner), Some(group));
+                self.note_io(&format!("chown {owner}:{group}"), owned);
                 self.stat("setid/file");
                 // On the kernel's btrfs, punching a hole changes nothing. So the punch comes while
                 // there is data.
@@ -465,6 +474,7 @@ impl MountCalls<'_> {
         // There the kernel reports an offset behind it.
         let cut = file.set_len(1 << 33);
         self.note_io("truncate", cut);
+        self.largest();
         let mut appended = OpenOptions::new()
             .append(true)
             .create(true)
@@ -503,6 +513,20 @@ impl MountCalls<'_> {
             read.map(|read| (read, sectors.iter().map(|&byte| u64::from(byte)).sum::<u64>()));
         self.note_io("direct read", read);
         self.stat("data/direct");
+    }
+
+    /// A file as long as any can be is opened for writing.
+    fn largest(&mut self) {
+        let path = self.path("data/largest");
+        let made = File::create(&path).and_then(|file| file.set_len(i64::MAX.cast_unsigned()));
+        self.note_io("the largest file", made);
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let Ok(file) = file else { return self.note_io("open of the largest file", file) };
+        let written = file.write_at(b"x", 5);
+        self.note_io("write", written);
+        let appended = OpenOptions::new().append(true).open(&path);
+        self.note_io("append", appended.and_then(|mut file| file.write(b"x")));
+        self.note_io("truncate", file.set_len(100));
     }
 
     fn space(&mut self) {

@@ -15,6 +15,9 @@
 //! | `manners` | `mount -a`, the kernel's mount with the same lines, the same verbs on an image |
 //! | `refused` | refusals: options, volumes in use, directories that are not there |
 //! | `control` | the same verbs on an image, `btrfs check`, the list of the kernel |
+//! | `handles` | the kernel's btrfs, on which the same handles are opened |
+//! | `ioctls` | the kernel's btrfs, with the same ioctls and the same programs |
+//! | `mapped` | the kernel's btrfs, shown with the same mapped ids |
 //! | `transports` | the log, which names the transport |
 //!
 //! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
@@ -30,7 +33,10 @@ mod confined;
 mod control;
 mod ends;
 mod events;
+mod handles;
+mod ioctls;
 mod manners;
+mod mapped;
 mod overlay;
 mod power;
 #[path = "../shared/program.rs"]

@@ -101,7 +101,17 @@ fn numbers_are_stable_and_unique() {
     let mounted = ServedMount::new(image, "ro");
     let first = numbers(&mounted);
     let root = mounted.path().metadata().expect("it is there").ino();
+    let top = first.iter().filter(|(number, ..)| u32::try_from(*number).is_ok()).count();
     mounted.unmount();
+    // In the top-level subvolume they are those of the kernel, and 32-bit programs can use them.
+    let theirs = disks.mount("ro");
+    for (number, _, name) in &first {
+        let kernel = theirs.path().join(name).symlink_metadata().expect("it is there");
+        let is_top = kernel.dev() == theirs.path().metadata().expect("it is there").dev();
+        assert_eq!(is_top, *number == kernel.ino(), "{}", name.display());
+    }
+    assert!(top > 100 && root == 256, "{top} of {} numbers are small", first.len());
+    drop(theirs);
     assert!(first.iter().all(|(number, ..)| *number != root));
     for pair in first.windows(2) {
         assert!(pair[0].0 != pair[1].0 || pair[0].1 > 1, "{pair:?}");

@@ -9,6 +9,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use offshoot_testkit::btrfs::disks::Disks;
@@ -16,6 +18,7 @@ use offshoot_testkit::btrfs::judges::Judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::{command, run};
 use offshoot_testkit::scratch_dir;
+use offshoot_testkit::threads::SetOnDrop;
 use rustix::process::Signal;
 
 use super::{ServedMount, require, volume};
@@ -303,6 +306,48 @@ fn fio(judges: &Judges, way: &str, amount: WorkAmount) {
         fs::write(&file, global + jobs).expect("a file");
         let said = runs(scratch.path(), "fio", &[file.to_str().expect("a path")]);
         assert!(!said.contains("verify failed"), "{said}");
+    });
+}
+
+/// A program reads a file through the page cache while another one writes it with asynchronous
+/// direct writes. When all writes are done, both ways to read the file show the same.
+#[test]
+fn readers_see_asynchronous_direct_writes() {
+    /// Each round writes each block once, so only the last write of each can leave a stale page.
+    const ROUNDS: usize = 8;
+    let Some(judges) = require() else { return };
+    on_a_volume(&judges, "rw", 256, |root| {
+        let path = root.join("file");
+        fs::write(&path, vec![1; 4 << 20]).expect("a file");
+        let file = fs::File::open(&path).expect("it is there");
+        let read = || {
+            let mut cached = vec![0; 4 << 20];
+            file.read_exact_at(&mut cached, 0).expect("it reads");
+            cached
+        };
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    read();
+                }
+            });
+            let _over = SetOnDrop(&is_over);
+            let job = "--name=job --filename=file --size=4m --bs=4k --rw=randwrite --direct=1 \
+                       --ioengine=libaio --iodepth=16 --randrepeat=0 --refill_buffers";
+            let job: Vec<_> = job.split_ascii_whitespace().collect();
+            let stale: [usize; ROUNDS] = std::array::from_fn(|_| {
+                runs(root, "fio", &job);
+                let mut direct = command("dd");
+                direct.args(["bs=4k", "iflag=direct", "status=none"]);
+                direct.stdin(fs::File::open(&path).expect("it opens"));
+                let (cached, direct) = (read(), direct.output().expect("dd starts").stdout);
+                assert_eq!(direct.len(), cached.len());
+                let blocks = cached.chunks(4096).zip(direct.chunks(4096));
+                blocks.filter(|(cached, stored)| cached != stored).count()
+            });
+            assert_eq!(stale, [0; ROUNDS], "stale pages of each round");
+        });
     });
 }
 

@@ -1,21 +1,19 @@
-//! Attributes, extended attributes and flags of files.
+//! Attributes and extended attributes of files.
 
 use std::ops::ControlFlow;
 
 use offshoot_vfs::{
-    Attr, Errno, Error, FileFlags, FileId, FileType, Result, SetAttr, SetTime, Timestamp, XattrMode,
+    Attr, Errno, Error, FileId, FileType, Result, SetAttr, SetTime, Timestamp, XattrMode,
 };
 use rustix::fs::XattrFlags;
 
 use super::RequestContext;
 use crate::attributes::{attr_out, attributes, statx_out};
-use crate::ioctls::Ioctl;
-use crate::nodes::number;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
 use crate::wire::{
-    FsXattr, GetxattrIn, GetxattrOut, IOCTL_DIR, IoctlIn, IoctlOut, SETXATTR_ACL_KILL_SGID,
-    SetattrIn, SetattrValid, SetxattrIn, SetxattrOldIn,
+    GetxattrIn, GetxattrOut, SETXATTR_ACL_KILL_SGID, SetattrIn, SetattrValid, SetxattrIn,
+    SetxattrOldIn,
 };
 
 /// The most bytes that LISTXATTR returns: the limit of the system call.
@@ -24,20 +22,16 @@ const LIST_MAX: usize = 65_536;
 /// The attribute that the kernel asks for before the first write to a file.
 const CAPABILITY: &[u8] = b"security.capability";
 
-/// The requests of `chattr` and `lsattr`.
-const GETFLAGS: u32 = 0x8008_6601;
-const SETFLAGS: u32 = 0x4008_6602;
-/// The flags in another encoding. The kernel asks for it before it sends `SETFLAGS`.
-const FSGETXATTR: u32 = 0x801c_581f;
-
 /// The permissions after a change of the file: without the set-user-id bit, and without the
-/// set-group-id bit if the group may execute the file. For example, 0o6755 becomes 0o755.
-fn without_set_id(attr: &Attr) -> u32 {
+/// set-group-id bit if the group may execute the file. Without execution by the group, that bit
+/// stays if the program is in the group (`is_member`). For example, 0o6755 becomes 0o755, and
+/// 0o6745 becomes 0o2745 or 0o745.
+fn without_set_id(attr: &Attr, is_member: bool) -> u32 {
     const SUID: u32 = 0o4000;
     const SGID: u32 = 0o2000;
     const GROUP_EXECUTES: u32 = 0o010;
-    let is_executed_by_group = attr.permissions & GROUP_EXECUTES != 0;
-    attr.permissions & !(SUID | if is_executed_by_group { SGID } else { 0 })
+    let keeps_group = is_member && attr.permissions & GROUP_EXECUTES == 0;
+    attr.permissions & !(SUID | if keeps_group { 0 } else { SGID })
 }
 
 fn time(secs: u64, nanos: u32) -> Timestamp {
@@ -47,12 +41,12 @@ fn time(secs: u64, nanos: u32) -> Timestamp {
 impl RequestContext<'_> {
     pub(super) fn getattr(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         let (attr, owner) = self.attr()?;
-        out.put(&attr_out(&attr, owner))
+        out.put(&attr_out(self.number(attr.file), &attr, owner))
     }
 
     pub(super) fn statx(&self, out: &mut AnswerBody<'_>) -> Result<()> {
         let (attr, owner) = self.attr()?;
-        out.put(&statx_out(&attr, owner))
+        out.put(&statx_out(self.number(attr.file), &attr, owner))
     }
 
     pub(super) fn setattr(
@@ -80,7 +74,7 @@ impl RequestContext<'_> {
         };
         let of_mode =
             SetattrValid::MODE | SetattrValid::UID | SetattrValid::GID | SetattrValid::KILL_SUIDGID;
-        let _mode = valid.intersects(of_mode).then(|| self.to.modes.lock(number(file)));
+        let _mode = valid.intersects(of_mode).then(|| self.to.modes.lock(self.number(file)));
         self.apply_rules(file, &mut set, has(SetattrValid::KILL_SUIDGID))?;
         let is_dated = has(SetattrValid::CTIME);
         let at = if is_dated { time(wanted.ctime, wanted.ctimensec) } else { now };
@@ -98,7 +92,7 @@ impl RequestContext<'_> {
             return Ok(());
         }
         let attr = self.fs().attr(file)?;
-        let shown = attributes(&attr, owner);
+        let shown = attributes(self.number(file), &attr, owner);
         let is_kept = |one: Option<u32>, fixed: Option<u32>, shown: u32| {
             fixed.is_none() || one.is_none_or(|one| one == shown)
         };
@@ -108,7 +102,9 @@ impl RequestContext<'_> {
         // An owner that the mount only shows is not stored.
         set.uid = set.uid.filter(|_| owner.uid.is_none());
         set.gid = set.gid.filter(|_| owner.gid.is_none());
-        let rest = without_set_id(&attr);
+        // Root may keep the bit. With a new length, the kernel has not sent KILL_SUIDGID then.
+        let is_trusted = self.uid == 0 && has_owner;
+        let rest = without_set_id(&attr, is_trusted || self.is_member(&attr));
         if attr.file_type != FileType::Directory && rest != attr.permissions {
             set.permissions = set.permissions.or(Some(rest));
         }
@@ -119,16 +115,23 @@ impl RequestContext<'_> {
     /// invalidates the mode in the kernel's cache, so that the kernel does not run the file with
     /// these bits.
     pub(super) fn drop_set_id(&self, file: FileId) -> Result<()> {
-        let rest =
-            |attr: &Attr| Some(without_set_id(attr)).filter(|rest| *rest != attr.permissions);
+        let rest = |attr: &Attr| {
+            let rest = without_set_id(attr, self.is_member(attr));
+            Some(rest).filter(|rest| *rest != attr.permissions)
+        };
         if rest(&self.fs().attr(file)?).is_none() {
             return Ok(());
         }
-        let _mode = self.to.modes.lock(number(file));
+        let _mode = self.to.modes.lock(self.number(file));
         let Some(rest) = rest(&self.fs().attr(file)?) else { return Ok(()) };
         let set = SetAttr { permissions: Some(rest), ..SetAttr::default() };
         self.fs().set_attr(file, &set, Timestamp::now())?;
         self.to.caches.forget_attributes(file)
+    }
+
+    /// Whether the program is surely in the group of a file. The kernel sends one of its groups.
+    fn is_member(&self, attr: &Attr) -> bool {
+        self.gid == attr.gid
     }
 
     /// As [`Self::drop_set_id`], for requests that do not say whether the program may keep the
@@ -208,75 +211,6 @@ impl RequestContext<'_> {
         }
         put_sized(&names, list.size, out)
     }
-
-    /// The ioctls of `chattr` and `lsattr`. All others on directories go to
-    /// [`Ioctls`](crate::Ioctls).
-    pub(super) fn ioctl(
-        &self,
-        mut arguments: RequestArguments<'_>,
-        out: &mut AnswerBody<'_>,
-    ) -> Result<()> {
-        let ioctl: IoctlIn = arguments.take()?;
-        let file = self.file()?;
-        match ioctl.cmd {
-            GETFLAGS => {
-                let flags = self.fs().flags(file)?.bits();
-                out.put(&IoctlOut::default())?;
-                out.put(&flags)
-            }
-            FSGETXATTR => {
-                out.put(&IoctlOut::default())?;
-                out.put(&FsXattr { xflags: xflags(self.fs().flags(file)?), ..FsXattr::default() })
-            }
-            SETFLAGS => {
-                let flags = FileFlags::from_bits_retain(arguments.take::<u32>()?);
-                self.fs().set_flags(file, flags, Timestamp::now())?;
-                // The kernel expects no new change time after an ioctl.
-                self.to.caches.forget_attributes(file)?;
-                out.put(&IoctlOut::default())
-            }
-            _ => self.pass_on(&ioctl, arguments, out),
-        }
-    }
-
-    fn pass_on(
-        &self,
-        ioctl: &IoctlIn,
-        mut arguments: RequestArguments<'_>,
-        out: &mut AnswerBody<'_>,
-    ) -> Result<()> {
-        let unknown = || Error::posix(Errno::NOTTY, format!("ioctl {:#x}", ioctl.cmd));
-        let others = self.to.options.ioctls.as_ref().filter(|_| ioctl.flags & IOCTL_DIR != 0);
-        let others = others.ok_or_else(unknown)?;
-        let room = out.room().saturating_sub(size_of::<IoctlOut>());
-        let asked = Ioctl {
-            directory: ioctl.fh,
-            uid: self.uid,
-            gid: self.gid,
-            command: ioctl.cmd,
-            data: arguments.data(ioctl.in_size)?,
-            most_bytes: usize::try_from(ioctl.out_size).map_or(room, |size| size.min(room)),
-        };
-        let answer = others.answer(&asked)?;
-        if answer.len() > asked.most_bytes {
-            let what = format!("an answer of {} bytes to ioctl {:#x}", answer.len(), ioctl.cmd);
-            return Err(Error::posix(Errno::RANGE, what));
-        }
-        out.put(&IoctlOut::default())?;
-        out.put_bytes(&answer)
-    }
-}
-
-/// The flags in the encoding of `FSGETXATTR`.
-fn xflags(flags: FileFlags) -> u32 {
-    let bits = [
-        (FileFlags::IMMUTABLE, 0x08),
-        (FileFlags::APPEND, 0x10),
-        (FileFlags::SYNC, 0x20),
-        (FileFlags::NOATIME, 0x40),
-        (FileFlags::NODUMP, 0x80),
-    ];
-    bits.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, bit)| bit).sum()
 }
 
 /// Answers with `value`, or only with its length if the request offers 0 bytes of room.

@@ -61,11 +61,11 @@ impl RequestContext<'_> {
     }
 
     /// Refuses to open a file for writing that cannot be written. It finds out by a write of 0
-    /// bytes: at the end of the file for an opening with `O_APPEND`, and one byte behind the end
-    /// otherwise, which a file that only takes appends refuses.
+    /// bytes: at the end of the file for an opening with `O_APPEND`, and elsewhere otherwise, which
+    /// a file that only takes appends refuses.
     fn require_writable(&self, file: FileId, appends: bool) -> Result<()> {
         let size = self.fs().attr(file)?.size;
-        let offset = if appends { size } else { size.saturating_add(1) };
+        let offset = if appends { size } else { u64::from(size == 0) };
         self.fs().write(file, offset, &[], Timestamp::now())
     }
 

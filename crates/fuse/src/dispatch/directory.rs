@@ -12,7 +12,6 @@ use zerocopy::IntoBytes;
 
 use super::RequestContext;
 use crate::attributes::entry_out;
-use crate::nodes::number;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
 use crate::wire::{
@@ -60,7 +59,7 @@ impl RequestContext<'_> {
     ) -> Result<()> {
         let read: ReadIn = arguments.take()?;
         for entry in self.entries(&read, 0, out.room())? {
-            put_entry(&entry, out)?;
+            self.put_entry_name(&entry, out)?;
         }
         Ok(())
     }
@@ -76,7 +75,7 @@ impl RequestContext<'_> {
             // asks for it. Then the lookup returns the error.
             let told = if entry.place <= DOTS { None } else { self.told(entry.file).ok() };
             out.put(&told.unwrap_or_default())?;
-            put_entry(&entry, out)?;
+            self.put_entry_name(&entry, out)?;
         }
         Ok(())
     }
@@ -84,7 +83,7 @@ impl RequestContext<'_> {
     fn told(&self, file: FileId) -> Result<EntryOut> {
         let attr = self.fs().attr(file)?;
         let node = self.to.nodes.told(file)?;
-        Ok(entry_out(node, &attr, self.to.options.owner))
+        Ok(entry_out(node, self.number(file), &attr, self.to.options.owner))
     }
 
     /// As many entries as fit into `room`, each with `head` bytes before it.
@@ -170,18 +169,19 @@ impl RequestContext<'_> {
         }
         Ok(last)
     }
-}
 
-fn put_entry(entry: &ListedEntry, out: &mut AnswerBody<'_>) -> Result<()> {
-    let len = entry.name.len();
-    let head = Dirent {
-        ino: number(entry.file),
-        off: entry.place,
-        namelen: u32::try_from(len).expect("a short name"),
-        file_type: entry.file_type.mode_bits() >> 12,
-    };
-    out.put_bytes(head.as_bytes())?;
-    out.put_bytes(&entry.name)?;
-    let end = (size_of::<Dirent>() + len).next_multiple_of(8);
-    out.put_bytes(&[0; 8][..end - size_of::<Dirent>() - len])
+    /// Adds an entry without its attributes.
+    fn put_entry_name(&self, entry: &ListedEntry, out: &mut AnswerBody<'_>) -> Result<()> {
+        let len = entry.name.len();
+        let head = Dirent {
+            ino: self.number(entry.file),
+            off: entry.place,
+            namelen: u32::try_from(len).expect("a short name"),
+            file_type: entry.file_type.mode_bits() >> 12,
+        };
+        out.put_bytes(head.as_bytes())?;
+        out.put_bytes(&entry.name)?;
+        let end = (size_of::<Dirent>() + len).next_multiple_of(8);
+        out.put_bytes(&[0; 8][..end - size_of::<Dirent>() - len])
+    }
 }

@@ -22,6 +22,9 @@ impl RequestContext<'_> {
         mut arguments: RequestArguments<'_>,
         out: &mut AnswerBody<'_>,
     ) -> Result<()> {
+        if let Some(up) = arguments.dots() {
+            return self.lookup_dots(up, out);
+        }
         let name = arguments.name()?;
         if let Some(gate) = self.to.options.gate.as_ref().filter(|_| self.uid == 0) {
             let dir = self.to.nodes.file(self.node)?;
@@ -32,9 +35,9 @@ impl RequestContext<'_> {
                 };
             }
             if name == gate.name {
-                let gate = gate_in(dir);
-                let node = self.to.nodes.told(gate)?;
-                return out.put(&entry_out(node, &self.gate_attr(gate)?, ShownOwner::default()));
+                let attr = self.gate_attr(gate_in(dir))?;
+                let node = self.to.nodes.told(attr.file)?;
+                return self.put_node(node, &attr, ShownOwner::default(), out);
             }
         }
         let name = self.checked(name)?;
@@ -42,8 +45,28 @@ impl RequestContext<'_> {
         let found = self.fs().lookup(dir, name);
         let found = found.and_then(|file| Ok((file, self.fs().attr_of_entry(dir, name, file)?)));
         match found {
-            Ok((file, attr)) => self.put_node(self.to.nodes.told(file)?, &attr, out),
+            Ok((file, attr)) => {
+                self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
+            }
             Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Finds a file by its node alone, or the directory that holds a directory. The kernel asks for
+    /// both when a program comes with a file handle (`open_by_handle_at`, NFS) whose file it does
+    /// not know. It compares the generation in the answer with that in the handle. A file without a
+    /// name is stale: the kernel would know it if a program had it open, and so the FORGET for it is
+    /// on its way.
+    fn lookup_dots(&self, up: bool, out: &mut AnswerBody<'_>) -> Result<()> {
+        let known = self.file()?;
+        let stale = || Error::posix(Errno::STALE, format!("a handle of {known}"));
+        let file = if up { self.fs().parent(known)?.ok_or_else(stale)?.dir } else { known };
+        match self.fs().attr(file) {
+            Ok(attr) if attr.nlink > 0 => {
+                self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
+            }
+            Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => Err(stale()),
             Err(error) => Err(error),
         }
     }
@@ -219,17 +242,23 @@ impl RequestContext<'_> {
     /// Answers with the node and the attributes of `file`.
     fn put_entry(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
-        self.put_node(self.to.nodes.told(file)?, &attr, out)
+        self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
     }
 
     /// As [`Self::put_entry`], for a file that was just made. No other request knows the name
     /// before this answer.
     fn put_new(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
         let attr = self.fs().attr(file)?;
-        self.put_node(self.to.nodes.told_new(file)?, &attr, out)
+        self.put_node(self.to.nodes.told_new(file)?, &attr, self.to.options.owner, out)
     }
 
-    fn put_node(&self, node: u64, attr: &Attr, out: &mut AnswerBody<'_>) -> Result<()> {
-        out.put(&entry_out(node, attr, self.to.options.owner))
+    fn put_node(
+        &self,
+        node: u64,
+        attr: &Attr,
+        owner: ShownOwner,
+        out: &mut AnswerBody<'_>,
+    ) -> Result<()> {
+        out.put(&entry_out(node, self.number(attr.file), attr, owner))
     }
 }

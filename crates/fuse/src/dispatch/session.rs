@@ -30,14 +30,19 @@ const MAX_BACKGROUND: u16 = 64;
 ///
 /// Without HANDLE_KILLPRIV_V2 the kernel would clear the set-id bits itself, and ask for
 /// `security.capability` before each write.
+///
+/// ASYNC_DIO (1 << 15) is left out. With it, the kernel drops the cached pages of a range only
+/// before an asynchronous direct write, and a page that a reader cached meanwhile stays stale.
+/// Without it, the kernel waits for each direct write, and drops these pages after it too.
 const WANTED: InitFlags = InitFlags::ASYNC_READ
+    // A node is found by its number, also when the kernel has forgotten it.
+    .union(InitFlags::EXPORT_SUPPORT)
     .union(InitFlags::BIG_WRITES)
     // The filesystem knows whether the umask counts, or the default list of the directory.
     .union(InitFlags::DONT_MASK)
     .union(InitFlags::IOCTL_DIR)
     .union(InitFlags::DO_READDIRPLUS)
     .union(InitFlags::READDIRPLUS_AUTO)
-    .union(InitFlags::ASYNC_DIO)
     .union(InitFlags::PARALLEL_DIROPS)
     .union(InitFlags::POSIX_ACL)
     .union(InitFlags::MAX_PAGES)
@@ -68,9 +73,12 @@ impl Dispatcher {
         }
         let mut wanted = WANTED;
         wanted.set(InitFlags::OVER_IO_URING, self.has_rings.load(Ordering::Relaxed));
+        wanted.set(InitFlags::ALLOW_IDMAP, self.options.allows_idmap);
         let flags = wanted.bits() & offered;
         let over_ring = flags & InitFlags::OVER_IO_URING.bits() != 0;
         self.has_rings.store(over_ring, Ordering::Relaxed);
+        let has_idmap = flags & InitFlags::ALLOW_IDMAP.bits() != 0;
+        self.has_idmap.store(has_idmap, Ordering::Relaxed);
         let has_ext = flags & InitFlags::SETXATTR_EXT.bits() != 0;
         self.has_setxattr_ext.store(has_ext, Ordering::Relaxed);
         let [low, high] = [flags & 0xffff_ffff, flags >> 32];

@@ -88,6 +88,7 @@ impl ModelState {
             mtime: new.at,
             ctime: new.at,
             btime: new.at,
+            generation: 0,
         };
         let subvolume = self.node(dir)?.subvolume;
         let node = ModelNode { attr, subvolume, body, xattrs, flags, opens: 0, is_linkable: false };

@@ -315,6 +315,7 @@ fn attr_of(stat: &Stat) -> Result<Attr> {
         mtime: time(stat.st_mtime, stat.st_mtime_nsec),
         ctime: changed,
         btime: changed,
+        generation: 0,
     })
 }
 

@@ -90,6 +90,7 @@ impl Preserve {
             mtime: self.at,
             ctime: self.at,
             btime: self.at,
+            generation: 0,
         }
     }
 }

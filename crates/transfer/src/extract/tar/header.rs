@@ -231,6 +231,7 @@ mod tests {
             mtime: Timestamp { secs: -5, nanos: 250_000_000 },
             ctime: Timestamp { secs: 1, nanos: 2 },
             btime: Timestamp::default(),
+            generation: 0,
         }
     }
 
