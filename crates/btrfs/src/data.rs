@@ -37,7 +37,7 @@ use crate::delayed::Queues;
 use crate::storage::malformed;
 use crate::transaction::{Base, LiveVolume};
 pub(crate) use ahead::ReadAhead;
-pub(crate) use buffer::{Buffers, DirtyFile, FileBuffer, index};
+pub(crate) use buffer::{Buffers, DirtyFile, FileBuffer, index, lend};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, committed_sums, insert_checksums, insert_sums,
