@@ -30,12 +30,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
-use super::{SHARDS, shard_of};
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::space::{Kept, KeptAs, Promise, Purpose, Reservation, Space};
 
