@@ -128,9 +128,7 @@ fn start(
     let enter = move || entered.borrow_mut().iter_mut().for_each(MountSandbox::enter);
     let access = if wanted.is_read_only { Access::Read } else { Access::Write };
     let opening = Opening {
-        compress: wanted.compress,
-        new_files: wanted.new_files,
-        max_inline: wanted.max_inline,
+        storing: wanted.storing,
         commit: wanted.commit,
         dirty_bytes: Some(dirty_bytes()),
         has_tree_log: wanted.has_tree_log,

@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
         devices: &devices,
         reflink: match arguments.reflink {
             // Data that is to be compressed must be written anew.
-            ReflinkArgument::Auto if arguments.edit.storing.compress().is_some() => {
+            ReflinkArgument::Auto if arguments.edit.storing.compresses() => {
                 copy::ReflinkMode::Never
             }
             reflink => reflink.into(),
