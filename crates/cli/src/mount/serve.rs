@@ -156,13 +156,11 @@ fn start(
     };
     let for_errors = log.clone();
     let files = fs.volume().files(fs.root().dev)?;
-    let options = ServeOptions {
-        owner: wanted.owner,
-        transport: wanted.transport,
-        reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
-        ioctls: Some(jobs.clone()),
-        gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
-    };
+    let mut options = ServeOptions::over(wanted.transport);
+    options.owner = wanted.owner;
+    options.reporter = Some(Arc::new(move |error: &Error| for_errors.line(error)));
+    options.ioctls = Some(jobs.clone());
+    options.gate = Some(Gate::new(gate::NAME, Arc::new(find)));
     let server = Server::start(files, helper.clone(), options)?;
     jobs.begin(server.caches());
     Ok(server)
