@@ -523,8 +523,8 @@ impl Space {
     /// in smaller pieces, in whole sectors. The claim stays.
     ///
     /// # Errors
-    /// `ENOSPC` when less is free than was reserved. If the claim has less than `wanted`, the caller
-    /// has counted wrong, and all writing ends.
+    /// `ENOSPC` when less is free than was reserved. When the claim has less than `wanted`, the
+    /// caller has counted wrong, and all writing ends.
     pub(crate) fn take_data(
         &self,
         volume: &dyn Roots,
