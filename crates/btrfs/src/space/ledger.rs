@@ -11,9 +11,11 @@
 //! promise that its owner can split, add to, and drop. Dropping any claim gives it back. A `Kept`
 //! counts a reference to its ledger, because it outlives the borrows of the call that made it.
 //!
-//! Who takes space for data shows the claim that covers it ([`Space::take_data`]). The claim of
-//! buffered data is in the buffer of its file. The buffer lends it for the time of the taking
-//! (`data/buffer`), so that no block group is loaded under the lock of the buffer.
+//! A caller that takes space for data shows the claim that covers it ([`Space::take_data`]). The
+//! claim bounds each taking, and stays until the data is stored or the space is given back. The
+//! claim of buffered data is in the buffer of its file. The buffer lends it while space is taken
+//! (`data/buffer`), so that no block group is loaded under the lock of the buffer. That costs each
+//! taking two moments of this lock.
 //!
 //! A claim is an amount, not an address. Space that was taken under a reservation counts twice, as
 //! taken and as reserved, until the reservation ends: during one step of write-back, or while an
