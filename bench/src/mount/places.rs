@@ -216,7 +216,7 @@ pub(super) fn serve_independently(dir: &Path) -> Result {
 /// Serves a null filesystem over a directory until it is unmounted.
 pub(super) fn serve(dir: &Path, transport: Transport) -> Result {
     let place = MountPoint::new(dir, MountOptions::new("null", "null"));
-    let options = ServeOptions { transport, ..ServeOptions::default() };
+    let options = ServeOptions::over(transport);
     let server = Server::start(Box::new(NullFilesystem::new()), Arc::new(place), options)
         .map_err(|error| error.to_string())?;
     println!("mounted");

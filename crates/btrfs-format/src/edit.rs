@@ -196,12 +196,6 @@ pub fn data_mut(leaf: &mut [u8], slot: usize) -> &mut [u8] {
     &mut leaf[HEADER_SIZE..][start..end]
 }
 
-/// Gives the item at `slot` another key.
-pub fn set_item_key(leaf: &mut [u8], slot: usize, key: Key) {
-    let count = count(leaf);
-    items_mut(leaf, count)[slot].key = key.into();
-}
-
 /// Copies the items `from..to` of `source` before the item at `slot` of `leaf`.
 pub fn copy_items(leaf: &mut [u8], slot: usize, source: &[u8], from: usize, to: usize) {
     let bytes = data_end(source, from) - data_end(source, to);

@@ -5,7 +5,6 @@
 //! is read, verified and decoded. Bytes reach the caller only after their checksums matched. Files
 //! with the flag NODATASUM have no checksums, and are not verified.
 
-mod ahead;
 mod buffer;
 mod checksums;
 mod drop;
@@ -30,14 +29,14 @@ use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::compress::{Compression, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
+use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_kit::workers::WorkerTask;
 use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Structure};
 
 use crate::delayed::Queues;
 use crate::storage::malformed;
 use crate::transaction::{Base, LiveVolume};
-pub(crate) use ahead::ReadAhead;
-pub(crate) use buffer::{Buffers, DirtyFile, FileBuffer, index};
+pub(crate) use buffer::{Buffers, DirtyFile, FileBuffer, index, lend};
 use checksums::checksums;
 pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, committed_sums, insert_checksums, insert_sums,
@@ -45,8 +44,7 @@ pub(crate) use checksums::{
 };
 pub(crate) use drop::{OverlappingItem, drop_range, overlaps, overlaps_in};
 pub(crate) use file::{
-    PLACEHOLDER, SHARDS, inode_item, no_such_file, placeholder_in, shard_of, timestamp, tree_of,
-    type_of,
+    PLACEHOLDER, inode_item, no_such_file, placeholder_in, timestamp, tree_of, type_of,
 };
 pub(crate) use in_place::{WriteTarget, is_in_place, target};
 pub(crate) use ordered::OrderedExtent;

@@ -69,7 +69,7 @@ pub use events::EVENT_TARGETS;
 pub use filesystem::sharing::{ExtentUse, SharingCache};
 pub use filesystem::{BtrfsVolume, Filesystem};
 pub use inode::Rooms;
-pub use log::{LogFailure, LogTree, LostLog};
+pub use log::{LogTree, LostLog};
 pub use mkfs::{MkfsFeatures, MkfsOptions, Occupant, mkfs, occupant, occupant_at};
 // Programs have no use for this: only the feature `measure` has methods that change it.
 #[doc(hidden)]

@@ -75,7 +75,6 @@ use crate::SubvolumeId;
 use crate::inode::Rooms;
 use crate::storage::malformed;
 use crate::tree::{Cursor, TreeRoot};
-pub use failure::LogFailure;
 pub(crate) use failure::in_volume;
 pub(crate) use fsync::{FsyncScope, committed_root, fsync};
 pub(crate) use replay::replay;

@@ -23,7 +23,7 @@ use offshoot_vfs::{Error, Result, Structure};
 
 use crate::block::{HeldBlock, TreeBlock};
 use descent::Descent;
-pub(crate) use write::{ItemEdit, OwnedTree, TreeWriter};
+pub(crate) use write::{ItemEdit, OwnedTree, TreeWriter, share_root};
 pub use write::{Latching, UnlockTime};
 
 /// Where a tree begins.

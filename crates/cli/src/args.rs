@@ -1,13 +1,12 @@
 //! The command line: verbs, options, help.
 
 mod attributes;
-mod bench;
 mod edit;
 mod look;
-mod mkfs;
 mod mount;
 mod mounted;
 mod property;
+mod size;
 mod subvolume;
 
 use std::ffi::OsString;
@@ -15,16 +14,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use offshoot_btrfs::{Compress, NewFiles};
 use offshoot_device::ImageKind;
 
 use attributes::{CHMOD_HELP, CHOWN_HELP, MKNOD_HELP, RMDIR_HELP, TOUCH_HELP};
 pub(crate) use attributes::{
     ChmodArguments, ChownArguments, MknodArguments, RmdirArguments, TouchArguments,
-};
-use bench::BENCH_HELP;
-pub(crate) use bench::{
-    BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments,
 };
 use edit::{
     CHATTR_HELP, CP_HELP, DEDUPE_HELP, FALLOCATE_HELP, GETFATTR_HELP, LN_HELP, MKDIR_HELP, MV_HELP,
@@ -40,15 +34,13 @@ pub(crate) use look::{
     StatArguments, TreeVerbArguments,
 };
 use look::{DF_HELP, DU_HELP, FIND_HELP, LS_HELP, LSATTR_HELP, STAT_HELP, TREE_HELP};
-use mkfs::MKFS_HELP;
-pub(crate) use mkfs::MkfsArguments;
-use mkfs::parse_size;
 pub(crate) use mount::{InForceArguments, MountArguments, SyncArguments, UnmountArguments};
 use mount::{MOUNT_HELP, SYNC_HELP, UNMOUNT_HELP};
 pub(crate) use mounted::OnMount;
 pub(crate) use property::{
     GetPropertyArguments, ListPropertyArguments, Property, PropertyVerb, SetPropertyArguments,
 };
+pub(crate) use size::parse_size;
 pub(crate) use subvolume::{
     EditSubvolumeArguments, ListArguments, SetArguments, SnapshotArguments, SubvolumeArguments,
     SubvolumeVerb, SubvolumesArguments,
@@ -56,6 +48,9 @@ pub(crate) use subvolume::{
 
 use crate::live::ServedVolume;
 use crate::mount::is_called_by_mount;
+use crate::verbs::btrfs::bench::{BENCH_HELP, BenchVerb};
+use crate::verbs::btrfs::mkfs::{MKFS_HELP, MkfsArguments};
+use crate::verbs::btrfs::storing::StoringArguments;
 
 // clap wraps lines that are longer than the terminal, so a paragraph is one line here.
 
@@ -449,60 +444,6 @@ pub(crate) struct EditArguments {
     pub(crate) stats: bool,
     #[command(flatten)]
     pub(crate) storing: StoringArguments,
-}
-
-/// How data is stored that a verb writes, as the mount options of these names have it. Each rules
-/// out the others: what is compressed has checksums.
-#[derive(Args)]
-#[group(multiple = false)]
-pub(crate) struct StoringArguments {
-    /// Compress what is written: zlib, lzo or zstd, with a level as in zstd:3
-    #[arg(long, value_name = "METHOD", value_parser = parse_compression)]
-    compress: Option<Compress>,
-    /// The same also for files that do not look as if it were worth it
-    #[arg(long, value_name = "METHOD", value_parser = parse_forced_compression)]
-    compress_force: Option<Compress>,
-    /// Store new files without checksums, and not compressed
-    #[arg(long)]
-    nodatasum: bool,
-    /// Store new files so that they are overwritten in place, without checksums, and not compressed
-    #[arg(long)]
-    nodatacow: bool,
-}
-
-impl StoringArguments {
-    /// How data is compressed.
-    pub(crate) fn compress(&self) -> Option<Compress> {
-        self.compress.or(self.compress_force)
-    }
-
-    /// How the data of new files is stored.
-    pub(crate) fn new_files(&self) -> NewFiles {
-        match self {
-            Self { nodatacow: true, .. } => NewFiles::InPlace,
-            Self { nodatasum: true, .. } => NewFiles::WithoutChecksums,
-            _ => NewFiles::Copied,
-        }
-    }
-
-    /// The option that was given, if any.
-    fn given(&self) -> Option<&'static str> {
-        match self {
-            Self { compress: Some(_), .. } => Some("--compress"),
-            Self { compress_force: Some(_), .. } => Some("--compress-force"),
-            Self { nodatasum: true, .. } => Some("--nodatasum"),
-            Self { nodatacow: true, .. } => Some("--nodatacow"),
-            _ => None,
-        }
-    }
-}
-
-fn parse_compression(text: &str) -> Result<Compress, String> {
-    Ok(Compress { method: text.parse()?, is_forced: false })
-}
-
-fn parse_forced_compression(text: &str) -> Result<Compress, String> {
-    Ok(Compress { method: text.parse()?, is_forced: true })
 }
 
 /// Where in a volume, and how it is opened.

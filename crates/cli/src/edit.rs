@@ -155,8 +155,7 @@ impl<'a> Volumes<'a> {
             if let Some(opened) = self.opened.iter().filter(can).find(|opened| opened.id == id) {
                 return Ok(opened.fs.clone());
             }
-            let (compress, new_files) = (storing.compress(), storing.new_files());
-            let opening = Opening { compress, new_files, ..Opening::to(access) };
+            let opening = Opening { storing: storing.chosen(), ..Opening::to(access) };
             (id, open_tree_on(disk, tree, opening, self.console)?)
         };
         self.opened.push(Opened { volume: volume.to_path_buf(), id, access, fs: fs.clone() });

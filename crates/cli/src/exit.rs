@@ -8,9 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
-use offshoot_btrfs::LogFailure;
 use offshoot_transfer::{self as transfer, Worst};
-use offshoot_vfs::{self as vfs, Errno, OsReason};
+use offshoot_vfs::{self as vfs, Code, Errno, OsReason};
 
 use crate::output::{Console, Escaped};
 
@@ -117,14 +116,15 @@ impl VerbFailure {
             );
         }
         let Self::Volume(error) = self else { return };
-        let Some(failure) = LogFailure::of(error) else { return };
-        console.detail(&"read what was there before it with --ignore-log");
-        console.detail(match failure {
-            LogFailure::Damaged => {
-                &"throw it away, and what was fsynced with it, with `offshoot rescue zero-log`"
+        let remedy = match error.code() {
+            Code::Log => {
+                "throw it away, and what was fsynced with it, with `offshoot rescue zero-log`"
             }
-            LogFailure::NotReplayed => &"or have the kernel replay it: mount the volume once",
-        });
+            Code::LogNotReplayed => "or have the kernel replay it: mount the volume once",
+            _ => return,
+        };
+        console.detail(&"read what was there before it with --ignore-log");
+        console.detail(&remedy);
     }
 }
 

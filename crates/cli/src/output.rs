@@ -9,7 +9,6 @@ mod name;
 mod owners;
 mod progress;
 mod record;
-mod statistics;
 mod time;
 
 pub(crate) use console::{Console, Done, words};
@@ -21,5 +20,4 @@ pub(crate) use offshoot_vfs::escape::{Escaped, json_name, message};
 pub(crate) use owners::OwnerNames;
 pub(crate) use progress::ProgressLine;
 pub(crate) use record::{FileRecord, shown_inode};
-pub(crate) use statistics::Statistics;
 pub(crate) use time::{CivilTime, zone};

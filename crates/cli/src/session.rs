@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use offshoot_btrfs::{
-    BtrfsVolume, Compress, EngineOptions, Filesystem, NewFiles, SubvolumeId, VolumeReport,
-};
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId, VolumeReport};
 use offshoot_btrfs_format::TreeId;
 use offshoot_vfs::path::{LastLink, resolve};
 use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut, FileType};
@@ -19,8 +17,10 @@ use offshoot_vfs::{self as vfs, Errno, Error, FileId, FileSystem, FileSystemMut,
 use crate::args::{OpenArguments, PlaceArguments, TreeArguments, VolumeArguments};
 use crate::disk::{MemberDisk, refuse_shared};
 use crate::exit::{Result, VerbFailure};
-use crate::output::{Console, Escaped, Statistics};
+use crate::output::{Console, Escaped};
 use crate::place::VolumePath;
+use crate::verbs::btrfs::statistics::Statistics;
+use crate::verbs::btrfs::storing::Storing;
 
 /// How many reports are kept for `info`.
 const REPORTS_KEPT: usize = 100;
@@ -44,12 +44,8 @@ pub(crate) struct Opening {
     /// Open the volume as it is stored, without replaying a pending log; it cannot be changed as a
     /// whole.
     pub(crate) is_stored: bool,
-    /// The compression of written data.
-    pub(crate) compress: Option<Compress>,
-    /// How the data of new files is stored.
-    pub(crate) new_files: NewFiles,
-    /// The largest file that is kept in its extent item, in bytes; `None` for the usual one.
-    pub(crate) max_inline: Option<u64>,
+    /// How data that is written is stored.
+    pub(crate) storing: Storing,
     /// How often the volume commits by itself; `None` for the default.
     pub(crate) commit: Option<Duration>,
     /// How many bytes may be changed and not on the devices yet; `None` for the default.
@@ -72,9 +68,7 @@ impl Opening {
         Self {
             access,
             is_stored: false,
-            compress: None,
-            new_files: NewFiles::default(),
-            max_inline: None,
+            storing: Storing::default(),
             commit: None,
             dirty_bytes: None,
             has_tree_log: true,
@@ -234,16 +228,12 @@ impl Session {
             is_degraded: arguments.degraded,
             is_log_ignored: opening.is_stored || arguments.ignore_log,
             reporter: Some(Arc::new(reporter)),
-            compress: opening.compress,
-            new_files: opening.new_files,
             has_tree_log: opening.has_tree_log,
             is_discarding: opening.is_discarding,
             flushes_on_commit: opening.flushes_on_commit,
             ..EngineOptions::default()
         };
-        if let Some(bytes) = opening.max_inline {
-            options.max_inline = bytes;
-        }
+        opening.storing.apply_to(&mut options);
         if let Some(bytes) = opening.dirty_bytes {
             options.dirty_bytes = bytes;
         }

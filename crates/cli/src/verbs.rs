@@ -1,7 +1,7 @@
 //! The implementation of each verb.
 
 mod below;
-mod btrfs;
+pub(crate) mod btrfs;
 mod cat;
 mod chattr;
 mod chmod;

@@ -26,16 +26,13 @@ use rustix::io::Errno;
 use rustix::ioctl::{self, Opcode, Setter, ioctl};
 use zerocopy::IntoBytes;
 
-use crate::dispatch::{Answer, Dispatcher, MAX_BYTES};
+use crate::dispatch::{Answer, Dispatcher, LARGE_BYTES, MAX_BYTES};
 use crate::output::AnswerBody;
 use crate::request::Request;
-use crate::wire::{OutHeader, ReadIn, WriteIn, opcode};
+use crate::wire::{InHeader, OutHeader, ReadIn, WriteIn, opcode};
 
 /// Room for the header and the fixed part beside the data, with some to spare.
 const HEAD_BYTES: usize = 4096;
-
-/// From this many bytes on, a request moves much data.
-const LARGE_BYTES: u32 = 64 << 10;
 
 /// `FUSE_DEV_IOC_CLONE`.
 const CLONE: Opcode = ioctl::opcode::read::<u32>(229, 0);
@@ -91,6 +88,8 @@ pub(crate) struct DeviceChannel {
     /// The last request. Its capacity is that of the largest request, and is not written before
     /// such a request comes.
     request: Vec<u8>,
+    /// The header of the last request, unless that is malformed.
+    header: Option<InHeader>,
     answer: Box<[u8]>,
 }
 
@@ -99,7 +98,7 @@ impl DeviceChannel {
     pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
         let bytes = HEAD_BYTES + usize::try_from(MAX_BYTES).expect("1 MiB");
         let (request, answer) = (Vec::with_capacity(bytes), vec![0; bytes].into_boxed_slice());
-        Self { came_from: device.clone(), device, request, answer }
+        Self { came_from: device.clone(), device, request, header: None, answer }
     }
 
     /// Sleeps until a request comes, and receives it.
@@ -127,7 +126,7 @@ impl DeviceChannel {
 
     /// The thread that made the received request; 0 stands for the kernel.
     pub(crate) fn asking(&self) -> u32 {
-        Request::decode(&self.request).map_or(0, |request| request.header.pid)
+        self.header.map_or(0, |header| header.pid)
     }
 
     fn read(&mut self, from: Arc<OwnedFd>) -> io::Result<DeviceEvent> {
@@ -135,6 +134,7 @@ impl DeviceChannel {
         match rustix::io::read(&from, spare_capacity(&mut self.request)) {
             Ok(_) => {
                 self.came_from = from;
+                self.header = Request::decode(&self.request).ok().map(|request| request.header);
                 Ok(DeviceEvent::Request)
             }
             // `ECONNABORTED` when the mount ended while a request was being read.
@@ -148,9 +148,9 @@ impl DeviceChannel {
     /// Whether the answer to the received request is likely to wait for the disk or to move much
     /// data.
     pub(crate) fn may_take_long(&self) -> bool {
-        Request::decode(&self.request).is_ok_and(|request| {
-            let mut arguments = request.arguments;
-            match request.header.opcode {
+        self.header.is_some_and(|header| {
+            let mut arguments = Request::behind(header, &self.request).arguments;
+            match header.opcode {
                 opcode::FSYNC
                 | opcode::FSYNCDIR
                 | opcode::SYNCFS
@@ -170,9 +170,11 @@ impl DeviceChannel {
     pub(crate) fn answer(&mut self, dispatcher: &Dispatcher) -> io::Result<Answer> {
         let bytes = &self.request[..];
         let mut out = AnswerBody::new(&mut self.answer);
-        let (unique, answer) = match Request::decode(bytes) {
-            Ok(request) => (request.header.unique, dispatcher.answer(&request, &mut out)),
-            Err(_) => (refused(bytes)?, Answer::Failed(Errno::INVAL)),
+        let (unique, answer) = match self.header {
+            Some(header) => {
+                (header.unique, dispatcher.answer(&Request::behind(header, bytes), &mut out))
+            }
+            None => (refused(bytes)?, Answer::Failed(Errno::INVAL)),
         };
         let (error, body) = match answer {
             Answer::Sent => (0, out.bytes()),

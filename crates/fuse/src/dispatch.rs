@@ -34,7 +34,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use session::MAX_BYTES;
+pub(crate) use session::{LARGE_BYTES, MAX_BYTES};
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

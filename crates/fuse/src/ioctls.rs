@@ -11,6 +11,7 @@ use offshoot_vfs::Result;
 /// An ioctl on an open directory. The kernel has copied as many bytes as the number of the ioctl
 /// says: 16 KiB at most.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Ioctl<'a> {
     /// The handle of the open directory. No other has the same while the filesystem is mounted.
     pub directory: u64,

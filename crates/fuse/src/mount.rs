@@ -27,6 +27,7 @@ const HELPER: &str = "fusermount3";
 
 /// How a filesystem is mounted.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct MountOptions {
     /// The source that the table of mounts shows.

@@ -41,6 +41,7 @@ pub type FindDirectory = Arc<dyn Fn(&[u8]) -> Option<FileId> + Send + Sync>;
 /// caches a name that root found and shows it to every user. So the gate is a directory that only
 /// root may search.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Gate {
     /// The name of the gate.
     pub name: &'static [u8],
@@ -48,8 +49,16 @@ pub struct Gate {
     pub find: FindDirectory,
 }
 
+impl Gate {
+    /// A gate with this name. `find` finds the directories behind it.
+    pub fn new(name: &'static [u8], find: FindDirectory) -> Self {
+        Self { name, find }
+    }
+}
+
 /// How a filesystem is served.
 #[derive(Clone, Default)]
+#[non_exhaustive]
 pub struct ServeOptions {
     /// The mount shows all files with this owner. Where it is set, a new file belongs to the owner
     /// of its directory, and changing an owner fails.
@@ -73,4 +82,13 @@ pub struct ServeOptions {
     pub ioctls: Option<Arc<dyn Ioctls>>,
     /// Directories that root finds outside the tree.
     pub gate: Option<Gate>,
+}
+
+impl ServeOptions {
+    /// The defaults over `transport`: each file shows its own owner, and the mount does no more
+    /// than the filesystem does.
+    #[must_use]
+    pub fn over(transport: Transport) -> Self {
+        Self { transport, ..Self::default() }
+    }
 }

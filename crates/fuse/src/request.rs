@@ -30,13 +30,16 @@ impl<'a> Request<'a> {
     /// Decodes the request in `bytes`, the result of one read.
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<Self, MalformedRequest> {
         let (header, rest) = InHeader::read_from_prefix(bytes).map_err(|_| MalformedRequest)?;
-        if usize::try_from(header.len) != Ok(bytes.len()) {
+        if usize::try_from(header.len) != Ok(bytes.len()) || rest.len() < extension_bytes(header) {
             return Err(MalformedRequest);
         }
-        // Extensions come last. `total_extlen` counts them in units of 8 bytes.
-        let extensions = usize::from(header.total_extlen) * 8;
-        let end = rest.len().checked_sub(extensions).ok_or(MalformedRequest)?;
-        Ok(Self { header, arguments: RequestArguments { fixed: &[], rest: &rest[..end] } })
+        Ok(Self::behind(header, bytes))
+    }
+
+    /// The request in `bytes`, of which `header` was decoded before.
+    pub(crate) fn behind(header: InHeader, bytes: &'a [u8]) -> Self {
+        let rest = &bytes[size_of::<InHeader>()..bytes.len() - extension_bytes(header)];
+        Self { header, arguments: RequestArguments { fixed: &[], rest } }
     }
 
     /// Decodes a request in parts: its header at the start of `head`, its fixed part at the start
@@ -51,10 +54,14 @@ impl<'a> Request<'a> {
         let len = usize::try_from(header.len).map_err(|_| MalformedRequest)?;
         let fixed =
             len.checked_sub(behind).and_then(|len| fixed.get(..len)).ok_or(MalformedRequest)?;
-        let extensions = usize::from(header.total_extlen) * 8;
-        let end = payload.len().checked_sub(extensions).ok_or(MalformedRequest)?;
+        let end = payload.len().checked_sub(extension_bytes(header)).ok_or(MalformedRequest)?;
         Ok(Self { header, arguments: RequestArguments { fixed, rest: &payload[..end] } })
     }
+}
+
+/// The bytes of the extensions at the end of a request. `total_extlen` counts units of 8 bytes.
+fn extension_bytes(header: InHeader) -> usize {
+    usize::from(header.total_extlen) * 8
 }
 
 /// The part of a request that is not decoded yet.

@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cpus::{QueueCpus, all};
-use crate::dispatch::{Answer, Dispatcher};
+use crate::dispatch::{Answer, Dispatcher, LARGE_BYTES};
 use crate::output::AnswerBody;
 use crate::request::Request;
 use crate::wire::{InHeader, OutHeader, RingHeader};
@@ -38,9 +38,6 @@ use shared::{RingEntry, is_gone};
 /// Request and answer share one payload buffer, so one of them is copied to a buffer aside. All
 /// requests but those with data fit into it, and all answers but those with data.
 const ASIDE_BYTES: usize = 8192;
-
-/// From this many bytes on, a thread that moved data may run on any CPU.
-const LARGE_BYTES: usize = 64 << 10;
 
 /// The outcome of a wait for a request.
 pub(crate) enum ReceivedRequest {
@@ -98,7 +95,8 @@ impl RingChannel {
         let (answer, len) = answer(dispatcher, header, payload, &mut self.aside);
         put_header(header, answer, len);
         self.entry.commit(id)?;
-        self.place.bind(asked.max(len) < LARGE_BYTES);
+        // A thread that moved much data may run on any CPU.
+        self.place.bind(asked.max(len) < LARGE_BYTES as usize);
         Ok(())
     }
 }

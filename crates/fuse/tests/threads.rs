@@ -45,7 +45,7 @@ fn few_threads_serve_many_requests() {
     tracing::subscriber::set_global_default(subscriber).expect("the only test of this file");
     let dir = scratch_dir();
     let place = MountPoint::new(dir.path(), MountOptions::new("threads", "threads"));
-    let options = ServeOptions { transport: Transport::Device, ..ServeOptions::default() };
+    let options = ServeOptions::over(Transport::Device);
     let model = Box::new(Model::made_at(Timestamp::now()));
     let server = Server::start(model, Arc::new(place), options).expect("a mount");
     let serving = thread::spawn(move || server.wait());

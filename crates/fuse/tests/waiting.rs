@@ -146,7 +146,7 @@ fn others_are_served(transport: Transport, call: fn(&File) -> io::Result<()>) {
     let door = Arc::new(FsyncDoor::default());
     let fs = HeldModel { model: Model::made_at(Timestamp::now()), door: door.clone() };
     let place = MountPoint::new(dir.path(), MountOptions::new("held", "held"));
-    let options = ServeOptions { transport, ..ServeOptions::default() };
+    let options = ServeOptions::over(transport);
     let server = Server::start(Box::new(fs), Arc::new(place), options).expect("a mount");
     assert_eq!(server.transport(), transport);
     let serving = thread::spawn(move || server.wait());

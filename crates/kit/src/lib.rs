@@ -5,11 +5,15 @@
 //! | [`sync`] | locks, and the same ones under the model checker |
 //! | [`counter`] | sums that must not fall below zero, and what ends writing when one would |
 //! | [`ranges`] | sets of ranges |
+//! | [`shards`] | shards of tables of files |
+//! | [`read_ahead`] | what a sequential reader will want next |
 //! | [`cores`] | the CPUs that an engine's threads run on |
 //! | [`workers`] | threads for computations, one for each core |
 
 pub mod cores;
 pub mod counter;
 pub mod ranges;
+pub mod read_ahead;
+pub mod shards;
 pub mod sync;
 pub mod workers;

@@ -170,12 +170,12 @@ fn fail(errno: Errno, path: &[u8]) -> Error {
 fn owned(error: &Error) -> Error {
     match error {
         Error::Posix { what, errno, code } => Error::posix(*errno, what).with_code(*code),
-        Error::Io { file, what, source } => {
+        Error::Io { file, what, source, code } => {
             let source = match source.raw_os_error() {
                 Some(number) => io::Error::from_raw_os_error(number),
                 None => io::Error::new(source.kind(), source.to_string()),
             };
-            Error::Io { file: file.clone(), what: what.clone(), source }
+            Error::Io { file: file.clone(), what: what.clone(), source, code: *code }
         }
         Error::Unsupported { what, code } => Error::unsupported(*code, what),
         Error::Corrupt(corrupt) => Error::Corrupt(corrupt.clone()),

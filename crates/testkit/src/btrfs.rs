@@ -12,6 +12,7 @@
 //! | [`damage`] | bad bytes at chosen places |
 //! | [`fixture`] | the volume in the repository |
 //! | [`recipe`] | how a volume is made |
+//! | [`sharing`] | the space of files, by the kernel and by `btrfs-progs` |
 
 pub mod checked;
 pub mod damage;
@@ -22,3 +23,4 @@ pub mod judges;
 pub mod outside;
 pub mod progs;
 pub mod recipe;
+pub mod sharing;

@@ -28,9 +28,9 @@ use crate::random::Random;
 /// How many differences are kept with their text; the others are only counted.
 const KEPT: usize = 40;
 
-/// The inode number that the kernel shows for a nested subvolume in a snapshot, which does not
-/// contain that subvolume: an empty directory that is not stored. Its times are those of the moment
-/// at which it is read.
+/// The inode number that a kernel mount with subvolumes shows for a nested subvolume in a snapshot,
+/// which does not contain that subvolume: an empty directory that is not stored. Its times are
+/// those of the moment at which it is read.
 const EMPTY_SUBVOLUME_INO: u64 = 2;
 
 /// A property in which two filesystems may differ.
@@ -164,14 +164,14 @@ impl Compare {
         &self,
         ours: &dyn FileSystem,
         judge: &dyn FileSystem,
-        is_btrfs: bool,
+        has_subvolumes: bool,
     ) -> ComparisonOutcome {
         let seed = std::process::id().into();
         let mut walk = ComparisonWalk {
             ours,
             judge,
             compare: self,
-            is_btrfs,
+            has_subvolumes,
             outcome: ComparisonOutcome { seed, ..ComparisonOutcome::default() },
             identities: HashMap::new(),
             random: Random::new(seed),
@@ -206,8 +206,8 @@ struct ComparisonWalk<'a> {
     ours: &'a dyn FileSystem,
     judge: &'a dyn FileSystem,
     compare: &'a Compare,
-    /// Whether the judge is a btrfs mount of the kernel.
-    is_btrfs: bool,
+    /// Whether the judge is a kernel mount with subvolumes.
+    has_subvolumes: bool,
     outcome: ComparisonOutcome,
     /// The file of ours for each file of the judge. An entry also means that the contents were
     /// compared under another name.
@@ -254,7 +254,7 @@ impl ComparisonWalk<'_> {
     }
 
     fn is_empty_subvolume(&self, pair: &ComparedPair) -> bool {
-        self.is_btrfs && pair.judge.ino == EMPTY_SUBVOLUME_INO
+        self.has_subvolumes && pair.judge.ino == EMPTY_SUBVOLUME_INO
     }
 
     /// Compares the identity of the file. Returns whether this is its first name.

@@ -75,51 +75,36 @@ fn call(script: &str, from: FileOffset<'_>, to: FileOffset<'_>, len: u64) -> i32
     code
 }
 
-/// What the kernel shows of one file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FileSpace {
-    /// The extents that `filefrag` prints: the range in the file, in bytes, and its kinds.
-    pub extents: Vec<(Range<u64>, Vec<String>)>,
-    /// What `btrfs filesystem du` counts, in bytes: all space of the file, and its exclusive part.
-    pub usage: (u64, u64),
-}
+/// An extent that `filefrag` prints: the range in the file, in bytes, and its kinds.
+pub type ShownExtent = (Range<u64>, Vec<String>);
 
-/// What the kernel shows of all regular files below a mounted directory, by relative path.
+/// What `filefrag` prints of all regular files below a mounted directory, by relative path.
 #[must_use]
-pub fn spaces(mount: &Path) -> BTreeMap<String, FileSpace> {
+pub fn extents(mount: &Path) -> BTreeMap<String, Vec<ShownExtent>> {
     rustix::fs::syncfs(File::open(mount).expect("the directory opens")).expect("a sync");
-    let mut all: BTreeMap<String, FileSpace> = BTreeMap::new();
-    let shell = |script: &str| {
-        run("sh", &["-ec".as_ref(), script.as_ref(), "sh".as_ref(), mount.as_os_str()])
-    };
-    let mut space = None;
-    for line in shell(r#"cd "$1"; find . -type f -exec filefrag -v -b1 {} +"#).lines() {
+    let mut all: BTreeMap<String, Vec<ShownExtent>> = BTreeMap::new();
+    let mut extents = None;
+    let script = r#"cd "$1"; find . -type f -exec filefrag -v -b1 {} +"#;
+    for line in
+        run("sh", &["-ec".as_ref(), script.as_ref(), "sh".as_ref(), mount.as_os_str()]).lines()
+    {
         if let Some(rest) = line.strip_prefix("File size of ") {
             let (path, _) = rest.rsplit_once(" is ").expect("a path");
-            space = Some(all.entry(path.to_owned()).or_default());
-        } else if let (Some(space), Some(extent)) = (&mut space, extent(line)) {
-            match space.extents.last_mut() {
+            extents = Some(all.entry(path.to_owned()).or_default());
+        } else if let (Some(extents), Some(extent)) = (&mut extents, extent(line)) {
+            match extents.last_mut() {
                 Some((last, flags)) if last.end == extent.0.start && *flags == extent.1 => {
                     last.end = extent.0.end;
                 }
-                _ => space.extents.push(extent),
+                _ => extents.push(extent),
             }
-        }
-    }
-    for line in shell(r#"cd "$1"; btrfs filesystem du --raw ."#).lines().skip(1) {
-        let path = &line[line.find("./").unwrap_or(line.len())..];
-        // The other lines are for directories.
-        if let Some(space) = all.get_mut(path) {
-            let mut words = line.split_whitespace();
-            let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
-            space.usage = (number(), number());
         }
     }
     all
 }
 
 /// `0:  0..  4095:  13631488..  13635583:  4096:  13631489: last,shared,eof`
-fn extent(line: &str) -> Option<(Range<u64>, Vec<String>)> {
+fn extent(line: &str) -> Option<ShownExtent> {
     let (number, rest) = line.split_once(':')?;
     number.trim().parse::<u64>().ok()?;
     let (logical, rest) = rest.split_once(':')?;
@@ -129,20 +114,4 @@ fn extent(line: &str) -> Option<(Range<u64>, Vec<String>)> {
     let counts = |flag: &&str| !matches!(*flag, "last" | "eof" | "merged" | "");
     let flags = flags.trim().split(',').filter(counts).map(str::to_owned).collect();
     Some((start..last + 1, flags))
-}
-
-/// Checks that the kernel shows the same extents of all files below both directories, and that at
-/// least `at_least` files share extents.
-#[track_caller]
-pub fn assert_alike(ours: &Path, theirs: &Path, at_least: usize) {
-    let [ours, theirs] = [ours, theirs].map(spaces);
-    for (path, theirs) in &theirs {
-        assert_eq!(ours.get(path), Some(theirs), "extents of {path}, ours and the kernel's");
-    }
-    assert_eq!(ours.len(), theirs.len(), "files");
-    let is_shared = |space: &&FileSpace| {
-        space.extents.iter().any(|(_, flags)| flags.iter().any(|flag| flag == "shared"))
-    };
-    let shared = theirs.values().filter(is_shared).count();
-    assert!(shared >= at_least, "only {shared} files share extents, not {at_least}");
 }

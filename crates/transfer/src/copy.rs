@@ -99,6 +99,7 @@ pub struct IntoVolume<'a> {
 
 /// What copies of several sources share, when their problems and totals are one.
 #[derive(Clone, Copy)]
+#[non_exhaustive]
 pub struct SharedCopy<'a> {
     /// Which attributes are kept.
     pub preserve: &'a Preserve,
@@ -114,6 +115,21 @@ pub struct SharedCopy<'a> {
     pub reflink: ReflinkMode,
     /// What is left out, replaced and reported.
     pub manner: &'a Manner,
+}
+
+impl<'a> SharedCopy<'a> {
+    /// Copies that keep what `preserve` says and treat files as `manner` says. No device is spared,
+    /// and data is shared where it can be.
+    pub fn new(
+        preserve: &'a Preserve,
+        manner: &'a Manner,
+        problems: &'a Problems<'a>,
+        progress: &'a dyn TransferProgress,
+        counters: &'a TransferCounters,
+    ) -> Self {
+        let (devices, reflink): (&[_], _) = (&[], ReflinkMode::Auto);
+        Self { preserve, problems, progress, counters, devices, reflink, manner }
+    }
 }
 
 /// Where one source goes.

@@ -85,6 +85,7 @@ pub struct ExtractSource<'a> {
 
 /// What an extraction did.
 #[derive(Debug, Serialize)]
+#[non_exhaustive]
 pub struct ExtractOutcome {
     /// Directories that were made, the top included.
     pub directories: u64,

@@ -78,7 +78,7 @@ codes! {
     UnknownFeature = 201;
     /// The volume is being converted by another program.
     UnfinishedConversion = 202;
-    /// The pending tree log may be sound, and something that its replay needs is missing.
+    /// The pending tree log may be sound, and its replay lacks something or a device failed.
     LogNotReplayed = 203;
     /// A member is missing, and the volume was not to be opened without it.
     Incomplete = 204;

@@ -42,6 +42,8 @@ pub enum Error {
         what: String,
         /// What the operating system said.
         source: io::Error,
+        /// Which kind of error it is: [`Code::Device`], unless there is a better one.
+        code: Code,
     },
     /// The volume needs something that is not there.
     #[error("not supported: {what}")]
@@ -154,7 +156,8 @@ impl Error {
 
     /// A failure of the host or a device while doing `what`.
     pub fn io(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::Io { file: None, what: what.into(), source: source.into() }
+        let (what, source) = (what.into(), source.into());
+        Self::Io { file: None, what, source, code: Code::Device }
     }
 
     /// A corrupt structure with no logical address of its own.
@@ -182,9 +185,10 @@ impl Error {
     #[must_use]
     pub fn with_code(mut self, new: Code) -> Self {
         match &mut self {
-            Self::Posix { code, .. } | Self::Unsupported { code, .. } => *code = new,
+            Self::Posix { code, .. } | Self::Io { code, .. } | Self::Unsupported { code, .. } => {
+                *code = new;
+            }
             Self::Corrupt(corrupt) => corrupt.code = new,
-            Self::Io { .. } => {}
         }
         self
     }
@@ -193,9 +197,10 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> Code {
         match self {
-            Self::Posix { code, .. } | Self::Unsupported { code, .. } => *code,
+            Self::Posix { code, .. } | Self::Io { code, .. } | Self::Unsupported { code, .. } => {
+                *code
+            }
             Self::Corrupt(corrupt) => corrupt.code,
-            Self::Io { .. } => Code::Device,
         }
     }
 

@@ -9,6 +9,10 @@
 //! | the buffer of a file | writes, truncation, write-back | the lock of the inode, and its own for a moment |
 //! | the table | the first sector of a file is buffered, its last is written back | the lock of the inode, and that of a shard |
 //!
+//! A step of write-back takes space under the reservation of the data that it stores, and the files
+//! get that back when the space is taken ([`lend`]). The buffered data has it until the extents are
+//! in the tree. It is on loan under the locks of the inodes, so no other thread misses it.
+//!
 //! Runs on their way to the devices do not change. A thread that writes over one gets a copy
 //! (`ordered`).
 //!
@@ -26,14 +30,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_vfs::{FileId, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
-use super::{SHARDS, shard_of};
 use crate::counter::{NonNegativeCounter, WriteStop};
-use crate::space::{Kept, Promise, Reservation};
+use crate::space::{Kept, KeptAs, Promise, Purpose, Reservation, Space};
 
 /// The longest run of sectors in one piece of memory, in bytes.
 const RUN_BYTES: usize = 1 << 20;
@@ -269,6 +273,28 @@ impl DirtyFile {
             self.overwrite(size, &vec![0; index(tail.end - tail.start)]);
         }
     }
+}
+
+/// Lends `take` the reservations of so many bytes of each buffer. The caller has the locks of the
+/// inodes.
+pub(crate) fn lend<T>(
+    space: &Arc<Space>,
+    lenders: &[(&FileBuffer, u64)],
+    take: impl FnOnce(&Kept) -> T,
+) -> T {
+    let mut claim = Kept::none(space, KeptAs::Reserved(Purpose::Data));
+    for &(buffer, bytes) in lenders {
+        if let Some(reserved) = &mut buffer.write().reserved {
+            reserved.pass(&mut claim, bytes);
+        }
+    }
+    let taken = take(&claim);
+    for &(buffer, bytes) in lenders {
+        if let Some(reserved) = &mut buffer.write().reserved {
+            claim.pass(reserved, bytes);
+        }
+    }
+    taken
 }
 
 type BufferShard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;

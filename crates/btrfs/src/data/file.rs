@@ -48,15 +48,6 @@ pub(crate) fn type_of(item: &InodeItem) -> Result<FileType> {
     })
 }
 
-/// The number of shards of a table of inodes, a power of two.
-pub(crate) const SHARDS: usize = 16;
-
-/// The shard that `file` is in.
-pub(crate) fn shard_of(file: FileId) -> usize {
-    let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    spread as usize & (SHARDS - 1)
-}
-
 /// A stored time. Damaged nanoseconds may be any number. They are limited to 999,999,999, so that
 /// the file stays readable.
 pub(crate) fn timestamp(time: &Timespec) -> Timestamp {

@@ -6,11 +6,12 @@ use offshoot_btrfs_format::chunk::{Chunk, DevItem};
 use offshoot_btrfs_format::superblock::Incompat;
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_device::{BlockDevice, MemoryBudget, MemoryDevice};
+use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_vfs::{Errno, Error, Result, Structure};
 
 use super::{Engine, WriteDestination};
 use crate::cores;
-use crate::data::{Buffers, ReadAhead};
+use crate::data::Buffers;
 use crate::delayed::Delayed;
 use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};

@@ -229,7 +229,7 @@ impl<'v> AllocationWork<'v> {
         let handle = self.volume.join_for(items_of(self.volume, count), Claim::Work)?;
         let begun = self.begin(&handle)?;
         let wanted = len.min(room.bytes());
-        let (logical, len) = handle.space().take_data(&self.volume.base, wanted)?;
+        let (logical, len) = handle.space().take_data(&self.volume.base, room, wanted)?;
         self.apply(&handle, begun, |item| {
             let change = preallocate(&handle, self.file, gap.start, logical, len)?;
             item.nbytes = item.nbytes.get().saturating_add_signed(change).into();

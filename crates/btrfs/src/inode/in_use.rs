@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use offshoot_btrfs_format::TreeId;
+use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_vfs::{FileId, Result};
 use parking_lot::lock_api::ArcMutexGuard;
 use parking_lot::{Mutex, RawMutex, RwLock};
@@ -40,7 +41,6 @@ use smallvec::SmallVec;
 
 use super::directories::{Budget, DirectoryFacts};
 use super::subvolume::Subvolume;
-use crate::data::{SHARDS, shard_of};
 
 /// The number of inodes in a shard at which it forgets unused ones.
 const SHARD_INODES: usize = 512;

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::check::ExpectedBlock;
 use offshoot_btrfs_format::{Generation, TreeId};
+use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_vfs::Result;
 
 use super::subvolume::SubvolumeMoves;
 use super::{Inodes, RoomsHandle};
 use crate::block::{HeldBlock, TreeBlock};
-use crate::data::{Buffers, FileVolume, ReadAhead};
+use crate::data::{Buffers, FileVolume};
 use crate::delayed::{Delayed, Queues};
 use crate::options::EngineOptions;
 use crate::space::{Purpose, Waiter};

@@ -41,8 +41,9 @@ use crate::storage::malformed;
 use crate::transaction::{CommitCause, root_item_key};
 use crate::tree::{Cursor, TreeRoot};
 
-/// Replays the pending log of the volume, and commits. [`LogFailure`](super::LogFailure) classifies
-/// its errors.
+/// Replays the pending log of the volume, and commits. The codes of its errors are
+/// [`Code::Log`](offshoot_vfs::Code::Log) and
+/// [`Code::LogNotReplayed`](offshoot_vfs::Code::LogNotReplayed).
 pub(crate) fn replay(volume: &Rooms, replay_bytes: u64) -> Result<()> {
     replay_into(volume, replay_bytes).map_err(in_log)
 }

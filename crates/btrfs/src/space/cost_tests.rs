@@ -39,7 +39,8 @@ fn looked_with_groups(groups: u64) -> [u64; 4] {
         looked_at(|| {
             let has_grown = crate::upkeep::try_grow(volume, Purpose::Data, || true);
             assert!(has_grown.expect("no device fails"), "there is place");
-            space.take_data(&volume.base, GIB).expect("a free group");
+            let claim = volume.reserve_data(GIB).expect("a free group").keep();
+            space.take_data(&volume.base, &claim, GIB).expect("it was reserved");
         })
     };
     let begun = Instant::now();

@@ -8,7 +8,14 @@
 //! | [`Promise`] | trees will grow by this much when buffered data is written back | free space, and the next chunk of metadata |
 //!
 //! A claim for buffered or queued data outlives the call. It becomes a [`Kept`]: a reservation or a
-//! promise that its owner can split, add to, and drop. Dropping any claim gives it back.
+//! promise that its owner can split, add to, and drop. Dropping any claim gives it back. A `Kept`
+//! counts a reference to its ledger, because it outlives the borrows of the call that made it.
+//!
+//! A caller that takes space for data shows the claim that covers it ([`Space::take_data`]). The
+//! claim bounds each taking, and stays until the data is stored or the space is given back. The
+//! claim of buffered data is in the buffer of its file. The buffer lends it while space is taken
+//! (`data/buffer`), so that no block group is loaded under the lock of the buffer. That costs each
+//! taking two moments of this lock.
 //!
 //! A claim is an amount, not an address. Space that was taken under a reservation counts twice, as
 //! taken and as reserved, until the reservation ends: during one step of write-back, or while an
@@ -458,15 +465,28 @@ impl Kept {
         self.bytes += std::mem::take(&mut promise.bytes);
     }
 
-    /// Splits off `bytes`. If the claim has less, the caller has counted wrong: it gets the rest,
-    /// and all writing ends.
+    /// Splits off `bytes`, as [`pass`](Self::pass) does.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        let mut part = Self::none(&self.space, self.what);
+        self.pass(&mut part, bytes);
+        part
+    }
+
+    /// Passes `bytes` to another claim. If this one has less, the caller has counted wrong: it
+    /// passes the rest, and all writing ends.
+    pub(crate) fn pass(&mut self, to: &mut Self, bytes: u64) {
+        debug_assert_eq!(self.what, to.what);
         let part = bytes.min(self.bytes);
         if part < bytes {
-            self.space.stop.set(&below_zero("kept", self.bytes, bytes).to_string());
+            self.space.stop.set(&self.lacks(bytes).to_string());
         }
         self.bytes -= part;
-        Self { space: self.space.clone(), what: self.what, bytes: part }
+        to.bytes += part;
+    }
+
+    /// The error that the claim has less than `bytes`.
+    fn lacks(&self, bytes: u64) -> Error {
+        below_zero("kept", self.bytes, bytes)
     }
 }
 
@@ -501,12 +521,24 @@ impl Space {
         self.serve(purpose);
     }
 
-    /// Takes space for data that the caller has reserved: `wanted` bytes, or the longest piece when
-    /// free space is in smaller pieces, in whole sectors. The reservation stays.
+    /// Takes space for data under `claim`: `wanted` bytes, or the longest piece when free space is
+    /// in smaller pieces, in whole sectors. The claim stays.
     ///
     /// # Errors
-    /// `ENOSPC` when less is free than was reserved.
-    pub(crate) fn take_data(&self, volume: &dyn Roots, wanted: u64) -> Result<(Logical, u64)> {
+    /// `ENOSPC` when less is free than was reserved. When the claim has less than `wanted`, the
+    /// caller has counted wrong, and all writing ends.
+    pub(crate) fn take_data(
+        &self,
+        volume: &dyn Roots,
+        claim: &Kept,
+        wanted: u64,
+    ) -> Result<(Logical, u64)> {
+        debug_assert_eq!(claim.what, KeptAs::Reserved(Purpose::Data));
+        if claim.bytes < wanted {
+            let error = claim.lacks(wanted);
+            self.stop.set(&error.to_string());
+            return Err(error);
+        }
         let sector = u64::from(volume.superblock().sector_size);
         let is_no_space =
             |e: &Error| matches!(e, Error::Posix { errno, .. } if *errno == Errno::NOSPC);

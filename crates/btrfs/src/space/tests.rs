@@ -213,7 +213,7 @@ fn data_is_reserved_until_it_is_full() {
     assert!(is_full(&error), "{error}");
     assert!(all.len() > 10, "{} reservations", all.len());
     let space = &volume.live().unwrap().space;
-    let (logical, len) = space.take_data(&volume.base, 1 << 20).unwrap();
+    let (logical, len) = space.take_data(&volume.base, &all[0], 1 << 20).unwrap();
     assert!(len > 0 && len <= 1 << 20);
     volume.live().unwrap().space.give_back(logical, len).unwrap();
     drop(all);
@@ -425,8 +425,10 @@ fn what_is_kept_is_given_back_when_it_is_dropped() {
     assert_eq!(kept.take_over(&more, 4096), 4096);
     drop(more);
     assert_eq!(reserved(), (1 << 20) + 4096);
-    drop(kept.split(1 << 20));
-    assert_eq!((reserved(), kept.bytes()), (4096, 4096));
+    let mut other = kept.split(1 << 20);
+    other.pass(&mut kept, 4096);
+    drop(other);
+    assert_eq!((reserved(), kept.bytes()), (8192, 8192));
     drop(kept);
     assert_eq!(reserved(), 0);
     let mut later = volume.promise(1 << 20).unwrap().keep();
@@ -444,6 +446,23 @@ fn a_claim_gives_up_no_more_than_it_has() {
     let volume = crate::BtrfsVolume::open_writable(vec![device], &options).unwrap();
     let mut kept = volume.reserve_data(4096).unwrap().keep();
     assert_eq!(kept.split(8192).bytes(), 4096, "there is no more");
+    let error = volume.sync().expect_err("the accounts are wrong");
+    assert!(error.to_string().contains("8192 should be taken from it"), "{error}");
+}
+
+/// Data is taken only under a claim that covers it. Otherwise nothing is taken, and all writing
+/// ends.
+#[test]
+fn no_data_is_taken_without_a_claim_to_it() {
+    let options = EngineOptions { commit_interval: None, ..EngineOptions::default() };
+    let device = crate::test_volumes::in_memory(16384);
+    let volume = crate::BtrfsVolume::open_writable(vec![device], &options).unwrap();
+    let space = &volume.live().unwrap().space;
+    let claim = volume.reserve_data(4096).unwrap().keep();
+    space.take_data(&volume.base, &claim, 4096).expect("it is reserved");
+    let free = space.ledger(Purpose::Data).free();
+    space.take_data(&volume.base, &claim, 8192).expect_err("half of it is not reserved");
+    assert_eq!(space.ledger(Purpose::Data).free(), free, "nothing is taken");
     let error = volume.sync().expect_err("the accounts are wrong");
     assert!(error.to_string().contains("8192 should be taken from it"), "{error}");
 }

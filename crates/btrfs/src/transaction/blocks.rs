@@ -13,7 +13,7 @@ use super::Base;
 use crate::block::lock_order::require_order;
 use crate::block::{HeldBlock, Latch, TreeBlock, latch_shared};
 use crate::transaction::LiveVolume;
-use crate::tree::Blocks;
+use crate::tree::{Blocks, share_root};
 
 /// How many blocks after the wanted one are read ahead when the wanted one is not in the cache: a
 /// walk over the tree will need these leaves next.
@@ -47,7 +47,7 @@ impl Blocks for Base {
         let live = self.live()?;
         let tree = live.tree(self, id)?;
         tree.require_alive()?;
-        let root = tree.share_root(&live.stats);
+        let root = share_root(&tree.root, &live.stats);
         self.hold(&root.expected())
     }
 

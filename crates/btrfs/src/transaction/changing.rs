@@ -12,7 +12,7 @@ use super::roots::StoredRoot;
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
 use crate::space::Space;
 use crate::stats::EngineCounters;
-use crate::sync::{RwLock, RwLockReadGuard};
+use crate::sync::RwLock;
 use crate::tree::{Blocks, Latching, OwnedTree, TreeRoot};
 
 /// A tree that can change. Its root is behind the lock that comes before all latches.
@@ -52,11 +52,6 @@ impl ChangingTree {
             used: AtomicU64::new(stored.used_bytes),
             hold: TreeReservation::new(stored.used_bytes, space),
         }
-    }
-
-    /// Its root, under a shared lock: no thread replaces it meanwhile.
-    pub(crate) fn share_root(&self, stats: &EngineCounters) -> RwLockReadGuard<'_, TreeRoot> {
-        stats.lock_shared(self.root.try_read(), || self.root.read())
     }
 
     /// The transaction that took the last snapshot of it.

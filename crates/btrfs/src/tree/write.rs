@@ -148,6 +148,14 @@ pub(crate) struct TreeWriter<'a> {
     owner: &'a dyn OwnedTree,
 }
 
+/// The root of a tree, under a shared lock: no thread replaces it meanwhile.
+pub(crate) fn share_root<'r>(
+    root: &'r RwLock<TreeRoot>,
+    stats: &EngineCounters,
+) -> RwLockReadGuard<'r, TreeRoot> {
+    stats.lock_shared(root.try_read(), || root.read())
+}
+
 impl<'a> TreeWriter<'a> {
     pub(crate) fn new(owner: &'a dyn OwnedTree) -> Self {
         Self { owner }
@@ -161,10 +169,8 @@ impl<'a> TreeWriter<'a> {
         self.owner.node_size()
     }
 
-    /// The root, under a shared lock: no thread replaces it meanwhile.
     fn share_root(&self) -> RwLockReadGuard<'a, TreeRoot> {
-        let root = self.owner.root();
-        self.owner.stats().lock_shared(root.try_read(), || root.read())
+        share_root(self.owner.root(), self.owner.stats())
     }
 
     /// The root, under an exclusive lock.

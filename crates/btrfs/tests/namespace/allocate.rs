@@ -7,10 +7,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use offshoot_btrfs_format::file_extent::FileExtentBody;
 use offshoot_testkit::btrfs::disks::Disks;
-use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::{judges, sharing};
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
-use offshoot_testkit::sharing;
 use offshoot_vfs::{Errno, Fallocate, FileId, FileSystem, FileSystemMut, SetAttr, XattrMode};
 use rustix::fs::{FallocateFlags, SeekFrom};
 

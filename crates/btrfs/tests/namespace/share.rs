@@ -8,6 +8,7 @@ use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::file_extent::FileExtentBody;
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::sharing::assert_alike;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_testkit::run::run;
 use offshoot_testkit::sharing;
@@ -152,7 +153,7 @@ fn the_kernel_shares_the_same_extents() {
     drop((mount, fs));
     judge(&ours, FILES as u64);
     let [our_mount, their_mount] = [&ours, &theirs].map(|disks| disks.mount("ro,noatime"));
-    sharing::assert_alike(our_mount.path(), their_mount.path(), FILES / 2);
+    assert_alike(our_mount.path(), their_mount.path(), FILES / 2);
     drop((our_mount, their_mount));
     let [their_layout, our_layout] = [&theirs, &ours].map(|disks| layout(&open_read_only(disks)));
     let differs = our_layout.iter().zip(&their_layout).find(|(ours, theirs)| ours != theirs);

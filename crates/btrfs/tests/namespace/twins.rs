@@ -11,11 +11,10 @@ use std::path::Path;
 use offshoot_btrfs::{EngineOptions, Filesystem, SubvolumeId};
 use offshoot_btrfs_format::TreeId;
 use offshoot_testkit::btrfs::disks::Disks;
-use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::{judges, sharing};
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::run;
-use offshoot_testkit::sharing;
 use offshoot_vfs::acl::{ACCESS, DEFAULT};
 use offshoot_vfs::{
     Errno, FileFlags, FileId, FileSystem, FileSystemMut, FileType, NewFile, NewNode, Rename,

@@ -8,10 +8,9 @@ use std::path::Path;
 use offshoot_btrfs::Filesystem;
 use offshoot_btrfs_format::ItemType;
 use offshoot_testkit::btrfs::disks::Disks;
-use offshoot_testkit::btrfs::{judges, progs};
+use offshoot_testkit::btrfs::{judges, progs, sharing};
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
-use offshoot_testkit::sharing;
 use offshoot_vfs::{self as vfs, FileSystem, FileSystemMut, NewFile};
 use rustix::fs::CWD;
 

@@ -7,7 +7,7 @@ use offshoot_transfer::copy;
 use offshoot_vfs::FileFlags;
 
 use super::EditArguments;
-use super::mkfs::parse_size;
+use super::parse_size;
 
 pub(crate) const CP_HELP: &str = "\
 SOURCE and DESTINATION are paths of the host or places in volumes; one of them at least is a \

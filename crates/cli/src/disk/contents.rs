@@ -1,12 +1,10 @@
 //! What a disk and its partitions hold, and which partition a name selects.
 
 use std::fmt::Write as _;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use offshoot_btrfs::occupant_at;
-use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, Superblock};
 use offshoot_device::{
     BlockDevice, DiskContents, Partition, PartitionContents, PartitionTable, TableKind,
 };
@@ -14,6 +12,7 @@ use offshoot_device::{
 use super::DiskName;
 use crate::exit::{Result, VerbFailure};
 use crate::output::{Escaped, human_size};
+use crate::verbs::btrfs::label::label_at;
 
 /// The contents of a disk.
 pub(crate) struct NamedContents {
@@ -194,16 +193,4 @@ fn is_named(partition: &Partition, held: &PartitionHolding, text: &[u8]) -> bool
     is_number(partition, text)
         || partition.uuid.as_bytes().eq_ignore_ascii_case(text)
         || !text.is_empty() && (partition.label.as_bytes() == text || held.label == text)
-}
-
-/// The label of the btrfs that begins at `start`; empty when its first superblock is damaged.
-fn label_at(device: &dyn BlockDevice, start: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; offshoot_btrfs_format::superblock::SUPERBLOCK_SIZE];
-    match device.read_at(start + SUPERBLOCK_OFFSETS[0], &mut bytes) {
-        // The disk ends inside the superblock.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Vec::new()),
-        result => result?,
-    }
-    let superblock = Superblock::parse(&bytes, SUPERBLOCK_OFFSETS[0]);
-    Ok(superblock.map(|superblock| superblock.item.label().to_vec()).unwrap_or_default())
 }

@@ -38,14 +38,12 @@ pub(super) fn help(mounting: &Mounting<'_>, wanted: &MountCommandOptions) -> exi
     let _ = rustix::process::setpgid(None, None);
     let dir = mounting.directory.canonicalize();
     let dir = dir.map_err(|error| failed(&mounting.directory.display().to_string(), error))?;
-    let options = MountOptions {
-        is_read_only: wanted.is_read_only,
-        allows_others: wanted.allows_others,
-        allows_suid: wanted.allows_suid,
-        allows_devices: wanted.allows_devices,
-        allows_exec: wanted.allows_exec,
-        ..MountOptions::new(source_name(mounting.volume), SUBTYPE)
-    };
+    let mut options = MountOptions::new(source_name(mounting.volume), SUBTYPE);
+    options.is_read_only = wanted.is_read_only;
+    options.allows_others = wanted.allows_others;
+    options.allows_suid = wanted.allows_suid;
+    options.allows_devices = wanted.allows_devices;
+    options.allows_exec = wanted.allows_exec;
     std::env::set_current_dir("/").map_err(|error| failed("/", error))?;
     let ours = HelperMount { point: MountPoint::new(dir, options), device: OnceLock::new() };
     offshoot_fuse::help(std::io::stdin().as_fd(), &ours)

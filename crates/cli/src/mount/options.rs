@@ -13,11 +13,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::unistd::{Group, User};
-use offshoot_btrfs::{Compress, NewFiles};
 use offshoot_fuse::{ShownOwner, Transport};
 use offshoot_vfs::{Code, Error};
 
 use crate::exit::{Result, VerbFailure};
+use crate::verbs::btrfs::storing::Storing;
 
 /// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,9 +43,7 @@ pub(crate) struct MountCommandOptions {
     pub(crate) subvolume: Option<OsString>,
     /// The id of the subvolume. If a path is given too, both must name the same subvolume.
     pub(crate) subvolume_id: Option<u64>,
-    pub(crate) compress: Option<Compress>,
-    pub(crate) new_files: NewFiles,
-    pub(crate) max_inline: Option<u64>,
+    pub(crate) storing: Storing,
     pub(crate) commit: Option<Duration>,
     /// Whether fsync writes the tree log instead of committing.
     pub(crate) has_tree_log: bool,
@@ -74,9 +72,7 @@ impl Default for MountCommandOptions {
             transport: Transport::default(),
             subvolume: None,
             subvolume_id: None,
-            compress: None,
-            new_files: NewFiles::default(),
-            max_inline: None,
+            storing: Storing::default(),
             commit: None,
             has_tree_log: true,
             is_discarding: false,
@@ -246,15 +242,6 @@ impl MountCommandOptions {
         }
     }
 
-    /// Sets the compression. Compressed data has checksums and is never overwritten in place, so
-    /// the last of such options wins, as for the kernel.
-    fn compress(&mut self, compress: Option<Compress>) {
-        self.compress = compress;
-        if compress.is_some() {
-            self.new_files = NewFiles::Copied;
-        }
-    }
-
     fn add(&mut self, option: &str, is_sloppy: bool) -> Result {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -314,22 +301,7 @@ impl MountCommandOptions {
                 let secs = number(option, value)?;
                 self.commit = (secs > 0).then(|| Duration::from_secs(secs));
             }
-            ("compress" | "compression", value) => self.compress(compress(option, value, false)?),
-            ("compress-force", value) => self.compress(compress(option, value, true)?),
-            ("nodatacow", None) => {
-                self.new_files = NewFiles::InPlace;
-                self.compress = None;
-            }
-            ("nodatasum", None) if self.new_files == NewFiles::Copied => {
-                self.new_files = NewFiles::WithoutChecksums;
-            }
-            // NODATACOW implies no checksums, and that remains when `datacow` takes NODATACOW back.
-            ("datacow", None) if self.new_files == NewFiles::InPlace => {
-                self.new_files = NewFiles::WithoutChecksums;
-            }
-            ("nodatasum" | "datacow", None) => {}
-            ("datasum", None) => self.new_files = NewFiles::Copied,
-            ("max_inline", Some(value)) => self.max_inline = Some(size(option, value)?),
+            _ if self.storing.add(option)? => {}
             _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" => {}
             // The kernel handles security labels, and adds this option to the table of mounts.
             ("seclabel", None) => {}
@@ -348,18 +320,6 @@ impl MountCommandOptions {
         }
         Ok(())
     }
-}
-
-/// Parses a size in bytes, which may end with a unit.
-fn size(option: &str, value: &str) -> Result<u64> {
-    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match &value[digits.len()..] {
-        "" => 0,
-        "k" | "K" => 10,
-        "m" | "M" => 20,
-        _ => return number(option, value),
-    };
-    Ok(number::<u64>(option, digits)?.saturating_mul(1 << shift))
 }
 
 /// Parses a user, given by number or name.
@@ -386,18 +346,9 @@ fn group(option: &str, value: &str) -> Result<u32> {
     }
 }
 
-fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T> {
+/// The value of an option that says a number.
+pub(crate) fn number<T: std::str::FromStr>(option: &str, value: &str) -> Result<T> {
     value.parse().map_err(|_| VerbFailure::Usage(format!("{option} does not say a number")))
-}
-
-fn compress(option: &str, value: Option<&str>, is_forced: bool) -> Result<Option<Compress>> {
-    if matches!(value, Some("no" | "none")) {
-        return Ok(None);
-    }
-    let method = value.unwrap_or("zlib").parse();
-    method
-        .map(|method| Some(Compress { method, is_forced }))
-        .map_err(|reason| VerbFailure::Usage(format!("{option}: {reason}")))
 }
 
 #[cfg(test)]
@@ -419,7 +370,7 @@ mod tests {
         assert_eq!(wanted.subvolume, Some("/2024".into()));
         assert_eq!(wanted.owner, ShownOwner { uid: Some(7), gid: None });
         assert_eq!(wanted.commit, Some(Duration::from_secs(5)));
-        assert!(wanted.compress.is_some_and(|compress| compress.is_forced));
+        assert!(wanted.storing.compress.is_some_and(|compress| compress.is_forced));
         assert!(
             !wanted.is_read_only
                 && !wanted.allows_exec
@@ -450,17 +401,6 @@ mod tests {
             parse("flushoncommit,noflushoncommit").ok(),
             Some(MountCommandOptions::default())
         );
-        let stored = |options| {
-            let wanted = parse(options).expect("all of them are known");
-            (wanted.new_files, wanted.compress.is_some())
-        };
-        assert_eq!(stored("compress=zstd,nodatacow"), (NewFiles::InPlace, false));
-        assert_eq!(stored("nodatacow,nodatasum"), (NewFiles::InPlace, false));
-        assert_eq!(stored("nodatacow,datacow"), (NewFiles::WithoutChecksums, false));
-        assert_eq!(stored("nodatacow,datasum"), (NewFiles::Copied, false));
-        assert_eq!(stored("nodatacow,compress=zstd"), (NewFiles::Copied, true));
-        let inline = |options| parse(options).ok().and_then(|wanted| wanted.max_inline);
-        assert_eq!(["max_inline=0", "max_inline=4k"].map(inline), [Some(0), Some(4096)]);
     }
 
     #[test]

@@ -129,9 +129,7 @@ fn start(
     let enter = move || entered.borrow_mut().iter_mut().for_each(MountSandbox::enter);
     let access = if wanted.is_read_only { Access::Read } else { Access::Write };
     let opening = Opening {
-        compress: wanted.compress,
-        new_files: wanted.new_files,
-        max_inline: wanted.max_inline,
+        storing: wanted.storing,
         commit: wanted.commit,
         dirty_bytes: Some(dirty_bytes()),
         has_tree_log: wanted.has_tree_log,
@@ -159,17 +157,15 @@ fn start(
     };
     let for_errors = log.clone();
     let files = fs.volume().files(fs.root().dev)?;
-    let options = ServeOptions {
-        owner: wanted.owner,
-        // 32-bit programs can `stat` files of the top-level subvolume.
-        plain_space: TreeId::FS.0,
-        allows_idmap: wanted.allows_idmap,
-        transport: wanted.transport,
-        reporter: Some(Arc::new(move |error: &Error| for_errors.line(error))),
-        volume: Some(fs.volume()),
-        ioctls: Some(jobs.clone()),
-        gate: Some(Gate { name: gate::NAME, find: Arc::new(find) }),
-    };
+    let mut options = ServeOptions::over(wanted.transport);
+    options.owner = wanted.owner;
+    // 32-bit programs can `stat` files of the top-level subvolume.
+    options.plain_space = TreeId::FS.0;
+    options.allows_idmap = wanted.allows_idmap;
+    options.reporter = Some(Arc::new(move |error: &Error| for_errors.line(error)));
+    options.volume = Some(fs.volume());
+    options.ioctls = Some(jobs.clone());
+    options.gate = Some(Gate::new(gate::NAME, Arc::new(find)));
     let server = Server::start(files, helper.clone(), options)?;
     jobs.begin(server.caches());
     Ok(server)

@@ -97,20 +97,12 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     }
     let progress = console.start_progress("copied");
     let devices = volumes.devices();
-    let shared = SharedCopy {
-        preserve: &preserve,
-        manner: &manner,
-        problems: &problems,
-        progress: &progress,
-        counters: &counters,
-        devices: &devices,
-        reflink: match arguments.reflink {
-            // Data that is to be compressed must be written anew.
-            ReflinkArgument::Auto if arguments.edit.storing.compress().is_some() => {
-                copy::ReflinkMode::Never
-            }
-            reflink => reflink.into(),
-        },
+    let mut shared = SharedCopy::new(&preserve, &manner, &problems, &progress, &counters);
+    shared.devices = &devices;
+    shared.reflink = match arguments.reflink {
+        // Data that is to be compressed must be written anew.
+        ReflinkArgument::Auto if arguments.edit.storing.compresses() => copy::ReflinkMode::Never,
+        reflink => reflink.into(),
     };
     let is_into_directory = arguments.target_directory.is_some();
     let job = CopyRun { arguments, shared, at, count: opened.len(), is_into_directory };
@@ -159,21 +151,19 @@ fn manner(arguments: &CpArguments, preserve: &Preserve, told: Option<Arc<CopyOut
         .map(|text| text.as_bytes())
         .map(|text| text.strip_suffix(b"/").unwrap_or(text))
         .partition(|text| text.contains(&b'/'));
-    Manner {
-        existing,
-        is_apart: preserve.keeps(copy::PreservedAttribute::Links)
-            && (arguments.recursive
-                || arguments.no_dereference
-                || arguments.preserve.contains(&PreserveListArgument::Links)),
-        is_forced: arguments.force,
-        is_one_filesystem: arguments.one_file_system,
-        names: names.into_iter().map(Pattern::new).collect(),
-        paths: paths
-            .into_iter()
-            .map(|path| Pattern::new(path.strip_prefix(b"/").unwrap_or(path)))
-            .collect(),
-        reporter: told.map(|told| told as Arc<dyn copy::CopyReporter>),
-    }
+    let mut manner = Manner::plain();
+    manner.existing = existing;
+    manner.is_apart = preserve.keeps(copy::PreservedAttribute::Links)
+        && (arguments.recursive
+            || arguments.no_dereference
+            || arguments.preserve.contains(&PreserveListArgument::Links));
+    manner.is_forced = arguments.force;
+    manner.is_one_filesystem = arguments.one_file_system;
+    manner.names = names.into_iter().map(Pattern::new).collect();
+    let below = |path: &[u8]| Pattern::new(path.strip_prefix(b"/").unwrap_or(path));
+    manner.paths = paths.into_iter().map(below).collect();
+    manner.reporter = told.map(|told| told as Arc<dyn copy::CopyReporter>);
+    manner
 }
 
 /// The sources that can be counted before the copy: not a stream, and no data that may be shared
@@ -529,16 +519,8 @@ impl CopyRun<'_> {
             let errno = if path.exists() { Errno::NOTDIR } else { Errno::NOENT };
             return Err(VerbFailure::Host(path.display().to_string(), errno.into()));
         }
-        let onto = Onto {
-            preserve: self.shared.preserve,
-            manner: self.shared.manner,
-            devices: self.shared.devices,
-            problems: self.shared.problems,
-            progress: self.shared.progress,
-            counters: self.shared.counters,
-            process: Process::prepare()?,
-            refuse: Some(&occupied::refusal),
-        };
+        let mut onto = Onto::new(self.shared, Process::prepare()?);
+        onto.refuse = Some(&occupied::refusal);
         let mut seen = SeenSources::default();
         let mut made = HashSet::new();
         for source in sources {

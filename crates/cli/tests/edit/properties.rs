@@ -5,11 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use offshoot_testkit::btrfs::disks::MountedMembers;
-use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::btrfs::{judges, sharing};
 use offshoot_testkit::random::Random;
 use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
-use offshoot_testkit::sharing;
 
 use super::{check, does, fails, offshoot, volume, words};
 

@@ -372,7 +372,7 @@ fn a_mount_of_another_user_is_not_trusted() {
     };
     let (dir, other) = (scratch_dir(), scratch_dir());
     let impostor = Impostor { dir: dir.path().into(), source: image.clone(), user: NOBODY };
-    let options = ServeOptions { transport: Transport::Device, ..ServeOptions::default() };
+    let options = ServeOptions::over(Transport::Device);
     let server =
         Server::start(Box::new(Model::made_at(Timestamp::now())), Arc::new(impostor), options);
     let server = server.expect("it is served");
@@ -408,7 +408,7 @@ fn a_mount_without_known_options_becomes_read_only_alone() {
     let disks = volume(&judges, 256);
     let dir = scratch_dir();
     let impostor = Impostor { dir: dir.path().into(), source: disks.images()[0].clone(), user: 0 };
-    let options = ServeOptions { transport: Transport::Device, ..ServeOptions::default() };
+    let options = ServeOptions::over(Transport::Device);
     let server =
         Server::start(Box::new(Model::made_at(Timestamp::now())), Arc::new(impostor), options);
     let server = server.expect("it is served");

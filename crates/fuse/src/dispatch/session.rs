@@ -16,6 +16,9 @@ use crate::wire::{
 /// The most bytes of one write, and of one read.
 pub(crate) const MAX_BYTES: u32 = 1 << 20;
 
+/// From this many bytes on, a request moves much data.
+pub(crate) const LARGE_BYTES: u32 = 64 << 10;
+
 /// [`MAX_BYTES`] in pages of the host, so that every request fits the buffers: 256 pages of 4 KiB,
 /// or 64 of 16 KiB.
 fn max_pages(page_size: usize) -> u16 {

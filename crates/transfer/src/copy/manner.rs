@@ -18,6 +18,7 @@ pub enum Existing {
 }
 
 /// How a copy treats the files that it meets.
+#[non_exhaustive]
 pub struct Manner {
     /// What becomes of a file that has the name of a copy.
     pub existing: Existing,

@@ -18,14 +18,13 @@ use offshoot_vfs::walk::WalkedFile;
 use offshoot_vfs::{Attr, Error, FileId, FileType, SafeName};
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
 
-use super::context::{ExtractTrouble, TransferContext, TransferCounters};
+use super::context::{ExtractTrouble, TransferContext};
 use super::destination::Limits;
 use super::directory::ExtractDirectoryRef;
-use super::problems::Problems;
 use super::{ExtractSource, parent_path, tree};
-use crate::copy::{Manner, Preserve};
+use crate::copy::{Manner, Preserve, SharedCopy};
 use crate::host::{HostId, Process};
-use crate::{Result, TransferFailure, TransferProgress};
+use crate::{Result, TransferFailure};
 
 /// Says why the file or device at a path, which is open, is not written over; `None` when it may
 /// be.
@@ -51,26 +50,23 @@ pub(crate) struct Overwrite<'a> {
 }
 
 /// A copy to the host.
+#[non_exhaustive]
 pub struct Onto<'a> {
-    /// Which attributes are kept.
-    pub preserve: &'a Preserve,
-    /// What is left out, replaced and reported.
-    pub manner: &'a Manner,
-    /// The devices of the volumes, which are never replaced or copied.
-    pub devices: &'a [HostId],
-    /// Everything that goes wrong.
-    pub problems: &'a Problems<'a>,
-    /// How far it is.
-    pub progress: &'a dyn TransferProgress,
-    /// Totals.
-    pub counters: &'a TransferCounters,
+    /// What it shares with other copies. No data is shared with the host.
+    pub shared: SharedCopy<'a>,
     /// The process, made ready.
     pub process: Process,
     /// Says which files and devices are not written over; `None` for a copy that asks about none.
     pub refuse: Option<Refuse<'a>>,
 }
 
-impl Onto<'_> {
+impl<'a> Onto<'a> {
+    /// A copy that asks about no file and no device.
+    #[must_use]
+    pub fn new(shared: SharedCopy<'a>, process: Process) -> Self {
+        Self { shared, process, refuse: None }
+    }
+
     /// Copies `source` into the directory `parent` as `name`. Without a name it copies the files in
     /// `source`.
     pub fn copy(
@@ -80,24 +76,25 @@ impl Onto<'_> {
         name: Option<&SafeName>,
     ) -> Result<()> {
         let fail = |error| TransferFailure::Host(parent.display().to_string(), error);
-        let attr = self.preserve.of(&source.fs.attr(source.top)?);
+        let SharedCopy { preserve, manner, devices, problems, progress, counters, .. } =
+            self.shared;
+        let attr = preserve.of(&source.fs.attr(source.top)?);
         let is_directory = attr.file_type == FileType::Directory;
         // To write a file that is there takes no right to list its directory.
         let way = if is_directory { OFlags::RDONLY } else { OFlags::PATH };
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | way;
         let opened = fs::openat(CWD, parent, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
         let overwrite = Overwrite {
-            preserve: self.preserve,
-            manner: self.manner,
-            devices: self.devices,
+            preserve,
+            manner,
+            devices,
             is_named: !is_directory,
             is_resumed: false,
             parent: &host_top(parent, is_directory.then_some(name).flatten()),
             refuse: self.refuse,
         };
         let prefix = if is_directory { source.path } else { parent_path(source.path) };
-        let mut context =
-            TransferContext::new(source.fs, source.top, prefix, self.problems, self.progress);
+        let mut context = TransferContext::new(source.fs, source.top, prefix, problems, progress);
         context.overwrite = Some(overwrite);
         let parent = File::from(opened);
         let result = if is_directory {
@@ -108,7 +105,7 @@ impl Onto<'_> {
         if let Err(trouble) = result {
             context.report(source.path, &trouble);
         }
-        self.counters.add(&context.counters);
+        counters.add(&context.counters);
         Ok(())
     }
 
@@ -132,7 +129,7 @@ impl Onto<'_> {
                     ExtractDirectoryRef::shared(context, parent, top, None).make(name, &attr)?;
                 let to = || shown_top(context);
                 if is_new {
-                    self.manner.tell(|| context.prefix.to_vec(), to);
+                    self.shared.manner.tell(|| context.prefix.to_vec(), to);
                 }
                 made
             }

@@ -60,6 +60,7 @@ const KINDS: [(&str, &str); 9] = [
 
 /// One line of the summary.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Refusal {
     /// What could not be applied.
     pub kind: &'static str,

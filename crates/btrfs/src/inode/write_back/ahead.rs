@@ -25,7 +25,7 @@ use super::super::{compression, inode_item, tree_of};
 use super::step::{OutgoingData, WriteBackStep};
 use super::{Patience, STEP_BYTES, discard};
 use crate::data::{
-    CompressionChunks, DataChecksums, FileBuffer, OrderedExtent, Sectors, WriteTarget, target,
+    CompressionChunks, DataChecksums, FileBuffer, OrderedExtent, Sectors, WriteTarget, lend, target,
 };
 use crate::events::WRITEBACK;
 use crate::inode::Rooms;
@@ -143,7 +143,10 @@ fn begin(volume: &Rooms, file: FileId) -> Result<Option<(Arc<OrderedExtent>, boo
     if !matches!(written, WriteTarget::New(len) if len == data.len) {
         return Ok(None);
     }
-    let (logical, len) = match live.space.take_data(&volume.base, data.len) {
+    let taken = lend(&live.space, &[(&buffer, data.len)], |claim| {
+        live.space.take_data(&volume.base, claim, data.len)
+    });
+    let (logical, len) = match taken {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
         taken => taken?,
     };

@@ -17,12 +17,12 @@ use super::ahead::UnreferencedSpace;
 use super::{OTHER_ITEMS, Patience, change_inode, forget_data, join, leaves_of};
 use crate::data::{
     CompressionChunk, CompressionChunks, DataChecksums, FileBuffer, InlineData, MOST_AT_ONCE,
-    Sectors, WriteTarget, bytes_with_checksums, checksum_items, extent_len, insert_hole,
+    Sectors, WriteTarget, bytes_with_checksums, checksum_items, extent_len, insert_hole, lend,
     pack_inline, refer_to, store_inline, store_packed, store_preallocated, target, write_data,
 };
 use crate::events::WRITEBACK;
 use crate::inode::{Rooms, RoomsHandle};
-use crate::space::{Claim, REMOVAL_ITEMS};
+use crate::space::{Claim, Kept, REMOVAL_ITEMS};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
@@ -180,13 +180,13 @@ impl<'v, 'b> WriteBackStep<'v, 'b> {
         if let Some(written) = written {
             return Ok((WriteBackDestination::Written(written.take(len)), data.first(len)));
         }
-        self.take(len)
+        lend(handle.space(), &[(self.buffer, self.data.len)], |claim| self.take(claim, len))
     }
 
     /// Allocates space for the first `len` bytes, or for fewer.
-    fn take(&self, len: u64) -> Result<(WriteBackDestination, Sectors<'b>)> {
+    fn take(&self, claim: &Kept, len: u64) -> Result<(WriteBackDestination, Sectors<'b>)> {
         let Self { handle, data, packed, .. } = self;
-        let take = |wanted| handle.space().take_data(&handle.volume().base, wanted);
+        let take = |wanted| handle.space().take_data(&handle.volume().base, claim, wanted);
         let mut places = Vec::new();
         for chunk in packed.iter().filter_map(|chunk| chunk.packed.as_ref()) {
             let wanted = chunk.len() as u64;

@@ -14,6 +14,8 @@ use offshoot_vfs::{
 };
 use zerocopy::IntoBytes;
 
+use crate::data::lend;
+use crate::space::Purpose;
 use crate::test_volumes::{in_memory, in_memory_of};
 use crate::tree::{Blocks, with_item};
 use crate::{BtrfsVolume, Compress, EngineOptions, Filesystem};
@@ -328,4 +330,26 @@ fn compressed_data_whose_write_fails_is_told_and_not_there() {
         assert!(matches!(stored, Err(Error::Io { .. })), "write {number} of {writes}: {stored:?}");
         assert_eq!(left, (0, 0), "write {number} of {writes}");
     }
+}
+
+/// What the buffers of two files lend is one claim, nothing of it is given up, and each gets its
+/// part back.
+#[test]
+fn what_buffers_lend_comes_back() {
+    let device = in_memory(NODE_SIZE);
+    let (volume, fs) = open(&device, 64 << 20);
+    let buffers = ["one", "two"].map(|name| {
+        let file = create(&fs, name);
+        fs.write(file, 0, &[7; 8192], AT).expect("there is room");
+        volume.buffers.get(file).expect("its data is buffered")
+    });
+    let space = &volume.live().expect("it is writable").space;
+    let reserved = || space.ledger(Purpose::Data).reserved();
+    for _ in 0..2 {
+        lend(space, &[(&buffers[0], 8192), (&buffers[1], 4096)], |claim| {
+            assert_eq!((claim.bytes(), reserved()), (12288, 16384));
+        });
+    }
+    super::sync_all(&volume).expect("all of it is stored");
+    assert_eq!(reserved(), 0);
 }

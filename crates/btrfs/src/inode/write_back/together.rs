@@ -21,10 +21,10 @@ use tracing::trace;
 use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
-use crate::data::{FileBuffer, FirstData, checksum_items, overlaps, store_first};
+use crate::data::{FileBuffer, FirstData, checksum_items, lend, overlaps, store_first};
 use crate::events::WRITEBACK;
 use crate::inode::{Rooms, RoomsHandle};
-use crate::space::Claim;
+use crate::space::{Claim, Kept};
 
 /// The most files that one step stores.
 pub(super) const MOST_FILES: usize = 64;
@@ -107,7 +107,10 @@ pub(super) fn store(volume: &Rooms, files: &[FileId]) -> Result<()> {
     for (small, data) in small.iter().zip(&all) {
         change_inode(&mut changes, small.file, &small.buffer, small.size, data.stored_bytes())?;
     }
-    let Some(place) = take(&handle, bytes)? else { return Ok(()) };
+    let lenders = small.iter().zip(&all).map(|(small, data)| (&small.buffer, data.extent_bytes()));
+    let lenders: Vec<_> = lenders.filter(|(_, bytes)| *bytes > 0).collect();
+    let taken = lend(handle.space(), &lenders, |claim| take(&handle, claim, bytes))?;
+    let Some(place) = taken else { return Ok(()) };
     handle.all_or_stop(|| {
         changes.apply()?;
         delayed.flush_inodes(
@@ -127,11 +130,11 @@ pub(super) fn store(volume: &Rooms, files: &[FileId]) -> Result<()> {
 }
 
 /// Allocates so many bytes of data space in one piece, if there is one.
-fn take(handle: &RoomsHandle<'_>, bytes: u64) -> Result<Option<Logical>> {
+fn take(handle: &RoomsHandle<'_>, claim: &Kept, bytes: u64) -> Result<Option<Logical>> {
     if bytes == 0 {
         return Ok(Some(Logical(0)));
     }
-    let (place, len) = match handle.space().take_data(&handle.volume().base, bytes) {
+    let (place, len) = match handle.space().take_data(&handle.volume().base, claim, bytes) {
         Err(error) if error.errno() == Errno::NOSPC => return Ok(None),
         taken => taken?,
     };

@@ -4,6 +4,7 @@
 //! and reports the work, the time, and the counters of the engine. The volume stays, so that other
 //! tools can read it.
 
+mod arguments;
 mod report;
 
 use std::io::Write;
@@ -16,13 +17,14 @@ use offshoot_vfs::{
 use uuid::Uuid;
 
 use super::mkfs::{NewImages, usage};
-use crate::args::{
-    BenchVerb, BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments, LayerArguments,
-};
+use super::statistics::Statistics;
+use crate::args::LayerArguments;
 use crate::edit::moment;
 use crate::exit::{Result, VerbFailure};
-use crate::output::{Console, Statistics, human_size};
+use crate::output::{Console, human_size};
 use crate::workload::{DirFsync, Enospc, FsMark, Site, timed_sync};
+pub(crate) use arguments::{BENCH_HELP, BenchVerb};
+use arguments::{BenchVolume, DirFsyncArguments, EnospcArguments, FsMarkArguments};
 use report::{BenchPhase, BenchReport, Stopwatch};
 
 pub(in crate::verbs) fn run(

@@ -1,5 +1,7 @@
 //! `offshoot mkfs`: makes a volume.
 
+mod arguments;
+
 use std::io::Write;
 use std::path::{Path, PathBuf, absolute};
 
@@ -9,11 +11,12 @@ use offshoot_vfs::{Errno, Error};
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::args::{LayerArguments, MkfsArguments};
+use crate::args::LayerArguments;
 use crate::disk::{DiskName, MemberDisk, in_common, refuse_shared};
 use crate::edit::{host_id, moment};
 use crate::exit::{Result, VerbFailure};
 use crate::output::{human_size, write_line};
+pub(crate) use arguments::{MKFS_HELP, MkfsArguments, parse_node_size};
 
 /// The new volume.
 #[derive(Serialize)]

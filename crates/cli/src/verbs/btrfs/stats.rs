@@ -9,9 +9,10 @@ use offshoot_vfs::FileSystem;
 use serde::Serialize;
 
 use super::space::{Allocation, allocations};
+use super::statistics::Statistics;
 use crate::args::StatsArguments;
 use crate::exit::Result;
-use crate::output::{Console, Statistics, human_size, write_line};
+use crate::output::{Console, human_size, write_line};
 use crate::session::Session;
 
 #[derive(Serialize)]

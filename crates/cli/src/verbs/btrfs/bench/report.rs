@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use super::super::statistics::Statistics;
 use crate::exit::Result;
-use crate::output::{Statistics, human_size, write_line};
+use crate::output::{human_size, write_line};
 use crate::workload::Round;
 
 /// Time and CPU time since the measurement began.

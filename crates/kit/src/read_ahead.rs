@@ -1,9 +1,9 @@
 //! Reading ahead: a thread that reads a file sequentially will want the next bytes.
 //!
 //! A read that begins where another read of the same file ended is sequential. It tells the devices
-//! of the bytes behind it, twice as many each time, up to [`MOST_BYTES`]. So the devices work while
+//! of the bytes behind it, twice as many each time, up to 8 MiB. So the devices work while
 //! this read is verified, decoded and used. Each shard remembers only the ends of the last
-//! [`READERS`] reads. So several files, or several places of one file, can be read in turns, and
+//! 8 reads. So several files, or several places of one file, can be read in turns, and
 //! each is read ahead. Random reads push out the readers that have been idle longest.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use offshoot_vfs::FileId;
 use parking_lot::Mutex;
 
-use super::{SHARDS, shard_of};
+use crate::shards::{SHARDS, shard_of};
 
 /// The length of the first read-ahead, unless the requests are larger, in bytes.
 const LEAST_BYTES: u64 = 256 << 10;
@@ -25,7 +25,7 @@ const READERS: usize = 8;
 
 /// The last reads of a volume.
 #[derive(Default)]
-pub(crate) struct ReadAhead {
+pub struct ReadAhead {
     /// Ordered by the time of the last read.
     shards: [Mutex<VecDeque<SequentialReader>>; SHARDS],
 }
@@ -43,7 +43,7 @@ struct SequentialReader {
 
 impl ReadAhead {
     /// Notes that `range` of `file` is read now, and returns the range to tell the devices of.
-    pub(super) fn next(&self, file: FileId, range: &Range<u64>) -> Option<Range<u64>> {
+    pub fn next(&self, file: FileId, range: &Range<u64>) -> Option<Range<u64>> {
         let mut readers = self.shards[shard_of(file)].lock();
         let mut take = |end| {
             let at = readers.iter().position(|reader| reader.file == file && reader.end == end)?;
