@@ -52,6 +52,26 @@ fn what_is_compressed_is_read_again() {
     }
 }
 
+/// An encoder uses its memory again. Nothing of an earlier input is in a later result, not even in
+/// the bytes that LZO skips at the end of a sector.
+#[test]
+fn a_result_has_nothing_of_an_earlier_input() {
+    let mut random = Random::new(6);
+    let inputs: Vec<_> = (0..40).map(|_| random.text(EXTENT)).collect();
+    for method in all() {
+        let fresh = |input: &[u8]| {
+            let thread = || compress(method, input, SECTOR, EXTENT);
+            std::thread::scope(|scope| scope.spawn(thread).join().expect("it ends"))
+        };
+        let count = if method.compression() == Compression::Lzo { inputs.len() } else { 3 };
+        for input in &inputs[..count] {
+            // This fills all of the memory, and is given up.
+            let _ = compress(method, &random.bytes(EXTENT), SECTOR, EXTENT);
+            assert!(compress(method, input, SECTOR, EXTENT) == fresh(input), "{method:?}");
+        }
+    }
+}
+
 #[test]
 fn noise_does_not_become_smaller() {
     let noise = Random::new(4).bytes(EXTENT);

@@ -73,7 +73,7 @@ impl<'r> Sectors<'r> {
     }
 
     /// The slices of memory that hold `part`, which counts from their beginning.
-    fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
+    pub(super) fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
         let wanted = self.start + part.start..self.start + part.end.min(self.len);
         self.runs.iter().filter_map(move |(at, run)| {
             let from = wanted.start.max(*at);
@@ -201,7 +201,7 @@ fn note_checksums(
     logical: Logical,
 ) -> Result<()> {
     match DataChecksums::of(inode) {
-        DataChecksums::Has => insert_checksums(handle, logical, data.slices(0..data.len)),
+        DataChecksums::Has => insert_checksums(handle, logical, data),
         DataChecksums::HasNone => remove_stale_checksums(handle, logical, data.len),
     }
 }
@@ -292,7 +292,7 @@ pub(crate) fn store_first(
     if len > 0 {
         let data = Sectors::new(&runs);
         write_data(handle, logical, data, DataChecksums::Has)?;
-        insert_checksums(handle, logical, data.slices(0..len))?;
+        insert_checksums(handle, logical, data)?;
     }
     let mut at = logical;
     let items: Vec<_> = files

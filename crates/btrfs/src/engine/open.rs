@@ -10,7 +10,7 @@ use offshoot_vfs::{Errno, Error, Result, Structure};
 
 use super::{Engine, WriteDestination};
 use crate::cores;
-use crate::data::{Buffers, ReadAhead};
+use crate::data::{Buffers, DecodedExtents, ReadAhead};
 use crate::delayed::Delayed;
 use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};
@@ -133,6 +133,7 @@ impl Engine {
             inodes: Inodes::new(options.cache_bytes / 2),
             buffers: Buffers::new(&Arc::default()),
             read_ahead: ReadAhead::default(),
+            decoded: DecodedExtents::new(options.cache_bytes / 2),
             moves: SubvolumeMoves::default(),
             upkeep: Box::new(Keeper { subvolumes: subvolumes.clone(), log: log.clone() }),
             base: Base::new(storage, options.cache_bytes),

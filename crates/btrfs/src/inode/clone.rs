@@ -16,7 +16,7 @@ use super::changes::{refuse_flags, timespec};
 use super::in_use::Locks;
 use super::subvolume::{shareable, writable};
 use super::write::{
-    MAX_SIZE, buffer, clear_behind, keep_synchronous, length_of, regular, write_locked,
+    MAX_SIZE, buffer, clear_behind, grow, keep_synchronous, length_of, regular, write_locked,
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::timestamp;
@@ -95,7 +95,7 @@ pub(crate) fn dedupe_range(
 }
 
 /// Copies at most `len` bytes, and returns how many. Whole sectors are shared where source and
-/// target have the same offset within a sector.
+/// target have the same offset within a sector. Holes stay holes.
 pub(crate) fn copy_range(
     volume: &Rooms,
     from: FilePosition,
@@ -147,8 +147,8 @@ enum InlineTreatment {
     Left,
 }
 
-/// A file that is compared, from `begin` on.
-struct ComparedFile {
+/// A file that is read from `begin` on, one run of data after the other.
+struct WalkedFile {
     data: FileData,
     begin: u64,
     /// The run of data that the last search found. Between the offset of that search and this run
@@ -156,7 +156,7 @@ struct ComparedFile {
     run: Range<u64>,
 }
 
-impl ComparedFile {
+impl WalkedFile {
     fn open(volume: &Rooms, FilePosition { file, offset: begin }: FilePosition) -> Result<Self> {
         Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
     }
@@ -254,8 +254,9 @@ impl<'v> ClonePair<'v> {
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
         let volume = self.work.volume;
-        let mut from = ComparedFile::open(volume, self.from)?;
-        let mut to = ComparedFile::open(volume, self.to)?;
+        let mut from = WalkedFile::open(volume, self.from)?;
+        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut room = [(); 2].map(|()| vec![0; index(len.min(PIECE_BYTES))]);
         let mut at = 0;
         loop {
             // Common holes are skipped, because they may be up to 8 EiB long.
@@ -264,7 +265,7 @@ impl<'v> ClonePair<'v> {
                 return Ok(true);
             }
             let end = len.min(at + PIECE_BYTES);
-            let mut bytes = [(); 2].map(|()| vec![0; index(end - at)]);
+            let mut bytes = room.each_mut().map(|bytes| &mut bytes[..index(end - at)]);
             for (file, bytes) in [&from, &to].into_iter().zip(&mut bytes) {
                 read_at(volume, &file.data, file.begin + at, bytes)?;
             }
@@ -275,21 +276,45 @@ impl<'v> ClonePair<'v> {
         }
     }
 
-    /// Copies `range`, which counts from the start of both ranges.
+    /// Copies `range`, which counts from the start of both ranges. Holes stay holes, as far as they
+    /// are whole sectors of the target.
     fn copy(&self, range: Range<u64>) -> Result<()> {
         let AllocationWork { volume, at, .. } = self.work;
-        for start in range.clone().step_by(index(PIECE_BYTES)) {
-            let mut bytes = vec![0; index((range.end - start).min(PIECE_BYTES))];
-            let from = FileData::open(volume, self.from.file)?;
-            read_at(volume, &from, self.from.offset + start, &mut bytes)?;
-            let file = self.to.file;
-            let size = length_of(volume, file, &regular(volume, file)?);
-            write_locked(volume, file, size, self.to.offset + start, &bytes, at)?;
-            if write_back::is_over_limit(volume) {
-                write_back::write_back(volume, file, Patience::Waits)?;
+        let file = self.to.file;
+        let mut from = WalkedFile::open(volume, self.from)?;
+        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut room = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
+        let size = || -> Result<u64> { Ok(length_of(volume, file, &regular(volume, file)?)) };
+        let mut done = range.start;
+        while done < range.end {
+            let start = from.data_from(volume, done)?.min(range.end);
+            if to.data_from(volume, done)? < start {
+                self.clear(done..start, size()?)?;
             }
+            let run_end = from.run.end.saturating_sub(from.begin);
+            let end = run_end.min(range.end).min(start + PIECE_BYTES).max(start);
+            if start < end {
+                let bytes = &mut room[..index(end - start)];
+                read_at(volume, &from.data, from.begin + start, bytes)?;
+                write_locked(volume, file, size()?, self.to.offset + start, bytes, at)?;
+                if write_back::is_over_limit(volume) {
+                    write_back::write_back(volume, file, Patience::Waits)?;
+                }
+            }
+            done = end;
         }
-        Ok(())
+        let (old, end) = (size()?, self.to.offset + range.end);
+        if old < end { grow(volume, file, old, end, at) } else { Ok(()) }
+    }
+
+    /// Makes `part` of the target, which counts from the start of both ranges and is `size` bytes
+    /// long, a hole.
+    fn clear(&self, part: Range<u64>, size: u64) -> Result<()> {
+        let (start, end) = (self.to.offset + part.start, self.to.offset + part.end);
+        // The sector of the end of the file has nothing behind it.
+        let end = if end < size { end } else { size.next_multiple_of(self.work.sector) };
+        write_back::write_back(self.work.volume, self.to.file, Patience::Waits)?;
+        self.work.punch(&(start..end))
     }
 
     /// Shares `range`, which counts from the start of both ranges. It is whole sectors, or goes to
