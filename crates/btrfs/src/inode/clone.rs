@@ -50,11 +50,12 @@ pub(crate) fn clone_range(
     let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
     let end = end.ok_or_else(|| Error::posix(Errno::FBIG, to.file.to_string()))?;
     pair.require_alike()?;
-    // The last sector may be a part only if neither file has data behind the range.
-    pair.require_sectors(len, len == rest && end >= pair.to_size)?;
+    // As in the kernel, nothing may be cloned to any offset.
     if len == 0 {
         return Ok(());
     }
+    // The last sector may be a part only if neither file has data behind the range.
+    pair.require_sectors(len, len == rest && end >= pair.to_size)?;
     pair.settle(0)?;
     pair.share_all(0..len, InlineTreatment::Copied)?;
     pair.work.note_time()?;
@@ -147,28 +148,30 @@ enum InlineTreatment {
     Left,
 }
 
-/// A file that is read from `begin` on, one run of data after the other.
+/// A file that is read from a position on, one run of data after the other.
 struct WalkedFile {
+    begin: FilePosition,
     data: FileData,
-    begin: u64,
     /// The run of data that the last search found. Between the offset of that search and this run
     /// is a hole.
     run: Range<u64>,
 }
 
 impl WalkedFile {
-    fn open(volume: &Rooms, FilePosition { file, offset: begin }: FilePosition) -> Result<Self> {
-        Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
+    fn open(volume: &Rooms, begin: FilePosition) -> Result<Self> {
+        Ok(Self { begin, data: FileData::open(volume, begin.file)?, run: 0..0 })
     }
 
     /// The offset of the first data that ends behind `at`. Both count from `begin`.
     fn data_from(&mut self, volume: &Rooms, at: u64) -> Result<u64> {
-        let offset = self.begin + at;
+        let offset = self.begin.offset + at;
         if self.run.end <= offset {
+            // A copy within the file may have buffered a sector since.
+            self.data = FileData::open(volume, self.begin.file)?;
             let next = next_data(volume, &self.data, offset)?;
             self.run = next.unwrap_or(u64::MAX..u64::MAX);
         }
-        Ok(self.run.start.saturating_sub(self.begin).max(at))
+        Ok(self.run.start.saturating_sub(self.begin.offset).max(at))
     }
 }
 
@@ -267,7 +270,7 @@ impl<'v> ClonePair<'v> {
             let end = len.min(at + PIECE_BYTES);
             let mut bytes = room.each_mut().map(|bytes| &mut bytes[..index(end - at)]);
             for (file, bytes) in [&from, &to].into_iter().zip(&mut bytes) {
-                read_at(volume, &file.data, file.begin + at, bytes)?;
+                read_at(volume, &file.data, file.begin.offset + at, bytes)?;
             }
             if bytes[0] != bytes[1] {
                 return Ok(false);
@@ -288,14 +291,14 @@ impl<'v> ClonePair<'v> {
         let mut done = range.start;
         while done < range.end {
             let start = from.data_from(volume, done)?.min(range.end);
-            if to.data_from(volume, done)? < start {
+            if done < start && to.data_from(volume, done)? < start {
                 self.clear(done..start, size()?)?;
             }
-            let run_end = from.run.end.saturating_sub(from.begin);
+            let run_end = from.run.end.saturating_sub(self.from.offset);
             let end = run_end.min(range.end).min(start + PIECE_BYTES).max(start);
             if start < end {
                 let bytes = &mut room[..index(end - start)];
-                read_at(volume, &from.data, from.begin + start, bytes)?;
+                read_at(volume, &from.data, self.from.offset + start, bytes)?;
                 write_locked(volume, file, size()?, self.to.offset + start, bytes, at)?;
                 if write_back::is_over_limit(volume) {
                     write_back::write_back(volume, file, Patience::Waits)?;
