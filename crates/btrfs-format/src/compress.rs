@@ -313,12 +313,7 @@ pub fn compress(
                 compress_lzo(all.lzo.get_or_insert_with(Dict::new), input, sector, output)
             }
         };
-        let packed = made.map(|made| {
-            // The caller may pad it.
-            let mut packed = Vec::with_capacity(made.next_multiple_of(sector));
-            packed.extend_from_slice(&room[..made]);
-            packed
-        });
+        let packed = made.map(|made| room[..made].to_vec());
         all.output = room;
         packed
     })

@@ -15,6 +15,7 @@ mod file;
 mod in_place;
 mod ordered;
 mod pack;
+mod pages;
 mod pieces;
 mod prealloc;
 mod scratch;
@@ -57,6 +58,7 @@ pub(crate) use ordered::OrderedExtent;
 pub(crate) use pack::{
     CompressionChunk, CompressionChunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline,
 };
+pub(crate) use pages::PageBytes;
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};

@@ -31,6 +31,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
+use super::pages::PageBytes;
 use super::{SHARDS, shard_of};
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::space::{Kept, Promise, Reservation};
@@ -42,7 +43,7 @@ const RUN_BYTES: usize = 1 << 20;
 const COPIED_BYTES: usize = 64 << 10;
 
 /// Consecutive bytes of a file, with the offset of the first.
-pub(crate) type BufferRun = (u64, Arc<Vec<u8>>);
+pub(crate) type BufferRun = (u64, Arc<PageBytes>);
 
 /// The buffer of a file.
 pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
@@ -52,7 +53,7 @@ pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
 pub(crate) struct DirtyFile {
     /// The file.
     pub(crate) file: FileId,
-    runs: BTreeMap<u64, Arc<Vec<u8>>>,
+    runs: BTreeMap<u64, Arc<PageBytes>>,
     /// The bytes of all runs.
     bytes: u64,
     /// The sum of [`chunks_of`] over all runs.
@@ -211,7 +212,7 @@ impl DirtyFile {
 
     /// The data of the file, if it is all in one run and has its space reserved. `sector` is the
     /// size of a sector.
-    pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<Vec<u8>>> {
+    pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<PageBytes>> {
         let len = self.size.next_multiple_of(sector);
         let is_all = self.runs.len() == 1 && self.bytes == len && !self.is_in_place;
         self.runs.get(&0).filter(|_| is_all).cloned()
@@ -228,12 +229,11 @@ impl DirtyFile {
             && run.len() + len <= RUN_BYTES
             && let Some(run) = own(run)
         {
-            run.reserve(len);
-            parts.iter().for_each(|part| run.extend_from_slice(part));
+            run.append(parts);
             self.extents += chunks_of(&(at..end)) - chunks_of(&(at..start));
         } else {
             self.extents += chunks_of(&(start..end));
-            self.runs.insert(start, Arc::new(parts.concat()));
+            self.runs.insert(start, Arc::new(PageBytes::of(parts)));
         }
     }
 
@@ -260,11 +260,12 @@ impl DirtyFile {
             self.extents -= chunks_of(&(at..end));
             if at < range.start {
                 self.extents += chunks_of(&(at..range.start));
-                self.runs.insert(at, Arc::new(run[..index(range.start - at)].to_vec()));
+                self.runs.insert(at, Arc::new(PageBytes::of(&[&run[..index(range.start - at)]])));
             }
             if range.end < end {
                 self.extents += chunks_of(&(range.end..end));
-                self.runs.insert(range.end, Arc::new(run[index(range.end - at)..].to_vec()));
+                self.runs
+                    .insert(range.end, Arc::new(PageBytes::of(&[&run[index(range.end - at)..]])));
             }
         }
     }
@@ -280,7 +281,7 @@ impl DirtyFile {
 
 /// The run, to be made longer. `None` for a long run that is on its way to the devices, or is being
 /// read: copying it would take longer than writing one run more.
-fn own(run: &mut Arc<Vec<u8>>) -> Option<&mut Vec<u8>> {
+fn own(run: &mut Arc<PageBytes>) -> Option<&mut PageBytes> {
     if run.len() <= COPIED_BYTES { Some(Arc::make_mut(run)) } else { Arc::get_mut(run) }
 }
 

@@ -22,6 +22,7 @@ use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::CompressionChunk;
+use super::pages::PageBytes;
 use super::prealloc::mark_written;
 use crate::storage::WrittenCopy;
 use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
@@ -162,7 +163,7 @@ pub(crate) fn store_packed(
 /// A compressed chunk and its place.
 struct PackedExtent<'c> {
     range: &'c Range<u64>,
-    packed: &'c Arc<Vec<u8>>,
+    packed: &'c Arc<PageBytes>,
     logical: Logical,
 }
 
@@ -254,7 +255,7 @@ pub(crate) fn store_inline(
 pub(crate) struct FirstData<'d> {
     pub(crate) file: FileId,
     /// All data of the file, in whole sectors.
-    pub(crate) data: &'d Arc<Vec<u8>>,
+    pub(crate) data: &'d Arc<PageBytes>,
     /// The length of the file in bytes, if the data is stored inline.
     pub(crate) inline: Option<u64>,
 }

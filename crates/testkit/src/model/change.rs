@@ -208,8 +208,8 @@ impl ModelState {
         Ok(())
     }
 
-    /// Copies `range`, which counts from both positions. Holes are punched where the destination has
-    /// data.
+    /// Copies `range`, which counts from both positions. Holes are punched where the destination
+    /// has data.
     fn copy_bytes(
         &mut self,
         from: FilePosition,
