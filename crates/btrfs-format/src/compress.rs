@@ -297,20 +297,26 @@ pub fn compress(
     sector_size: u32,
     most: usize,
 ) -> Option<Vec<u8>> {
-    let mut output = vec![0; most];
-    let made = COMPRESSORS.with_borrow_mut(|all| match method.compression {
-        Compression::None => None,
-        Compression::Zlib => all.zlib(method.level, input, &mut output),
-        Compression::Zstd => all.zstd(method.level, input, &mut output),
-        Compression::Lzo => compress_lzo(
-            all.lzo.get_or_insert_with(Dict::new),
-            input,
-            sector_size as usize,
-            &mut output,
-        ),
-    })?;
-    output.truncate(made);
-    Some(output)
+    COMPRESSORS.with_borrow_mut(|all| {
+        // The encoder writes into memory of the thread, so that the result takes no more than it
+        // needs, and nothing is cleared.
+        let mut room = std::mem::take(&mut all.output);
+        if room.len() < most {
+            room.resize(most, 0);
+        }
+        let (sector, output) = (sector_size as usize, &mut room[..most]);
+        let made = match method.compression {
+            Compression::None => None,
+            Compression::Zlib => all.zlib(method.level, input, output),
+            Compression::Zstd => all.zstd(method.level, input, output),
+            Compression::Lzo => {
+                compress_lzo(all.lzo.get_or_insert_with(Dict::new), input, sector, output)
+            }
+        };
+        let packed = made.map(|made| room[..made].to_vec());
+        all.output = room;
+        packed
+    })
 }
 
 /// The encoders that a thread keeps.
@@ -319,6 +325,8 @@ struct Compressors {
     zlib: Option<(i32, Compress)>,
     zstd: Option<CCtx<'static>>,
     lzo: Option<Box<Dict>>,
+    /// Memory for what they make.
+    output: Vec<u8>,
 }
 
 thread_local! {
@@ -363,6 +371,7 @@ fn compress_lzo(dict: &mut Dict, input: &[u8], sector: usize, output: &mut [u8])
         let size = lzokay::compress::compress_no_alloc(part, &mut segment, dict).ok()?;
         let left_of_sector = sector - at % sector;
         if left_of_sector < LZO_SIZE_BYTES {
+            output.get_mut(at..at + left_of_sector)?.fill(0);
             at += left_of_sector;
         }
         let to = output.get_mut(at..at + LZO_SIZE_BYTES + size)?;

@@ -52,6 +52,31 @@ fn what_is_compressed_is_read_again() {
     }
 }
 
+/// An encoder uses its memory again. Nothing of an earlier input is in a later result, not even in
+/// the bytes that LZO skips at the end of a sector.
+#[test]
+fn a_result_has_nothing_of_an_earlier_input() {
+    let mut random = Random::new(6);
+    let (noise, text) = (random.bytes(EXTENT), random.text(EXTENT));
+    // Each segment is a byte longer than that of the input before, so that some end just before the
+    // end of a sector.
+    let lengths = 3900..4096;
+    let inputs = lengths.map(|len| [&noise[..len], &vec![0; 4096 - len], &text[..4096]].concat());
+    let inputs: Vec<_> = [text.clone()].into_iter().chain(inputs).collect();
+    for method in all() {
+        let fresh = |input: &[u8]| {
+            let thread = || compress(method, input, SECTOR, EXTENT);
+            std::thread::scope(|scope| scope.spawn(thread).join().expect("it ends"))
+        };
+        let count = if method.compression() == Compression::Lzo { inputs.len() } else { 3 };
+        // This fills all of the memory, and is given up.
+        let _ = compress(method, &noise, SECTOR, EXTENT);
+        for input in &inputs[..count] {
+            assert!(compress(method, input, SECTOR, EXTENT) == fresh(input), "{method:?}");
+        }
+    }
+}
+
 #[test]
 fn noise_does_not_become_smaller() {
     let noise = Random::new(4).bytes(EXTENT);

@@ -3,15 +3,18 @@
 //! Buffered data of a file hides stored data. Stored data is read in `pieces`, which are gathered
 //! in batches from the extent items. The devices are told of the next batch while the current one
 //! is read, verified and decoded. Bytes reach the caller only after their checksums matched. Files
-//! with the flag NODATASUM have no checksums, and are not verified.
+//! with the flag NODATASUM have no checksums, and are not verified. A compressed extent of which a
+//! reader wants a part is kept decoded (`decoded`).
 
 mod buffer;
 mod checksums;
+mod decoded;
 mod drop;
 mod file;
 mod in_place;
 mod ordered;
 mod pack;
+mod pages;
 mod pieces;
 mod prealloc;
 mod scratch;
@@ -24,14 +27,14 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::compress::{Compression, decompress};
-use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_kit::read_ahead::ReadAhead;
 use offshoot_kit::workers::WorkerTask;
-use offshoot_vfs::{Errno, Error, FileId, FileType, Result, Structure};
+use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 
 use crate::delayed::Queues;
 use crate::storage::malformed;
@@ -42,6 +45,8 @@ pub(crate) use checksums::{
     bytes_with_checksums, checksum_items, committed_sums, insert_checksums, insert_sums,
     stored_sums,
 };
+pub(crate) use decoded::DecodedExtents;
+use decoded::DecodedKey;
 pub(crate) use drop::{OverlappingItem, drop_range, overlaps, overlaps_in};
 pub(crate) use file::{
     PLACEHOLDER, inode_item, no_such_file, placeholder_in, timestamp, tree_of, type_of,
@@ -51,10 +56,11 @@ pub(crate) use ordered::OrderedExtent;
 pub(crate) use pack::{
     CompressionChunk, CompressionChunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline,
 };
+pub(crate) use pages::PageBytes;
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};
-use scratch::with_scratch;
+use scratch::{ExtentBytes, with_scratch};
 pub(crate) use share::share;
 pub(crate) use shift::shift;
 use sink::{DataVisitor, FilledBuffer, Sink};
@@ -84,6 +90,9 @@ pub(crate) trait FileVolume: Queues {
 
     /// The positions of the last reads.
     fn read_ahead(&self) -> &ReadAhead;
+
+    /// Decoded extents of which readers want parts.
+    fn decoded(&self) -> &DecodedExtents;
 }
 
 /// An open file: what all reads of it need.
@@ -118,6 +127,11 @@ impl FileData {
     /// The inode item.
     pub(crate) fn inode(&self) -> &InodeItem {
         &self.inode
+    }
+
+    /// Whether its data has checksums.
+    fn is_verified(&self) -> bool {
+        self.inode.flags.get() & inode_flags::NODATASUM == 0
     }
 
     /// The size in bytes.
@@ -204,10 +218,9 @@ fn read_stored(
     let (mut at, mut put_off) = (range.start, 0);
     while at < range.end {
         let epoch = volume.epoch();
-        let still = || volume.epoch() == epoch;
         let next = match (put_off, volume.base().live_part()) {
             (MOST_PUT_OFF.., Some(live)) => read_held(volume, live, data, at..range.end, sink)?,
-            _ => read_batches(volume, data, at..range.end, &still, sink)?,
+            _ => read_batches(volume, data, at..range.end, epoch, sink)?,
         };
         let Some(next) = next else { break };
         put_off = if next > at { 0 } else { put_off + 1 };
@@ -228,45 +241,35 @@ fn read_held(
     range: Range<u64>,
     sink: &mut dyn Sink,
 ) -> Result<Option<u64>> {
-    let sector_size = volume.base().superblock().sector_size;
-    with_scratch(|stored| {
-        let held = live.freeing.read();
-        live.stats.read_held();
-        let mut batch = Vec::new();
-        data.pieces(volume, range)?.fill(&mut batch)?;
-        let Some(piece) = batch.into_iter().next() else { return Ok(None) };
-        let disk = piece.disk_range(u64::from(sector_size));
-        if let Some((from, len)) = disk {
-            stored.resize(index(len), 0);
+    let held = live.freeing.read();
+    live.stats.read_held();
+    let mut batch = Vec::new();
+    data.pieces(volume, range)?.fill(&mut batch)?;
+    let Some(piece) = batch.into_iter().next() else { return Ok(None) };
+    let sector = u64::from(volume.base().superblock().sector_size);
+    let (from, len) = piece.disk_range(sector).unwrap_or_default();
+    with_scratch(index(len), |stored| {
+        if len > 0 {
             read_verified(volume, data, from, stored)?;
         }
         drop(held);
-        let wanted = index(piece.end - piece.start);
-        match (&piece.source, disk) {
-            (PieceSource::Plain { logical }, Some((from, _))) => {
-                sink.take(piece.start, &stored[index(logical.0 - from.0)..][..wanted])?;
-            }
-            (PieceSource::Compressed { extent, decode, .. }, _) => with_scratch(|buf| {
-                let bytes = decode_into(sector_size, stored, *decode, wanted, buf);
-                sink.take(piece.start, bytes.map_err(|e| self::at(e, *extent))?)
-            })?,
-            (PieceSource::Inline { stored, decode }, _) => with_scratch(|buf| {
-                sink.take(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
-            })?,
-            (PieceSource::Plain { .. }, None) => {
-                unreachable!("what is on disk as it is has a place there")
-            }
-        }
-        Ok(Some(piece.end))
-    })
+        let stored = match &piece.source {
+            PieceSource::Plain { logical } => &stored[index(logical.0 - from.0)..],
+            PieceSource::Compressed { .. } => stored,
+            PieceSource::Inline { stored, .. } => stored,
+        };
+        give(volume, &piece, stored, sink)
+    })?;
+    Ok(Some(piece.end))
 }
 
-/// Reads all pieces of `range` in batches. Returns where it stopped, if `still` no longer held.
+/// Reads all pieces of `range` in batches. Returns where it stopped, if the volume is no longer in
+/// `epoch`.
 fn read_batches(
     volume: &impl FileVolume,
     data: &FileData,
     range: Range<u64>,
-    still: &dyn Fn() -> bool,
+    epoch: u64,
     sink: &mut dyn Sink,
 ) -> Result<Option<u64>> {
     let mut pieces = data.pieces(volume, range)?;
@@ -284,7 +287,7 @@ fn read_batches(
     while !batch.is_empty() {
         pieces.fill(&mut next)?;
         hint(&next);
-        if let Some(at) = read_batch(volume, data, &mut batch, still, sink)? {
+        if let Some(at) = read_batch(volume, data, &mut batch, epoch, sink)? {
             return Ok(Some(at));
         }
         std::mem::swap(&mut batch, &mut next);
@@ -324,27 +327,31 @@ pub(crate) fn prefetch(volume: &impl FileVolume, files: &[FileId]) {
 }
 
 /// Reads and verifies the pieces of `batch`, and empties it. Several compressed pieces are decoded
-/// at once (`workers`). Gives all to `sink` in order. Returns where it stopped, if `still` no
-/// longer held.
+/// at once (`workers`). Gives all to `sink` in order. Returns where it stopped, if the volume is no
+/// longer in `epoch`.
 fn read_batch(
     volume: &impl FileVolume,
     data: &FileData,
     batch: &mut Vec<ReadPiece>,
-    still: &dyn Fn() -> bool,
+    epoch: u64,
     sink: &mut dyn Sink,
 ) -> Result<Option<u64>> {
     let is_alone = batch.len() == 1;
     let mut coming = VecDeque::new();
     for piece in batch.drain(..) {
-        let is_packed = matches!(piece.source, PieceSource::Compressed { .. }) && !is_alone;
+        let is_packed = matches!(piece.source, PieceSource::Compressed { .. });
         while coming.len() == MOST_DECODED || !is_packed && !coming.is_empty() {
             coming.pop_front().map_or(Ok(()), |one: Decoding| one.finish(sink))?;
         }
-        let read = if is_packed {
-            let decoding = Decoding::start(volume, data, &piece, still);
-            decoding.map(|decoding| decoding.map(|one| coming.push_back(one)).is_some())
-        } else {
-            read_piece(volume, data, &piece, still, sink)
+        let mut take = |decoding: Option<Decoding>| decoding.map(|one| coming.push_back(one));
+        let read = match piece.source {
+            PieceSource::Compressed { is_cut: true, .. } => {
+                Decoding::kept(volume, data, &piece, epoch).map(|one| take(one).is_some())
+            }
+            PieceSource::Compressed { .. } if !is_alone => {
+                Decoding::start(volume, data, &piece, epoch).map(|one| take(one).is_some())
+            }
+            _ => read_piece(volume, data, &piece, epoch, sink),
         };
         if !matches!(read, Ok(true)) {
             if let (Ok(_), Some(live)) = (&read, volume.base().live_part()) {
@@ -358,131 +365,213 @@ fn read_batch(
     Ok(None)
 }
 
-/// A piece that was read and verified, and is being decoded.
+/// A piece that was read and verified, and is being decoded or was.
 struct Decoding {
     start: u64,
-    wanted: usize,
+    /// The bytes of the piece in the decoded data.
+    part: Range<usize>,
     extent: Logical,
-    task: WorkerTask<Result<Vec<u8>>>,
+    bytes: DecodedBytes,
+}
+
+enum DecodedBytes {
+    Kept(Arc<[u8]>),
+    Coming(WorkerTask<Result<ExtentBytes>>),
+}
+
+/// Why the decoded bytes of a whole extent are not kept.
+enum NotKept {
+    /// The volume is in another epoch.
+    Moved,
+    Unreadable(Error),
+    Undecodable,
 }
 
 impl Decoding {
-    /// Reads `piece`, which is compressed; `None` if `still` does not hold after that.
+    /// Reads `piece`, which is compressed; `None` if the volume is no longer in `epoch` after that.
     fn start(
         volume: &impl FileVolume,
         data: &FileData,
         piece: &ReadPiece,
-        still: &dyn Fn() -> bool,
+        epoch: u64,
     ) -> Result<Option<Self>> {
-        let PieceSource::Compressed { extent, disk_bytes, decode } = piece.source else {
+        let PieceSource::Compressed { extent, disk_bytes, decode, .. } = piece.source else {
             return Ok(None);
         };
-        let mut stored = vec![0; index(disk_bytes)];
-        let read = read_verified(volume, data, extent, &mut stored);
-        if !still() {
+        let part = decode.part(piece).map_err(|e| at(e, Some(extent)))?;
+        let mut stored = ExtentBytes::new(index(disk_bytes));
+        if !read_in_epoch(volume, data, extent, &mut stored, epoch)? {
             return Ok(None);
         }
-        read?;
-        let (wanted, sector) =
-            (index(piece.end - piece.start), volume.base().superblock().sector_size);
+        note_decoded(volume);
+        let (sector, end) = (volume.base().superblock().sector_size, part.end);
         let task = WorkerTask::start(move || {
-            let mut bytes = Vec::new();
-            decode_into(sector, &stored, decode, wanted, &mut bytes).map(drop)?;
-            Ok(bytes)
+            let mut bytes = ExtentBytes::new(end);
+            decode_into(sector, &stored, decode.compression, &mut bytes).map(|()| bytes)
         });
-        Ok(Some(Self { start: piece.start, wanted, extent, task }))
+        Ok(Some(Self { start: piece.start, part, extent, bytes: DecodedBytes::Coming(task) }))
+    }
+
+    /// Takes the bytes of `piece`, which is compressed, from the extent that the volume keeps
+    /// decoded. If it keeps none, reads, decodes and keeps it. `None` as for
+    /// [`start`](Self::start).
+    fn kept(
+        volume: &impl FileVolume,
+        data: &FileData,
+        piece: &ReadPiece,
+        epoch: u64,
+    ) -> Result<Option<Self>> {
+        let PieceSource::Compressed { extent, disk_bytes, decode, .. } = piece.source else {
+            return Ok(None);
+        };
+        let Decode { compression, ram_bytes, .. } = decode;
+        let part = decode.part(piece).map_err(|e| at(e, Some(extent)))?;
+        let key = DecodedKey {
+            extent,
+            epoch,
+            disk_bytes,
+            ram_bytes,
+            compression,
+            is_verified: data.is_verified(),
+        };
+        let sector = volume.base().superblock().sector_size;
+        let read = || {
+            with_scratch(index(disk_bytes), |stored| {
+                let is_read = read_in_epoch(volume, data, extent, stored, epoch);
+                if !is_read.map_err(NotKept::Unreadable)? {
+                    return Err(NotKept::Moved);
+                }
+                note_decoded(volume);
+                with_scratch(index(ram_bytes), |bytes| {
+                    let decoded = decode_into(sector, stored, compression, bytes);
+                    decoded.map_or(Err(NotKept::Undecodable), |()| Ok(Arc::from(&*bytes)))
+                })
+            })
+        };
+        match volume.decoded().get_or_decode(key, read) {
+            Ok(bytes) if volume.epoch() == epoch => {
+                let bytes = DecodedBytes::Kept(bytes);
+                Ok(Some(Self { start: piece.start, part, extent, bytes }))
+            }
+            Ok(_) | Err(NotKept::Moved) => Ok(None),
+            Err(NotKept::Unreadable(error)) => Err(error),
+            // It may be damaged only behind the piece.
+            Err(NotKept::Undecodable) => Self::start(volume, data, piece, epoch),
+        }
     }
 
     /// Waits for the decoded bytes, and gives them to `sink`.
     fn finish(self, sink: &mut dyn Sink) -> Result<()> {
-        let bytes = self.task.finish().map_err(|e| at(e, self.extent))?;
-        sink.take(self.start, &bytes[bytes.len() - self.wanted..])
+        match self.bytes {
+            DecodedBytes::Kept(bytes) => sink.take(self.start, &bytes[self.part]),
+            DecodedBytes::Coming(task) => {
+                let bytes = task.finish().map_err(|e| at(e, Some(self.extent)))?;
+                sink.take(self.start, &bytes[self.part])
+            }
+        }
     }
 }
 
-/// Reads, verifies and decodes one piece, and gives it to `sink` if `still` holds after the read.
-/// Returns whether it did.
+/// Reads, verifies and decodes one piece, and gives it to `sink` if the volume is still in `epoch`
+/// after the read. Returns whether it is.
 fn read_piece(
     volume: &impl FileVolume,
     data: &FileData,
     piece: &ReadPiece,
-    still: &dyn Fn() -> bool,
+    epoch: u64,
     sink: &mut dyn Sink,
 ) -> Result<bool> {
     let wanted = index(piece.end - piece.start);
-    let sector_size = volume.base().superblock().sector_size;
-    let sector = u64::from(sector_size);
-    // An error does not matter if the extent no longer belongs to the file.
-    let read = |from, buf: &mut [u8]| {
-        let result = read_verified(volume, data, from, buf);
-        if still() { result.map(|()| true) } else { Ok(false) }
-    };
+    let sector = u64::from(volume.base().superblock().sector_size);
     match &piece.source {
         PieceSource::Plain { logical } => {
             let lead = logical.0 % sector;
             let is_whole = lead == 0 && (wanted as u64).is_multiple_of(sector);
             if let Some(room) = sink.room(piece.start, wanted).filter(|_| is_whole) {
-                let is_read = read(*logical, room).inspect_err(|_| room.fill(0))?;
+                let is_read = read_in_epoch(volume, data, *logical, room, epoch)
+                    .inspect_err(|_| room.fill(0))?;
                 if is_read {
                     sink.took(wanted);
                 }
                 return Ok(is_read);
             }
-            with_scratch(|buf| {
-                buf.resize(index((lead + wanted as u64).next_multiple_of(sector)), 0);
-                if !read(Logical(logical.0 - lead), buf)? {
+            with_scratch(index((lead + wanted as u64).next_multiple_of(sector)), |buf| {
+                if !read_in_epoch(volume, data, Logical(logical.0 - lead), buf, epoch)? {
                     return Ok(false);
                 }
-                sink.take(piece.start, &buf[index(lead)..][..wanted])?;
-                Ok(true)
+                give(volume, piece, &buf[index(lead)..], sink).map(|()| true)
             })
         }
-        PieceSource::Compressed { extent, disk_bytes, decode } => with_scratch(|stored| {
-            stored.resize(index(*disk_bytes), 0);
-            if !read(*extent, stored)? {
-                return Ok(false);
-            }
-            with_scratch(|buf| {
-                let bytes = decode_into(sector_size, stored, *decode, wanted, buf);
-                sink.take(piece.start, bytes.map_err(|e| at(e, *extent))?)
-            })?;
-            Ok(true)
-        }),
-        PieceSource::Inline { stored, decode } => {
-            with_scratch(|buf| {
-                sink.take(piece.start, decode_into(sector_size, stored, *decode, wanted, buf)?)
-            })?;
-            Ok(true)
+        PieceSource::Compressed { extent, disk_bytes, .. } => {
+            with_scratch(index(*disk_bytes), |stored| {
+                if !read_in_epoch(volume, data, *extent, stored, epoch)? {
+                    return Ok(false);
+                }
+                give(volume, piece, stored, sink).map(|()| true)
+            })
         }
+        PieceSource::Inline { stored, .. } => give(volume, piece, stored, sink).map(|()| true),
     }
 }
 
-/// Decodes `stored` into `buf`, and returns the `wanted` bytes behind the first `decode.skip`.
-/// Bytes that the stream does not reach are zeros, as in the kernel.
-fn decode_into<'b>(
+/// Gives `piece` to `sink`. `stored` is what is on disk for it, from its first byte on or from that
+/// of its compressed extent.
+fn give(
+    volume: &impl FileVolume,
+    piece: &ReadPiece,
+    stored: &[u8],
+    sink: &mut dyn Sink,
+) -> Result<()> {
+    let (decode, extent) = match piece.source {
+        PieceSource::Plain { .. } => {
+            return sink.take(piece.start, &stored[..index(piece.end - piece.start)]);
+        }
+        PieceSource::Compressed { extent, decode, .. } => (decode, Some(extent)),
+        PieceSource::Inline { decode, .. } => (decode, None),
+    };
+    let part = decode.part(piece).map_err(|e| at(e, extent))?;
+    if decode.compression == Compression::None {
+        return sink.take(piece.start, stored.get(part).ok_or_else(|| decode.beyond(piece))?);
+    }
+    if extent.is_some() {
+        note_decoded(volume);
+    }
+    let sector = volume.base().superblock().sector_size;
+    with_scratch(part.end, |bytes| {
+        decode_into(sector, stored, decode.compression, bytes).map_err(|e| at(e, extent))?;
+        sink.take(piece.start, &bytes[part])
+    })
+}
+
+/// Counts a compressed extent that is decoded.
+fn note_decoded(volume: &impl FileVolume) {
+    if let Some(live) = volume.base().live_part() {
+        live.stats.extent_decoded();
+    }
+}
+
+/// Fills `bytes` with the beginning of the data that `stored` holds. Bytes that the stream does not
+/// reach are zeros, as in the kernel.
+fn decode_into(
     sector_size: u32,
     stored: &[u8],
-    decode: Decode,
-    wanted: usize,
-    buf: &'b mut Vec<u8>,
-) -> Result<&'b [u8]> {
-    let Decode { compression, ram_bytes, skip } = decode;
-    let end = skip.saturating_add(wanted as u64);
-    let beyond = || {
-        let problem = format!("bytes up to {end} of an extent of {ram_bytes}");
-        Error::corrupt(Structure::FileExtent, problem)
-    };
-    if compression == Compression::None {
-        buf.clear();
-        buf.extend_from_slice(stored.get(..index(end)).ok_or_else(beyond)?);
-    } else if end > ram_bytes || end > MAX_COMPRESSED_EXTENT {
-        return Err(beyond());
-    } else {
-        buf.resize(index(end), 0);
-        let made = decompress(compression, stored, sector_size, buf).map_err(malformed)?;
-        buf[made..].fill(0);
-    }
-    Ok(&buf[index(skip)..])
+    compression: Compression,
+    bytes: &mut [u8],
+) -> Result<()> {
+    decompress(compression, stored, sector_size, bytes).map(drop).map_err(malformed)
+}
+
+/// Reads as [`read_verified`]. Returns whether the volume is still in `epoch` after that. If it is
+/// not, the extent may not belong to the file any more, and an error does not matter.
+fn read_in_epoch(
+    volume: &impl FileVolume,
+    data: &FileData,
+    from: Logical,
+    buf: &mut [u8],
+    epoch: u64,
+) -> Result<bool> {
+    let result = read_verified(volume, data, from, buf);
+    if volume.epoch() == epoch { result.map(|()| true) } else { Ok(false) }
 }
 
 fn read_verified(
@@ -491,16 +580,16 @@ fn read_verified(
     from: Logical,
     buf: &mut [u8],
 ) -> Result<()> {
-    if data.inode.flags.get() & inode_flags::NODATASUM != 0 {
+    if !data.is_verified() {
         return volume.base().read_data(from, buf, None);
     }
     let sums = checksums(volume.base(), from, buf.len() as u64)?;
     volume.base().read_data(from, buf, Some(&sums))
 }
 
-/// The error of an extent's contents, with the address of the extent.
-fn at(mut error: Error, extent: Logical) -> Error {
-    if let Error::Corrupt(corrupt) = &mut error {
+/// The error of an extent's contents, with the address of the extent. Inline data has none.
+fn at(mut error: Error, extent: Option<Logical>) -> Error {
+    if let (Error::Corrupt(corrupt), Some(extent)) = (&mut error, extent) {
         corrupt.logical.get_or_insert(extent.0);
     }
     error

@@ -24,8 +24,9 @@ pub struct EngineOptions {
     /// replay changes. A volume opened for reading may take as much again, because it keeps the
     /// result in memory instead of writing it.
     pub replay_bytes: u64,
-    /// The size of the cache of tree blocks, in bytes. A volume that is open for writing may take
-    /// half as much again to remember the names in new directories.
+    /// The size of the cache of tree blocks, in bytes. The volume may take half as much again for
+    /// decoded extents of which readers want parts. If it is open for writing, it may take another
+    /// half to remember the names in new directories.
     pub cache_bytes: u64,
     /// The callback that gets a [`VolumeReport`](crate::VolumeReport) of each problem that did not
     /// fail a call.

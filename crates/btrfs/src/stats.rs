@@ -242,6 +242,8 @@ counters! {
         reads_put_off, read_put_off();
         /// Pieces read while commits waited, because they had been looked up again before.
         reads_held, read_held();
+        /// Compressed extents decoded by readers.
+        extents_decoded, extent_decoded();
         /// Orphan items that a crash left behind, removed with their files.
         orphans_removed, orphan_removed();
         /// Bytes of devices that were discarded.

@@ -146,7 +146,8 @@ impl OpenOptions {
         self
     }
 
-    /// How much the cache of metadata may hold, in bytes: 64 MiB by default.
+    /// How much the cache of metadata may hold, in bytes: 64 MiB by default. The volume may take
+    /// half as much again for decoded extents of compressed files that are read in small pieces.
     #[must_use]
     pub fn cache_bytes(mut self, bytes: u64) -> Self {
         self.engine.cache_bytes = bytes;

@@ -36,14 +36,18 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
+use super::pages::PageBytes;
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::space::{Kept, KeptAs, Promise, Purpose, Reservation, Space};
 
 /// The longest run of sectors in one piece of memory, in bytes.
 const RUN_BYTES: usize = 1 << 20;
 
+/// The longest run that is copied to be made longer, in bytes.
+const COPIED_BYTES: usize = 64 << 10;
+
 /// Consecutive bytes of a file, with the offset of the first.
-pub(crate) type BufferRun = (u64, Arc<Vec<u8>>);
+pub(crate) type BufferRun = (u64, Arc<PageBytes>);
 
 /// The buffer of a file.
 pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
@@ -53,7 +57,7 @@ pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
 pub(crate) struct DirtyFile {
     /// The file.
     pub(crate) file: FileId,
-    runs: BTreeMap<u64, Arc<Vec<u8>>>,
+    runs: BTreeMap<u64, Arc<PageBytes>>,
     /// The bytes of all runs.
     bytes: u64,
     /// The sum of [`chunks_of`] over all runs.
@@ -212,25 +216,28 @@ impl DirtyFile {
 
     /// The data of the file, if it is all in one run and has its space reserved. `sector` is the
     /// size of a sector.
-    pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<Vec<u8>>> {
+    pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<PageBytes>> {
         let len = self.size.next_multiple_of(sector);
         let is_all = self.runs.len() == 1 && self.bytes == len && !self.is_in_place;
         self.runs.get(&0).filter(|_| is_all).cloned()
     }
 
-    /// Adds whole sectors, none of which is buffered.
-    fn add(&mut self, start: u64, bytes: Vec<u8>) {
-        self.bytes += bytes.len() as u64;
-        let end = start + bytes.len() as u64;
+    /// Adds `parts`, which together are whole sectors, none of which is buffered. They are copied
+    /// once, to where they stay until write-back.
+    fn add(&mut self, start: u64, parts: &[&[u8]]) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        self.bytes += len as u64;
+        let end = start + len as u64;
         if let Some((&at, run)) = self.runs.range_mut(..start).next_back()
             && at + run.len() as u64 == start
-            && run.len() + bytes.len() <= RUN_BYTES
+            && run.len() + len <= RUN_BYTES
+            && let Some(run) = own(run)
         {
-            Arc::make_mut(run).extend_from_slice(&bytes);
+            run.append(parts);
             self.extents += chunks_of(&(at..end)) - chunks_of(&(at..start));
         } else {
             self.extents += chunks_of(&(start..end));
-            self.runs.insert(start, Arc::new(bytes));
+            self.runs.insert(start, Arc::new(PageBytes::of(parts)));
         }
     }
 
@@ -257,11 +264,12 @@ impl DirtyFile {
             self.extents -= chunks_of(&(at..end));
             if at < range.start {
                 self.extents += chunks_of(&(at..range.start));
-                self.runs.insert(at, Arc::new(run[..index(range.start - at)].to_vec()));
+                self.runs.insert(at, Arc::new(PageBytes::of(&[&run[..index(range.start - at)]])));
             }
             if range.end < end {
                 self.extents += chunks_of(&(range.end..end));
-                self.runs.insert(range.end, Arc::new(run[index(range.end - at)..].to_vec()));
+                self.runs
+                    .insert(range.end, Arc::new(PageBytes::of(&[&run[index(range.end - at)..]])));
             }
         }
     }
@@ -295,6 +303,12 @@ pub(crate) fn lend<T>(
         }
     }
     taken
+}
+
+/// The run, to be made longer. `None` for a long run that is on its way to the devices, or is being
+/// read: copying it would take longer than writing one run more.
+fn own(run: &mut Arc<PageBytes>) -> Option<&mut PageBytes> {
+    if run.len() <= COPIED_BYTES { Some(Arc::make_mut(run)) } else { Arc::get_mut(run) }
 }
 
 type BufferShard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
@@ -358,10 +372,10 @@ impl Buffers {
         all
     }
 
-    /// Adds whole sectors of a file, none of which is buffered.
-    pub(crate) fn add(&self, buffer: &FileBuffer, start: u64, bytes: Vec<u8>) {
-        self.bytes.add(bytes.len() as u64);
-        buffer.write().add(start, bytes);
+    /// Adds `parts`, which together are whole sectors of a file, none of which is buffered.
+    pub(crate) fn add(&self, buffer: &FileBuffer, start: u64, parts: &[&[u8]]) {
+        self.bytes.add(parts.iter().map(|part| part.len() as u64).sum());
+        buffer.write().add(start, parts);
     }
 
     /// Removes whole sectors from a buffer, and returns how many bytes it removed.
@@ -425,7 +439,9 @@ mod tests {
                     let sector = |at: u64| index((at - BASE) / SECTOR);
                     let missing = sector(gap.start)..sector(gap.end);
                     assert!(model[missing].iter().all(Option::is_none));
-                    buffers.add(&buffer, gap.start, vec![0; index(gap.end - gap.start)]);
+                    let zeros = vec![0; index(gap.end - gap.start)];
+                    let (first, rest) = zeros.split_at(5);
+                    buffers.add(&buffer, gap.start, &[first, rest]);
                 }
                 buffer.write().overwrite(range.start, &vec![byte; index(range.end - range.start)]);
                 model[sectors].fill(Some([byte; SECTOR_BYTES]));
@@ -443,5 +459,33 @@ mod tests {
             assert_eq!(buffer.read().extent_count(), chunks.sum::<u64>());
             assert_eq!(buffers.bytes(), model.iter().flatten().count() as u64 * SECTOR);
         }
+    }
+
+    /// Appends to a short run make it longer. A long run that another thread holds stays as it is.
+    #[test]
+    fn a_long_run_that_is_held_is_not_copied() {
+        let buffers = Buffers::new(&Arc::default());
+        let buffer = buffers.get_or_add(FileId { dev: 5, ino: 257 }, 0, AT);
+        let bytes = vec![1; 4096];
+        let mut at = 0;
+        let mut append = |count: u64| {
+            for _ in 0..count {
+                buffers.add(&buffer, at, &[&bytes[..100], &bytes[100..]]);
+                at += 4096;
+            }
+            buffer.read().runs(&(0..u64::MAX))
+        };
+        let short = append(2);
+        let long = append(30);
+        assert_eq!((long.len(), long[0].1.len()), (1, 32 * 4096));
+        assert_eq!(short[0].1.len(), 2 * 4096, "the reader has what it had");
+        let runs = append(3);
+        assert_eq!(
+            runs.iter().map(|(_, run)| run.len()).collect::<Vec<_>>(),
+            [32 * 4096, 3 * 4096]
+        );
+        assert!(Arc::ptr_eq(&runs[0].1, &long[0].1));
+        drop((short, long, runs));
+        assert_eq!(append(1)[1].1.len(), 4 * 4096);
     }
 }

@@ -5,11 +5,16 @@
 
 use std::ops::Range;
 
+use offshoot_btrfs_format::csum::ChecksumType;
 use offshoot_btrfs_format::edit::leaf_capacity;
 use offshoot_btrfs_format::key::objectid;
 use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_kit::cores;
+use offshoot_kit::workers::WorkerTask;
 use offshoot_vfs::{Error, Result, Structure};
 
+use super::index;
+use super::store::Sectors;
 use crate::transaction::{Base, TransactionHandle, remove_checksums_beside_writers};
 use crate::tree::{Cursor, TreeRoot};
 
@@ -127,18 +132,52 @@ pub(crate) fn bytes_with_checksums(volume: &Base, items: u64) -> u64 {
     items * most as u64 * u64::from(superblock.sector_size)
 }
 
-/// Stores the checksums of `data`, slices of whole sectors, which was written at `logical`.
-pub(crate) fn insert_checksums<'d>(
+/// Stores the checksums of `data`, which was written at `logical`.
+pub(crate) fn insert_checksums(
     handle: &TransactionHandle<'_>,
     logical: Logical,
-    data: impl Iterator<Item = &'d [u8]>,
+    data: Sectors<'_>,
 ) -> Result<()> {
     let superblock = handle.volume().superblock();
-    let mut sums = Vec::new();
-    for sector in data.flat_map(|slice| slice.chunks(superblock.sector_size as usize)) {
-        sums.extend_from_slice(superblock.checksum.compute(sector).bytes());
+    insert_sums(handle, logical, &sums_of(superblock.checksum, superblock.sector_size, data))
+}
+
+/// The bytes of data that one thread computes checksums of: so many that this takes much longer
+/// than to hand them over to another thread.
+fn bytes_at_once(checksum: ChecksumType) -> u64 {
+    match checksum {
+        ChecksumType::Crc32c | ChecksumType::Xxhash64 => 512 << 10,
+        ChecksumType::Sha256 | ChecksumType::Blake2b => 128 << 10,
     }
-    insert_sums(handle, logical, &sums)
+}
+
+/// The checksums of the sectors of `data`, concatenated. Those of much data are computed by this
+/// thread and the worker threads together.
+fn sums_of(checksum: ChecksumType, sector: u32, data: Sectors<'_>) -> Vec<u8> {
+    let at_once = bytes_at_once(checksum);
+    let sums = move |data: Sectors<'_>, part: Range<u64>| {
+        let mut sums = Vec::new();
+        for sector in data.slices(part).flat_map(|slice| slice.chunks(sector as usize)) {
+            sums.extend_from_slice(checksum.compute(sector).bytes());
+        }
+        sums
+    };
+    if data.len <= at_once || cores::count() == 1 {
+        return sums(data, 0..data.len);
+    }
+    let end = data.range().end;
+    let starts = (data.start..end).step_by(index(at_once));
+    let tasks: Vec<_> = starts
+        .map(|start| {
+            let part = start..end.min(start + at_once);
+            let runs = data.runs_of(&part);
+            WorkerTask::start(move || {
+                let data = Sectors::new(&runs);
+                sums(data, part.start - data.start..part.end - data.start)
+            })
+        })
+        .collect();
+    tasks.into_iter().flat_map(WorkerTask::finish).collect()
 }
 
 /// Stores `sums`, the checksums of consecutive sectors from `logical` on. Existing checksums of
@@ -214,4 +253,46 @@ fn last_item(volume: &Base, logical: Logical, len: u64) -> Result<Option<SumsIte
         // If no item begins before `last`, the cursor is on the first item behind it.
         (key <= last).then_some(SumsItem { key, size: data.len(), end })
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use offshoot_testkit::random::{Random, seed_of_run};
+
+    use super::*;
+    use crate::data::PageBytes;
+
+    /// Checksums are the same however many threads compute them, and wherever the runs end.
+    #[test]
+    fn threads_compute_the_same_checksums_as_one() {
+        const SECTOR: u32 = 4096;
+        let mut random = Random::new(seed_of_run());
+        let types = [
+            ChecksumType::Crc32c,
+            ChecksumType::Xxhash64,
+            ChecksumType::Sha256,
+            ChecksumType::Blake2b,
+        ];
+        for checksum in types {
+            for _ in 0..10 {
+                let mut at = 4096 * random.below(1000);
+                let runs: Vec<_> = (0..1 + random.below(8))
+                    .map(|_| {
+                        let len = 4096 * (1 + random.below(100));
+                        let run = (at, Arc::new(PageBytes::of(&[&random.bytes(index(len))])));
+                        at += len;
+                        run
+                    })
+                    .collect();
+                let whole = Sectors::new(&runs);
+                let data = whole.first(4096 * (1 + random.below(whole.len / 4096)));
+                let bytes = data.contents(&data.range());
+                let sums = bytes.chunks(SECTOR as usize).map(|sector| checksum.compute(sector));
+                let expected: Vec<_> = sums.flat_map(|sum| sum.bytes().to_vec()).collect();
+                assert_eq!(sums_of(checksum, SECTOR, data), expected, "{checksum:?}");
+            }
+        }
+    }
 }

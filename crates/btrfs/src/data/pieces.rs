@@ -11,7 +11,7 @@ use offshoot_btrfs_format::file_extent::{FileExtent, FileExtentBody, MAX_COMPRES
 use offshoot_btrfs_format::{ItemType, Key, Logical};
 use offshoot_vfs::{Error, FileId, Result, Structure};
 
-use super::{FileVolume, tree_of};
+use super::{FileVolume, index, tree_of};
 use crate::storage::malformed;
 use crate::tree::Cursor;
 
@@ -35,8 +35,9 @@ pub(super) struct ReadPiece {
 pub(super) enum PieceSource {
     /// Plain on disk. `logical` is the address of the byte at `start`.
     Plain { logical: Logical },
-    /// In a compressed extent, `decode.skip` bytes into its decoded data.
-    Compressed { extent: Logical, disk_bytes: u64, decode: Decode },
+    /// In a compressed extent, `decode.skip` bytes into its decoded data. `is_cut` says that the
+    /// file has more of the extent beside the piece, in the same item.
+    Compressed { extent: Logical, disk_bytes: u64, decode: Decode, is_cut: bool },
     /// In the extent item.
     Inline { stored: Vec<u8>, decode: Decode },
 }
@@ -47,6 +48,25 @@ pub(super) struct Decode {
     pub(super) compression: Compression,
     pub(super) ram_bytes: u64,
     pub(super) skip: u64,
+}
+
+impl Decode {
+    /// The place of `piece` in the decoded data.
+    pub(super) fn part(&self, piece: &ReadPiece) -> Result<Range<usize>> {
+        let end = self.skip.saturating_add(piece.end - piece.start);
+        let most = self.ram_bytes.min(MAX_COMPRESSED_EXTENT);
+        if self.compression != Compression::None && end > most {
+            return Err(self.beyond(piece));
+        }
+        Ok(index(self.skip)..index(end))
+    }
+
+    /// The error of a piece that reaches behind the decoded data.
+    pub(super) fn beyond(&self, piece: &ReadPiece) -> Error {
+        let end = self.skip.saturating_add(piece.end - piece.start);
+        let problem = format!("bytes up to {end} of an extent of {}", self.ram_bytes);
+        Error::corrupt(Structure::FileExtent, problem)
+    }
 }
 
 impl ReadPiece {
@@ -135,7 +155,9 @@ impl<'v, V: FileVolume> Pieces<'v, V> {
             if key.offset >= self.range.end {
                 return Ok(None);
             }
-            let piece = if wanted.is_empty() { None } else { piece(&extent, &covered, &wanted)? };
+            let sector = u64::from(self.volume.base().superblock().sector_size);
+            let piece =
+                if wanted.is_empty() { None } else { piece(&extent, &covered, &wanted, sector)? };
             cursor.advance()?;
             self.range.start = self.range.start.max(wanted.end);
             match piece {
@@ -175,6 +197,7 @@ fn piece(
     extent: &FileExtent<'_>,
     covered: &Range<u64>,
     wanted: &Range<u64>,
+    sector: u64,
 ) -> Result<Option<ReadPiece>> {
     let into = wanted.start - covered.start;
     let decode =
@@ -215,10 +238,14 @@ fn piece(
                     format!("compressed, and {disk_num_bytes} bytes long on disk"),
                 ));
             } else {
+                // The last sector of a file is not wanted as a whole.
+                let is_whole = wanted.start == covered.start
+                    && wanted.end.next_multiple_of(sector) >= covered.end;
                 PieceSource::Compressed {
                     extent: disk_bytenr,
                     disk_bytes: disk_num_bytes,
                     decode: decode(skip),
+                    is_cut: !is_whole,
                 }
             }
         }

@@ -22,6 +22,7 @@ use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::CompressionChunk;
+use super::pages::PageBytes;
 use super::prealloc::mark_written;
 use crate::storage::WrittenCopy;
 use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
@@ -73,7 +74,7 @@ impl<'r> Sectors<'r> {
     }
 
     /// The slices of memory that hold `part`, which counts from their beginning.
-    fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
+    pub(super) fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
         let wanted = self.start + part.start..self.start + part.end.min(self.len);
         self.runs.iter().filter_map(move |(at, run)| {
             let from = wanted.start.max(*at);
@@ -162,7 +163,7 @@ pub(crate) fn store_packed(
 /// A compressed chunk and its place.
 struct PackedExtent<'c> {
     range: &'c Range<u64>,
-    packed: &'c Arc<Vec<u8>>,
+    packed: &'c Arc<PageBytes>,
     logical: Logical,
 }
 
@@ -201,7 +202,7 @@ fn note_checksums(
     logical: Logical,
 ) -> Result<()> {
     match DataChecksums::of(inode) {
-        DataChecksums::Has => insert_checksums(handle, logical, data.slices(0..data.len)),
+        DataChecksums::Has => insert_checksums(handle, logical, data),
         DataChecksums::HasNone => remove_stale_checksums(handle, logical, data.len),
     }
 }
@@ -254,7 +255,7 @@ pub(crate) fn store_inline(
 pub(crate) struct FirstData<'d> {
     pub(crate) file: FileId,
     /// All data of the file, in whole sectors.
-    pub(crate) data: &'d Arc<Vec<u8>>,
+    pub(crate) data: &'d Arc<PageBytes>,
     /// The length of the file in bytes, if the data is stored inline.
     pub(crate) inline: Option<u64>,
 }
@@ -292,7 +293,7 @@ pub(crate) fn store_first(
     if len > 0 {
         let data = Sectors::new(&runs);
         write_data(handle, logical, data, DataChecksums::Has)?;
-        insert_checksums(handle, logical, data.slices(0..len))?;
+        insert_checksums(handle, logical, data)?;
     }
     let mut at = logical;
     let items: Vec<_> = files

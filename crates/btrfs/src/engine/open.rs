@@ -11,7 +11,7 @@ use offshoot_vfs::{Errno, Error, Result, Structure};
 
 use super::{Engine, WriteDestination};
 use crate::cores;
-use crate::data::Buffers;
+use crate::data::{Buffers, DecodedExtents};
 use crate::delayed::Delayed;
 use crate::inode::{Inodes, Rooms, SubvolumeMoves};
 use crate::log::{self, RunningLog, in_volume};
@@ -134,6 +134,7 @@ impl Engine {
             inodes: Inodes::new(options.cache_bytes / 2),
             buffers: Buffers::new(&Arc::default()),
             read_ahead: ReadAhead::default(),
+            decoded: DecodedExtents::new(options.cache_bytes / 2),
             moves: SubvolumeMoves::default(),
             upkeep: Box::new(Keeper { subvolumes: subvolumes.clone(), log: log.clone() }),
             base: Base::new(storage, options.cache_bytes),

@@ -137,7 +137,8 @@ impl<'v> AllocationWork<'v> {
         self.finish(range.end, keeps_size)
     }
 
-    fn punch(&self, range: &Range<u64>) -> Result<()> {
+    /// Makes `range` a hole, and zeros the parts of sectors at its ends.
+    pub(super) fn punch(&self, range: &Range<u64>) -> Result<()> {
         self.zero_edges(range)?;
         let mut at = range.start.next_multiple_of(self.sector);
         let end = range.end / self.sector * self.sector;

@@ -16,7 +16,7 @@ use super::changes::{refuse_flags, timespec};
 use super::in_use::Locks;
 use super::subvolume::{shareable, writable};
 use super::write::{
-    MAX_SIZE, buffer, clear_behind, keep_synchronous, length_of, regular, write_locked,
+    MAX_SIZE, buffer, clear_behind, grow, keep_synchronous, length_of, regular, write_locked,
 };
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::timestamp;
@@ -50,11 +50,12 @@ pub(crate) fn clone_range(
     let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
     let end = end.ok_or_else(|| Error::posix(Errno::FBIG, to.file.to_string()))?;
     pair.require_alike()?;
-    // The last sector may be a part only if neither file has data behind the range.
-    pair.require_sectors(len, len == rest && end >= pair.to_size)?;
+    // As in the kernel, nothing may be cloned to any offset.
     if len == 0 {
         return Ok(());
     }
+    // The last sector may be a part only if neither file has data behind the range.
+    pair.require_sectors(len, len == rest && end >= pair.to_size)?;
     pair.settle(0)?;
     pair.share_all(0..len, InlineTreatment::Copied)?;
     pair.work.note_time()?;
@@ -95,7 +96,7 @@ pub(crate) fn dedupe_range(
 }
 
 /// Copies at most `len` bytes, and returns how many. Whole sectors are shared where source and
-/// target have the same offset within a sector.
+/// target have the same offset within a sector. Holes stay holes.
 pub(crate) fn copy_range(
     volume: &Rooms,
     from: FilePosition,
@@ -147,28 +148,30 @@ enum InlineTreatment {
     Left,
 }
 
-/// A file that is compared, from `begin` on.
-struct ComparedFile {
+/// A file that is read from a position on, one run of data after the other.
+struct WalkedFile {
+    begin: FilePosition,
     data: FileData,
-    begin: u64,
     /// The run of data that the last search found. Between the offset of that search and this run
     /// is a hole.
     run: Range<u64>,
 }
 
-impl ComparedFile {
-    fn open(volume: &Rooms, FilePosition { file, offset: begin }: FilePosition) -> Result<Self> {
-        Ok(Self { data: FileData::open(volume, file)?, begin, run: 0..0 })
+impl WalkedFile {
+    fn open(volume: &Rooms, begin: FilePosition) -> Result<Self> {
+        Ok(Self { begin, data: FileData::open(volume, begin.file)?, run: 0..0 })
     }
 
     /// The offset of the first data that ends behind `at`. Both count from `begin`.
     fn data_from(&mut self, volume: &Rooms, at: u64) -> Result<u64> {
-        let offset = self.begin + at;
+        let offset = self.begin.offset + at;
         if self.run.end <= offset {
+            // A copy within the file may have buffered a sector since.
+            self.data = FileData::open(volume, self.begin.file)?;
             let next = next_data(volume, &self.data, offset)?;
             self.run = next.unwrap_or(u64::MAX..u64::MAX);
         }
-        Ok(self.run.start.saturating_sub(self.begin).max(at))
+        Ok(self.run.start.saturating_sub(self.begin.offset).max(at))
     }
 }
 
@@ -254,8 +257,9 @@ impl<'v> ClonePair<'v> {
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
         let volume = self.work.volume;
-        let mut from = ComparedFile::open(volume, self.from)?;
-        let mut to = ComparedFile::open(volume, self.to)?;
+        let mut from = WalkedFile::open(volume, self.from)?;
+        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut room = [(); 2].map(|()| vec![0; index(len.min(PIECE_BYTES))]);
         let mut at = 0;
         loop {
             // Common holes are skipped, because they may be up to 8 EiB long.
@@ -264,9 +268,9 @@ impl<'v> ClonePair<'v> {
                 return Ok(true);
             }
             let end = len.min(at + PIECE_BYTES);
-            let mut bytes = [(); 2].map(|()| vec![0; index(end - at)]);
+            let mut bytes = room.each_mut().map(|bytes| &mut bytes[..index(end - at)]);
             for (file, bytes) in [&from, &to].into_iter().zip(&mut bytes) {
-                read_at(volume, &file.data, file.begin + at, bytes)?;
+                read_at(volume, &file.data, file.begin.offset + at, bytes)?;
             }
             if bytes[0] != bytes[1] {
                 return Ok(false);
@@ -275,21 +279,45 @@ impl<'v> ClonePair<'v> {
         }
     }
 
-    /// Copies `range`, which counts from the start of both ranges.
+    /// Copies `range`, which counts from the start of both ranges. Holes stay holes, as far as they
+    /// are whole sectors of the target.
     fn copy(&self, range: Range<u64>) -> Result<()> {
         let AllocationWork { volume, at, .. } = self.work;
-        for start in range.clone().step_by(index(PIECE_BYTES)) {
-            let mut bytes = vec![0; index((range.end - start).min(PIECE_BYTES))];
-            let from = FileData::open(volume, self.from.file)?;
-            read_at(volume, &from, self.from.offset + start, &mut bytes)?;
-            let file = self.to.file;
-            let size = length_of(volume, file, &regular(volume, file)?);
-            write_locked(volume, file, size, self.to.offset + start, &bytes, at)?;
-            if write_back::is_over_limit(volume) {
-                write_back::write_back(volume, file, Patience::Waits)?;
+        let file = self.to.file;
+        let mut from = WalkedFile::open(volume, self.from)?;
+        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut room = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
+        let size = || -> Result<u64> { Ok(length_of(volume, file, &regular(volume, file)?)) };
+        let mut done = range.start;
+        while done < range.end {
+            let start = from.data_from(volume, done)?.min(range.end);
+            if done < start && to.data_from(volume, done)? < start {
+                self.clear(done..start, size()?)?;
             }
+            let run_end = from.run.end.saturating_sub(self.from.offset);
+            let end = run_end.min(range.end).min(start + PIECE_BYTES).max(start);
+            if start < end {
+                let bytes = &mut room[..index(end - start)];
+                read_at(volume, &from.data, self.from.offset + start, bytes)?;
+                write_locked(volume, file, size()?, self.to.offset + start, bytes, at)?;
+                if write_back::is_over_limit(volume) {
+                    write_back::write_back(volume, file, Patience::Waits)?;
+                }
+            }
+            done = end;
         }
-        Ok(())
+        let (old, end) = (size()?, self.to.offset + range.end);
+        if old < end { grow(volume, file, old, end, at) } else { Ok(()) }
+    }
+
+    /// Makes `part` of the target, which counts from the start of both ranges and is `size` bytes
+    /// long, a hole.
+    fn clear(&self, part: Range<u64>, size: u64) -> Result<()> {
+        let (start, end) = (self.to.offset + part.start, self.to.offset + part.end);
+        // The sector of the end of the file has nothing behind it.
+        let end = if end < size { end } else { size.next_multiple_of(self.work.sector) };
+        write_back::write_back(self.work.volume, self.to.file, Patience::Waits)?;
+        self.work.punch(&(start..end))
     }
 
     /// Shares `range`, which counts from the start of both ranges. It is whole sectors, or goes to

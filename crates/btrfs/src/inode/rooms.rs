@@ -11,7 +11,7 @@ use offshoot_vfs::Result;
 use super::subvolume::SubvolumeMoves;
 use super::{Inodes, RoomsHandle};
 use crate::block::{HeldBlock, TreeBlock};
-use crate::data::{Buffers, FileVolume};
+use crate::data::{Buffers, DecodedExtents, FileVolume};
 use crate::delayed::{Delayed, Queues};
 use crate::options::EngineOptions;
 use crate::space::{Purpose, Waiter};
@@ -30,6 +30,7 @@ pub struct Rooms {
     /// Data that was written and waits for write-back.
     pub(crate) buffers: Buffers,
     pub(crate) read_ahead: ReadAhead,
+    pub(crate) decoded: DecodedExtents,
     pub(crate) moves: SubvolumeMoves,
     pub(crate) upkeep: Box<dyn Upkeep>,
 }
@@ -88,6 +89,10 @@ impl FileVolume for Rooms {
 
     fn read_ahead(&self) -> &ReadAhead {
         &self.read_ahead
+    }
+
+    fn decoded(&self) -> &DecodedExtents {
+        &self.decoded
     }
 }
 

@@ -165,7 +165,7 @@ pub(super) fn buffer(
     }
     let mut from = new.start;
     for (gap, contents) in gaps.iter().zip(contents) {
-        buffers.add(&buffer, gap.start, contents);
+        buffers.add(&buffer, gap.start, &[&contents.head, contents.new, &contents.tail]);
         // The part before the gap was buffered already.
         let covered = from..gap.start.clamp(from, new.end);
         buffer.write().overwrite(from, &data[within(&new, &covered)]);
@@ -284,32 +284,38 @@ fn gaps(
     Ok(found)
 }
 
-/// The bytes of `gap`, which is whole sectors: `data` in the range `new`, and stored data around
-/// it.
-fn contents(
+/// The bytes of a gap that is about to be buffered, which is whole sectors: new data, and what is
+/// stored before and behind it in its first and last sector.
+struct GapContents<'d> {
+    head: Vec<u8>,
+    new: &'d [u8],
+    tail: Vec<u8>,
+}
+
+/// The bytes of `gap`: `data` in the range `new`, and stored data around it.
+fn contents<'d>(
     volume: &Rooms,
     file: FileId,
     gap: &Range<u64>,
     new: &Range<u64>,
-    data: &[u8],
-) -> Result<Vec<u8>> {
+    data: &'d [u8],
+) -> Result<GapContents<'d>> {
     let part = gap.start.max(new.start)..gap.end.min(new.end);
-    if part == *gap {
-        return Ok(data[within(new, gap)].to_vec());
-    }
-    let mut bytes = vec![0; index(gap.end - gap.start)];
-    let stored = FileData::open(volume, file)?;
     let part = if part.is_empty() { gap.end..gap.end } else { part };
-    for kept in [gap.start..part.start, part.end..gap.end] {
-        read_data(volume, &stored, kept, &mut |at, part| {
-            bytes[index(at - gap.start)..][..part.len()].copy_from_slice(part);
+    let stored = |range: Range<u64>| -> Result<Vec<u8>> {
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut bytes = vec![0; index(range.end - range.start)];
+        let stored = FileData::open(volume, file)?;
+        read_data(volume, &stored, range.clone(), &mut |at, part| {
+            bytes[index(at - range.start)..][..part.len()].copy_from_slice(part);
             Ok(())
         })?;
-    }
-    if !part.is_empty() {
-        bytes[within(gap, &part)].copy_from_slice(&data[within(new, &part)]);
-    }
-    Ok(bytes)
+        Ok(bytes)
+    };
+    let new = if part.is_empty() { &[] } else { &data[within(new, &part)] };
+    Ok(GapContents { head: stored(gap.start..part.start)?, new, tail: stored(part.end..gap.end)? })
 }
 
 /// Whether the stored data of `file` is inline.

@@ -81,14 +81,13 @@ pub(crate) fn rename(
         if RenameEnds::find(volume, from, to)? != ends {
             continue;
         }
-        let whiteout = how.whiteout().map(|new| Whiteout::new(volume, from.dir, new)).transpose()?;
+        let whiteout =
+            how.whiteout().map(|new| Whiteout::new(volume, from.dir, new)).transpose()?;
         let whiteout = whiteout.map(|whiteout| (whiteout, &*of_both));
         return match other.map(|other| [(from, moved), (to, other)]) {
             Some(ends) if has_subvolumes => exchange(volume, ends, at),
             Some(ends) => rename::exchange(volume, ends, at),
-            None if has_subvolumes => {
-                move_subvolume(volume, [from, to], ends, whiteout, locks, at)
-            }
+            None if has_subvolumes => move_subvolume(volume, [from, to], ends, whiteout, locks, at),
             None => rename::rename(volume, from, to, ends, whiteout, locks, at),
         };
     }

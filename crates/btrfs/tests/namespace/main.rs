@@ -6,7 +6,9 @@
 //! | `allocate` | space that is preallocated, punched, zeroed and moved, as the kernel does it |
 //! | `compress` | data that is compressed |
 //! | `compress_alike` | the kernel compresses the same beside us |
+//! | `copies` | copies of ranges, whose holes stay holes |
 //! | `data` | where data goes, and that accepted data is there |
+//! | `decoded` | parts of compressed extents, which are decoded once |
 //! | `readers` | reads beside writes, truncations and commits return only what was written |
 //! | `background` | what a volume does by itself, and how much memory it takes |
 //! | `layout` | where the sectors of a file are |
@@ -23,7 +25,9 @@ mod background;
 mod common;
 mod compress;
 mod compress_alike;
+mod copies;
 mod data;
+mod decoded;
 mod full;
 mod layout;
 mod limits;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
-use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem};
+use offshoot_btrfs::{BtrfsVolume, Compress, EngineOptions, Filesystem};
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
 use offshoot_testkit::btrfs::disks::Disks;
@@ -35,6 +35,14 @@ fn readers_beside_cuts() {
 }
 
 #[test]
+fn readers_beside_cuts_of_compressed_files() {
+    let compress = Compress { method: "zstd".parse().expect("a method"), is_forced: true };
+    let options = EngineOptions { compress: Some(compress), ..options() };
+    let fs = open_with(vec![in_memory(4096, 300)], &options);
+    write_and_read(&fs, fs.root());
+}
+
+#[test]
 fn readers_beside_cuts_of_files_that_are_overwritten_in_place() {
     let Some(judges) = judges::require() else { return };
     let disks = Disks::create(&judges, 1, 300);
@@ -50,13 +58,20 @@ fn readers_beside_cuts_of_files_that_are_overwritten_in_place() {
     check(&disks);
 }
 
-fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
-    let options = EngineOptions {
+fn options() -> EngineOptions {
+    EngineOptions {
         dirty_bytes: 1 << 20,
         commit_interval: Some(Duration::from_millis(30)),
         ..EngineOptions::default()
-    };
-    let volume = BtrfsVolume::open_writable(devices, &options).expect("it opens");
+    }
+}
+
+fn open(devices: Vec<Arc<dyn BlockDevice>>) -> Filesystem {
+    open_with(devices, &options())
+}
+
+fn open_with(devices: Vec<Arc<dyn BlockDevice>>, options: &EngineOptions) -> Filesystem {
+    let volume = BtrfsVolume::open_writable(devices, options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("the top level")
 }
 

@@ -1,5 +1,7 @@
 //! The calls that change the model.
 
+use std::ops::Range;
+
 use offshoot_vfs::{
     Attr, Dedupe, EntryPlace, Errno, Fallocate, FileFlags, FileId, FilePosition, FileSystemMut,
     FileType, NewFile, NewNode, Parent, Rename, Result, SetAttr, Timestamp, XattrMode,
@@ -207,6 +209,52 @@ impl ModelState {
         Ok(())
     }
 
+    /// Copies `range`, which counts from both positions. Holes are punched where the destination
+    /// has data.
+    fn copy_bytes(
+        &mut self,
+        from: FilePosition,
+        to: FilePosition,
+        range: Range<u64>,
+        at: Timestamp,
+    ) -> Result<()> {
+        let (mut source, mut target) = (0..0, 0..0);
+        let mut done = range.start;
+        while done < range.end {
+            self.find_data(from, done, &mut source)?;
+            let start = (source.start.max(from.offset + done) - from.offset).min(range.end);
+            if done < start {
+                self.find_data(to, done, &mut target)?;
+                if target.start.max(to.offset + done) < to.offset + start {
+                    let [size, _] = self.sizes(to.file, to.file)?;
+                    let end = to.offset + start;
+                    let end = if end < size { end } else { size.next_multiple_of(SECTOR) };
+                    self.contents_mut(to.file)?.punch(to.offset + done..end);
+                }
+            }
+            let end = (source.end - from.offset).min(range.end).max(start);
+            if start < end {
+                let position = FilePosition { offset: from.offset + start, ..from };
+                let bytes = self.bytes(position, end - start)?;
+                self.contents_mut(to.file)?.write(to.offset + start, &bytes);
+                self.written(to.file, to.offset + end, at)?;
+            }
+            done = end;
+        }
+        Ok(())
+    }
+
+    /// Replaces `run`, if it ends before `at` behind the position, by the next run of data there.
+    fn find_data(&self, position: FilePosition, at: u64, run: &mut Range<u64>) -> Result<()> {
+        let offset = position.offset + at;
+        if run.end <= offset {
+            let [size, _] = self.sizes(position.file, position.file)?;
+            let next = self.contents(position.file)?.next_data(offset, size);
+            *run = next.unwrap_or(u64::MAX..u64::MAX);
+        }
+        Ok(())
+    }
+
     /// Updates the size and the times of a file that was written up to `end`.
     fn written(&mut self, file: FileId, end: u64, at: Timestamp) -> Result<()> {
         let attr = &mut self.node_mut(file)?.attr;
@@ -308,7 +356,9 @@ impl FileSystemMut for Model {
             state.directory(to.dir)?;
         }
         match (how, &replaced) {
-            (Rename::NoReplace | Rename::Whiteout { replaces: false, .. }, Ok(_)) => return posix(Errno::EXIST, to.name.escape_ascii()),
+            (Rename::NoReplace | Rename::Whiteout { replaces: false, .. }, Ok(_)) => {
+                return posix(Errno::EXIST, to.name.escape_ascii());
+            }
             (Rename::Exchange, Err(_)) => return posix(Errno::NOENT, to.name.escape_ascii()),
             _ => {}
         }
@@ -465,8 +515,8 @@ impl FileSystemMut for Model {
         let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
         let Some(end) = end else { return posix(Errno::FBIG, to.file) };
         state.require_alike(from.file, to.file)?;
-        require_sectors(from, to, len, len == rest && end >= to_size)?;
         if len > 0 {
+            require_sectors(from, to, len, len == rest && end >= to_size)?;
             state.clone_sectors(from, to, len)?;
             state.written(to.file, end, at)?;
         }
@@ -517,7 +567,6 @@ impl FileSystemMut for Model {
         if len == 0 {
             return Ok(0);
         }
-        let bytes = state.bytes(from, len)?;
         // Whole sectors keep their holes if both ranges are aligned alike.
         let head = from.offset.next_multiple_of(SECTOR) - from.offset;
         let is_whole = len == rest && end >= to_size;
@@ -527,8 +576,7 @@ impl FileSystemMut for Model {
             && state.require_alike(from.file, to.file).is_ok();
         let whole = if lie_alike { head..len - tail } else { len..len };
         for part in [0..whole.start, whole.end..len] {
-            let [start, end] = [part.start, part.end].map(|at| usize::try_from(at).expect("small"));
-            state.contents_mut(to.file)?.write(to.offset + part.start, &bytes[start..end]);
+            state.copy_bytes(from, to, part, at)?;
         }
         if !whole.is_empty() {
             let place = |position: FilePosition| FilePosition {

@@ -228,17 +228,20 @@ fn read_part(
     range: Range<u64>,
 ) -> Result<Vec<u8>, Error> {
     let len = usize::try_from(range.end - range.start).map_err(|_| out_of_order())?;
-    let mut bytes = vec![0; len];
+    let mut bytes = Vec::with_capacity(len);
     context.fs.read_data(file, range.clone(), &mut |offset, piece| {
-        let place = offset
+        // Up to a piece there is a hole.
+        let at = offset
             .checked_sub(range.start)
             .and_then(|at| usize::try_from(at).ok())
-            .and_then(|at| bytes.get_mut(at..at.checked_add(piece.len())?))
+            .filter(|&at| at >= bytes.len() && at <= len && piece.len() <= len - at)
             .ok_or_else(out_of_order)?;
-        place.copy_from_slice(piece);
+        bytes.resize(at, 0);
+        bytes.extend_from_slice(piece);
         context.count_bytes(piece.len());
         Ok(())
     })?;
+    bytes.resize(len, 0);
     Ok(bytes)
 }
 

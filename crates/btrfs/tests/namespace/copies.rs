@@ -1,0 +1,216 @@
+//! Copies of ranges: what is a hole in the source is a hole in the target, and nothing but the
+//! range changes.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use offshoot_btrfs::{BtrfsVolume, EngineOptions, Filesystem, SubvolumeId};
+use offshoot_device::BlockDevice;
+use offshoot_testkit::btrfs::disks::Disks;
+use offshoot_testkit::btrfs::judges;
+use offshoot_testkit::random::{Random, seed_of_run};
+use offshoot_vfs::{
+    Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr,
+};
+use rustix::fs::{SeekFrom, seek};
+
+use crate::common::{AT, NEW, at, check, in_memory, open_top, place};
+use crate::layout::{SectorKind, sectors};
+
+const SECTOR: usize = 4096;
+
+/// A file with holes, and a model of it: its bytes, and for each sector whether it has data.
+struct SparseFile {
+    file: FileId,
+    bytes: Vec<u8>,
+    has_data: Vec<bool>,
+}
+
+fn open() -> Filesystem {
+    let devices: Vec<Arc<dyn BlockDevice>> = vec![in_memory(4096, 300)];
+    let volume = BtrfsVolume::open_writable(devices, &EngineOptions::default()).expect("it opens");
+    volume.filesystem(SubvolumeId::FS).expect("the top level")
+}
+
+fn usize_below(random: &mut Random, bound: usize) -> usize {
+    usize::try_from(random.below(bound as u64)).expect("small")
+}
+
+fn sparse(fs: &Filesystem, name: &str, random: &mut Random) -> SparseFile {
+    let count = 1 + usize_below(random, 100);
+    let file = fs.create(place(fs.root(), name), &NEW).expect("a file");
+    let (mut bytes, mut has_data) = (vec![0; count * SECTOR], vec![false; count]);
+    for _ in 0..random.below(8) {
+        let start = usize_below(random, count);
+        let end = count.min(start + 1 + usize_below(random, 10));
+        let data = random.bytes((end - start) * SECTOR);
+        fs.write(file, (start * SECTOR) as u64, &data, AT).expect("there is room");
+        bytes[start * SECTOR..end * SECTOR].copy_from_slice(&data);
+        has_data[start..end].fill(true);
+    }
+    let size = bytes.len() - usize_below(random, SECTOR);
+    bytes.truncate(size);
+    let set = SetAttr { size: Some(size as u64), ..SetAttr::default() };
+    fs.set_attr(file, &set, AT).expect("it gets its length");
+    if random.below(3) == 0 {
+        let what = Fallocate::Allocate { keeps_size: true };
+        fs.fallocate(file, what, 0, 100_000, AT).expect("there is room");
+    }
+    SparseFile { file, bytes, has_data }
+}
+
+/// Copies a random range, often at other places within sectors and between files of which one has
+/// no checksums, so that nothing is shared.
+fn copy_once(fs: &Filesystem, random: &mut Random) -> u64 {
+    let from = sparse(fs, "from", random);
+    let mut to = sparse(fs, "to", random);
+    let other = fs.create(place(fs.root(), "nodatacow"), &NEW).expect("a file");
+    fs.set_flags(other, FileFlags::NODATACOW, AT).expect("it is empty");
+    let is_new = random.below(4) == 0;
+    if is_new {
+        to = SparseFile { file: other, bytes: Vec::new(), has_data: Vec::new() };
+    }
+    let place_in = |random: &mut Random, len: usize| {
+        let at = usize_below(random, len + 1);
+        if random.below(3) == 0 { at / SECTOR * SECTOR } else { at }
+    };
+    let source = place_in(random, from.bytes.len());
+    let target = place_in(random, to.bytes.len() + 20_000);
+    let wanted = usize_below(random, from.bytes.len() + 10_000);
+    let len = wanted.min(from.bytes.len() - source);
+    let position = |file, offset: usize| FilePosition { file, offset: offset as u64 };
+    let copied =
+        fs.copy_range(position(from.file, source), position(to.file, target), wanted as u64, AT);
+    assert_eq!(copied.expect("it is copied"), len as u64);
+    if len > 0 {
+        to.bytes.resize(to.bytes.len().max(target + len), 0);
+        to.bytes[target..target + len].copy_from_slice(&from.bytes[source..source + len]);
+    }
+    let what = format!("{len} bytes from {source} of {} to {target}", from.bytes.len());
+    let assert_is = |when: &str| {
+        let mut found = vec![1; to.bytes.len() + 1];
+        assert_eq!(fs.read(to.file, 0, &mut found).expect("it reads"), to.bytes.len(), "{what}");
+        assert!(found[..to.bytes.len()] == to.bytes, "{what}, {when}");
+    };
+    assert_is("buffered");
+    fs.sync().expect("a commit");
+    assert_is("stored");
+    let kinds = sectors(fs, to.file);
+    let mut holes = 0;
+    for number in target.div_ceil(SECTOR)..(target + len) / SECTOR {
+        let begin = number * SECTOR - target + source;
+        let mut covers = begin / SECTOR..(begin + SECTOR).div_ceil(SECTOR);
+        if covers.all(|sector| !from.has_data[sector]) {
+            let kind = kinds.get(&(number as u64));
+            assert!(kind != Some(&SectorKind::Data), "{what}: sector {number} has data");
+            holes += 1;
+        }
+    }
+    for name in ["from", "to", "nodatacow"] {
+        fs.unlink(place(fs.root(), name), AT).expect("it goes");
+    }
+    holes
+}
+
+#[test]
+fn holes_stay_holes() {
+    let mut random = Random::new(seed_of_run());
+    let fs = open();
+    let holes: u64 = (0..200).map(|_| copy_once(&fs, &mut random)).sum();
+    assert!(holes > 200, "{holes} sectors were holes");
+}
+
+/// A hole that takes a lifetime to read is copied at once.
+#[test]
+fn a_hole_of_an_exbibyte_is_copied() {
+    const FAR: u64 = 1 << 60;
+    let fs = open();
+    let [from, to] =
+        ["from", "to"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
+    fs.write(from, FAR, b"far", AT).expect("there is room");
+    fs.write(to, 5000, &[7; 20_000], AT).expect("there is room");
+    let position = |file, offset| FilePosition { file, offset };
+    let copied = fs.copy_range(position(from, 0), position(to, 1), FAR + 3, AT);
+    assert_eq!(copied.expect("it is copied"), FAR + 3);
+    let mut found = [1; 4];
+    assert_eq!(fs.read(to, FAR + 1, &mut found).expect("it reads"), 3);
+    assert_eq!(&found[..3], b"far");
+    assert_eq!(fs.next_data(to, 0).expect("it is looked for").map(|data| data.start), Some(FAR));
+}
+
+/// The ranges of data of a file, as the kernel shows them.
+fn data_of(path: &Path) -> Vec<(u64, u64)> {
+    let file = File::open(path).expect("it opens");
+    let (mut all, mut at) = (Vec::new(), 0);
+    while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
+        at = seek(&file, SeekFrom::Hole(start)).expect("every file ends with one");
+        all.push((start, at));
+    }
+    all
+}
+
+/// The kernel copies the same ranges of the same files. Then both have the same bytes, and the same
+/// holes.
+#[test]
+fn the_kernel_leaves_the_same_holes() {
+    const FILES: u64 = 4;
+    let Some(judges) = judges::require() else { return };
+    let mut random = Random::new(seed_of_run());
+    let name = |number: u64| format!("file{number}");
+    let [theirs, ours] = [(); 2].map(|()| {
+        let disks = Disks::create(&judges, 1, 256);
+        disks.mkfs(&[]);
+        let mut random = Random::new(5);
+        let mount = disks.mount("rw,noatime");
+        for number in 0..FILES {
+            let file = File::create(mount.path().join(name(number))).expect("a file");
+            file.set_len(100 * SECTOR as u64).expect("a hole");
+            for _ in 0..5 {
+                let sectors = 1 + usize_below(&mut random, 8);
+                let data = random.bytes(sectors * SECTOR);
+                let offset = random.below(90) * SECTOR as u64;
+                file.write_all_at(&data, offset).expect("there is room");
+            }
+        }
+        drop(mount);
+        disks
+    });
+    let (mount, fs) = (theirs.mount("rw,noatime"), open_top(&ours));
+    for _ in 0..60 {
+        let sector = |random: &mut Random| random.below(100) * SECTOR as u64;
+        let [from, to] = [(); 2].map(|()| random.below(FILES));
+        let [source, target] = [(); 2].map(|()| sector(&mut random));
+        let len = sector(&mut random).min(100 * SECTOR as u64 - source);
+        if len == 0 || from == to && source.abs_diff(target) < len {
+            continue;
+        }
+        let position = |number, offset| FilePosition { file: at(&fs, &name(number)), offset };
+        let copied = fs.copy_range(position(from, source), position(to, target), len, AT);
+        assert_eq!(copied.expect("it is copied"), len);
+        let open = |number| {
+            let path = mount.path().join(name(number));
+            File::options().read(true).write(true).open(path).expect("it opens")
+        };
+        let (mut source, mut target) = (source, target);
+        let mut left = usize::try_from(len).expect("small");
+        while left > 0 {
+            let (source, target) = (Some(&mut source), Some(&mut target));
+            let done = rustix::fs::copy_file_range(open(from), source, open(to), target, left);
+            left -= done.ok().filter(|&done| done > 0).expect("it copies");
+        }
+    }
+    fs.sync().expect("a commit");
+    drop((fs, mount));
+    check(&ours);
+    let [our_mount, their_mount] = [&ours, &theirs].map(|disks| disks.mount("ro,noatime"));
+    for number in 0..FILES {
+        let [our_path, their_path] =
+            [&our_mount, &their_mount].map(|mount| mount.path().join(name(number)));
+        let [our_bytes, their_bytes] =
+            [&our_path, &their_path].map(|path| std::fs::read(path).expect("it reads"));
+        assert!(our_bytes == their_bytes, "{}", name(number));
+        assert_eq!(data_of(&our_path), data_of(&their_path), "{}", name(number));
+    }
+}
