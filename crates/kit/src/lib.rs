@@ -6,10 +6,12 @@
 //! | [`counter`] | sums that must not fall below zero, and what ends writing when one would |
 //! | [`ranges`] | sets of ranges |
 //! | [`cores`] | the CPUs that an engine's threads run on |
+//! | [`lanes`] | threads that keep several devices busy at a time, for each volume |
 //! | [`workers`] | threads for computations, one for each core |
 
 pub mod cores;
 pub mod counter;
+pub mod lanes;
 pub mod ranges;
 pub mod sync;
 pub mod workers;
