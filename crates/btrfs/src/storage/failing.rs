@@ -141,6 +141,11 @@ impl MemberCondition {
         self.reading.load(Ordering::Relaxed)
     }
 
+    #[cfg(test)]
+    pub(super) fn fail(&self) {
+        self.has_failed.store(true, Ordering::Release);
+    }
+
     pub(super) fn has_errors(&self) -> bool {
         self.errors.iter().any(|errors| errors.load(Ordering::Relaxed) > 0)
     }

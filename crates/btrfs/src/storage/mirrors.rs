@@ -50,6 +50,9 @@ impl MirrorChoices {
     /// Puts the way to be tried first in front. `ways` are those of a segment at `logical`, and
     /// those of members that are not stale come first.
     pub(super) fn choose(&self, logical: Logical, ways: &mut [ReadWay], members: &Members) {
+        if members.all().len() < 2 {
+            return;
+        }
         let load = |way: &ReadWay| match way {
             ReadWay::Direct(place) if !way.is_stale(members) => {
                 Some(members.get(place.member).condition.reads_under_way())
@@ -110,5 +113,69 @@ impl<'c> ReadUnderWay<'c> {
 impl Drop for ReadUnderWay<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use offshoot_btrfs_format::chunk::DevItem;
+    use offshoot_btrfs_format::{Generation, Physical};
+    use uuid::Uuid;
+    use zerocopy::FromZeros;
+
+    use super::*;
+    use crate::storage::{Member, MemberOffset};
+
+    fn members(count: u64) -> Members {
+        let member = |id: u64| {
+            let mut item = DevItem::new_zeroed();
+            (item.devid, item.uuid) = (id.into(), Uuid::from_u128(id.into()).into_bytes());
+            Member::present(&item, None, Uuid::nil(), Generation(7))
+        };
+        Members::new((1..=count).map(member).collect())
+    }
+
+    /// The member that is read first at this region.
+    fn chosen(choices: &MirrorChoices, members: &Members, region: u64) -> usize {
+        let place = |member| MemberOffset { member, physical: Physical(0) };
+        let mut ways: Vec<_> =
+            (0..members.all().len()).map(|member| ReadWay::Direct(place(member))).collect();
+        choices.choose(Logical(region * REGION_BYTES + 4096), &mut ways, members);
+        let ReadWay::Direct(first) = ways[0] else { panic!("{ways:?}") };
+        first.member
+    }
+
+    #[test]
+    fn a_reader_alone_reads_the_first_copy() {
+        let (choices, members) = (MirrorChoices::default(), members(3));
+        assert!((0..2 * REGIONS as u64).all(|region| chosen(&choices, &members, region) == 0));
+    }
+
+    #[test]
+    fn a_new_region_is_that_of_the_least_busy_member_and_a_known_one_stays_where_it_is() {
+        let (choices, members) = (MirrorChoices::default(), members(2));
+        let read = |member: usize| members.get(member).condition.begin_read();
+        let of_first = read(0);
+        assert_eq!(chosen(&choices, &members, 100), 1);
+        drop(of_first);
+        assert_eq!([100, 101, 102].map(|region| chosen(&choices, &members, region)), [1; 3]);
+        assert_eq!(chosen(&choices, &members, 300), 0, "another reader");
+        let one = read(1);
+        assert_eq!(chosen(&choices, &members, 102), 1, "one read more is no reason to change");
+        assert_eq!(chosen(&choices, &members, 103), 0, "but a new region is better elsewhere");
+        let two = read(1);
+        assert_eq!(chosen(&choices, &members, 102), 0, "two are");
+        drop((one, two));
+        assert_eq!(chosen(&choices, &members, 102), 0);
+    }
+
+    #[test]
+    fn a_stale_member_is_not_chosen() {
+        let (choices, members) = (MirrorChoices::default(), members(3));
+        let _busy = members.get(0).condition.begin_read();
+        members.get(2).condition.fail();
+        assert_eq!(chosen(&choices, &members, 5), 1);
+        members.get(1).condition.fail();
+        assert_eq!(chosen(&choices, &members, 5), 0);
     }
 }
