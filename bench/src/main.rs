@@ -83,7 +83,7 @@ Options:
   --deletes N         How many of them are removed [default: 1000]
   --node-sizes SIZES  The sizes of tree blocks of the volumes [default: 16384,65536]
   --fsyncs N          How often 4 KiB are appended and synced by all threads together
-                      [default: 4000]; of members, by one [default: 50]
+                      [default: 4000]; of members, 1 MiB by one [default: 50]
   --latency-us N      How long a member takes for a write or a barrier [default: 2000]
   --rate-mib N        How much a member reads in a second [default: 200]
   --size BYTES        What each of them holds [default: 0]

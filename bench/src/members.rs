@@ -4,8 +4,8 @@
 //! latency, a read takes its bytes divided by the rate. So the figures show which requests wait for
 //! each other, and not how fast the machine is. Each turn has new volumes.
 //!
-//! An fsync appends 4 KiB to a file. The metadata of a volume with one member is DUP, with more it
-//! is RAID1; the data of more is RAID1 too. Four readers read a file of their own from its
+//! Before each fsync 1 MiB is appended to a file. The metadata of a volume with one member is DUP,
+//! that of the others RAID1. Four readers read a file of their own from its
 //! beginning to its end, and compare every byte. The ratios are to the volume with one member.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -33,16 +33,25 @@ const READERS: u64 = 4;
 /// The length of one read.
 const READ_BYTES: usize = 1 << 20;
 
-/// The volumes that an fsync runs on.
-const FSYNC_MEMBERS: [usize; 3] = [1, 2, 4];
+/// What is appended before each fsync, in bytes: several stripes.
+const APPENDED: usize = 1 << 20;
 
-/// The volumes that are read: the profile of the data, and the members.
-const READ_SHAPES: [(Profile, usize); 5] = [
-    (Profile::Single, 1),
-    (Profile::Raid1, 2),
-    (Profile::Raid0, 2),
-    (Profile::Raid10, 4),
-    (Profile::Raid0, 4),
+/// The volumes that an fsync runs on: the members, and the profile of the data.
+const FSYNC_SHAPES: [(usize, Profile); 5] = [
+    (1, Profile::Single),
+    (2, Profile::Raid1),
+    (2, Profile::Raid0),
+    (4, Profile::Raid1),
+    (4, Profile::Raid0),
+];
+
+/// The volumes that are read.
+const READ_SHAPES: [(usize, Profile); 5] = [
+    (1, Profile::Single),
+    (2, Profile::Raid1),
+    (2, Profile::Raid0),
+    (4, Profile::Raid10),
+    (4, Profile::Raid0),
 ];
 
 /// The options of a run.
@@ -186,75 +195,72 @@ impl MembersJob {
     fn run(&self) -> Result {
         let mut all = Vec::new();
         println!(
-            "4 KiB appended and synced, {} times; a request takes {} us; medians of {} turns",
+            "{} KiB appended and synced, {} times; a request takes {} us; medians of {} turns",
+            APPENDED >> 10,
             self.fsyncs,
             self.latency.as_micros(),
             self.turns
         );
-        println!("{:>7} {:>9} {:>8}", "members", "fsync ms", "x one");
-        let shapes = FSYNC_MEMBERS.map(|members| {
-            let data = if members == 1 { Profile::Single } else { Profile::Raid1 };
-            (members, data)
-        });
-        let figures = self.turns(&shapes, &mut all, Self::fsyncs)?;
-        for ((members, _), ms) in shapes.iter().zip(&figures) {
-            println!("{members:>7} {:>9} {:>8}", shown(*ms, 2), shown(ms / figures[0], 2));
-        }
+        self.table(&FSYNC_SHAPES, "fsync ms", &mut all, Self::fsyncs)?;
         println!(
             "{READERS} readers of {} MiB each; a member reads {} MiB/s",
             self.file_bytes >> 20,
             self.bytes_per_second >> 20
         );
-        println!("{:>7} {:>8} {:>9} {:>8}", "members", "profile", "MiB/s", "x one");
-        let shapes = READ_SHAPES.map(|(data, members)| (members, data));
-        let figures = self.turns(&shapes, &mut all, Self::reads)?;
-        for ((members, data), rate) in shapes.iter().zip(&figures) {
-            let (rate, ratio) = (shown(*rate, 1), shown(rate / figures[0], 2));
-            println!("{members:>7} {:>8} {rate:>9} {ratio:>8}", data.to_string());
-        }
+        self.table(&READ_SHAPES, "MiB/s", &mut all, Self::reads)?;
         self.dir.as_ref().map_or(Ok(()), |dir| write_values(&dir.join("members.json"), all))
     }
 
-    /// The median of `measure` for each shape, which run in turns.
-    fn turns(
+    /// Runs `measure` for each shape in turns, and prints the medians.
+    fn table(
         &self,
         shapes: &[(usize, Profile)],
+        what: &str,
         all: &mut Vec<Value>,
-        measure: fn(&Self, usize, Profile) -> Result<Value>,
-    ) -> Result<Vec<f64>> {
+        measure: fn(&Self, usize, Profile) -> Result<f64>,
+    ) -> Result {
         let mut figures = vec![Vec::new(); shapes.len()];
         for _ in 0..self.turns {
             for ((members, data), figures) in shapes.iter().zip(&mut figures) {
-                let run = measure(self, *members, *data)?;
-                figures.push(run["figure"].as_f64().unwrap_or(f64::NAN));
-                all.push(run);
+                let figure = measure(self, *members, *data)?;
+                figures.push(figure);
+                let profile = data.to_string();
+                all.push(
+                    json!({ "members": members, "profile": profile, "what": what, "figure": figure }),
+                );
             }
         }
-        Ok(figures.into_iter().map(|figures| median(figures.into_iter())).collect())
+        let medians: Vec<_> = figures.into_iter().map(|one| median(one.into_iter())).collect();
+        println!("{:>7} {:>8} {what:>9} {:>8}", "members", "data", "x one");
+        for ((members, data), figure) in shapes.iter().zip(&medians) {
+            let (ratio, data) = (shown(figure / medians[0], 2), data.to_string());
+            println!("{members:>7} {data:>8} {:>9} {ratio:>8}", shown(*figure, 2));
+        }
+        Ok(())
     }
 
     /// The mean time of an fsync, in milliseconds.
-    fn fsyncs(&self, members: usize, data: Profile) -> Result<Value> {
-        let volume = TimedVolume::new(members, data)?;
+    fn fsyncs(&self, members: usize, profile: Profile) -> Result<f64> {
+        let volume = TimedVolume::new(members, profile)?;
         let fs = volume.open()?;
         let file = create(&fs, "file")?;
         fs.sync().map_err(said)?;
         let nanos = u64::try_from(self.latency.as_nanos()).unwrap_or(u64::MAX);
         volume.times.change.store(nanos, Ordering::Relaxed);
+        let data = vec![7; APPENDED];
         let started = Instant::now();
         for number in 0..self.fsyncs {
-            fs.write(file, number * 4096, &[7; 4096], Timestamp::now()).map_err(said)?;
+            fs.write(file, number * APPENDED as u64, &data, Timestamp::now()).map_err(said)?;
             fs.fsync(file).map_err(said)?;
         }
         let seconds = started.elapsed().as_secs_f64();
         volume.times.change.store(0, Ordering::Relaxed);
         let fsyncs = f64::from(u32::try_from(self.fsyncs).unwrap_or(u32::MAX));
-        let figure = seconds * 1e3 / fsyncs;
-        Ok(json!({ "what": "fsync ms", "members": members, "figure": figure }))
+        Ok(seconds * 1e3 / fsyncs)
     }
 
     /// The MiB per second of all readers together.
-    fn reads(&self, members: usize, data: Profile) -> Result<Value> {
+    fn reads(&self, members: usize, data: Profile) -> Result<f64> {
         let volume = TimedVolume::new(members, data)?;
         let fs = volume.open()?;
         for reader in 0..READERS {
@@ -271,8 +277,9 @@ impl MembersJob {
             .store((1 << 20) * 1_000_000_000 / self.bytes_per_second, Ordering::Relaxed);
         let started = Instant::now();
         std::thread::scope(|scope| {
+            let fs = &fs;
             let readers: Vec<_> =
-                (0..READERS).map(|reader| scope.spawn(|| self.read(&fs, reader))).collect();
+                (0..READERS).map(|reader| scope.spawn(move || self.read(fs, reader))).collect();
             let ends = readers.into_iter().map(|reader| {
                 reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });
@@ -280,9 +287,7 @@ impl MembersJob {
         })?;
         let seconds = started.elapsed().as_secs_f64();
         let mib = f64::from(u32::try_from(self.file_bytes >> 20).unwrap_or(u32::MAX));
-        let figure = mib * f64::from(u32::try_from(READERS).expect("few")) / seconds;
-        let profile = data.to_string();
-        Ok(json!({ "what": "MiB/s", "members": members, "profile": profile, "figure": figure }))
+        Ok(mib * f64::from(u32::try_from(READERS).expect("few")) / seconds)
     }
 
     /// Reads the file of a reader, and compares it.

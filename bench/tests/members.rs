@@ -17,10 +17,10 @@ fn every_volume_is_synced_and_read() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {said}", output.status);
     let table = String::from_utf8(output.stdout).expect("text");
-    assert_eq!(table.lines().count(), 2 + 3 + 2 + 5, "{table}");
+    assert_eq!(table.lines().count(), 2 + 5 + 2 + 5, "{table}");
     let json = fs::read(dir.path().join("members.json")).expect("all runs");
     let runs: Vec<Value> = serde_json::from_slice(&json).expect("JSON");
-    assert_eq!(runs.len(), 2 * (3 + 5));
+    assert_eq!(runs.len(), 2 * (5 + 5));
     for run in &runs {
         assert!(run["figure"].as_f64().is_some_and(|figure| figure > 0.0), "{run}");
     }

@@ -199,7 +199,7 @@ impl MetVolume {
 }
 
 fn content(len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at / 4096 % 251) as u8 ^ (at % 13) as u8).collect()
+    (0..len).map(|at| (at / 4096 * 31 + at % 13).to_le_bytes()[0]).collect()
 }
 
 /// An fsync sends both barriers, the superblocks and their copies to all members at a time.

@@ -125,6 +125,7 @@ impl<T: Send + 'static> WorkerTask<T> {
     ///
     /// # Panics
     /// When the work did.
+    #[must_use]
     pub fn finish(self) -> T {
         match self.0.take_back() {
             Some(work) => work(),

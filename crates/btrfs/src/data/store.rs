@@ -395,13 +395,16 @@ pub(super) fn write_places(
 /// The index of a member, an offset on it, and the part of the data that goes there.
 type DataPlace = (usize, Physical, Range<u64>);
 
+/// The index of a member, a part of the data, and what became of writing it there.
+type DataOutcome = (usize, Range<u64>, Result<bool>);
+
 /// Writes parts of `data` to their places on several members at a time. Parts that are neighbours
-/// on a member go out in one request. Returns the member, the part and the outcome of each.
+/// on a member go out in one request.
 fn write_members(
     volume: &Base,
     mut places: Vec<DataPlace>,
     data: Sectors<'_>,
-) -> Result<Vec<(usize, Range<u64>, Result<bool>)>> {
+) -> Result<Vec<DataOutcome>> {
     places.sort_by_key(|(member, physical, _)| (*member, physical.0));
     let is_next_to = |(_, at, part): &DataPlace, (_, behind, _): &DataPlace| {
         at.0 + (part.end - part.start) == behind.0

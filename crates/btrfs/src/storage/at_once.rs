@@ -84,7 +84,9 @@ impl Storage {
         let (own, others) = shares.split_first().filter(|(_, others)| !others.is_empty())?;
         let mut is_read = vec![false; segments.len()];
         let mut note = |request: ReadRequest<'_>, read: bool| {
-            request.iter().for_each(|part| is_read[part.segment] = read);
+            for part in request {
+                is_read[part.segment] = read;
+            }
         };
         let tasks: Vec<_> = others.iter().map(|share| self.offer_read(share)).collect();
         for request in own {

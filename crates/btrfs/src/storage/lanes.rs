@@ -8,8 +8,11 @@ use std::sync::Arc;
 use offshoot_device::BlockDevice;
 use offshoot_kit::lanes::Lanes;
 use offshoot_vfs::{Error, Result};
+use smallvec::SmallVec;
+use tracing::debug;
 
-use super::{Member, Storage};
+use super::{DeviceError, Member, Storage};
+use crate::events::{DEVICE, clock, micros};
 
 /// The lanes of a volume: for each direction, one for each member but one.
 pub(super) struct MemberLanes {
@@ -117,13 +120,33 @@ impl Storage {
         });
     }
 
-    /// Sends a barrier to several members at a time. `flush` is the barrier of one.
-    pub(crate) fn flush_at_a_time(
-        &self,
-        devices: &[Arc<dyn BlockDevice>],
-        flush: fn(&Arc<dyn BlockDevice>) -> io::Result<()>,
-        take: impl FnMut(usize, io::Result<()>),
-    ) {
-        self.lanes.writes.run(devices, flush, take);
+    /// Sends a barrier to all members that have not failed, at a time. A member whose barrier fails
+    /// has failed, if the volume can do without it.
+    ///
+    /// # Errors
+    /// The first error of a member that the volume needs.
+    pub(crate) fn flush_members(&self) -> Result<()> {
+        let is_written = |(_, member): &(usize, &Member)| !member.has_failed();
+        let written = self.members().iter().enumerate().filter(is_written);
+        let (indexes, devices): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
+            written.filter_map(|(index, member)| Some((index, member.device.clone()?))).unzip();
+        let mut result = Ok(());
+        self.lanes.writes.run(&devices, flush, |number, flushed| {
+            if let Err(error) = flushed {
+                let error = Error::io(format!("{}: flushing", devices[number].name()), error);
+                let survived = self.survive_failure(indexes[number], DeviceError::Flush, error);
+                result = std::mem::replace(&mut result, Ok(())).and(survived);
+            }
+        });
+        result
     }
+}
+
+/// Sends a barrier to a device.
+fn flush(device: &Arc<dyn BlockDevice>) -> io::Result<()> {
+    let clock = clock!(DEVICE, DEBUG);
+    debug!(target: DEVICE, device = device.name(), "waiting for the barrier");
+    let flushed = device.flush();
+    debug!(target: DEVICE, us = micros(clock), "the barrier is done");
+    flushed
 }

@@ -28,7 +28,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -36,7 +36,6 @@ use offshoot_btrfs_format::check;
 use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
 use offshoot_btrfs_format::{Logical, Physical};
-use offshoot_device::BlockDevice;
 use offshoot_vfs::{Error, Result};
 use smallvec::SmallVec;
 use tracing::debug;
@@ -45,10 +44,8 @@ use super::Base;
 use super::{LiveVolume, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
-use crate::events::{COMMIT, DEVICE, clock, micros};
-use crate::storage::{
-    DeviceError, Member, MemberWrite, MemberWrites, RecordedFailures, WrittenCopy,
-};
+use crate::events::{COMMIT, DEVICE};
+use crate::storage::{DeviceError, MemberWrite, MemberWrites, RecordedFailures, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
 
@@ -73,12 +70,10 @@ struct WritePiece {
 }
 
 /// How blocks are written.
-struct WritePlan<'b> {
+struct WritePlan {
     pieces: Vec<WritePiece>,
     /// The round of each request, and its range of `pieces`. By round, then by member.
     requests: Vec<(usize, Range<usize>)>,
-    /// The blocks in the order in which they first occur in the requests.
-    order: Vec<&'b AddressedBlock>,
 }
 
 /// A part of a sealed block.
@@ -175,8 +170,7 @@ impl Base {
     /// same however many threads seal.
     fn write_blocks(&self, blocks: &[AddressedBlock]) -> Result<()> {
         let most = (REQUEST_BYTES / self.superblock().node_size as usize).max(1);
-        let mut plan = self.plan(blocks, most)?;
-        let order = std::mem::take(&mut plan.order);
+        let (plan, order) = self.plan(blocks, most)?;
         let parts: Vec<_> = order.chunks(most).collect();
         let threads = cores::count().min(parts.len());
         if parts.len() < 2 {
@@ -206,8 +200,13 @@ impl Base {
         })
     }
 
-    /// Plans the writing of blocks. Joins neighbours into requests of at most `most` pieces.
-    fn plan<'b>(&self, blocks: &'b [AddressedBlock], most: usize) -> Result<WritePlan<'b>> {
+    /// Plans the writing of blocks. Joins neighbours into requests of at most `most` pieces. Also
+    /// returns the blocks in the order in which they first occur in the requests.
+    fn plan<'b>(
+        &self,
+        blocks: &'b [AddressedBlock],
+        most: usize,
+    ) -> Result<(WritePlan, Vec<&'b AddressedBlock>)> {
         let node_size = u64::from(self.superblock().node_size);
         let mut pieces = Vec::with_capacity(2 * blocks.len());
         for (block, (logical, _)) in blocks.iter().enumerate() {
@@ -236,7 +235,7 @@ impl Base {
                 order.len() - 1
             });
         }
-        Ok(WritePlan { pieces, requests, order })
+        Ok((WritePlan { pieces, requests }, order))
     }
 
     /// Writes the requests of a plan. `seal` returns the next sealed blocks. They stay in memory
@@ -244,7 +243,7 @@ impl Base {
     /// they belong to the transaction.
     fn write_pieces(
         &self,
-        plan: &WritePlan<'_>,
+        plan: &WritePlan,
         mut seal: impl FnMut() -> Result<Vec<Arc<TreeBlock>>>,
     ) -> Result<()> {
         let pieces = &plan.pieces[..];
@@ -402,14 +401,15 @@ impl Base {
         mut take: impl FnMut(usize, usize, Result<bool>),
     ) {
         self.storage.write_members(shares, |share, write, written| {
-            take(share, write, self.survive_write(shares[share].member(), written));
+            let member = shares[share].member();
+            // What went to a member after it had failed does not count.
+            let has_failed = self.members()[member].has_failed();
+            let outcome = if has_failed { Ok(false) } else { self.survive_write(member, written) };
+            take(share, write, outcome);
         });
     }
 
     fn survive_write(&self, member: usize, written: Result<()>) -> Result<bool> {
-        if self.members()[member].has_failed() {
-            return Ok(false);
-        }
         match written {
             Ok(()) => Ok(true),
             Err(error) => {
@@ -421,29 +421,6 @@ impl Base {
     /// Sends a barrier to all members that have not failed, at a time. A member whose barrier fails
     /// has failed, if the volume can do without it.
     pub(crate) fn flush_members(&self) -> Result<()> {
-        let is_written = |(_, member): &(usize, &Member)| !member.has_failed();
-        let written = self.members().iter().enumerate().filter(is_written);
-        let (indexes, devices): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
-            written.filter_map(|(index, member)| Some((index, member.device.clone()?))).unzip();
-        let mut result = Ok(());
-        self.storage.flush_at_a_time(&devices, flush, |number, flushed| {
-            if let Err(error) = flushed {
-                let what = format!("{}: flushing", devices[number].name());
-                let error = Error::io(what, error);
-                let survived =
-                    self.storage.survive_failure(indexes[number], DeviceError::Flush, error);
-                result = std::mem::replace(&mut result, Ok(())).and(survived);
-            }
-        });
-        result
+        self.storage.flush_members()
     }
-}
-
-/// Sends a barrier to a device.
-fn flush(device: &Arc<dyn BlockDevice>) -> io::Result<()> {
-    let clock = clock!(DEVICE, DEBUG);
-    debug!(target: DEVICE, device = device.name(), "waiting for the barrier");
-    let flushed = device.flush();
-    debug!(target: DEVICE, us = micros(clock), "the barrier is done");
-    flushed
 }
