@@ -225,9 +225,8 @@ impl MembersJob {
                 let figure = measure(self, *members, *data)?;
                 figures.push(figure);
                 let profile = data.to_string();
-                all.push(
-                    json!({ "members": members, "profile": profile, "what": what, "figure": figure }),
-                );
+                let run = json!({ "members": members, "data": profile, what: figure });
+                all.push(run);
             }
         }
         let medians: Vec<_> = figures.into_iter().map(|one| median(one.into_iter())).collect();

@@ -10,7 +10,8 @@ use crate::BlockDevice;
 ///
 /// What is read past the memory of the host, or into several pieces of memory, is read by
 /// [`read_at`](Self::read_at), and what is written in several pieces is written by
-/// [`write_at`](Self::write_at), piece by piece, unless the device says otherwise. So one that changes what is read or written need not change it twice.
+/// [`write_at`](Self::write_at), piece by piece, unless the device says otherwise. So one that
+/// changes what is read or written need not change it twice.
 ///
 /// Its methods have the names of those of `BlockDevice`. So it is not imported beside that, but
 /// named by its path:

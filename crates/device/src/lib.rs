@@ -93,8 +93,8 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Those of the host; `UnexpectedEof` when the range ends past the device.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Fills `bufs` one behind the other from byte `offset` on. The device can make one large request
-    /// of them.
+    /// Fills `bufs` one behind the other from byte `offset` on. The device can make one large
+    /// request of them.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).

@@ -30,7 +30,8 @@ const REGION_BYTES: u64 = 1 << 20;
 const REGIONS: usize = 512;
 
 /// How many more reads than another member one may have under way, before a region that it was
-/// chosen for is read from the other one. What the device was told to fetch is fetched in vain then.
+/// chosen for is read from the other one. Then what the device was told to fetch is fetched in
+/// vain.
 const SLACK: usize = 1;
 
 /// The copies that were chosen last. Nothing depends on them but speed, so their order in memory
