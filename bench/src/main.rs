@@ -14,6 +14,7 @@
 //! | `fs_mark`, `enospc` | the seed workloads, on ours and on the kernel |
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
 //! | `dir_fsync`, `fsync` | fsync of a large directory, and of many files, on ours and on the kernel |
+//! | `members` | fsync and reads over several members that each take time |
 //! | `scale` | the same work on volumes of three sizes, on ours and on the kernel |
 //! | `mount` | ours, the kernel's btrfs and XFS and a null filesystem, through the system calls of programs |
 //! | `workload` | the seed workloads, which the program `offshoot` has too |
@@ -30,6 +31,7 @@ mod fs_mark;
 mod fsync;
 mod kernel;
 mod measure;
+mod members;
 mod mount;
 mod ours;
 mod proof;
@@ -61,6 +63,8 @@ Usage: offshoot-bench extract --offshoot PROGRAM --dir DIR [--source PATH] [--ro
        offshoot-bench dir-fsync --offshoot PROGRAM --dir DIR [--files N] [--deletes N]
                       [--node-sizes BYTES,BYTES...] [--turns N] [--no-proof]
        offshoot-bench fsync --dir DIR [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
+       offshoot-bench members [--dir DIR] [--latency-us N] [--rate-mib N] [--fsyncs N] [--mib N]
+                      [--turns N]
        offshoot-bench mount --offshoot PROGRAM --dir DIR [--sides SIDE,SIDE...] [--loads LOAD,LOAD...]
                       [--files N] [--rounds N] [--mib N] [--random-mib N] [--source PATH] [--turns N]
        offshoot-bench scale --offshoot PROGRAM --dir DIR [--groups GROUP,GROUP...]
@@ -83,10 +87,13 @@ Options:
   --deletes N         How many of them are removed [default: 1000]
   --node-sizes SIZES  The sizes of tree blocks of the volumes [default: 16384,65536]
   --fsyncs N          How often 4 KiB are appended and synced by all threads together
-                      [default: 4000]
+                      [default: 4000]; of members, 1 MiB by one [default: 50]
+  --latency-us N      How long a member takes for a write or a barrier [default: 2000]
+  --rate-mib N        How much a member reads in a second [default: 200]
   --size BYTES        What each of them holds [default: 0]
   --mib N             The size of the volume that is filled [default: 256]; of data, that of the
-                      files that are written and read [default: 1024]
+                      files that are written and read [default: 1024]; of members, that of the
+                      file of each reader [default: 32]
   --groups GROUPS     What is measured of plain, zstd:3, zstd:15, direct and snapshots; of scale,
                       of chunks, pieces, directory and files [default: all]
   --millions N,N...   How many millions of files the volumes of files get: some 300 bytes of disk
@@ -127,6 +134,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
         "data" => data::benchmark(args),
         "dir-fsync" => dir_fsync::benchmark(args),
         "fsync" => fsync::benchmark(args),
+        "members" => members::benchmark(args),
         "mount" => mount::benchmark(args),
         "scale" => scale::benchmark(args),
         mount::NULL => mount::serve_null(args),

@@ -57,6 +57,8 @@ Tasks:
            Sync a large directory by itself, by us and by the kernel (as root)
   bench fsync [--threads N,N...] [--fsyncs N] [--turns N] [--no-proof]
            Append to files and sync each, with 1 to 16 threads, by us and by the kernel (as root)
+  bench members [--latency-us N] [--rate-mib N] [--fsyncs N] [--mib N] [--turns N]
+           Sync and read over 1, 2 and 4 members that each take time
   bench mount [--sides SIDE,SIDE...] [--loads LOAD,LOAD...] [--files N] [--rounds N] [--mib N]
            [--random-mib N] [--source PATH] [--turns N]
            What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem over our

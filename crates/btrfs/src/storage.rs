@@ -23,10 +23,13 @@
 //!    others and reports the bad one.
 //! 3. Without a checksum, storage reads a stale member only where no redundancy exists.
 
+mod at_once;
 mod chunk_map;
 mod copies;
 mod failing;
+mod lanes;
 mod members;
+mod mirrors;
 mod open;
 mod parity;
 mod read;
@@ -48,6 +51,8 @@ use chunk_map::ChunkMap;
 pub(crate) use chunk_map::MappedChunk;
 pub(crate) use copies::CopyPart;
 pub(crate) use failing::{DeviceError, RecordedFailures, WrittenCopy};
+use lanes::MemberLanes;
+pub(crate) use lanes::{MemberWrite, MemberWrites};
 pub use members::Member;
 use members::Members;
 pub(crate) use members::superblock_at;
@@ -63,6 +68,8 @@ pub(crate) struct Storage {
     reporter: Option<Reporter>,
     /// Members that failed while the volume was written.
     failing: Mutex<failing::FailureCounts>,
+    lanes: MemberLanes,
+    mirrors: mirrors::MirrorChoices,
 }
 
 /// The questions that storage asks the trees above it.

@@ -1,16 +1,17 @@
 //! Devices that hand most requests on to another one.
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 
 use crate::BlockDevice;
 
 /// A device over another one, which says only what it does otherwise: all else goes to
 /// [`inner`](Self::inner). Whatever implements this is a [`BlockDevice`].
 ///
-/// What is read past the memory of the host is read by [`read_at`](Self::read_at), and what is
-/// written in several pieces is written by [`write_at`](Self::write_at), piece by piece, unless the
-/// device says otherwise. So one that changes what is read or written need not change it twice.
+/// What is read past the memory of the host, or into several pieces of memory, is read by
+/// [`read_at`](Self::read_at), and what is written in several pieces is written by
+/// [`write_at`](Self::write_at), piece by piece, unless the device says otherwise. So one that
+/// changes what is read or written need not change it twice.
 ///
 /// Its methods have the names of those of `BlockDevice`. So it is not imported beside that, but
 /// named by its path:
@@ -55,6 +56,17 @@ pub trait Delegate: Send + Sync + fmt::Debug {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.inner().read_at(offset, buf)
+    }
+
+    /// By default one [`read_at`](Self::read_at) for each buffer, so one large request becomes many
+    /// small ones.
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let mut at = offset;
+        for buf in bufs {
+            Delegate::read_at(self, at, buf)?;
+            at += buf.len() as u64;
+        }
+        Ok(())
     }
 
     /// By default [`read_at`](Self::read_at), so it can be served by the page cache of the host,
@@ -106,6 +118,10 @@ impl<D: Delegate> BlockDevice for D {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         Delegate::read_at(self, offset, buf)
+    }
+
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        Delegate::read_vectored_at(self, offset, bufs)
     }
 
     fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

@@ -34,14 +34,14 @@ mod in_use;
 mod qemu_locks;
 
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, IoSlice, Seek, SeekFrom};
+use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate, ioctl_blksszget};
-use rustix::io::{Errno, pwritev};
+use rustix::io::{Errno, preadv, pwritev};
 
 use crate::{BlockDevice, request_range, total_bytes};
 use direct::Direct;
@@ -284,6 +284,12 @@ impl BlockDevice for FileDevice {
         self.file.read_exact_at(buf, offset)
     }
 
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let len = bufs.iter().map(|buf| buf.len() as u64).sum();
+        request_range(self.size_bytes(), offset, len)?;
+        read_all(&self.file, offset, bufs)
+    }
+
     fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         request_range(self.size_bytes(), offset, buf.len() as u64)?;
         match &self.direct {
@@ -355,6 +361,25 @@ impl Drop for FileDevice {
     fn drop(&mut self) {
         in_use::release(&self.file);
     }
+}
+
+/// Fills all of `bufs` one behind the other from `offset` on.
+fn read_all(file: &File, mut offset: u64, mut rest: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+    // Skips empty buffers at the front: the kernel returns 0 for them, as at the end of the file.
+    IoSliceMut::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        // The kernel takes only the first buffers when there are more than its limit.
+        match preadv(file, rest, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                offset += read as u64;
+                IoSliceMut::advance_slices(&mut rest, read);
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Writes all of `bufs` one behind the other at `offset`.

@@ -50,7 +50,7 @@ mod partition;
 mod window;
 
 use std::borrow::Cow;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::{fmt, ops};
 
 pub use crash::{CrashDevice, CrashEntry, CrashLog, CrashPlan, CrashState, CrashStates};
@@ -92,6 +92,20 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// # Errors
     /// Those of the host; `UnexpectedEof` when the range ends past the device.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Fills `bufs` one behind the other from byte `offset` on. The device can make one large
+    /// request of them.
+    ///
+    /// # Errors
+    /// As [`read_at`](Self::read_at).
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let mut at = offset;
+        for buf in bufs {
+            self.read_at(at, buf)?;
+            at += buf.len() as u64;
+        }
+        Ok(())
+    }
 
     /// Reads as [`read_at`](Self::read_at) does, but from the medium and past the page cache of the
     /// host where the host can do that. A scrub uses it to verify the medium. This works for whole

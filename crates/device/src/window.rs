@@ -14,7 +14,7 @@
 //! 2. A barrier is one of the whole device below. So a flush of one window may also wait for the
 //!    data of another window of the same device, and it never makes too little durable.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -67,6 +67,11 @@ impl BlockDevice for WindowDevice {
 
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.below.read_at(self.place(offset, buf.len() as u64)?, buf)
+    }
+
+    fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let len = bufs.iter().map(|buf| buf.len() as u64).sum();
+        self.below.read_vectored_at(self.place(offset, len)?, bufs)
     }
 
     fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

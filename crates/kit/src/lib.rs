@@ -8,10 +8,12 @@
 //! | [`shards`] | shards of tables of files |
 //! | [`read_ahead`] | what a sequential reader will want next |
 //! | [`cores`] | the CPUs that an engine's threads run on |
+//! | [`lanes`] | threads that keep several devices busy at a time, for each volume |
 //! | [`workers`] | threads for computations, one for each core |
 
 pub mod cores;
 pub mod counter;
+pub mod lanes;
 pub mod ranges;
 pub mod read_ahead;
 pub mod shards;

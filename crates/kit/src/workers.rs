@@ -21,37 +21,58 @@ use crate::cores;
 /// Work that was handed to the workers, and its result.
 pub struct WorkerTask<T>(Arc<WorkerJob<T>>);
 
-struct WorkerJob<T> {
+pub(crate) struct WorkerJob<T> {
     state: Mutex<JobState<T>>,
     is_done: Condvar,
 }
 
 enum JobState<T> {
     Waiting(Box<dyn FnOnce() -> T + Send>),
-    /// A thread runs it, or the caller has dropped it or taken its result.
-    Taken,
+    /// A thread runs it.
+    Begun,
     Done(Result<T, Box<dyn Any + Send>>),
+    /// The caller has taken the work back, or has its result.
+    Over,
 }
 
 /// What a worker sees of a job.
-trait QueuedWork: Send + Sync {
-    fn run(&self);
+pub(crate) trait QueuedWork: Send + Sync {
+    /// Does the work, unless the caller has taken it back. Calls `is_free` before the caller can
+    /// see the result.
+    fn run(&self, is_free: &dyn Fn());
+
+    /// Whether no thread has begun the work, and the caller has not taken it back.
+    fn is_waiting(&self) -> bool;
 }
 
 impl<T: Send> QueuedWork for WorkerJob<T> {
-    fn run(&self) {
-        let Some(work) = self.take() else { return };
-        let result = catch_unwind(AssertUnwindSafe(work));
+    fn run(&self, is_free: &dyn Fn()) {
+        let work = self.take(JobState::Begun);
+        let result = work.map(|work| catch_unwind(AssertUnwindSafe(work)));
+        is_free();
+        let Some(result) = result else { return };
         *self.state.lock() = JobState::Done(result);
         self.is_done.notify_all();
+    }
+
+    fn is_waiting(&self) -> bool {
+        matches!(*self.state.lock(), JobState::Waiting(_))
     }
 }
 
 impl<T> WorkerJob<T> {
-    /// The work, if no thread has begun it and the caller has not dropped it.
-    fn take(&self) -> Option<Box<dyn FnOnce() -> T + Send>> {
+    pub(crate) fn new(work: impl FnOnce() -> T + Send + 'static) -> Self {
+        Self { state: Mutex::new(JobState::Waiting(Box::new(work))), is_done: Condvar::new() }
+    }
+
+    /// The work, if no thread has begun it and the caller has not taken it back.
+    pub(crate) fn take_back(&self) -> Option<Box<dyn FnOnce() -> T + Send>> {
+        self.take(JobState::Over)
+    }
+
+    fn take(&self, next: JobState<T>) -> Option<Box<dyn FnOnce() -> T + Send>> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, JobState::Taken) {
+        match std::mem::replace(&mut *state, next) {
             JobState::Waiting(work) => Some(work),
             other => {
                 *state = other;
@@ -59,13 +80,35 @@ impl<T> WorkerJob<T> {
             }
         }
     }
+
+    /// Waits until the thread that has begun the work has ended it. Returns the outcome, if the
+    /// caller does not have it yet.
+    pub(crate) fn end(&self) -> Option<Result<T, Box<dyn Any + Send>>> {
+        let mut state = self.state.lock();
+        loop {
+            match std::mem::replace(&mut *state, JobState::Over) {
+                JobState::Done(result) => return Some(result),
+                JobState::Over => return None,
+                other => *state = other,
+            }
+            self.is_done.wait(&mut state);
+        }
+    }
+
+    /// The result of work that was begun and not taken yet.
+    ///
+    /// # Panics
+    /// When the work did.
+    pub(crate) fn result(&self) -> T {
+        let outcome = self.end().expect("the caller takes the result once");
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
 }
 
 impl<T: Send + 'static> WorkerTask<T> {
     /// Hands `work` to the workers.
     pub fn start(work: impl FnOnce() -> T + Send + 'static) -> Self {
-        let state = Mutex::new(JobState::Waiting(Box::new(work) as Box<_>));
-        let job = Arc::new(WorkerJob { state, is_done: Condvar::new() });
+        let job = Arc::new(WorkerJob::new(work));
         if let Some(workers) = Workers::get() {
             workers.add(job.clone());
         }
@@ -82,26 +125,18 @@ impl<T: Send + 'static> WorkerTask<T> {
     ///
     /// # Panics
     /// When the work did.
+    #[must_use]
     pub fn finish(self) -> T {
-        if let Some(work) = self.0.take() {
-            return work();
-        }
-        let mut state = self.0.state.lock();
-        loop {
-            match std::mem::replace(&mut *state, JobState::Taken) {
-                JobState::Done(result) => {
-                    return result.unwrap_or_else(|panic| resume_unwind(panic));
-                }
-                other => *state = other,
-            }
-            self.0.is_done.wait(&mut state);
+        match self.0.take_back() {
+            Some(work) => work(),
+            None => self.0.result(),
         }
     }
 }
 
 impl<T> Drop for WorkerTask<T> {
     fn drop(&mut self) {
-        drop(self.0.take());
+        drop(self.0.take_back());
     }
 }
 
@@ -145,7 +180,7 @@ impl Workers {
                 }
             };
             drop(queue);
-            job.run();
+            job.run(&|| {});
         }
     }
 }

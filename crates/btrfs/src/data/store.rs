@@ -13,7 +13,7 @@ use offshoot_btrfs_format::compress::Compression;
 use offshoot_btrfs_format::file_extent::{FileExtentHead, FileExtentTail, extent_type};
 use offshoot_btrfs_format::inode::{InodeItem, inode_flags};
 use offshoot_btrfs_format::superblock::Incompat;
-use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
+use offshoot_btrfs_format::{ItemType, Key, Logical, Physical, TreeId};
 use offshoot_vfs::{FileId, Result};
 use zerocopy::IntoBytes;
 
@@ -24,7 +24,7 @@ use super::insert_checksums;
 use super::pack::CompressionChunk;
 use super::pages::PageBytes;
 use super::prealloc::mark_written;
-use crate::storage::WrittenCopy;
+use crate::storage::{MemberWrite, WrittenCopy};
 use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
 
 /// Consecutive whole sectors of a file.
@@ -75,13 +75,22 @@ impl<'r> Sectors<'r> {
 
     /// The slices of memory that hold `part`, which counts from their beginning.
     pub(super) fn slices(self, part: Range<u64>) -> impl Iterator<Item = &'r [u8]> {
+        self.ranges(part).map(|(run, range)| &run[range])
+    }
+
+    /// As [`slices`](Self::slices), with a share in the memory.
+    fn shared(self, part: Range<u64>) -> impl Iterator<Item = SharedSlice> {
+        self.ranges(part).map(|(run, range)| SharedSlice { run: run.clone(), range })
+    }
+
+    fn ranges(self, part: Range<u64>) -> impl Iterator<Item = (&'r Arc<PageBytes>, Range<usize>)> {
         let wanted = self.start + part.start..self.start + part.end.min(self.len);
         self.runs.iter().filter_map(move |(at, run)| {
             let from = wanted.start.max(*at);
             let to = wanted.end.min(at + run.len() as u64);
             (from < to).then(|| {
                 let index = |at: u64| usize::try_from(at).expect("in memory");
-                &run[index(from - at)..index(to - at)]
+                (run, index(from - at)..index(to - at))
             })
         })
     }
@@ -355,9 +364,8 @@ pub(super) fn write_places(
 ) -> Result<()> {
     let mut copies = Vec::with_capacity(2);
     let mut cause = None;
-    for (member, physical, part) in volume.storage.write_places(logical, data.len)? {
-        let slices: Vec<_> = data.slices(part.clone()).map(IoSlice::new).collect();
-        let is_written = match volume.write_copy(member, physical.0, &slices) {
+    let mut take = |member, part, written| {
+        let is_written = match written {
             Ok(is_written) => is_written,
             Err(error) if sums == DataChecksums::Has => {
                 cause.get_or_insert(error);
@@ -366,11 +374,74 @@ pub(super) fn write_places(
             Err(error) => return Err(error),
         };
         copies.push(WrittenCopy { member, part: (0, part), is_written });
+        Ok(())
+    };
+    let places = volume.storage.write_places(logical, data.len)?;
+    if places.iter().all(|(member, ..)| *member == places[0].0) {
+        for (member, physical, part) in places {
+            let slices: Vec<_> = data.slices(part.clone()).map(IoSlice::new).collect();
+            take(member, part, volume.write_copy(member, physical.0, &slices))?;
+        }
+    } else {
+        for (member, part, written) in write_members(volume, places, data)? {
+            take(member, part, written)?;
+        }
     }
     if copies.iter().all(|copy| copy.is_written) {
         return Ok(());
     }
     volume.storage.require_copies(&copies, cause)
+}
+
+/// The index of a member, an offset on it, and the part of the data that goes there.
+type DataPlace = (usize, Physical, Range<u64>);
+
+/// The index of a member, a part of the data, and what became of writing it there.
+type DataOutcome = (usize, Range<u64>, Result<bool>);
+
+/// Writes parts of `data` to their places on several members at a time. Parts that are neighbours
+/// on a member go out in one request.
+fn write_members(
+    volume: &Base,
+    mut places: Vec<DataPlace>,
+    data: Sectors<'_>,
+) -> Result<Vec<DataOutcome>> {
+    places.sort_by_key(|(member, physical, _)| (*member, physical.0));
+    let is_next_to = |(_, at, part): &DataPlace, (_, behind, _): &DataPlace| {
+        at.0 + (part.end - part.start) == behind.0
+    };
+    let own = places.chunk_by(|(one, ..), (next, ..)| one == next);
+    let requests: Vec<Vec<_>> = own.map(|own| own.chunk_by(is_next_to).collect()).collect();
+    let share = |requests: &Vec<&[DataPlace]>| {
+        let write = |request: &&[DataPlace]| MemberWrite {
+            offset: request[0].1.0,
+            bytes: request.iter().flat_map(|(.., part)| data.shared(part.clone())).collect(),
+        };
+        volume.storage.writes_to(requests[0][0].0, requests.iter().map(write))
+    };
+    let shares = requests.iter().map(share).collect::<Result<Vec<_>>>()?;
+    let mut outcomes = Vec::with_capacity(places.len());
+    volume.write_copies(&shares, |share, write, written| {
+        let is_written = matches!(written, Ok(true));
+        let mut first = Some(written);
+        for (member, _, part) in requests[share][write] {
+            let written = first.take().unwrap_or(Ok(is_written));
+            outcomes.push((*member, part.clone(), written));
+        }
+    });
+    Ok(outcomes)
+}
+
+/// A part of a buffered run, with a share in its memory.
+struct SharedSlice {
+    run: Arc<PageBytes>,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for SharedSlice {
+    fn as_ref(&self) -> &[u8] {
+        &self.run[self.range.clone()]
+    }
 }
 
 /// Makes `range` of the file, which lies behind its end, a hole. Volumes with NO_HOLES store

@@ -72,7 +72,7 @@ fn zero_log_at(volume: &Rooms, offsets: &[u64]) -> Result<()> {
             found.item.log_root_transid = 0.into();
             found.item.log_root_level = 0;
             let bytes = sealed_superblock(&found.item, Physical(offset), found.checksum);
-            volume.write_member(index, offset, &[IoSlice::new(&bytes[..])])?;
+            volume.storage.write_member(index, offset, &[IoSlice::new(&bytes[..])])?;
         }
     }
     Ok(())

@@ -224,7 +224,7 @@ fn write(
     pages: &mut ScrubBuffer,
 ) -> ScrubOutcome {
     let MemberOffset { member, physical } = part;
-    let written = run.volume.write_member(member, physical.0, &[IoSlice::new(good)]);
+    let written = run.volume.storage.write_member(member, physical.0, &[IoSlice::new(good)]);
     let buf = pages.of(good.len());
     let is_there =
         written.and_then(|()| run.volume.storage.read_medium(member, physical, buf)).is_ok();

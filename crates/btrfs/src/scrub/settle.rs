@@ -285,7 +285,8 @@ impl SecondLook<'_, '_> {
     /// Writes the good contents, and reads them back. Returns whether they are there.
     fn write(&self, part: &CopyPart, good: &[u8], pages: &mut ScrubBuffer) -> bool {
         let volume = self.run.volume;
-        let written = volume.write_member(part.member, part.physical.0, &[IoSlice::new(good)]);
+        let written =
+            volume.storage.write_member(part.member, part.physical.0, &[IoSlice::new(good)]);
         let buf = pages.of(good.len());
         let is_there = |()| volume.storage.read_medium(part.member, part.physical, buf);
         written.and_then(is_there).is_ok() && *buf == *good

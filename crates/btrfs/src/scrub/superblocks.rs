@@ -91,7 +91,8 @@ fn mend(run: &ScrubRun<'_>, index: usize, pages: &mut ScrubBuffer) -> Vec<ScrubF
             Some(good) => {
                 let checksum = volume.superblock().checksum;
                 let bytes = sealed_superblock(&good.item, Physical(*offset), checksum);
-                let written = volume.write_member(index, *offset, &[IoSlice::new(&bytes[..])]);
+                let written =
+                    volume.storage.write_member(index, *offset, &[IoSlice::new(&bytes[..])]);
                 let buf = pages.of(SUPERBLOCK_SIZE);
                 let is_there = |()| -> Result<(), Error> {
                     volume.storage.read_medium(index, Physical(*offset), buf)

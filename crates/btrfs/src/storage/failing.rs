@@ -76,12 +76,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use offshoot_btrfs_format::chunk::Profile;
 use offshoot_vfs::{Errno, Error, Result};
 
 use super::chunk_map::MappedChunk;
+use super::mirrors::ReadUnderWay;
 use super::{Member, Storage, StorageTrees};
 use crate::report::VolumeReport;
 
@@ -122,11 +123,27 @@ pub(super) struct MemberCondition {
     has_newest: OnceLock<bool>,
     /// Errors that no commit has stored yet.
     errors: [AtomicU64; DeviceError::COUNTERS],
+    /// Reads that it has not answered yet.
+    reading: AtomicUsize,
 }
 
 impl MemberCondition {
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// Counts a read as under way until the result is dropped.
+    pub(super) fn begin_read(&self) -> ReadUnderWay<'_> {
+        ReadUnderWay::new(&self.reading)
+    }
+
+    pub(super) fn reads_under_way(&self) -> usize {
+        self.reading.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn fail(&self) {
+        self.has_failed.store(true, Ordering::Release);
     }
 
     pub(super) fn has_errors(&self) -> bool {

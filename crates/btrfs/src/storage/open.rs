@@ -22,7 +22,9 @@ use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use super::chunk_map::{ChunkMap, MappedChunk};
+use super::lanes::MemberLanes;
 use super::members::{GivenDevice, Member, Members};
+use super::mirrors::MirrorChoices;
 use super::{Storage, ways};
 use crate::report::{self, Reporter, VolumeReport};
 
@@ -101,6 +103,8 @@ impl Storage {
             .filter(|&seed| seed != fsid)
             .collect();
         Ok(Self {
+            lanes: MemberLanes::new(members.all()),
+            mirrors: MirrorChoices::default(),
             members,
             chunks: RwLock::new(Arc::new(chunks)),
             geometry,
@@ -125,6 +129,7 @@ impl Storage {
     ) -> Result<()> {
         self.members = self.match_members(devices, found, degraded)?;
         self.members.require_distinct()?;
+        self.lanes = MemberLanes::new(self.members.all());
         // A block may carry the UUID of the volume or of one of its seeds. A given device that is
         // no seed of this volume does not count.
         let is_seed = |seed: &Uuid| devices.iter().any(|item| item.fsid == *seed.as_bytes());

@@ -3,6 +3,7 @@
 use offshoot_btrfs_format::check::{self, ExpectedBlock};
 use offshoot_btrfs_format::csum::Checksum;
 use offshoot_btrfs_format::{Logical, Malformed};
+use offshoot_device::BlockDevice;
 use offshoot_vfs::{Corrupt, Error, Result, Structure};
 
 use super::chunk_map::MappedChunk;
@@ -124,37 +125,45 @@ impl Storage {
     ) -> Result<()> {
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
+        let mut segments =
+            self.data_segments(trees, logical, buf.len() as u64, WaySelection::First)?;
+        for segment in &mut segments {
+            self.leave_out_stale(trees, segment, checksums);
+        }
+        let is_read = self.read_at_once(&segments, buf);
         let mut done = 0;
-        for segment in self.data_segments(trees, logical, buf.len() as u64, WaySelection::First)? {
-            let len = segment_len(&segment);
-            let at = Logical(logical.0 + done as u64);
+        for (number, segment) in segments.iter().enumerate() {
+            let len = segment_len(segment);
+            let (at, buf) = (Logical(logical.0 + done as u64), &mut buf[done..done + len]);
             let sums = checksums.map(|sums| &sums[done / sector * csum_len..]);
-            self.read_data_segment(trees, at, &mut buf[done..done + len], sums, segment)?;
+            let Some(first) = segment.ways.first() else {
+                return Err(self.lost(Structure::Data, at));
+            };
+            let is_read = is_read.as_ref().is_some_and(|is_read| is_read[number])
+                || self.read_way(first, 0, buf).is_ok();
+            self.verify_segment(trees, at, buf, sums, is_read)?;
             done += len;
         }
         Ok(())
     }
 
-    fn read_data_segment(
+    /// Verifies a segment that was read, and reads each bad sector in the other ways; all sectors,
+    /// when `is_read` is false.
+    fn verify_segment(
         &self,
         trees: &impl StorageTrees,
         logical: Logical,
         buf: &mut [u8],
         checksums: Option<&[u8]>,
-        mut segment: ReadSegment,
+        is_read: bool,
     ) -> Result<()> {
-        self.leave_out_stale(trees, &mut segment, checksums);
-        let Some(first) = segment.ways.first() else {
-            return Err(self.lost(Structure::Data, logical));
-        };
-        let read = self.read_way(first, 0, buf);
         let sector = self.superblock.sector_size as usize;
         let csum_len = self.superblock.checksum.len();
-        let len = segment.len;
+        let len = buf.len() as u64;
         let mut all = None;
         for (i, buf) in buf.chunks_mut(sector).enumerate() {
             let sum = checksums.map(|sums| &sums[i * csum_len..][..csum_len]);
-            if read.is_ok() && self.verify_sector(buf, sum).is_ok() {
+            if is_read && self.verify_sector(buf, sum).is_ok() {
                 continue;
             }
             if all.is_none() {
@@ -318,7 +327,8 @@ impl Storage {
             let mapped = chunks
                 .find(at)
                 .ok_or_else(|| Error::corrupt_at(what, logical.0, "no chunk covers the address"))?;
-            let segment = find(mapped, at, len - done)?;
+            let mut segment = find(mapped, at, len - done)?;
+            self.mirrors.choose(at, &mut segment.ways, &self.members);
             done += segment.len;
             segments.push(segment);
         }
@@ -337,31 +347,30 @@ impl Storage {
         let member = self.members.get(at.member);
         let device = member.device.as_ref().expect("a place is on a member that is present");
         let from = at.physical.0.saturating_add(offset);
-        device.read_at(from, buf).map_err(|e| {
-            Error::io(format!("{}: reading {} bytes at {from}", device.name(), buf.len()), e)
-        })
+        let _under_way = member.condition.begin_read();
+        device.read_at(from, buf).map_err(|e| read_error(&**device, from, buf.len(), e))
     }
 
     /// Computes the lost stripe of a row. `buf` first becomes the P sum. With Q alone, the result
     /// of the Q sum replaces it.
     fn rebuild(&self, rebuild: &Rebuild, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let mut stripe = vec![0; buf.len()];
+        let places: Vec<_> = rebuild.places().collect();
+        let mut stripes = self.read_places(&places, offset, buf.len())?.into_iter();
+        let mut next = || stripes.next().expect("there is one for each place");
         let mut q_sum = rebuild.q.map(|_| vec![0; buf.len()]);
         buf.fill(0);
-        for (index, at) in &rebuild.data {
-            self.read_place(*at, offset, &mut stripe)?;
+        for (index, _) in &rebuild.data {
+            let stripe = next();
             parity::add(buf, &stripe);
             if let Some(q_sum) = &mut q_sum {
                 parity::add_to_q(q_sum, &stripe, *index);
             }
         }
-        if let Some(p) = rebuild.p {
-            self.read_place(p, offset, &mut stripe)?;
-            parity::add(buf, &stripe);
+        if rebuild.p.is_some() {
+            parity::add(buf, &next());
         }
-        if let (Some(q), Some(q_sum)) = (rebuild.q, &mut q_sum) {
-            self.read_place(q, offset, &mut stripe)?;
-            parity::add(q_sum, &stripe);
+        if let Some(q_sum) = &mut q_sum {
+            parity::add(q_sum, &next());
             if let Some(other) = rebuild.other_lost {
                 parity::solve_pq(buf, q_sum, rebuild.target, other);
             } else {
@@ -533,6 +542,16 @@ fn chosen(segments: &[ReadSegment], mut attempt: usize) -> impl Iterator<Item = 
     })
 }
 
-fn segment_len(segment: &ReadSegment) -> usize {
+/// The error of a read from `device`.
+pub(super) fn read_error(
+    device: &dyn BlockDevice,
+    from: u64,
+    len: usize,
+    error: std::io::Error,
+) -> Error {
+    Error::io(format!("{}: reading {len} bytes at {from}", device.name()), error)
+}
+
+pub(super) fn segment_len(segment: &ReadSegment) -> usize {
     usize::try_from(segment.len).expect("a segment is no longer than the buffer it is read into")
 }

@@ -49,6 +49,13 @@ pub(crate) struct Rebuild {
     pub(crate) other_lost: Option<usize>,
 }
 
+impl Rebuild {
+    /// All places that it reads: data, P, Q.
+    pub(super) fn places(&self) -> impl Iterator<Item = MemberOffset> + '_ {
+        self.data.iter().map(|(_, place)| *place).chain(self.p).chain(self.q)
+    }
+}
+
 impl ReadWay {
     /// All places that this way reads.
     pub(crate) fn places(&self) -> impl Iterator<Item = MemberOffset> + '_ {
@@ -56,9 +63,7 @@ impl ReadWay {
             Self::Direct(place) => (Some(*place), None),
             Self::Rebuild(rebuild) => (None, Some(rebuild)),
         };
-        direct.into_iter().chain(rebuild.into_iter().flat_map(|rebuild| {
-            rebuild.data.iter().map(|(_, place)| *place).chain(rebuild.p).chain(rebuild.q)
-        }))
+        direct.into_iter().chain(rebuild.into_iter().flat_map(Rebuild::places))
     }
 
     /// Whether it reads a stale member.

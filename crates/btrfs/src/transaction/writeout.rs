@@ -1,10 +1,19 @@
 //! Writing a finished transaction to the devices.
 //!
 //! All cores compute checksums and check every block once more, a few blocks ahead of the one
-//! thread that writes. Blocks are written in physical order: one device after the other, each from
-//! its beginning to its end, whatever the logical addresses are. For example, the first copies of
-//! all blocks of a DUP chunk come before the second copies. Neighbouring blocks go out in one
-//! request. Then follow a barrier, the superblocks, a barrier, and the copies of the superblocks.
+//! thread that writes. Blocks are written in physical order: each device from its beginning to its
+//! end, whatever the logical addresses are. For example, the first copies of all blocks of a DUP
+//! chunk come before the second copies. Neighbouring blocks go out in one request. Then follow a
+//! barrier, the superblocks, a barrier, and the copies of the superblocks.
+//!
+//! All members are written at a time (`storage/lanes`), in rounds: a round has one request for each
+//! member that still has some. A step takes as long as its slowest member, and begins when all
+//! members have ended the step before.
+//!
+//! ```text
+//!   member 0   blocks blocks | barrier | superblock | barrier | copies
+//!   member 1   blocks        | barrier | superblock | barrier | copies
+//! ```
 //!
 //! A power cut may tear a superblock, because it is several sectors. Its copies are written only
 //! after the primary is on the medium, and the first barrier of the next commit covers them. So at
@@ -28,14 +37,15 @@ use offshoot_btrfs_format::encode::{seal_block, sealed_superblock};
 use offshoot_btrfs_format::superblock::{SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, SuperblockItem};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result};
+use smallvec::SmallVec;
 use tracing::debug;
 
 use super::Base;
 use super::{LiveVolume, Transaction};
 use crate::block::{Latch, TreeBlock};
 use crate::cores;
-use crate::events::{COMMIT, DEVICE, clock, micros};
-use crate::storage::{DeviceError, RecordedFailures, WrittenCopy};
+use crate::events::{COMMIT, DEVICE};
+use crate::storage::{DeviceError, MemberWrite, MemberWrites, RecordedFailures, WrittenCopy};
 use crate::sync::{RwLock, mpsc, thread};
 use crate::tree::TreeRoot;
 
@@ -57,6 +67,25 @@ struct WritePiece {
     block: usize,
     /// The range of its bytes.
     part: Range<usize>,
+}
+
+/// How blocks are written.
+struct WritePlan {
+    pieces: Vec<WritePiece>,
+    /// The round of each request, and its range of `pieces`. By round, then by member.
+    requests: Vec<(usize, Range<usize>)>,
+}
+
+/// A part of a sealed block.
+struct BlockPart {
+    block: Arc<TreeBlock>,
+    part: Range<usize>,
+}
+
+impl AsRef<[u8]> for BlockPart {
+    fn as_ref(&self) -> &[u8] {
+        &self.block.bytes()[self.part.clone()]
+    }
 }
 
 impl WritePiece {
@@ -141,13 +170,13 @@ impl Base {
     /// same however many threads seal.
     fn write_blocks(&self, blocks: &[AddressedBlock]) -> Result<()> {
         let most = (REQUEST_BYTES / self.superblock().node_size as usize).max(1);
-        let (order, pieces) = self.in_physical_order(blocks)?;
+        let (plan, order) = self.plan(blocks, most)?;
         let parts: Vec<_> = order.chunks(most).collect();
         let threads = cores::count().min(parts.len());
         if parts.len() < 2 {
             let mut parts = parts.into_iter();
             let next = || parts.next().map_or(Ok(Vec::new()), |part| self.seal(part));
-            return self.write_pieces(&pieces, most, next);
+            return self.write_pieces(&plan, next);
         }
         let parts = &parts;
         thread::scope(|scope| {
@@ -164,19 +193,20 @@ impl Base {
                 })
                 .collect();
             let mut turns = sealers.iter().cycle();
-            self.write_pieces(&pieces, most, move || {
+            self.write_pieces(&plan, move || {
                 let sealed = turns.next().expect("there is one at least").recv();
                 sealed.expect("who seals ends when nobody listens")
             })
         })
     }
 
-    /// All pieces of blocks in physical order, and the blocks in the order in which they first
-    /// occur there.
-    fn in_physical_order<'b>(
+    /// Plans the writing of blocks. Joins neighbours into requests of at most `most` pieces. Also
+    /// returns the blocks in the order in which they first occur in the requests.
+    fn plan<'b>(
         &self,
         blocks: &'b [AddressedBlock],
-    ) -> Result<(Vec<&'b AddressedBlock>, Vec<WritePiece>)> {
+        most: usize,
+    ) -> Result<(WritePlan, Vec<&'b AddressedBlock>)> {
         let node_size = u64::from(self.superblock().node_size);
         let mut pieces = Vec::with_capacity(2 * blocks.len());
         for (block, (logical, _)) in blocks.iter().enumerate() {
@@ -187,47 +217,76 @@ impl Base {
             }
         }
         pieces.sort_unstable_by_key(|piece| (piece.member, piece.physical));
+        let mut requests = Vec::new();
+        let (mut begin, mut round, mut last) = (0, 0, None);
+        for request in pieces.chunk_by(WritePiece::is_next_to).flat_map(|run| run.chunks(most)) {
+            let member = request[0].member;
+            round = if last.replace(member) == Some(member) { round + 1 } else { 0 };
+            requests.push((round, begin..begin + request.len()));
+            begin += request.len();
+        }
+        // Stable: in a round the members stay in order.
+        requests.sort_by_key(|(round, _)| *round);
         let (mut order, mut ranks) = (Vec::with_capacity(blocks.len()), vec![None; blocks.len()]);
-        for piece in &mut pieces {
-            let block = piece.block;
-            piece.block = *ranks[block].get_or_insert_with(|| {
+        for piece in requests.iter().flat_map(|(_, request)| request.clone()) {
+            let block = pieces[piece].block;
+            pieces[piece].block = *ranks[block].get_or_insert_with(|| {
                 order.push(&blocks[block]);
                 order.len() - 1
             });
         }
-        Ok((order, pieces))
+        Ok((WritePlan { pieces, requests }, order))
     }
 
-    /// Writes pieces, and joins neighbours into requests of at most `most` pieces. `seal` returns
-    /// the next sealed blocks. They stay in memory until the end, because another copy of each may
-    /// come much later. This takes no extra memory: they belong to the transaction.
+    /// Writes the requests of a plan. `seal` returns the next sealed blocks. They stay in memory
+    /// until the end, because another copy of each may come much later. This takes no extra memory:
+    /// they belong to the transaction.
     fn write_pieces(
         &self,
-        pieces: &[WritePiece],
-        most: usize,
+        plan: &WritePlan,
         mut seal: impl FnMut() -> Result<Vec<Arc<TreeBlock>>>,
     ) -> Result<()> {
+        let pieces = &plan.pieces[..];
         let mut sealed = Vec::new();
         // The requests that were not written, and the first error.
         let (mut unwritten, mut cause) = (Vec::new(), None);
-        let mut begin = 0;
-        for request in pieces.chunk_by(WritePiece::is_next_to).flat_map(|run| run.chunks(most)) {
-            let range = begin..begin + request.len();
-            begin = range.end;
-            let last = request.iter().map(|piece| piece.block).max().expect("no run is empty");
+        for round in plan.requests.chunk_by(|(one, _), (next, _)| one == next) {
+            let all = round.iter().flat_map(|(_, request)| &pieces[request.clone()]);
+            let last = all.map(|piece| piece.block).max().expect("no request is empty");
             while sealed.len() <= last {
                 sealed.append(&mut seal()?);
             }
-            let slice = |piece: &WritePiece| &sealed[piece.block].bytes()[piece.part.clone()];
-            let bufs: Vec<_> = request.iter().map(|piece| IoSlice::new(slice(piece))).collect();
-            match self.write_copy(request[0].member, request[0].physical, &bufs) {
-                Ok(true) => {}
-                Ok(false) => unwritten.push(range),
-                Err(error) => {
-                    cause.get_or_insert(error);
-                    unwritten.push(range);
+            let mut take = |request: &Range<usize>, written| {
+                match written {
+                    Ok(true) => return,
+                    Ok(false) => {}
+                    Err(error) => drop(cause.get_or_insert(error)),
                 }
+                unwritten.push(request.clone());
+            };
+            let is_left_out =
+                |range: &Range<usize>| self.members()[pieces[range.start].member].has_failed();
+            let (left_out, round): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
+                round.iter().map(|(_, range)| range).partition(|range| is_left_out(range));
+            left_out.into_iter().for_each(|range| take(range, Ok(false)));
+            if let [range] = round[..] {
+                let request = &pieces[range.clone()];
+                let slice = |piece: &WritePiece| &sealed[piece.block].bytes()[piece.part.clone()];
+                let bufs: Vec<_> = request.iter().map(|piece| IoSlice::new(slice(piece))).collect();
+                take(range, self.write_copy(request[0].member, request[0].physical, &bufs));
+                continue;
             }
+            let share = |range: &&Range<usize>| {
+                let request = &pieces[(*range).clone()];
+                let bytes = request.iter().map(|piece| BlockPart {
+                    block: sealed[piece.block].clone(),
+                    part: piece.part.clone(),
+                });
+                let write = MemberWrite { offset: request[0].physical, bytes: bytes.collect() };
+                self.storage.writes_to(request[0].member, [write])
+            };
+            let shares = round.iter().map(share).collect::<Result<Vec<_>>>()?;
+            self.write_copies(&shares, |share, _, written| take(round[share], written));
         }
         if unwritten.is_empty() {
             return Ok(());
@@ -286,29 +345,35 @@ impl Base {
         Ok(latch.clone())
     }
 
+    /// Writes a superblock to all members, at each of `offsets` that they reach to.
     fn write_superblocks(
         &self,
         superblock: &SuperblockItem,
         allocated: Option<&[u64]>,
         offsets: &[u64],
     ) -> Result<()> {
-        for &offset in offsets {
-            for (index, member) in self.members().iter().enumerate() {
-                let is_cut = offset + SUPERBLOCK_SIZE as u64 > member.total_bytes;
-                if is_cut || member.device.is_none() || member.has_failed() {
-                    continue;
-                }
-                let mut item = Box::new(*superblock);
-                item.dev_item = member.item;
-                if let Some(allocated) = allocated {
-                    item.dev_item.bytes_used = allocated[index].into();
-                }
-                let checksum = self.superblock().checksum;
-                let bytes = sealed_superblock(&item, Physical(offset), checksum);
-                self.write_copy(index, offset, &[IoSlice::new(&bytes[..])])?;
+        let mut shares = Vec::with_capacity(self.members().len());
+        for (index, member) in self.members().iter().enumerate() {
+            if member.device.is_none() || member.has_failed() {
+                continue;
             }
+            let mut item = Box::new(*superblock);
+            item.dev_item = member.item;
+            if let Some(allocated) = allocated {
+                item.dev_item.bytes_used = allocated[index].into();
+            }
+            let is_inside = |offset: &u64| offset + SUPERBLOCK_SIZE as u64 <= member.total_bytes;
+            let writes = offsets.iter().copied().filter(is_inside).map(|offset| {
+                let bytes = sealed_superblock(&item, Physical(offset), self.superblock().checksum);
+                MemberWrite { offset, bytes: vec![bytes as Box<[u8]>] }
+            });
+            shares.push(self.storage.writes_to(index, writes)?);
         }
-        Ok(())
+        let mut result = Ok(());
+        self.write_copies(&shares, |_, _, written| {
+            result = std::mem::replace(&mut result, Ok(())).and(written.map(drop));
+        });
+        result
     }
 
     /// Writes a copy to a member. Returns false when the member has failed, with this write or
@@ -325,7 +390,27 @@ impl Base {
         if self.members()[member].has_failed() {
             return Ok(false);
         }
-        match self.write_member(member, offset, bufs) {
+        self.survive_write(member, self.storage.write_member(member, offset, bufs))
+    }
+
+    /// Writes copies to several members at a time. `take` gets the number of each share and of each
+    /// write in it, and what [`write_copy`](Self::write_copy) returns for such a copy.
+    pub(crate) fn write_copies<B: AsRef<[u8]> + Send + Sync + 'static>(
+        &self,
+        shares: &[MemberWrites<B>],
+        mut take: impl FnMut(usize, usize, Result<bool>),
+    ) {
+        self.storage.write_members(shares, |share, write, written| {
+            let member = shares[share].member();
+            // What went to a member after it had failed does not count.
+            let has_failed = self.members()[member].has_failed();
+            let outcome = if has_failed { Ok(false) } else { self.survive_write(member, written) };
+            take(share, write, outcome);
+        });
+    }
+
+    fn survive_write(&self, member: usize, written: Result<()>) -> Result<bool> {
+        match written {
             Ok(()) => Ok(true),
             Err(error) => {
                 self.storage.survive_failure(member, DeviceError::Write, error).map(|()| false)
@@ -333,37 +418,9 @@ impl Base {
         }
     }
 
-    /// Writes `bufs` one behind the other at `offset` of a member.
-    pub(crate) fn write_member(
-        &self,
-        member: usize,
-        offset: u64,
-        bufs: &[IoSlice<'_>],
-    ) -> Result<()> {
-        let member = &self.members()[member];
-        let device = member.device.as_ref().ok_or_else(|| {
-            Error::io(format!("writing to {}", member.name()), offshoot_vfs::Errno::NXIO)
-        })?;
-        device
-            .write_vectored_at(offset, bufs)
-            .map_err(|e| Error::io(format!("{}: writing at {offset}", device.name()), e))
-    }
-
-    /// Sends a barrier to all members that have not failed. A member whose barrier fails has
-    /// failed, if the volume can do without it.
+    /// Sends a barrier to all members that have not failed, at a time. A member whose barrier fails
+    /// has failed, if the volume can do without it.
     pub(crate) fn flush_members(&self) -> Result<()> {
-        for (index, member) in self.members().iter().enumerate() {
-            let Some(device) = member.device.as_ref().filter(|_| !member.has_failed()) else {
-                continue;
-            };
-            let clock = clock!(DEVICE, DEBUG);
-            debug!(target: DEVICE, device = device.name(), "waiting for the barrier");
-            if let Err(error) = device.flush() {
-                let error = Error::io(format!("{}: flushing", device.name()), error);
-                self.storage.survive_failure(index, DeviceError::Flush, error)?;
-            }
-            debug!(target: DEVICE, us = micros(clock), "the barrier is done");
-        }
-        Ok(())
+        self.storage.flush_members()
     }
 }
