@@ -75,6 +75,14 @@ impl Meeting {
         state.met
     }
 
+    /// Waits until so many requests have come, or met.
+    fn wait_for(&self, requests: usize) {
+        let mut state = self.state.lock();
+        while state.there.len() < requests && state.met == 0 && state.kind != MeetingKind::Nothing {
+            self.is_changed.wait(&mut state);
+        }
+    }
+
     /// Lets go of all who wait, and calls no more meetings.
     fn dismiss(&self) {
         self.state.lock().kind = MeetingKind::Nothing;
@@ -87,6 +95,7 @@ impl Meeting {
             return;
         }
         state.there.push(member);
+        self.is_changed.notify_all();
         let others: HashSet<_> = state.there.iter().collect();
         if others.len() == state.members {
             state.there.clear();
@@ -274,8 +283,10 @@ fn readers_of_a_mirror_use_both_members() {
     volume.meeting.call(MeetingKind::Reads, 2);
     let meeting = &volume.meeting;
     std::thread::scope(|scope| {
-        for file in files {
+        for (number, file) in files.into_iter().enumerate() {
             let (volume, content) = (&volume, &content);
+            // So that this one finds the reads of those before it under way.
+            meeting.wait_for(number);
             scope.spawn(move || {
                 volume.require(file, content);
                 // The last readers would wait in vain.

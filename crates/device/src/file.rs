@@ -331,6 +331,10 @@ impl BlockDevice for FileDevice {
         let is_resized = self.is_resized.load(Ordering::Acquire);
         let result = if is_resized { self.file.sync_all() } else { self.file.sync_data() };
         match result {
+            // The host told another flush, at the same time, of what was lost.
+            Ok(()) if self.has_failed_flush.load(Ordering::Acquire) => {
+                return Err(io::Error::other("another flush failed at the same time"));
+            }
             Ok(()) if is_resized => self.is_resized.store(false, Ordering::Release),
             Ok(()) => {}
             Err(_) => self.has_failed_flush.store(true, Ordering::Release),

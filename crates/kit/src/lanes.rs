@@ -29,11 +29,9 @@ use crate::workers::{QueuedWork, WorkerJob};
 
 /// The lanes of a volume.
 pub struct Lanes {
-    most: usize,
     queue: Arc<LaneQueue>,
 }
 
-#[derive(Default)]
 struct LaneQueue {
     state: Mutex<LaneState>,
     is_changed: Condvar,
@@ -43,6 +41,8 @@ struct LaneQueue {
 struct LaneState {
     waiting: VecDeque<Arc<dyn QueuedWork>>,
     threads: Vec<JoinHandle<()>>,
+    /// The most threads there may be. Where the host refused one, those that there are.
+    most: usize,
     /// The threads that do no work.
     free: usize,
     is_over: bool,
@@ -55,7 +55,8 @@ impl Lanes {
     /// Lanes that start at most `most` threads.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { most, queue: Arc::default() }
+        let state = LaneState { most, ..LaneState::default() };
+        Self { queue: Arc::new(LaneQueue { state: Mutex::new(state), is_changed: Condvar::new() }) }
     }
 
     /// Offers `work` to a lane; `None` when all are busy. The work holds no lock, and waits for
@@ -110,7 +111,7 @@ impl Lanes {
 
     /// Starts one more thread. Returns false when there are enough, or the host refuses it.
     fn add_thread(&self, state: &mut LaneState) -> bool {
-        if state.threads.len() >= self.most {
+        if state.threads.len() >= state.most {
             return false;
         }
         let queue = self.queue.clone();
@@ -119,6 +120,7 @@ impl Lanes {
             queue.work();
         };
         let Ok(thread) = thread::Builder::new().name("offshoot-lane".into()).spawn(run) else {
+            state.most = state.threads.len();
             return false;
         };
         state.threads.push(thread);
@@ -135,7 +137,9 @@ impl Drop for Lanes {
             std::mem::take(&mut state.threads)
         };
         self.queue.is_changed.notify_all();
-        for thread in threads {
+        let own = thread::current().id();
+        // A lane may let go of the last share in a volume.
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
             // A lane catches the panics of its work, and has none of its own.
             let _ = thread.join();
         }
@@ -147,6 +151,10 @@ impl LaneQueue {
         let mut state = self.state.lock();
         loop {
             if let Some(job) = state.waiting.pop_front() {
+                // Under the lock of the queue: a lane never counts as busy for nothing.
+                if !job.begin() {
+                    continue;
+                }
                 state.free -= 1;
                 drop(state);
                 job.run(&|| self.state.lock().free += 1);

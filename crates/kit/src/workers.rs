@@ -28,8 +28,8 @@ pub(crate) struct WorkerJob<T> {
 
 enum JobState<T> {
     Waiting(Box<dyn FnOnce() -> T + Send>),
-    /// A thread runs it.
-    Begun,
+    /// A thread has begun it, and takes the work from here.
+    Begun(Option<Box<dyn FnOnce() -> T + Send>>),
     Done(Result<T, Box<dyn Any + Send>>),
     /// The caller has taken the work back, or has its result.
     Over,
@@ -37,8 +37,10 @@ enum JobState<T> {
 
 /// What a worker sees of a job.
 pub(crate) trait QueuedWork: Send + Sync {
-    /// Does the work, unless the caller has taken it back. Calls `is_free` before the caller can
-    /// see the result.
+    /// Begins the work. False if the caller has taken it back.
+    fn begin(&self) -> bool;
+
+    /// Does the work that was begun. Calls `is_free` before the caller can see the result.
     fn run(&self, is_free: &dyn Fn());
 
     /// Whether no thread has begun the work, and the caller has not taken it back.
@@ -46,11 +48,21 @@ pub(crate) trait QueuedWork: Send + Sync {
 }
 
 impl<T: Send> QueuedWork for WorkerJob<T> {
+    fn begin(&self) -> bool {
+        let mut state = self.state.lock();
+        let old = std::mem::replace(&mut *state, JobState::Over);
+        let begins = matches!(old, JobState::Waiting(_));
+        *state = if let JobState::Waiting(work) = old { JobState::Begun(Some(work)) } else { old };
+        begins
+    }
+
     fn run(&self, is_free: &dyn Fn()) {
-        let work = self.take(JobState::Begun);
-        let result = work.map(|work| catch_unwind(AssertUnwindSafe(work)));
+        let work = match &mut *self.state.lock() {
+            JobState::Begun(work) => work.take(),
+            _ => None,
+        };
+        let result = catch_unwind(AssertUnwindSafe(work.expect("it was begun, by this thread")));
         is_free();
-        let Some(result) = result else { return };
         *self.state.lock() = JobState::Done(result);
         self.is_done.notify_all();
     }
@@ -67,12 +79,8 @@ impl<T> WorkerJob<T> {
 
     /// The work, if no thread has begun it and the caller has not taken it back.
     pub(crate) fn take_back(&self) -> Option<Box<dyn FnOnce() -> T + Send>> {
-        self.take(JobState::Over)
-    }
-
-    fn take(&self, next: JobState<T>) -> Option<Box<dyn FnOnce() -> T + Send>> {
         let mut state = self.state.lock();
-        match std::mem::replace(&mut *state, next) {
+        match std::mem::replace(&mut *state, JobState::Over) {
             JobState::Waiting(work) => Some(work),
             other => {
                 *state = other;
@@ -180,7 +188,9 @@ impl Workers {
                 }
             };
             drop(queue);
-            job.run(&|| {});
+            if job.begin() {
+                job.run(&|| {});
+            }
         }
     }
 }

@@ -33,7 +33,7 @@
 //! # What happens to a member that has failed
 //!
 //! The volume writes nothing to it until it is opened again: no data, no block, no superblock, no
-//! new chunk. As with a member that missed commits, reads try it last, and never for data without a
+//! new chunk, except what was handed to it at once with the request that failed. As with a member that missed commits, reads try it last, and never for data without a
 //! checksum. When the volume is opened again, the member is one that missed commits. Then the
 //! volume leaves it out from the beginning, until a scrub that has the volume for itself brings it
 //! up to date (`scrub/renew`).
@@ -123,6 +123,8 @@ pub(super) struct MemberCondition {
     has_newest: OnceLock<bool>,
     /// Errors that no commit has stored yet.
     errors: [AtomicU64; DeviceError::COUNTERS],
+    /// A read failed since the volume was opened.
+    has_bad_reads: AtomicBool,
     /// Reads that it has not answered yet.
     reading: AtomicUsize,
 }
@@ -139,6 +141,16 @@ impl MemberCondition {
 
     pub(super) fn reads_under_way(&self) -> usize {
         self.reading.load(Ordering::Relaxed)
+    }
+
+    /// Whether a read failed since the volume was opened.
+    pub(super) fn has_bad_reads(&self) -> bool {
+        self.has_bad_reads.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    pub(super) fn fail_reads(&self) {
+        self.has_bad_reads.store(true, Ordering::Relaxed);
     }
 
     #[cfg(test)]
@@ -287,8 +299,11 @@ impl Storage {
 
     /// Counts an error of the member `index`.
     pub(crate) fn count_error(&self, index: usize, kind: DeviceError) {
-        let errors = &self.members()[index].condition.errors;
-        errors[kind.index()].fetch_add(1, Ordering::Relaxed);
+        let condition = &self.members()[index].condition;
+        condition.errors[kind.index()].fetch_add(1, Ordering::Relaxed);
+        if kind == DeviceError::Read {
+            condition.has_bad_reads.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether a member had an error of a write or a barrier that no commit has stored yet. If so,

@@ -34,6 +34,9 @@ const REGIONS: usize = 512;
 /// vain.
 const SLACK: usize = 1;
 
+/// As how many reads under way it counts that reads of a member fail.
+const BAD_READS: usize = 1 << 20;
+
 /// The copies that were chosen last. Nothing depends on them but speed, so their order in memory
 /// does not matter.
 pub(super) struct MirrorChoices {
@@ -56,7 +59,10 @@ impl MirrorChoices {
         }
         let load = |way: &ReadWay| match way {
             ReadWay::Direct(place) if !way.is_stale(members) => {
-                Some(members.get(place.member).condition.reads_under_way())
+                let condition = &members.get(place.member).condition;
+                // A member whose reads fail has none under way for long.
+                let penalty = if condition.has_bad_reads() { BAD_READS } else { 0 };
+                Some(condition.reads_under_way() + penalty)
             }
             _ => None,
         };
@@ -168,6 +174,15 @@ mod tests {
         assert_eq!(chosen(&choices, &members, 102), 0, "two are");
         drop((one, two));
         assert_eq!(chosen(&choices, &members, 102), 0);
+    }
+
+    #[test]
+    fn a_member_whose_reads_fail_is_not_chosen() {
+        let (choices, members) = (MirrorChoices::default(), members(2));
+        let _busy = [(); 9].map(|()| members.get(0).condition.begin_read());
+        assert_eq!(chosen(&choices, &members, 5), 1);
+        members.get(1).condition.fail_reads();
+        assert_eq!([5, 6].map(|region| chosen(&choices, &members, region)), [0; 2]);
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Storage {
         for effort in [WaySelection::First, WaySelection::All] {
             let segments = self.chunk_segments(Structure::TreeBlock, logical, len, effort)?;
             let attempts = attempts(&segments);
-            // The second effort tries all ways of the first one again, in the same order.
+            // The second effort tries all ways of the first one again.
             failures.clear();
             for attempt in 0..attempts {
                 let (source, member) =
