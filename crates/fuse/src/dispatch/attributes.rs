@@ -102,7 +102,8 @@ impl RequestContext<'_> {
         // An owner that the mount only shows is not stored.
         set.uid = set.uid.filter(|_| owner.uid.is_none());
         set.gid = set.gid.filter(|_| owner.gid.is_none());
-        // Root may keep the bit. With a new length, the kernel has not sent KILL_SUIDGID then.
+        // Root keeps the bit when it changes the owner, for which the kernel always sends
+        // KILL_SUIDGID. With a new length it sends that for users without the right alone.
         let is_trusted = self.uid == 0 && has_owner;
         let rest = without_set_id(&attr, is_trusted || self.is_member(&attr));
         if attr.file_type != FileType::Directory && rest != attr.permissions {
