@@ -122,7 +122,8 @@ impl offshoot_device::Delegate for TimedMember {
 
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let bytes: u64 = bufs.iter().map(|buf| buf.len() as u64).sum();
-        self.take(bytes * self.times.read_mib.load(Ordering::Relaxed) >> 20);
+        let read_mib = self.times.read_mib.load(Ordering::Relaxed);
+        self.take((bytes * read_mib) >> 20);
         self.memory.read_vectored_at(offset, bufs)
     }
 
