@@ -278,7 +278,7 @@ mod tests {
         for checksum in types {
             for _ in 0..10 {
                 let mut at = 4096 * random.below(1000);
-                let runs: Vec<_> = (0..1 + random.below(8))
+                let runs: Vec<_> = (0..=random.below(8))
                     .map(|_| {
                         let len = 4096 * (1 + random.below(100));
                         let run = (at, Arc::new(PageBytes::of(&[&random.bytes(index(len))])));

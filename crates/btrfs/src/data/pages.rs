@@ -31,7 +31,9 @@ impl PageBytes {
     pub(crate) fn append(&mut self, parts: &[&[u8]]) {
         let more: usize = parts.iter().map(|part| part.len()).sum();
         self.pages.reserve((self.len + more).div_ceil(PAGE_BYTES) - self.pages.len());
-        parts.iter().for_each(|part| self.append_one(part));
+        for part in parts {
+            self.append_one(part);
+        }
     }
 
     fn append_one(&mut self, bytes: &[u8]) {

@@ -130,7 +130,7 @@ fn a_hole_of_an_exbibyte_is_copied() {
     let [from, to] =
         ["from", "to"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
     fs.write(from, FAR, b"far", AT).expect("there is room");
-    fs.write(to, 5000, &[7; 20_000], AT).expect("there is room");
+    fs.write(to, 5000, &vec![7; 20_000], AT).expect("there is room");
     let position = |file, offset| FilePosition { file, offset };
     let copied = fs.copy_range(position(from, 0), position(to, 1), FAR + 3, AT);
     assert_eq!(copied.expect("it is copied"), FAR + 3);
