@@ -74,6 +74,7 @@ use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::WriteStop;
 use crate::events::COMMIT;
+use crate::shared::Shared;
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::EngineCounters;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -102,18 +103,18 @@ const COUNTING: usize = 16;
 
 /// The part of a volume that can change.
 pub(crate) struct LiveVolume {
-    phases: RwLock<Phases>,
+    phases: Shared<RwLock<Phases>>,
     /// Held shared by every handle, and exclusively while a commit finishes.
-    gate: RwLock<()>,
+    gate: Shared<RwLock<()>>,
     /// Held by the one commit that runs.
     commit: Mutex<()>,
-    trees: RwLock<HashMap<TreeId, Arc<ChangingTree>, RandomState>>,
+    trees: Shared<RwLock<HashMap<TreeId, Arc<ChangingTree>, RandomState>>>,
     pub(crate) space: Arc<Space>,
     /// The error that ended all writing, if any.
     stop: Arc<WriteStop>,
     /// The lock of the threads that wait for the end of a commit. Under it a thread may lock only
     /// the phases.
-    commits: parking_lot::Mutex<()>,
+    commits: Shared<parking_lot::Mutex<()>>,
     committed: parking_lot::Condvar,
     /// A counter of how often freed space became free. A reader compares it before and after a
     /// search: if it has changed, blocks that the search read may be gone.
@@ -124,16 +125,16 @@ pub(crate) struct LiveVolume {
     /// nothing that this commit frees.
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
-    superblock: Mutex<Box<SuperblockItem>>,
+    superblock: Shared<Mutex<Box<SuperblockItem>>>,
     pub(crate) stats: EngineCounters,
     /// How writers latch the blocks above a leaf.
     latching: Latching,
     /// Held exclusively while checksums are removed, and shared while a thread looks for some or
     /// adds some.
-    pub(crate) checksums: RwLock<()>,
+    pub(crate) checksums: Shared<RwLock<()>>,
     /// Held while a thread reads the reference count of a shared block, decides by it, and changes
     /// it. Each lock covers some of the blocks.
-    counting: [Mutex<()>; COUNTING],
+    counting: [Shared<Mutex<()>>; COUNTING],
     /// The quotas that this volume maintains.
     pub(crate) quotas: Quotas,
     /// Wakes the background thread when much is to be written.
@@ -228,26 +229,29 @@ impl LiveVolume {
         let running = Transaction::new(first, space.pending.clone(), LogState::new(has_log));
         let running = Arc::new(running);
         Self {
-            phases: RwLock::new(Phases {
-                running,
-                before: None,
-                is_complete: true,
-                is_postponed: false,
-            }),
-            gate: RwLock::new(()),
+            phases: Shared::new(
+                "phases",
+                RwLock::new(Phases {
+                    running,
+                    before: None,
+                    is_complete: true,
+                    is_postponed: false,
+                }),
+            ),
+            gate: Shared::new("gate", RwLock::new(())),
             commit: Mutex::new(()),
-            trees: RwLock::default(),
+            trees: Shared::new("trees", RwLock::default()),
             space,
             stop,
-            commits: parking_lot::Mutex::new(()),
+            commits: Shared::new("commits", parking_lot::Mutex::new(())),
             committed: parking_lot::Condvar::new(),
             epoch: AtomicU64::new(0),
             freeing: RwLock::new(()),
-            superblock: Mutex::new(superblock),
+            superblock: Shared::new("superblock", Mutex::new(superblock)),
             stats: EngineCounters::default(),
             latching,
-            checksums: RwLock::new(()),
-            counting: std::array::from_fn(|_| Mutex::new(())),
+            checksums: Shared::new("checksums", RwLock::new(())),
+            counting: std::array::from_fn(|_| Shared::new("counting", Mutex::new(()))),
             quotas,
             pressure: Arc::default(),
             has_log,

@@ -6,10 +6,12 @@
 //! | [`counter`] | sums that must not fall below zero, and what ends writing when one would |
 //! | [`ranges`] | sets of ranges |
 //! | [`cores`] | the CPUs that an engine's threads run on |
+//! | [`shared`] | what all threads share: locks that are counted, and cache lines |
 //! | [`workers`] | threads for computations, one for each core |
 
 pub mod cores;
 pub mod counter;
 pub mod ranges;
+pub mod shared;
 pub mod sync;
 pub mod workers;

@@ -6,6 +6,8 @@
 
 mod chunks;
 #[cfg(test)]
+mod shared_locks;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

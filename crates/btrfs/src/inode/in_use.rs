@@ -41,6 +41,7 @@ use smallvec::SmallVec;
 use super::directories::{Budget, DirectoryFacts};
 use super::subvolume::Subvolume;
 use crate::data::{SHARDS, shard_of};
+use crate::shared::Shared;
 
 /// The number of inodes in a shard at which it forgets unused ones.
 const SHARD_INODES: usize = 512;
@@ -111,7 +112,7 @@ type SubvolumePlace = Arc<Mutex<Option<Arc<Subvolume>>>>;
 /// All inodes in use, and the subvolumes that are being changed.
 pub(crate) struct Inodes {
     shards: [Mutex<InodeShard>; SHARDS],
-    subvolumes: RwLock<HashMap<TreeId, Arc<Subvolume>, RandomState>>,
+    subvolumes: Shared<RwLock<HashMap<TreeId, Arc<Subvolume>, RandomState>>>,
     loading: Mutex<HashMap<TreeId, SubvolumePlace>>,
     /// The budget of the sets of names.
     names: Arc<Budget>,
@@ -127,7 +128,7 @@ impl Inodes {
     pub(crate) fn new(name_bytes: u64) -> Self {
         Self {
             shards: Default::default(),
-            subvolumes: RwLock::default(),
+            subvolumes: Shared::new("subvolumes", RwLock::default()),
             loading: Mutex::default(),
             names: Arc::new(Budget::new(name_bytes)),
         }

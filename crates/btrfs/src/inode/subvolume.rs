@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::orphans::remove_orphans;
 use super::{PLACEHOLDER, ROOT_DIR, placeholder_in, tree_of};
 use crate::inode::Rooms;
+use crate::shared::Shared;
 use crate::transaction::ChangingTree;
 use crate::tree::Cursor;
 
@@ -28,7 +29,7 @@ pub(crate) struct Subvolume {
     tree: Arc<ChangingTree>,
     /// A thread that buffers data of files holds it shared. A snapshot holds it exclusively, so
     /// that no data is buffered. It comes before 2 in the lock order of `in_use`.
-    buffering: RwLock<()>,
+    buffering: Shared<RwLock<()>>,
 }
 
 impl Subvolume {
@@ -44,7 +45,7 @@ impl Subvolume {
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(highest.saturating_add(1)),
             tree,
-            buffering: RwLock::new(()),
+            buffering: Shared::new("buffering", RwLock::new(())),
         })
     }
 

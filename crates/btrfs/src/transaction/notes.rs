@@ -18,6 +18,7 @@ use offshoot_vfs::FileId;
 use parking_lot::Mutex;
 
 use crate::ranges::Ranges;
+use crate::shared::Shared;
 
 /// The most files, and the most removed entries, that are noted in a transaction.
 pub(crate) const MOST: usize = 65_536;
@@ -34,11 +35,21 @@ struct RemovedEntries {
     last: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LogNotes {
-    extents: Mutex<HashMap<FileId, Ranges, RandomState>>,
-    removed: Mutex<HashMap<FileId, RemovedEntries, RandomState>>,
+    extents: Shared<Mutex<HashMap<FileId, Ranges, RandomState>>>,
+    removed: Shared<Mutex<HashMap<FileId, RemovedEntries, RandomState>>>,
     removals: AtomicUsize,
+}
+
+impl Default for LogNotes {
+    fn default() -> Self {
+        Self {
+            extents: Shared::new("noted extents", Mutex::default()),
+            removed: Shared::new("noted removals", Mutex::default()),
+            removals: AtomicUsize::new(0),
+        }
+    }
 }
 
 impl LogNotes {

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use offshoot_btrfs_format::{Logical, TreeId};
 use parking_lot::Mutex;
 
+use crate::shared::Shared;
 use crate::space;
 
 /// The kind of an extent.
@@ -81,7 +82,7 @@ const OWNER_BYTES: [u64; 2] = [9, 28 + 25];
 
 /// The delayed references of a transaction, by the address of the extent.
 pub(crate) struct DelayedRefs {
-    pending: Mutex<BTreeMap<u64, PendingRefs>>,
+    pending: Shared<Mutex<BTreeMap<u64, PendingRefs>>>,
     /// Counts the bytes that they may add to trees.
     counted: Arc<space::CommitWork>,
     /// The bytes of blocks that lost an owner. Most of them had only one.
@@ -90,7 +91,8 @@ pub(crate) struct DelayedRefs {
 
 impl DelayedRefs {
     pub(crate) fn new(counted: Arc<space::CommitWork>) -> Self {
-        Self { pending: Mutex::default(), counted, given_up: AtomicU64::new(0) }
+        let pending = Shared::new("references", Mutex::default());
+        Self { pending, counted, given_up: AtomicU64::new(0) }
     }
 
     /// Changes the pending entry of an extent, and counts the bytes that it may add to trees.
