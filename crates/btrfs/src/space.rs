@@ -390,7 +390,10 @@ impl Space {
         group: &BlockGroup,
         (range, less): (Range<u64>, u64),
     ) -> Range<u64> {
-        self.last_of(purpose).store(group.start.0, Ordering::Relaxed);
+        let last = self.last_of(purpose);
+        if last.load(Ordering::Relaxed) != group.start.0 {
+            last.store(group.start.0, Ordering::Relaxed);
+        }
         self.ledger(purpose).remove_free(less);
         range
     }

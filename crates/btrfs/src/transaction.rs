@@ -74,9 +74,10 @@ use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::WriteStop;
 use crate::events::COMMIT;
-use crate::shared::Shared;
+use crate::shared::{Padded, Shared};
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::EngineCounters;
+use crate::sync::atomic::AtomicU64 as CheckedAtomicU64;
 use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub use base::Base;
@@ -99,7 +100,7 @@ pub(crate) use roots::{
 pub(crate) use signal::CommitterSignal;
 
 /// The number of locks for the reference counts of shared blocks.
-const COUNTING: usize = 16;
+const COUNTING: usize = 64;
 
 /// The part of a volume that can change.
 pub(crate) struct LiveVolume {
@@ -118,14 +119,14 @@ pub(crate) struct LiveVolume {
     committed: parking_lot::Condvar,
     /// A counter of how often freed space became free. A reader compares it before and after a
     /// search: if it has changed, blocks that the search read may be gone.
-    pub(crate) epoch: AtomicU64,
+    pub(crate) epoch: Padded<CheckedAtomicU64>,
     /// Held shared by a reader that looks up an extent and reads it, after commits made it repeat a
     /// few times. A commit that has shut the gate takes it exclusively for a moment before it frees
     /// anything. So a reader that held the lock before is done by then, and a later one finds
     /// nothing that this commit frees.
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
-    superblock: Shared<Mutex<Box<SuperblockItem>>>,
+    superblock: Shared<Mutex<Arc<SuperblockItem>>>,
     pub(crate) stats: EngineCounters,
     /// How writers latch the blocks above a leaf.
     latching: Latching,
@@ -134,7 +135,7 @@ pub(crate) struct LiveVolume {
     pub(crate) checksums: Shared<RwLock<()>>,
     /// Held while a thread reads the reference count of a shared block, decides by it, and changes
     /// it. Each lock covers some of the blocks.
-    counting: [Shared<Mutex<()>>; COUNTING],
+    counting: [Padded<Mutex<()>>; COUNTING],
     /// The quotas that this volume maintains.
     pub(crate) quotas: Quotas,
     /// Wakes the background thread when much is to be written.
@@ -245,13 +246,13 @@ impl LiveVolume {
             stop,
             commits: Shared::new("commits", parking_lot::Mutex::new(())),
             committed: parking_lot::Condvar::new(),
-            epoch: AtomicU64::new(0),
+            epoch: Padded(CheckedAtomicU64::new(0)),
             freeing: RwLock::new(()),
-            superblock: Shared::new("superblock", Mutex::new(superblock)),
+            superblock: Shared::new("superblock", Mutex::new(superblock.into())),
             stats: EngineCounters::default(),
             latching,
             checksums: Shared::new("checksums", RwLock::new(())),
-            counting: std::array::from_fn(|_| Shared::new("counting", Mutex::new(()))),
+            counting: std::array::from_fn(|_| Padded::default()),
             quotas,
             pressure: Arc::default(),
             has_log,
@@ -301,7 +302,7 @@ impl LiveVolume {
     }
 
     /// The superblock of the last commit.
-    pub(crate) fn last_superblock(&self) -> Box<SuperblockItem> {
+    pub(crate) fn last_superblock(&self) -> Arc<SuperblockItem> {
         self.superblock.lock().clone()
     }
 
@@ -320,14 +321,19 @@ impl LiveVolume {
     /// Waits until `is_so` is true. Returns whether the transaction before the running one is on
     /// the devices then.
     fn wait_until(&self, is_so: impl Fn(&Phases) -> bool) -> Result<bool> {
+        let look = || {
+            self.require_writing()?;
+            let phases = self.phases.read();
+            Ok::<_, Error>(is_so(&phases).then_some(phases.is_complete))
+        };
+        // Usually there is nothing to wait for.
+        if let Some(is_complete) = look()? {
+            return Ok(is_complete);
+        }
         let mut waiting = self.commits.lock();
         loop {
-            self.require_writing()?;
-            {
-                let phases = self.phases.read();
-                if is_so(&phases) {
-                    return Ok(phases.is_complete);
-                }
+            if let Some(is_complete) = look()? {
+                return Ok(is_complete);
             }
             debug!(target: COMMIT, "waiting until the transaction before is on the devices");
             self.committed.wait(&mut waiting);

@@ -33,6 +33,7 @@ use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
 use super::{SHARDS, shard_of};
 use crate::counter::{NonNegativeCounter, WriteStop};
+use crate::shared::Padded;
 use crate::space::{Kept, Promise, Reservation};
 
 /// The longest run of sectors in one piece of memory, in bytes.
@@ -275,10 +276,10 @@ type BufferShard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
 
 /// The buffers of all files of a volume.
 pub(crate) struct Buffers {
-    shards: [BufferShard; SHARDS],
+    shards: [Padded<BufferShard>; SHARDS],
     bytes: NonNegativeCounter,
     /// Held exclusively while extents of a file of this shard are replaced.
-    extents: [RwLock<()>; SHARDS],
+    extents: [Padded<RwLock<()>>; SHARDS],
 }
 
 impl Buffers {
@@ -326,7 +327,7 @@ impl Buffers {
 
     /// All files with buffers, in the order of their inodes in trees.
     pub(crate) fn files(&self) -> Vec<FileId> {
-        let files = |shard: &BufferShard| shard.read().keys().copied().collect::<Vec<_>>();
+        let files = |shard: &Padded<BufferShard>| shard.read().keys().copied().collect::<Vec<_>>();
         let mut all: Vec<_> = self.shards.iter().flat_map(files).collect();
         all.sort_unstable();
         all

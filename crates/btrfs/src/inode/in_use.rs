@@ -41,7 +41,7 @@ use smallvec::SmallVec;
 use super::directories::{Budget, DirectoryFacts};
 use super::subvolume::Subvolume;
 use crate::data::{SHARDS, shard_of};
-use crate::shared::Shared;
+use crate::shared::{Padded, Shared};
 
 /// The number of inodes in a shard at which it forgets unused ones.
 const SHARD_INODES: usize = 512;
@@ -111,7 +111,7 @@ type SubvolumePlace = Arc<Mutex<Option<Arc<Subvolume>>>>;
 
 /// All inodes in use, and the subvolumes that are being changed.
 pub(crate) struct Inodes {
-    shards: [Mutex<InodeShard>; SHARDS],
+    shards: [Padded<Mutex<InodeShard>>; SHARDS],
     subvolumes: Shared<RwLock<HashMap<TreeId, Arc<Subvolume>, RandomState>>>,
     loading: Mutex<HashMap<TreeId, SubvolumePlace>>,
     /// The budget of the sets of names.

@@ -191,7 +191,7 @@ impl Base {
                 live.postpone(&transaction);
                 return Ok(false);
             }
-            live.superblock.lock().clone_from(&superblock);
+            *live.superblock.lock() = superblock.into();
             live.complete(self, &transaction)?;
             Ok(true)
         })?;
@@ -350,7 +350,7 @@ impl TransactionHandle<'_> {
 
     /// The superblock of this transaction, without the fields that differ from device to device.
     fn superblock(&self) -> Result<Box<SuperblockItem>> {
-        let mut item = self.live.superblock.lock().clone();
+        let mut item = Box::new((*self.live.last_superblock()).clone());
         let generation: U64 = self.generation().0.into();
         let root = self.volume.tree(TreeId::ROOT)?;
         let chunk = self.volume.tree(TreeId::CHUNK)?;
