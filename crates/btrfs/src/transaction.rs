@@ -105,6 +105,10 @@ const COUNTING: usize = 64;
 /// The part of a volume that can change.
 pub(crate) struct LiveVolume {
     phases: Shared<RwLock<Phases>>,
+    /// The number of the oldest transaction that may have blocks in memory. All blocks of older
+    /// ones are on the devices, so a reader of them does without the phases. It only grows, when
+    /// the phases change. A reader that sees an old value looks at the phases for nothing.
+    oldest: Padded<CheckedAtomicU64>,
     /// Held shared by every handle, and exclusively while a commit finishes.
     gate: Shared<RwLock<()>>,
     /// Held by the one commit that runs.
@@ -239,6 +243,7 @@ impl LiveVolume {
                     is_postponed: false,
                 }),
             ),
+            oldest: Padded(CheckedAtomicU64::new(first.0)),
             gate: Shared::new("gate", RwLock::new(())),
             commit: Mutex::new(()),
             trees: Shared::new("trees", RwLock::default()),
@@ -268,6 +273,9 @@ impl LiveVolume {
         generation: Generation,
         logical: Logical,
     ) -> Option<Arc<Latch>> {
+        if generation.0 < self.oldest.load(Ordering::Acquire) {
+            return None;
+        }
         let phases = self.phases.read();
         if phases.running.id == generation {
             let running = &phases.running;

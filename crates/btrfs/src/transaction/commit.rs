@@ -221,6 +221,8 @@ impl LiveVolume {
             LogState::new(self.has_log),
         ));
         (phases.is_complete, phases.is_postponed) = (false, false);
+        // The transactions before `finished` are on the devices, postponed ones too.
+        self.oldest.store(finished.id.0, Ordering::Release);
         phases.before.replace(finished)
     }
 
