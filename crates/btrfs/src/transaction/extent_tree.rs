@@ -376,11 +376,11 @@ impl TransactionHandle<'_> {
                 return Ok(());
             }
             let mut run = RefRun::default();
-            for (&at, pending) in &pending {
-                self.plan(Logical(at), pending, &mut run)?;
+            for (at, pending) in &pending {
+                self.plan(Logical(*at), pending, &mut run)?;
             }
             self.apply(run)?;
-            for pending in pending.values() {
+            for (_, pending) in &pending {
                 self.transaction.refs.uncount(pending);
             }
         }
