@@ -28,13 +28,13 @@ const TAKEN: &str = "\
 lookup: phases 2, root 2, trees 2
 getattr: phases 1, root 2, trees 2
 read 4 KiB: checksums 1, chunks 1, phases 3, root 6, trees 6
-fsync of nothing: gate 1, noted extents 1, phases 6, root 3, superblock 1, trees 4
+fsync of nothing: gate 1, phases 6, root 3, superblock 1, trees 4
 first write of a file: buffering 1, line 2, phases 3, root 4, subvolumes 1, trees 5
 second write: buffering 1, line 2, phases 3, root 4, subvolumes 1, trees 5
 fsync: checksums 2, chunks 3, gate 2, groups 8, line 4, log changing 15, log writing 1, \
-noted extents 3, phases 52, root 53, superblock 2, trees 37
+phases 52, root 53, superblock 2, trees 37
 create: gate 1, line 1, phases 4, root 3, subvolumes 1, trees 2
-unlink: gate 1, groups 3, line 1, noted removals 1, phases 16, root 17, subvolumes 1, trees 10
+unlink: gate 1, groups 3, line 1, phases 16, root 17, subvolumes 1, trees 10
 insert with copies: groups 3, phases 1, root 4, trees 2
 insert: root 1, trees 1
 ";
