@@ -74,6 +74,7 @@ use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::WriteStop;
 use crate::events::COMMIT;
+use crate::options::Mechanisms;
 use crate::shared::{Padded, Shared};
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
 use crate::stats::EngineCounters;
@@ -134,6 +135,8 @@ pub(crate) struct LiveVolume {
     pub(crate) stats: EngineCounters,
     /// How writers latch the blocks above a leaf.
     latching: Latching,
+    /// From how many changed extents on a commit looks them up before it stops writers.
+    plans_from: usize,
     /// Held exclusively while checksums are removed, and shared while a thread looks for some or
     /// adds some.
     pub(crate) checksums: Shared<RwLock<()>>,
@@ -205,7 +208,7 @@ pub(crate) struct TransactionHandle<'v> {
     live: &'v LiveVolume,
     transaction: Arc<Transaction>,
     /// `None` for the commit itself, which holds the gate exclusively.
-    _gate: Option<GateShare<'v>>,
+    gate: Option<GateShare<'v>>,
     /// The space that the operation may need.
     reservation: Option<Reservation<'v>>,
     /// The part of the reservation for one item, in bytes.
@@ -226,7 +229,7 @@ impl LiveVolume {
         space: Arc<Space>,
         superblock: Box<SuperblockItem>,
         quotas: Quotas,
-        latching: Latching,
+        mechanisms: &Mechanisms,
         has_log: bool,
         stop: Arc<WriteStop>,
     ) -> Self {
@@ -255,7 +258,8 @@ impl LiveVolume {
             freeing: RwLock::new(()),
             superblock: Shared::new("superblock", Mutex::new(superblock.into())),
             stats: EngineCounters::default(),
-            latching,
+            latching: mechanisms.latching,
+            plans_from: mechanisms.plans_from,
             checksums: Shared::new("checksums", RwLock::new(())),
             counting: std::array::from_fn(|_| Padded::default()),
             quotas,
@@ -490,7 +494,7 @@ impl Base {
             volume: self,
             live,
             transaction,
-            _gate: Some(share),
+            gate: Some(share),
             reservation: None,
             item_cost: 0,
         })

@@ -10,7 +10,9 @@ use zerocopy::IntoBytes;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use super::extent_tree::PlannedReferences;
 use super::{Base, LogState, Obstacle};
 use super::{
     LiveVolume, StopOnPanic, Transaction, TransactionHandle, is_named_by_superblock, root_item_key,
@@ -128,7 +130,7 @@ impl Base {
             volume: self,
             live,
             transaction,
-            _gate: None,
+            gate: None,
             reservation: None,
             item_cost: 0,
         }
@@ -151,9 +153,12 @@ impl Base {
         // Flush most items now, so that few are left to flush while writers are blocked.
         debug!(target: COMMIT, "flushing delayed items");
         above.flush_all(|| self.enter())?;
+        debug!(target: COMMIT, "planning references");
+        let planned = self.plan_references(live);
         let clock = clock!(COMMIT, DEBUG);
         debug!(target: COMMIT, "waiting until all operations under way have ended");
         let gate = live.gate.write();
+        let shut = Instant::now();
         debug!(target: COMMIT, us = micros(clock), "no operation is under way, others wait");
         live.require_writing()?;
         let transaction = live.phases.read().running.clone();
@@ -167,7 +172,7 @@ impl Base {
             // made in this transaction. Readers must notice that.
             drop(live.freeing.write());
             live.epoch.fetch_add(1, Ordering::AcqRel);
-            let superblock = self.only_handle(live).finish()?;
+            let superblock = self.only_handle(live).finish(planned)?;
             // Wrong accounts may have ended all writing meanwhile.
             live.require_writing()?;
             let before = live.begin_next(transaction.clone());
@@ -178,6 +183,7 @@ impl Base {
         let mut unfinished = StopOnPanic { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
+        live.stats.note_gate_shut(u64::try_from(shut.elapsed().as_micros()).unwrap_or(u64::MAX));
         debug!(target: COMMIT, us = micros(clock), "operations go on");
         let Some((superblock, before, known)) = finished else { return Ok((outcome, false)) };
         // No thread has a handle of it, so no thread reads its log any more.
@@ -271,9 +277,9 @@ impl LiveVolume {
 impl TransactionHandle<'_> {
     /// Runs references and stores all changed items until the trees are consistent, and makes the
     /// superblock.
-    fn finish(&self) -> Result<Box<SuperblockItem>> {
+    fn finish(&self, mut planned: PlannedReferences) -> Result<Box<SuperblockItem>> {
         loop {
-            self.run_references()?;
+            self.run_references(std::mem::take(&mut planned))?;
             let stored = self.store_quotas()? + self.store_block_groups()? + self.store_roots()?;
             if stored == 0 && self.transaction.refs.is_empty() && !self.touch_root_tree()? {
                 break;

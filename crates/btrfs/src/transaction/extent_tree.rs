@@ -7,6 +7,7 @@
 //! data below it count for the tree that the block belongs to, until that tree copies the block.
 //! From then on, the old block itself owns what is below it (a *full back reference*).
 
+mod ahead;
 mod verify;
 
 #[cfg(test)]
@@ -35,9 +36,11 @@ use crate::block::TreeBlock;
 use crate::storage::malformed;
 use crate::transaction::ChangingTree;
 use crate::tree::{Cursor, ItemEdit};
-use verify::{keyed_owner, names, wrong};
+pub(super) use ahead::PlannedReferences;
+use verify::{KnownExtent, keyed_owner, names, wrong};
 
 /// A parsed item of the extent tree.
+#[derive(Debug)]
 struct ExtentRecord {
     key: Key,
     refs: u64,
@@ -369,7 +372,11 @@ impl TransactionHandle<'_> {
     ///
     /// All pending references run together: first the edits of all items are planned, and then they
     /// are applied as one batch, to the extent tree and after that to the free-space tree.
-    pub(super) fn run_references(&self) -> Result<()> {
+    ///
+    /// No item of an extent changes anywhere else. So what was `planned` is true until the first
+    /// batch is applied.
+    pub(super) fn run_references(&self, mut planned: PlannedReferences) -> Result<()> {
+        debug_assert!(self.gate.is_none(), "other threads have handles");
         loop {
             let pending = self.transaction.refs.take();
             if pending.is_empty() {
@@ -377,8 +384,10 @@ impl TransactionHandle<'_> {
             }
             let mut run = RefRun::default();
             for (at, pending) in &pending {
-                self.plan(Logical(*at), pending, &mut run)?;
+                let known = planned.take(Logical(*at), pending);
+                self.plan(Logical(*at), pending, known, &mut run)?;
             }
+            planned = PlannedReferences::default();
             self.apply(run)?;
             for (_, pending) in &pending {
                 self.transaction.refs.uncount(pending);
@@ -386,8 +395,14 @@ impl TransactionHandle<'_> {
         }
     }
 
-    /// Plans the changes of one extent.
-    fn plan(&self, logical: Logical, pending: &PendingRefs, run: &mut RefRun) -> Result<()> {
+    /// Plans the changes of one extent. `known` is its item, if that was looked up before.
+    fn plan(
+        &self,
+        logical: Logical,
+        pending: &PendingRefs,
+        known: Option<KnownExtent>,
+        run: &mut RefRun,
+    ) -> Result<()> {
         if let Some((len, kind)) = pending.contradiction {
             let (first, first_len) = (pending.kind, pending.len);
             let problem = format!(
@@ -401,7 +416,14 @@ impl TransactionHandle<'_> {
         if pending.changes.is_empty() && !pending.has_full_backref {
             return Ok(());
         }
-        let known = self.extent(logical, pending.len, pending.kind)?;
+        let known = if let Some(known) = known {
+            #[cfg(debug_assertions)]
+            known.require_current(&self.extent(logical, pending.len, pending.kind)?);
+            known
+        } else {
+            self.stats().looked_up_late();
+            self.extent(logical, pending.len, pending.kind)?
+        };
         let left = known.record.refs.checked_add_signed(pending.net()).ok_or_else(|| {
             let (refs, less) = (known.record.refs, pending.net().unsigned_abs());
             wrong(logical, &format!("it counts {refs} references, and {less} are given up"))

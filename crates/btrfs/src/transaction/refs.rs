@@ -69,6 +69,17 @@ pub(crate) struct PendingRefs {
     growth: u64,
 }
 
+/// An extent with pending changes, as they were at some time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExtentToLookUp {
+    pub(crate) at: Logical,
+    pub(crate) len: u64,
+    pub(crate) kind: ExtentKind,
+    pub(crate) is_new: bool,
+    /// The change of the number of all references.
+    pub(crate) net: i64,
+}
+
 /// The bytes that a new extent adds: its item with the owner for simple quotas, and the end of a
 /// free range in the free-space tree.
 const NEW_BYTES: u64 = 53 + 9 + 25 + 25;
@@ -186,6 +197,25 @@ impl DelayedRefs {
     /// The pending entry of one extent.
     pub(crate) fn get(&self, logical: Logical) -> Option<PendingRefs> {
         self.shard(logical).get(&logical.0).cloned()
+    }
+
+    /// The pending entries to look up before they are taken, at most `most`, by ascending address.
+    /// Other threads may change entries meanwhile.
+    pub(crate) fn to_look_up(&self, most: usize) -> Vec<ExtentToLookUp> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let wanted = shard.iter().map(|(&at, pending)| ExtentToLookUp {
+                at: Logical(at),
+                len: pending.len,
+                kind: pending.kind,
+                is_new: pending.is_new,
+                net: pending.net(),
+            });
+            all.extend(wanted.take(most - all.len()));
+        }
+        all.sort_unstable_by_key(|one| one.at.0);
+        all
     }
 
     /// Takes all pending entries, by ascending address. They count until they are in the trees,

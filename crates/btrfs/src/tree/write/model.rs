@@ -87,7 +87,7 @@ impl ScheduleStart {
 fn open(device: Arc<dyn BlockDevice>, how: ScheduleKind) -> Arc<BtrfsVolume> {
     let is_exclusive = how == ScheduleKind::Exclusive;
     let latching = Latching { is_exclusive, ..Latching::default() };
-    let mechanisms = Mechanisms::default().latching(latching);
+    let mechanisms = Mechanisms::default().latching(latching).plans_from(1);
     let mut options =
         EngineOptions { mechanisms, commit_interval: None, ..EngineOptions::default() };
     if how == ScheduleKind::TwoCommits {
