@@ -63,6 +63,10 @@ struct RefRun {
     used: Vec<Range<u64>>,
     /// Ranges that stop being extents, ascending.
     freed: Vec<Range<u64>>,
+    /// Data whose checksums are to be removed, ascending.
+    unsummed: Vec<Range<u64>>,
+    /// The part of that which never became an extent.
+    unmade: Vec<Range<u64>>,
 }
 
 /// What a search for the reference of a file does at a gap between keyed references whose hashes
@@ -388,6 +392,7 @@ impl TransactionHandle<'_> {
                 self.plan(Logical(*at), pending, known, &mut run)?;
             }
             planned = PlannedReferences::default();
+            self.remove_data(&run)?;
             self.apply(run)?;
             for (_, pending) in &pending {
                 self.transaction.refs.uncount(pending);
@@ -460,6 +465,22 @@ impl TransactionHandle<'_> {
         }
         run.expected.replaced += 1;
         run.edits.push((record.key, Some(record.encode())));
+        Ok(())
+    }
+
+    /// Removes the checksums of data that is freed, and then frees the part of it that never became
+    /// an extent. Its checksums were stored when it was written.
+    fn remove_data(&self, run: &RefRun) -> Result<()> {
+        remove_checksums(self, &run.unsummed)?;
+        for unmade in &run.unmade {
+            let (logical, len) = (Logical(unmade.start), unmade.end - unmade.start);
+            if self.log().is_used() {
+                // Until this transaction is on the devices, a log may refer to the extent.
+                self.pin(logical, len);
+            } else {
+                self.live.space.give_back(logical, len)?;
+            }
+        }
         Ok(())
     }
 
@@ -586,15 +607,11 @@ impl TransactionHandle<'_> {
             Error::corrupt_at(Structure::ExtentTree, logical.0, "a new extent is not held")
         })?;
         if refs == 0 {
-            // The extent was made and freed in this transaction. Its checksums were stored when it
-            // was made.
+            // The extent was made and freed in this transaction.
             if pending.kind == ExtentKind::Data {
-                remove_checksums(self, logical, pending.len)?;
-                if self.log().is_used() {
-                    // Until this transaction is on the devices, a log may refer to the extent.
-                    self.pin(logical, pending.len);
-                    return Ok(());
-                }
+                run.unsummed.push(logical.0..logical.0 + pending.len);
+                run.unmade.push(logical.0..logical.0 + pending.len);
+                return Ok(());
             }
             return self.live.space.give_back(logical, pending.len);
         }
@@ -656,7 +673,7 @@ impl TransactionHandle<'_> {
         match pending.kind {
             ExtentKind::Data => {
                 self.uncount_data(record.owner, record.generation, pending.len);
-                remove_checksums(self, logical, pending.len)?;
+                run.unsummed.push(logical.0..logical.0 + pending.len);
             }
             ExtentKind::Block { level } if pending.may_be_of_a_subvolume() => {
                 self.uncount_block(logical, level, record.generation)?;
