@@ -77,9 +77,10 @@ use crate::events::COMMIT;
 use crate::options::Mechanisms;
 use crate::shared::{Padded, Shared};
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
+use crate::spread::{SpreadRwLock, SpreadWriteGuard};
 use crate::stats::EngineCounters;
 use crate::sync::atomic::AtomicU64 as CheckedAtomicU64;
-use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub use base::Base;
 pub(crate) use changing::{ChangingTree, TreeAndHandle};
@@ -105,16 +106,16 @@ const COUNTING: usize = 64;
 
 /// The part of a volume that can change.
 pub(crate) struct LiveVolume {
-    phases: Shared<RwLock<Phases>>,
+    phases: SpreadRwLock<Phases>,
     /// The number of the oldest transaction that may have blocks in memory. All blocks of older
     /// ones are on the devices, so a reader of them does without the phases. It only grows, when
     /// the phases change. A reader that sees an old value looks at the phases for nothing.
     oldest: Padded<CheckedAtomicU64>,
     /// Held shared by every handle, and exclusively while a commit finishes.
-    gate: Shared<RwLock<()>>,
+    gate: SpreadRwLock<()>,
     /// Held by the one commit that runs.
     commit: Mutex<()>,
-    trees: Shared<RwLock<HashMap<TreeId, Arc<ChangingTree>, RandomState>>>,
+    trees: SpreadRwLock<HashMap<TreeId, Arc<ChangingTree>, RandomState>>,
     pub(crate) space: Arc<Space>,
     /// The error that ended all writing, if any.
     stop: Arc<WriteStop>,
@@ -139,7 +140,7 @@ pub(crate) struct LiveVolume {
     plans_from: usize,
     /// Held exclusively while checksums are removed, and shared while a thread looks for some or
     /// adds some.
-    pub(crate) checksums: Shared<RwLock<()>>,
+    pub(crate) checksums: SpreadRwLock<()>,
     /// Held while a thread reads the reference count of a shared block, decides by it, and changes
     /// it. Each lock covers some of the blocks.
     counting: [Padded<Mutex<()>>; COUNTING],
@@ -237,19 +238,16 @@ impl LiveVolume {
         let running = Transaction::new(first, space.pending.clone(), LogState::new(has_log));
         let running = Arc::new(running);
         Self {
-            phases: Shared::new(
-                "phases",
-                RwLock::new(Phases {
-                    running,
-                    before: None,
-                    is_complete: true,
-                    is_postponed: false,
-                }),
-            ),
+            phases: SpreadRwLock::new("phases", || Phases {
+                running: running.clone(),
+                before: None,
+                is_complete: true,
+                is_postponed: false,
+            }),
             oldest: Padded(CheckedAtomicU64::new(first.0)),
-            gate: Shared::new("gate", RwLock::new(())),
+            gate: SpreadRwLock::new("gate", || ()),
             commit: Mutex::new(()),
-            trees: Shared::new("trees", RwLock::default()),
+            trees: SpreadRwLock::new("trees", HashMap::default),
             space,
             stop,
             commits: Shared::new("commits", parking_lot::Mutex::new(())),
@@ -260,7 +258,7 @@ impl LiveVolume {
             stats: EngineCounters::default(),
             latching: mechanisms.latching,
             plans_from: mechanisms.plans_from,
-            checksums: Shared::new("checksums", RwLock::new(())),
+            checksums: SpreadRwLock::new("checksums", || ()),
             counting: std::array::from_fn(|_| Padded::default()),
             quotas,
             pressure: Arc::default(),
@@ -409,13 +407,17 @@ impl LiveVolume {
             Arc::new(ChangingTree::new(&stored, &self.space))
         };
         let mut trees = self.trees.write();
-        let tree = trees.entry(id).or_insert_with(new);
-        Ok(tree.clone())
+        if let Some(tree) = trees.get(&id) {
+            return Ok(tree.clone());
+        }
+        let tree = new();
+        trees.change(|trees| drop(trees.insert(id, tree.clone())));
+        Ok(tree)
     }
 
     /// Removes the tree `id`, which was deleted.
     pub(crate) fn forget_tree(&self, id: TreeId) {
-        self.trees.write().remove(&id);
+        self.trees.write().change(|trees| drop(trees.remove(&id)));
     }
 
     /// Looks up the trees that a commit changes, so that the cost of a commit is known.
@@ -625,7 +627,7 @@ impl<'v> TransactionHandle<'v> {
 
     /// Locks checksums exclusively: no reader looks for checksums and no writer adds some, until
     /// this is dropped.
-    pub(crate) fn checksums_changing(&self) -> RwLockWriteGuard<'v, ()> {
+    pub(crate) fn checksums_changing(&self) -> SpreadWriteGuard<'v, ()> {
         self.live.checksums.write()
     }
 

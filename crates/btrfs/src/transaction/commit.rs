@@ -175,7 +175,7 @@ impl Base {
             let superblock = self.only_handle(live).finish(planned)?;
             // Wrong accounts may have ended all writing meanwhile.
             live.require_writing()?;
-            let before = live.begin_next(transaction.clone());
+            let before = live.begin_next(&transaction);
             Ok(Some((superblock, before, above.end())))
         })?;
         // The threads that wait for this transaction wait until it is on the devices, or will never
@@ -215,21 +215,23 @@ impl LiveVolume {
 
     /// Begins the next transaction, while `finished` is written. Returns the transaction before
     /// `finished`. It has many blocks, so the caller drops it when no thread waits for that.
-    fn begin_next(&self, finished: Arc<Transaction>) -> Option<Arc<Transaction>> {
+    fn begin_next(&self, finished: &Arc<Transaction>) -> Option<Arc<Transaction>> {
         for tree in self.trees.read().values() {
             tree.hold.begin(tree.used.load(Ordering::Relaxed));
         }
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
-        phases.running = Arc::new(Transaction::new(
-            next,
-            self.space.pending.clone(),
-            LogState::new(self.has_log),
-        ));
-        (phases.is_complete, phases.is_postponed) = (false, false);
+        let pending = self.space.pending.clone();
+        let running = Arc::new(Transaction::new(next, pending, LogState::new(self.has_log)));
+        let before = phases.before.clone();
+        phases.change(|phases| {
+            phases.running = running.clone();
+            phases.before = Some(finished.clone());
+            (phases.is_complete, phases.is_postponed) = (false, false);
+        });
         // The transactions before `finished` are on the devices, postponed ones too.
         self.oldest.store(finished.id.0, Ordering::Release);
-        phases.before.replace(finished)
+        before
     }
 
     /// Postpones `finished`: its blocks are on the devices, but no superblock leads to them. Its
@@ -242,7 +244,7 @@ impl LiveVolume {
         running.shared.lock().extend(finished.shared.lock().iter());
         // A crash finds the log of `finished`.
         running.log.go_on_from(&finished.log);
-        phases.is_postponed = true;
+        phases.change(|phases| phases.is_postponed = true);
         drop(phases);
         warn!(target: COMMIT, generation = finished.id.0, "postponed, because a member failed");
         self.stats.postponed();
@@ -253,7 +255,7 @@ impl LiveVolume {
     /// ones, and the ranges that it freed become free.
     fn complete(&self, volume: &Base, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, changes_little);
-        self.phases.write().is_complete = true;
+        self.phases.write().change(|phases| phases.is_complete = true);
         self.tell_of_commit();
         // This comes before any range becomes free, so a reader that still follows old pointers
         // knows that it must begin again.
