@@ -129,6 +129,7 @@ use offshoot_vfs::{Errno, Error, Result};
 use parking_lot::RwLock;
 
 use crate::counter::{NonNegativeCounter, WriteStop};
+use crate::shared::Padded;
 use crate::space::Space;
 use crate::transaction::{ChangingTree, TransactionHandle};
 use crate::tree::Blocks;
@@ -207,7 +208,7 @@ pub(crate) trait Queues: Blocks {
 
 /// All delayed items of a volume.
 pub(crate) struct Delayed {
-    shards: Box<[DelayedShard]>,
+    shards: Box<[Padded<DelayedShard>]>,
     hasher: FixedState,
     is_on: bool,
     /// Whether every item keeps a unit of its own.
@@ -226,7 +227,7 @@ impl Delayed {
     /// bytes are counted wrong.
     pub(crate) fn new(config: DelayedConfig, node_size: u32, stop: &Arc<WriteStop>) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| DelayedShard::default()).collect(),
+            shards: (0..SHARDS).map(|_| Padded::default()).collect(),
             hasher: FixedState::default(),
             is_on: config.is_on,
             is_by_item: config.is_by_item,

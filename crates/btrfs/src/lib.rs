@@ -89,7 +89,7 @@ pub use tree::{Cursor, TreeRoot};
 pub use tree::{Latching, UnlockTime};
 
 // The rooms name these by `crate::`, like the lowest rooms.
-use offshoot_kit::{cores, counter, ranges, sync};
+use offshoot_kit::{cores, counter, ranges, shared, spread, sync};
 
 /// The id of a subvolume: the id of its tree.
 pub type SubvolumeId = offshoot_btrfs_format::TreeId;

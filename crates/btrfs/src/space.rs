@@ -80,6 +80,7 @@ pub use stats::{BUCKETS, FlushCount, FlushState, Histogram, KindStats, SpaceKind
 pub(crate) use tickets::{Claim, Waiter};
 
 use crate::counter::{NonNegativeCounter, WriteStop};
+use crate::shared::Shared;
 use crate::storage::Storage;
 use crate::tree::{Blocks, TreeRoot};
 
@@ -102,7 +103,7 @@ pub(crate) trait Roots: Blocks {
 
 /// All block groups of a volume.
 pub(crate) struct Space {
-    groups: RwLock<BlockGroups>,
+    groups: Shared<RwLock<BlockGroups>>,
     /// The bytes of all extents: the superblock's `bytes_used`.
     bytes_used: NonNegativeCounter,
     /// Where the next search for data and for metadata begins: in the block group from which space
@@ -252,7 +253,7 @@ impl Space {
             all.add(group);
         }
         Ok(Self {
-            groups: RwLock::new(all),
+            groups: Shared::new("groups", RwLock::new(all)),
             bytes_used: NonNegativeCounter::starting_at(
                 superblock.item.bytes_used.get(),
                 "bytes used",
@@ -389,7 +390,10 @@ impl Space {
         group: &BlockGroup,
         (range, less): (Range<u64>, u64),
     ) -> Range<u64> {
-        self.last_of(purpose).store(group.start.0, Ordering::Relaxed);
+        let last = self.last_of(purpose);
+        if last.load(Ordering::Relaxed) != group.start.0 {
+            last.store(group.start.0, Ordering::Relaxed);
+        }
         self.ledger(purpose).remove_free(less);
         range
     }

@@ -246,6 +246,10 @@ counters! {
         extents_decoded, extent_decoded();
         /// Orphan items that a crash left behind, removed with their files.
         orphans_removed, orphan_removed();
+        /// Extents that commits looked up before they stopped writers.
+        references_planned, planned_references(count);
+        /// Extents that commits looked up while writers were stopped.
+        references_looked_up_late, looked_up_late();
         /// Bytes of devices that were discarded.
         discarded_bytes, discarded(bytes);
         /// Reservations of space that were granted without waiting.
@@ -256,6 +260,8 @@ counters! {
         delayed_peak_bytes, note_backlog();
         /// The most reserved metadata at a time, in bytes.
         metadata_reserved_peak, note_metadata_reserved();
+        /// The longest time that a commit stopped writers, in microseconds.
+        gate_shut_peak_us, note_gate_shut();
     }
 }
 

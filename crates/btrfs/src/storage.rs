@@ -47,6 +47,7 @@ use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
 use crate::report::{self, Reporter, VolumeReport};
+use crate::shared::Shared;
 use chunk_map::ChunkMap;
 pub(crate) use chunk_map::MappedChunk;
 pub(crate) use copies::CopyPart;
@@ -62,7 +63,7 @@ pub(crate) use ways::{MemberOffset, ReadSegment, ReadWay};
 pub(crate) struct Storage {
     superblock: Superblock,
     members: Members,
-    chunks: RwLock<Arc<ChunkMap>>,
+    chunks: Shared<RwLock<Arc<ChunkMap>>>,
     geometry: Geometry,
     chunk_tree_uuid: [u8; 16],
     reporter: Option<Reporter>,

@@ -74,9 +74,13 @@ use crate::block::lock_order;
 use crate::block::{DirtyBlocks, Latch, ReadLatch, TreeBlock, WriteLatch, latch_shared};
 use crate::counter::WriteStop;
 use crate::events::COMMIT;
+use crate::options::Mechanisms;
+use crate::shared::{Padded, Shared};
 use crate::space::{self, Claim, Kept, Purpose, Reservation, Space};
+use crate::spread::{SpreadRwLock, SpreadWriteGuard};
 use crate::stats::EngineCounters;
-use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::sync::atomic::AtomicU64 as CheckedAtomicU64;
+use crate::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use crate::tree::{Blocks, Latching, TreeRoot, TreeWriter};
 pub use base::Base;
 pub(crate) use changing::{ChangingTree, TreeAndHandle};
@@ -98,42 +102,48 @@ pub(crate) use roots::{
 pub(crate) use signal::CommitterSignal;
 
 /// The number of locks for the reference counts of shared blocks.
-const COUNTING: usize = 16;
+const COUNTING: usize = 64;
 
 /// The part of a volume that can change.
 pub(crate) struct LiveVolume {
-    phases: RwLock<Phases>,
+    phases: SpreadRwLock<Phases>,
+    /// The number of the oldest transaction that may have blocks in memory. All blocks of older
+    /// ones are on the devices, so a reader of them does without the phases. It only grows, when
+    /// the phases change. A reader that sees an old value looks at the phases for nothing.
+    oldest: Padded<CheckedAtomicU64>,
     /// Held shared by every handle, and exclusively while a commit finishes.
-    gate: RwLock<()>,
+    gate: SpreadRwLock<()>,
     /// Held by the one commit that runs.
     commit: Mutex<()>,
-    trees: RwLock<HashMap<TreeId, Arc<ChangingTree>, RandomState>>,
+    trees: SpreadRwLock<HashMap<TreeId, Arc<ChangingTree>, RandomState>>,
     pub(crate) space: Arc<Space>,
     /// The error that ended all writing, if any.
     stop: Arc<WriteStop>,
     /// The lock of the threads that wait for the end of a commit. Under it a thread may lock only
     /// the phases.
-    commits: parking_lot::Mutex<()>,
+    commits: Shared<parking_lot::Mutex<()>>,
     committed: parking_lot::Condvar,
     /// A counter of how often freed space became free. A reader compares it before and after a
     /// search: if it has changed, blocks that the search read may be gone.
-    pub(crate) epoch: AtomicU64,
+    pub(crate) epoch: Padded<CheckedAtomicU64>,
     /// Held shared by a reader that looks up an extent and reads it, after commits made it repeat a
     /// few times. A commit that has shut the gate takes it exclusively for a moment before it frees
     /// anything. So a reader that held the lock before is done by then, and a later one finds
     /// nothing that this commit frees.
     pub(crate) freeing: RwLock<()>,
     /// The superblock of the last commit.
-    superblock: Mutex<Box<SuperblockItem>>,
+    superblock: Shared<Mutex<Arc<SuperblockItem>>>,
     pub(crate) stats: EngineCounters,
     /// How writers latch the blocks above a leaf.
     latching: Latching,
+    /// From how many changed extents on a commit looks them up before it stops writers.
+    plans_from: usize,
     /// Held exclusively while checksums are removed, and shared while a thread looks for some or
     /// adds some.
-    pub(crate) checksums: RwLock<()>,
+    pub(crate) checksums: SpreadRwLock<()>,
     /// Held while a thread reads the reference count of a shared block, decides by it, and changes
     /// it. Each lock covers some of the blocks.
-    counting: [Mutex<()>; COUNTING],
+    counting: [Padded<Mutex<()>>; COUNTING],
     /// The quotas that this volume maintains.
     pub(crate) quotas: Quotas,
     /// Wakes the background thread when much is to be written.
@@ -199,7 +209,7 @@ pub(crate) struct TransactionHandle<'v> {
     live: &'v LiveVolume,
     transaction: Arc<Transaction>,
     /// `None` for the commit itself, which holds the gate exclusively.
-    _gate: Option<GateShare<'v>>,
+    gate: Option<GateShare<'v>>,
     /// The space that the operation may need.
     reservation: Option<Reservation<'v>>,
     /// The part of the reservation for one item, in bytes.
@@ -220,7 +230,7 @@ impl LiveVolume {
         space: Arc<Space>,
         superblock: Box<SuperblockItem>,
         quotas: Quotas,
-        latching: Latching,
+        mechanisms: &Mechanisms,
         has_log: bool,
         stop: Arc<WriteStop>,
     ) -> Self {
@@ -228,26 +238,28 @@ impl LiveVolume {
         let running = Transaction::new(first, space.pending.clone(), LogState::new(has_log));
         let running = Arc::new(running);
         Self {
-            phases: RwLock::new(Phases {
-                running,
+            phases: SpreadRwLock::new("phases", || Phases {
+                running: running.clone(),
                 before: None,
                 is_complete: true,
                 is_postponed: false,
             }),
-            gate: RwLock::new(()),
+            oldest: Padded(CheckedAtomicU64::new(first.0)),
+            gate: SpreadRwLock::new("gate", || ()),
             commit: Mutex::new(()),
-            trees: RwLock::default(),
+            trees: SpreadRwLock::new("trees", HashMap::default),
             space,
             stop,
-            commits: parking_lot::Mutex::new(()),
+            commits: Shared::new("commits", parking_lot::Mutex::new(())),
             committed: parking_lot::Condvar::new(),
-            epoch: AtomicU64::new(0),
+            epoch: Padded(CheckedAtomicU64::new(0)),
             freeing: RwLock::new(()),
-            superblock: Mutex::new(superblock),
+            superblock: Shared::new("superblock", Mutex::new(superblock.into())),
             stats: EngineCounters::default(),
-            latching,
-            checksums: RwLock::new(()),
-            counting: std::array::from_fn(|_| Mutex::new(())),
+            latching: mechanisms.latching,
+            plans_from: mechanisms.plans_from,
+            checksums: SpreadRwLock::new("checksums", || ()),
+            counting: std::array::from_fn(|_| Padded::default()),
             quotas,
             pressure: Arc::default(),
             has_log,
@@ -263,6 +275,9 @@ impl LiveVolume {
         generation: Generation,
         logical: Logical,
     ) -> Option<Arc<Latch>> {
+        if generation.0 < self.oldest.load(Ordering::Acquire) {
+            return None;
+        }
         let phases = self.phases.read();
         if phases.running.id == generation {
             let running = &phases.running;
@@ -297,7 +312,7 @@ impl LiveVolume {
     }
 
     /// The superblock of the last commit.
-    pub(crate) fn last_superblock(&self) -> Box<SuperblockItem> {
+    pub(crate) fn last_superblock(&self) -> Arc<SuperblockItem> {
         self.superblock.lock().clone()
     }
 
@@ -316,14 +331,19 @@ impl LiveVolume {
     /// Waits until `is_so` is true. Returns whether the transaction before the running one is on
     /// the devices then.
     fn wait_until(&self, is_so: impl Fn(&Phases) -> bool) -> Result<bool> {
+        let look = || {
+            self.require_writing()?;
+            let phases = self.phases.read();
+            Ok::<_, Error>(is_so(&phases).then_some(phases.is_complete))
+        };
+        // Usually there is nothing to wait for.
+        if let Some(is_complete) = look()? {
+            return Ok(is_complete);
+        }
         let mut waiting = self.commits.lock();
         loop {
-            self.require_writing()?;
-            {
-                let phases = self.phases.read();
-                if is_so(&phases) {
-                    return Ok(phases.is_complete);
-                }
+            if let Some(is_complete) = look()? {
+                return Ok(is_complete);
             }
             debug!(target: COMMIT, "waiting until the transaction before is on the devices");
             self.committed.wait(&mut waiting);
@@ -387,13 +407,17 @@ impl LiveVolume {
             Arc::new(ChangingTree::new(&stored, &self.space))
         };
         let mut trees = self.trees.write();
-        let tree = trees.entry(id).or_insert_with(new);
-        Ok(tree.clone())
+        if let Some(tree) = trees.get(&id) {
+            return Ok(tree.clone());
+        }
+        let tree = new();
+        trees.change(|trees| drop(trees.insert(id, tree.clone())));
+        Ok(tree)
     }
 
     /// Removes the tree `id`, which was deleted.
     pub(crate) fn forget_tree(&self, id: TreeId) {
-        self.trees.write().remove(&id);
+        self.trees.write().change(|trees| drop(trees.remove(&id)));
     }
 
     /// Looks up the trees that a commit changes, so that the cost of a commit is known.
@@ -479,7 +503,7 @@ impl Base {
             volume: self,
             live,
             transaction,
-            _gate: Some(share),
+            gate: Some(share),
             reservation: None,
             item_cost: 0,
         })
@@ -610,7 +634,7 @@ impl<'v> TransactionHandle<'v> {
 
     /// Locks checksums exclusively: no reader looks for checksums and no writer adds some, until
     /// this is dropped.
-    pub(crate) fn checksums_changing(&self) -> RwLockWriteGuard<'v, ()> {
+    pub(crate) fn checksums_changing(&self) -> SpreadWriteGuard<'v, ()> {
         self.live.checksums.write()
     }
 

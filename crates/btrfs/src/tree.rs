@@ -212,6 +212,13 @@ impl<'v> Cursor<'v> {
         self.item().filter(|(key, _)| key.objectid == objectid && key.item_type == item_type)
     }
 
+    /// Whether `key` belongs to the leaf that the cursor stands in.
+    pub(crate) fn is_in_leaf(&self, key: Key) -> bool {
+        self.path.last().is_some_and(|CursorStep { block, upper, .. }| {
+            block.key(0) <= key && upper.is_none_or(|upper| key < upper)
+        })
+    }
+
     /// The address of the leaf that the cursor stands in.
     pub(crate) fn leaf(&self) -> Option<Logical> {
         Some(Logical(self.path.last()?.block.header().bytenr.get()))

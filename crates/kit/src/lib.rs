@@ -9,6 +9,8 @@
 //! | [`read_ahead`] | what a sequential reader will want next |
 //! | [`cores`] | the CPUs that an engine's threads run on |
 //! | [`lanes`] | threads that keep several devices busy at a time, for each volume |
+//! | [`shared`] | what all threads share: locks that are counted, and cache lines |
+//! | [`spread`] | a lock for what many threads read and few change |
 //! | [`workers`] | threads for computations, one for each core |
 
 pub mod cores;
@@ -17,5 +19,7 @@ pub mod lanes;
 pub mod ranges;
 pub mod read_ahead;
 pub mod shards;
+pub mod shared;
+pub mod spread;
 pub mod sync;
 pub mod workers;

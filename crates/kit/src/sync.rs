@@ -19,9 +19,15 @@ pub use plain::{
     ArcReadGuard, ArcWriteGuard, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 #[cfg(feature = "shuttle")]
-pub use shuttle::{sync::mpsc, thread};
+pub use shuttle::{
+    sync::{atomic, mpsc},
+    thread,
+};
 #[cfg(not(feature = "shuttle"))]
-pub use std::{sync::mpsc, thread};
+pub use std::{
+    sync::{atomic, mpsc},
+    thread,
+};
 
 #[cfg(not(feature = "shuttle"))]
 mod plain {

@@ -26,6 +26,7 @@ use offshoot_btrfs_format::edit::leaf_free;
 use offshoot_btrfs_format::{ItemType, Logical};
 
 use super::{BlockCache, TreeBlock};
+use crate::shared::Padded;
 use crate::stats::EngineCounters;
 use crate::sync::{ArcReadGuard, ArcWriteGuard, RwLock};
 
@@ -95,7 +96,7 @@ pub(crate) fn changes_little(block: &TreeBlock) -> bool {
 /// The dirty blocks of one transaction, by address.
 #[derive(Default)]
 pub(crate) struct DirtyBlocks {
-    shards: [DirtyShard; SHARDS],
+    shards: [Padded<DirtyShard>; SHARDS],
     count: AtomicU64,
 }
 

@@ -38,6 +38,7 @@ use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
 use super::pages::PageBytes;
 use crate::counter::{NonNegativeCounter, WriteStop};
+use crate::shared::Padded;
 use crate::space::{Kept, KeptAs, Promise, Purpose, Reservation, Space};
 
 /// The longest run of sectors in one piece of memory, in bytes.
@@ -315,10 +316,10 @@ type BufferShard = RwLock<HashMap<FileId, FileBuffer, RandomState>>;
 
 /// The buffers of all files of a volume.
 pub(crate) struct Buffers {
-    shards: [BufferShard; SHARDS],
+    shards: [Padded<BufferShard>; SHARDS],
     bytes: NonNegativeCounter,
     /// Held exclusively while extents of a file of this shard are replaced.
-    extents: [RwLock<()>; SHARDS],
+    extents: [Padded<RwLock<()>>; SHARDS],
 }
 
 impl Buffers {
@@ -366,7 +367,7 @@ impl Buffers {
 
     /// All files with buffers, in the order of their inodes in trees.
     pub(crate) fn files(&self) -> Vec<FileId> {
-        let files = |shard: &BufferShard| shard.read().keys().copied().collect::<Vec<_>>();
+        let files = |shard: &Padded<BufferShard>| shard.read().keys().copied().collect::<Vec<_>>();
         let mut all: Vec<_> = self.shards.iter().flat_map(files).collect();
         all.sort_unstable();
         all

@@ -104,6 +104,9 @@ impl<'v, V: FileVolume> Pieces<'v, V> {
 
     /// Fills `batch`; it stays empty at the end of the range.
     pub(super) fn fill(&mut self, batch: &mut Vec<ReadPiece>) -> Result<()> {
+        if self.pending.is_none() && self.range.is_empty() {
+            return Ok(());
+        }
         let _looking = self.volume.buffers().looking(self.file);
         // In a volume that is written, extents may be replaced between two batches. Then the next
         // item may begin before the end of the last batch.

@@ -6,6 +6,8 @@
 
 mod chunks;
 #[cfg(test)]
+mod shared_locks;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -95,9 +97,9 @@ impl Engine {
         volume.rooms.delayed = Delayed::new(config, node_size, &stop);
         let max_inline = options.max_inline.min(most_inline(node_size));
         volume.rooms.options = EngineOptions { max_inline, ..options.clone() };
-        let (latching, has_log) = (options.mechanisms.latching, options.has_tree_log);
+        let (mechanisms, has_log) = (&options.mechanisms, options.has_tree_log);
         volume.rooms.base.live =
-            Some(LiveVolume::new(space, superblock, quotas, latching, has_log, stop));
+            Some(LiveVolume::new(space, superblock, quotas, mechanisms, has_log, stop));
         volume.live()?.open_trees_of_commits(&volume)?;
         volume.subvolumes.load(&volume)?;
         Ok(volume)

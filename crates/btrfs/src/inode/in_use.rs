@@ -36,11 +36,13 @@ use offshoot_btrfs_format::TreeId;
 use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_vfs::{FileId, Result};
 use parking_lot::lock_api::ArcMutexGuard;
-use parking_lot::{Mutex, RawMutex, RwLock};
+use parking_lot::{Mutex, RawMutex};
 use smallvec::SmallVec;
 
 use super::directories::{Budget, DirectoryFacts};
 use super::subvolume::Subvolume;
+use crate::shared::Padded;
+use crate::spread::SpreadRwLock;
 
 /// The number of inodes in a shard at which it forgets unused ones.
 const SHARD_INODES: usize = 512;
@@ -110,8 +112,8 @@ type SubvolumePlace = Arc<Mutex<Option<Arc<Subvolume>>>>;
 
 /// All inodes in use, and the subvolumes that are being changed.
 pub(crate) struct Inodes {
-    shards: [Mutex<InodeShard>; SHARDS],
-    subvolumes: RwLock<HashMap<TreeId, Arc<Subvolume>, RandomState>>,
+    shards: [Padded<Mutex<InodeShard>>; SHARDS],
+    subvolumes: SpreadRwLock<HashMap<TreeId, Arc<Subvolume>, RandomState>>,
     loading: Mutex<HashMap<TreeId, SubvolumePlace>>,
     /// The budget of the sets of names.
     names: Arc<Budget>,
@@ -127,7 +129,7 @@ impl Inodes {
     pub(crate) fn new(name_bytes: u64) -> Self {
         Self {
             shards: Default::default(),
-            subvolumes: RwLock::default(),
+            subvolumes: SpreadRwLock::new("subvolumes", HashMap::default),
             loading: Mutex::default(),
             names: Arc::new(Budget::new(name_bytes)),
         }
@@ -247,14 +249,14 @@ impl Inodes {
         }
         let subvolume = Arc::new(load()?);
         *place = Some(subvolume.clone());
-        self.subvolumes.write().insert(id, subvolume.clone());
+        self.subvolumes.write().change(|all| drop(all.insert(id, subvolume.clone())));
         Ok(subvolume)
     }
 
     /// Forgets the subvolume `id`, which is deleted.
     pub(crate) fn forget_subvolume(&self, id: TreeId) {
         self.loading.lock().remove(&id);
-        self.subvolumes.write().remove(&id);
+        self.subvolumes.write().change(|all| drop(all.remove(&id)));
     }
 
     /// How many inodes are in the table, and how many of them are in use.

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use offshoot_btrfs_format::{ItemType, Key, TreeId};
 use offshoot_vfs::{Errno, Error, FileId, Result};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::Mutex;
 
 use super::orphans::remove_orphans;
 use super::{PLACEHOLDER, ROOT_DIR, placeholder_in, tree_of};
 use crate::inode::Rooms;
+use crate::spread::{SpreadRwLock, SpreadWriteGuard};
+use crate::sync::RwLockReadGuard;
 use crate::transaction::ChangingTree;
 use crate::tree::Cursor;
 
@@ -28,7 +30,7 @@ pub(crate) struct Subvolume {
     tree: Arc<ChangingTree>,
     /// A thread that buffers data of files holds it shared. A snapshot holds it exclusively, so
     /// that no data is buffered. It comes before 2 in the lock order of `in_use`.
-    buffering: RwLock<()>,
+    buffering: SpreadRwLock<()>,
 }
 
 impl Subvolume {
@@ -44,7 +46,7 @@ impl Subvolume {
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(highest.saturating_add(1)),
             tree,
-            buffering: RwLock::new(()),
+            buffering: SpreadRwLock::new("buffering", || ()),
         })
     }
 
@@ -70,7 +72,7 @@ impl Subvolume {
     }
 
     /// Keeps all threads from buffering data of files until the guard is dropped.
-    pub(crate) fn still(&self) -> RwLockWriteGuard<'_, ()> {
+    pub(crate) fn still(&self) -> SpreadWriteGuard<'_, ()> {
         self.buffering.write()
     }
 

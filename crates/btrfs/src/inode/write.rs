@@ -106,7 +106,8 @@ pub(super) fn write_locked(
     while from < end {
         // Pieces end at multiples, so that no sector belongs to two of them.
         let to = end.min((from / PIECE_BYTES + 1) * PIECE_BYTES);
-        buffer(volume, file, from, &data[index(from - offset)..index(to - offset)], at)?;
+        let piece = &data[index(from - offset)..index(to - offset)];
+        buffer_in(volume, file, size.max(from), from, piece, at)?;
         from = to;
         // The next call makes room before it locks the file.
         if from < end && write_back::is_over_limit(volume) {
@@ -145,13 +146,25 @@ pub(super) fn buffer(
     data: &[u8],
     at: Timestamp,
 ) -> Result<()> {
-    let sector = u64::from(volume.superblock().sector_size);
-    let new = offset..offset + data.len() as u64;
-    let range = new.start / sector * sector..new.end.max(new.start + 1).next_multiple_of(sector);
     let size = match volume.buffers.get(file) {
         Some(buffer) => buffer.read().size,
         None => regular(volume, file)?.size.get(),
     };
+    buffer_in(volume, file, size, offset, data, at)
+}
+
+/// As [`buffer`], in a file of `size` bytes, buffered ones included.
+fn buffer_in(
+    volume: &Rooms,
+    file: FileId,
+    size: u64,
+    offset: u64,
+    data: &[u8],
+    at: Timestamp,
+) -> Result<()> {
+    let sector = u64::from(volume.superblock().sector_size);
+    let new = offset..offset + data.len() as u64;
+    let range = new.start / sector * sector..new.end.max(new.start + 1).next_multiple_of(sector);
     let BufferRoom { gaps, taken, is_in_place } = BufferRoom::reserve(volume, file, &range)?;
     let contents = gaps.iter().map(|gap| contents(volume, file, gap, &new, data));
     let contents = contents.collect::<Result<Vec<_>>>()?;

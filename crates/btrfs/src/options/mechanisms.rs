@@ -18,6 +18,9 @@ pub struct Mechanisms {
     /// How many commits, 1 or 2, one cycle of making room may include before an operation gets
     /// `ENOSPC`.
     pub(crate) commits_per_cycle: u32,
+    /// From how many changed extents on a commit looks them up before it stops writers. Fewer are
+    /// looked up sooner than threads start.
+    pub(crate) plans_from: usize,
     /// How writers latch the nodes above a leaf.
     pub(crate) latching: Latching,
 }
@@ -29,6 +32,7 @@ impl Default for Mechanisms {
             reserves_by_item: false,
             logs_by_item: false,
             commits_per_cycle: 1,
+            plans_from: 512,
             latching: Latching::default(),
         }
     }
@@ -59,6 +63,12 @@ impl Mechanisms {
     #[must_use]
     pub fn commits_per_cycle(self, commits_per_cycle: u32) -> Self {
         Self { commits_per_cycle, ..self }
+    }
+
+    /// From how many changed extents on a commit looks them up before it stops writers.
+    #[must_use]
+    pub fn plans_from(self, plans_from: usize) -> Self {
+        Self { plans_from, ..self }
     }
 
     /// How writers latch the nodes above a leaf.

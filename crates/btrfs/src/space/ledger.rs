@@ -58,6 +58,7 @@ use super::tickets::{Claim, Demand, TicketLine, Waiter};
 use super::{Purpose, Roots, Space};
 use crate::counter::{NonNegativeCounter, WriteStop, below_zero};
 use crate::events::RECLAIM;
+use crate::shared::Shared;
 
 /// The free and claimed space of one kind, in block groups whose free ranges are loaded, and the
 /// line of waiting callers.
@@ -72,7 +73,7 @@ pub(crate) struct Ledger {
     peak: AtomicU64,
     /// The most that was ever reserved.
     reserved_peak: AtomicU64,
-    line: Mutex<TicketLine>,
+    line: Shared<Mutex<TicketLine>>,
     /// The length of the line, for reading without its lock.
     waiting: AtomicUsize,
     /// How many [`Reservation`]s have begun.
@@ -142,7 +143,7 @@ impl Ledger {
             next_chunk: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             reserved_peak: AtomicU64::new(0),
-            line: Mutex::default(),
+            line: Shared::new("line", Mutex::default()),
             waiting: AtomicUsize::new(0),
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),

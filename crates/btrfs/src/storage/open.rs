@@ -27,6 +27,7 @@ use super::members::{GivenDevice, Member, Members};
 use super::mirrors::MirrorChoices;
 use super::{Storage, ways};
 use crate::report::{self, Reporter, VolumeReport};
+use crate::shared::Shared;
 
 /// The incompatible features that this engine can read.
 const SUPPORTED: Incompat = Incompat::MIXED_BACKREF
@@ -106,7 +107,7 @@ impl Storage {
             lanes: MemberLanes::new(members.all()),
             mirrors: MirrorChoices::default(),
             members,
-            chunks: RwLock::new(Arc::new(chunks)),
+            chunks: Shared::new("chunks", RwLock::new(Arc::new(chunks))),
             geometry,
             reporter,
             failing: Mutex::default(),
@@ -135,7 +136,7 @@ impl Storage {
         let is_seed = |seed: &Uuid| devices.iter().any(|item| item.fsid == *seed.as_bytes());
         self.geometry.seeds.retain(is_seed);
         let chunks = Arc::new(map_chunks(chunks, &self.members)?);
-        *self.chunks.get_mut() = chunks.clone();
+        *self.chunks.write() = chunks.clone();
         for mapped in chunks.mapped().filter(|mapped| ways::is_lost(mapped)) {
             let Chunk { start, length, flags, profile, .. } = &mapped.chunk;
             let kind = format!("{} {profile}", flags.kind());

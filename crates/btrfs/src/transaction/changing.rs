@@ -10,6 +10,7 @@ use super::TransactionHandle;
 use super::hold::TreeReservation;
 use super::roots::StoredRoot;
 use crate::block::{ReadLatch, TreeBlock, WriteLatch};
+use crate::shared::Shared;
 use crate::space::Space;
 use crate::stats::EngineCounters;
 use crate::sync::RwLock;
@@ -31,7 +32,7 @@ pub(crate) struct ChangingTree {
     is_deleted: AtomicBool,
     /// How often its files are open. No other lock is taken under this one.
     opens: parking_lot::Mutex<u64>,
-    pub(crate) root: RwLock<TreeRoot>,
+    pub(crate) root: Shared<RwLock<TreeRoot>>,
     /// The bytes of its blocks.
     pub(crate) used: AtomicU64,
     /// The reservation for items that are queued for it.
@@ -48,7 +49,7 @@ impl ChangingTree {
             is_removed: AtomicBool::new(false),
             is_deleted: AtomicBool::new(false),
             opens: parking_lot::Mutex::new(0),
-            root: RwLock::new(stored.root),
+            root: Shared::new("root", RwLock::new(stored.root)),
             used: AtomicU64::new(stored.used_bytes),
             hold: TreeReservation::new(stored.used_bytes, space),
         }

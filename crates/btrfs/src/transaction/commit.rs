@@ -10,7 +10,9 @@ use zerocopy::IntoBytes;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use super::extent_tree::PlannedReferences;
 use super::{Base, LogState, Obstacle};
 use super::{
     LiveVolume, StopOnPanic, Transaction, TransactionHandle, is_named_by_superblock, root_item_key,
@@ -128,7 +130,7 @@ impl Base {
             volume: self,
             live,
             transaction,
-            _gate: None,
+            gate: None,
             reservation: None,
             item_cost: 0,
         }
@@ -151,9 +153,12 @@ impl Base {
         // Flush most items now, so that few are left to flush while writers are blocked.
         debug!(target: COMMIT, "flushing delayed items");
         above.flush_all(|| self.enter())?;
+        debug!(target: COMMIT, "planning references");
+        let planned = self.plan_references(live);
         let clock = clock!(COMMIT, DEBUG);
         debug!(target: COMMIT, "waiting until all operations under way have ended");
         let gate = live.gate.write();
+        let shut = Instant::now();
         debug!(target: COMMIT, us = micros(clock), "no operation is under way, others wait");
         live.require_writing()?;
         let transaction = live.phases.read().running.clone();
@@ -167,10 +172,10 @@ impl Base {
             // made in this transaction. Readers must notice that.
             drop(live.freeing.write());
             live.epoch.fetch_add(1, Ordering::AcqRel);
-            let superblock = self.only_handle(live).finish()?;
+            let superblock = self.only_handle(live).finish(planned)?;
             // Wrong accounts may have ended all writing meanwhile.
             live.require_writing()?;
-            let before = live.begin_next(transaction.clone());
+            let before = live.begin_next(&transaction);
             Ok(Some((superblock, before, above.end())))
         })?;
         // The threads that wait for this transaction wait until it is on the devices, or will never
@@ -178,6 +183,7 @@ impl Base {
         let mut unfinished = StopOnPanic { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
+        live.stats.note_gate_shut(u64::try_from(shut.elapsed().as_micros()).unwrap_or(u64::MAX));
         debug!(target: COMMIT, us = micros(clock), "operations go on");
         let Some((superblock, before, known)) = finished else { return Ok((outcome, false)) };
         // No thread has a handle of it, so no thread reads its log any more.
@@ -191,7 +197,7 @@ impl Base {
                 live.postpone(&transaction);
                 return Ok(false);
             }
-            live.superblock.lock().clone_from(&superblock);
+            *live.superblock.lock() = superblock.into();
             live.complete(self, &transaction)?;
             Ok(true)
         })?;
@@ -209,19 +215,23 @@ impl LiveVolume {
 
     /// Begins the next transaction, while `finished` is written. Returns the transaction before
     /// `finished`. It has many blocks, so the caller drops it when no thread waits for that.
-    fn begin_next(&self, finished: Arc<Transaction>) -> Option<Arc<Transaction>> {
+    fn begin_next(&self, finished: &Arc<Transaction>) -> Option<Arc<Transaction>> {
         for tree in self.trees.read().values() {
             tree.hold.begin(tree.used.load(Ordering::Relaxed));
         }
         let mut phases = self.phases.write();
         let next = Generation(finished.id.0 + 1);
-        phases.running = Arc::new(Transaction::new(
-            next,
-            self.space.pending.clone(),
-            LogState::new(self.has_log),
-        ));
-        (phases.is_complete, phases.is_postponed) = (false, false);
-        phases.before.replace(finished)
+        let pending = self.space.pending.clone();
+        let running = Arc::new(Transaction::new(next, pending, LogState::new(self.has_log)));
+        let before = phases.before.clone();
+        phases.change(|phases| {
+            phases.running = running.clone();
+            phases.before = Some(finished.clone());
+            (phases.is_complete, phases.is_postponed) = (false, false);
+        });
+        // The transactions before `finished` are on the devices, postponed ones too.
+        self.oldest.store(finished.id.0, Ordering::Release);
+        before
     }
 
     /// Postpones `finished`: its blocks are on the devices, but no superblock leads to them. Its
@@ -234,7 +244,7 @@ impl LiveVolume {
         running.shared.lock().extend(finished.shared.lock().iter());
         // A crash finds the log of `finished`.
         running.log.go_on_from(&finished.log);
-        phases.is_postponed = true;
+        phases.change(|phases| phases.is_postponed = true);
         drop(phases);
         warn!(target: COMMIT, generation = finished.id.0, "postponed, because a member failed");
         self.stats.postponed();
@@ -245,7 +255,7 @@ impl LiveVolume {
     /// ones, and the ranges that it freed become free.
     fn complete(&self, volume: &Base, transaction: &Transaction) -> Result<()> {
         transaction.dirty.move_to(&volume.cache, changes_little);
-        self.phases.write().is_complete = true;
+        self.phases.write().change(|phases| phases.is_complete = true);
         self.tell_of_commit();
         // This comes before any range becomes free, so a reader that still follows old pointers
         // knows that it must begin again.
@@ -269,9 +279,9 @@ impl LiveVolume {
 impl TransactionHandle<'_> {
     /// Runs references and stores all changed items until the trees are consistent, and makes the
     /// superblock.
-    fn finish(&self) -> Result<Box<SuperblockItem>> {
+    fn finish(&self, mut planned: PlannedReferences) -> Result<Box<SuperblockItem>> {
         loop {
-            self.run_references()?;
+            self.run_references(std::mem::take(&mut planned))?;
             let stored = self.store_quotas()? + self.store_block_groups()? + self.store_roots()?;
             if stored == 0 && self.transaction.refs.is_empty() && !self.touch_root_tree()? {
                 break;
@@ -350,7 +360,7 @@ impl TransactionHandle<'_> {
 
     /// The superblock of this transaction, without the fields that differ from device to device.
     fn superblock(&self) -> Result<Box<SuperblockItem>> {
-        let mut item = self.live.superblock.lock().clone();
+        let mut item = Box::new((*self.live.last_superblock()).clone());
         let generation: U64 = self.generation().0.into();
         let root = self.volume.tree(TreeId::ROOT)?;
         let chunk = self.volume.tree(TreeId::CHUNK)?;

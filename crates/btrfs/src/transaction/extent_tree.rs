@@ -7,6 +7,7 @@
 //! data below it count for the tree that the block belongs to, until that tree copies the block.
 //! From then on, the old block itself owns what is below it (a *full back reference*).
 
+mod ahead;
 mod verify;
 
 #[cfg(test)]
@@ -35,9 +36,11 @@ use crate::block::TreeBlock;
 use crate::storage::malformed;
 use crate::transaction::ChangingTree;
 use crate::tree::{Cursor, ItemEdit};
-use verify::{keyed_owner, names, wrong};
+pub(super) use ahead::PlannedReferences;
+use verify::{KnownExtent, keyed_owner, names, wrong};
 
 /// A parsed item of the extent tree.
+#[derive(Debug)]
 struct ExtentRecord {
     key: Key,
     refs: u64,
@@ -60,6 +63,10 @@ struct RefRun {
     used: Vec<Range<u64>>,
     /// Ranges that stop being extents, ascending.
     freed: Vec<Range<u64>>,
+    /// Data whose checksums are to be removed, ascending.
+    unsummed: Vec<Range<u64>>,
+    /// The part of that which never became an extent.
+    unmade: Vec<Range<u64>>,
 }
 
 /// What a search for the reference of a file does at a gap between keyed references whose hashes
@@ -369,25 +376,38 @@ impl TransactionHandle<'_> {
     ///
     /// All pending references run together: first the edits of all items are planned, and then they
     /// are applied as one batch, to the extent tree and after that to the free-space tree.
-    pub(super) fn run_references(&self) -> Result<()> {
+    ///
+    /// No item of an extent changes anywhere else. So what was `planned` is true until the first
+    /// batch is applied.
+    pub(super) fn run_references(&self, mut planned: PlannedReferences) -> Result<()> {
+        debug_assert!(self.gate.is_none(), "other threads have handles");
         loop {
             let pending = self.transaction.refs.take();
             if pending.is_empty() {
                 return Ok(());
             }
             let mut run = RefRun::default();
-            for (&at, pending) in &pending {
-                self.plan(Logical(at), pending, &mut run)?;
+            for (at, pending) in &pending {
+                let known = planned.take(Logical(*at), pending);
+                self.plan(Logical(*at), pending, known, &mut run)?;
             }
+            planned = PlannedReferences::default();
+            self.remove_data(&run)?;
             self.apply(run)?;
-            for pending in pending.values() {
+            for (_, pending) in &pending {
                 self.transaction.refs.uncount(pending);
             }
         }
     }
 
-    /// Plans the changes of one extent.
-    fn plan(&self, logical: Logical, pending: &PendingRefs, run: &mut RefRun) -> Result<()> {
+    /// Plans the changes of one extent. `known` is its item, if that was looked up before.
+    fn plan(
+        &self,
+        logical: Logical,
+        pending: &PendingRefs,
+        known: Option<KnownExtent>,
+        run: &mut RefRun,
+    ) -> Result<()> {
         if let Some((len, kind)) = pending.contradiction {
             let (first, first_len) = (pending.kind, pending.len);
             let problem = format!(
@@ -401,7 +421,14 @@ impl TransactionHandle<'_> {
         if pending.changes.is_empty() && !pending.has_full_backref {
             return Ok(());
         }
-        let known = self.extent(logical, pending.len, pending.kind)?;
+        let known = if let Some(known) = known {
+            #[cfg(debug_assertions)]
+            known.require_current(&self.extent(logical, pending.len, pending.kind)?);
+            known
+        } else {
+            self.stats().looked_up_late();
+            self.extent(logical, pending.len, pending.kind)?
+        };
         let left = known.record.refs.checked_add_signed(pending.net()).ok_or_else(|| {
             let (refs, less) = (known.record.refs, pending.net().unsigned_abs());
             wrong(logical, &format!("it counts {refs} references, and {less} are given up"))
@@ -438,6 +465,22 @@ impl TransactionHandle<'_> {
         }
         run.expected.replaced += 1;
         run.edits.push((record.key, Some(record.encode())));
+        Ok(())
+    }
+
+    /// Removes the checksums of data that is freed, and then frees the part of it that never became
+    /// an extent. Its checksums were stored when it was written.
+    fn remove_data(&self, run: &RefRun) -> Result<()> {
+        remove_checksums(self, &run.unsummed)?;
+        for unmade in &run.unmade {
+            let (logical, len) = (Logical(unmade.start), unmade.end - unmade.start);
+            if self.log().is_used() {
+                // Until this transaction is on the devices, a log may refer to the extent.
+                self.pin(logical, len);
+            } else {
+                self.live.space.give_back(logical, len)?;
+            }
+        }
         Ok(())
     }
 
@@ -564,15 +607,11 @@ impl TransactionHandle<'_> {
             Error::corrupt_at(Structure::ExtentTree, logical.0, "a new extent is not held")
         })?;
         if refs == 0 {
-            // The extent was made and freed in this transaction. Its checksums were stored when it
-            // was made.
+            // The extent was made and freed in this transaction.
             if pending.kind == ExtentKind::Data {
-                remove_checksums(self, logical, pending.len)?;
-                if self.log().is_used() {
-                    // Until this transaction is on the devices, a log may refer to the extent.
-                    self.pin(logical, pending.len);
-                    return Ok(());
-                }
+                run.unsummed.push(logical.0..logical.0 + pending.len);
+                run.unmade.push(logical.0..logical.0 + pending.len);
+                return Ok(());
             }
             return self.live.space.give_back(logical, pending.len);
         }
@@ -634,7 +673,7 @@ impl TransactionHandle<'_> {
         match pending.kind {
             ExtentKind::Data => {
                 self.uncount_data(record.owner, record.generation, pending.len);
-                remove_checksums(self, logical, pending.len)?;
+                run.unsummed.push(logical.0..logical.0 + pending.len);
             }
             ExtentKind::Block { level } if pending.may_be_of_a_subvolume() => {
                 self.uncount_block(logical, level, record.generation)?;

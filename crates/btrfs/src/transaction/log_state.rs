@@ -14,10 +14,10 @@ use offshoot_vfs::FileId;
 use super::Obstacle;
 use super::notes::LogNotes;
 use crate::block::{DirtyBlocks, Latch};
+use crate::shared::Shared;
 use crate::sync::{RwLock, RwLockReadGuard};
 
 /// The knowledge that a transaction and its log share.
-#[derive(Default)]
 pub(crate) struct LogState {
     obstacle: OnceLock<Obstacle>,
     /// A thread has logged something, or is about to.
@@ -27,16 +27,24 @@ pub(crate) struct LogState {
     /// The number of blocks that were allocated for the log.
     taken: AtomicU64,
     /// Blocks that may still change.
-    changing: RwLock<DirtyBlocks>,
+    changing: Shared<RwLock<DirtyBlocks>>,
     /// Blocks that are being written.
-    writing: RwLock<Arc<DirtyBlocks>>,
+    writing: Shared<RwLock<Arc<DirtyBlocks>>>,
     notes: LogNotes,
 }
 
 impl LogState {
     /// An empty log. With `is_on` false it takes nothing.
     pub(crate) fn new(is_on: bool) -> Self {
-        let log = Self::default();
+        let log = Self {
+            obstacle: OnceLock::new(),
+            is_used: AtomicBool::new(false),
+            has_moved_extents: AtomicBool::new(false),
+            taken: AtomicU64::new(0),
+            changing: Shared::new("log changing", RwLock::default()),
+            writing: Shared::new("log writing", RwLock::default()),
+            notes: LogNotes::default(),
+        };
         if !is_on {
             log.obstruct(Obstacle::Off);
         }

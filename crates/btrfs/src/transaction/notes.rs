@@ -6,8 +6,9 @@
 //! | ranges of files whose extents changed | fsync of the file, which takes them; later changes are noted again |
 //! | indexes of entries that were removed | fsync of the directory, which takes them; and the search for the next index, because no index is used twice in a transaction |
 //!
-//! There are at most [`MOST`] files with noted ranges, and at most [`MOST`] noted entries. Beyond
-//! that, nothing more is logged in the transaction.
+//! There are at most [`MOST`] files with noted ranges, and at most [`MOST`] noted entries, and one
+//! more for each thread that notes at the same time. Beyond that, nothing more is logged in the
+//! transaction.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -15,9 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use foldhash::fast::RandomState;
 use offshoot_vfs::FileId;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::ranges::Ranges;
+use crate::shared::Padded;
 
 /// The most files, and the most removed entries, that are noted in a transaction.
 pub(crate) const MOST: usize = 65_536;
@@ -34,45 +36,72 @@ struct RemovedEntries {
     last: u64,
 }
 
+/// Shards of the notes.
+const SHARDS: usize = 16;
+
+/// The notes of some files.
+#[derive(Debug, Default)]
+struct NotesShard {
+    extents: HashMap<FileId, Ranges, RandomState>,
+    removed: HashMap<FileId, RemovedEntries, RandomState>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct LogNotes {
-    extents: Mutex<HashMap<FileId, Ranges, RandomState>>,
-    removed: Mutex<HashMap<FileId, RemovedEntries, RandomState>>,
+    shards: [Padded<Mutex<NotesShard>>; SHARDS],
+    /// The number of files with noted ranges.
+    files: Padded<AtomicUsize>,
     removals: AtomicUsize,
 }
 
 impl LogNotes {
-    /// Forgets all notes.
+    /// The notes of the shard of `file`.
+    fn shard(&self, file: FileId) -> MutexGuard<'_, NotesShard> {
+        // Files of one directory have successive numbers.
+        #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
+        self.shards[(file.ino ^ file.dev) as usize % SHARDS].lock()
+    }
+
+    /// Forgets all notes. The transaction has ended, so no thread adds any.
     pub(crate) fn forget(&self) {
-        *self.extents.lock() = HashMap::default();
-        *self.removed.lock() = HashMap::default();
+        for shard in &self.shards {
+            *shard.lock() = NotesShard::default();
+        }
+        self.files.store(0, Ordering::Relaxed);
     }
 
     /// Notes that extents of `file` changed in `range`. Returns whether the notes are within their
     /// limit.
     pub(crate) fn extents_changed(&self, file: FileId, range: Range<u64>) -> bool {
-        let mut extents = self.extents.lock();
-        let ranges = extents.entry(file).or_default();
+        let mut shard = self.shard(file);
+        let ranges = shard.extents.entry(file).or_insert_with(|| {
+            self.files.fetch_add(1, Ordering::Relaxed);
+            Ranges::default()
+        });
         ranges.insert(range);
         ranges.limit(MOST_RANGES);
-        extents.len() <= MOST
+        self.files.load(Ordering::Relaxed) <= MOST
     }
 
     /// Takes the ranges of `file` in which extents changed since the last call.
     pub(crate) fn take_extents(&self, file: FileId) -> Ranges {
-        self.extents.lock().remove(&file).unwrap_or_default()
+        let taken = self.shard(file).extents.remove(&file);
+        if taken.is_some() {
+            self.files.fetch_sub(1, Ordering::Relaxed);
+        }
+        taken.unwrap_or_default()
     }
 
     /// Whether extents of `file` changed since they were taken.
     pub(crate) fn has_extents(&self, file: FileId) -> bool {
-        self.extents.lock().contains_key(&file)
+        self.shard(file).extents.contains_key(&file)
     }
 
     /// Notes that the directory lost the entry with this index, which led to the inode `ino`;
     /// `None` for a subvolume. Returns whether the notes are within their limit.
     pub(crate) fn entry_removed(&self, dir: FileId, index: u64, ino: Option<u64>) -> bool {
-        let mut removed = self.removed.lock();
-        let RemovedEntries { indexes, last } = removed.entry(dir).or_default();
+        let mut shard = self.shard(dir);
+        let RemovedEntries { indexes, last } = shard.removed.entry(dir).or_default();
         indexes.insert(index, ino);
         *last = index.max(*last);
         self.removals.fetch_add(1, Ordering::Relaxed) < MOST
@@ -81,8 +110,9 @@ impl LogNotes {
     /// Takes the indexes of entries that the directory lost since the last call, and the inodes
     /// that they led to.
     pub(crate) fn take_removed(&self, dir: FileId) -> BTreeMap<u64, Option<u64>> {
-        let mut removed = self.removed.lock();
-        removed
+        let mut shard = self.shard(dir);
+        shard
+            .removed
             .get_mut(&dir)
             .map(|removed| std::mem::take(&mut removed.indexes))
             .unwrap_or_default()
@@ -90,6 +120,6 @@ impl LogNotes {
 
     /// The highest index of an entry that the directory lost.
     pub(crate) fn last_removed(&self, dir: FileId) -> Option<u64> {
-        self.removed.lock().get(&dir).map(|removed| removed.last)
+        self.shard(dir).removed.get(&dir).map(|removed| removed.last)
     }
 }

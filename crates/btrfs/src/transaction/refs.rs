@@ -9,8 +9,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use offshoot_btrfs_format::{Logical, TreeId};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
+use crate::shared::Padded;
 use crate::space;
 
 /// The kind of an extent.
@@ -68,6 +69,17 @@ pub(crate) struct PendingRefs {
     growth: u64,
 }
 
+/// An extent with pending changes, as they were at some time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExtentToLookUp {
+    pub(crate) at: Logical,
+    pub(crate) len: u64,
+    pub(crate) kind: ExtentKind,
+    pub(crate) is_new: bool,
+    /// The change of the number of all references.
+    pub(crate) net: i64,
+}
+
 /// The bytes that a new extent adds: its item with the owner for simple quotas, and the end of a
 /// free range in the free-space tree.
 const NEW_BYTES: u64 = 53 + 9 + 25 + 25;
@@ -79,9 +91,13 @@ const GONE_BYTES: u64 = 25 + 25;
 /// data.
 const OWNER_BYTES: [u64; 2] = [9, 28 + 25];
 
-/// The delayed references of a transaction, by the address of the extent.
+/// Shards of the delayed references.
+const SHARDS: usize = 32;
+
+/// The delayed references of a transaction, by the address of the extent. All changes of one extent
+/// are in one shard, so threads that change different extents rarely meet.
 pub(crate) struct DelayedRefs {
-    pending: Mutex<BTreeMap<u64, PendingRefs>>,
+    shards: [Padded<Mutex<BTreeMap<u64, PendingRefs>>>; SHARDS],
     /// Counts the bytes that they may add to trees.
     counted: Arc<space::CommitWork>,
     /// The bytes of blocks that lost an owner. Most of them had only one.
@@ -90,12 +106,21 @@ pub(crate) struct DelayedRefs {
 
 impl DelayedRefs {
     pub(crate) fn new(counted: Arc<space::CommitWork>) -> Self {
-        Self { pending: Mutex::default(), counted, given_up: AtomicU64::new(0) }
+        let shards = std::array::from_fn(|_| Padded::default());
+        Self { shards, counted, given_up: AtomicU64::new(0) }
+    }
+
+    /// The entries of the shard of an extent.
+    fn shard(&self, at: Logical) -> MutexGuard<'_, BTreeMap<u64, PendingRefs>> {
+        // Extents begin at multiples of 4 KiB at least. The product spreads neighbours.
+        let spread = (at.0 >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
+        self.shards[spread as usize % SHARDS].lock()
     }
 
     /// Changes the pending entry of an extent, and counts the bytes that it may add to trees.
     fn with(&self, at: Logical, len: u64, kind: ExtentKind, change: impl FnOnce(&mut PendingRefs)) {
-        let mut pending = self.pending.lock();
+        let mut pending = self.shard(at);
         let entry = pending.entry(at.0).or_insert_with(|| PendingRefs::new(len, kind));
         if (entry.len, entry.kind) != (len, kind) {
             entry.contradiction = Some((len, kind));
@@ -161,7 +186,7 @@ impl DelayedRefs {
 
     /// Cancels an extent that has no item yet. Returns whether there was one.
     pub(crate) fn cancel_new(&self, logical: Logical) -> bool {
-        let mut pending = self.pending.lock();
+        let mut pending = self.shard(logical);
         let is_new = pending.get(&logical.0).is_some_and(|entry| entry.is_new);
         if is_new && let Some(entry) = pending.remove(&logical.0) {
             self.uncount(&entry);
@@ -171,17 +196,42 @@ impl DelayedRefs {
 
     /// The pending entry of one extent.
     pub(crate) fn get(&self, logical: Logical) -> Option<PendingRefs> {
-        self.pending.lock().get(&logical.0).cloned()
+        self.shard(logical).get(&logical.0).cloned()
     }
 
-    /// Takes all pending entries, by address. They count until they are in the trees, because other
-    /// threads reserve space meanwhile.
-    pub(crate) fn take(&self) -> BTreeMap<u64, PendingRefs> {
-        std::mem::take(&mut self.pending.lock())
+    /// The pending entries to look up before they are taken, at most `most`, by ascending address.
+    /// Other threads may change entries meanwhile.
+    pub(crate) fn to_look_up(&self, most: usize) -> Vec<ExtentToLookUp> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let wanted = shard.iter().map(|(&at, pending)| ExtentToLookUp {
+                at: Logical(at),
+                len: pending.len,
+                kind: pending.kind,
+                is_new: pending.is_new,
+                net: pending.net(),
+            });
+            all.extend(wanted.take(most - all.len()));
+        }
+        all.sort_unstable_by_key(|one| one.at.0);
+        all
     }
 
+    /// Takes all pending entries, by ascending address. They count until they are in the trees,
+    /// because other threads reserve space meanwhile. No other thread has a handle: it could add
+    /// entries to a shard that was taken before.
+    pub(crate) fn take(&self) -> Vec<(u64, PendingRefs)> {
+        let take = |shard: &Padded<Mutex<_>>| std::mem::take(&mut *shard.lock());
+        let mut all: Vec<_> = self.shards.iter().flat_map(take).collect();
+        all.sort_unstable_by_key(|(at, _)| *at);
+        debug_assert!(self.is_empty(), "another thread has a handle");
+        all
+    }
+
+    /// Whether no entry is pending. The answer holds while no other thread has a handle.
     pub(crate) fn is_empty(&self) -> bool {
-        self.pending.lock().is_empty()
+        self.shards.iter().all(|shard| shard.lock().is_empty())
     }
 }
 
@@ -242,9 +292,24 @@ mod tests {
         let all = refs.take();
         assert!(refs.is_empty() && all.len() == 2);
         assert!(before > 0 && bytes() == before, "{} of {before} bytes", bytes());
-        for pending in all.values() {
+        for (_, pending) in &all {
             refs.uncount(pending);
         }
         assert_eq!(bytes(), 0);
+    }
+
+    /// References run in the order of addresses, whatever shards they are in.
+    #[test]
+    fn references_are_taken_by_address() {
+        let refs = DelayedRefs::new(Arc::new(space::CommitWork::new(&Arc::default())));
+        let (kind, owner) = (ExtentKind::Data, RefOwner::Leaf { parent: Logical(4096) });
+        let addresses = || (1..1000).map(|number| number * 4096);
+        for at in addresses().rev() {
+            refs.add(Logical(at), 4096, kind, owner, 1);
+            refs.add(Logical(at), 4096, kind, owner, 1);
+        }
+        let all = refs.take();
+        assert!(all.iter().map(|(at, _)| *at).eq(addresses()));
+        assert!(all.iter().all(|(_, pending)| pending.net() == 2) && refs.is_empty());
     }
 }

@@ -21,7 +21,7 @@ use offshoot_vfs::{EntryPlace, Error, FileSystem, FileSystemMut, NewFile, Result
 
 use super::{EXTENT_FLAG_DATA, EXTENT_FLAG_TREE_BLOCK, ExtentRecord, RefOwner};
 use crate::test_volumes::{edit, patch_leaf};
-use crate::{BtrfsVolume, EngineOptions, Filesystem, VolumeReport};
+use crate::{BtrfsVolume, EngineOptions, Filesystem, Mechanisms, VolumeReport};
 
 const AT: Timestamp = Timestamp { secs: 1_600_000_000, nanos: 0 };
 const NEW: NewFile = NewFile { permissions: 0o644, uid: 0, gid: 0, umask: None, at: AT };
@@ -71,7 +71,9 @@ fn cloned(root: &Path) {
 }
 
 fn open_with(disks: &Disks, options: EngineOptions) -> Filesystem {
-    let options = EngineOptions { commit_interval: None, ..options };
+    // The commit looks up few extents too before it stops writers.
+    let mechanisms = Mechanisms::default().plans_from(1);
+    let options = EngineOptions { commit_interval: None, mechanisms, ..options };
     let volume = BtrfsVolume::open_writable(disks.writable_devices(), &options).expect("it opens");
     volume.filesystem(TreeId::FS).expect("it has a top level")
 }

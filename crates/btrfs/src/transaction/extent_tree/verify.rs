@@ -35,6 +35,7 @@ const ADVICE: &str =
     "nothing is written any more: copy what you need, then see what btrfs check finds";
 
 /// The item of an extent, which agrees with itself and with the references to the extent.
+#[derive(Debug)]
 pub(super) struct KnownExtent {
     pub(super) record: ExtentRecord,
     /// How many references are keyed.
@@ -106,6 +107,71 @@ fn last_extent_before(volume: &Base, end: u64) -> Result<Option<Range<u64>>> {
     }
 }
 
+/// Why the item of an extent is not known.
+pub(super) enum LookupProblem {
+    /// The extent tree is wrong about the extent.
+    Contradiction(String),
+    /// The tree could not be read.
+    Failure(Error),
+}
+
+impl From<Error> for LookupProblem {
+    fn from(error: Error) -> Self {
+        Self::Failure(error)
+    }
+}
+
+/// The item of the extent at `logical`, as the tree has it now. The extent must have `len` bytes
+/// and this kind. This changes nothing, so a caller without a handle may look.
+///
+/// # Errors
+/// When there is no such item, it describes another extent, or it contradicts itself or the
+/// neighbouring extents.
+pub(super) fn look_up(
+    volume: &Base,
+    logical: Logical,
+    len: u64,
+    kind: ExtentKind,
+) -> std::result::Result<KnownExtent, LookupProblem> {
+    use LookupProblem::{Contradiction, Failure};
+    let node_size = u64::from(volume.superblock().node_size);
+    let root = volume.tree(TreeId::EXTENT)?;
+    let last = Key::new(logical.0, ItemType::METADATA_ITEM, u64::MAX);
+    let mut cursor = Cursor::seek_floor(volume, root, last)?;
+    let found = cursor.item().filter(|(key, _)| key.objectid == logical.0 && is_extent(*key));
+    let Some((key, data)) = found else {
+        return Err(Contradiction(format!("it has no item for {len} bytes that are in use")));
+    };
+    let record = ExtentRecord::parse(key, data).map_err(|error| match error {
+        Error::Corrupt(corrupt) => Contradiction(corrupt.to_string()),
+        error => Failure(error),
+    })?;
+    let before = cursor.key_before();
+    cursor.advance()?;
+    let next = cursor.item().map(|(key, _)| key);
+    let has_items = next.is_some_and(|next| is_reference(next, logical));
+    if let Some(problem) = record.misfit(len, kind, node_size) {
+        return Err(Contradiction(problem));
+    }
+    let in_items = record.in_items(has_items).map_err(Contradiction)?;
+    let known = KnownExtent { record, in_items, before, behind: next.filter(|_| !has_items) };
+    let beside = [known.before, known.behind].into_iter().flatten().filter(|key| is_extent(*key));
+    for other in beside.map(|key| range_of(key, node_size)) {
+        if let Some(problem) = overlap(logical, len, &other) {
+            return Err(Contradiction(problem));
+        }
+    }
+    Ok(known)
+}
+
+/// The problem that the extent at `logical` overlaps the range of another one, if it does.
+fn overlap(logical: Logical, len: u64, other: &Range<u64>) -> Option<String> {
+    let own = logical.0..logical.0.saturating_add(len);
+    let (start, bytes) = (other.start, other.end - other.start);
+    (own.start < other.end && other.start < own.end)
+        .then(|| format!("the extent, {len} bytes, overlaps the one of {bytes} bytes at {start}"))
+}
+
 /// The owners that an item names inline, for messages.
 pub(super) fn names(inline: &[(RefOwner, u32)]) -> String {
     const MOST: usize = 4;
@@ -114,6 +180,15 @@ pub(super) fn names(inline: &[(RefOwner, u32)]) -> String {
         all.push(format!("{} more", inline.len() - MOST));
     }
     if all.is_empty() { "nothing".into() } else { all.join(", ") }
+}
+
+impl KnownExtent {
+    /// Requires that `now` is the same item. Its neighbours may have moved to other leaves.
+    #[cfg(debug_assertions)]
+    pub(super) fn require_current(&self, now: &Self) {
+        let parts = |one: &Self| format!("{:?}, {} in items", one.record, one.in_items);
+        assert_eq!(parts(self), parts(now), "the item of an extent changed beside a commit");
+    }
 }
 
 impl ExtentRecord {
@@ -167,59 +242,27 @@ impl TransactionHandle<'_> {
         error
     }
 
-    /// The item of the extent at `logical`, as the tree has it now. The extent must have `len`
-    /// bytes and this kind.
+    /// The item of the extent at `logical`, as [`look_up`] finds it.
     ///
     /// # Errors
-    /// When there is no such item, it describes another extent, or it contradicts itself or the
-    /// neighbouring extents.
+    /// As [`look_up`]. A contradiction ends all writing.
     pub(super) fn extent(
         &self,
         logical: Logical,
         len: u64,
         kind: ExtentKind,
     ) -> Result<KnownExtent> {
-        let node_size = u64::from(self.volume.superblock().node_size);
-        let wrong = |problem: &str| self.contradicted(logical, problem);
-        let root = self.volume.tree(TreeId::EXTENT)?;
-        let last = Key::new(logical.0, ItemType::METADATA_ITEM, u64::MAX);
-        let mut cursor = Cursor::seek_floor(self.volume, root, last)?;
-        let found = cursor.item().filter(|(key, _)| key.objectid == logical.0 && is_extent(*key));
-        let Some((key, data)) = found else {
-            return Err(wrong(&format!("it has no item for {len} bytes that are in use")));
-        };
-        let record = ExtentRecord::parse(key, data).map_err(|error| match error {
-            Error::Corrupt(corrupt) => wrong(&corrupt.to_string()),
-            error => error,
-        })?;
-        let before = cursor.key_before();
-        cursor.advance()?;
-        let next = cursor.item().map(|(key, _)| key);
-        let has_items = next.is_some_and(|next| is_reference(next, logical));
-        if let Some(problem) = record.misfit(len, kind, node_size) {
-            return Err(wrong(&problem));
-        }
-        let in_items = record.in_items(has_items).map_err(|problem| wrong(&problem))?;
-        let known = KnownExtent { record, in_items, before, behind: next.filter(|_| !has_items) };
-        let beside =
-            [known.before, known.behind].into_iter().flatten().filter(|key| is_extent(*key));
-        for other in beside.map(|key| range_of(key, node_size)) {
-            self.require_apart(logical, len, &other)?;
-        }
-        Ok(known)
+        look_up(self.volume, logical, len, kind).map_err(|problem| match problem {
+            LookupProblem::Contradiction(problem) => self.contradicted(logical, &problem),
+            LookupProblem::Failure(error) => error,
+        })
     }
 
     /// # Errors
     /// When the extent at `logical` overlaps the range of another one.
     fn require_apart(&self, logical: Logical, len: u64, other: &Range<u64>) -> Result<()> {
-        let own = logical.0..logical.0.saturating_add(len);
-        if own.start >= other.end || other.start >= own.end {
-            return Ok(());
-        }
-        let (start, bytes) = (other.start, other.end - other.start);
-        let problem =
-            format!("the extent, {len} bytes, overlaps the one of {bytes} bytes at {start}");
-        Err(self.contradicted(logical, &problem))
+        overlap(logical, len, other)
+            .map_or(Ok(()), |problem| Err(self.contradicted(logical, &problem)))
     }
 
     /// How often `owner` refers to an extent, with the pending changes counted.

@@ -62,7 +62,7 @@ impl ScheduleStart {
         let stays = move |&number: &u64| number < keep || number % 24 == 0;
         let inside = device.clone();
         once(move || {
-            let volume = open(inside.clone(), false);
+            let volume = open(inside.clone(), ScheduleKind::Plain);
             let handle = volume.join().expect("it is writable");
             let change = handle.change(TreeId::FS, |tree| {
                 for number in 0..count {
@@ -84,10 +84,15 @@ impl ScheduleStart {
     }
 }
 
-fn open(device: Arc<dyn BlockDevice>, is_exclusive: bool) -> Arc<BtrfsVolume> {
+fn open(device: Arc<dyn BlockDevice>, how: ScheduleKind) -> Arc<BtrfsVolume> {
+    let is_exclusive = how == ScheduleKind::Exclusive;
     let latching = Latching { is_exclusive, ..Latching::default() };
-    let mechanisms = Mechanisms::default().latching(latching);
-    let options = EngineOptions { mechanisms, commit_interval: None, ..EngineOptions::default() };
+    let mechanisms = Mechanisms::default().latching(latching).plans_from(1);
+    let mut options =
+        EngineOptions { mechanisms, commit_interval: None, ..EngineOptions::default() };
+    if how == ScheduleKind::TwoCommits {
+        options.cache_bytes = 0;
+    }
     BtrfsVolume::open_writable(vec![device], &options).expect("it opens")
 }
 
@@ -228,12 +233,14 @@ enum ScheduleKind {
     Exclusive,
     /// The transaction ends meanwhile, and the next one begins.
     Commits,
+    /// Two transactions end meanwhile, and no cache has the blocks that they wrote.
+    TwoCommits,
 }
 
 /// One schedule.
 fn schedule(start: &ScheduleStart, seed: u64, how: ScheduleKind, total: &ScheduleTotals) {
     let device = Arc::new(start.device.snapshot());
-    let volume = open(device.clone(), how == ScheduleKind::Exclusive);
+    let volume = open(device.clone(), how);
     // The free space is loaded once, before other threads begin.
     drop(volume.join().expect("it is writable"));
     let mut random = Random::new(seed);
@@ -263,7 +270,15 @@ fn schedule(start: &ScheduleStart, seed: u64, how: ScheduleKind, total: &Schedul
         let (volume, untouched) = (volume.clone(), untouched.clone());
         thread::spawn(move || read(&volume, &untouched))
     };
-    if how == ScheduleKind::Commits {
+    if matches!(how, ScheduleKind::Commits | ScheduleKind::TwoCommits) {
+        volume.commit().expect("a commit");
+    }
+    if how == ScheduleKind::TwoCommits {
+        let handle = volume.join().expect("it is writable");
+        let same = |data: Option<&[u8]>| Ok(data.expect("it stays").to_vec());
+        let change = handle.change(TreeId::FS, |tree| tree.modify(key(untouched[0]), 0, same));
+        change.expect("the change goes through");
+        drop(handle);
         volume.commit().expect("a commit");
     }
     let mut model: ScheduleItems =
@@ -387,7 +402,7 @@ fn sparse_siblings() {
     let sparse = node_capacity(NODE_SIZE) / 4;
     let inside = device.clone();
     once(move || {
-        let volume = open(inside.clone(), false);
+        let volume = open(inside.clone(), ScheduleKind::Plain);
         let handle = volume.join().expect("it is writable");
         let insert =
             |number| handle.change(TreeId::FS, |tree| tree.insert(key(number), &[7; THIRD]));
@@ -399,7 +414,7 @@ fn sparse_siblings() {
     });
     let seed = seed_of_run();
     Runner::new(RandomScheduler::new_from_seed(seed, 100), config()).run(move || {
-        let volume = open(Arc::new(device.snapshot()), false);
+        let volume = open(Arc::new(device.snapshot()), ScheduleKind::Plain);
         // A sparse node is merged when the next way leads through it.
         (0..2).for_each(|node| shrink(&volume, node, sparse - 1));
         let before = nodes(&volume);
@@ -427,4 +442,10 @@ fn exclusive_latches() {
 #[test]
 fn commits_between() {
     explore(ScheduleStart::new(2, 12, 12, 12), ScheduleKind::Commits);
+}
+
+/// A reader follows pointers to blocks of one transaction while the next two begin.
+#[test]
+fn two_commits_between() {
+    explore(ScheduleStart::new(2, 12, 12, 12), ScheduleKind::TwoCommits);
 }

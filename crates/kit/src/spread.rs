@@ -1,0 +1,149 @@
+//! A reader-writer lock for what all threads read and few change.
+//!
+//! A thread that takes a [`RwLock`](crate::sync::RwLock) shared still writes to its cache line, so
+//! many cores that only read wait for each other. A [`SpreadRwLock`] has a lock and a copy of the
+//! value for each of several lanes. A thread that reads takes the lock of its own lane. A thread
+//! that changes the value takes the locks of all lanes and changes every copy.
+//!
+//! Without more, a writer would wait for one lane after the other while new readers take those
+//! behind, and with 32 lanes it could wait 32 times as long as for one lock. So a writer first says
+//! that it is there, and readers that come then wait until it is done.
+
+use std::ops::Deref;
+
+use crate::shared::{Padded, Shared};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// The number of lanes. The model checker needs two to see a writer that has some of them.
+const LANES: usize = if cfg!(feature = "shuttle") { 2 } else { 32 };
+
+/// The lane of this thread.
+#[cfg(not(feature = "shuttle"))]
+fn own_lane() -> usize {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static OWN: usize = THREADS.fetch_add(1, Ordering::Relaxed) % LANES;
+    }
+    OWN.with(|own| *own)
+}
+
+/// The lane of this thread, which is the same in each run of a schedule.
+#[cfg(feature = "shuttle")]
+fn own_lane() -> usize {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    crate::sync::thread::current().id().hash(&mut hasher);
+    usize::from(hasher.finish() % 2 == 1)
+}
+
+/// A reader-writer lock with a copy of the value for each lane.
+pub struct SpreadRwLock<T> {
+    lanes: Box<[Padded<RwLock<T>>]>,
+    /// Whether a thread takes or holds all lanes. It only keeps readers from coming in between: a
+    /// reader that sees an old value finds its lane locked, or makes the writer wait for it.
+    is_closing: Padded<AtomicBool>,
+    /// Held exclusively by that thread, before its lanes. Counted as a lock that all threads share.
+    queue: Shared<RwLock<()>>,
+}
+
+/// A [`SpreadRwLock`] that is held exclusively.
+pub struct SpreadWriteGuard<'l, T> {
+    // Dropped in this order: a reader that leaves the queue finds its lane free.
+    lanes: Vec<RwLockWriteGuard<'l, T>>,
+    _closing: Closing<'l>,
+    _queue: RwLockWriteGuard<'l, ()>,
+}
+
+/// Clears the flag of a lock when it is dropped.
+struct Closing<'l>(&'l AtomicBool);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl<T> SpreadRwLock<T> {
+    /// The lock, whose exclusive takings are counted as `name`. `make` makes equal copies of the
+    /// value.
+    pub fn new(name: &'static str, make: impl Fn() -> T) -> Self {
+        let lanes = (0..LANES).map(|_| Padded(RwLock::new(make()))).collect();
+        let queue = Shared::new(name, RwLock::new(()));
+        Self { lanes, is_closing: Padded(AtomicBool::new(false)), queue }
+    }
+
+    /// Takes the lock shared. The thread must not hold it already.
+    #[must_use]
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        if self.is_closing.load(Ordering::Acquire) {
+            drop(self.queue.read());
+        }
+        self.lanes[own_lane()].read()
+    }
+
+    /// Takes the lock shared, if no thread holds or awaits it exclusively.
+    #[must_use]
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        self.lanes[own_lane()].try_read()
+    }
+
+    /// Takes the lock exclusively.
+    #[must_use]
+    pub fn write(&self) -> SpreadWriteGuard<'_, T> {
+        let queue = self.queue.write();
+        self.is_closing.store(true, Ordering::Release);
+        let closing = Closing(&self.is_closing);
+        let lanes = self.lanes.iter().map(|lane| lane.write()).collect();
+        SpreadWriteGuard { lanes, _closing: closing, _queue: queue }
+    }
+}
+
+impl<T> Deref for SpreadWriteGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.lanes[0]
+    }
+}
+
+impl<T> SpreadWriteGuard<'_, T> {
+    /// Makes the same change to every copy. `change` must not panic.
+    pub fn change(&mut self, mut change: impl FnMut(&mut T)) {
+        for lane in &mut self.lanes {
+            change(lane);
+        }
+    }
+}
+
+impl<T> std::fmt::Debug for SpreadRwLock<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SpreadRwLock")
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_change_is_seen_in_every_lane_and_excludes_readers() {
+        let lock = SpreadRwLock::new("number", || 1);
+        let on_lanes = |look: &(dyn Fn() -> Option<i32> + Sync)| {
+            thread::scope(|scope| {
+                let threads: Vec<_> = (0..2 * LANES).map(|_| scope.spawn(look)).collect();
+                threads.into_iter().map(|one| one.join().expect("it reads")).collect::<Vec<_>>()
+            })
+        };
+        let mut held = lock.write();
+        held.change(|number| *number += 1);
+        assert_eq!(*held, 2);
+        let try_read = || lock.try_read().map(|number| *number);
+        assert!(on_lanes(&try_read).iter().all(Option::is_none));
+        drop(held);
+        assert!(on_lanes(&|| Some(*lock.read())).iter().all(|number| *number == Some(2)));
+    }
+}
