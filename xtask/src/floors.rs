@@ -36,7 +36,8 @@ const FLOORS: &[&[&str]] = &[
 ];
 
 /// Names in the root of the crate, which every room may use. Some are modules of `crates/kit`.
-const OF_THE_CRATE: &[&str] = &["SubvolumeId", "cores", "counter", "ranges", "sync"];
+const OF_THE_CRATE: &[&str] =
+    &["SubvolumeId", "cores", "counter", "ranges", "shared", "spread", "sync"];
 
 /// Checks the engine against the floors.
 ///

@@ -6,7 +6,7 @@
 
 mod chunks;
 #[cfg(test)]
-mod shared_locks;
+mod shared_lock_tests;
 #[cfg(test)]
 mod tests;
 
