@@ -75,7 +75,6 @@ impl<T> SpreadRwLock<T> {
     }
 
     /// Takes the lock shared. The thread must not hold it already.
-    #[must_use]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         if self.is_closing.load(Ordering::Acquire) {
             drop(self.queue.read());

@@ -360,7 +360,7 @@ impl TransactionHandle<'_> {
 
     /// The superblock of this transaction, without the fields that differ from device to device.
     fn superblock(&self) -> Result<Box<SuperblockItem>> {
-        let mut item = Box::new((*self.live.last_superblock()).clone());
+        let mut item = Box::new(*self.live.last_superblock());
         let generation: U64 = self.generation().0.into();
         let root = self.volume.tree(TreeId::ROOT)?;
         let chunk = self.volume.tree(TreeId::CHUNK)?;

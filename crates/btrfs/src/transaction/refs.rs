@@ -114,7 +114,6 @@ impl DelayedRefs {
     fn shard(&self, at: Logical) -> MutexGuard<'_, BTreeMap<u64, PendingRefs>> {
         // Extents begin at multiples of 4 KiB at least. The product spreads neighbours.
         let spread = (at.0 >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
         self.shards[spread as usize % SHARDS].lock()
     }
 

@@ -125,7 +125,7 @@ impl Base {
         blocks: &[AddressedBlock],
         root: &TreeRoot,
     ) -> Result<bool> {
-        let mut superblock = Box::new((*live.last_superblock()).clone());
+        let mut superblock = Box::new(*live.last_superblock());
         superblock.log_root = root.logical.0.into();
         superblock.log_root_level = root.level;
         superblock.log_root_transid = 0.into();
