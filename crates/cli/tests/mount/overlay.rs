@@ -102,17 +102,19 @@ fn an_overlay_keeps_its_changes_here() {
             .map(|(upper, dir)| OverlayMount::new(dir.path(), lower.path(), upper))
             .collect();
         if turn == 0 {
-            merged.iter().for_each(|dir| {
+            for dir in &merged {
                 shell(CHANGES, dir.path());
                 shell(TOUCH, dir.path());
-            });
+            }
         }
         let shown = HostFilesystem::new(merged[0].path()).expect("it opens");
         compare.run(&shown, merged[1].path()).assert_same(100);
         drop((shown, overlays));
         let uppers = [mounted.path(), kernel.path()].map(|mount| mount.join("upper"));
         // The whiteouts have times too.
-        uppers.iter().for_each(|dir| shell(TOUCH, dir));
+        for dir in &uppers {
+            shell(TOUCH, dir);
+        }
         let shown = HostFilesystem::new(&uppers[0]).expect("it opens");
         compare.run(&shown, &uppers[1]).assert_same(100);
     }
