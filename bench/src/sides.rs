@@ -1,5 +1,5 @@
-//! The two sides of `data`, `fsync` and `scale`: the library in this process, and the kernel over a loop
-//! device with direct I/O.
+//! The two sides of `data`, `fsync` and `scale`: the library in this process, and the kernel over a
+//! loop device with direct I/O.
 
 use std::fs::File;
 use std::ops::ControlFlow;
