@@ -35,6 +35,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
+use offshoot_btrfs_format::chunk::STRIPE_LEN;
 use offshoot_vfs::{Code, Error, Result, Trimmed};
 use tracing::{debug, info};
 
@@ -53,7 +54,10 @@ pub(crate) fn trim(volume: &Rooms, range: &Range<u64>) -> Result<Trimmed> {
     let space = &volume.live()?.space;
     let mut trimmed = Trimmed::default();
     for group in space.groups_in(range) {
-        let within = range.start.max(group.start.0)..range.end.min(group.end());
+        let within = aligned(range, &group);
+        if within.is_empty() {
+            continue;
+        }
         {
             // The handle keeps the trees readable. The trees have no items of a group that is
             // being removed, so it is skipped.
@@ -71,6 +75,17 @@ pub(crate) fn trim(volume: &Rooms, range: &Range<u64>) -> Result<Trimmed> {
     }
     info!(target: DISCARD, bytes = trimmed.bytes, "trimmed");
     require_some(trimmed)
+}
+
+/// The whole units of `group` in `range`. Other threads allocate beside the piece that is out, and
+/// what they get starts where the piece ends. So a range that a user chose must not cut a unit.
+///
+/// Of a group at 1 MiB, the range from 1 MiB + 1 has the units from 1 MiB + 64 KiB on.
+fn aligned(range: &Range<u64>, group: &BlockGroup) -> Range<u64> {
+    let (first, last) = (group.start.0, group.end());
+    let start = first + range.start.saturating_sub(first).next_multiple_of(STRIPE_LEN);
+    let cut = if range.end < last { range.end.saturating_sub(first) % STRIPE_LEN } else { 0 };
+    start..range.end.min(last) - cut
 }
 
 /// Discards some gathered ranges, as far as they are still free. Returns whether there are more.
