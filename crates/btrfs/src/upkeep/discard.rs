@@ -97,6 +97,9 @@ pub(crate) fn discard_step(volume: &Rooms) -> bool {
         let Some((member, range)) = live.space.next_freed() else { return false };
         if let Err(error) = discard_freed(volume, live, member, &range) {
             live.space.forget_freed();
+            if live.require_writing().is_err() {
+                return false;
+            }
             volume.report(&VolumeReport::DiscardFailed { problem: error.to_string() });
             return false;
         }
@@ -133,11 +136,13 @@ fn discard_in_group(
     within: &Range<u64>,
     trimmed: &mut Trimmed,
 ) -> Result<()> {
-    let space = &volume.live()?.space;
+    let live = volume.live()?;
     let mut at = within.start;
     while at < within.end
-        && let Some(out) = space.take_out(group, &(at..within.end))
+        && let Some(out) = live.space.take_out(group, &(at..within.end))
     {
+        // A shutdown waits for this piece if it has not ended writing yet.
+        live.require_writing()?;
         at = out.piece.end;
         let places = volume.storage.write_places(Logical(out.piece.start), at - out.piece.start)?;
         let len = |part: Range<u64>| part.end - part.start;
@@ -171,6 +176,7 @@ fn discard_unallocated(
         let _chunks = space.chunk_lock.lock();
         let unused = |all: &mut [MemberSpace]| all[member].unused(&(at..within.end), PIECE_BYTES);
         let piece = volume.with_member_spaces(unused)?;
+        // A shutdown waits for the handle first, and then for the chunk lock.
         drop(handle);
         let Some(piece) = piece else { break };
         at = piece.end;

@@ -278,7 +278,7 @@ fn beside_writers_on_a_full_volume() {
     beside_writers(&spoiling(1, 40, [Profile::Single, Profile::Single]), 6, 200);
 }
 
-/// A device that records what it discards.
+/// A device that takes its time to discard, and then records it.
 #[derive(Debug)]
 struct RecordingDevice(MemoryDevice, Mutex<Vec<[u64; 2]>>);
 
@@ -288,6 +288,7 @@ impl offshoot_device::Delegate for RecordingDevice {
     }
 
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        std::thread::sleep(Duration::from_millis(3));
         self.1.lock().expect("no thread panicked").push([offset, len]);
         self.0.discard(offset, len)
     }
@@ -318,6 +319,41 @@ fn pieces_are_aligned_when_the_range_is_not() {
         assert!(within <= all, "{within} of {all} bytes");
         assert_eq!(trimmed(start + 1..start + 0x1_ffff), none, "no whole unit");
     }
+}
+
+/// When a shutdown is over, no discard is under way, and none begins.
+#[test]
+fn a_shutdown_ends_trims() {
+    let memory = MemoryDevice::sparse(192 * MIB);
+    let device = [Arc::new(RecordingDevice(memory, Mutex::default()))];
+    make(&as_devices(&device), [Profile::Dup, Profile::Single]);
+    let options = EngineOptions { is_discarding: true, ..EngineOptions::default() };
+    let (options, said) = recording(&options);
+    let fs = open(as_devices(&device), &options);
+    let discards = || device[0].1.lock().expect("no thread panicked").len();
+    std::thread::scope(|scope| {
+        let trimmer = scope.spawn(|| {
+            loop {
+                if let Err(error) = fs.volume().trim(0..u64::MAX) {
+                    return error.errno();
+                }
+            }
+        });
+        while discards() < 20 {
+            std::thread::yield_now();
+        }
+        write_file(&fs, "file", 3 << 20);
+        fs.sync().expect("a sync");
+        remove_file(&fs, "file");
+        fs.volume().shut_down().expect("memory stores everything");
+        let before = discards();
+        assert_eq!(trimmer.join().expect("no panic"), Errno::ROFS);
+        assert_eq!(discards(), before);
+    });
+    let before = discards();
+    drop(fs);
+    assert_eq!(discards(), before, "closing the volume discards nothing");
+    assert_eq!(*said.lock().expect("no thread panicked"), [""; 0]);
 }
 
 /// Chunks are allocated while other threads trim, and block groups are removed while their space is
