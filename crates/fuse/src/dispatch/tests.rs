@@ -169,6 +169,22 @@ fn handles_that_lead_nowhere_are_stale() {
     assert!(!dispatcher.nodes.knows(missing));
 }
 
+/// After a shutdown a program can still unmount, and learns whether everything was stored.
+#[test]
+fn a_shutdown_leaves_what_unmounting_needs() {
+    let dispatcher = dispatcher();
+    dispatcher.is_shut_down.store(true, Ordering::SeqCst);
+    let failed = Answer::Failed(Errno::IO);
+    for (is_stored, expected) in [(false, failed), (true, Answer::Sent)] {
+        dispatcher.is_stored.store(is_stored, Ordering::SeqCst);
+        sent(&dispatcher, opcode::GETATTR, 1, &[0; 16]);
+        sent(&dispatcher, opcode::OPENDIR, 1, &[0; 8]);
+        assert_eq!(answer(&dispatcher, opcode::FSYNCDIR, 1, &[0; 16]).0, expected);
+        assert_eq!(dispatcher.end().is_ok(), is_stored);
+        assert_eq!(answer(&dispatcher, opcode::LOOKUP, 1, b"file\0").0, failed);
+    }
+}
+
 /// The end of the session releases files that the kernel never forgot.
 #[test]
 fn the_end_lets_go_of_everything() {
