@@ -442,11 +442,18 @@ impl LiveVolume {
         self.stop.set_and(&cause.to_string(), || self.tell_of_commit());
     }
 
-    /// Ends all writing because the user wants that, when no other thread commits.
+    /// Ends all writing because the user wants that, when no other thread commits, has a handle, or
+    /// discards.
     pub(crate) fn shut_down(&self) {
-        let _commit = self.lock_commits();
-        self.stop.set_quietly("it was shut down");
-        self.tell_of_commit();
+        {
+            let _commit = self.lock_commits();
+            let _gate = self.gate.write();
+            self.stop.set_quietly("it was shut down");
+            self.tell_of_commit();
+        }
+        // Threads that discard hold no handle. From now on they find that writing has ended.
+        drop(self.space.chunk_lock.lock());
+        drop(self.space.without_piece());
     }
 
     /// Does work that cannot be undone halfway. If it fails or panics, all writing ends.

@@ -47,6 +47,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::iter;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,13 +77,25 @@ const NAMES: [(&str, &str); 4] = [
 ];
 
 /// The words of the command line, with the verb that the program's name implies.
-pub(crate) fn with_verb(mut words: Vec<OsString>) -> Vec<OsString> {
+pub(crate) fn with_verb(words: Vec<OsString>) -> Vec<OsString> {
+    // mount can be set-uid, and then it mounts for a user as root.
+    let is_root = rustix::process::getuid().is_root() && rustix::process::geteuid().is_root();
+    words_for(words, is_root)
+}
+
+/// As [`with_verb`], for a caller who is root, or is not.
+fn words_for(mut words: Vec<OsString>, is_root: bool) -> Vec<OsString> {
     let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
     if let Some(&(_, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {
+        // mount(8) of util-linux passes on `nosuid` and `nodev`, and does not pass on `suid` and
+        // `dev`, its defaults. That of BusyBox passes on none of the four, nor `rw` and `ro`, one
+        // of which the first always passes on.
+        let is_util_linux = words.windows(2).any(|pair| {
+            let list = pair[1].as_bytes().split(|&byte| byte == b',');
+            pair[0] == "-o" && list.into_iter().any(|option| matches!(option, b"rw" | b"ro"))
+        });
         words.insert(1, verb.into());
-        // They are the defaults of mount(8), which therefore does not pass them on. It passes on
-        // `nosuid` and `nodev`, and adds these two for the option `user` of fstab.
-        if verb == "mount" && rustix::process::geteuid().is_root() {
+        if verb == "mount" && is_root && is_util_linux {
             words.splice(2..2, ["-o", "suid,dev"].map(OsString::from));
         }
     }
@@ -339,4 +352,44 @@ fn remount(mounting: &Mounting<'_>, wanted: &MountCommandOptions, console: &Cons
         VerbFailure::Host(format!("remounting {}", dir.display()), errno.into())
     })?;
     if wanted.is_read_only { store() } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Set-id bits and device nodes only work where mount(8) of util-linux says nothing else.
+    #[test]
+    fn what_mount_strips_is_not_taken_for_allowed() {
+        let allows = |line: &str, is_root| {
+            let words = words_for(line.split(' ').map(OsString::from).collect(), is_root);
+            let lists = words.windows(2).filter(|pair| pair[0] == "-o").map(|pair| &pair[1]);
+            let options = lists.flat_map(|list| list.to_str().expect("text").split(','));
+            let options: Vec<_> = options.map(str::to_owned).collect();
+            let wanted = MountCommandOptions::parse(&options, true).expect("they are known");
+            (wanted.allows_suid, wanted.allows_devices)
+        };
+        let none = (false, false);
+        for line in [
+            "/sbin/mount.fuse.offshoot image dir",
+            "/sbin/mount.fuse.offshoot image dir -o nosuid",
+            "/sbin/mount.fuse.offshoot image dir -o subvol=rw,compress",
+            "/sbin/mount.fuse.offshoot rw,ro dir",
+            "offshoot mount image dir -o rw",
+        ] {
+            assert_eq!(allows(line, true), none, "{line}");
+        }
+        let line = "/sbin/mount.fuse.offshoot image dir -o rw";
+        assert_eq!(allows(line, true), (true, true));
+        assert_eq!(allows(line, false), none);
+        for (options, expected) in [
+            ("rw,nosuid", (false, true)),
+            ("ro,nodev", (true, false)),
+            ("nosuid,nodev,rw", none),
+            ("noauto,ro", (true, true)),
+        ] {
+            let line = format!("/sbin/mount.offshoot image dir -s -o {options} -t fuse.offshoot");
+            assert_eq!(allows(&line, true), expected, "{line}");
+        }
+    }
 }

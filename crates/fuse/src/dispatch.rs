@@ -106,6 +106,8 @@ pub(crate) struct Dispatcher {
     has_idmap: AtomicBool,
     /// A program has shut the filesystem down: all that is left is to end the mount.
     is_shut_down: AtomicBool,
+    /// The shutdown has stored everything.
+    is_stored: AtomicBool,
     /// A shutdown waits for requests that write, which hold this shared.
     writing: RwLock<()>,
     /// Before INIT: this process offers io_uring. After INIT: requests come over io_uring.
@@ -135,6 +137,7 @@ impl Dispatcher {
             has_setxattr_ext: AtomicBool::new(false),
             has_idmap: AtomicBool::new(false),
             is_shut_down: AtomicBool::new(false),
+            is_stored: AtomicBool::new(false),
             writing: RwLock::new(()),
             has_rings: AtomicBool::new(false),
         }
@@ -181,10 +184,17 @@ impl Dispatcher {
         answer
     }
 
-    /// Refuses most requests after a shutdown.
+    fn is_shut_down(&self) -> bool {
+        self.is_shut_down.load(Ordering::SeqCst)
+    }
+
+    /// Refuses most requests after a shutdown. A program that unmounts looks at the directory, and
+    /// asks whether everything is stored.
     fn require_up(&self, op: u32) -> Result<()> {
-        let is_of_end = matches!(op, opcode::RELEASE | opcode::RELEASEDIR | opcode::DESTROY);
-        if is_of_end || is_silent(op) || !self.is_shut_down.load(Ordering::SeqCst) {
+        use opcode::{DESTROY, FSYNCDIR, GETATTR, OPENDIR, RELEASE, RELEASEDIR, STATX};
+        let is_of_end =
+            matches!(op, DESTROY | FSYNCDIR | GETATTR | OPENDIR | RELEASE | RELEASEDIR | STATX);
+        if is_of_end || is_silent(op) || !self.is_shut_down() {
             return Ok(());
         }
         Err(Error::posix(Errno::IO, "the filesystem was shut down"))
@@ -262,12 +272,18 @@ impl Dispatcher {
         for file in self.nodes.forget_all() {
             self.release(file);
         }
-        // A shutdown has stored everything.
-        if self.is_shut_down.load(Ordering::SeqCst) { Ok(()) } else { self.fs.sync() }
+        self.sync()
     }
 
+    /// Makes all changes durable. After a shutdown that is done, or cannot be done any more.
     pub(crate) fn sync(&self) -> Result<()> {
-        self.fs.sync()
+        if !self.is_shut_down() {
+            return self.fs.sync();
+        }
+        if self.is_stored.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        Err(Error::posix(Errno::IO, "the filesystem was shut down before everything was stored"))
     }
 
     /// Releases a file that was held. No request waits for this, so an error is only reported: the

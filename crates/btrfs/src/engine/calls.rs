@@ -103,7 +103,8 @@ impl Engine {
     }
 
     /// Tells all devices which ranges hold no data: free ranges of block groups `within` this range
-    /// of logical addresses, and all space that belongs to no chunk. Other threads may change the volume meanwhile. Space of deleted
+    /// of logical addresses, and all space that belongs to no chunk. Units of 64 KiB that the range
+    /// cuts are left out. Other threads may change the volume meanwhile. Space of deleted
     /// subvolumes that are not dropped yet, and space that was freed and is in no commit yet, is
     /// not free.
     ///

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
 use offshoot_btrfs_format::chunk::Chunk;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::{BlockGroup, Purpose, Space};
 use crate::ranges::Ranges;
@@ -35,13 +35,19 @@ pub(crate) struct Out<'s> {
 impl Space {
     /// Takes out the first free piece of `group` in `within`. Waits while another piece is out.
     pub(crate) fn take_out(&self, group: &Arc<BlockGroup>, within: &Range<u64>) -> Option<Out<'_>> {
+        let mut out = self.without_piece();
+        let piece = group.take_out(within, PIECE_BYTES)?;
+        *out = Some(group.clone());
+        Some(Out { space: self, piece })
+    }
+
+    /// Waits until the piece that is out is back. No other goes out while the guard is held.
+    pub(crate) fn without_piece(&self) -> MutexGuard<'_, Option<Arc<BlockGroup>>> {
         let mut out = self.outside.group.lock();
         while out.is_some() {
             self.outside.back.wait(&mut out);
         }
-        let piece = group.take_out(within, PIECE_BYTES)?;
-        *out = Some(group.clone());
-        Some(Out { space: self, piece })
+        out
     }
 
     /// Takes `len` bytes for `purpose` in one piece of known free space. Waits for the piece that

@@ -94,8 +94,8 @@ pub(crate) fn rename(
 }
 
 /// Moves the subvolume at the first place to the second one, replaces an empty directory there, and
-/// leaves a whiteout if it gets one. The directories and the replaced one are locked, and both names
-/// were looked up under these locks.
+/// leaves a whiteout if it gets one. The directories and the replaced one are locked, and both
+/// names were looked up under these locks.
 fn move_subvolume(
     volume: &Rooms,
     [from, to]: [EntryPlace<'_>; 2],

@@ -35,6 +35,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use offshoot_btrfs_format::Logical;
+use offshoot_btrfs_format::chunk::STRIPE_LEN;
 use offshoot_vfs::{Code, Error, Result, Trimmed};
 use tracing::{debug, info};
 
@@ -53,7 +54,10 @@ pub(crate) fn trim(volume: &Rooms, range: &Range<u64>) -> Result<Trimmed> {
     let space = &volume.live()?.space;
     let mut trimmed = Trimmed::default();
     for group in space.groups_in(range) {
-        let within = range.start.max(group.start.0)..range.end.min(group.end());
+        let within = aligned(range, &group);
+        if within.is_empty() {
+            continue;
+        }
         {
             // The handle keeps the trees readable. The trees have no items of a group that is
             // being removed, so it is skipped.
@@ -73,6 +77,17 @@ pub(crate) fn trim(volume: &Rooms, range: &Range<u64>) -> Result<Trimmed> {
     require_some(trimmed)
 }
 
+/// The whole units of `group` in `range`. Other threads allocate beside the piece that is out, and
+/// what they get starts where the piece ends. So a range that a user chose must not cut a unit.
+///
+/// Of a group at 1 MiB, the range from 1 MiB + 1 has the units from 1 MiB + 64 KiB on.
+fn aligned(range: &Range<u64>, group: &BlockGroup) -> Range<u64> {
+    let (first, last) = (group.start.0, group.end());
+    let start = first + range.start.saturating_sub(first).next_multiple_of(STRIPE_LEN);
+    let cut = if range.end < last { range.end.saturating_sub(first) % STRIPE_LEN } else { 0 };
+    start..range.end.min(last) - cut
+}
+
 /// Discards some gathered ranges, as far as they are still free. Returns whether there are more.
 pub(crate) fn discard_step(volume: &Rooms) -> bool {
     let Some(live) = volume.live_part().filter(|live| live.require_writing().is_ok()) else {
@@ -82,6 +97,9 @@ pub(crate) fn discard_step(volume: &Rooms) -> bool {
         let Some((member, range)) = live.space.next_freed() else { return false };
         if let Err(error) = discard_freed(volume, live, member, &range) {
             live.space.forget_freed();
+            if live.require_writing().is_err() {
+                return false;
+            }
             volume.report(&VolumeReport::DiscardFailed { problem: error.to_string() });
             return false;
         }
@@ -118,11 +136,13 @@ fn discard_in_group(
     within: &Range<u64>,
     trimmed: &mut Trimmed,
 ) -> Result<()> {
-    let space = &volume.live()?.space;
+    let live = volume.live()?;
     let mut at = within.start;
     while at < within.end
-        && let Some(out) = space.take_out(group, &(at..within.end))
+        && let Some(out) = live.space.take_out(group, &(at..within.end))
     {
+        // A shutdown waits for this piece if it has not ended writing yet.
+        live.require_writing()?;
         at = out.piece.end;
         let places = volume.storage.write_places(Logical(out.piece.start), at - out.piece.start)?;
         let len = |part: Range<u64>| part.end - part.start;
@@ -156,6 +176,7 @@ fn discard_unallocated(
         let _chunks = space.chunk_lock.lock();
         let unused = |all: &mut [MemberSpace]| all[member].unused(&(at..within.end), PIECE_BYTES);
         let piece = volume.with_member_spaces(unused)?;
+        // A shutdown waits for the handle first, and then for the chunk lock.
         drop(handle);
         let Some(piece) = piece else { break };
         at = piece.end;

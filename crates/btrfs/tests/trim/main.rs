@@ -223,9 +223,12 @@ fn beside_writers(devices: &[Arc<SpoilingDevice>], threads: u64, steps: u64) {
     let is_over = AtomicBool::new(false);
     let known: Vec<ThreadFiles> = std::thread::scope(|scope| {
         let trimmer = scope.spawn(|| {
-            let mut rounds = 0;
+            let (mut rounds, mut random) = (0, Random::new(!seed));
             while !is_over.load(Ordering::Relaxed) {
-                fs.volume().trim(0..u64::MAX).expect("memory can be trimmed");
+                let from = random.below(devices[0].size_bytes()) | 1;
+                for range in [0..u64::MAX, from..from + 50_000_001] {
+                    fs.volume().trim(range).expect("memory can be trimmed");
+                }
                 rounds += 1;
             }
             rounds
@@ -273,6 +276,84 @@ fn beside_writers_on_several_members() {
 #[test]
 fn beside_writers_on_a_full_volume() {
     beside_writers(&spoiling(1, 40, [Profile::Single, Profile::Single]), 6, 200);
+}
+
+/// A device that takes its time to discard, and then records it.
+#[derive(Debug)]
+struct RecordingDevice(MemoryDevice, Mutex<Vec<[u64; 2]>>);
+
+impl offshoot_device::Delegate for RecordingDevice {
+    fn inner(&self) -> &dyn BlockDevice {
+        &self.0
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        std::thread::sleep(Duration::from_millis(3));
+        self.1.lock().expect("no thread panicked").push([offset, len]);
+        self.0.discard(offset, len)
+    }
+}
+
+/// While a piece of free space is being discarded, other threads allocate what is left. So its ends
+/// are aligned, also when the range of the caller is not.
+#[test]
+fn pieces_are_aligned_when_the_range_is_not() {
+    let memory = MemoryDevice::sparse(192 * MIB);
+    let device = [Arc::new(RecordingDevice(memory, Mutex::default()))];
+    make(&as_devices(&device), [Profile::Dup, Profile::Single]);
+    let fs = open(as_devices(&device), &EngineOptions::default());
+    let trimmed = |range: std::ops::Range<u64>| {
+        device[0].1.lock().expect("no thread panicked").clear();
+        let bytes = fs.volume().trim(range.clone()).expect("memory can be trimmed").bytes;
+        let pieces = device[0].1.lock().expect("no thread panicked").clone();
+        for piece in &pieces {
+            assert!(piece.iter().all(|number| number % 4096 == 0), "{range:?}: {piece:?}");
+        }
+        bytes
+    };
+    let (all, none) = (trimmed(0..u64::MAX), trimmed(0..0));
+    for group in fs.volume().chunks() {
+        let (start, end) = (group.start.0, group.start.0 + group.length);
+        let within = trimmed(start + 1..end - 1);
+        println!("{start}..{end}: {none} <= {within} <= {all}");
+        assert!(within <= all, "{within} of {all} bytes");
+        assert_eq!(trimmed(start + 1..start + 0x1_ffff), none, "no whole unit");
+    }
+}
+
+/// When a shutdown is over, no discard is under way, and none begins.
+#[test]
+fn a_shutdown_ends_trims() {
+    let memory = MemoryDevice::sparse(192 * MIB);
+    let device = [Arc::new(RecordingDevice(memory, Mutex::default()))];
+    make(&as_devices(&device), [Profile::Dup, Profile::Single]);
+    let options = EngineOptions { is_discarding: true, ..EngineOptions::default() };
+    let (options, said) = recording(&options);
+    let fs = open(as_devices(&device), &options);
+    let discards = || device[0].1.lock().expect("no thread panicked").len();
+    std::thread::scope(|scope| {
+        let trimmer = scope.spawn(|| {
+            loop {
+                if let Err(error) = fs.volume().trim(0..u64::MAX) {
+                    return error.errno();
+                }
+            }
+        });
+        while discards() < 20 {
+            std::thread::yield_now();
+        }
+        write_file(&fs, "file", 3 << 20);
+        fs.sync().expect("a sync");
+        remove_file(&fs, "file");
+        fs.volume().shut_down().expect("memory stores everything");
+        let before = discards();
+        assert_eq!(trimmer.join().expect("no panic"), Errno::ROFS);
+        assert_eq!(discards(), before);
+    });
+    let before = discards();
+    drop(fs);
+    assert_eq!(discards(), before, "closing the volume discards nothing");
+    assert_eq!(*said.lock().expect("no thread panicked"), [""; 0]);
 }
 
 /// Chunks are allocated while other threads trim, and block groups are removed while their space is

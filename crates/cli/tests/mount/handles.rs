@@ -141,6 +141,39 @@ fn handles_find_what_is_forgotten() {
     mounted.unmount();
 }
 
+/// The handles of files in a deleted subvolume are stale, also while a program has one of its files
+/// open.
+#[test]
+fn handles_into_a_deleted_subvolume_are_stale() {
+    let Some(judges) = require() else { return };
+    let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
+    theirs.mkfs(&[]);
+    let (mounted, kernel) = (ServedMount::new(&ours.images()[0], "rw"), theirs.mount("noatime"));
+    let open = |root: &Path, subvolume: &dyn Fn(&OsStr, &Path)| {
+        let path = |name: &str| root.join(name);
+        subvolume("create".as_ref(), &path("sub"));
+        fs::create_dir(path("sub/d")).expect("a directory");
+        for name in ["sub/kept", "sub/d/a"] {
+            fs::write(path(name), name).expect("a file");
+        }
+        let handles = ["sub/d", "sub/d/a"].map(|name| FileHandle::of(&path(name)));
+        let kept = File::open(path("sub/kept")).expect("it is there");
+        subvolume("delete".as_ref(), &path("sub"));
+        forget();
+        let said = handles.map(|handle| shown(handle.open(root), root));
+        assert_eq!(shown(Ok(kept), root), "\"sub/kept\" with 1 names");
+        said
+    };
+    let verb: &OsStr = "subvolume".as_ref();
+    let said = open(mounted.path(), &|word, path| does(&[verb, word, path.as_os_str()]));
+    let expected = open(kernel.path(), &|word, path| {
+        run("btrfs", &[verb, word, path.as_os_str()]);
+    });
+    assert_eq!(said, expected);
+    assert!(said.iter().all(|said| said.contains("Stale")), "{said:?}");
+    mounted.unmount();
+}
+
 /// A handle outlives the mount. When its number is given to a new file, it is stale.
 #[test]
 fn handles_outlive_the_mount() {

@@ -1,5 +1,6 @@
 //! Ioctls of files and of the volume, and the programs that make them.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, chown};
@@ -11,7 +12,6 @@ use offshoot_testkit::run::{command, run};
 use rustix::fs::{Gid, IFlags, OFlags, Uid, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl};
-use rustix::mount::UnmountFlags;
 use rustix::thread::{set_thread_gid, set_thread_uid};
 
 use super::{ServedMount, require, volume};
@@ -194,9 +194,14 @@ fn programs_trim_and_label() {
     let disks = volume(&judges, 256);
     let mounted = ServedMount::new(&disks.images()[0], "rw");
     let root = mounted.path().as_os_str();
-    let said = run("fstrim", &["-v".as_ref(), root]);
-    assert!(said.contains("bytes) trimmed"), "{said}");
-    let label = |words: &[&std::ffi::OsStr]| {
+    for range in ["", "-o20000001", "-l1000000001", "-o20000001 -l30000001"] {
+        let words = ["-v"].into_iter().chain(range.split_whitespace()).map(AsRef::as_ref);
+        let said = run("fstrim", &words.chain([root]).collect::<Vec<&OsStr>>());
+        assert!(said.contains("bytes) trimmed"), "{range}: {said}");
+        fs::write(mounted.path().join(format!("after{range}")), vec![7; 3 << 20])
+            .expect("there is room");
+    }
+    let label = |words: &[&OsStr]| {
         run("btrfs", &[&["filesystem".as_ref(), "label".as_ref(), root][..], words].concat())
     };
     label(&["data of 2026".as_ref()]);
@@ -257,11 +262,7 @@ fn a_shutdown_ends_all_writing() {
     // Longer than the interval between two commits.
     std::thread::sleep(Duration::from_secs(2));
     drop((dir, open));
-    // A process that another test starts inherits our open files for a moment.
-    while let Err(Errno::BUSY) = rustix::mount::unmount(mounted.path(), UnmountFlags::empty()) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    mounted.ends_well();
+    mounted.unmount();
     assert!(fs::read(image).expect("an image") == stored, "the image has changed");
     disks.assert_checks();
     let kernel = disks.mount("ro");

@@ -11,7 +11,6 @@ use offshoot_vfs::{Errno, Error, FileId, FileType, Result};
 use zerocopy::IntoBytes;
 
 use super::RequestContext;
-use crate::attributes::entry_out;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
 use crate::wire::{
@@ -81,9 +80,7 @@ impl RequestContext<'_> {
     }
 
     fn told(&self, file: FileId) -> Result<EntryOut> {
-        let attr = self.fs().attr(file)?;
-        let node = self.to.nodes.told(file)?;
-        Ok(entry_out(node, self.number(file), &attr, self.to.options.owner))
+        self.entry_of(self.to.nodes.told(file)?, || self.fs().attr(file))
     }
 
     /// As many entries as fit into `room`, each with `head` bytes before it.

@@ -121,6 +121,7 @@ impl RequestContext<'_> {
                 self.to.is_shut_down.store(true, Ordering::SeqCst);
                 drop(self.to.writing.write());
                 volume.shut_down()?;
+                self.to.is_stored.store(true, Ordering::SeqCst);
                 out.put(&IoctlOut::default())
             }
             _ => self.pass_on(&ioctl, arguments, out),

@@ -11,7 +11,7 @@ use crate::nodes::{gate_in, is_gate};
 use crate::options::ShownOwner;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
-use crate::wire::{CreateIn, LinkIn, MkdirIn, MknodIn, Rename2In, RenameIn};
+use crate::wire::{CreateIn, EntryOut, LinkIn, MkdirIn, MknodIn, ROOT_NODE, Rename2In, RenameIn};
 
 /// The set-group-id bit.
 const SGID: u32 = 0o2000;
@@ -36,18 +36,18 @@ impl RequestContext<'_> {
             }
             if name == gate.name {
                 let attr = self.gate_attr(gate_in(dir))?;
-                let node = self.to.nodes.told(attr.file)?;
-                return self.put_node(node, &attr, ShownOwner::default(), out);
+                let (node, number) = (self.to.nodes.told(attr.file)?, self.number(attr.file));
+                return out.put(&entry_out(node, number, &attr, ShownOwner::default()));
             }
         }
         let name = self.checked(name)?;
         let dir = self.file()?;
-        let found = self.fs().lookup(dir, name);
-        let found = found.and_then(|file| Ok((file, self.fs().attr_of_entry(dir, name, file)?)));
+        let found = self.fs().lookup(dir, name).and_then(|file| {
+            let node = self.to.nodes.told(file)?;
+            self.entry_of(node, || self.fs().attr_of_entry(dir, name, file))
+        });
         match found {
-            Ok((file, attr)) => {
-                self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
-            }
+            Ok(entry) => out.put(&entry),
             Err(Error::Posix { errno: Errno::NOENT, .. }) => out.put(&no_entry()),
             Err(error) => Err(error),
         }
@@ -56,17 +56,27 @@ impl RequestContext<'_> {
     /// Finds a file by its node alone, or the directory that holds a directory. The kernel asks for
     /// both when a program comes with a file handle (`open_by_handle_at`, NFS) whose file it does
     /// not know. It compares the generation in the answer with that in the handle. A file without a
-    /// name is stale: the kernel would know it if a program had it open, and so the FORGET for it is
-    /// on its way.
+    /// name is stale, and so are all files of a subvolume without one: the kernel would know the
+    /// file if a program had it open, and so the FORGET for it is on its way. The root of the mount
+    /// has another node than the handle says if it was not the root when the handle was made.
     fn lookup_dots(&self, up: bool, out: &mut AnswerBody<'_>) -> Result<()> {
         let known = self.file()?;
         let stale = || Error::posix(Errno::STALE, format!("a handle of {known}"));
         let file = if up { self.fs().parent(known)?.ok_or_else(stale)?.dir } else { known };
-        match self.fs().attr(file) {
-            Ok(attr) if attr.nlink > 0 => {
-                self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
+        if !up && file == self.fs().root() && self.node != ROOT_NODE {
+            return Err(stale());
+        }
+        let node = self.to.nodes.told(file)?;
+        let entry = self.entry_of(node, || {
+            if let Some(volume) = &self.to.options.volume {
+                volume.clone().files(file.dev)?;
             }
-            Ok(_) | Err(Error::Posix { errno: Errno::NOENT, .. }) => Err(stale()),
+            let attr = self.fs().attr(file)?;
+            if attr.nlink > 0 { Ok(attr) } else { Err(stale()) }
+        });
+        match entry {
+            Ok(entry) => out.put(&entry),
+            Err(Error::Posix { errno: Errno::NOENT, .. }) => Err(stale()),
             Err(error) => Err(error),
         }
     }
@@ -241,24 +251,24 @@ impl RequestContext<'_> {
 
     /// Answers with the node and the attributes of `file`.
     fn put_entry(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
-        let attr = self.fs().attr(file)?;
-        self.put_node(self.to.nodes.told(file)?, &attr, self.to.options.owner, out)
+        out.put(&self.entry_of(self.to.nodes.told(file)?, || self.fs().attr(file))?)
     }
 
     /// As [`Self::put_entry`], for a file that was just made. No other request knows the name
     /// before this answer.
     fn put_new(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
-        let attr = self.fs().attr(file)?;
-        self.put_node(self.to.nodes.told_new(file)?, &attr, self.to.options.owner, out)
+        out.put(&self.entry_of(self.to.nodes.told_new(file)?, || self.fs().attr(file))?)
     }
 
-    fn put_node(
+    /// The entry of a file whose node was just told, with its attributes. They are read after the
+    /// lookup is counted: a thread that removes the file meanwhile keeps it usable then. If that
+    /// fails, the lookup does not count.
+    pub(super) fn entry_of(
         &self,
         node: u64,
-        attr: &Attr,
-        owner: ShownOwner,
-        out: &mut AnswerBody<'_>,
-    ) -> Result<()> {
-        out.put(&entry_out(node, self.number(attr.file), attr, owner))
+        attr: impl FnOnce() -> Result<Attr>,
+    ) -> Result<EntryOut> {
+        let attr = attr().inspect_err(|_| self.forget_node(node, 1))?;
+        Ok(entry_out(node, self.number(attr.file), &attr, self.to.options.owner))
     }
 }

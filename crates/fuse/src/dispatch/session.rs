@@ -122,7 +122,11 @@ impl RequestContext<'_> {
     /// FSYNCDIR of the root syncs the whole mount: the kernel sends no SYNCFS to filesystems in
     /// user space, so `offshoot unmount` asks in this way.
     pub(super) fn fsyncdir(&self, arguments: RequestArguments<'_>) -> Result<()> {
-        if self.node == ROOT_NODE { self.fs().sync() } else { self.fsync(arguments) }
+        if self.node == ROOT_NODE || self.to.is_shut_down() {
+            self.to.sync()
+        } else {
+            self.fsync(arguments)
+        }
     }
 
     pub(super) fn forget(&self, mut arguments: RequestArguments<'_>) -> Result<()> {
@@ -141,7 +145,7 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    fn forget_node(&self, node: u64, count: u64) {
+    pub(super) fn forget_node(&self, node: u64, count: u64) {
         if let Some(file) = self.to.nodes.forget(node, count) {
             self.to.release(file);
         }

@@ -151,6 +151,40 @@ fn capabilities_of_new_files_are_found_when_they_are_set() {
     assert_eq!(answer(&dispatcher, opcode::GETXATTR, node, &get).0, missing);
 }
 
+/// A handle of the root was made when it was not the root, if it names another node. A lookup that
+/// finds no attributes does not count.
+#[test]
+fn handles_that_lead_nowhere_are_stale() {
+    let dispatcher = dispatcher();
+    let node = create(&dispatcher, b"file");
+    assert_eq!(node_in(&sent(&dispatcher, opcode::LOOKUP, node, b".\0")), node);
+    let stale = Answer::Failed(Errno::STALE);
+    let root = dispatcher.fs.root();
+    let number = dispatcher.nodes.numbers.number(root);
+    assert_ne!(number, 1);
+    assert_eq!(answer(&dispatcher, opcode::LOOKUP, number, b".\0").0, stale);
+    let missing = FileId { ino: 1 << 30, ..root };
+    let number = dispatcher.nodes.numbers.number(missing);
+    assert_eq!(answer(&dispatcher, opcode::LOOKUP, number, b".\0").0, stale);
+    assert!(!dispatcher.nodes.knows(missing));
+}
+
+/// After a shutdown a program can still unmount, and learns whether everything was stored.
+#[test]
+fn a_shutdown_leaves_what_unmounting_needs() {
+    let dispatcher = dispatcher();
+    dispatcher.is_shut_down.store(true, Ordering::SeqCst);
+    let failed = Answer::Failed(Errno::IO);
+    for (is_stored, expected) in [(false, failed), (true, Answer::Sent)] {
+        dispatcher.is_stored.store(is_stored, Ordering::SeqCst);
+        sent(&dispatcher, opcode::GETATTR, 1, &[0; 16]);
+        sent(&dispatcher, opcode::OPENDIR, 1, &[0; 8]);
+        assert_eq!(answer(&dispatcher, opcode::FSYNCDIR, 1, &[0; 16]).0, expected);
+        assert_eq!(dispatcher.end().is_ok(), is_stored);
+        assert_eq!(answer(&dispatcher, opcode::LOOKUP, 1, b"file\0").0, failed);
+    }
+}
+
 /// The end of the session releases files that the kernel never forgot.
 #[test]
 fn the_end_lets_go_of_everything() {
