@@ -131,7 +131,11 @@ pub(crate) fn copy_range(
         pair.settle(head)?;
         pair.share_all(head..len - tail, InlineTreatment::Copied)?;
         pair.copy(len - tail..len)?;
-        pair.work.note_time()?;
+    }
+    // Copied data has set the times, but shared extents and holes have not.
+    match volume.buffers.get(to.file) {
+        Some(buffer) => buffer.write().written(0, at),
+        None => pair.work.note_time()?,
     }
     keep_synchronous(volume, to.file, &pair.to_item)?;
     Ok(len)

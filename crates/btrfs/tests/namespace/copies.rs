@@ -12,7 +12,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr,
+    Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr, Timestamp,
 };
 use rustix::fs::{SeekFrom, seek};
 
@@ -138,6 +138,42 @@ fn a_hole_of_an_exbibyte_is_copied() {
     assert_eq!(fs.read(to, FAR + 1, &mut found).expect("it reads"), 3);
     assert_eq!(&found[..3], b"far");
     assert_eq!(fs.next_data(to, 0).expect("it is looked for").map(|data| data.start), Some(FAR));
+}
+
+/// Also a hole that is copied to a hole is written.
+#[test]
+fn every_copy_sets_the_times() {
+    let fs = open();
+    let [from, to] =
+        ["from", "to"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
+    let length = |file| {
+        let set = SetAttr { size: Some(1 << 20), ..SetAttr::default() };
+        fs.set_attr(file, &set, AT).expect("a hole");
+    };
+    length(from);
+    length(to);
+    let mut secs = AT.secs;
+    for is_buffered in [false, true] {
+        for (source, target) in [(0, 1), (0, 0), (9, 9)] {
+            fs.sync().expect("a commit");
+            if is_buffered {
+                fs.write(to, 500_000, b"buffered", AT).expect("there is room");
+            }
+            secs += 1;
+            let at = Timestamp { secs, nanos: 1 };
+            let position = |file, offset| FilePosition { file, offset };
+            let copied = fs.copy_range(position(from, source), position(to, target), 10_000, at);
+            assert_eq!(copied.expect("it is copied"), 10_000);
+            let times = || {
+                let attr = fs.attr(to).expect("attributes");
+                (attr.mtime, attr.ctime)
+            };
+            let what = format!("{source} to {target}, buffered: {is_buffered}");
+            assert_eq!(times(), (at, at), "{what}");
+            fs.sync().expect("a commit");
+            assert_eq!(times(), (at, at), "{what}, stored");
+        }
+    }
 }
 
 /// The ranges of data of a file, as the kernel shows them.
