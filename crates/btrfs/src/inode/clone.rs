@@ -286,6 +286,9 @@ impl<'v> ClonePair<'v> {
     /// Copies `range`, which counts from the start of both ranges. Holes stay holes, as far as they
     /// are whole sectors of the target.
     fn copy(&self, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
         let AllocationWork { volume, at, .. } = self.work;
         let file = self.to.file;
         let mut from = WalkedFile::open(volume, self.from)?;

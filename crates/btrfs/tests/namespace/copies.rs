@@ -176,6 +176,29 @@ fn every_copy_sets_the_times() {
     }
 }
 
+/// A copy of whole sectors changes the inode as often as a clone: the file does not grow before
+/// anything is shared.
+#[test]
+fn an_aligned_copy_is_one_change() {
+    let fs = open();
+    let from = fs.create(place(fs.root(), "from"), &NEW).expect("a file");
+    fs.write(from, 0, &[7; 100_000], AT).expect("there is room");
+    let [copied, cloned] = ["copied", "cloned"].map(|name| {
+        let to = fs.create(place(fs.root(), name), &NEW).expect("a file");
+        fs.sync().expect("a commit");
+        let before = fs.volume().stats().delayed_queued;
+        let [from, to] =
+            [(from, 0), (to, 1 << 20)].map(|(file, offset)| FilePosition { file, offset });
+        if name == "copied" {
+            assert_eq!(fs.copy_range(from, to, 100_000, AT).expect("it is copied"), 100_000);
+        } else {
+            fs.clone_range(from, to, 100_000, AT).expect("it is cloned");
+        }
+        fs.volume().stats().delayed_queued - before
+    });
+    assert_eq!(copied, cloned);
+}
+
 /// The ranges of data of a file, as the kernel shows them.
 fn data_of(path: &Path) -> Vec<(u64, u64)> {
     let file = File::open(path).expect("it opens");
