@@ -152,9 +152,11 @@ enum InlineTreatment {
     Left,
 }
 
-/// A file that is read from a position on, one run of data after the other.
+/// A range of a file that is read one run of data after the other.
 struct WalkedFile {
     begin: FilePosition,
+    /// The end of the range, as an offset in the file.
+    end: u64,
     data: FileData,
     /// The run of data that the last search found. Between the offset of that search and this run
     /// is a hole.
@@ -162,17 +164,19 @@ struct WalkedFile {
 }
 
 impl WalkedFile {
-    fn open(volume: &Rooms, begin: FilePosition) -> Result<Self> {
-        Ok(Self { begin, data: FileData::open(volume, begin.file)?, run: 0..0 })
+    /// The first `len` bytes from `begin` on.
+    fn open(volume: &Rooms, begin: FilePosition, len: u64) -> Result<Self> {
+        let data = FileData::open(volume, begin.file)?;
+        Ok(Self { begin, end: begin.offset + len, data, run: 0..0 })
     }
 
-    /// The offset of the first data that ends behind `at`. Both count from `begin`.
+    /// The offset of the first data of the range that ends behind `at`. Both count from `begin`.
     fn data_from(&mut self, volume: &Rooms, at: u64) -> Result<u64> {
         let offset = self.begin.offset + at;
         if self.run.end <= offset {
             // A copy within the file may have buffered a sector since.
             self.data = FileData::open(volume, self.begin.file)?;
-            let next = next_data(volume, &self.data, offset)?;
+            let next = next_data(volume, &self.data, offset..self.end)?;
             self.run = next.unwrap_or(u64::MAX..u64::MAX);
         }
         Ok(self.run.start.saturating_sub(self.begin.offset).max(at))
@@ -261,8 +265,8 @@ impl<'v> ClonePair<'v> {
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
         let volume = self.work.volume;
-        let mut from = WalkedFile::open(volume, self.from)?;
-        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut from = WalkedFile::open(volume, self.from, len)?;
+        let mut to = WalkedFile::open(volume, self.to, len)?;
         let mut room = [(); 2].map(|()| vec![0; index(len.min(PIECE_BYTES))]);
         let mut at = 0;
         loop {
@@ -291,8 +295,8 @@ impl<'v> ClonePair<'v> {
         }
         let AllocationWork { volume, at, .. } = self.work;
         let file = self.to.file;
-        let mut from = WalkedFile::open(volume, self.from)?;
-        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut from = WalkedFile::open(volume, self.from, range.end)?;
+        let mut to = WalkedFile::open(volume, self.to, range.end)?;
         let mut room = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
         let size = || -> Result<u64> { Ok(length_of(volume, file, &regular(volume, file)?)) };
         let mut done = range.start;

@@ -421,7 +421,8 @@ pub(super) fn clear_behind(volume: &Rooms, file: FileId, end: u64, at: Timestamp
 pub(super) fn has_stored(volume: &Rooms, file: FileId, at: u64) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
     let stored = FileData::stored(volume, file)?;
-    let next = next_data(volume, &stored, at / sector * sector)?;
+    let begin = at / sector * sector;
+    let next = next_data(volume, &stored, begin..begin + sector)?;
     Ok(next.is_some_and(|next| next.start <= at))
 }
 

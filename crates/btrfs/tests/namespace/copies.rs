@@ -176,6 +176,40 @@ fn every_copy_sets_the_times() {
     }
 }
 
+/// What a small change looks up does not grow with the file.
+#[test]
+fn what_follows_is_not_looked_up() {
+    const EXTENTS: u64 = 5000;
+    let fs = open();
+    let [one, from, to] =
+        ["one", "from", "to"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
+    let position = |file, offset| FilePosition { file, offset };
+    fs.write(one, 0, &[1; SECTOR], AT).expect("there is room");
+    for number in 0..EXTENTS {
+        let target = position(from, number * SECTOR as u64);
+        fs.clone_range(position(one, 0), target, 0, AT).expect("it is cloned");
+    }
+    fs.clone_range(position(from, 0), position(to, 0), 0, AT).expect("it is cloned");
+    let looked_up = |what: &str, change: &dyn Fn()| {
+        let before = fs.volume().stats().pieces_looked_up;
+        change();
+        let count = fs.volume().stats().pieces_looked_up - before;
+        assert!(count < 100, "{what}: {count} pieces");
+    };
+    looked_up("a copy", &|| {
+        let copied = fs.copy_range(position(from, 1), position(to, 2), 10_000, AT);
+        assert_eq!(copied.expect("it is copied"), 10_000);
+    });
+    looked_up("a copy of a hole", &|| {
+        fs.fallocate(from, Fallocate::PunchHole, 40_960, 40_960, AT).expect("a hole");
+        let copied = fs.copy_range(position(from, 40_961), position(to, 50_000), 40_000, AT);
+        assert_eq!(copied.expect("it is copied"), 40_000);
+    });
+    looked_up("a hole", &|| {
+        fs.fallocate(to, Fallocate::PunchHole, 100_001, 10_000, AT).expect("a hole");
+    });
+}
+
 /// A copy of whole sectors changes the inode as often as a clone: the file does not grow before
 /// anything is shared.
 #[test]
