@@ -15,9 +15,7 @@ use super::allocate::{AllocationWork, leave_item};
 use super::changes::{refuse_flags, timespec};
 use super::in_use::Locks;
 use super::subvolume::{shareable, writable};
-use super::write::{
-    MAX_SIZE, buffer, clear_behind, grow, keep_synchronous, length_of, regular, write_locked,
-};
+use super::write::{MAX_SIZE, buffer, grow, keep_synchronous, length_of, regular, write_locked};
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::timestamp;
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
@@ -252,8 +250,10 @@ impl<'v> ClonePair<'v> {
         let AllocationWork { volume, at, .. } = self.work;
         write_back::write_back(volume, self.from.file, Patience::Waits)?;
         let size = length_of(volume, self.to.file, &regular(volume, self.to.file)?);
-        if size < self.to.offset {
-            clear_behind(volume, self.to.file, size, at)?;
+        if size < self.to.offset && !size.is_multiple_of(self.work.sector) {
+            // As in the kernel, the part of a sector at the old end becomes data, also in a hole or
+            // in preallocated space.
+            buffer(volume, self.to.file, size, &[], at)?;
         }
         write_back::write_back(volume, self.to.file, Patience::Waits)?;
         if self.to.offset + begin >= self.work.sector {

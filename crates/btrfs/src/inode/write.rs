@@ -409,7 +409,7 @@ fn store_length(volume: &Rooms, file: FileId, buffer: &FileBuffer) -> Result<()>
 
 /// Buffers the last sector of a file that is about to grow. The rest of the sector must read as
 /// zeros, but may still have data from before the kernel or this engine cut the file.
-pub(super) fn clear_behind(volume: &Rooms, file: FileId, end: u64, at: Timestamp) -> Result<()> {
+fn clear_behind(volume: &Rooms, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
         return Ok(());

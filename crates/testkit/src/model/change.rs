@@ -209,6 +209,16 @@ impl ModelState {
         Ok(())
     }
 
+    /// Makes the part of a sector at the end of a file data, before a clone to `offset` that lies
+    /// behind the end.
+    fn store_end(&mut self, file: FileId, offset: u64) -> Result<()> {
+        let [size, _] = self.sizes(file, file)?;
+        if size < offset && !size.is_multiple_of(SECTOR) {
+            self.contents_mut(file)?.write(size, &[0]);
+        }
+        Ok(())
+    }
+
     /// Copies `range`, which counts from both positions. Holes are punched where the destination
     /// has data.
     fn copy_bytes(
@@ -517,6 +527,7 @@ impl FileSystemMut for Model {
         state.require_alike(from.file, to.file)?;
         if len > 0 {
             require_sectors(from, to, len, len == rest && end >= to_size)?;
+            state.store_end(to.file, to.offset)?;
             state.clone_sectors(from, to, len)?;
             state.written(to.file, end, at)?;
         }
@@ -575,6 +586,9 @@ impl FileSystemMut for Model {
             && head + tail < len
             && state.require_alike(from.file, to.file).is_ok();
         let whole = if lie_alike { head..len - tail } else { len..len };
+        if lie_alike && head == 0 {
+            state.store_end(to.file, to.offset)?;
+        }
         for part in [0..whole.start, whole.end..len] {
             state.copy_bytes(from, to, part, at)?;
         }
