@@ -29,6 +29,10 @@ const MOST_SHARED: usize = 64;
 /// The most bytes that are compared or copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
 
+/// The smallest hole that a copy punches into data, in bytes. Each takes a transaction, so zeros
+/// replace the data where a hole is smaller.
+const LEAST_PUNCHED: u64 = 64 << 10;
+
 /// Clones `len` bytes of `from` to `to`; 0 means up to the end of the file.
 pub(crate) fn clone_range(
     volume: &Rooms,
@@ -94,7 +98,8 @@ pub(crate) fn dedupe_range(
 }
 
 /// Copies at most `len` bytes, and returns how many. Whole sectors are shared where source and
-/// target have the same offset within a sector. Holes stay holes.
+/// target have the same offset within a sector. Otherwise bytes are copied; then small holes become
+/// zeros where the target has data, and all others stay holes.
 pub(crate) fn copy_range(
     volume: &Rooms,
     from: FilePosition,
@@ -288,7 +293,8 @@ impl<'v> ClonePair<'v> {
     }
 
     /// Copies `range`, which counts from the start of both ranges. Holes stay holes, as far as they
-    /// are whole sectors of the target.
+    /// are whole sectors of the target. Smaller ones than [`LEAST_PUNCHED`] become zeros where the
+    /// target has data.
     fn copy(&self, range: Range<u64>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -302,7 +308,10 @@ impl<'v> ClonePair<'v> {
         let mut done = range.start;
         while done < range.end {
             let start = from.data_from(volume, done)?.min(range.end);
-            if done < start && to.data_from(volume, done)? < start {
+            let is_clear = done == start || to.data_from(volume, done)? >= start;
+            if !is_clear && start - done < LEAST_PUNCHED {
+                self.zero(&mut to, done..start, size()?)?;
+            } else if !is_clear {
                 self.clear(done..start, size()?)?;
             }
             let run_end = from.run.end.saturating_sub(self.from.offset);
@@ -319,6 +328,20 @@ impl<'v> ClonePair<'v> {
         }
         let (old, end) = (size()?, self.to.offset + range.end);
         if old < end { grow(volume, file, old, end, at) } else { Ok(()) }
+    }
+
+    /// Writes zeros where `to`, the target of `size` bytes, has data in `part`. `part` counts from
+    /// the start of both ranges.
+    fn zero(&self, to: &mut WalkedFile, part: Range<u64>, size: u64) -> Result<()> {
+        let AllocationWork { volume, at: time, .. } = self.work;
+        let mut at = to.data_from(volume, part.start)?;
+        while at < part.end {
+            let end = part.end.min(to.run.end - self.to.offset);
+            let zeros = vec![0; index(end - at)];
+            write_locked(volume, self.to.file, size, self.to.offset + at, &zeros, time)?;
+            at = to.data_from(volume, end)?;
+        }
+        Ok(())
     }
 
     /// Makes `part` of the target, which counts from the start of both ranges and is `size` bytes

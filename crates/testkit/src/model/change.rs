@@ -11,6 +11,9 @@ use super::attributes::{FIXED, InheritedAttributes};
 use super::contents::{MAX_SIZE, SECTOR, SectorContents};
 use super::{Model, ModelDirectory, ModelNode, ModelState, NodeBody, ROOT, id, posix};
 
+/// The smallest hole that a copy punches into data, in bytes.
+const LEAST_PUNCHED: u64 = 64 << 10;
+
 impl ModelState {
     /// `EEXIST` if the name is taken, and other errors if a new name is forbidden.
     pub(super) fn require_free(&self, place: EntryPlace<'_>) -> Result<()> {
@@ -220,7 +223,7 @@ impl ModelState {
     }
 
     /// Copies `range`, which counts from both positions. Holes are punched where the destination
-    /// has data.
+    /// has data. Instead of small ones, its data becomes zeros.
     fn copy_bytes(
         &mut self,
         from: FilePosition,
@@ -237,9 +240,15 @@ impl ModelState {
                 self.find_data(to, done, &mut target)?;
                 if target.start.max(to.offset + done) < to.offset + start {
                     let [size, _] = self.sizes(to.file, to.file)?;
-                    let end = to.offset + start;
-                    let end = if end < size { end } else { size.next_multiple_of(SECTOR) };
-                    self.contents_mut(to.file)?.punch(to.offset + done..end);
+                    let hole = to.offset + done..to.offset + start;
+                    let contents = self.contents_mut(to.file)?;
+                    if start - done < LEAST_PUNCHED {
+                        contents.zero(hole);
+                    } else if hole.end < size {
+                        contents.punch(hole);
+                    } else {
+                        contents.punch(hole.start..size.next_multiple_of(SECTOR));
+                    }
                 }
             }
             let end = (source.end - from.offset).min(range.end).max(start);
