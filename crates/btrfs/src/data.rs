@@ -595,21 +595,22 @@ fn at(mut error: Error, extent: Option<Logical>) -> Error {
     error
 }
 
-/// The first range of data at or after `offset`.
+/// The first run of data in `range`. What follows the range is not looked up.
 pub(crate) fn next_data(
     volume: &impl FileVolume,
     data: &FileData,
-    offset: u64,
+    range: Range<u64>,
 ) -> Result<Option<Range<u64>>> {
-    let (size, sector) = (data.size(), u64::from(volume.base().superblock().sector_size));
-    if offset >= size {
+    let sector = u64::from(volume.base().superblock().sector_size);
+    let (offset, end) = (range.start, range.end.min(data.size()));
+    if offset >= end {
         return Ok(None);
     }
-    let runs = data.buffer.as_ref().map(|buffer| buffer.read().runs(&(offset..size)));
+    let runs = data.buffer.as_ref().map(|buffer| buffer.read().runs(&(offset..end)));
     let runs = runs.unwrap_or_default().into_iter();
     let mut buffered =
-        runs.map(|(at, run)| at.max(offset)..size.min(at + run.len() as u64)).peekable();
-    let mut pieces = data.pieces(volume, offset - offset % sector..size)?;
+        runs.map(|(at, run)| at.max(offset)..end.min(at + run.len() as u64)).peekable();
+    let mut pieces = data.pieces(volume, offset - offset % sector..end)?;
     let mut batch = VecDeque::new();
     let mut found: Option<Range<u64>> = None;
     loop {
@@ -618,7 +619,7 @@ pub(crate) fn next_data(
             pieces.fill(&mut next)?;
             // Inline data counts as a whole sector, even if the file continues behind it.
             let whole = |piece: ReadPiece| {
-                piece.start.max(offset)..piece.end.next_multiple_of(sector).min(size)
+                piece.start.max(offset)..piece.end.next_multiple_of(sector).min(end)
             };
             batch.extend(next.into_iter().map(whole).filter(|part| !part.is_empty()));
         }

@@ -155,7 +155,7 @@ impl FileSystem for Filesystem {
 
     fn next_data(&self, file: FileId, offset: u64) -> Result<Option<Range<u64>>> {
         FileData::open(&self.volume.rooms, file)
-            .and_then(|data| data::next_data(&self.volume.rooms, &data, offset))
+            .and_then(|data| data::next_data(&self.volume.rooms, &data, offset..u64::MAX))
             .map_err(of(file))
     }
 

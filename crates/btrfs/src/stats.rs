@@ -242,6 +242,8 @@ counters! {
         reads_put_off, read_put_off();
         /// Pieces read while commits waited, because they had been looked up again before.
         reads_held, read_held();
+        /// Pieces of files that were looked up: each is a part of one extent.
+        pieces_looked_up, looked_up_pieces(count);
         /// Compressed extents decoded by readers.
         extents_decoded, extent_decoded();
         /// Orphan items that a crash left behind, removed with their files.

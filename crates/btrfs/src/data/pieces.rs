@@ -114,6 +114,7 @@ impl<'v, V: FileVolume> Pieces<'v, V> {
             Some(cursor) if self.volume.base().live_part().is_none() => cursor,
             _ => self.seek()?,
         };
+        let known = batch.len();
         let mut bytes = 0;
         while bytes < BATCH_BYTES && batch.len() < BATCH_PIECES {
             let Some(piece) = self.next(&mut cursor)? else { break };
@@ -125,6 +126,9 @@ impl<'v, V: FileVolume> Pieces<'v, V> {
             batch.push(piece);
         }
         self.cursor = Some(cursor);
+        if let Some(live) = self.volume.base().live_part() {
+            live.stats.looked_up_pieces(batch.len() - known);
+        }
         Ok(())
     }
 

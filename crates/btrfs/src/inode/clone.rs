@@ -15,9 +15,7 @@ use super::allocate::{AllocationWork, leave_item};
 use super::changes::{refuse_flags, timespec};
 use super::in_use::Locks;
 use super::subvolume::{shareable, writable};
-use super::write::{
-    MAX_SIZE, buffer, clear_behind, grow, keep_synchronous, length_of, regular, write_locked,
-};
+use super::write::{MAX_SIZE, buffer, grow, keep_synchronous, length_of, regular, write_locked};
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::timestamp;
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
@@ -30,6 +28,10 @@ const MOST_SHARED: usize = 64;
 
 /// The most bytes that are compared or copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
+
+/// The smallest hole that a copy punches into data, in bytes. Each takes a transaction, so zeros
+/// replace the data where a hole is smaller.
+const LEAST_PUNCHED: u64 = 64 << 10;
 
 /// Clones `len` bytes of `from` to `to`; 0 means up to the end of the file.
 pub(crate) fn clone_range(
@@ -96,7 +98,8 @@ pub(crate) fn dedupe_range(
 }
 
 /// Copies at most `len` bytes, and returns how many. Whole sectors are shared where source and
-/// target have the same offset within a sector. Holes stay holes.
+/// target have the same offset within a sector. Otherwise bytes are copied; then small holes become
+/// zeros where the target has data, and all others stay holes.
 pub(crate) fn copy_range(
     volume: &Rooms,
     from: FilePosition,
@@ -131,7 +134,11 @@ pub(crate) fn copy_range(
         pair.settle(head)?;
         pair.share_all(head..len - tail, InlineTreatment::Copied)?;
         pair.copy(len - tail..len)?;
-        pair.work.note_time()?;
+    }
+    // Copied data has set the times, but shared extents and holes have not.
+    match volume.buffers.get(to.file) {
+        Some(buffer) => buffer.write().written(0, at),
+        None => pair.work.note_time()?,
     }
     keep_synchronous(volume, to.file, &pair.to_item)?;
     Ok(len)
@@ -148,9 +155,11 @@ enum InlineTreatment {
     Left,
 }
 
-/// A file that is read from a position on, one run of data after the other.
+/// A range of a file that is read one run of data after the other.
 struct WalkedFile {
     begin: FilePosition,
+    /// The end of the range, as an offset in the file.
+    end: u64,
     data: FileData,
     /// The run of data that the last search found. Between the offset of that search and this run
     /// is a hole.
@@ -158,17 +167,19 @@ struct WalkedFile {
 }
 
 impl WalkedFile {
-    fn open(volume: &Rooms, begin: FilePosition) -> Result<Self> {
-        Ok(Self { begin, data: FileData::open(volume, begin.file)?, run: 0..0 })
+    /// The first `len` bytes from `begin` on.
+    fn open(volume: &Rooms, begin: FilePosition, len: u64) -> Result<Self> {
+        let data = FileData::open(volume, begin.file)?;
+        Ok(Self { begin, end: begin.offset + len, data, run: 0..0 })
     }
 
-    /// The offset of the first data that ends behind `at`. Both count from `begin`.
+    /// The offset of the first data of the range that ends behind `at`. Both count from `begin`.
     fn data_from(&mut self, volume: &Rooms, at: u64) -> Result<u64> {
         let offset = self.begin.offset + at;
         if self.run.end <= offset {
             // A copy within the file may have buffered a sector since.
             self.data = FileData::open(volume, self.begin.file)?;
-            let next = next_data(volume, &self.data, offset)?;
+            let next = next_data(volume, &self.data, offset..self.end)?;
             self.run = next.unwrap_or(u64::MAX..u64::MAX);
         }
         Ok(self.run.start.saturating_sub(self.begin.offset).max(at))
@@ -244,8 +255,10 @@ impl<'v> ClonePair<'v> {
         let AllocationWork { volume, at, .. } = self.work;
         write_back::write_back(volume, self.from.file, Patience::Waits)?;
         let size = length_of(volume, self.to.file, &regular(volume, self.to.file)?);
-        if size < self.to.offset {
-            clear_behind(volume, self.to.file, size, at)?;
+        if size < self.to.offset && !size.is_multiple_of(self.work.sector) {
+            // As in the kernel, the part of a sector at the old end becomes data, also in a hole or
+            // in preallocated space.
+            buffer(volume, self.to.file, size, &[], at)?;
         }
         write_back::write_back(volume, self.to.file, Patience::Waits)?;
         if self.to.offset + begin >= self.work.sector {
@@ -257,8 +270,8 @@ impl<'v> ClonePair<'v> {
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
         let volume = self.work.volume;
-        let mut from = WalkedFile::open(volume, self.from)?;
-        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut from = WalkedFile::open(volume, self.from, len)?;
+        let mut to = WalkedFile::open(volume, self.to, len)?;
         let mut room = [(); 2].map(|()| vec![0; index(len.min(PIECE_BYTES))]);
         let mut at = 0;
         loop {
@@ -280,18 +293,25 @@ impl<'v> ClonePair<'v> {
     }
 
     /// Copies `range`, which counts from the start of both ranges. Holes stay holes, as far as they
-    /// are whole sectors of the target.
+    /// are whole sectors of the target. Smaller ones than [`LEAST_PUNCHED`] become zeros where the
+    /// target has data.
     fn copy(&self, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
         let AllocationWork { volume, at, .. } = self.work;
         let file = self.to.file;
-        let mut from = WalkedFile::open(volume, self.from)?;
-        let mut to = WalkedFile::open(volume, self.to)?;
+        let mut from = WalkedFile::open(volume, self.from, range.end)?;
+        let mut to = WalkedFile::open(volume, self.to, range.end)?;
         let mut room = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
         let size = || -> Result<u64> { Ok(length_of(volume, file, &regular(volume, file)?)) };
         let mut done = range.start;
         while done < range.end {
             let start = from.data_from(volume, done)?.min(range.end);
-            if done < start && to.data_from(volume, done)? < start {
+            let is_clear = done == start || to.data_from(volume, done)? >= start;
+            if !is_clear && start - done < LEAST_PUNCHED {
+                self.zero(&mut to, done..start, size()?)?;
+            } else if !is_clear {
                 self.clear(done..start, size()?)?;
             }
             let run_end = from.run.end.saturating_sub(self.from.offset);
@@ -308,6 +328,20 @@ impl<'v> ClonePair<'v> {
         }
         let (old, end) = (size()?, self.to.offset + range.end);
         if old < end { grow(volume, file, old, end, at) } else { Ok(()) }
+    }
+
+    /// Writes zeros where `to`, the target of `size` bytes, has data in `part`. `part` counts from
+    /// the start of both ranges.
+    fn zero(&self, to: &mut WalkedFile, part: Range<u64>, size: u64) -> Result<()> {
+        let AllocationWork { volume, at: time, .. } = self.work;
+        let mut at = to.data_from(volume, part.start)?;
+        while at < part.end {
+            let end = part.end.min(to.run.end - self.to.offset);
+            let zeros = vec![0; index(end - at)];
+            write_locked(volume, self.to.file, size, self.to.offset + at, &zeros, time)?;
+            at = to.data_from(volume, end)?;
+        }
+        Ok(())
     }
 
     /// Makes `part` of the target, which counts from the start of both ranges and is `size` bytes

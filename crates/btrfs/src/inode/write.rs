@@ -409,7 +409,7 @@ fn store_length(volume: &Rooms, file: FileId, buffer: &FileBuffer) -> Result<()>
 
 /// Buffers the last sector of a file that is about to grow. The rest of the sector must read as
 /// zeros, but may still have data from before the kernel or this engine cut the file.
-pub(super) fn clear_behind(volume: &Rooms, file: FileId, end: u64, at: Timestamp) -> Result<()> {
+fn clear_behind(volume: &Rooms, file: FileId, end: u64, at: Timestamp) -> Result<()> {
     let sector = u64::from(volume.superblock().sector_size);
     if end.is_multiple_of(sector) || !has_stored(volume, file, end)? {
         return Ok(());
@@ -421,7 +421,8 @@ pub(super) fn clear_behind(volume: &Rooms, file: FileId, end: u64, at: Timestamp
 pub(super) fn has_stored(volume: &Rooms, file: FileId, at: u64) -> Result<bool> {
     let sector = u64::from(volume.superblock().sector_size);
     let stored = FileData::stored(volume, file)?;
-    let next = next_data(volume, &stored, at / sector * sector)?;
+    let begin = at / sector * sector;
+    let next = next_data(volume, &stored, begin..begin + sector)?;
     Ok(next.is_some_and(|next| next.start <= at))
 }
 

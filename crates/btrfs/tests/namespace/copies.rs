@@ -2,6 +2,7 @@
 //! range changes.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges;
 use offshoot_testkit::random::{Random, seed_of_run};
 use offshoot_vfs::{
-    Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr,
+    Fallocate, FileFlags, FileId, FilePosition, FileSystem, FileSystemMut, SetAttr, Timestamp,
 };
 use rustix::fs::{SeekFrom, seek};
 
@@ -61,6 +62,15 @@ fn sparse(fs: &Filesystem, name: &str, random: &mut Random) -> SparseFile {
     SparseFile { file, bytes, has_data }
 }
 
+/// The length of the hole around a sector, as far as it is in `range`, in bytes.
+fn hole_around(file: &SparseFile, sector: usize, range: &Range<usize>) -> usize {
+    let (before, behind) = file.has_data.split_at(sector);
+    let start = before.iter().rposition(|&has_data| has_data).map_or(0, |at| at + 1);
+    let len = behind.iter().position(|&has_data| has_data).unwrap_or(behind.len());
+    let end = sector + len;
+    (end * SECTOR).min(range.end).saturating_sub((start * SECTOR).max(range.start))
+}
+
 /// Copies a random range, often at other places within sectors and between files of which one has
 /// no checksums, so that nothing is shared.
 fn copy_once(fs: &Filesystem, random: &mut Random) -> u64 {
@@ -102,7 +112,11 @@ fn copy_once(fs: &Filesystem, random: &mut Random) -> u64 {
     for number in target.div_ceil(SECTOR)..(target + len) / SECTOR {
         let begin = number * SECTOR - target + source;
         let mut covers = begin / SECTOR..(begin + SECTOR).div_ceil(SECTOR);
-        if covers.all(|sector| !from.has_data[sector]) {
+        // A small hole becomes zeros where the target has data.
+        let had_data = to.has_data.get(number).is_some_and(|&has_data| has_data);
+        let may_be_data =
+            had_data && hole_around(&from, begin / SECTOR, &(source..source + len)) < 65_536;
+        if covers.all(|sector| !from.has_data[sector]) && !may_be_data {
             let kind = kinds.get(&(number as u64));
             assert!(kind != Some(&SectorKind::Data), "{what}: sector {number} has data");
             holes += 1;
@@ -138,6 +152,127 @@ fn a_hole_of_an_exbibyte_is_copied() {
     assert_eq!(fs.read(to, FAR + 1, &mut found).expect("it reads"), 3);
     assert_eq!(&found[..3], b"far");
     assert_eq!(fs.next_data(to, 0).expect("it is looked for").map(|data| data.start), Some(FAR));
+}
+
+/// Also a hole that is copied to a hole is written.
+#[test]
+fn every_copy_sets_the_times() {
+    let fs = open();
+    let [from, to] =
+        ["from", "to"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
+    let length = |file| {
+        let set = SetAttr { size: Some(1 << 20), ..SetAttr::default() };
+        fs.set_attr(file, &set, AT).expect("a hole");
+    };
+    length(from);
+    length(to);
+    let mut secs = AT.secs;
+    for is_buffered in [false, true] {
+        for (source, target) in [(0, 1), (0, 0), (9, 9)] {
+            fs.sync().expect("a commit");
+            if is_buffered {
+                fs.write(to, 500_000, b"buffered", AT).expect("there is room");
+            }
+            secs += 1;
+            let at = Timestamp { secs, nanos: 1 };
+            let position = |file, offset| FilePosition { file, offset };
+            let copied = fs.copy_range(position(from, source), position(to, target), 10_000, at);
+            assert_eq!(copied.expect("it is copied"), 10_000);
+            let times = || {
+                let attr = fs.attr(to).expect("attributes");
+                (attr.mtime, attr.ctime)
+            };
+            let what = format!("{source} to {target}, buffered: {is_buffered}");
+            assert_eq!(times(), (at, at), "{what}");
+            fs.sync().expect("a commit");
+            assert_eq!(times(), (at, at), "{what}, stored");
+        }
+    }
+}
+
+/// What a small change looks up does not grow with the file.
+#[test]
+fn what_follows_is_not_looked_up() {
+    const EXTENTS: u64 = 5000;
+    let fs = open();
+    let [one, from, to] =
+        ["one", "from", "to"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
+    let position = |file, offset| FilePosition { file, offset };
+    fs.write(one, 0, &[1; SECTOR], AT).expect("there is room");
+    for number in 0..EXTENTS {
+        let target = position(from, number * SECTOR as u64);
+        fs.clone_range(position(one, 0), target, 0, AT).expect("it is cloned");
+    }
+    fs.clone_range(position(from, 0), position(to, 0), 0, AT).expect("it is cloned");
+    let looked_up = |what: &str, change: &dyn Fn()| {
+        let before = fs.volume().stats().pieces_looked_up;
+        change();
+        let count = fs.volume().stats().pieces_looked_up - before;
+        assert!(count < 100, "{what}: {count} pieces");
+    };
+    looked_up("a copy", &|| {
+        let copied = fs.copy_range(position(from, 1), position(to, 2), 10_000, AT);
+        assert_eq!(copied.expect("it is copied"), 10_000);
+    });
+    looked_up("a copy of a hole", &|| {
+        fs.fallocate(from, Fallocate::PunchHole, 40_960, 40_960, AT).expect("a hole");
+        let copied = fs.copy_range(position(from, 40_961), position(to, 50_000), 40_000, AT);
+        assert_eq!(copied.expect("it is copied"), 40_000);
+    });
+    looked_up("a hole", &|| {
+        fs.fallocate(to, Fallocate::PunchHole, 100_001, 10_000, AT).expect("a hole");
+    });
+}
+
+/// Punching takes a transaction for each hole.
+#[test]
+fn small_holes_become_zeros_over_data() {
+    const HOLES: usize = 300;
+    let fs = open();
+    let [from, to] =
+        ["from", "to"].map(|name| fs.create(place(fs.root(), name), &NEW).expect("a file"));
+    let mut model = vec![7; 2 * HOLES * SECTOR];
+    fs.write(to, 0, &model, AT).expect("there is room");
+    for number in 0..HOLES {
+        let start = 2 * number * SECTOR;
+        fs.write(from, start as u64, &[9; SECTOR], AT).expect("there is room");
+        model[start + 1..][..SECTOR].fill(9);
+        model[start + 1 + SECTOR..].iter_mut().take(SECTOR).for_each(|byte| *byte = 0);
+    }
+    fs.sync().expect("a commit");
+    let before = fs.volume().stats().delayed_queued;
+    let [source, target] = [(from, 0), (to, 1)].map(|(file, offset)| FilePosition { file, offset });
+    let len = (2 * HOLES - 1) as u64 * SECTOR as u64;
+    assert_eq!(fs.copy_range(source, target, u64::MAX, AT).expect("it is copied"), len);
+    let changes = fs.volume().stats().delayed_queued - before;
+    assert!(changes < 10, "{changes} changes");
+    model[1 + (2 * HOLES - 1) * SECTOR..].fill(7);
+    let mut found = vec![1; model.len()];
+    assert_eq!(fs.read(to, 0, &mut found).expect("it reads"), model.len());
+    assert!(found == model);
+}
+
+/// A copy of whole sectors changes the inode as often as a clone: the file does not grow before
+/// anything is shared.
+#[test]
+fn an_aligned_copy_is_one_change() {
+    let fs = open();
+    let from = fs.create(place(fs.root(), "from"), &NEW).expect("a file");
+    fs.write(from, 0, &[7; 100_000], AT).expect("there is room");
+    let [copied, cloned] = ["copied", "cloned"].map(|name| {
+        let to = fs.create(place(fs.root(), name), &NEW).expect("a file");
+        fs.sync().expect("a commit");
+        let before = fs.volume().stats().delayed_queued;
+        let [from, to] =
+            [(from, 0), (to, 1 << 20)].map(|(file, offset)| FilePosition { file, offset });
+        if name == "copied" {
+            assert_eq!(fs.copy_range(from, to, 100_000, AT).expect("it is copied"), 100_000);
+        } else {
+            fs.clone_range(from, to, 100_000, AT).expect("it is cloned");
+        }
+        fs.volume().stats().delayed_queued - before
+    });
+    assert_eq!(copied, cloned);
 }
 
 /// The ranges of data of a file, as the kernel shows them.

@@ -16,7 +16,7 @@ use offshoot_vfs::{Dedupe, Errno, FileId, FilePosition, FileSystem, FileSystemMu
 use rustix::fs::{FallocateFlags, IFlags};
 
 use crate::common::{AT, NEW, at, check, judge, open_read_only, open_top, place};
-use crate::layout::for_each_extent;
+use crate::layout::{SectorKind, for_each_extent, sectors};
 
 /// A range of one file that another one gets.
 #[derive(Clone, Debug)]
@@ -168,6 +168,43 @@ fn the_kernel_shares_the_same_extents() {
     }
     drop(mount);
     check(&ours);
+}
+
+/// A clone behind the end makes the part of a sector at the old end data, whatever it was.
+#[test]
+fn the_kernel_stores_the_same_ends() {
+    const FILES: [&str; 3] = ["hole", "allocated", "data"];
+    let Some(judges) = judges::require() else { return };
+    let [theirs, ours] = [(); 2].map(|()| {
+        let disks = Disks::create(&judges, 1, 256);
+        disks.mkfs(&[]);
+        let mount = disks.mount("rw,noatime");
+        let path = |name: &str| mount.path().join(name);
+        std::fs::write(path("source"), [7; 8192]).expect("data");
+        for name in FILES {
+            File::create(path(name)).expect("a file").set_len(6000).expect("a hole");
+        }
+        let file = File::options().write(true).open(path("allocated")).expect("it opens");
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 6000).expect("there is room");
+        std::fs::write(path("data"), [8; 6000]).expect("data");
+        drop((file, mount));
+        disks
+    });
+    let (mount, fs) = (theirs.mount("rw,noatime"), open_top(&ours));
+    let kinds = |fs: &Filesystem| FILES.map(|name| sectors(fs, at(fs, name)));
+    for name in FILES {
+        let path = |name| mount.path().join(name);
+        sharing::clone_range((&path("source"), 0), (&path(name), 65_536), 8192).expect("a clone");
+        let position = |name, offset| FilePosition { file: at(&fs, name), offset };
+        let (from, to) = (position("source", 0), position(name, 65_536));
+        fs.clone_range(from, to, 8192, AT).expect("a clone");
+    }
+    fs.sync().expect("a commit");
+    drop((mount, fs));
+    check(&ours);
+    let [theirs, ours] = [&theirs, &ours].map(|disks| kinds(&open_read_only(disks)));
+    assert_eq!(ours, theirs);
+    assert!(ours.iter().all(|kinds| kinds[&1] == SectorKind::Data), "{ours:?}");
 }
 
 #[test]

@@ -11,6 +11,9 @@ use super::attributes::{FIXED, InheritedAttributes};
 use super::contents::{MAX_SIZE, SECTOR, SectorContents};
 use super::{Model, ModelDirectory, ModelNode, ModelState, NodeBody, ROOT, id, posix};
 
+/// The smallest hole that a copy punches into data, in bytes.
+const LEAST_PUNCHED: u64 = 64 << 10;
+
 impl ModelState {
     /// `EEXIST` if the name is taken, and other errors if a new name is forbidden.
     pub(super) fn require_free(&self, place: EntryPlace<'_>) -> Result<()> {
@@ -209,8 +212,18 @@ impl ModelState {
         Ok(())
     }
 
+    /// Makes the part of a sector at the end of a file data, before a clone to `offset` that lies
+    /// behind the end.
+    fn store_end(&mut self, file: FileId, offset: u64) -> Result<()> {
+        let [size, _] = self.sizes(file, file)?;
+        if size < offset && !size.is_multiple_of(SECTOR) {
+            self.contents_mut(file)?.write(size, &[0]);
+        }
+        Ok(())
+    }
+
     /// Copies `range`, which counts from both positions. Holes are punched where the destination
-    /// has data.
+    /// has data. Instead of small ones, its data becomes zeros.
     fn copy_bytes(
         &mut self,
         from: FilePosition,
@@ -227,9 +240,15 @@ impl ModelState {
                 self.find_data(to, done, &mut target)?;
                 if target.start.max(to.offset + done) < to.offset + start {
                     let [size, _] = self.sizes(to.file, to.file)?;
-                    let end = to.offset + start;
-                    let end = if end < size { end } else { size.next_multiple_of(SECTOR) };
-                    self.contents_mut(to.file)?.punch(to.offset + done..end);
+                    let hole = to.offset + done..to.offset + start;
+                    let contents = self.contents_mut(to.file)?;
+                    if start - done < LEAST_PUNCHED {
+                        contents.zero(hole);
+                    } else if hole.end < size {
+                        contents.punch(hole);
+                    } else {
+                        contents.punch(hole.start..size.next_multiple_of(SECTOR));
+                    }
                 }
             }
             let end = (source.end - from.offset).min(range.end).max(start);
@@ -517,6 +536,7 @@ impl FileSystemMut for Model {
         state.require_alike(from.file, to.file)?;
         if len > 0 {
             require_sectors(from, to, len, len == rest && end >= to_size)?;
+            state.store_end(to.file, to.offset)?;
             state.clone_sectors(from, to, len)?;
             state.written(to.file, end, at)?;
         }
@@ -575,6 +595,9 @@ impl FileSystemMut for Model {
             && head + tail < len
             && state.require_alike(from.file, to.file).is_ok();
         let whole = if lie_alike { head..len - tail } else { len..len };
+        if lie_alike && head == 0 {
+            state.store_end(to.file, to.offset)?;
+        }
         for part in [0..whole.start, whole.end..len] {
             state.copy_bytes(from, to, part, at)?;
         }

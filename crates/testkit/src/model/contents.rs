@@ -91,6 +91,16 @@ impl SectorContents {
         }
     }
 
+    /// Zeros the written sectors of a range.
+    pub(super) fn zero(&mut self, range: Range<u64>) {
+        let len = usize::try_from(range.end - range.start).expect("ranges of the model are small");
+        for (sector, within, part) in parts(range.start, len) {
+            if let Some(bytes) = self.sectors.get_mut(&sector) {
+                bytes[within..][..part.len()].fill(0);
+            }
+        }
+    }
+
     /// Moves everything from `from` on to `to`; both are multiples of the sector size. If `to` is
     /// smaller, the sectors in between are removed; if it is larger, they become a hole.
     pub(super) fn shift(&mut self, from: u64, to: u64) {
