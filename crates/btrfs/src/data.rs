@@ -56,7 +56,7 @@ pub(crate) use ordered::OrderedExtent;
 pub(crate) use pack::{
     CompressionChunk, CompressionChunks, MOST_AT_ONCE, Packing, chunks_of, pack_inline,
 };
-pub(crate) use pages::PageBytes;
+pub(crate) use pages::AlignedBytes;
 pub(crate) use pieces::extent_len;
 use pieces::{Decode, PieceSource, Pieces, ReadPiece};
 pub(crate) use prealloc::{first_gap, preallocate};

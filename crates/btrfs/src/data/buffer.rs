@@ -36,7 +36,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::ordered::OrderedExtent;
 use super::pack::chunks_of;
-use super::pages::PageBytes;
+use super::pages::AlignedBytes;
 use crate::counter::{NonNegativeCounter, WriteStop};
 use crate::shared::Padded;
 use crate::space::{Kept, KeptAs, Promise, Purpose, Reservation, Space};
@@ -48,7 +48,7 @@ const RUN_BYTES: usize = 1 << 20;
 const COPIED_BYTES: usize = 64 << 10;
 
 /// Consecutive bytes of a file, with the offset of the first.
-pub(crate) type BufferRun = (u64, Arc<PageBytes>);
+pub(crate) type BufferRun = (u64, Arc<AlignedBytes>);
 
 /// The buffer of a file.
 pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
@@ -58,7 +58,7 @@ pub(crate) type FileBuffer = Arc<RwLock<DirtyFile>>;
 pub(crate) struct DirtyFile {
     /// The file.
     pub(crate) file: FileId,
-    runs: BTreeMap<u64, Arc<PageBytes>>,
+    runs: BTreeMap<u64, Arc<AlignedBytes>>,
     /// The bytes of all runs.
     bytes: u64,
     /// The sum of [`chunks_of`] over all runs.
@@ -217,7 +217,7 @@ impl DirtyFile {
 
     /// The data of the file, if it is all in one run and has its space reserved. `sector` is the
     /// size of a sector.
-    pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<PageBytes>> {
+    pub(crate) fn all_in_one_run(&self, sector: u64) -> Option<Arc<AlignedBytes>> {
         let len = self.size.next_multiple_of(sector);
         let is_all = self.runs.len() == 1 && self.bytes == len && !self.is_in_place;
         self.runs.get(&0).filter(|_| is_all).cloned()
@@ -238,7 +238,7 @@ impl DirtyFile {
             self.extents += chunks_of(&(at..end)) - chunks_of(&(at..start));
         } else {
             self.extents += chunks_of(&(start..end));
-            self.runs.insert(start, Arc::new(PageBytes::of(parts)));
+            self.runs.insert(start, Arc::new(AlignedBytes::of(parts)));
         }
     }
 
@@ -265,12 +265,15 @@ impl DirtyFile {
             self.extents -= chunks_of(&(at..end));
             if at < range.start {
                 self.extents += chunks_of(&(at..range.start));
-                self.runs.insert(at, Arc::new(PageBytes::of(&[&run[..index(range.start - at)]])));
+                self.runs
+                    .insert(at, Arc::new(AlignedBytes::of(&[&run[..index(range.start - at)]])));
             }
             if range.end < end {
                 self.extents += chunks_of(&(range.end..end));
-                self.runs
-                    .insert(range.end, Arc::new(PageBytes::of(&[&run[index(range.end - at)..]])));
+                self.runs.insert(
+                    range.end,
+                    Arc::new(AlignedBytes::of(&[&run[index(range.end - at)..]])),
+                );
             }
         }
     }
@@ -308,7 +311,7 @@ pub(crate) fn lend<T>(
 
 /// The run, to be made longer. `None` for a long run that is on its way to the devices, or is being
 /// read: copying it would take longer than writing one run more.
-fn own(run: &mut Arc<PageBytes>) -> Option<&mut PageBytes> {
+fn own(run: &mut Arc<AlignedBytes>) -> Option<&mut AlignedBytes> {
     if run.len() <= COPIED_BYTES { Some(Arc::make_mut(run)) } else { Arc::get_mut(run) }
 }
 

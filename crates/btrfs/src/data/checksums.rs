@@ -262,7 +262,7 @@ mod tests {
     use offshoot_testkit::random::{Random, seed_of_run};
 
     use super::*;
-    use crate::data::PageBytes;
+    use crate::data::AlignedBytes;
 
     /// Checksums are the same however many threads compute them, and wherever the runs end.
     #[test]
@@ -281,7 +281,7 @@ mod tests {
                 let runs: Vec<_> = (0..=random.below(8))
                     .map(|_| {
                         let len = 4096 * (1 + random.below(100));
-                        let run = (at, Arc::new(PageBytes::of(&[&random.bytes(index(len))])));
+                        let run = (at, Arc::new(AlignedBytes::of(&[&random.bytes(index(len))])));
                         at += len;
                         run
                     })

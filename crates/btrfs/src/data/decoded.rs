@@ -43,22 +43,22 @@ pub(super) struct DecodedKey {
 
 /// Weighs an extent by its decoded bytes.
 #[derive(Clone)]
-struct ByBytes;
+struct ByDecodedBytes;
 
-impl Weighter<DecodedKey, Arc<[u8]>> for ByBytes {
+impl Weighter<DecodedKey, Arc<[u8]>> for ByDecodedBytes {
     fn weight(&self, _: &DecodedKey, bytes: &Arc<[u8]>) -> u64 {
         bytes.len() as u64
     }
 }
 
 /// The decoded extents of a volume, within a budget of bytes.
-pub(crate) struct DecodedExtents(Cache<DecodedKey, Arc<[u8]>, ByBytes>);
+pub(crate) struct DecodedExtents(Cache<DecodedKey, Arc<[u8]>, ByDecodedBytes>);
 
 impl DecodedExtents {
     /// A cache of at most `budget_bytes`.
     pub(crate) fn new(budget_bytes: u64) -> Self {
         let extents = usize::try_from(budget_bytes / MAX_COMPRESSED_EXTENT).unwrap_or(usize::MAX);
-        Self(Cache::with_weighter(extents, budget_bytes, ByBytes))
+        Self(Cache::with_weighter(extents, budget_bytes, ByDecodedBytes))
     }
 
     /// The decoded bytes of `key`, from the cache or else from `decode`. A thread that finds

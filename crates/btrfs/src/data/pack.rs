@@ -13,7 +13,7 @@ use offshoot_btrfs_format::compress::{CompressionMethod, compress, decompress};
 use offshoot_btrfs_format::file_extent::MAX_COMPRESSED_EXTENT;
 use offshoot_kit::workers::WorkerTask;
 
-use super::pages::PageBytes;
+use super::pages::AlignedBytes;
 use super::store::Sectors;
 
 /// The most that is compressed before some of it is written, in bytes.
@@ -40,7 +40,7 @@ pub(crate) struct Packing {
 }
 
 /// The compressed bytes of a chunk, if it is compressed.
-type PackedBytes = Option<Arc<PageBytes>>;
+type PackedBytes = Option<Arc<AlignedBytes>>;
 
 /// Consecutive chunks that are about to be written.
 #[derive(Default)]
@@ -145,7 +145,7 @@ fn pack_one(packing: Packing, bytes: &[u8]) -> PackedBytes {
     let most = bytes.len().checked_sub(sector).filter(|&most| most > 0)?;
     let packed = pack_bytes(packing, bytes, most)?;
     let padding = vec![0; packed.len().next_multiple_of(sector) - packed.len()];
-    Some(Arc::new(PageBytes::of(&[&packed, &padding])))
+    Some(Arc::new(AlignedBytes::of(&[&packed, &padding])))
 }
 
 /// Compresses inline data. `None` unless that saves a byte.
@@ -179,7 +179,7 @@ mod tests {
         let noise = random.bytes(8 << 20);
         for plain in [8 << 20, 5 << 20, 2 << 20] {
             let text = random.text((8 << 20) - plain);
-            let runs = [(0, Arc::new(PageBytes::of(&[&noise[..plain], &text])))];
+            let runs = [(0, Arc::new(AlignedBytes::of(&[&noise[..plain], &text])))];
             let data = Sectors::new(&runs);
             let mut chunks = CompressionChunks::default();
             chunks.prepare(packing, data);
@@ -202,7 +202,7 @@ mod tests {
         let runs: Vec<_> = (from..)
             .step_by(1 << 20)
             .zip(text.chunks(1 << 20))
-            .map(|(at, bytes)| (at, Arc::new(PageBytes::of(&[bytes]))))
+            .map(|(at, bytes)| (at, Arc::new(AlignedBytes::of(&[bytes]))))
             .collect();
         let mut chunks = CompressionChunks::default();
         let mut at = from;
@@ -212,7 +212,7 @@ mod tests {
             let rest: Vec<_> = all.runs_of(&(at..end));
             let (start, first) = &rest[0];
             let skip = usize::try_from(at - start).expect("small");
-            let first = (at, Arc::new(PageBytes::of(&[&first[skip..]])));
+            let first = (at, Arc::new(AlignedBytes::of(&[&first[skip..]])));
             let rest: Vec<_> = [first].into_iter().chain(rest[1..].iter().cloned()).collect();
             let data = Sectors::new(&rest);
             chunks.prepare(packing, data);

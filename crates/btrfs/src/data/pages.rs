@@ -18,7 +18,7 @@ const LEAST_BYTES: usize = 4 * PAGE_BYTES;
 
 /// Bytes that begin at a page of memory if they are many.
 #[derive(Clone)]
-pub(crate) enum PageBytes {
+pub(crate) enum AlignedBytes {
     /// Fewer than [`LEAST_BYTES`].
     Short(Vec<u8>),
     Long(MemoryPages),
@@ -32,7 +32,7 @@ pub(crate) struct MemoryPages {
     len: usize,
 }
 
-impl PageBytes {
+impl AlignedBytes {
     /// The bytes of `parts`, one behind the other.
     pub(crate) fn of(parts: &[&[u8]]) -> Self {
         let mut all = Self::Short(Vec::new());
@@ -82,7 +82,7 @@ impl MemoryPages {
     }
 }
 
-impl Deref for PageBytes {
+impl Deref for AlignedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -93,7 +93,7 @@ impl Deref for PageBytes {
     }
 }
 
-impl DerefMut for PageBytes {
+impl DerefMut for AlignedBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Short(bytes) => bytes,
@@ -102,7 +102,7 @@ impl DerefMut for PageBytes {
     }
 }
 
-impl std::fmt::Debug for PageBytes {
+impl std::fmt::Debug for AlignedBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} bytes", self.len())
     }
@@ -118,7 +118,7 @@ mod tests {
     fn what_is_appended_is_there_and_begins_at_a_page() {
         let mut random = Random::new(seed_of_run());
         for _ in 0..200 {
-            let (mut pages, mut model) = (PageBytes::of(&[]), Vec::new());
+            let (mut pages, mut model) = (AlignedBytes::of(&[]), Vec::new());
             for _ in 0..random.below(6) {
                 let parts = [(); 3].map(|()| {
                     let most =
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn small_pieces_take_little_more_than_their_bytes() {
         for len in [1, 2, 3, 4, 5, 8, 16].map(|pages| pages * PAGE_BYTES) {
-            let pieces = [(); 500].map(|()| PageBytes::of(&[&vec![1; len]]));
+            let pieces = [(); 500].map(|()| AlignedBytes::of(&[&vec![1; len]]));
             let mut starts = pieces.each_ref().map(|piece| piece.as_ptr().addr());
             starts.sort_unstable();
             let mut distances: Vec<_> = starts.windows(2).map(|two| two[1] - two[0]).collect();

@@ -22,7 +22,7 @@ use super::checksums::remove_stale_checksums;
 use super::drop::{drop_range, overlaps};
 use super::insert_checksums;
 use super::pack::CompressionChunk;
-use super::pages::PageBytes;
+use super::pages::AlignedBytes;
 use super::prealloc::mark_written;
 use crate::storage::{MemberWrite, WrittenCopy};
 use crate::transaction::{Base, ExtentKind, RefOwner, TransactionHandle};
@@ -83,7 +83,10 @@ impl<'r> Sectors<'r> {
         self.ranges(part).map(|(run, range)| SharedSlice { run: run.clone(), range })
     }
 
-    fn ranges(self, part: Range<u64>) -> impl Iterator<Item = (&'r Arc<PageBytes>, Range<usize>)> {
+    fn ranges(
+        self,
+        part: Range<u64>,
+    ) -> impl Iterator<Item = (&'r Arc<AlignedBytes>, Range<usize>)> {
         let wanted = self.start + part.start..self.start + part.end.min(self.len);
         self.runs.iter().filter_map(move |(at, run)| {
             let from = wanted.start.max(*at);
@@ -172,7 +175,7 @@ pub(crate) fn store_packed(
 /// A compressed chunk and its place.
 struct PackedExtent<'c> {
     range: &'c Range<u64>,
-    packed: &'c Arc<PageBytes>,
+    packed: &'c Arc<AlignedBytes>,
     logical: Logical,
 }
 
@@ -264,7 +267,7 @@ pub(crate) fn store_inline(
 pub(crate) struct FirstData<'d> {
     pub(crate) file: FileId,
     /// All data of the file, in whole sectors.
-    pub(crate) data: &'d Arc<PageBytes>,
+    pub(crate) data: &'d Arc<AlignedBytes>,
     /// The length of the file in bytes, if the data is stored inline.
     pub(crate) inline: Option<u64>,
 }
@@ -434,7 +437,7 @@ fn write_members(
 
 /// A part of a buffered run, with a share in its memory.
 struct SharedSlice {
-    run: Arc<PageBytes>,
+    run: Arc<AlignedBytes>,
     range: Range<usize>,
 }
 

@@ -156,7 +156,7 @@ enum InlineTreatment {
 }
 
 /// A range of a file that is read one run of data after the other.
-struct WalkedFile {
+struct CopyEnd {
     begin: FilePosition,
     /// The end of the range, as an offset in the file.
     end: u64,
@@ -166,7 +166,7 @@ struct WalkedFile {
     run: Range<u64>,
 }
 
-impl WalkedFile {
+impl CopyEnd {
     /// The first `len` bytes from `begin` on.
     fn open(volume: &Rooms, begin: FilePosition, len: u64) -> Result<Self> {
         let data = FileData::open(volume, begin.file)?;
@@ -270,8 +270,8 @@ impl<'v> ClonePair<'v> {
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
         let volume = self.work.volume;
-        let mut from = WalkedFile::open(volume, self.from, len)?;
-        let mut to = WalkedFile::open(volume, self.to, len)?;
+        let mut from = CopyEnd::open(volume, self.from, len)?;
+        let mut to = CopyEnd::open(volume, self.to, len)?;
         let mut room = [(); 2].map(|()| vec![0; index(len.min(PIECE_BYTES))]);
         let mut at = 0;
         loop {
@@ -301,8 +301,8 @@ impl<'v> ClonePair<'v> {
         }
         let AllocationWork { volume, at, .. } = self.work;
         let file = self.to.file;
-        let mut from = WalkedFile::open(volume, self.from, range.end)?;
-        let mut to = WalkedFile::open(volume, self.to, range.end)?;
+        let mut from = CopyEnd::open(volume, self.from, range.end)?;
+        let mut to = CopyEnd::open(volume, self.to, range.end)?;
         let mut room = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
         let size = || -> Result<u64> { Ok(length_of(volume, file, &regular(volume, file)?)) };
         let mut done = range.start;
@@ -332,7 +332,7 @@ impl<'v> ClonePair<'v> {
 
     /// Writes zeros where `to`, the target of `size` bytes, has data in `part`. `part` counts from
     /// the start of both ranges.
-    fn zero(&self, to: &mut WalkedFile, part: Range<u64>, size: u64) -> Result<()> {
+    fn zero(&self, to: &mut CopyEnd, part: Range<u64>, size: u64) -> Result<()> {
         let AllocationWork { volume, at: time, .. } = self.work;
         let mut at = to.data_from(volume, part.start)?;
         while at < part.end {

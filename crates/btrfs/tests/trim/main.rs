@@ -280,9 +280,9 @@ fn beside_writers_on_a_full_volume() {
 
 /// A device that takes its time to discard, and then records it.
 #[derive(Debug)]
-struct RecordingDevice(MemoryDevice, Mutex<Vec<[u64; 2]>>);
+struct TrimRecorder(MemoryDevice, Mutex<Vec<[u64; 2]>>);
 
-impl offshoot_device::Delegate for RecordingDevice {
+impl offshoot_device::Delegate for TrimRecorder {
     fn inner(&self) -> &dyn BlockDevice {
         &self.0
     }
@@ -299,7 +299,7 @@ impl offshoot_device::Delegate for RecordingDevice {
 #[test]
 fn pieces_are_aligned_when_the_range_is_not() {
     let memory = MemoryDevice::sparse(192 * MIB);
-    let device = [Arc::new(RecordingDevice(memory, Mutex::default()))];
+    let device = [Arc::new(TrimRecorder(memory, Mutex::default()))];
     make(&as_devices(&device), [Profile::Dup, Profile::Single]);
     let fs = open(as_devices(&device), &EngineOptions::default());
     let trimmed = |range: std::ops::Range<u64>| {
@@ -325,7 +325,7 @@ fn pieces_are_aligned_when_the_range_is_not() {
 #[test]
 fn a_shutdown_ends_trims() {
     let memory = MemoryDevice::sparse(192 * MIB);
-    let device = [Arc::new(RecordingDevice(memory, Mutex::default()))];
+    let device = [Arc::new(TrimRecorder(memory, Mutex::default()))];
     make(&as_devices(&device), [Profile::Dup, Profile::Single]);
     let options = EngineOptions { is_discarding: true, ..EngineOptions::default() };
     let (options, said) = recording(&options);

@@ -21,7 +21,9 @@ use tracing::trace;
 use super::super::changes::Changes;
 use super::super::{Locks, compression, inode_item, tree_of};
 use super::{change_inode, discard};
-use crate::data::{FileBuffer, FirstData, PageBytes, checksum_items, lend, overlaps, store_first};
+use crate::data::{
+    AlignedBytes, FileBuffer, FirstData, checksum_items, lend, overlaps, store_first,
+};
 use crate::events::WRITEBACK;
 use crate::inode::{Rooms, RoomsHandle};
 use crate::space::{Claim, Kept};
@@ -44,7 +46,7 @@ struct SmallFile {
     file: FileId,
     buffer: FileBuffer,
     size: u64,
-    data: Arc<PageBytes>,
+    data: Arc<AlignedBytes>,
     is_inline: bool,
     _lock: Locks,
 }
