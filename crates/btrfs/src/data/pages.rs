@@ -46,7 +46,9 @@ impl AlignedBytes {
         match self {
             Self::Short(bytes) if bytes.len() + more < LEAST_BYTES => {
                 bytes.reserve(more);
-                parts.iter().for_each(|part| bytes.extend_from_slice(part));
+                for part in parts {
+                    bytes.extend_from_slice(part);
+                }
             }
             Self::Short(bytes) => {
                 let mut pages = MemoryPages::default();

@@ -29,7 +29,7 @@ const MOST_SHARED: usize = 64;
 /// The most bytes that are compared or copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The smallest hole that a copy punches into data, in bytes. Each takes a transaction, so zeros
+/// The smallest hole that a copy punches into data, in bytes. Punching takes a transaction, so zeros
 /// replace the data where a hole is smaller.
 const LEAST_PUNCHED: u64 = 64 << 10;
 

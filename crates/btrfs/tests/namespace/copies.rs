@@ -258,7 +258,7 @@ fn small_holes_become_zeros_over_data() {
 fn an_aligned_copy_is_one_change() {
     let fs = open();
     let from = fs.create(place(fs.root(), "from"), &NEW).expect("a file");
-    fs.write(from, 0, &[7; 100_000], AT).expect("there is room");
+    fs.write(from, 0, &vec![7; 100_000], AT).expect("there is room");
     let [copied, cloned] = ["copied", "cloned"].map(|name| {
         let to = fs.create(place(fs.root(), name), &NEW).expect("a file");
         fs.sync().expect("a commit");
