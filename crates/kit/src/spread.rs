@@ -11,6 +11,7 @@
 
 use std::ops::Deref;
 
+use crate::cores;
 use crate::shared::{Padded, Shared};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -18,9 +19,12 @@ use crate::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 /// The number of lanes. The model checker needs two to see a writer that has some of them.
 const LANES: usize = if cfg!(feature = "shuttle") { 2 } else { 32 };
 
-/// The lane of this thread.
+/// The most lanes of a lock with few.
+const FEW: usize = if cfg!(feature = "shuttle") { 2 } else { 8 };
+
+/// The number of this thread, below [`LANES`].
 #[cfg(not(feature = "shuttle"))]
-fn own_lane() -> usize {
+fn own_number() -> usize {
     use std::sync::atomic::{AtomicUsize, Ordering};
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
@@ -29,9 +33,9 @@ fn own_lane() -> usize {
     OWN.with(|own| *own)
 }
 
-/// The lane of this thread, which is the same in each run of a schedule.
+/// The number of this thread, which is the same in each run of a schedule.
 #[cfg(feature = "shuttle")]
-fn own_lane() -> usize {
+fn own_number() -> usize {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
     crate::sync::thread::current().id().hash(&mut hasher);
@@ -69,7 +73,18 @@ impl<T> SpreadRwLock<T> {
     /// The lock, whose exclusive takings are counted as `name`. `make` makes equal copies of the
     /// value.
     pub fn new(name: &'static str, make: impl Fn() -> T) -> Self {
-        let lanes = (0..LANES).map(|_| Padded(RwLock::new(make()))).collect();
+        Self::with_lanes(LANES, name, make)
+    }
+
+    /// As [`new`](Self::new), for locks of which there are many and for large values: with a lane
+    /// for each CPU, eight at most.
+    pub fn with_few_lanes(name: &'static str, make: impl Fn() -> T) -> Self {
+        let few = if cfg!(feature = "shuttle") { FEW } else { cores::count().clamp(1, FEW) };
+        Self::with_lanes(few, name, make)
+    }
+
+    fn with_lanes(lanes: usize, name: &'static str, make: impl Fn() -> T) -> Self {
+        let lanes = (0..lanes).map(|_| Padded(RwLock::new(make()))).collect();
         let queue = Shared::new(name, RwLock::new(()));
         Self { lanes, is_closing: Padded(AtomicBool::new(false)), queue }
     }
@@ -79,13 +94,17 @@ impl<T> SpreadRwLock<T> {
         if self.is_closing.load(Ordering::Acquire) {
             drop(self.queue.read());
         }
-        self.lanes[own_lane()].read()
+        self.own_lane().read()
     }
 
     /// Takes the lock shared, if no thread holds or awaits it exclusively.
     #[must_use]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
-        self.lanes[own_lane()].try_read()
+        if self.is_closing.load(Ordering::Acquire) { None } else { self.own_lane().try_read() }
+    }
+
+    fn own_lane(&self) -> &RwLock<T> {
+        &self.lanes[own_number() % self.lanes.len()]
     }
 
     /// Takes the lock exclusively.
@@ -122,27 +141,5 @@ impl<T> std::fmt::Debug for SpreadRwLock<T> {
     }
 }
 
-#[cfg(all(test, not(feature = "shuttle")))]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn a_change_is_seen_in_every_lane_and_excludes_readers() {
-        let lock = SpreadRwLock::new("number", || 1);
-        let on_lanes = |look: &(dyn Fn() -> Option<i32> + Sync)| {
-            thread::scope(|scope| {
-                let threads: Vec<_> = (0..2 * LANES).map(|_| scope.spawn(look)).collect();
-                threads.into_iter().map(|one| one.join().expect("it reads")).collect::<Vec<_>>()
-            })
-        };
-        let mut held = lock.write();
-        held.change(|number| *number += 1);
-        assert_eq!(*held, 2);
-        let try_read = || lock.try_read().map(|number| *number);
-        assert!(on_lanes(&try_read).iter().all(Option::is_none));
-        drop(held);
-        assert!(on_lanes(&|| Some(*lock.read())).iter().all(|number| *number == Some(2)));
-    }
-}
+#[cfg(test)]
+mod tests;

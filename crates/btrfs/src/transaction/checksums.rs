@@ -42,12 +42,12 @@ pub(super) fn remove_checksums(
                 if item.covers.end > range.start {
                     cut.cut(&item, &ranges[index..]);
                     last = Some(found);
+                    if cut.edits.len() >= EDITS {
+                        cut.apply()?;
+                    }
                 }
             }
             cursor.advance()?;
-        }
-        if cut.edits.len() >= EDITS {
-            cut.apply()?;
         }
     }
     cut.apply()

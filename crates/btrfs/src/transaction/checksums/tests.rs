@@ -1,6 +1,7 @@
 use offshoot_testkit::random::{Random, seed_of_run};
 
 use super::*;
+use crate::shared::taken_by;
 use crate::test_volumes::bare;
 use crate::{BtrfsVolume, EngineOptions};
 
@@ -72,4 +73,22 @@ fn many_ranges_lose_the_same_checksums_as_one_by_one() {
         assert!(together == singly, "round {round}");
         assert!(!together.is_empty() && together != items, "round {round}");
     }
+}
+
+/// Before the mend, readers waited until the checksums of a whole range were gone, however many
+/// items those were.
+#[test]
+fn one_large_range_is_removed_in_several_batches() {
+    let volume = open();
+    let count = 4 * EDITS as u64 - 24;
+    let items: Vec<_> =
+        (0..count).map(|at| (sums_key(BASE + at * SECTOR), vec![7; 4])).collect();
+    insert(&volume, &items);
+    let handle = volume.join().expect("it is writable");
+    let ranges = [BASE..BASE + 500 * SECTOR, BASE + 500 * SECTOR..BASE + count * SECTOR];
+    let (taken, removed) = taken_by(|| remove_checksums(&handle, &ranges));
+    removed.expect("they go");
+    drop(handle);
+    assert_eq!(taken.get("checksums"), Some(&4));
+    assert!(all(&volume).is_empty());
 }
