@@ -294,7 +294,7 @@ impl MountCalls<'_> {
         // Version 2, CAP_NET_RAW, effective.
         let value = [[1, 0, 0, 2], [0, 0x20, 0, 0], [0; 4], [0; 4], [0; 4]].concat();
         let name = "security.capability";
-        for what in ["write", "write", "truncate", "open", "allocate", "copy"] {
+        for what in ["write", "write", "truncate", "copy", "open", "allocate"] {
             self.setxattr("capabilities/file", name, &value, XattrFlags::empty());
             self.getxattr("capabilities/file", name, 100);
             self.as_user(0, "capabilities/file", what);
