@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread;
+use std::time::Duration;
 
 use offshoot_btrfs_format::TreeId;
 use offshoot_device::BlockDevice;
@@ -159,4 +161,41 @@ fn the_extents_of_a_commit_take_at_most_50_mib() {
     let owners = OWNERS * size_of::<(RefOwner, u32)>();
     let bytes = places * (entry + 1) + MOST * (entry + owners);
     assert!(bytes <= 50 << 20, "{bytes} bytes, {entry} an entry, {owners} owners");
+}
+
+/// A snapshot of a subvolume that is not changed makes no commit. Before the mend, it looked up the
+/// extents that other subvolumes gave up.
+#[test]
+fn a_snapshot_of_an_unchanged_subvolume_looks_up_nothing() {
+    let fs = open(with_files(100), Mechanisms::default().plans_from(1));
+    let volume = fs.volume();
+    let place = |name| EntryPlace { dir: fs.root(), name };
+    let other = fs.create_subvolume(place(b"other"), &NEW).expect("there is room");
+    fs.sync().expect("a commit");
+    remove(&fs, 0..100);
+    let before = volume.stats();
+    fs.snapshot(other, place(b"snapshot"), false, AT).expect("there is room");
+    let after = volume.stats();
+    assert_eq!(after.commits, before.commits);
+    assert_eq!(after.references_planned, before.references_planned);
+}
+
+/// Before the mend, the wait for operations under way did not count.
+#[test]
+fn a_commit_stops_writers_while_it_waits_for_operations_under_way() {
+    let fs = open(with_files(1), Mechanisms::default());
+    remove(&fs, 0..1);
+    let volume = fs.volume();
+    let live = volume.live().expect("it is writable");
+    let under_way = volume.join().expect("it is writable");
+    thread::scope(|scope| {
+        let commit = scope.spawn(|| fs.sync());
+        while live.gate.try_read().is_some() {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(20));
+        drop(under_way);
+        commit.join().expect("no panic").expect("a commit");
+    });
+    assert!(volume.stats().gate_shut_peak_us >= 20_000);
 }
