@@ -49,8 +49,10 @@ fn run(tests: &mut Tests) -> Result {
         let mounts = ["test", "--no-fail-fast", "--package", "offshoot-cli", "--test", "mount"];
         tests.run(Some(over_ring), &[&mounts[..], &["--", "--quiet"]].concat())?;
     }
-    // The latches of trees under the model checker shuttle, which needs its own locks.
-    let checked = ["--package", "offshoot-btrfs", "--features", "shuttle"];
+    // The latches of trees and the spread lock under the model checker shuttle, which needs its own
+    // locks.
+    let packages = ["--package", "offshoot-btrfs", "--package", "offshoot-kit"];
+    let checked = [&packages[..], &["--features", "shuttle"]].concat();
     let model = ["test", "--lib", "model::", "--", "--quiet"];
     tests.run(None, &[&model[..2], &checked, &model[2..]].concat())?;
     licences::check()?;
@@ -99,5 +101,6 @@ fn style() -> Result {
     let lint = |what: &[&str]| cargo_seen(&[], &[what, &deny[..]].concat(), &mut |_| {});
     lint(&["clippy", "--workspace"])?;
     lint(&["clippy", "--workspace", "--features", MEASURED])?;
-    lint(&["clippy", "--package", "offshoot-btrfs", "--features", "shuttle"])
+    let checked = ["--package", "offshoot-btrfs", "--package", "offshoot-kit"];
+    lint(&[&["clippy"], &checked[..], &["--features", "shuttle"]].concat())
 }

@@ -262,7 +262,8 @@ counters! {
         delayed_peak_bytes, note_backlog();
         /// The most reserved metadata at a time, in bytes.
         metadata_reserved_peak, note_metadata_reserved();
-        /// The longest time that a commit stopped writers, in microseconds.
+        /// The longest time that a commit stopped writers, in microseconds. It begins when the
+        /// commit waits for the operations under way, because new ones wait too.
         gate_shut_peak_us, note_gate_shut();
     }
 }

@@ -30,6 +30,9 @@ const LONG: Duration = Duration::from_secs(10);
 /// How often the thread looks.
 const TURN: Duration = Duration::from_secs(1);
 
+/// The number of shards.
+const SHARDS: usize = 16;
+
 /// A request that is not answered yet.
 #[derive(Clone, Copy)]
 struct Unanswered {
@@ -44,11 +47,22 @@ struct Unanswered {
 /// The requests that are not answered yet, by their number.
 #[derive(Default)]
 pub(crate) struct RequestWatch {
-    requests: Mutex<HashMap<u64, Unanswered, RandomState>>,
+    shards: [WatchShard; SHARDS],
     thread: OnceLock<()>,
 }
 
+/// Some of the requests, with cache lines of their own.
+#[derive(Default)]
+#[repr(align(128))]
+struct WatchShard(Mutex<HashMap<u64, Unanswered, RandomState>>);
+
 impl RequestWatch {
+    /// The shard of a request. The kernel counts requests in steps of two.
+    fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, Unanswered, RandomState>> {
+        let shard = usize::try_from(unique / 2 % SHARDS as u64).expect("below 16");
+        &self.shards[shard].0
+    }
+
     /// Notes that a request begins, if events are recorded.
     pub(crate) fn begin(self: &Arc<Self>, header: &InHeader) -> Option<u64> {
         if !enabled!(target: REQUEST, Level::WARN) {
@@ -58,7 +72,7 @@ impl RequestWatch {
         trace!(target: REQUEST, opcode = name(opcode), node, unique, pid, uid, "a request begins");
         let since = Instant::now();
         let request = Unanswered { opcode, node, pid, since, patience: LONG };
-        self.requests.lock().insert(unique, request);
+        self.shard(unique).lock().insert(unique, request);
         self.thread.get_or_init(|| {
             let watch = Arc::downgrade(self);
             let started =
@@ -72,7 +86,7 @@ impl RequestWatch {
 
     /// Notes that the request is about to be answered.
     pub(crate) fn end(&self, unique: u64, answer: Answer) {
-        let Some(request) = self.requests.lock().remove(&unique) else { return };
+        let Some(request) = self.shard(unique).lock().remove(&unique) else { return };
         let Unanswered { opcode, node, since, patience, .. } = request;
         let (opcode, us) = (name(opcode), u64::try_from(since.elapsed().as_micros()).ok());
         trace!(target: REQUEST, opcode, node, unique, ?answer, us, "the request ends");
@@ -83,12 +97,13 @@ impl RequestWatch {
 
     /// The requests to warn about at `now`, with their numbers.
     fn due(&self, now: Instant) -> Vec<(u64, Unanswered)> {
-        let mut requests = self.requests.lock();
         let mut due = Vec::new();
-        for (&unique, request) in &mut *requests {
-            if now.duration_since(request.since) >= request.patience {
-                request.patience *= 2;
-                due.push((unique, *request));
+        for shard in &self.shards {
+            for (&unique, request) in &mut *shard.0.lock() {
+                if now.duration_since(request.since) >= request.patience {
+                    request.patience *= 2;
+                    due.push((unique, *request));
+                }
             }
         }
         due
@@ -117,15 +132,18 @@ fn name(op: u32) -> &'static str {
 mod tests {
     use super::*;
 
-    /// It is told of when it is late, and again after twice the time.
+    /// It is told of when it is late, and again after twice the time, whatever its shard is.
     #[test]
     fn a_request_that_lasts_is_due_again_and_again() {
         let (watch, since) = (RequestWatch::default(), Instant::now());
         let request = Unanswered { opcode: opcode::FSYNC, node: 7, pid: 1, since, patience: LONG };
-        watch.requests.lock().insert(5, request);
+        for unique in [4, 6] {
+            watch.shard(unique).lock().insert(unique, request);
+        }
         let due = |seconds| watch.due(since + Duration::from_secs(seconds)).len();
-        assert_eq!([0, 9, 10, 11, 19, 20, 39, 40].map(due), [0, 0, 1, 0, 0, 1, 0, 1]);
-        watch.end(5, Answer::Sent);
+        assert_eq!([0, 9, 10, 11, 19, 20, 39, 40].map(due), [0, 0, 2, 0, 0, 2, 0, 2]);
+        watch.end(4, Answer::Sent);
+        watch.end(6, Answer::Sent);
         assert_eq!(due(1000), 0);
     }
 

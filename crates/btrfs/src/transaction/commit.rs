@@ -145,7 +145,7 @@ impl Base {
         &'v self,
         live: &'v LiveVolume,
         above: &impl RoomsAbove,
-        is_needed: impl FnOnce() -> bool,
+        is_needed: impl Fn() -> bool,
         begin: impl FnOnce(TransactionHandle<'v>) -> Result<T>,
     ) -> Result<(Result<T>, bool)> {
         self.note_failures(live)?;
@@ -153,12 +153,18 @@ impl Base {
         // Flush most items now, so that few are left to flush while writers are blocked.
         debug!(target: COMMIT, "flushing delayed items");
         above.flush_all(|| self.enter())?;
-        debug!(target: COMMIT, "planning references");
-        let planned = self.plan_references(live);
+        // A later change may make the commit necessary. Then it looks up all extents itself.
+        let planned = if is_needed() {
+            debug!(target: COMMIT, "planning references");
+            self.plan_references(live)
+        } else {
+            PlannedReferences::default()
+        };
         let clock = clock!(COMMIT, DEBUG);
         debug!(target: COMMIT, "waiting until all operations under way have ended");
-        let gate = live.gate.write();
+        // New operations wait from now on.
         let shut = Instant::now();
+        let gate = live.gate.write();
         debug!(target: COMMIT, us = micros(clock), "no operation is under way, others wait");
         live.require_writing()?;
         let transaction = live.phases.read().running.clone();

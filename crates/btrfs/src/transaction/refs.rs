@@ -198,9 +198,13 @@ impl DelayedRefs {
         self.shard(logical).get(&logical.0).cloned()
     }
 
-    /// The pending entries to look up before they are taken, at most `most`, by ascending address.
-    /// Other threads may change entries meanwhile.
-    pub(crate) fn to_look_up(&self, most: usize) -> Vec<ExtentToLookUp> {
+    /// The pending entries that are wanted before they are taken, at most `most`, by ascending
+    /// address. Other threads may change entries meanwhile.
+    pub(crate) fn to_look_up(
+        &self,
+        most: usize,
+        is_wanted: impl Fn(&ExtentToLookUp) -> bool,
+    ) -> Vec<ExtentToLookUp> {
         let mut all = Vec::new();
         for shard in &self.shards {
             let shard = shard.lock();
@@ -211,7 +215,7 @@ impl DelayedRefs {
                 is_new: pending.is_new,
                 net: pending.net(),
             });
-            all.extend(wanted.take(most - all.len()));
+            all.extend(wanted.filter(&is_wanted).take(most - all.len()));
         }
         all.sort_unstable_by_key(|one| one.at.0);
         all

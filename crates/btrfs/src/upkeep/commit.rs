@@ -82,7 +82,7 @@ impl Keeper {
         volume: &'v Rooms,
         live: &'v LiveVolume,
         cause: CommitCause,
-        is_needed: impl FnOnce() -> bool,
+        is_needed: impl Fn() -> bool,
         begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
         let hidden = || volume.storage.hides_failures() || volume.storage.has_errors_of_writing();
@@ -106,7 +106,7 @@ impl Keeper {
         volume: &'v Rooms,
         live: &'v LiveVolume,
         cause: CommitCause,
-        is_needed: impl FnOnce() -> bool,
+        is_needed: impl Fn() -> bool,
         begin: impl FnOnce(RoomsHandle<'v>) -> Result<()>,
     ) -> Result<()> {
         let (generation, clock) = (live.running().0, clock!(COMMIT, INFO));

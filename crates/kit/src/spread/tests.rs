@@ -22,7 +22,10 @@ mod model {
             thread::spawn(move || {
                 for _ in 0..CHANGES {
                     let mut held = lock.write();
-                    assert!(lock.is_closing.load(Ordering::Acquire), "readers would come in between");
+                    assert!(
+                        lock.is_closing.load(Ordering::Acquire),
+                        "readers would come in between"
+                    );
                     assert!(!is_inside.swap(true, Ordering::AcqRel), "two writers");
                     held.change(|number| *number += 1);
                     assert!(held.lanes.iter().all(|number| **number == *held));

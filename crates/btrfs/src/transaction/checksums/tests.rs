@@ -81,8 +81,7 @@ fn many_ranges_lose_the_same_checksums_as_one_by_one() {
 fn one_large_range_is_removed_in_several_batches() {
     let volume = open();
     let count = 4 * EDITS as u64 - 24;
-    let items: Vec<_> =
-        (0..count).map(|at| (sums_key(BASE + at * SECTOR), vec![7; 4])).collect();
+    let items: Vec<_> = (0..count).map(|at| (sums_key(BASE + at * SECTOR), vec![7; 4])).collect();
     insert(&volume, &items);
     let handle = volume.join().expect("it is writable");
     let ranges = [BASE..BASE + 500 * SECTOR, BASE + 500 * SECTOR..BASE + count * SECTOR];

@@ -15,6 +15,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use foldhash::fast::RandomState;
 use offshoot_btrfs_format::superblock::CompatRo;
@@ -27,8 +28,11 @@ use crate::transaction::refs::{ExtentKind, ExtentToLookUp, PendingRefs};
 use crate::transaction::{Base, LiveVolume};
 use crate::tree::Cursor;
 
-/// The most extents that are looked up for a commit. The items of so many take about 16 MiB.
+/// The most extents that are kept for a commit.
 const MOST: usize = 65_536;
+
+/// An extent with more inline owners is not kept, because it takes more memory than others.
+const OWNERS: usize = 4;
 
 /// The extents that a thread looks up at a time. They are neighbours, so threads rarely read the
 /// same leaf.
@@ -56,20 +60,34 @@ impl PlannedReferences {
 impl Base {
     /// Looks up the extents that the running transaction changes. The caller has locked commits.
     pub(in crate::transaction) fn plan_references(&self, live: &LiveVolume) -> PlannedReferences {
-        let transaction = live.phases.read().running.clone();
         let mut planned = PlannedReferences::default();
         // The second time it is the turn of what other threads queued during the first.
-        for is_first in [true, false] {
-            let mut wanted = transaction.refs.to_look_up(MOST);
-            wanted.retain(|one| is_first || !one.is_new && !planned.0.contains_key(&one.at.0));
-            if wanted.len() < live.plans_from {
-                break;
-            }
-            let found = self.look_up_all(live, &wanted);
-            live.stats.planned_references(found.len());
-            planned.0.extend(found);
+        if self.plan_more(live, &mut planned, MOST, true) {
+            self.plan_more(live, &mut planned, MOST, false);
         }
         planned
+    }
+
+    /// Looks up extents that are not in `planned`, until it has `most`. Extents that are new are
+    /// only looked up `with_new`. Returns false when there are so few that it looked up none.
+    fn plan_more(
+        &self,
+        live: &LiveVolume,
+        planned: &mut PlannedReferences,
+        most: usize,
+        with_new: bool,
+    ) -> bool {
+        let transaction = live.phases.read().running.clone();
+        let is_wanted =
+            |one: &ExtentToLookUp| (with_new || !one.is_new) && !planned.0.contains_key(&one.at.0);
+        let wanted = transaction.refs.to_look_up(most - planned.0.len(), is_wanted);
+        if wanted.len() < live.plans_from {
+            return false;
+        }
+        let found = self.look_up_all(live, &wanted);
+        live.stats.planned_references(found.len());
+        planned.0.extend(found);
+        true
     }
 
     fn look_up_all(
@@ -91,13 +109,16 @@ impl Base {
             }
         };
         let threads = cores::count().min(wanted.len().div_ceil(RUN));
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
+            // If a thread cannot be started, those that exist do all the work.
             let others: Vec<_> = (1..threads)
-                .map(|_| {
-                    scope.spawn(|| {
+                .map_while(|_| {
+                    let builder = thread::Builder::new().name("ahead".to_owned());
+                    let work = || {
                         cores::use_all();
                         work()
-                    })
+                    };
+                    builder.spawn_scoped(scope, work).ok()
                 })
                 .collect();
             let mut found = work();
@@ -155,7 +176,7 @@ impl<'v> LookAhead<'v> {
     }
 
     /// Reads what running the references of an extent reads. Returns the item of the extent, if it
-    /// has one.
+    /// has one with few owners.
     fn look_up(&mut self, one: &ExtentToLookUp) -> Option<(u64, PlannedExtent)> {
         let &ExtentToLookUp { at, len, kind, is_new, net } = one;
         if is_new {
@@ -167,7 +188,8 @@ impl<'v> LookAhead<'v> {
             // The run meets an error again, and then it counts.
             let _ = self.read_what_frees(at, kind);
         }
-        Some((at.0, PlannedExtent { len, kind, known }))
+        let is_small = known.record.inline.len() <= OWNERS;
+        is_small.then_some((at.0, PlannedExtent { len, kind, known }))
     }
 
     /// Reads the leaves that get or lose the extent at `at`.
