@@ -19,8 +19,8 @@
 //! them. A directory with the set-group-id bit gives its group to files that are made in it.
 //!
 //! With mapped ids ([`ServeOptions::allows_idmap`]) the kernel names the user only in requests that
-//! make files: [`UNKNOWN`] stands for the user and the group in all others. Such a user is taken for
-//! one without rights.
+//! make files: [`UNKNOWN`] stands for the user and the group in all others. Such a user is taken
+//! for one without rights.
 //!
 //! INTERRUPT has no effect: no call of the filesystem can stop half done, so an interrupted request
 //! completes as usual.

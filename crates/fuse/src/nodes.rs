@@ -17,10 +17,11 @@
 //!
 //! Every file fits on a volume that has ever made fewer than 8 million (2^23) subvolumes, and fewer
 //! than 10^12 (2^40) files in each. For example, 256 * 2^40 + 257 is the number of inode 257 of
-//! subvolume 256. The number depends on the file alone: it is the same after every remount, whatever
-//! subvolume is mounted, and no table is needed to find the file. The number of a file that does
-//! not fit is a hash of the same two numbers. Two files can have the same hash only on a volume
-//! that was made for it. Then the second file cannot be used while the kernel knows the first.
+//! subvolume 256. The number depends on the file alone: it is the same after every remount,
+//! whatever subvolume is mounted, and no table is needed to find the file. The number of a file
+//! that does not fit is a hash of the same two numbers. Two files can have the same hash only on a
+//! volume that was made for it. Then the second file cannot be used while the kernel knows the
+//! first.
 //!
 //! One number space, [`FileNumbers::plain_space`], stands for the space 0, and that space for it.
 //! So the numbers of files in it are plain inode numbers. They fit 32 bits on all but the largest

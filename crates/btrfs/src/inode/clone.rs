@@ -29,8 +29,8 @@ const MOST_SHARED: usize = 64;
 /// The most bytes that are compared or copied in one step.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The smallest hole that a copy punches into data, in bytes. Punching takes a transaction, so zeros
-/// replace the data where a hole is smaller.
+/// The smallest hole that a copy punches into data, in bytes. Punching takes a transaction, so
+/// zeros replace the data where a hole is smaller.
 const LEAST_PUNCHED: u64 = 64 << 10;
 
 /// Clones `len` bytes of `from` to `to`; 0 means up to the end of the file.
