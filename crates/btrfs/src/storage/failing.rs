@@ -33,10 +33,10 @@
 //! # What happens to a member that has failed
 //!
 //! The volume writes nothing to it until it is opened again: no data, no block, no superblock, no
-//! new chunk, except what was handed to it at once with the request that failed. As with a member that missed commits, reads try it last, and never for data without a
-//! checksum. When the volume is opened again, the member is one that missed commits. Then the
-//! volume leaves it out from the beginning, until a scrub that has the volume for itself brings it
-//! up to date (`scrub/renew`).
+//! new chunk, except what was handed to it at once with the request that failed. As with a member
+//! that missed commits, reads try it last, and never for data without a checksum. When the volume
+//! is opened again, the member is one that missed commits. Then the volume leaves it out from the
+//! beginning, until a scrub that has the volume for itself brings it up to date (`scrub/renew`).
 //!
 //! # How the failure is found after a crash
 //!
