@@ -102,7 +102,10 @@ mod tests {
     fn locks_are_counted_by_name_while_a_thread_counts() {
         let (one, two) = (Shared::new("one", parking_lot::Mutex::new(1)), Padded(2));
         *one.lock() += *two;
-        let (taken, sum) = taken_by(|| *one.lock() + *one.lock());
+        let (taken, sum) = taken_by(|| {
+            let first = *one.lock();
+            first + *one.lock()
+        });
         assert_eq!((taken.get("one"), taken.len(), sum), (Some(&2), 1, 6));
     }
 }
