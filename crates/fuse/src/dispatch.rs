@@ -59,10 +59,16 @@ impl From<MalformedRequest> for Error {
     }
 }
 
-/// Whether requests with this opcode may write to the devices outside of a transaction.
+/// Whether requests with this opcode change something, or make it durable.
 fn writes(op: u32) -> bool {
-    use opcode::{COPY_FILE_RANGE, FALLOCATE, FSYNC, FSYNCDIR, SETATTR, WRITE};
-    matches!(op, WRITE | COPY_FILE_RANGE | FALLOCATE | SETATTR | FSYNC | FSYNCDIR)
+    use opcode::{
+        COPY_FILE_RANGE, CREATE, FALLOCATE, FSYNC, FSYNCDIR, LINK, MKDIR, MKNOD, REMOVEXATTR,
+        RENAME, RENAME2, RMDIR, SETATTR, SETXATTR, SYMLINK, TMPFILE, UNLINK, WRITE,
+    };
+    let of_data = matches!(op, WRITE | COPY_FILE_RANGE | FALLOCATE | FSYNC | FSYNCDIR);
+    let of_names = matches!(op, LINK | UNLINK | RMDIR | RENAME | RENAME2);
+    let of_new = matches!(op, CREATE | MKNOD | MKDIR | SYMLINK | TMPFILE);
+    of_data || of_names || of_new || matches!(op, SETATTR | SETXATTR | REMOVEXATTR)
 }
 
 /// The outcome of a request.

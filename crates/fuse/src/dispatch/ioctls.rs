@@ -119,7 +119,8 @@ impl RequestContext<'_> {
             ioctl_number::SHUTDOWN => {
                 let volume = self.volume_of_manager(&ioctl)?;
                 self.to.is_shut_down.store(true, Ordering::SeqCst);
-                drop(self.to.writing.write());
+                // What comes meanwhile waits, and then learns how the shutdown went.
+                let _writing = self.to.writing.write();
                 volume.shut_down()?;
                 self.to.is_stored.store(true, Ordering::SeqCst);
                 out.put(&IoctlOut::default())
