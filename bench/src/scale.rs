@@ -53,7 +53,7 @@ const GROUPS: [(&str, [u64; 3]); 4] = [
     ("files", [1, 10, 50]),
 ];
 
-/// One measured row: its name, its unit, and how many units one second has.
+/// One measured row at one size.
 struct UnitTime {
     name: &'static str,
     /// Microseconds of one unit, or MiB for a row of memory.

@@ -83,7 +83,7 @@ impl Meeting {
         }
     }
 
-    /// Lets go of all who wait, and calls no more meetings.
+    /// Lets all waiting requests go on, and calls no more meetings.
     fn dismiss(&self) {
         self.state.lock().kind = MeetingKind::Nothing;
         self.is_changed.notify_all();

@@ -83,7 +83,7 @@ pub(crate) fn with_verb(words: Vec<OsString>) -> Vec<OsString> {
     words_for(words, is_root)
 }
 
-/// As [`with_verb`], for a caller who is root, or is not.
+/// As [`with_verb`] does it when root runs the program, or another user does.
 fn words_for(mut words: Vec<OsString>, is_root: bool) -> Vec<OsString> {
     let name = words.first().and_then(|word| Path::new(word).file_name()).and_then(OsStr::to_str);
     if let Some(&(_, verb)) = NAMES.iter().find(|(known, _)| name == Some(known)) {

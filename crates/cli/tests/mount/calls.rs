@@ -260,8 +260,7 @@ impl MountCalls<'_> {
         self.write("setid/file", b"data");
         self.stat("setid/file");
         for bits in [0o6755, 0o6745, 0o6777, 0o6766, 0o2766] {
-            // The owner and the group of the file, and the user who changes it with a group of the
-            // same number.
+            // The third is the user who changes the file, whose group has the same number.
             for (owner, group, user) in [
                 (0, 0, 0),
                 (1000, 1000, 1000),

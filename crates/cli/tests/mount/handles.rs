@@ -11,10 +11,9 @@ use std::thread;
 use std::time::Duration;
 
 use nix::libc;
-use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::run;
 
-use super::{ServedMount, does, require, volume};
+use super::{ServedMount, assert_alike, does, require, twins, volume};
 
 /// A handle, as `name_to_handle_at` fills it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,17 +125,14 @@ fn open_all(root: &Path, make_subvolume: impl Fn(&Path)) -> Vec<String> {
 #[test]
 fn handles_find_what_is_forgotten() {
     let Some(judges) = require() else { return };
-    let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
-    theirs.mkfs(&[]);
+    let (ours, theirs) = twins(&judges, 256);
     let (mounted, kernel) = (ServedMount::new(&ours.images()[0], "rw"), theirs.mount("noatime"));
     let create = ["subvolume", "create"].map(OsStr::new);
     let said = open_all(mounted.path(), |path| does(&[create[0], create[1], path.as_os_str()]));
     let expected = open_all(kernel.path(), |path| {
         run("btrfs", &[create[0], create[1], path.as_os_str()]);
     });
-    let pairs = said.iter().zip(&expected);
-    let differences: Vec<_> = pairs.filter(|(ours, theirs)| ours != theirs).collect();
-    assert!(differences.is_empty(), "ours and the kernel's: {differences:#?}");
+    assert_alike(&said, &expected);
     assert!(said.iter().any(|said| said.contains("Stale")), "{said:#?}");
     mounted.unmount();
 }
@@ -146,8 +142,7 @@ fn handles_find_what_is_forgotten() {
 #[test]
 fn handles_into_a_deleted_subvolume_are_stale() {
     let Some(judges) = require() else { return };
-    let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
-    theirs.mkfs(&[]);
+    let (ours, theirs) = twins(&judges, 256);
     let (mounted, kernel) = (ServedMount::new(&ours.images()[0], "rw"), theirs.mount("noatime"));
     let open = |root: &Path, subvolume: &dyn Fn(&OsStr, &Path)| {
         let path = |name: &str| root.join(name);

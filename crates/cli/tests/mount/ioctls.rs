@@ -7,14 +7,13 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
-use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::{command, run};
 use rustix::fs::{Gid, IFlags, OFlags, Uid, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl};
 use rustix::thread::{set_thread_gid, set_thread_uid};
 
-use super::{ServedMount, require, volume};
+use super::{ServedMount, assert_alike, require, twins, volume};
 
 const FSGETXATTR: u32 = 0x801c_581f;
 const FSSETXATTR: u32 = 0x401c_5820;
@@ -146,19 +145,12 @@ fn of_the_volume(root: &Path) -> Vec<String> {
 #[test]
 fn ioctls_do_the_same() {
     let Some(judges) = require() else { return };
-    let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
-    theirs.mkfs(&[]);
+    let (ours, theirs) = twins(&judges, 256);
     let mounted = ServedMount::new(&ours.images()[0], "allow_other");
     let kernel = theirs.mount("noatime");
     for ioctls in [extended_flags, of_the_volume] {
         let (said, expected) = (ioctls(mounted.path()), ioctls(kernel.path()));
-        let differences: Vec<_> = said
-            .iter()
-            .zip(&expected)
-            .filter(|(ours, theirs)| ours != theirs)
-            .map(|(ours, theirs)| format!("ours   {ours}\nkernel {theirs}"))
-            .collect();
-        assert!(differences.is_empty(), "of {}:\n{}", said.len(), differences.join("\n"));
+        assert_alike(&said, &expected);
     }
     mounted.unmount();
     ours.assert_checks();

@@ -126,6 +126,26 @@ fn volume(judges: &Judges, mib: u64) -> Disks {
     disks
 }
 
+/// Two empty volumes of `mib` MiB: one made by the program, and one made by `mkfs.btrfs`.
+fn twins(judges: &Judges, mib: u64) -> (Disks, Disks) {
+    let theirs = Disks::create(judges, 1, mib);
+    theirs.mkfs(&[]);
+    (volume(judges, mib), theirs)
+}
+
+/// Requires that calls on our mount had the results that the same calls had on the kernel's.
+#[track_caller]
+fn assert_alike(ours: &[String], kernel: &[String]) {
+    let differences: Vec<_> = ours
+        .iter()
+        .zip(kernel)
+        .filter(|(ours, kernel)| ours != kernel)
+        .map(|(ours, kernel)| format!("ours   {ours}\nkernel {kernel}"))
+        .collect();
+    assert!(differences.is_empty(), "of {} calls:\n{}", ours.len(), differences.join("\n"));
+    assert_eq!(ours.len(), kernel.len());
+}
+
 /// The log line about the sandbox, on a kernel that has all parts of it.
 const SANDBOXED: &str =
     "offshoot: sandbox: no capabilities, no new privileges, Landlock, seccomp\n";

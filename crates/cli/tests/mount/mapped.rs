@@ -9,7 +9,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nix::libc;
-use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::run::{command, run};
 use offshoot_testkit::scratch_dir;
 use rustix::fs::{AtFlags, CWD, Gid, OFlags, Uid, linkat};
@@ -17,7 +16,7 @@ use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, ope
 use rustix::thread::{set_thread_gid, set_thread_uid};
 use tempfile::TempDir;
 
-use super::{ServedMount, require, volume};
+use super::{ServedMount, assert_alike, require, twins};
 
 /// A user name space that maps users and groups 0..1000 to [`SHIFT`] and above.
 struct MappedIds(Child);
@@ -174,8 +173,7 @@ fn use_both(root: &Path, mapped: &Path) -> Vec<String> {
 #[test]
 fn mapped_ids_are_as_in_the_kernel() {
     let Some(judges) = require() else { return };
-    let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
-    theirs.mkfs(&[]);
+    let (ours, theirs) = twins(&judges, 256);
     let mounted = ServedMount::new(&ours.images()[0], "allow_other,idmap");
     let kernel = theirs.mount("noatime");
     let ids = MappedIds::new();
@@ -183,15 +181,9 @@ fn mapped_ids_are_as_in_the_kernel() {
         let mapped = MappedPlace::new(root, &ids).expect("the kernel maps ids");
         use_both(root, mapped.0.path())
     });
-    let differences: Vec<_> = said
-        .iter()
-        .zip(&expected)
-        .filter(|(ours, theirs)| ours != theirs)
-        .map(|(ours, theirs)| format!("ours   {ours}\nkernel {theirs}"))
-        .collect();
-    assert!(differences.is_empty(), "of {}:\n{}", said.len(), differences.join("\n"));
-    assert!(said.len() == expected.len() && said.len() > 100, "only {}", said.len());
-    // The server is not told who asks, so nobody may.
+    assert_alike(&said, &expected);
+    assert!(said.len() > 100, "only {}", said.len());
+    // The kernel does not tell the server who asks, so the server refuses everyone.
     let trimmed = command("fstrim").arg(mounted.path()).output().expect("fstrim starts");
     let said = String::from_utf8_lossy(&trimmed.stderr);
     assert!(said.ends_with("Permission denied\n"), "{said}");

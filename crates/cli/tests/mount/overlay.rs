@@ -3,13 +3,12 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::{run, try_run};
 use offshoot_testkit::scratch_dir;
 
-use super::{ServedMount, require, volume};
+use super::{ServedMount, require, twins};
 
 /// What a container does to its image. The lower directory has `etc`, `usr` and `srv`.
 const CHANGES: &str = r#"
@@ -74,8 +73,7 @@ impl Drop for OverlayMount {
 #[test]
 fn an_overlay_keeps_its_changes_here() {
     let Some(judges) = require() else { return };
-    let (ours, theirs) = (volume(&judges, 512), Disks::create(&judges, 1, 512));
-    theirs.mkfs(&[]);
+    let (ours, theirs) = twins(&judges, 512);
     let mounted = ServedMount::new(&ours.images()[0], "allow_other");
     let kernel = theirs.mount("rw");
     let lower = scratch_dir();

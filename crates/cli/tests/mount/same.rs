@@ -10,7 +10,7 @@ use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::run;
 
-use super::{ServedMount, calls, does, require, volume};
+use super::{ServedMount, assert_alike, calls, does, require, twins};
 
 /// One of everything that the kernel made, seen through both mounts at once.
 #[test]
@@ -32,19 +32,11 @@ fn both_mounts_show_the_same() {
 #[test]
 fn calls_do_the_same() {
     let Some(judges) = require() else { return };
-    let (ours, theirs) = (volume(&judges, 512), Disks::create(&judges, 1, 512));
-    theirs.mkfs(&[]);
+    let (ours, theirs) = twins(&judges, 512);
     let mounted = ServedMount::new(&ours.images()[0], "allow_other");
     let kernel = theirs.mount("noatime");
     let (said, expected) = (calls::make(mounted.path()), calls::make(kernel.path()));
-    let differences: Vec<_> = said
-        .iter()
-        .zip(&expected)
-        .filter(|(ours, theirs)| ours != theirs)
-        .map(|(ours, theirs)| format!("ours   {ours}\nkernel {theirs}"))
-        .collect();
-    assert!(differences.is_empty(), "of {} calls:\n{}", said.len(), differences.join("\n"));
-    assert_eq!(said.len(), expected.len());
+    assert_alike(&said, &expected);
     assert!(said.len() > 100, "only {} calls", said.len());
     // The clock differs too.
     for root in [mounted.path(), kernel.path()] {
@@ -137,8 +129,7 @@ fn options_store_the_same() {
         "max_inline=4095,nodatasum",
         "max_inline=1k",
     ] {
-        let (ours, theirs) = (volume(&judges, 256), Disks::create(&judges, 1, 256));
-        theirs.mkfs(&[]);
+        let (ours, theirs) = twins(&judges, 256);
         let mounted = ServedMount::new(&ours.images()[0], options);
         let kernel = theirs.mount(options);
         for root in [mounted.path(), kernel.path()] {
@@ -160,8 +151,7 @@ fn options_store_the_same() {
 #[test]
 fn what_is_removed_is_discarded() {
     let Some(judges) = require() else { return };
-    let (ours, theirs) = (volume(&judges, 512), Disks::create(&judges, 1, 512));
-    theirs.mkfs(&[]);
+    let (ours, theirs) = twins(&judges, 512);
     let mounted = ServedMount::new(&ours.images()[0], "discard,flushoncommit");
     let kernel = theirs.mount("discard=sync,flushoncommit");
     for root in [mounted.path(), kernel.path()] {
