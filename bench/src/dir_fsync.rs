@@ -39,14 +39,13 @@ struct DirFsyncJob {
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     let valued = ["--files", "--deletes", "--node-sizes", "--turns"];
     let options = BenchOptions::parse(args, &valued, &["--no-proof"])?;
-    let sizes = options.get("--node-sizes").unwrap_or("16384,65536");
     let dir = options.dir()?;
     let job = DirFsyncJob {
         work: DirFsync {
             files: options.number("--files", 1_000_000)?,
             deletes: options.number("--deletes", 1000)?,
         },
-        node_sizes: sizes.split(',').map(|size| size.parse().ok()).collect::<Option<_>>()?,
+        node_sizes: options.numbers("--node-sizes", &[16384, 65536])?,
         turns: options.number("--turns", 3)?,
         is_proved: !options.has("--no-proof"),
         ours: ProgramPaths { offshoot: options.program()?, image: dir.join("dir-fsync.img") },

@@ -53,10 +53,9 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         &["--threads", "--files", "--rounds", "--size", "--turns"],
         &["--no-proof"],
     )?;
-    let threads = options.get("--threads").unwrap_or("1,2,12");
     let dir = options.dir()?;
     let job = FsMarkJob {
-        threads: threads.split(',').map(|count| count.parse().ok()).collect::<Option<_>>()?,
+        threads: options.numbers("--threads", &[1, 2, 12])?,
         files: options.number("--files", 100_000)?,
         rounds: options.number("--rounds", 10)?,
         size: usize::try_from(options.number("--size", 0)?).ok()?,

@@ -44,10 +44,9 @@ struct FsyncJob {
 pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
     let options =
         BenchOptions::parse(args, &["--threads", "--fsyncs", "--turns"], &["--no-proof"])?;
-    let threads = options.get("--threads").unwrap_or("1,2,4,8,16");
     let dir = options.dir()?;
     let job = FsyncJob {
-        threads: threads.split(',').map(|count| count.parse().ok()).collect::<Option<_>>()?,
+        threads: options.numbers("--threads", &[1, 2, 4, 8, 16])?,
         fsyncs: options.number("--fsyncs", 4000)?,
         turns: options.number("--turns", 3)?,
         is_proved: !options.has("--no-proof"),

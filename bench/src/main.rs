@@ -15,7 +15,7 @@
 //! | `data` | large files, clones and snapshots, on ours and on the kernel |
 //! | `dir_fsync`, `fsync` | fsync of a large directory, and of many files, on ours and on the kernel |
 //! | `members` | fsync and reads over several members that each take time |
-//! | `scale` | the same work on volumes of three sizes, on ours and on the kernel |
+//! | `scale` | the same work on volumes of several sizes, on ours and on the kernel |
 //! | `mount` | ours, the kernel's btrfs and XFS and a null filesystem, through the system calls of programs |
 //! | `workload` | the seed workloads, which the program `offshoot` has too |
 //! | `ours`, `kernel`, `proof` | the two sides of the seed workloads, and the check of the result |
@@ -184,6 +184,12 @@ impl BenchOptions {
     /// The value of an option as a number, or else `default`; `None` if it is not a number.
     fn number<N: std::str::FromStr>(&self, name: &str, default: N) -> Option<N> {
         self.get(name).map_or(Some(default), |value| value.parse().ok())
+    }
+
+    /// The numbers between commas of an option, or else `default`; `None` if one is not a number.
+    fn numbers<N: std::str::FromStr + Clone>(&self, name: &str, default: &[N]) -> Option<Vec<N>> {
+        let parse = |numbers: &str| numbers.split(',').map(|one| one.parse().ok()).collect();
+        self.get(name).map_or_else(|| Some(default.to_vec()), parse)
     }
 
     /// The program to measure.

@@ -21,6 +21,7 @@ use offshoot_vfs::{EntryPlace, FileId, FileSystem, FileSystemMut, NewFile, Times
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::sides::said;
 use crate::table::{median, shown, write_values};
 use crate::{BenchOptions, Result};
 
@@ -149,11 +150,6 @@ impl offshoot_device::Delegate for TimedMember {
 struct TimedVolume {
     devices: Vec<Arc<dyn BlockDevice>>,
     times: Arc<MemberTimes>,
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
-fn said(error: offshoot_vfs::Error) -> String {
-    error.to_string()
 }
 
 impl TimedVolume {

@@ -1,12 +1,11 @@
-//! Does the same work on volumes of three sizes, a factor of ten or more apart, with ours and with
-//! the kernel.
+//! Does the same work on volumes of several sizes, with ours and with the kernel.
 //!
 //! | group | size | rows |
 //! |---|---|---|
 //! | `chunks` | chunks of data in use: 10, 1,000, 10,000 | preallocate them; open; create and write 1,000 bytes; commit; `statfs`; snapshot; remove; close |
 //! | `pieces` | pieces of free space of 4 KiB: 1,000, 10,000, 100,000 | open; fill nine in ten of them, and a sync |
-//! | `directory` | entries of one directory: 10^4, 10^5, 10^6 | create; open; find; list; remove |
-//! | `files` | files of the volume, in millions: `--millions` | create, and the peak of memory |
+//! | `directory` | entries of one directory: 10^4, 10^5, 10^6 | create; open; list; find; remove |
+//! | `files` | files of the volume, in millions: `--millions` | create, and the peak of memory; only ours |
 //!
 //! Ours is the library in this process, and for `files` the program. The kernel's side is a volume
 //! over a loop device with direct I/O. A row is the time of one unit of its work: of a file, a
@@ -43,7 +42,7 @@ const SNAPSHOTS: u64 = 50;
 const FINDS: u64 = 5_000;
 
 /// The files that `fs-mark` makes in a round.
-const FILES_OF_ROUND: u64 = 100_000;
+const FILES_OF_ROUND: u32 = 100_000;
 
 /// The groups, and the sizes of each.
 const GROUPS: [(&str, [u64; 3]); 4] = [
@@ -53,7 +52,7 @@ const GROUPS: [(&str, [u64; 3]); 4] = [
     ("files", [1, 10, 50]),
 ];
 
-/// One measured row at one size.
+/// One measured row at one size: its name, which ends in its unit, and its figure.
 struct UnitTime {
     name: &'static str,
     /// Microseconds of one unit, or MiB for a row of memory.
@@ -75,16 +74,11 @@ pub(crate) fn benchmark(args: &[String]) -> Option<Result> {
         || GROUPS.iter().map(|(name, _)| *name).collect(),
         |names| names.split(',').collect(),
     );
-    let millions = options.get("--millions").map(|numbers| {
-        numbers.split(',').map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()
-    });
     let mut groups = Vec::new();
     for name in named {
         let (name, sizes) = GROUPS.into_iter().find(|(group, _)| *group == name)?;
-        let sizes = match &millions {
-            Some(millions) if name == "files" => millions.clone()?,
-            _ => sizes.to_vec(),
-        };
+        let sizes =
+            if name == "files" { options.numbers("--millions", &sizes)? } else { sizes.to_vec() };
         groups.push((name, sizes));
     }
     let dir = options.dir()?;
@@ -150,10 +144,10 @@ impl ScaleJob {
 
     /// Makes so many millions of files with the program.
     fn many_files(&self, millions: u64) -> Result<Vec<UnitTime>> {
-        let rounds = millions * 1_000_000 / FILES_OF_ROUND;
+        let rounds = millions * 1_000_000 / u64::from(FILES_OF_ROUND);
         let options = [
             ("--threads", 1),
-            ("--files", FILES_OF_ROUND),
+            ("--files", u64::from(FILES_OF_ROUND)),
             ("--rounds", rounds),
             ("--image-size", (2 + millions * 2) * GIB),
         ];
@@ -164,10 +158,10 @@ impl ScaleJob {
         let run = self.ours.run(&[], "fs-mark", &options)?;
         let figure = |what: &str| run[what].as_f64().unwrap_or(f64::NAN);
         let last = run["rounds"].as_array().and_then(|rounds| rounds.last()?["seconds"].as_f64());
-        let of_round = |seconds: Option<f64>| seconds.map_or(f64::NAN, |s| s * 10.0);
+        let last = last.map_or(f64::NAN, |seconds| seconds * 1e6 / f64::from(FILES_OF_ROUND));
         Ok(vec![
             UnitTime { name: "create us", figure: 1e6 / figure("files_per_second") },
-            UnitTime { name: "create, last round us", figure: of_round(last) },
+            UnitTime { name: "create, last round us", figure: last },
             UnitTime { name: "peak MiB", figure: figure("peak_memory_bytes") / 1_048_576.0 },
         ])
     }

@@ -98,7 +98,7 @@ pub(crate) fn snapshot_name(number: u64) -> String {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
-fn said(error: impl ToString) -> String {
+pub(crate) fn said(error: impl ToString) -> String {
     error.to_string()
 }
 

@@ -59,6 +59,8 @@ Tasks:
            Append to files and sync each, with 1 to 16 threads, by us and by the kernel (as root)
   bench members [--latency-us N] [--rate-mib N] [--fsyncs N] [--mib N] [--turns N]
            Sync and read over 1, 2 and 4 members that each take time
+  bench scale [--groups GROUP,GROUP...] [--millions N,N...] [--no-kernel]
+           The same work on volumes of several sizes, by us and by the kernel (as root)
   bench mount [--sides SIDE,SIDE...] [--loads LOAD,LOAD...] [--files N] [--rounds N] [--mib N]
            [--random-mib N] [--source PATH] [--turns N]
            What programs do on a mount: ours, the kernel's btrfs and XFS, a null filesystem over our

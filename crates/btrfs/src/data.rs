@@ -253,12 +253,7 @@ fn read_held(
             read_verified(volume, data, from, stored)?;
         }
         drop(held);
-        let stored = match &piece.source {
-            PieceSource::Plain { logical } => &stored[index(logical.0 - from.0)..],
-            PieceSource::Compressed { .. } => stored,
-            PieceSource::Inline { stored, .. } => stored,
-        };
-        give(volume, &piece, stored, sink)
+        give(volume, &piece, piece.stored(from, stored), sink)
     })?;
     Ok(Some(piece.end))
 }
@@ -483,39 +478,32 @@ fn read_piece(
 ) -> Result<bool> {
     let wanted = index(piece.end - piece.start);
     let sector = u64::from(volume.base().superblock().sector_size);
-    match &piece.source {
-        PieceSource::Plain { logical } => {
-            let lead = logical.0 % sector;
-            let is_whole = lead == 0 && (wanted as u64).is_multiple_of(sector);
-            if let Some(room) = sink.room(piece.start, wanted).filter(|_| is_whole) {
-                let is_read = read_in_epoch(volume, data, *logical, room, epoch)
-                    .inspect_err(|_| room.fill(0))?;
-                if is_read {
-                    sink.took(wanted);
-                }
-                return Ok(is_read);
-            }
-            with_scratch(index((lead + wanted as u64).next_multiple_of(sector)), |buf| {
-                if !read_in_epoch(volume, data, Logical(logical.0 - lead), buf, epoch)? {
-                    return Ok(false);
-                }
-                give(volume, piece, &buf[index(lead)..], sink).map(|()| true)
-            })
+    let Some((from, len)) = piece.disk_range(sector) else {
+        return give(volume, piece, piece.stored(Logical(0), &[]), sink).map(|()| true);
+    };
+    let is_plain = matches!(piece.source, PieceSource::Plain { .. });
+    // `len` is `wanted` only if the piece begins and ends at sectors.
+    if is_plain
+        && len == wanted as u64
+        && let Some(room) = sink.room(piece.start, wanted)
+    {
+        let is_read =
+            read_in_epoch(volume, data, from, room, epoch).inspect_err(|_| room.fill(0))?;
+        if is_read {
+            sink.took(wanted);
         }
-        PieceSource::Compressed { extent, disk_bytes, .. } => {
-            with_scratch(index(*disk_bytes), |stored| {
-                if !read_in_epoch(volume, data, *extent, stored, epoch)? {
-                    return Ok(false);
-                }
-                give(volume, piece, stored, sink).map(|()| true)
-            })
-        }
-        PieceSource::Inline { stored, .. } => give(volume, piece, stored, sink).map(|()| true),
+        return Ok(is_read);
     }
+    with_scratch(index(len), |read| {
+        if !read_in_epoch(volume, data, from, read, epoch)? {
+            return Ok(false);
+        }
+        give(volume, piece, piece.stored(from, read), sink).map(|()| true)
+    })
 }
 
-/// Gives `piece` to `sink`. `stored` is what is on disk for it, from its first byte on or from that
-/// of its compressed extent.
+/// Gives `piece` to `sink`. `stored` are its bytes as the device has them: from its first byte on,
+/// or all of its compressed extent.
 fn give(
     volume: &impl FileVolume,
     piece: &ReadPiece,

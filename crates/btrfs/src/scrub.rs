@@ -227,7 +227,7 @@ pub(crate) fn scrub(
     run.extents(&chunks)?;
     let counts = run.counts.lock().clone();
     if counts.corrected_errors + counts.corrected_superblocks > 0 {
-        volume.flush_members()?;
+        volume.storage.flush_members()?;
     }
     renewal.finish(&run)?;
     let counts = run.counts.into_inner();

@@ -6,13 +6,15 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::shared::Padded;
+
 /// The number of shards of the counters: about the number of threads that count at once.
 const SHARDS: usize = 16;
 
 /// The counters behind [`Stats`].
 #[derive(Debug, Default)]
 pub(crate) struct EngineCounters {
-    shards: [CounterShard; SHARDS],
+    shards: [Padded<CounterShard>; SHARDS],
     peaks: Peaks,
 }
 
@@ -90,7 +92,6 @@ macro_rules! counters {
 
         /// The counters of some threads. Shards share no cache line.
         #[derive(Debug, Default)]
-        #[repr(align(128))]
         struct CounterShard { $($field: AtomicU64,)* }
 
         /// The peaks.

@@ -247,7 +247,7 @@ impl LiveVolume {
             oldest: Padded(CheckedAtomicU64::new(first.0)),
             gate: SpreadRwLock::new("gate", || ()),
             commit: Mutex::new(()),
-            trees: SpreadRwLock::with_few_lanes("trees", HashMap::default),
+            trees: SpreadRwLock::with_few_copies("trees", HashMap::default),
             space,
             stop,
             commits: Shared::new("commits", parking_lot::Mutex::new(())),

@@ -285,7 +285,7 @@ fn readers_of_a_mirror_use_both_members() {
     std::thread::scope(|scope| {
         for (number, file) in files.into_iter().enumerate() {
             let (volume, content) = (&volume, &content);
-            // So that this one finds the reads of those before it under way.
+            // Wait for the reads of the readers before, so that this reader finds them under way.
             meeting.wait_for(number);
             scope.spawn(move || {
                 volume.require(file, content);

@@ -64,7 +64,7 @@ use crate::output::Console;
 use control::in_force;
 pub(crate) use control::{Served, mounted};
 use options::MountCommandOptions;
-pub(crate) use options::number;
+pub(crate) use options::{name_and_value, number};
 use table::MountTableLine;
 pub(crate) use unmount::unmount;
 

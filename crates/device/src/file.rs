@@ -285,8 +285,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        let len = bufs.iter().map(|buf| buf.len() as u64).sum();
-        request_range(self.size_bytes(), offset, len)?;
+        request_range(self.size_bytes(), offset, total_bytes(bufs))?;
         read_all(&self.file, offset, bufs)
     }
 

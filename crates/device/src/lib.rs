@@ -172,7 +172,7 @@ fn request_range(size_bytes: u64, offset: u64, len: u64) -> io::Result<ops::Rang
 }
 
 /// How many bytes `bufs` have together.
-fn total_bytes(bufs: &[IoSlice<'_>]) -> u64 {
+fn total_bytes(bufs: &[impl ops::Deref<Target = [u8]>]) -> u64 {
     bufs.iter().map(|buf| buf.len() as u64).sum()
 }
 

@@ -70,8 +70,7 @@ impl BlockDevice for WindowDevice {
     }
 
     fn read_vectored_at(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
-        let len = bufs.iter().map(|buf| buf.len() as u64).sum();
-        self.below.read_vectored_at(self.place(offset, len)?, bufs)
+        self.below.read_vectored_at(self.place(offset, total_bytes(bufs))?, bufs)
     }
 
     fn read_medium_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {

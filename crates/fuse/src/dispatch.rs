@@ -19,8 +19,8 @@
 //! them. A directory with the set-group-id bit gives its group to files that are made in it.
 //!
 //! With mapped ids ([`ServeOptions::allows_idmap`]) the kernel names the user only in requests that
-//! make files: [`UNKNOWN`] stands for the user and the group in all others. Such a user is taken
-//! for one without rights.
+//! make files: [`UNKNOWN`] stands for the user and the group in all others. This module treats
+//! such a user as one without rights.
 //!
 //! INTERRUPT has no effect: no call of the filesystem can stop half done, so an interrupted request
 //! completes as usual.
@@ -40,8 +40,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use offshoot_kit::spread::SpreadRwLock;
 use offshoot_vfs::{Attr, Errno, Error, FileId, FileSystemMut, NAME_MAX, Result};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::caches::KernelCaches;
 use crate::listings::OpenListings;
@@ -115,7 +116,7 @@ pub(crate) struct Dispatcher {
     /// The shutdown has stored everything.
     is_stored: AtomicBool,
     /// A shutdown waits for requests that write, which hold this shared.
-    writing: RwLock<()>,
+    writing: SpreadRwLock<()>,
     /// Before INIT: this process offers io_uring. After INIT: requests come over io_uring.
     has_rings: AtomicBool,
 }
@@ -144,7 +145,7 @@ impl Dispatcher {
             has_idmap: AtomicBool::new(false),
             is_shut_down: AtomicBool::new(false),
             is_stored: AtomicBool::new(false),
-            writing: RwLock::new(()),
+            writing: SpreadRwLock::with_few_copies("requests", || ()),
             has_rings: AtomicBool::new(false),
         }
     }

@@ -67,10 +67,10 @@ pub struct ServeOptions {
     /// ([`FileId::dev`]). In any other, the space is a part of the number that a file shows.
     pub plain_space: u64,
     /// The mount can be shown elsewhere with mapped ids (`MOUNT_ATTR_IDMAP`), where the kernel has
-    /// that for FUSE: since Linux 6.12. It then does not say who makes a request, unless the
-    /// request makes a file. So ioctls that not everyone may use, and gates, are refused to
-    /// everyone, no program sees names of `trusted.` attributes in a list, and changes of a file
-    /// clear its set-id bits also for root.
+    /// that for FUSE: since Linux 6.12. The kernel then names the user only in requests that make
+    /// files. So the mount refuses gates, and ioctls for root and the serving user, to all users.
+    /// No program sees names of `trusted.` attributes in a list, and changes of a file clear its
+    /// set-id bits also for root.
     pub allows_idmap: bool,
     /// How requests come and answers go.
     pub transport: Transport,

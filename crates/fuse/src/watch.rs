@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
+use offshoot_kit::shared::Padded;
 use parking_lot::Mutex;
 use tracing::{Level, enabled, trace, warn};
 
@@ -51,10 +52,8 @@ pub(crate) struct RequestWatch {
     thread: OnceLock<()>,
 }
 
-/// Some of the requests, with cache lines of their own.
-#[derive(Default)]
-#[repr(align(128))]
-struct WatchShard(Mutex<HashMap<u64, Unanswered, RandomState>>);
+/// Some of the requests.
+type WatchShard = Padded<Mutex<HashMap<u64, Unanswered, RandomState>>>;
 
 impl RequestWatch {
     /// The shard of a request. The kernel counts requests in steps of two.

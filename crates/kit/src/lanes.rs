@@ -264,7 +264,7 @@ mod tests {
         assert!(lanes.queue.state.lock().waiting.len() <= 2, "more in line than lanes are free");
     }
 
-    /// The caller returns only after the lane has let go of its share, whoever panics.
+    /// The caller returns only after the lanes have let go of their shares, whichever share panics.
     #[test]
     fn a_panic_reaches_the_caller_when_no_lane_works_for_it() {
         for bad in 0..3 {

@@ -5,12 +5,12 @@
 //! | [`sync`] | locks, and the same ones under the model checker |
 //! | [`counter`] | sums that must not fall below zero, and what ends writing when one would |
 //! | [`ranges`] | sets of ranges |
-//! | [`shards`] | shards of tables of files |
+//! | [`shards`] | shards of tables |
 //! | [`read_ahead`] | what a sequential reader will want next |
 //! | [`cores`] | the CPUs that an engine's threads run on |
 //! | [`lanes`] | threads that keep several devices busy at a time, for each volume |
 //! | [`shared`] | what all threads share: locks that are counted, and cache lines |
-//! | [`spread`] | a lock for what many threads read and few change |
+//! | [`spread`] | a lock for a value that all threads read and few threads change |
 //! | [`workers`] | threads for computations, one for each core |
 
 pub mod cores;

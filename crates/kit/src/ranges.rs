@@ -95,6 +95,18 @@ impl Ranges {
     }
 }
 
+/// `ranges`, which ascend by their start, with those that touch or overlap as one.
+pub fn joined(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut all: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => all.push(range),
+        }
+    }
+    all
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

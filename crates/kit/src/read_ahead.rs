@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn who_jumps_about_is_told_of_nothing() {
+    fn random_reads_are_not_read_ahead() {
         let reads = ReadAhead::default();
         for at in [0, 5, 5, 9, 2, 30, 4, 0, 9, 9] {
             let at = at * 4096;

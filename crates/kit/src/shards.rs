@@ -1,6 +1,13 @@
-//! Shards of tables of files, so that threads at different files take different locks.
+//! Shards of tables, so that threads at different files take different locks.
 
 use offshoot_vfs::FileId;
+
+/// Scatters numbers (Fibonacci hashing): neighbours get results far apart, all below 2^32.
+#[inline]
+#[must_use]
+pub fn scatter(number: u64) -> usize {
+    (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+}
 
 /// The number of shards of a table of inodes, a power of two.
 pub const SHARDS: usize = 16;
@@ -9,6 +16,5 @@ pub const SHARDS: usize = 16;
 #[inline]
 #[must_use]
 pub fn shard_of(file: FileId) -> usize {
-    let spread = (file.ino ^ file.dev).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    spread as usize & (SHARDS - 1)
+    scatter(file.ino ^ file.dev) & (SHARDS - 1)
 }

@@ -82,6 +82,16 @@ impl ReadPiece {
             PieceSource::Inline { .. } => None,
         }
     }
+
+    /// The stored bytes of the piece, from its first byte or from that of its compressed extent on.
+    /// `read` is its [`disk_range`](Self::disk_range), which begins at `from`.
+    pub(super) fn stored<'s>(&'s self, from: Logical, read: &'s [u8]) -> &'s [u8] {
+        match &self.source {
+            PieceSource::Plain { logical } => &read[index(logical.0 - from.0)..],
+            PieceSource::Compressed { .. } => read,
+            PieceSource::Inline { stored, .. } => stored,
+        }
+    }
 }
 
 /// Walks the extent items of a file and cuts them into pieces.

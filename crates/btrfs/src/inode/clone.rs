@@ -15,7 +15,9 @@ use super::allocate::{AllocationWork, leave_item};
 use super::changes::{refuse_flags, timespec};
 use super::in_use::Locks;
 use super::subvolume::{shareable, writable};
-use super::write::{MAX_SIZE, buffer, grow, keep_synchronous, length_of, regular, write_locked};
+use super::write::{
+    MAX_SIZE, buffer, current_length, grow, keep_synchronous, length_of, regular, write_locked,
+};
 use super::write_back::{self, MOST_REPLACED, Patience, hole_items, items_of, until_replaced};
 use crate::data::timestamp;
 use crate::data::{FileData, drop_range, index, insert_hole, next_data, overlaps, read_at, share};
@@ -52,7 +54,7 @@ pub(crate) fn clone_range(
     let end = to.offset.checked_add(len).filter(|&end| end <= MAX_SIZE);
     let end = end.ok_or_else(|| Error::posix(Errno::FBIG, to.file.to_string()))?;
     pair.require_alike()?;
-    // As in the kernel, nothing may be cloned to any offset.
+    // As in the kernel, a clone of zero bytes succeeds at any offset.
     if len == 0 {
         return Ok(());
     }
@@ -160,7 +162,8 @@ struct CopyEnd {
     begin: FilePosition,
     /// The end of the range, as an offset in the file.
     end: u64,
-    data: FileData,
+    /// The file as the last search found it; `None` before the first one.
+    data: Option<FileData>,
     /// The run of data that the last search found. Between the offset of that search and this run
     /// is a hole.
     run: Range<u64>,
@@ -168,9 +171,8 @@ struct CopyEnd {
 
 impl CopyEnd {
     /// The first `len` bytes from `begin` on.
-    fn open(volume: &Rooms, begin: FilePosition, len: u64) -> Result<Self> {
-        let data = FileData::open(volume, begin.file)?;
-        Ok(Self { begin, end: begin.offset + len, data, run: 0..0 })
+    fn new(begin: FilePosition, len: u64) -> Self {
+        Self { begin, end: begin.offset + len, data: None, run: 0..0 }
     }
 
     /// The offset of the first data of the range that ends behind `at`. Both count from `begin`.
@@ -178,11 +180,17 @@ impl CopyEnd {
         let offset = self.begin.offset + at;
         if self.run.end <= offset {
             // A copy within the file may have buffered a sector since.
-            self.data = FileData::open(volume, self.begin.file)?;
-            let next = next_data(volume, &self.data, offset..self.end)?;
+            let data = self.data.insert(FileData::open(volume, self.begin.file)?);
+            let next = next_data(volume, data, offset..self.end)?;
             self.run = next.unwrap_or(u64::MAX..u64::MAX);
         }
         Ok(self.run.start.saturating_sub(self.begin.offset).max(at))
+    }
+
+    /// Fills `bytes` from `at` on, which counts from `begin`. A search comes before the first read.
+    fn read(&self, volume: &Rooms, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let data = self.data.as_ref().expect("a search comes before each read");
+        read_at(volume, data, self.begin.offset + at, bytes).map(drop)
     }
 }
 
@@ -254,7 +262,7 @@ impl<'v> ClonePair<'v> {
     fn settle(&self, begin: u64) -> Result<()> {
         let AllocationWork { volume, at, .. } = self.work;
         write_back::write_back(volume, self.from.file, Patience::Waits)?;
-        let size = length_of(volume, self.to.file, &regular(volume, self.to.file)?);
+        let size = current_length(volume, self.to.file)?;
         if size < self.to.offset && !size.is_multiple_of(self.work.sector) {
             // As in the kernel, the part of a sector at the old end becomes data, also in a hole or
             // in preallocated space.
@@ -270,8 +278,8 @@ impl<'v> ClonePair<'v> {
     /// Whether the first `len` bytes of both are the same.
     fn is_same(&self, len: u64) -> Result<bool> {
         let volume = self.work.volume;
-        let mut from = CopyEnd::open(volume, self.from, len)?;
-        let mut to = CopyEnd::open(volume, self.to, len)?;
+        let mut from = CopyEnd::new(self.from, len);
+        let mut to = CopyEnd::new(self.to, len);
         let mut room = [(); 2].map(|()| vec![0; index(len.min(PIECE_BYTES))]);
         let mut at = 0;
         loop {
@@ -283,7 +291,7 @@ impl<'v> ClonePair<'v> {
             let end = len.min(at + PIECE_BYTES);
             let mut bytes = room.each_mut().map(|bytes| &mut bytes[..index(end - at)]);
             for (file, bytes) in [&from, &to].into_iter().zip(&mut bytes) {
-                read_at(volume, &file.data, file.begin.offset + at, bytes)?;
+                file.read(volume, at, bytes)?;
             }
             if bytes[0] != bytes[1] {
                 return Ok(false);
@@ -301,10 +309,10 @@ impl<'v> ClonePair<'v> {
         }
         let AllocationWork { volume, at, .. } = self.work;
         let file = self.to.file;
-        let mut from = CopyEnd::open(volume, self.from, range.end)?;
-        let mut to = CopyEnd::open(volume, self.to, range.end)?;
+        let mut from = CopyEnd::new(self.from, range.end);
+        let mut to = CopyEnd::new(self.to, range.end);
         let mut room = vec![0; index((range.end - range.start).min(PIECE_BYTES))];
-        let size = || -> Result<u64> { Ok(length_of(volume, file, &regular(volume, file)?)) };
+        let size = || current_length(volume, file);
         let mut done = range.start;
         while done < range.end {
             let start = from.data_from(volume, done)?.min(range.end);
@@ -318,7 +326,7 @@ impl<'v> ClonePair<'v> {
             let end = run_end.min(range.end).min(start + PIECE_BYTES).max(start);
             if start < end {
                 let bytes = &mut room[..index(end - start)];
-                read_at(volume, &from.data, self.from.offset + start, bytes)?;
+                from.read(volume, start, bytes)?;
                 write_locked(volume, file, size()?, self.to.offset + start, bytes, at)?;
                 if write_back::is_over_limit(volume) {
                     write_back::write_back(volume, file, Patience::Waits)?;

@@ -129,7 +129,7 @@ impl Inodes {
     pub(crate) fn new(name_bytes: u64) -> Self {
         Self {
             shards: Default::default(),
-            subvolumes: SpreadRwLock::with_few_lanes("subvolumes", HashMap::default),
+            subvolumes: SpreadRwLock::with_few_copies("subvolumes", HashMap::default),
             loading: Mutex::default(),
             names: Arc::new(Budget::new(name_bytes)),
         }

@@ -46,7 +46,7 @@ impl Subvolume {
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(highest.saturating_add(1)),
             tree,
-            buffering: SpreadRwLock::with_few_lanes("buffering", || ()),
+            buffering: SpreadRwLock::with_few_copies("buffering", || ()),
         })
     }
 

@@ -138,6 +138,14 @@ pub(super) fn length_of(volume: &Rooms, file: FileId, item: &InodeItem) -> u64 {
     volume.buffers.get(file).map_or(item.size.get(), |buffer| buffer.read().size)
 }
 
+/// The length of `file`, a regular one, including buffered data.
+pub(super) fn current_length(volume: &Rooms, file: FileId) -> Result<u64> {
+    match volume.buffers.get(file) {
+        Some(buffer) => Ok(buffer.read().size),
+        None => Ok(regular(volume, file)?.size.get()),
+    }
+}
+
 /// Buffers `data` at `offset`. With empty `data` it buffers the sector that contains `offset`.
 pub(super) fn buffer(
     volume: &Rooms,
@@ -146,10 +154,7 @@ pub(super) fn buffer(
     data: &[u8],
     at: Timestamp,
 ) -> Result<()> {
-    let size = match volume.buffers.get(file) {
-        Some(buffer) => buffer.read().size,
-        None => regular(volume, file)?.size.get(),
-    };
+    let size = current_length(volume, file)?;
     buffer_in(volume, file, size, offset, data, at)
 }
 
@@ -315,20 +320,24 @@ fn contents<'d>(
 ) -> Result<GapContents<'d>> {
     let part = gap.start.max(new.start)..gap.end.min(new.end);
     let part = if part.is_empty() { gap.end..gap.end } else { part };
-    let stored = |range: Range<u64>| -> Result<Vec<u8>> {
-        if range.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut bytes = vec![0; index(range.end - range.start)];
+    let kept = [gap.start..part.start, part.end..gap.end];
+    let mut around = [Vec::new(), Vec::new()];
+    if kept.iter().any(|range| !range.is_empty()) {
         let stored = FileData::open(volume, file)?;
-        read_data(volume, &stored, range.clone(), &mut |at, part| {
-            bytes[index(at - range.start)..][..part.len()].copy_from_slice(part);
-            Ok(())
-        })?;
-        Ok(bytes)
-    };
+        for (range, bytes) in kept.into_iter().zip(&mut around) {
+            if range.is_empty() {
+                continue;
+            }
+            bytes.resize(index(range.end - range.start), 0);
+            read_data(volume, &stored, range.clone(), &mut |at, piece| {
+                bytes[index(at - range.start)..][..piece.len()].copy_from_slice(piece);
+                Ok(())
+            })?;
+        }
+    }
+    let [head, tail] = around;
     let new = if part.is_empty() { &[] } else { &data[within(new, &part)] };
-    Ok(GapContents { head: stored(gap.start..part.start)?, new, tail: stored(part.end..gap.end)? })
+    Ok(GapContents { head, new, tail })
 }
 
 /// Whether the stored data of `file` is inline.

@@ -169,7 +169,7 @@ fn log_it(
 /// Flushes the members, which is enough for data that was written in place. Returns an obstacle if
 /// a member has failed whose stale data would be used after a crash.
 fn barrier(live: &LiveVolume, volume: &Rooms) -> Result<Option<Obstacle>> {
-    live.all_or_stop(|| volume.flush_members())?;
+    live.all_or_stop(|| volume.storage.flush_members())?;
     Ok(volume.storage.hides_failures().then_some(Obstacle::MemberFailed))
 }
 

@@ -30,9 +30,9 @@ pub(crate) fn zero_log(volume: &Rooms) -> Result<Option<LostLog>> {
     let lost = lost_log(volume);
     let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
     zero_log_at(volume, &[primary])?;
-    volume.flush_members()?;
+    volume.storage.flush_members()?;
     zero_log_at(volume, &copies)?;
-    volume.flush_members()?;
+    volume.storage.flush_members()?;
     Ok(Some(lost))
 }
 

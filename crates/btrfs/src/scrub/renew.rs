@@ -87,7 +87,7 @@ impl Renewal {
                 run.skip(chunk, error);
             }
         }
-        run.volume.flush_members()
+        run.volume.storage.flush_members()
     }
 
     fn plain_data_of(
@@ -155,7 +155,7 @@ impl Renewal {
             let part = MemberOffset { member: index, physical: Physical(offset) };
             let outcome = write(run, part, &bytes[..], &mut pages);
             // Write the copies only after the primary is durable.
-            volume.flush_members()?;
+            volume.storage.flush_members()?;
             Self::tell(run, index, offset, outcome, "now it is brought up to date");
             if outcome != ScrubOutcome::Corrected {
                 break;

@@ -41,7 +41,8 @@ impl Space {
         Some(Out { space: self, piece })
     }
 
-    /// Waits until the piece that is out is back. No other goes out while the guard is held.
+    /// Waits until the piece that is out is back. No thread takes out another piece while the
+    /// caller holds the guard.
     pub(crate) fn without_piece(&self) -> MutexGuard<'_, Option<Arc<BlockGroup>>> {
         let mut out = self.outside.group.lock();
         while out.is_some() {

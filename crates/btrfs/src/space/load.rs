@@ -74,14 +74,7 @@ fn nothing_free(volume: &dyn Roots, group: &BlockGroup) -> FreeSpace {
 /// These ranges in ascending order. Ranges that touch or overlap are joined.
 fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
-    let mut all: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match all.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => all.push(range),
-        }
-    }
-    all
+    crate::ranges::joined(ranges)
 }
 
 /// Adds the parts of `ranges` that are not in `without`. Both ascend.

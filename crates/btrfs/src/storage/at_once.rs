@@ -12,10 +12,10 @@ use offshoot_device::BlockDevice;
 use offshoot_kit::lanes::LaneTask;
 use offshoot_vfs::Result;
 
-use super::Storage;
 use super::failing::MemberCondition;
 use super::read::{read_error, segment_len};
 use super::ways::{MemberOffset, ReadSegment, ReadWay};
+use super::{Member, Storage};
 
 /// A range of fewer bytes is read from one member after the other: handing it to lanes would cost
 /// more than it gains.
@@ -131,8 +131,8 @@ impl Storage {
 
     /// Reads a request into its ranges of `buf`.
     fn read_in_place(&self, request: ReadRequest<'_>, buf: &mut [u8]) -> io::Result<()> {
-        let ReadMember { device, condition } = self.read_member(request[0].place);
-        let _under_way = condition.begin_read();
+        let (member, device) = self.present(request[0].place.member);
+        let _under_way = member.condition.begin_read();
         let (mut bufs, mut rest, mut at) = (Vec::with_capacity(request.len()), buf, 0);
         for part in request {
             let (own, behind) = rest.split_at_mut(part.range.end - at);
@@ -171,9 +171,14 @@ impl Storage {
         stripes.into_iter().collect()
     }
 
+    /// The member at `index`, which is present, and its device.
+    pub(super) fn present(&self, index: usize) -> (&Member, &Arc<dyn BlockDevice>) {
+        let member = self.members.get(index);
+        (member, member.device.as_ref().expect("a place is on a member that is present"))
+    }
+
     fn read_member(&self, place: MemberOffset) -> ReadMember {
-        let member = self.members.get(place.member);
-        let device = member.device.clone().expect("a place is on a member that is present");
-        ReadMember { device, condition: member.condition.clone() }
+        let (member, device) = self.present(place.member);
+        ReadMember { device: device.clone(), condition: member.condition.clone() }
     }
 }

@@ -6,6 +6,7 @@ use offshoot_btrfs_format::chunk::{Chunk, Profile, STRIPE_LEN};
 use offshoot_btrfs_format::{Logical, Physical};
 use offshoot_vfs::{Error, Result, Structure};
 
+use super::read::read_error;
 use super::ways::{MemberOffset, ReadSegment, WaySelection, copies, place_in_row};
 use super::{Storage, parity};
 
@@ -132,10 +133,7 @@ impl Storage {
     /// # Errors
     /// When the device reports an error.
     pub(crate) fn read_medium(&self, member: usize, at: Physical, buf: &mut [u8]) -> Result<()> {
-        let member = self.members.get(member);
-        let device = member.device.as_ref().expect("a part of a copy is on a member that is there");
-        device.read_medium_at(at.0, buf).map_err(|e| {
-            Error::io(format!("{}: reading {} bytes at {at}", device.name(), buf.len()), e)
-        })
+        let (_, device) = self.present(member);
+        device.read_medium_at(at.0, buf).map_err(|e| read_error(&**device, at.0, buf.len(), e))
     }
 }

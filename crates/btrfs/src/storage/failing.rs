@@ -85,6 +85,7 @@ use super::chunk_map::MappedChunk;
 use super::mirrors::ReadUnderWay;
 use super::{Member, Storage, StorageTrees};
 use crate::report::VolumeReport;
+use crate::shared::Padded;
 
 /// The kinds of errors of a device that are counted, in the order of the counters in `DEV_STATS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,8 +126,9 @@ pub(super) struct MemberCondition {
     errors: [AtomicU64; DeviceError::COUNTERS],
     /// A read failed since the volume was opened.
     has_bad_reads: AtomicBool,
-    /// Reads that it has not answered yet.
-    reading: AtomicUsize,
+    /// Reads that it has not answered yet. Each read changes it, and looks at `has_failed` as
+    /// often.
+    reading: Padded<AtomicUsize>,
 }
 
 impl MemberCondition {

@@ -128,14 +128,17 @@ impl Storage {
     pub(crate) fn flush_members(&self) -> Result<()> {
         let is_written = |(_, member): &(usize, &Member)| !member.has_failed();
         let written = self.members().iter().enumerate().filter(is_written);
-        let (indexes, devices): (SmallVec<[_; 1]>, SmallVec<[_; 1]>) =
-            written.filter_map(|(index, member)| Some((index, member.device.clone()?))).unzip();
+        let devices: SmallVec<[(usize, Arc<dyn BlockDevice>); 1]> =
+            written.filter_map(|(index, member)| Some((index, member.device.clone()?))).collect();
         let mut result = Ok(());
         self.lanes.writes.run(&devices, flush, |number, flushed| {
             if let Err(error) = flushed {
-                let error = Error::io(format!("{}: flushing", devices[number].name()), error);
-                let survived = self.survive_failure(indexes[number], DeviceError::Flush, error);
-                result = std::mem::replace(&mut result, Ok(())).and(survived);
+                let (index, device) = &devices[number];
+                let error = Error::io(format!("{}: flushing", device.name()), error);
+                let survived = self.survive_failure(*index, DeviceError::Flush, error);
+                if result.is_ok() {
+                    result = survived;
+                }
             }
         });
         result
@@ -143,7 +146,7 @@ impl Storage {
 }
 
 /// Sends a barrier to a device.
-fn flush(device: &Arc<dyn BlockDevice>) -> io::Result<()> {
+fn flush((_, device): &(usize, Arc<dyn BlockDevice>)) -> io::Result<()> {
     let clock = clock!(DEVICE, DEBUG);
     debug!(target: DEVICE, device = device.name(), "waiting for the barrier");
     let flushed = device.flush();

@@ -18,6 +18,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use offshoot_btrfs_format::Logical;
+use offshoot_kit::shards::scatter;
+use smallvec::SmallVec;
 
 use super::members::Members;
 use super::ways::ReadWay;
@@ -66,7 +68,8 @@ impl MirrorChoices {
             }
             _ => None,
         };
-        if ways.len() < 2 || ways[..2].iter().any(|way| load(way).is_none()) {
+        let loads: SmallVec<[usize; 4]> = ways.iter().map_while(load).collect();
+        if loads.len() < 2 {
             return;
         }
         let region = logical.0 / REGION_BYTES;
@@ -76,9 +79,9 @@ impl MirrorChoices {
             Some(copy) => (copy, SLACK),
             None => (before().unwrap_or(0), 0),
         };
-        let loads = || ways.iter().map_while(load).enumerate();
-        let Some((least, load)) = loads().min_by_key(|(_, load)| *load) else { return };
-        let stays = loads().nth(wanted).is_some_and(|(_, own)| own <= load + slack);
+        let lowest = loads.iter().copied().enumerate().min_by_key(|(_, load)| *load);
+        let Some((least, lowest)) = lowest else { return };
+        let stays = loads.get(wanted).is_some_and(|own| *own <= lowest + slack);
         let copy = if stays { wanted } else { least };
         if known != Some(copy) {
             self.remember(region, copy);
@@ -101,9 +104,7 @@ impl MirrorChoices {
     }
 
     fn slot(&self, region: u64) -> &AtomicU64 {
-        // Fibonacci hashing: regions one behind the other get slots far apart.
-        let hash = region.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.regions[usize::try_from(hash).expect("32 bits") % REGIONS]
+        &self.regions[scatter(region) % REGIONS]
     }
 }
 

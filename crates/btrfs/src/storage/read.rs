@@ -344,8 +344,7 @@ impl Storage {
     }
 
     pub(crate) fn read_place(&self, at: MemberOffset, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let member = self.members.get(at.member);
-        let device = member.device.as_ref().expect("a place is on a member that is present");
+        let (member, device) = self.present(at.member);
         let from = at.physical.0.saturating_add(offset);
         let _under_way = member.condition.begin_read();
         device.read_at(from, buf).map_err(|e| read_error(&**device, from, buf.len(), e))

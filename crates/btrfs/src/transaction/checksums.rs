@@ -10,14 +10,15 @@ use offshoot_btrfs_format::{ItemType, Key, Logical, TreeId};
 use offshoot_vfs::{Error, Result, Structure};
 
 use super::{Base, TransactionHandle};
+use crate::ranges::joined;
 use crate::tree::{Cursor, ItemEdit};
 
 /// The edits of the checksum tree after which readers get a turn.
 const EDITS: usize = 256;
 
 /// Removes the checksums of `ranges`, which ascend and hold no extent any more. The committer calls
-/// it while no handle is open, so no writer changes the checksum tree at the same time. Readers are
-/// kept out for [`EDITS`] edits at a time.
+/// it while no handle is open, so no writer changes the checksum tree at the same time. It locks
+/// readers out for about [`EDITS`] edits at a time.
 ///
 /// # Errors
 /// When the checksum tree cannot be read, or its items overlap.
@@ -25,7 +26,7 @@ pub(super) fn remove_checksums(
     handle: &TransactionHandle<'_>,
     ranges: &[Range<u64>],
 ) -> Result<()> {
-    let ranges = joined(ranges);
+    let ranges = joined(ranges.iter().cloned());
     let volume = handle.volume();
     let root = if ranges.is_empty() { return Ok(()) } else { volume.tree(TreeId::CSUM)? };
     let mut cut = CutItems { handle, edits: Vec::new(), expected: ExpectedEdits::default() };
@@ -55,18 +56,6 @@ pub(super) fn remove_checksums(
 
 fn sums_key(at: u64) -> Key {
     Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at)
-}
-
-/// `ranges`, which ascend, with adjacent ones as one.
-fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in ranges {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range.clone()),
-        }
-    }
-    joined
 }
 
 /// An item of the checksum tree.

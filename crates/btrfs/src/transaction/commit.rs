@@ -18,7 +18,7 @@ use super::{
     LiveVolume, StopOnPanic, Transaction, TransactionHandle, is_named_by_superblock, root_item_key,
 };
 use crate::block::changes_little;
-use crate::events::{COMMIT, clock, micros};
+use crate::events::{COMMIT, micros};
 use crate::space::Reserved;
 use crate::stats::EngineCounters;
 use crate::storage::malformed;
@@ -160,12 +160,11 @@ impl Base {
         } else {
             PlannedReferences::default()
         };
-        let clock = clock!(COMMIT, DEBUG);
         debug!(target: COMMIT, "waiting until all operations under way have ended");
         // New operations wait from now on.
-        let shut = Instant::now();
+        let shut = Some(Instant::now());
         let gate = live.gate.write();
-        debug!(target: COMMIT, us = micros(clock), "no operation is under way, others wait");
+        debug!(target: COMMIT, us = micros(shut), "no operation is under way, others wait");
         live.require_writing()?;
         let transaction = live.phases.read().running.clone();
         let finished = live.all_or_stop(|| {
@@ -189,8 +188,9 @@ impl Base {
         let mut unfinished = StopOnPanic { live, is_done: finished.is_none() };
         let outcome = begin(self.only_handle(live));
         drop(gate);
-        live.stats.note_gate_shut(u64::try_from(shut.elapsed().as_micros()).unwrap_or(u64::MAX));
-        debug!(target: COMMIT, us = micros(clock), "operations go on");
+        let us = micros(shut);
+        live.stats.note_gate_shut(us.unwrap_or_default());
+        debug!(target: COMMIT, us, "operations go on");
         let Some((superblock, before, known)) = finished else { return Ok((outcome, false)) };
         // No thread has a handle of it, so no thread reads its log any more.
         transaction.log.forget();

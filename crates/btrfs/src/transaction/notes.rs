@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use foldhash::fast::RandomState;
+use offshoot_kit::shards::{SHARDS, shard_of};
 use offshoot_vfs::FileId;
 use parking_lot::{Mutex, MutexGuard};
 
@@ -36,9 +37,6 @@ struct RemovedEntries {
     last: u64,
 }
 
-/// Shards of the notes.
-const SHARDS: usize = 16;
-
 /// The notes of some files.
 #[derive(Debug, Default)]
 struct NotesShard {
@@ -57,9 +55,7 @@ pub(crate) struct LogNotes {
 impl LogNotes {
     /// The notes of the shard of `file`.
     fn shard(&self, file: FileId) -> MutexGuard<'_, NotesShard> {
-        // Files of one directory have successive numbers.
-        #[expect(clippy::cast_possible_truncation, reason = "only the lowest bits are wanted")]
-        self.shards[(file.ino ^ file.dev) as usize % SHARDS].lock()
+        self.shards[shard_of(file)].lock()
     }
 
     /// Forgets all notes. The transaction has ended, so no thread adds any.

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use offshoot_btrfs_format::{Logical, TreeId};
+use offshoot_kit::shards::scatter;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::shared::Padded;
@@ -112,9 +113,8 @@ impl DelayedRefs {
 
     /// The entries of the shard of an extent.
     fn shard(&self, at: Logical) -> MutexGuard<'_, BTreeMap<u64, PendingRefs>> {
-        // Extents begin at multiples of 4 KiB at least. The product spreads neighbours.
-        let spread = (at.0 >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        self.shards[spread as usize % SHARDS].lock()
+        // Extents begin at multiples of 4 KiB at least.
+        self.shards[scatter(at.0 >> 12) % SHARDS].lock()
     }
 
     /// Changes the pending entry of an extent, and counts the bytes that it may add to trees.

@@ -147,11 +147,11 @@ impl Base {
     ) -> Result<bool> {
         self.write_blocks(blocks)?;
         let [primary, copies @ ..] = SUPERBLOCK_OFFSETS;
-        self.flush_members()?;
+        self.storage.flush_members()?;
         let Some(failed) = self.storage.begin_superblocks(tells) else { return Ok(false) };
         debug!(target: DEVICE, generation = superblock.generation.get(), "writing superblocks");
         self.write_superblocks(superblock, allocated, &[primary])?;
-        self.flush_members()?;
+        self.storage.flush_members()?;
         self.storage.end_superblocks(failed);
         self.write_superblocks(superblock, allocated, &copies)?;
         Ok(true)
@@ -163,7 +163,7 @@ impl Base {
     pub(crate) fn refresh_superblock_copies(&self) -> Result<()> {
         let [_, copies @ ..] = SUPERBLOCK_OFFSETS;
         self.write_superblocks(&self.superblock().item, None, &copies)?;
-        self.flush_members()
+        self.storage.flush_members()
     }
 
     /// Seals blocks and writes them to all their places, in physical order. The requests are the
@@ -371,7 +371,9 @@ impl Base {
         }
         let mut result = Ok(());
         self.write_copies(&shares, |_, _, written| {
-            result = std::mem::replace(&mut result, Ok(())).and(written.map(drop));
+            if result.is_ok() {
+                result = written.map(drop);
+            }
         });
         result
     }
@@ -416,11 +418,5 @@ impl Base {
                 self.storage.survive_failure(member, DeviceError::Write, error).map(|()| false)
             }
         }
-    }
-
-    /// Sends a barrier to all members that have not failed, at a time. A member whose barrier fails
-    /// has failed, if the volume can do without it.
-    pub(crate) fn flush_members(&self) -> Result<()> {
-        self.storage.flush_members()
     }
 }

@@ -243,10 +243,7 @@ impl MountCommandOptions {
     }
 
     fn add(&mut self, option: &str, is_sloppy: bool) -> Result {
-        let (name, value) = match option.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (option, None),
-        };
+        let (name, value) = name_and_value(option);
         match (name, value) {
             ("ro", None) => self.is_read_only = true,
             ("rw", None) => self.is_read_only = false,
@@ -344,6 +341,11 @@ fn group(option: &str, value: &str) -> Result<u32> {
         Ok(None) => Err(VerbFailure::Usage(format!("{option}: there is no such group"))),
         Err(errno) => Err(VerbFailure::Host(option.to_owned(), errno.into())),
     }
+}
+
+/// The name of an option, and its value if it has one.
+pub(crate) fn name_and_value(option: &str) -> (&str, Option<&str>) {
+    option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)))
 }
 
 /// The value of an option that says a number.

@@ -101,7 +101,9 @@ pub(super) fn run(arguments: &CpArguments, out: &mut dyn Write, console: &Arc<Co
     shared.devices = &devices;
     shared.reflink = match arguments.reflink {
         // Data that is to be compressed must be written anew.
-        ReflinkArgument::Auto if arguments.edit.storing.compresses() => copy::ReflinkMode::Never,
+        ReflinkArgument::Auto if arguments.edit.storing.chosen().compress.is_some() => {
+            copy::ReflinkMode::Never
+        }
         reflink => reflink.into(),
     };
     let is_into_directory = arguments.target_directory.is_some();

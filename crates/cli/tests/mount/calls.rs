@@ -324,14 +324,10 @@ impl MountCalls<'_> {
     /// Copies a part of a file into itself as the user `user`. A shell cannot do that.
     fn copy_as_user(&mut self, user: u32, name: &str) {
         let path = self.path(name);
-        let copy = move || {
-            rustix::thread::set_thread_gid(rustix::fs::Gid::from_raw(user))?;
-            rustix::thread::set_thread_uid(rustix::fs::Uid::from_raw(user))?;
-            let flags = OFlags::RDWR;
-            let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let copied = super::as_user(user, || {
+            let file = rustix::fs::open(path, OFlags::RDWR, Mode::empty())?;
             rustix::fs::copy_file_range(&file, Some(&mut 0), &file, Some(&mut 8), 1)
-        };
-        let copied = std::thread::spawn(copy).join().expect("no panic");
+        });
         self.note(&format!("copy within {name} by {user}"), copied);
     }
 

@@ -8,12 +8,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use offshoot_testkit::run::{command, run};
-use rustix::fs::{Gid, IFlags, OFlags, Uid, ioctl_getflags, ioctl_setflags};
+use rustix::fs::{IFlags, OFlags, ioctl_getflags, ioctl_setflags};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl};
-use rustix::thread::{set_thread_gid, set_thread_uid};
 
-use super::{ServedMount, assert_alike, require, twins, volume};
+use super::{ServedMount, as_user, assert_alike, require, twins, volume};
 
 const FSGETXATTR: u32 = 0x801c_581f;
 const FSSETXATTR: u32 = 0x401c_5820;
@@ -35,16 +34,6 @@ fn call<const NUMBER: u32, T: Copy>(on: &File, mut value: T) -> Result<T, Errno>
     Ok(value)
 }
 
-/// Calls `act` as the user [`USER`].
-fn as_user<T: Send>(act: impl FnOnce() -> T + Send) -> T {
-    let act = move || {
-        set_thread_gid(Gid::from_raw(USER)).expect("root may");
-        set_thread_uid(Uid::from_raw(USER)).expect("root may");
-        act()
-    };
-    std::thread::scope(|scope| scope.spawn(act).join()).expect("no panic")
-}
-
 fn new_file(path: &Path) -> File {
     fs::write(path, "data").expect("a file");
     chown(path, Some(USER), Some(USER)).expect("root may");
@@ -56,8 +45,10 @@ fn extended_flags(root: &Path) -> Vec<String> {
     let (file, dir) = (new_file(&root.join("flags")), File::open(root).expect("the root"));
     let mut said = Vec::new();
     let mut set = |on: &File, xflags: u32, others: [u32; 4], is_root: bool| {
-        let act = || call::<FSSETXATTR, _>(on, [&[xflags], &others[..], &[0; 2]].concat_words());
-        let result = if is_root { act() } else { as_user(act) };
+        let [extsize, nextents, projid, cowextsize] = others;
+        let words = [xflags, extsize, nextents, projid, cowextsize, 0, 0];
+        let act = || call::<FSSETXATTR, _>(on, words);
+        let result = if is_root { act() } else { as_user(USER, act) };
         let now = call::<FSGETXATTR, _>(on, [0_u32; 7]);
         let plain = ioctl_getflags(on);
         said.push(format!("{xflags:#x} {others:?} {is_root}: {result:x?} {now:x?} {plain:?}"));
@@ -90,17 +81,6 @@ fn extended_flags(root: &Path) -> Vec<String> {
     said
 }
 
-/// Words of an extended set of flags.
-trait ConcatWords {
-    fn concat_words(self) -> [u32; 7];
-}
-
-impl ConcatWords for [&[u32]; 3] {
-    fn concat_words(self) -> [u32; 7] {
-        self.concat().try_into().expect("seven words")
-    }
-}
-
 /// A label in the form of the ioctls.
 fn label_of(text: &[u8]) -> [u8; 256] {
     let mut label = [0; 256];
@@ -122,15 +102,15 @@ fn of_the_volume(root: &Path) -> Vec<String> {
     {
         let label = label_of(text);
         let set = || call::<SETFSLABEL, _>(&dir, label).map(drop);
-        let set = if is_root { set() } else { as_user(set) };
+        let set = if is_root { set() } else { as_user(USER, set) };
         note("set label", format!("{set:?}"));
-        note("label of a file", as_user(|| get(&file)));
+        note("label of a file", as_user(USER, || get(&file)));
     }
     note("set label on a file", format!("{:?}", call::<SETFSLABEL, _>(&file, label_of(b"z"))));
     note("label", get(&dir));
     for range in [[0, u64::MAX, 0], [0, 4095, 0], [u64::MAX, 1 << 20, 0], [5, 0, 0]] {
         for on in [&dir, &file] {
-            let by_user = as_user(|| call::<FITRIM, _>(on, range).map(drop));
+            let by_user = as_user(USER, || call::<FITRIM, _>(on, range).map(drop));
             note(&format!("trim {range:?} by a user"), format!("{by_user:?}"));
             let trimmed = call::<FITRIM, _>(on, range);
             // The kernel returns the least length that its device can discard too.
@@ -230,7 +210,7 @@ fn a_shutdown_ends_all_writing() {
     let dir = File::open(mounted.path()).expect("the root");
     let mut open = File::create(path("open")).expect("a file");
     open.write_all(b"before").expect("data");
-    assert_eq!(as_user(|| call::<SHUTDOWN, _>(&dir, 0_u32)), Err(Errno::PERM));
+    assert_eq!(as_user(USER, || call::<SHUTDOWN, _>(&dir, 0_u32)), Err(Errno::PERM));
     let failed = Some(Errno::IO.raw_os_error());
     let errno = |result: std::io::Result<()>| result.map_err(|error| error.raw_os_error());
     let stored = std::thread::scope(|scope| {

@@ -18,6 +18,7 @@
 //! | `handles` | the kernel's btrfs, on which the same handles are opened |
 //! | `ioctls` | the kernel's btrfs, with the same ioctls and the same programs |
 //! | `mapped` | the kernel's btrfs, shown with the same mapped ids |
+//! | `overlay` | an overlay over the kernel's btrfs, with the same changes |
 //! | `transports` | the log, which names the transport |
 //!
 //! The tests run over `/dev/fuse`, and over io_uring where `OFFSHOOT_TEST_TRANSPORT` is `io_uring`:
@@ -56,9 +57,12 @@ use std::time::{Duration, Instant};
 use offshoot_testkit::btrfs::disks::Disks;
 use offshoot_testkit::btrfs::judges::{self, Judges};
 use offshoot_testkit::io_uring::{self, SwitchedOn};
+use offshoot_testkit::run::run;
 use offshoot_testkit::scratch_dir;
+use rustix::fs::{Gid, Uid};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{set_thread_gid, set_thread_uid};
 use tempfile::TempDir;
 
 /// The judges; the kernel must offer FUSE too.
@@ -144,6 +148,22 @@ fn assert_alike(ours: &[String], kernel: &[String]) {
         .collect();
     assert!(differences.is_empty(), "of {} calls:\n{}", ours.len(), differences.join("\n"));
     assert_eq!(ours.len(), kernel.len());
+}
+
+/// Calls `act` as this user, with a group of the same number.
+fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
+    let act = move || {
+        set_thread_gid(Gid::from_raw(user)).expect("root may");
+        set_thread_uid(Uid::from_raw(user)).expect("root may");
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(act).join()).expect("no panic")
+}
+
+/// Gives all files in a directory the same times.
+fn touch_all(dir: &Path) {
+    let touch = ["-depth", "-exec", "touch", "-h", "-d", "@1000000000", "{}", "+"];
+    run("find", &[&[dir.as_os_str()], &touch.map(OsStr::new)[..]].concat());
 }
 
 /// The log line about the sandbox, on a kernel that has all parts of it.

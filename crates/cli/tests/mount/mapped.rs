@@ -11,12 +11,11 @@ use std::process::{Child, Command, Stdio};
 use nix::libc;
 use offshoot_testkit::run::{command, run};
 use offshoot_testkit::scratch_dir;
-use rustix::fs::{AtFlags, CWD, Gid, OFlags, Uid, linkat};
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree};
-use rustix::thread::{set_thread_gid, set_thread_uid};
 use tempfile::TempDir;
 
-use super::{ServedMount, assert_alike, require, twins};
+use super::{ServedMount, as_user, assert_alike, require, twins};
 
 /// A user name space that maps users and groups 0..1000 to [`SHIFT`] and above.
 struct MappedIds(Child);
@@ -96,16 +95,6 @@ impl Drop for MappedPlace {
     }
 }
 
-/// Calls `act` as this user, with a group of the same number.
-fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
-    let act = move || {
-        set_thread_gid(Gid::from_raw(user)).expect("root may");
-        set_thread_uid(Uid::from_raw(user)).expect("root may");
-        act()
-    };
-    std::thread::scope(|scope| scope.spawn(act).join()).expect("no panic")
-}
-
 /// Uses the same files through the mount over `root` and through `mapped`, which shows it with
 /// mapped ids, and returns the results.
 fn use_both(root: &Path, mapped: &Path) -> Vec<String> {
@@ -183,7 +172,7 @@ fn mapped_ids_are_as_in_the_kernel() {
     });
     assert_alike(&said, &expected);
     assert!(said.len() > 100, "only {}", said.len());
-    // The kernel does not tell the server who asks, so the server refuses everyone.
+    // The kernel does not name the user to the server, so the server refuses all users.
     let trimmed = command("fstrim").arg(mounted.path()).output().expect("fstrim starts");
     let said = String::from_utf8_lossy(&trimmed.stderr);
     assert!(said.ends_with("Permission denied\n"), "{said}");

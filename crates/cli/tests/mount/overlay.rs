@@ -8,7 +8,7 @@ use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::{run, try_run};
 use offshoot_testkit::scratch_dir;
 
-use super::{ServedMount, require, twins};
+use super::{ServedMount, require, touch_all, twins};
 
 /// What a container does to its image. The lower directory has `etc`, `usr` and `srv`.
 const CHANGES: &str = r#"
@@ -35,9 +35,6 @@ const CHANGES: &str = r#"
     sync -f .
 "#;
 
-/// Gives all files in a directory the same times.
-const TOUCH: &str = r#"cd "$1"; find . -depth -exec touch -h -d @1000000000 {} +"#;
-
 /// An overlay mount. It ends when it is dropped.
 struct OverlayMount(PathBuf);
 
@@ -45,9 +42,7 @@ impl OverlayMount {
     /// Puts an overlay over `dir`, with what changes below `upper`.
     fn new(dir: &Path, lower: &Path, upper: &Path) -> Self {
         for name in ["upper", "work"] {
-            let made = std::fs::create_dir(upper.join(name));
-            made.or_else(|error| if upper.join(name).is_dir() { Ok(()) } else { Err(error) })
-                .expect("a directory");
+            std::fs::create_dir_all(upper.join(name)).expect("a directory");
         }
         let [lower, upper] = [lower, upper].map(|path| path.display().to_string());
         let options = format!(
@@ -96,7 +91,7 @@ fn an_overlay_keeps_its_changes_here() {
         if turn == 0 {
             for dir in &merged {
                 shell(CHANGES, dir.path());
-                shell(TOUCH, dir.path());
+                touch_all(dir.path());
             }
         }
         let shown = HostFilesystem::new(merged[0].path()).expect("it opens");
@@ -105,7 +100,7 @@ fn an_overlay_keeps_its_changes_here() {
         let uppers = [mounted.path(), kernel.path()].map(|mount| mount.join("upper"));
         // The whiteouts have times too.
         for dir in &uppers {
-            shell(TOUCH, dir);
+            touch_all(dir);
         }
         let shown = HostFilesystem::new(&uppers[0]).expect("it opens");
         compare.run(&shown, &uppers[1]).assert_same(100);

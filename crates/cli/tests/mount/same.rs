@@ -10,7 +10,7 @@ use offshoot_testkit::compare::{Aspect, Compare};
 use offshoot_testkit::host::HostFilesystem;
 use offshoot_testkit::run::run;
 
-use super::{ServedMount, assert_alike, calls, does, require, twins};
+use super::{ServedMount, assert_alike, calls, does, require, touch_all, twins};
 
 /// One of everything that the kernel made, seen through both mounts at once.
 #[test]
@@ -40,8 +40,7 @@ fn calls_do_the_same() {
     assert!(said.len() > 100, "only {} calls", said.len());
     // The clock differs too.
     for root in [mounted.path(), kernel.path()] {
-        let touch = ["-depth", "-exec", "touch", "-h", "-d", "@1000000000", "{}", "+"];
-        run("find", &[&[root.as_os_str()], &touch.map(OsStr::new)[..]].concat());
+        touch_all(root);
     }
     let compare = Compare::of_copies();
     let shown = HostFilesystem::new(mounted.path()).expect("the mount opens");

@@ -79,10 +79,6 @@ impl RequestContext<'_> {
         Ok(())
     }
 
-    fn told(&self, file: FileId) -> Result<EntryOut> {
-        self.entry_of(self.to.nodes.told(file)?, || self.fs().attr(file))
-    }
-
     /// As many entries as fit into `room`, each with `head` bytes before it.
     fn entries(&self, read: &ReadIn, head: usize, room: usize) -> Result<Vec<ListedEntry>> {
         let dir = self.file()?;

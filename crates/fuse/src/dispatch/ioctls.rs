@@ -1,29 +1,31 @@
 //! Ioctls of files and of the volume.
 //!
-//! | ioctl | program | who may |
+//! | ioctl | program | allowed to |
 //! |---|---|---|
-//! | `FS_IOC_GETFLAGS`, `FS_IOC_FSGETXATTR`, `FS_IOC_GETVERSION` | `lsattr`, `xfs_io` | everyone |
+//! | `FS_IOC_GETFLAGS`, `FS_IOC_FSGETXATTR`, `FS_IOC_GETVERSION` | `lsattr`, `xfs_io` | all users |
 //! | `FS_IOC_SETFLAGS`, `FS_IOC_FSSETXATTR` | `chattr`, `xfs_io` | as the kernel decides |
-//! | `FS_IOC_GETFSLABEL` | `btrfs filesystem label` | everyone |
+//! | `FS_IOC_GETFSLABEL` | `btrfs filesystem label` | all users |
 //! | `FS_IOC_SETFSLABEL`, `FITRIM`, `FS_IOC_SHUTDOWN` | the same, `fstrim`, `xfs_io` | root, and the user who serves the mount |
 //!
 //! All others on directories go to [`Ioctls`](crate::Ioctls).
 //!
 //! The kernel copies as many bytes in each direction as the number of an ioctl says. That of
 //! `FS_IOC_SHUTDOWN` says that it only returns something, so its argument, which says what is
-//! stored before, does not come. Its strictest value is followed: everything is stored.
+//! stored before, does not come. This module follows its strictest value: it stores everything.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use offshoot_vfs::{Errno, Error, FileFlags, Result, Timestamp, Volume};
+use offshoot_vfs::{Errno, Error, FileFlags, FileId, Result, Timestamp, Volume};
 
 use super::{RequestContext, UNKNOWN};
 use crate::attributes::generation;
 use crate::ioctls::Ioctl;
 use crate::output::AnswerBody;
 use crate::request::RequestArguments;
-use crate::wire::{FsXattr, IOCTL_DIR, IoctlIn, IoctlOut, LABEL_BYTES, TrimRange, ioctl_number};
+use crate::wire::{
+    FsXattr, IOCTL_DIR, IoctlIn, IoctlOut, LABEL_BYTES, TrimRange, ioctl_number, opcode,
+};
 
 /// Flags in both encodings: that of `FS_IOC_GETFLAGS`, and that of `FS_IOC_FSGETXATTR`.
 const XFLAGS: [(FileFlags, u32); 5] = [
@@ -61,38 +63,32 @@ impl RequestContext<'_> {
     ) -> Result<()> {
         let ioctl: IoctlIn = arguments.take()?;
         let file = self.file()?;
+        // A failure sends nothing of what is in `out`.
+        out.put(&IoctlOut::default())?;
         match ioctl.cmd {
-            ioctl_number::GETFLAGS => {
-                let flags = self.fs().flags(file)?.bits();
-                out.put(&IoctlOut::default())?;
-                out.put(&flags)
-            }
+            ioctl_number::GETFLAGS => out.put(&self.fs().flags(file)?.bits()),
             ioctl_number::FSGETXATTR => {
                 let xflags = xflags(self.fs().flags(file)?);
-                out.put(&IoctlOut::default())?;
                 out.put(&FsXattr { xflags, ..FsXattr::default() })
             }
             ioctl_number::SETFLAGS => {
-                self.set_flags(FileFlags::from_bits_retain(arguments.take::<u32>()?), out)
+                self.set_flags(file, FileFlags::from_bits_retain(arguments.take::<u32>()?))
             }
             ioctl_number::FSSETXATTR => {
                 let wanted: FsXattr = arguments.take()?;
                 let flags = with_xflags(self.fs().flags(file)?, &wanted).ok_or_else(|| {
                     Error::posix(Errno::OPNOTSUPP, format!("{wanted:x?} for {file}"))
                 })?;
-                self.set_flags(flags, out)
+                self.set_flags(file, flags)
             }
             ioctl_number::GETVERSION | ioctl_number::GETVERSION_32 => {
-                let generation = generation(&self.fs().attr(file)?);
-                out.put(&IoctlOut::default())?;
-                out.put(&generation)
+                out.put(&generation(&self.fs().attr(file)?))
             }
             ioctl_number::GETFSLABEL => {
                 let label = self.volume(&ioctl)?.label();
                 let mut bytes = [0; LABEL_BYTES];
                 let len = label.len().min(LABEL_BYTES);
                 bytes[..len].copy_from_slice(&label[..len]);
-                out.put(&IoctlOut::default())?;
                 out.put(&bytes)
             }
             ioctl_number::SETFSLABEL => {
@@ -101,8 +97,7 @@ impl RequestContext<'_> {
                 let end = label.iter().position(|&byte| byte == 0);
                 let too_long = || Error::posix(Errno::INVAL, "a label without an end");
                 volume.set_label(&label[..end.ok_or_else(too_long)?])?;
-                self.fs().sync()?;
-                out.put(&IoctlOut::default())
+                self.fs().sync()
             }
             ioctl_number::FITRIM => {
                 let volume = self.volume_of_manager(&ioctl)?;
@@ -113,28 +108,29 @@ impl RequestContext<'_> {
                 // `minlen` lets a filesystem skip small ranges. This one skips none.
                 let end = range.start.saturating_add(range.len);
                 range.len = volume.trim(range.start..end)?.bytes;
-                out.put(&IoctlOut::default())?;
                 out.put(&range)
             }
             ioctl_number::SHUTDOWN => {
                 let volume = self.volume_of_manager(&ioctl)?;
                 self.to.is_shut_down.store(true, Ordering::SeqCst);
-                // What comes meanwhile waits, and then learns how the shutdown went.
+                // Requests that change something wait for this lock, and then learn how the
+                // shutdown went.
                 let _writing = self.to.writing.write();
                 volume.shut_down()?;
                 self.to.is_stored.store(true, Ordering::SeqCst);
-                out.put(&IoctlOut::default())
+                Ok(())
             }
             _ => self.pass_on(&ioctl, arguments, out),
         }
     }
 
-    fn set_flags(&self, flags: FileFlags, out: &mut AnswerBody<'_>) -> Result<()> {
-        let file = self.file()?;
+    fn set_flags(&self, file: FileId, flags: FileFlags) -> Result<()> {
+        let writing = self.to.writing.read();
+        self.to.require_up(opcode::IOCTL)?;
         self.fs().set_flags(file, flags, Timestamp::now())?;
+        drop(writing);
         // The kernel expects no new change time after an ioctl.
-        self.to.caches.forget_attributes(file)?;
-        out.put(&IoctlOut::default())
+        self.to.caches.forget_attributes(file)
     }
 
     /// The volume, for an ioctl that is about it.
@@ -169,7 +165,7 @@ impl RequestContext<'_> {
         let others = self.to.options.ioctls.as_ref().filter(|_| ioctl.flags & IOCTL_DIR != 0);
         let others = others.ok_or_else(|| unknown(ioctl))?;
         self.require_known(ioctl)?;
-        let room = out.room().saturating_sub(size_of::<IoctlOut>());
+        let room = out.room();
         let asked = Ioctl {
             directory: ioctl.fh,
             uid: self.uid,
@@ -183,7 +179,6 @@ impl RequestContext<'_> {
             let what = format!("an answer of {} bytes to ioctl {:#x}", answer.len(), ioctl.cmd);
             return Err(Error::posix(Errno::RANGE, what));
         }
-        out.put(&IoctlOut::default())?;
         out.put_bytes(&answer)
     }
 }

@@ -249,9 +249,14 @@ impl RequestContext<'_> {
         opened
     }
 
+    /// The node and the attributes of `file`, of which the kernel is told.
+    pub(super) fn told(&self, file: FileId) -> Result<EntryOut> {
+        self.entry_of(self.to.nodes.told(file)?, || self.fs().attr(file))
+    }
+
     /// Answers with the node and the attributes of `file`.
     fn put_entry(&self, file: FileId, out: &mut AnswerBody<'_>) -> Result<()> {
-        out.put(&self.entry_of(self.to.nodes.told(file)?, || self.fs().attr(file))?)
+        out.put(&self.told(file)?)
     }
 
     /// As [`Self::put_entry`], for a file that was just made. No other request knows the name

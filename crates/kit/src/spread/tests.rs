@@ -28,13 +28,13 @@ mod model {
                     );
                     assert!(!is_inside.swap(true, Ordering::AcqRel), "two writers");
                     held.change(|number| *number += 1);
-                    assert!(held.lanes.iter().all(|number| **number == *held));
+                    assert!(held.copies.iter().all(|number| **number == *held));
                     is_inside.store(false, Ordering::Release);
                     done.store(*held, Ordering::Release);
                 }
             })
         });
-        // Neighbours among the threads may have the same lane.
+        // Neighbours among the threads may have the same copy.
         let readers = [(); 2].map(|()| {
             let (lock, done, is_inside) = (lock.clone(), done.clone(), is_inside.clone());
             thread::spawn(move || {
@@ -69,11 +69,12 @@ mod plain {
     use super::*;
 
     #[test]
-    fn a_change_is_seen_in_every_lane_and_excludes_readers() {
-        for lock in [SpreadRwLock::new("number", || 1), SpreadRwLock::with_few_lanes("few", || 1)] {
-            let on_lanes = |look: &(dyn Fn() -> Option<i32> + Sync)| {
+    fn a_change_is_seen_in_every_copy_and_excludes_readers() {
+        for lock in [SpreadRwLock::new("number", || 1), SpreadRwLock::with_few_copies("few", || 1)]
+        {
+            let on_copies = |look: &(dyn Fn() -> Option<i32> + Sync)| {
                 thread::scope(|scope| {
-                    let threads: Vec<_> = (0..2 * LANES).map(|_| scope.spawn(look)).collect();
+                    let threads: Vec<_> = (0..2 * COPIES).map(|_| scope.spawn(look)).collect();
                     threads.into_iter().map(|one| one.join().expect("it reads")).collect::<Vec<_>>()
                 })
             };
@@ -81,18 +82,18 @@ mod plain {
             held.change(|number| *number += 1);
             assert_eq!(*held, 2);
             let try_read = || lock.try_read().map(|number| *number);
-            assert!(on_lanes(&try_read).iter().all(Option::is_none));
+            assert!(on_copies(&try_read).iter().all(Option::is_none));
             drop(held);
-            assert!(on_lanes(&|| Some(*lock.read())).iter().all(|number| *number == Some(2)));
+            assert!(on_copies(&|| Some(*lock.read())).iter().all(|number| *number == Some(2)));
         }
     }
 
     /// Ten thousand subvolumes have such a lock each.
     #[test]
-    fn a_lock_with_few_lanes_is_small() {
-        let lock = SpreadRwLock::with_few_lanes("few", || ());
-        assert_eq!(lock.lanes.len(), cores::count().clamp(1, 8));
-        assert!(size_of_val(&*lock.lanes) <= 1024);
+    fn a_lock_with_few_copies_is_small() {
+        let lock = SpreadRwLock::with_few_copies("few", || ());
+        assert_eq!(lock.copies.len(), cores::count().clamp(1, 8));
+        assert!(size_of_val(&*lock.copies) <= 1024);
     }
 
     /// A reader may have looked for a writer just before the writer came. After that it waits.

@@ -7,8 +7,8 @@
 //!
 //! Nothing is changed here, and no handle is held. An item of an extent changes only when
 //! references run, and a thread that looks here has locked commits. So an item that was found here
-//! is still the same when references begin to run. What cannot be read here is left to the run,
-//! which meets the same error in its place.
+//! is still the same when references begin to run. If this thread cannot read a block, the run
+//! meets the same error in its place.
 
 #[cfg(test)]
 mod tests;
@@ -61,7 +61,7 @@ impl Base {
     /// Looks up the extents that the running transaction changes. The caller has locked commits.
     pub(in crate::transaction) fn plan_references(&self, live: &LiveVolume) -> PlannedReferences {
         let mut planned = PlannedReferences::default();
-        // The second time it is the turn of what other threads queued during the first.
+        // The second round looks up the extents that other threads queued during the first one.
         if self.plan_more(live, &mut planned, MOST, true) {
             self.plan_more(live, &mut planned, MOST, false);
         }
@@ -192,9 +192,14 @@ impl<'v> LookAhead<'v> {
         is_small.then_some((at.0, PlannedExtent { len, kind, known }))
     }
 
-    /// Reads the leaves that get or lose the extent at `at`.
+    /// Reads the leaves that get the new extent at `at`.
     fn read_around(&mut self, at: Logical) -> Result<()> {
         self.extents.read(self.base, Key::new(at.0, ItemType::METADATA_ITEM, 0))?;
+        self.read_free_space(at)
+    }
+
+    /// Reads the leaf that has or gets the free space around `at`.
+    fn read_free_space(&mut self, at: Logical) -> Result<()> {
         let free = Key::new(at.0, ItemType::FREE_SPACE_EXTENT, u64::MAX);
         self.free_space.as_mut().map_or(Ok(()), |tree| tree.read(self.base, free))
     }
@@ -202,7 +207,7 @@ impl<'v> LookAhead<'v> {
     /// Reads what freeing the extent at `at` reads.
     fn read_what_frees(&mut self, at: Logical, kind: ExtentKind) -> Result<()> {
         self.live.space.load(self.base, &*self.live.space.group_of(at)?)?;
-        self.read_around(at)?;
+        self.read_free_space(at)?;
         if kind == ExtentKind::Data {
             let sums = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, at.0);
             self.checksums.read(self.base, sums)?;

@@ -190,7 +190,7 @@ impl Client {
 fn refused(directory: &str, errno: Errno) -> VerbFailure {
     let why = match errno {
         Errno::PERM => "only root, and the user who mounted it, may do that while it is mounted",
-        Errno::ACCESS => "it is mounted with idmap, so its process is not told who asks",
+        Errno::ACCESS => "it is mounted with idmap, so the kernel names no user",
         Errno::NOTTY | Errno::PROTO | Errno::OPNOTSUPP => {
             "it is served by another version of offshoot"
         }

@@ -4,7 +4,7 @@ use clap::Args;
 use offshoot_btrfs::{Compress, EngineOptions, NewFiles};
 
 use crate::exit::{Result, VerbFailure};
-use crate::mount::number;
+use crate::mount::{name_and_value, number};
 
 /// How data that is written is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,10 +23,7 @@ impl Storing {
     /// # Errors
     /// When its value is wrong.
     pub(crate) fn add(&mut self, option: &str) -> Result<bool> {
-        let (name, value) = match option.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (option, None),
-        };
+        let (name, value) = name_and_value(option);
         match (name, value) {
             ("compress" | "compression", value) => self.compress(compress(option, value, false)?),
             ("compress-force", value) => self.compress(compress(option, value, true)?),
@@ -110,11 +107,6 @@ pub(crate) struct StoringArguments {
 }
 
 impl StoringArguments {
-    /// Whether data is compressed.
-    pub(crate) fn compresses(&self) -> bool {
-        self.chosen().compress.is_some()
-    }
-
     /// What the options say.
     pub(crate) fn chosen(&self) -> Storing {
         let new_files = match self {
