@@ -14,8 +14,8 @@ use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::error::view;
 use crate::key::DiskKey;
+use crate::view::view;
 use crate::{Generation, Key, Logical, Malformed, TreeId};
 
 /// How many levels a tree may have: a root has at most level 7, and leaves have level 0.

@@ -12,8 +12,8 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::error::view;
 use crate::key::{DiskKey, objectid};
+use crate::view::view;
 use crate::{DeviceId, ItemType, Key, Logical, Malformed, Physical};
 pub use place::{ChunkRun, LOWEST_ALLOCATED};
 

@@ -9,8 +9,8 @@ use offshoot_vfs::Structure;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::error::{take, view};
 use crate::key::DiskKey;
+use crate::view::{take, view};
 use crate::{Key, Malformed, TreeId};
 
 /// The fixed part of an entry. 30 bytes; the name and then the data follow.

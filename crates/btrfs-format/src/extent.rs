@@ -8,8 +8,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::dir::sequence;
-use crate::error::{take, view};
 use crate::key::DiskKey;
+use crate::view::{take, view};
 use crate::{ItemType, Malformed};
 
 /// The fixed part of an EXTENT_ITEM or METADATA_ITEM. 24 bytes.

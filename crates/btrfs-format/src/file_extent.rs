@@ -5,7 +5,7 @@ use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::compress::Compression;
-use crate::error::view;
+use crate::view::view;
 use crate::{Generation, Logical, Malformed};
 
 /// The part that every EXTENT_DATA item has. 21 bytes; inline data follows directly.

@@ -31,7 +31,6 @@ pub mod csum;
 pub mod dir;
 pub mod edit;
 pub mod encode;
-mod error;
 pub mod extent;
 pub mod file_extent;
 pub mod ids;
@@ -42,8 +41,9 @@ pub mod quota;
 pub mod root;
 pub mod space;
 pub mod superblock;
+mod view;
 
-pub use error::Malformed;
 pub use ids::{DeviceId, Generation, Ino, Logical, Physical, TreeId};
 pub use key::{ItemType, Key};
+pub use offshoot_vfs::Malformed;
 pub use zerocopy::little_endian::{U16, U32, U64};

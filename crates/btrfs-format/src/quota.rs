@@ -10,8 +10,8 @@
 use offshoot_vfs::Structure;
 use std::fmt;
 
-use crate::error::take;
 use crate::space::{QgroupInfoItem, QgroupLimitItem, QgroupStatusItem};
+use crate::view::take;
 use crate::{Generation, ItemType, Key, Malformed, TreeId, U64};
 
 /// The only known version of quotas.
@@ -95,7 +95,7 @@ impl QgroupStatusItem {
     pub fn enabled_in(data: &[u8]) -> Result<Generation, Malformed> {
         const NAME: Structure = Structure::QuotaStatus;
         let (_, rest) = take(NAME, "fixed part", data, size_of::<Self>())?;
-        let (field, _) = crate::error::view::<U64>(NAME, rest)?;
+        let (field, _) = crate::view::view::<U64>(NAME, rest)?;
         Ok(Generation(field.get()))
     }
 }

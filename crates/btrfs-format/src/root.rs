@@ -5,9 +5,9 @@ use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::error::{take, view};
 use crate::inode::{InodeItem, Timespec};
 use crate::key::DiskKey;
+use crate::view::{take, view};
 use crate::{Generation, Logical, Malformed};
 
 /// The root of a tree. 439 bytes; volumes of very old kernels have the first 239 only.

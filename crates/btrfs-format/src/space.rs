@@ -5,8 +5,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::Malformed;
-use crate::error::view;
 use crate::key::DiskKey;
+use crate::view::view;
 
 macro_rules! viewed {
     ($($(#[$doc:meta])* $name:ident, $structure:ident { $($field:ident: $type:ty,)* })*) => {$(

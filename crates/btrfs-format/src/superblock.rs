@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use crate::block::{LEVEL_COUNT, MAX_NODESIZE};
 use crate::chunk::{Chunk, DevItem, parse_system_chunks};
 use crate::csum::ChecksumType;
-use crate::error::view;
+use crate::view::view;
 use crate::{Generation, Logical, Malformed};
 
 /// The size of a superblock in bytes.

@@ -164,6 +164,12 @@ codes! {
     Log = 520;
     /// Changes in memory contradict what is stored.
     DelayedItems = 521;
+    /// A header of an allocation group.
+    AllocationGroup = 522;
+    /// A record of free space, of inodes, of owners or of references in an allocation group.
+    GroupRecord = 523;
+    /// The target of a symbolic link.
+    Symlink = 524;
     /// Another structure, which the error names.
     Corrupt = 599;
 }
@@ -252,6 +258,22 @@ structures! {
     TreeOfLogTrees = "tree of log trees" is Log;
     RootOfALogTree = "root of a log tree" is Log;
     DelayedItems = "delayed items" is DelayedItems;
+    GroupFreeSpace = "AGF" is AllocationGroup;
+    GroupInodes = "AGI" is AllocationGroup;
+    GroupFreeList = "AGFL" is AllocationGroup;
+    BtreeBlock = "btree block" is TreeBlock;
+    FreeRecord = "free space record" is GroupRecord;
+    InodeRecord = "inode record" is GroupRecord;
+    ReverseRecord = "reverse mapping record" is GroupRecord;
+    CountRecord = "reference count record" is GroupRecord;
+    InodeCore = "inode" is Inode;
+    ExtentRecord = "extent record" is FileExtent;
+    DirectoryBlock = "directory block" is Directory;
+    AttributeBlock = "attribute block" is Xattr;
+    ParentPointer = "parent pointer" is InodeRef;
+    SymlinkBlock = "symlink block" is Symlink;
+    LogRecord = "log record" is Log;
+    LogItem = "log item" is Log;
 }
 
 impl fmt::Display for Structure {

@@ -11,6 +11,7 @@
 //!
 //! The errno of each is made in one function, [`Error::errno`].
 
+use std::borrow::Cow;
 use std::{fmt, io};
 
 use crate::{Code, Structure};
@@ -104,6 +105,30 @@ impl fmt::Display for ErrnoWords {
         }
     }
 }
+
+/// Bytes that break a rule of a format: [`Corrupt`] before a caller says where they lay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// The structure, by its name in the format.
+    pub structure: Structure,
+    /// What was expected and what was found.
+    pub problem: Cow<'static, str>,
+}
+
+impl Malformed {
+    /// An error about `structure`.
+    pub fn new(structure: Structure, problem: impl Into<Cow<'static, str>>) -> Self {
+        Self { structure, problem: problem.into() }
+    }
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.structure, self.problem)
+    }
+}
+
+impl std::error::Error for Malformed {}
 
 /// What is wrong in a volume, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -38,7 +38,7 @@ pub use change::{
     SetTime, XattrMode, make_over,
 };
 pub use code::{Code, Structure};
-pub use error::{Corrupt, Errno, Error, Nameless, OsReason, Result};
+pub use error::{Corrupt, Errno, Error, Malformed, Nameless, OsReason, Result};
 pub use flags::FileFlags;
 pub use name::SafeName;
 pub use volume::{Trimmed, Volume, VolumeVersion};

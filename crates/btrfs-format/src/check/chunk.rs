@@ -2,9 +2,9 @@
 
 use super::item::{ItemChecked, ItemContext, ensure};
 use crate::chunk::{BlockGroupFlags, Chunk, DevExtent, DevItem};
-use crate::error::view;
 use crate::key::objectid;
 use crate::superblock::Incompat;
+use crate::view::view;
 use offshoot_vfs::Structure;
 
 pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {

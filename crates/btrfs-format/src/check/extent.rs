@@ -8,13 +8,13 @@ use super::item::{ItemChecked, ItemContext, ItemProblem, ensure};
 use super::root::is_fs_tree;
 use crate::block::LEVEL_COUNT;
 use crate::dir::data_ref_hash;
-use crate::error::view;
 use crate::extent::{
     EXTENT_FLAG_DATA, EXTENT_FLAG_FULL_BACKREF, EXTENT_FLAG_TREE_BLOCK, ExtentDataRef, InlineRef,
     ParsedExtent,
 };
 use crate::key::objectid;
 use crate::superblock::Incompat;
+use crate::view::view;
 use crate::{ItemType, TreeId, U32};
 
 pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {

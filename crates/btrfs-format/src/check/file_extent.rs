@@ -6,10 +6,10 @@
 
 use super::item::{ItemChecked, ItemContext, ensure};
 use crate::compress::Compression;
-use crate::error::view;
 use crate::file_extent::{
     FileExtent, FileExtentBody, FileExtentHead, FileExtentTail, MAX_COMPRESSED_EXTENT,
 };
+use crate::view::view;
 use offshoot_vfs::Structure;
 
 pub(super) fn verify(item: &ItemContext<'_>) -> ItemChecked {

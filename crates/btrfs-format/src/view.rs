@@ -1,34 +1,7 @@
-//! The error for bytes that are not a structure of the format.
+//! Views of bytes as structures, with an error where they do not fit.
 
-use std::borrow::Cow;
-use std::fmt;
-
-use offshoot_vfs::Structure;
+use offshoot_vfs::{Malformed, Structure};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
-
-/// Bytes that break a rule of the format.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Malformed {
-    /// The structure, by its name in the format.
-    pub structure: Structure,
-    /// What was expected and what was found.
-    pub problem: Cow<'static, str>,
-}
-
-impl Malformed {
-    /// An error about `structure`.
-    pub fn new(structure: Structure, problem: impl Into<Cow<'static, str>>) -> Self {
-        Self { structure, problem: problem.into() }
-    }
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.structure, self.problem)
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 /// Views the start of `bytes` as a `T`. Returns it with the bytes behind it.
 pub(crate) fn view<T: FromBytes + KnownLayout + Immutable>(

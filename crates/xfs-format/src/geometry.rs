@@ -1,0 +1,135 @@
+//! The sizes and places that all structures of a volume share.
+
+use uuid::Uuid;
+
+use crate::ids::BASIC_BLOCK;
+use crate::{AgBlock, AgIno, AgNumber, BasicBlock, FsBlock, Ino};
+
+bitflags::bitflags! {
+    /// The features of a volume that its structures depend on.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Layout: u8 {
+        /// Blocks carry checksums and say what they are (version 5). V4 volumes have neither.
+        const CHECKSUMS = 1;
+        /// Directory entries carry the type of their file.
+        const FILE_TYPES = 2;
+        /// Chunks of inodes may be partly allocated.
+        const SPARSE_INODES = 4;
+        /// Attributes that are parent pointers exist.
+        const PARENTS = 8;
+    }
+}
+
+/// The sizes and places that all structures of a volume share. The maker of one has proved the
+/// superblock, so every shift is below 64 and no product of valid numbers overflows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// What the layout of structures depends on.
+    pub layout: Layout,
+    /// The bytes of a block, as a power of two: 9 to 16.
+    pub block_log: u8,
+    /// The bytes of a sector, as a power of two: 9 to 15.
+    pub sector_log: u8,
+    /// The bytes of an inode, as a power of two: 8 to 11.
+    pub inode_log: u8,
+    /// The blocks of a directory block, as a power of two.
+    pub dir_block_log: u8,
+    /// The bits of a block number inside a group.
+    pub ag_block_log: u8,
+    /// The blocks of a group. The last one may have fewer.
+    pub ag_blocks: u32,
+    /// The groups.
+    pub ag_count: u32,
+    /// The blocks of the volume.
+    pub blocks: u64,
+    /// The first block of the log, or 0 when another device holds it.
+    pub log_start: FsBlock,
+    /// The blocks of the log.
+    pub log_blocks: u32,
+    /// The id that blocks carry: `meta_uuid` where that feature is on.
+    pub uuid: Uuid,
+}
+
+impl Geometry {
+    /// The bytes of a block.
+    #[must_use]
+    pub fn block_size(&self) -> usize {
+        1 << self.block_log
+    }
+
+    /// The bytes of a sector.
+    #[must_use]
+    pub fn sector_size(&self) -> usize {
+        1 << self.sector_log
+    }
+
+    /// The bytes of an inode.
+    #[must_use]
+    pub fn inode_size(&self) -> usize {
+        1 << self.inode_log
+    }
+
+    /// The bytes of a directory block.
+    #[must_use]
+    pub fn dir_block_size(&self) -> usize {
+        1 << (self.block_log + self.dir_block_log)
+    }
+
+    /// The inodes of a block, as a power of two.
+    #[must_use]
+    pub fn inodes_per_block_log(&self) -> u8 {
+        self.block_log - self.inode_log
+    }
+
+    /// The blocks of group `ag`; 0 when there is no such group.
+    #[must_use]
+    pub fn ag_len(&self, ag: AgNumber) -> u32 {
+        let start = u64::from(ag.0) * u64::from(self.ag_blocks);
+        let rest = self.blocks.saturating_sub(start);
+        u32::try_from(rest).map_or(self.ag_blocks, |rest| rest.min(self.ag_blocks))
+    }
+
+    /// The block of the volume that is `block` of group `ag`.
+    #[must_use]
+    pub fn fs_block(&self, ag: AgNumber, block: AgBlock) -> FsBlock {
+        FsBlock(u64::from(ag.0) << self.ag_block_log | u64::from(block.0))
+    }
+
+    /// The group of a block, and the block in it; `None` when the volume does not have it.
+    #[must_use]
+    pub fn split(&self, block: FsBlock) -> Option<(AgNumber, AgBlock)> {
+        let ag = AgNumber(u32::try_from(block.0 >> self.ag_block_log).ok()?);
+        let inside = u32::try_from(block.0 & ((1 << self.ag_block_log) - 1)).ok()?;
+        (inside < self.ag_len(ag)).then_some((ag, AgBlock(inside)))
+    }
+
+    /// Where block `block` of group `ag` lies on the device.
+    #[must_use]
+    pub fn place(&self, ag: AgNumber, block: AgBlock) -> BasicBlock {
+        let block = u64::from(ag.0) * u64::from(self.ag_blocks) + u64::from(block.0);
+        BasicBlock(block << self.block_log >> BASIC_BLOCK.ilog2())
+    }
+
+    /// Where a block lies on the device; `None` when the volume does not have it.
+    #[must_use]
+    pub fn place_of(&self, block: FsBlock) -> Option<BasicBlock> {
+        self.split(block).map(|(ag, block)| self.place(ag, block))
+    }
+
+    /// The number of inode `inode` of group `ag` in the volume.
+    #[must_use]
+    pub fn ino(&self, ag: AgNumber, inode: AgIno) -> Ino {
+        let bits = self.ag_block_log + self.inodes_per_block_log();
+        Ino(u64::from(ag.0) << bits | u64::from(inode.0))
+    }
+
+    /// The group, the block and the index in the block of an inode; `None` when its number leads
+    /// out of the volume.
+    #[must_use]
+    pub fn locate(&self, ino: Ino) -> Option<(AgNumber, AgBlock, u32)> {
+        let log = self.inodes_per_block_log();
+        let (ag, block) = self.split(FsBlock(ino.0 >> log))?;
+        let index = u32::try_from(ino.0 & ((1 << log) - 1)).ok()?;
+        Some((ag, block, index))
+    }
+}
