@@ -8,7 +8,7 @@ use crate::{AgBlock, AgIno, AgNumber, BasicBlock, FsBlock, Ino};
 bitflags::bitflags! {
     /// The features of a volume that its structures depend on.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Layout: u8 {
+    pub struct XfsLayout: u8 {
         /// Blocks carry checksums and say what they are (version 5). V4 volumes have neither.
         const CHECKSUMS = 1;
         /// Directory entries carry the type of their file.
@@ -23,9 +23,9 @@ bitflags::bitflags! {
 /// The sizes and places that all structures of a volume share. The maker of one has proved the
 /// superblock, so every shift is below 64 and no product of valid numbers overflows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct XfsGeometry {
     /// What the layout of structures depends on.
-    pub layout: Layout,
+    pub layout: XfsLayout,
     /// The bytes of a block, as a power of two: 9 to 16.
     pub block_log: u8,
     /// The bytes of a sector, as a power of two: 9 to 15.
@@ -50,7 +50,7 @@ pub struct Geometry {
     pub uuid: Uuid,
 }
 
-impl Geometry {
+impl XfsGeometry {
     /// The bytes of a block.
     #[must_use]
     pub fn block_size(&self) -> usize {

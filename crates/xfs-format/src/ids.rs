@@ -28,9 +28,9 @@ numbers! {
     AgNumber(u32);
     /// A block of an allocation group, counted from its start.
     AgBlock(u32);
-    /// A block of the volume: the group above [`Geometry::ag_block_log`] bits of its block.
+    /// A block of the volume: the group above [`XfsGeometry::ag_block_log`] bits of its block.
     ///
-    /// [`Geometry::ag_block_log`]: crate::Geometry::ag_block_log
+    /// [`XfsGeometry::ag_block_log`]: crate::XfsGeometry::ag_block_log
     FsBlock(u64);
     /// A block of a file or of another space with a tree of extents.
     FileBlock(u64);

@@ -17,7 +17,7 @@ pub mod csum;
 pub mod geometry;
 pub mod ids;
 
-pub use geometry::Geometry;
+pub use geometry::XfsGeometry;
 pub use ids::{AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn};
 pub use offshoot_vfs::{Malformed, Structure};
 pub use zerocopy::big_endian::{U16, U32, U64};
