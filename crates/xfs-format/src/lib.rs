@@ -12,10 +12,14 @@
 //! |---|---|
 //! | [`ids`], [`geometry`] | numbers with types; the sizes that all structures of a volume share |
 //! | [`csum`] | the checksum |
+//! | [`superblock`], [`group`] | the superblock with its features; AGF, AGI and AGFL |
 
 pub mod csum;
 pub mod geometry;
+pub mod group;
 pub mod ids;
+mod layout;
+pub mod superblock;
 
 pub use geometry::XfsGeometry;
 pub use ids::{AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn};
