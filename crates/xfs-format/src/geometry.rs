@@ -23,6 +23,8 @@ bitflags::bitflags! {
         const REVERSE_MAP = 32;
         /// Groups have a tree of reference counts.
         const SHARED_BLOCKS = 64;
+        /// There is a realtime device.
+        const REALTIME = 128;
     }
 }
 

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use offshoot_vfs::{Malformed, Structure};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use crate::{group, superblock};
+use crate::{btree, group, inode, record, superblock};
 
 /// Returns a [`Malformed`] about `$structure` with the text behind it unless `$is_right`.
 macro_rules! ensure {
@@ -49,4 +49,15 @@ sizes! {
     group::Agi = 344, unlinked @ 40, uuid @ 296, crc @ 312, lsn @ 320, free_root @ 328,
         fblocks @ 340;
     group::AgflHeader = 36, uuid @ 8, crc @ 32;
+    btree::ShortBlockHeader = 56, blkno @ 16, uuid @ 32, owner @ 48, crc @ 52;
+    btree::LongBlockHeader = 72, right @ 16, blkno @ 24, uuid @ 40, owner @ 56, crc @ 64;
+    record::XfsFreeExtent = 8;
+    record::XfsInodeChunk = 16, free @ 8;
+    record::XfsReverseMap = 24, owner @ 8;
+    record::XfsReverseKey = 20, owner @ 4;
+    record::XfsSharedExtent = 12;
+    record::XfsExtentItem = 16;
+    inode::XfsInodeCore = 176, nlink @ 16, big_nextents @ 24, atime @ 32, size @ 56, nextents @ 76,
+        forkoff @ 82, flags @ 90, next_unlinked @ 96, crc @ 100, lsn @ 112, flags2 @ 120,
+        crtime @ 144, ino @ 152, uuid @ 160;
 }

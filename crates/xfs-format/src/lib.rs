@@ -12,13 +12,18 @@
 //! |---|---|
 //! | [`ids`], [`geometry`] | numbers with types; the sizes that all structures of a volume share |
 //! | [`csum`] | the checksum |
+//! | [`btree`], [`record`] | blocks of trees, roots of trees in inodes; the records in them |
+//! | [`inode`] | inode cores, and the forks behind them |
 //! | [`superblock`], [`group`] | the superblock with its features; AGF, AGI and AGFL |
 
+pub mod btree;
 pub mod csum;
 pub mod geometry;
 pub mod group;
 pub mod ids;
+pub mod inode;
 mod layout;
+pub mod record;
 pub mod superblock;
 
 pub use geometry::XfsGeometry;

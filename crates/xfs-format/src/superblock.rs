@@ -382,7 +382,7 @@ impl XfsSuperblockFields {
         let (incompat, is_v4) = (self.incompat(), self.version() == 4);
         let basics = XfsFeatures2::LAZYSBCOUNT | XfsFeatures2::ATTR2 | XfsFeatures2::CRC;
         let is_metadir = incompat.contains(XfsIncompat::METADIR);
-        let is_realtime = self.rblocks.get() != 0 || self.rextents.get() != 0;
+        let is_realtime = self.has_realtime();
         let conditions = [
             (Kind::Unfinished, self.inprogress != 0),
             (Kind::NoRoot, self.root().is_none()),
@@ -449,7 +449,12 @@ impl XfsSuperblockFields {
         layout.set(XfsLayout::FREE_INODES, ro_compat.contains(XfsRoCompat::FINOBT));
         layout.set(XfsLayout::REVERSE_MAP, ro_compat.contains(XfsRoCompat::RMAPBT));
         layout.set(XfsLayout::SHARED_BLOCKS, ro_compat.contains(XfsRoCompat::REFLINK));
+        layout.set(XfsLayout::REALTIME, self.has_realtime());
         layout
+    }
+
+    fn has_realtime(&self) -> bool {
+        self.rblocks.get() != 0 || self.rextents.get() != 0
     }
 
     /// Proves the sizes of blocks, sectors, inodes and directory blocks.
