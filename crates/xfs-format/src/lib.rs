@@ -12,9 +12,15 @@
 //! |---|---|
 //! | [`ids`], [`geometry`] | numbers with types; the sizes that all structures of a volume share |
 //! | [`csum`] | the checksum |
+//! | [`hash`] | the hashes of names |
+//! | [`da`] | what blocks of directories and of attribute forks have in common; their nodes |
+//! | [`dir`] | directories |
 
 pub mod csum;
+pub mod da;
+pub mod dir;
 pub mod geometry;
+pub mod hash;
 pub mod ids;
 
 pub use geometry::XfsGeometry;
