@@ -15,13 +15,19 @@
 //! | [`hash`] | the hashes of names |
 //! | [`da`] | what blocks of directories and of attribute forks have in common; their nodes |
 //! | [`dir`] | directories |
+//! | [`attr`], [`parent`] | extended attributes; those that are parent pointers |
+//! | [`symlink`], [`remote`] | targets of symbolic links; blocks of targets and of values |
 
+pub mod attr;
 pub mod csum;
 pub mod da;
 pub mod dir;
 pub mod geometry;
 pub mod hash;
 pub mod ids;
+pub mod parent;
+pub mod remote;
+pub mod symlink;
 
 pub use geometry::XfsGeometry;
 pub use ids::{AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn};
