@@ -12,10 +12,12 @@
 //! |---|---|
 //! | [`ids`], [`geometry`] | numbers with types; the sizes that all structures of a volume share |
 //! | [`csum`] | the checksum |
+//! | [`log`] | the log: records, ops, items, transactions, the ring |
 
 pub mod csum;
 pub mod geometry;
 pub mod ids;
+pub mod log;
 
 pub use geometry::XfsGeometry;
 pub use ids::{AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn};
