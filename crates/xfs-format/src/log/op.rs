@@ -13,9 +13,6 @@ pub const CLIENT_LOG: u8 = 0xaa;
 /// The bytes of an op's header.
 pub const OP_HEADER: usize = size_of::<OpHeader>();
 
-/// The bytes that the first piece of a split region has at least.
-const PIECE_MIN: usize = 8;
-
 /// The first bytes of the unmount op, in the byte order of the machine.
 const UNMOUNT_MAGIC: u16 = 0x556e;
 
@@ -220,14 +217,15 @@ impl<'a> XfsOpWriter<'a> {
     /// Returns how many are in the log then: the region goes on in the next record while they are
     /// fewer than it has.
     ///
-    /// For example, a region of 100 bytes at the end of a body with 72 left becomes a piece of 60
+    /// Pieces are multiples of 4 bytes, and the least has 4, as the kernel writes them. For example,
+    /// a region of 100 bytes at the end of a body with 72 left becomes a piece of 60
     /// bytes here, and one of 40 in the next record.
     #[must_use]
     pub fn region(&mut self, tid: u32, region: &[u8], done: usize) -> usize {
         let rest = region.get(done..).unwrap_or_default();
         let room = self.room().unwrap_or(0) & !3;
         let len = rest.len().min(room);
-        if rest.is_empty() || len < rest.len().min(PIECE_MIN) {
+        if len == 0 {
             return done;
         }
         let mut flags = XfsOpFlags::empty();

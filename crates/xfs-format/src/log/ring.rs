@@ -174,7 +174,8 @@ mod tests {
     use super::*;
 
     fn head(cycles: &[u32]) -> Result<(u32, u32), Malformed> {
-        let ring = XfsLogRing::new(cycles.len() as u32).expect("it has blocks");
+        let ring =
+            XfsLogRing::new(u32::try_from(cycles.len()).expect("few")).expect("it has blocks");
         let head = ring.find_head(|block| Ok::<_, Malformed>(cycles[block as usize]))?;
         Ok((head.cycle(), head.block()))
     }
