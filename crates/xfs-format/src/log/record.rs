@@ -400,14 +400,17 @@ fn words_mut(headers: &mut [u8]) -> impl Iterator<Item = &mut U32> {
     })
 }
 
-/// The checksum over `checked` bytes of the first header, the further ones, and the packed body.
+/// The checksum over `checked` bytes of the first header, those further ones that keep words of
+/// this body, and the packed body. For example, a body of 192,512 bytes has words in 6 headers, so
+/// the last 2 of 8 are not covered.
 fn crc(headers: &[u8], body: &[u8], checked: usize) -> u32 {
     let field = offset_of!(RecordHeader, crc);
     let part = |from: usize, to: usize| headers.get(from..to).unwrap_or_default();
     let crc = crc32c::crc32c(part(0, field));
     let crc = crc32c::crc32c_append(crc, &[0; 4]);
     let crc = crc32c::crc32c_append(crc, part(field + 4, checked));
-    let crc = headers.chunks_exact(BLOCK).skip(1).fold(crc, |crc, further| {
+    let used = body.len().div_ceil(WORDS * BLOCK);
+    let crc = headers.chunks_exact(BLOCK).take(used).skip(1).fold(crc, |crc, further| {
         crc32c::crc32c_append(crc, further.get(..CHECKED_FURTHER).unwrap_or_default())
     });
     crc32c::crc32c_append(crc, body)
