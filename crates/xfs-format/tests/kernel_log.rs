@@ -14,12 +14,12 @@ use offshoot_xfs_format::log::ends::{self, read_record};
 use offshoot_xfs_format::log::items::{
     CORE_SIZE, XfsBufferFlags, XfsBufferType, XfsInodeFields, XfsInodeItem, core_for_log,
 };
-use offshoot_xfs_format::log::op::{self, XfsOpFlags, XfsOpWriter};
+use offshoot_xfs_format::log::op::{self, XfsOpFlags, XfsOpWriter, XfsTransactionHeader};
 use offshoot_xfs_format::log::record::{XfsLogChecksum, padded_len};
 use offshoot_xfs_format::log::{
     XfsCheckpoint, XfsCheckpoints, XfsLogEnds, XfsLogItem, XfsLogRecord, XfsLogRing, XfsLogVector,
 };
-use offshoot_xfs_format::{FsBlock, Malformed, XfsGeometry};
+use offshoot_xfs_format::{FsBlock, Ino, Malformed, XfsGeometry};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -514,4 +514,90 @@ fn intents_of_a_cut_chain_are_read() {
         *kinds.entry(kind).or_insert(0) += 1;
     }
     assert!(kinds.len() > 3, "{kinds:?}");
+}
+
+/// The kernel recovers a transaction that we wrote, its regions split over small records.
+#[test]
+fn the_kernel_recovers_a_log_of_ours() {
+    let Some(volume) = LogVolume::make(&["-m", "rmapbt=1"]) else { return };
+    let (ring, image) = (volume.ring(), volume.image());
+    let ends = volume.ends(&volume.log()).expect("a log");
+    let root = Ino(xfs_db(&image, "rootino").parse().expect("a number"));
+    let (ag, block, index) = volume.geometry.locate(root).expect("a place");
+    let place = volume.geometry.place(ag, block);
+    let file = std::fs::File::options().read(true).write(true).open(&image).expect("the image");
+    let mut disk = [0; CORE_SIZE];
+    file.read_exact_at(&mut disk, place.bytes() + u64::from(index) * 512).expect("an inode");
+    disk[8..12].copy_from_slice(&1234_u32.to_be_bytes());
+    let core = core_for_log(&disk);
+    let item = XfsLogItem::Inode(XfsInodeItem {
+        fields: XfsInodeFields::CORE,
+        ino: root,
+        device: 0,
+        place,
+        blocks: 32,
+        offset: index * 512,
+        core: &core,
+        data: None,
+        attributes: None,
+    });
+    let mut vector = XfsLogVector::default();
+    assert!(item.encode(&mut vector));
+    let regions = vector.regions().iter().map(<[u8]>::to_vec);
+    let header = XfsTransactionHeader { tid: 7, regions: 2 }.encode().to_vec();
+    let mut body = vec![0; 512];
+    let (mut lsn, tail, mut previous) = (ends.head, ends.head, ends.last.lsn.block());
+    let mut write = |used: usize, ops: u32, body: &[u8]| {
+        let len = padded_len(used, 1, 512);
+        let record = XfsLogRecord {
+            lsn,
+            tail,
+            version: 2,
+            len: u32::try_from(len).expect("small"),
+            previous: Some(previous),
+            ops,
+            byte_order: 1,
+            uuid: volume.uuid,
+            buffer: 32 << 10,
+        };
+        let mut blocks = vec![0; 512];
+        blocks.extend_from_slice(&body[..len]);
+        record.seal(ring, &mut blocks).expect("it fits");
+        let log = volume.geometry.place_of(volume.geometry.log_start).expect("a place").bytes();
+        file.write_all_at(&blocks, log + u64::from(lsn.block()) * 512).expect("room");
+        previous = lsn.block();
+        lsn = ring.advance(lsn, record.block_count());
+    };
+    let mut writer = XfsOpWriter::new(&mut body, 0, 0);
+    assert!(writer.start(7));
+    // Something that recovery passes over fills the record, so that the core is split.
+    let filler = vec![0; 512 - 12 - 28 - 68 - 12 - 12 - 60];
+    assert_eq!(writer.region(8, &filler, 0), filler.len());
+    let mut pieces = 0;
+    for region in std::iter::once(header).chain(regions) {
+        let mut done = 0;
+        while done < region.len() {
+            let now = writer.region(7, &region, done);
+            if now == done {
+                let (used, ops) = (writer.used(), writer.count());
+                write(used, ops, &body);
+                body.fill(0);
+                writer = XfsOpWriter::new(&mut body, 0, 0);
+                pieces += 1;
+            }
+            done = now;
+        }
+    }
+    assert!(writer.commit(7));
+    let (used, ops) = (writer.used(), writer.count());
+    write(used, ops, &body);
+    assert_eq!(pieces, 1);
+    let whole = checkpoints(&volume, &volume.log(), &volume.ends(&volume.log()).expect("a log"));
+    assert_eq!(whole.len(), 1);
+    {
+        let mounted = volume.mount("");
+        let owner = run("stat", &["-c", "%u", mounted.0.to_str().expect("its path")]);
+        assert_eq!(owner.trim(), "1234");
+    }
+    run("xfs_repair", &["-n", "-f", image.to_str().expect("its path")]);
 }

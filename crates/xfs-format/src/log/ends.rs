@@ -106,10 +106,10 @@ pub fn find<L: ReadLog>(ring: XfsLogRing, uuid: Uuid, log: &mut L) -> Result<Xfs
     let mut search = EndSearch { ring, log, buffer: Vec::new() };
     let by_cycle = search.head_by_cycle()?;
     let mut head = by_cycle;
-    let (mut at, mut header) = search.last_record(head)?;
+    let (mut at, mut header) = search.last_record(head, IN_FLIGHT)?;
     if header.as_ref().is_none_or(|header| ring.advance(at, header.block_count()) != head) {
         head = at;
-        (at, header) = search.last_record(head)?;
+        (at, header) = search.last_record(head, IN_FLIGHT)?;
     }
     let record = header.ok_or_else(|| bad_record(format!("no valid one at {}", ring.show(at))))?;
     if record.uuid != uuid && !record.uuid.is_nil() {
@@ -196,10 +196,10 @@ impl<L: ReadLog> EndSearch<'_, L> {
     }
 
     /// The last record before `head`; a header there always is, whatever a crash left undone.
-    fn last_record(&mut self, head: Lsn) -> Result<FoundHeader, L::Error> {
-        self.header_before(head, IN_FLIGHT)?.ok_or_else(|| {
+    fn last_record(&mut self, head: Lsn, limit: u32) -> Result<FoundHeader, L::Error> {
+        self.header_before(head, limit)?.ok_or_else(|| {
             let head = self.ring.show(head);
-            bad_record(format!("no record in the {IN_FLIGHT} blocks before {head}")).into()
+            bad_record(format!("no record in the {limit} blocks before {head}")).into()
         })
     }
 
@@ -258,7 +258,8 @@ impl<L: ReadLog> EndSearch<'_, L> {
             return Ok((at, good));
         }
         // All that may have been in flight is torn, so the log ends with the record before it.
-        let (before, _) = self.last_record(first)?;
+        let limit = self.ring.free(first, head).unwrap_or(0).min(IN_FLIGHT);
+        let (before, _) = self.last_record(first, limit)?;
         Ok((first, self.whole(before, first)??))
     }
 
