@@ -20,6 +20,7 @@
 //! | [`dir`] | directories |
 //! | [`attr`], [`parent`] | extended attributes; those that are parent pointers |
 //! | [`symlink`], [`remote`] | targets of symbolic links; blocks of targets and of values |
+//! | [`log`] | the log: records, ops, items, transactions, the ring |
 
 pub mod attr;
 pub mod btree;
@@ -32,6 +33,7 @@ pub mod hash;
 pub mod ids;
 pub mod inode;
 mod layout;
+pub mod log;
 pub mod parent;
 pub mod record;
 pub mod remote;
