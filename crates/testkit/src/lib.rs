@@ -50,6 +50,7 @@ pub mod random;
 mod scratch;
 pub mod sharing;
 pub mod threads;
+pub mod xfs;
 
 pub use offshoot_machine::run;
 pub use scratch::scratch_dir;

@@ -20,10 +20,17 @@ pub fn fill(dir: &Path) {
         ("block-large", FileType::BlockDevice, (300, 70_000)),
         ("char-0-0", FileType::CharacterDevice, (0, 0)),
     ];
-    for (name, file_type, (major, minor)) in nodes {
-        let mode = Mode::from_raw_mode(0o640);
-        rustix::fs::mknodat(CWD, dir.join(name), file_type, mode, makedev(major, minor))
-            .unwrap_or_else(|error| panic!("{name}: {error}"));
+    for (name, file_type, number) in nodes {
+        let make = |(major, minor)| {
+            let mode = Mode::from_raw_mode(0o640);
+            rustix::fs::mknodat(CWD, dir.join(name), file_type, mode, makedev(major, minor))
+        };
+        // XFS takes 9 bits of the major number and 18 of the minor one.
+        let made = match make(number) {
+            Err(Errno::INVAL) => make((511, 262_143)),
+            made => made,
+        };
+        made.unwrap_or_else(|error| panic!("{name}: {error}"));
     }
     symlinks(dir);
     owners_and_modes(&directory(dir, "owners"));
