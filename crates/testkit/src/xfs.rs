@@ -1,13 +1,18 @@
 //! The judges of XFS, which are `xfsprogs` and the kernel over a loop device, and volumes for them.
 //!
 //! ```no_run
-//! # use offshoot_testkit::xfs::{judges, matrix::MATRIX, recipe::XfsRecipe};
-//! # fn open(image: &std::path::Path) -> Box<dyn offshoot_vfs::FileSystem> { unimplemented!() }
-//! # let Some(judges) = judges::require() else { return };
-//! for kind in MATRIX {
-//!     let filled = XfsRecipe::new(kind).make(&judges);
-//!     let ours = open(filled.disk.image());
-//!     filled.compare(&*ours).assert_same(kind.names_at_least);
+//! use std::path::Path;
+//!
+//! use offshoot_testkit::xfs::{judges, matrix::MATRIX, recipe::XfsRecipe};
+//! use offshoot_vfs::FileSystem;
+//!
+//! fn shows_what_the_kernel_shows(open: fn(&Path) -> Box<dyn FileSystem>) {
+//!     let Some(judges) = judges::require() else { return };
+//!     for kind in MATRIX {
+//!         let filled = XfsRecipe::new(kind).make(&judges);
+//!         let ours = open(filled.disk.image());
+//!         filled.compare(&*ours).assert_same(kind.names_at_least);
+//!     }
 //! }
 //! ```
 //!

@@ -91,8 +91,8 @@ fn a_model_has_the_manners_of_xfs() {
     let e = mkdir(root, b"e");
     let place = EntryPlace { dir: a, name: b"file" };
     let kind = NewNode { file_type: FileType::Regular, rdev: (0, 0) };
-    let file = model.mknod(place, kind, &NewFile { permissions: 0o644, ..new }).expect("a file");
-    model.write(file, 0, b"file", at).expect("contents");
+    let made = model.mknod(place, kind, &NewFile { permissions: 0o644, ..new }).expect("a file");
+    model.write(made, 0, b"file", at).expect("contents");
     let [from, to] = [a, e].map(|dir| EntryPlace { dir, name: b"b" });
     model.rename_with(from, to, Rename::Replace, at).expect("another parent");
     model.rmdir(EntryPlace { dir: a, name: b"d" }, at).expect("a directory goes");

@@ -21,6 +21,7 @@ pub fn unshared(dir: &Path) {
 }
 
 /// Makes a new file for reading and writing.
+#[must_use]
 pub fn create(dir: &Path, name: &str) -> File {
     File::options()
         .read(true)

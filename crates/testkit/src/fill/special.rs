@@ -21,13 +21,13 @@ pub fn fill(dir: &Path) {
         ("char-0-0", FileType::CharacterDevice, (0, 0)),
     ];
     for (name, file_type, number) in nodes {
-        let make = |(major, minor)| {
+        let node = |(major, minor)| {
             let mode = Mode::from_raw_mode(0o640);
             rustix::fs::mknodat(CWD, dir.join(name), file_type, mode, makedev(major, minor))
         };
         // XFS takes 9 bits of the major number and 18 of the minor one.
-        let made = match make(number) {
-            Err(Errno::INVAL) => make((511, 262_143)),
+        let made = match node(number) {
+            Err(Errno::INVAL) => node((511, 262_143)),
             made => made,
         };
         made.unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -109,22 +109,23 @@ impl XfsDisk {
     /// Shuts the mounted volume down, as if the device were gone. What the kernel has written is on
     /// the image; the log is dirty unless nothing changed.
     pub fn shut_down(&self, mount: &mut LoopMount, how: XfsShutdown) {
-        SHUTDOWN.into_iter().for_each(|text| mount.expect_line(text));
+        for text in SHUTDOWN {
+            mount.expect_line(text);
+        }
         let shutdown = match how {
             XfsShutdown::LogWritten => "shutdown -f",
             XfsShutdown::LogLost => "shutdown",
         };
-        let _ = self.xfs_io(mount.path(), &[shutdown]);
+        self.xfs_io(mount.path(), &[shutdown]);
     }
 
-    /// Runs `xfs_io` with these commands on a path of a mount. Returns what it printed.
+    /// Runs `xfs_io` with these commands on a path of a mount.
     ///
     /// # Panics
     /// When it complains.
-    pub fn xfs_io(&self, path: &Path, commands: &[&str]) -> String {
-        let (shown, complaint) = self.run("xfs_io", "-x", commands, path);
+    pub fn xfs_io(&self, path: &Path, commands: &[&str]) {
+        let (_, complaint) = self.run("xfs_io", "-x", commands, path);
         assert!(complaint.is_empty(), "xfs_io {commands:?}: {complaint}");
-        shown
     }
 
     /// Checks the volume with `xfs_repair`, which changes nothing.

@@ -19,7 +19,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, IFlags, XattrFlags, fallocate};
+use rustix::fs::{CWD, FallocateFlags, FileType, IFlags, Mode, XattrFlags, fallocate, makedev};
 use rustix::io::Errno;
 
 use crate::fill::shapes::{create, put};
@@ -94,6 +94,15 @@ pub fn some(root: &Path, seed: u64) {
     for (number, len) in [1, 40, 80, 200, 500, 1023].into_iter().enumerate() {
         let link = root.join(format!("symlink-{number}"));
         std::os::unix::fs::symlink("t".repeat(len), link).expect("a symbolic link");
+    }
+    let nodes = [
+        ("fifo", FileType::Fifo, 0),
+        ("char", FileType::CharacterDevice, makedev(1, 3)),
+        ("block", FileType::BlockDevice, makedev(300, 70_000)),
+    ];
+    for (name, file_type, device) in nodes {
+        let mode = Mode::from_raw_mode(0o640);
+        rustix::fs::mknodat(CWD, root.join(name), file_type, mode, device).expect("a node");
     }
     let dir = directory(root, "directories");
     for entries in [0, 3, 20, 60, 300, 4000] {
@@ -217,7 +226,9 @@ fn attributes(dir: &Path, shape: &XfsFillShape, random: &mut Random) {
     // Two files whose values lie between each other, so that neither has long extents.
     let len = usize::try_from((shape.block_bytes * 2 + 100).min(60_000)).expect("small");
     let both = ["fragmented", "also-fragmented"].map(|name| dir.join(name));
-    both.iter().for_each(|file| write(file, b""));
+    for file in &both {
+        write(file, b"");
+    }
     for number in 0..120 {
         for file in &both {
             set(file, &format!("user.number.{number}"), &random.bytes(len));
@@ -243,7 +254,8 @@ fn extents(dir: &Path, shape: &XfsFillShape, random: &mut Random) {
     fallocate(&unwritten, FallocateFlags::empty(), 0, count * 2 * block).expect("room");
     sync(dir);
     for number in 0..count {
-        put(&unwritten, number * 2 * block, &bytes[..number as usize % bytes.len() + 1]);
+        let len = usize::try_from(1 + number % block).expect("at most a block");
+        put(&unwritten, number * 2 * block, &bytes[..len]);
     }
     for few in 1..30 {
         let file = create(dir, &format!("few-{few}"));
