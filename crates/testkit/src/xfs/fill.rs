@@ -370,10 +370,21 @@ fn sparse(dir: &Path, shape: &XfsFillShape) {
 mod tests {
     use super::*;
 
+    /// The hash of a name whose length is a multiple of four.
+    fn hash(name: &[u8]) -> u32 {
+        name.chunks_exact(4).fold(0, |hash, bytes| {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|at| u32::from(bytes[at]));
+            a << 21 ^ b << 14 ^ c << 7 ^ d ^ hash.rotate_left(28)
+        })
+    }
+
     #[test]
     fn colliding_names_differ() {
         let names: std::collections::HashSet<_> = colliding(40, 700).into_iter().collect();
         assert_eq!(names.len(), 700);
-        assert!(names.iter().all(|name| !name.contains(&b'/') && !name.contains(&0)));
+        for name in &names {
+            assert!(!name.contains(&b'/') && !name.contains(&0));
+            assert_eq!(hash(name), hash(&colliding(40, 1)[0]));
+        }
     }
 }
