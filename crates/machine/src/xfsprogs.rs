@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::run::try_run;
 use crate::target_dir;
 
-/// The oldest `xfsprogs`, as (major, minor), that make parent pointers and exchange-range.
+/// The oldest `xfsprogs`, as (major, minor), that make and check everything the tests need.
 pub const XFSPROGS_AT_LEAST: (u32, u32) = (6, 13);
 
 /// The programs that tests call.

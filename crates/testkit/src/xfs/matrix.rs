@@ -18,8 +18,6 @@ pub struct XfsVolumeKind {
     pub mib: u64,
     /// Commands of `xfs_db` that change the volume after it is filled.
     pub changes: &'static [&'static str],
-    /// Whether only newer `xfsprogs` make it.
-    pub is_new: bool,
     /// Whether the kernel mounts it. It mounts no volume of version 4.
     pub is_mounted: bool,
     /// What the kernel complains of when it mounts the volume.
@@ -38,7 +36,6 @@ impl XfsVolumeKind {
             mkfs,
             mib: 512,
             changes: &[],
-            is_new: false,
             is_mounted: true,
             kernel_says: &[],
             names_at_least: EVERYTHING_AT_LEAST,
@@ -47,10 +44,6 @@ impl XfsVolumeKind {
 
     const fn large_blocks(name: &'static str, mkfs: &'static str) -> Self {
         Self { kernel_says: &[LARGE_BLOCKS], mib: 1024, ..Self::new(name, mkfs) }
-    }
-
-    const fn new_only(name: &'static str, mkfs: &'static str) -> Self {
-        Self { is_new: true, ..Self::new(name, mkfs) }
     }
 
     const fn version_4(name: &'static str, mkfs: &'static str) -> Self {
@@ -95,10 +88,10 @@ pub const MATRIX: &[XfsVolumeKind] = &[
         mib: 4 << 20,
         ..XfsVolumeKind::new("large-numbers", "-l size=64m -m rmapbt=0")
     },
-    XfsVolumeKind::new_only("parent", "-n parent=1 -m rmapbt=1 -i exchange=0"),
-    XfsVolumeKind::new_only("today", "-n parent=1 -i exchange=1,nrext64=1 -m rmapbt=1"),
-    XfsVolumeKind::new_only("today-1k", "-b size=1024 -n parent=1 -i exchange=1 -m rmapbt=1"),
-    XfsVolumeKind { kernel_says: &[METADIR], ..XfsVolumeKind::new_only("metadir", "-m metadir=1") },
+    XfsVolumeKind::new("parent", "-n parent=1 -m rmapbt=1 -i exchange=0"),
+    XfsVolumeKind::new("today", "-n parent=1 -i exchange=1,nrext64=1 -m rmapbt=1"),
+    XfsVolumeKind::new("today-1k", "-b size=1024 -n parent=1 -i exchange=1 -m rmapbt=1"),
+    XfsVolumeKind { kernel_says: &[METADIR], ..XfsVolumeKind::new("metadir", "-m metadir=1") },
     XfsVolumeKind::version_4("v4", "-m crc=0"),
     XfsVolumeKind::version_4("v4-block-512", "-m crc=0 -b size=512 -n size=4096"),
     XfsVolumeKind::version_4("v4-without-types", "-m crc=0 -n ftype=0 -i size=256"),

@@ -52,15 +52,9 @@ impl XfsRecipe {
     }
 
     /// Makes the volume, fills it, and unmounts it. `xfs_repair` finds nothing in it.
-    ///
-    /// # Panics
-    /// When `xfsprogs` are too old for this kind.
     #[must_use]
     pub fn make(&self, judges: &XfsJudges) -> FilledXfs {
         let kind = self.kind;
-        if kind.is_new {
-            judges.must_be_new(&format!("a volume of the kind {}", kind.name));
-        }
         let disk = XfsDisk::create(judges, kind.mib);
         let twin = if kind.is_mounted {
             disk.mkfs(kind.mkfs);
