@@ -8,7 +8,7 @@ use crate::{AgBlock, AgIno, AgNumber, BasicBlock, FsBlock, Ino};
 bitflags::bitflags! {
     /// The features of a volume that its structures depend on.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct XfsLayout: u8 {
+    pub struct XfsLayout: u16 {
         /// Blocks carry checksums and say what they are (version 5). V4 volumes have neither.
         const CHECKSUMS = 1;
         /// Directory entries carry the type of their file.
@@ -17,6 +17,14 @@ bitflags::bitflags! {
         const SPARSE_INODES = 4;
         /// Attributes that are parent pointers exist.
         const PARENTS = 8;
+        /// Groups have a tree of inode chunks that have a free inode.
+        const FREE_INODES = 16;
+        /// Groups have a tree of the owners of blocks.
+        const REVERSE_MAP = 32;
+        /// Groups have a tree of reference counts.
+        const SHARED_BLOCKS = 64;
+        /// There is a realtime device.
+        const REALTIME = 128;
     }
 }
 
@@ -87,6 +95,39 @@ impl XfsGeometry {
         let start = u64::from(ag.0) * u64::from(self.ag_blocks);
         let rest = self.blocks.saturating_sub(start);
         u32::try_from(rest).map_or(self.ag_blocks, |rest| rest.min(self.ag_blocks))
+    }
+
+    /// Whether group `ag` has block `block`, and it is not one of the headers.
+    #[must_use]
+    pub fn is_usable(&self, ag: AgNumber, block: AgBlock) -> bool {
+        self.is_usable_run(ag, block, 1)
+    }
+
+    /// Whether group `ag` has the `count` blocks from `block` on, at least one, and none of them is
+    /// one of the headers.
+    #[must_use]
+    pub fn is_usable_run(&self, ag: AgNumber, block: AgBlock, count: u32) -> bool {
+        let end = u64::from(block.0) + u64::from(count);
+        count > 0 && block.0 >= self.header_blocks() && end <= u64::from(self.ag_len(ag))
+    }
+
+    /// Whether the `count` blocks from `block` on, at least one, lie in one group and none of them
+    /// is one of its headers.
+    #[must_use]
+    pub fn is_usable_extent(&self, block: FsBlock, count: u32) -> bool {
+        self.split(block).is_some_and(|(ag, block)| self.is_usable_run(ag, block, count))
+    }
+
+    /// The blocks at the start of each group that its four header sectors occupy.
+    #[must_use]
+    pub fn header_blocks(&self) -> u32 {
+        (4_u32 << self.sector_log).div_ceil(1 << self.block_log)
+    }
+
+    /// Whether group `ag` has room for inode `inode`.
+    #[must_use]
+    pub fn has_inode(&self, ag: AgNumber, inode: AgIno) -> bool {
+        self.is_usable(ag, AgBlock(inode.0 >> self.inodes_per_block_log()))
     }
 
     /// The block of the volume that is `block` of group `ag`.

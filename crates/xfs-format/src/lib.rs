@@ -12,10 +12,33 @@
 //! |---|---|
 //! | [`ids`], [`geometry`] | numbers with types; the sizes that all structures of a volume share |
 //! | [`csum`] | the checksum |
+//! | [`btree`], [`record`] | blocks of trees, roots of trees in inodes; the records in them |
+//! | [`inode`] | inode cores, and the forks behind them |
+//! | [`superblock`], [`group`] | the superblock with its features; AGF, AGI and AGFL |
+//! | [`hash`] | the hashes of names |
+//! | [`da`] | what blocks of directories and of attribute forks have in common; their nodes |
+//! | [`dir`] | directories |
+//! | [`attr`], [`parent`] | extended attributes; those that are parent pointers |
+//! | [`symlink`], [`remote`] | targets of symbolic links; blocks of targets and of values |
+//! | [`log`] | the log: records, ops, items, transactions, the ring |
 
+pub mod attr;
+pub mod btree;
 pub mod csum;
+pub mod da;
+pub mod dir;
 pub mod geometry;
+pub mod group;
+pub mod hash;
 pub mod ids;
+pub mod inode;
+mod layout;
+pub mod log;
+pub mod parent;
+pub mod record;
+pub mod remote;
+pub mod superblock;
+pub mod symlink;
 
 pub use geometry::XfsGeometry;
 pub use ids::{AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn};

@@ -1,0 +1,458 @@
+//! Blocks of directories and attribute forks: what they have in common, and the nodes of their
+//! trees (book, "Directories", "Extended Attributes").
+//!
+//! A V5 block stamps itself with its checksum, its place, the volume, and the inode that owns it.
+//! A V4 block has a magic number only. Nodes and leaves begin with [`DaInfo`], which both versions
+//! share; the other blocks of directories begin with their magic number.
+
+use std::ops::Range;
+
+use uuid::Uuid;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::geometry::XfsLayout;
+use crate::{
+    BasicBlock, FileBlock, Ino, Lsn, Malformed, Structure, U16, U32, U64, XfsGeometry, csum,
+};
+
+/// The links with which nodes and leaves begin. 12 bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DaInfo {
+    /// The next block of the level, or 0.
+    pub forw: U32,
+    /// The previous block of the level, or 0.
+    pub back: U32,
+    /// The magic number.
+    pub magic: U16,
+    /// Zero.
+    pub pad: U16,
+}
+
+/// What a V5 block says about itself. 44 bytes, behind the magic number or [`DaInfo`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DaStamp {
+    /// The checksum, little-endian.
+    pub crc: [u8; 4],
+    /// The place of the block on the device.
+    pub blkno: U64,
+    /// The place in the log of the last change.
+    pub lsn: U64,
+    /// The id of the volume.
+    pub uuid: [u8; 16],
+    /// The inode.
+    pub owner: U64,
+}
+
+/// The number of entries of a node, and its level. 4 bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DaNodeCounts {
+    /// The entries.
+    pub count: U16,
+    /// The level: 1 is right above the leaves.
+    pub level: U16,
+}
+
+/// An entry of a node. 8 bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DaNodeEntry {
+    /// The largest hash below the child.
+    pub hash: U32,
+    /// The child, in blocks of the filesystem also where a directory block is larger.
+    pub before: U32,
+}
+
+const _: () = {
+    assert!(size_of::<DaInfo>() == 12 && std::mem::offset_of!(DaInfo, magic) == 8);
+    assert!(size_of::<DaStamp>() == 44 && std::mem::offset_of!(DaStamp, owner) == 36);
+    assert!(std::mem::offset_of!(DaStamp, lsn) == 12);
+    assert!(size_of::<DaNodeCounts>() == 4 && size_of::<DaNodeEntry>() == 8);
+};
+
+/// The highest level of a node that the format allows.
+const MAX_LEVEL: u16 = 5;
+
+/// The kinds of blocks in a directory and in an attribute fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DaKind {
+    /// The only block of a directory: entries and the array of their hashes.
+    DirBlock,
+    /// Entries of a directory with several blocks.
+    DirData,
+    /// The index of free space in data blocks.
+    DirFree,
+    /// The only leaf of a directory. It holds the free space of data blocks, too.
+    DirLeaf,
+    /// One of several leaves of a directory.
+    DirNodeLeaf,
+    /// A node above the leaves of a directory.
+    DirNode,
+    /// A leaf of an attribute fork.
+    AttrLeaf,
+    /// A node above the leaves of an attribute fork.
+    AttrNode,
+}
+
+impl DaKind {
+    const DIRECTORY: [Self; 6] = [
+        Self::DirBlock,
+        Self::DirData,
+        Self::DirFree,
+        Self::DirLeaf,
+        Self::DirNodeLeaf,
+        Self::DirNode,
+    ];
+
+    /// The kind of a directory's block by its magic number.
+    #[must_use]
+    pub fn of_directory(geometry: &XfsGeometry, block: &[u8]) -> Option<Self> {
+        Self::DIRECTORY.into_iter().find(|kind| kind.has_magic(geometry, block))
+    }
+
+    /// The kind of an attribute fork's block by its magic number. Blocks of remote values have
+    /// none of these, and on V4 no magic number at all.
+    #[must_use]
+    pub fn of_attributes(geometry: &XfsGeometry, block: &[u8]) -> Option<Self> {
+        [Self::AttrLeaf, Self::AttrNode].into_iter().find(|kind| kind.has_magic(geometry, block))
+    }
+
+    /// The structure that errors name.
+    #[must_use]
+    pub fn structure(self) -> Structure {
+        match self {
+            Self::AttrLeaf | Self::AttrNode => Structure::AttributeBlock,
+            _ => Structure::DirectoryBlock,
+        }
+    }
+
+    /// The bytes of such a block.
+    #[must_use]
+    pub fn block_size(self, geometry: &XfsGeometry) -> usize {
+        match self.structure() {
+            Structure::AttributeBlock => geometry.block_size(),
+            _ => geometry.dir_block_size(),
+        }
+    }
+
+    /// The bytes in front of the contents.
+    #[must_use]
+    pub fn header_len(self, geometry: &XfsGeometry) -> usize {
+        match (self, has_stamp(geometry)) {
+            (Self::AttrLeaf, true) => 80,
+            (Self::AttrLeaf, false) => 32,
+            (_, true) => 64,
+            (_, false) => 16,
+        }
+    }
+
+    /// Where the stamp of a V5 block begins, with its checksum.
+    #[must_use]
+    pub fn stamp_at(self) -> usize {
+        match self {
+            Self::DirBlock | Self::DirData | Self::DirFree => 4,
+            _ => size_of::<DaInfo>(),
+        }
+    }
+
+    /// Where the fields behind the links or the magic number, and behind the stamp, begin.
+    pub(crate) fn fields_at(self, geometry: &XfsGeometry) -> usize {
+        self.stamp_at() + if has_stamp(geometry) { size_of::<DaStamp>() } else { 0 }
+    }
+
+    /// The magic number, and where it lies.
+    fn magic(self, geometry: &XfsGeometry) -> (usize, &'static [u8]) {
+        let (v5, v4): (&[u8], &[u8]) = match self {
+            Self::DirBlock => (b"XDB3", b"XD2B"),
+            Self::DirData => (b"XDD3", b"XD2D"),
+            Self::DirFree => (b"XDF3", b"XD2F"),
+            Self::DirLeaf => (&[0x3d, 0xf1], &[0xd2, 0xf1]),
+            Self::DirNodeLeaf => (&[0x3d, 0xff], &[0xd2, 0xff]),
+            Self::DirNode | Self::AttrNode => (&[0x3e, 0xbe], &[0xfe, 0xbe]),
+            Self::AttrLeaf => (&[0x3b, 0xee], &[0xfb, 0xee]),
+        };
+        let magic = if has_stamp(geometry) { v5 } else { v4 };
+        (if magic.len() == 4 { 0 } else { 8 }, magic)
+    }
+
+    fn has_magic(self, geometry: &XfsGeometry, block: &[u8]) -> bool {
+        let (at, magic) = self.magic(geometry);
+        block.get(at..).is_some_and(|rest| rest.starts_with(magic))
+    }
+
+    /// An error about a block of this kind.
+    pub(crate) fn bad(self, problem: impl Into<std::borrow::Cow<'static, str>>) -> Malformed {
+        Malformed::new(self.structure(), problem)
+    }
+
+    /// Proves what all blocks have: size, magic number, checksum, volume, owner and place.
+    pub(crate) fn check(
+        self,
+        geometry: &XfsGeometry,
+        block: &[u8],
+        expected: &DaExpected,
+    ) -> Result<(), Malformed> {
+        let size = self.block_size(geometry);
+        if block.len() != size {
+            return Err(self.bad(format!("{} bytes, not {size}", block.len())));
+        }
+        if !self.has_magic(geometry, block) {
+            return Err(self.bad(format!("it has not the magic number of a {self:?}")));
+        }
+        if !has_stamp(geometry) {
+            return Ok(());
+        }
+        let stamp: &DaStamp = view_at(self, block, self.stamp_at())?;
+        if !csum::is_right(block, self.stamp_at()) {
+            return Err(self.bad("its checksum is wrong"));
+        }
+        let claim = (Uuid::from_bytes(stamp.uuid), BasicBlock(stamp.blkno.get()));
+        expected.check(self.structure(), geometry, claim, Ino(stamp.owner.get()))
+    }
+
+    /// An empty block of this kind: zeros, but for the magic number and the stamp.
+    pub(crate) fn empty(self, geometry: &XfsGeometry, expected: &DaExpected) -> Vec<u8> {
+        let mut block = vec![0; self.block_size(geometry)];
+        let (at, magic) = self.magic(geometry);
+        let mut put = |at: usize, bytes: &[u8]| {
+            if let Some(place) = block.get_mut(at..at + bytes.len()) {
+                place.copy_from_slice(bytes);
+            }
+        };
+        put(at, magic);
+        if has_stamp(geometry) {
+            let stamp = DaStamp {
+                crc: [0; 4],
+                blkno: expected.place.0.into(),
+                lsn: 0.into(),
+                uuid: geometry.uuid.into_bytes(),
+                owner: expected.owner.map_or(0, |owner| owner.0).into(),
+            };
+            put(self.stamp_at(), stamp.as_bytes());
+        }
+        block
+    }
+
+    /// Writes the LSN of the last change, and then the checksum. Does nothing on V4.
+    pub fn seal(self, geometry: &XfsGeometry, block: &mut [u8], lsn: Lsn) {
+        let at = self.stamp_at() + 12;
+        if !has_stamp(geometry) || block.len() < size_of::<DaStamp>() + size_of::<DaInfo>() {
+            return;
+        }
+        block[at..at + 8].copy_from_slice(&lsn.0.to_be_bytes());
+        csum::store(block, self.stamp_at());
+    }
+}
+
+/// Whether blocks carry a stamp: V5.
+pub(crate) fn has_stamp(geometry: &XfsGeometry) -> bool {
+    geometry.layout.contains(XfsLayout::CHECKSUMS)
+}
+
+/// What a block has to say about itself. `None` where the caller does not know, as recovery does
+/// not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DaExpected {
+    /// The place on the device.
+    pub place: BasicBlock,
+    /// The inode.
+    pub owner: Option<Ino>,
+    /// The block in the fork.
+    pub block: Option<FileBlock>,
+}
+
+impl DaExpected {
+    /// Proves that a block claims to be the one that the caller wants.
+    pub(crate) fn check(
+        &self,
+        structure: Structure,
+        geometry: &XfsGeometry,
+        (uuid, place): (Uuid, BasicBlock),
+        owner: Ino,
+    ) -> Result<(), Malformed> {
+        let bad = |problem| Err(Malformed::new(structure, problem));
+        if uuid != geometry.uuid {
+            return bad(format!("it is of the volume {uuid}"));
+        }
+        if place != self.place {
+            return bad(format!("it is of place {place}, not {}", self.place));
+        }
+        match self.owner {
+            Some(expected) if expected != owner => {
+                bad(format!("it is of inode {owner}, not {expected}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Views the bytes from `at` on as a `T`.
+pub(crate) fn view_at<T: FromBytes + KnownLayout + Immutable>(
+    kind: DaKind,
+    block: &[u8],
+    at: usize,
+) -> Result<&T, Malformed> {
+    let view = block.get(at..).and_then(|rest| T::ref_from_prefix(rest).ok());
+    view.map(|(view, _)| view).ok_or_else(|| kind.bad("its header leads out of it"))
+}
+
+/// Views the bytes from `at` on as `count` times a `T`.
+pub(crate) fn slice_at<T: FromBytes + Immutable>(
+    kind: DaKind,
+    block: &[u8],
+    at: usize,
+    count: usize,
+) -> Result<&[T], Malformed> {
+    let view = block.get(at..).and_then(|rest| <[T]>::ref_from_prefix_with_elems(rest, count).ok());
+    view.map(|(view, _)| view).ok_or_else(|| kind.bad(format!("its {count} entries do not fit")))
+}
+
+/// The two bytes at `at`.
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<usize> {
+    let bytes = bytes.get(at..)?.first_chunk::<2>()?;
+    Some(usize::from(u16::from_be_bytes(*bytes)))
+}
+
+/// A length or an offset as the 16 bits that the disk has for it.
+pub(crate) fn to_u16(kind: DaKind, number: usize) -> Result<U16, Malformed> {
+    let number = u16::try_from(number).map_err(|_| kind.bad(format!("{number} is too much")));
+    number.map(U16::new)
+}
+
+/// A node above the leaves of a directory or of an attribute fork.
+#[derive(Clone, Copy, Debug)]
+pub struct DaNode<'a> {
+    /// The links to the neighbours.
+    pub info: &'a DaInfo,
+    /// The level: 1 is right above the leaves.
+    pub level: u16,
+    /// The entries, ascending by hash.
+    pub entries: &'a [DaNodeEntry],
+}
+
+impl<'a> DaNode<'a> {
+    /// Proves that a block is the expected node of the kind [`DaKind::DirNode`] or
+    /// [`DaKind::AttrNode`].
+    pub fn parse(
+        geometry: &XfsGeometry,
+        kind: DaKind,
+        block: &'a [u8],
+        expected: &DaExpected,
+    ) -> Result<Self, Malformed> {
+        kind.check(geometry, block, expected)?;
+        let counts: &DaNodeCounts = view_at(kind, block, kind.fields_at(geometry))?;
+        let (count, level) = (usize::from(counts.count.get()), counts.level.get());
+        if count == 0 || level == 0 || level > MAX_LEVEL {
+            return Err(kind.bad(format!("a node of level {level} with {count} entries")));
+        }
+        let entries: &[DaNodeEntry] = slice_at(kind, block, kind.header_len(geometry), count)?;
+        if !entries.is_sorted_by_key(|entry| entry.hash.get()) {
+            return Err(kind.bad("its hashes do not ascend"));
+        }
+        if entries.iter().any(|entry| entry.before.get() == 0) {
+            return Err(kind.bad("a child is the first block of the fork"));
+        }
+        Ok(Self { info: view_at(kind, block, 0)?, level, entries })
+    }
+
+    /// The place of the first child that may hold `hash`. The following children may hold it, too,
+    /// as long as the entry in front of them has just this hash. `None` when all hashes are below.
+    #[must_use]
+    pub fn find(&self, hash: u32) -> Option<usize> {
+        let place = self.entries.partition_point(|entry| entry.hash.get() < hash);
+        (place < self.entries.len()).then_some(place)
+    }
+
+    /// The bytes of a node with these links, level and entries, without a checksum
+    /// ([`DaKind::seal`]).
+    pub fn encode(
+        geometry: &XfsGeometry,
+        kind: DaKind,
+        expected: &DaExpected,
+        (forw, back, level): (u32, u32, u16),
+        entries: &[DaNodeEntry],
+    ) -> Result<Vec<u8>, Malformed> {
+        let mut block = kind.empty(geometry, expected);
+        let mut edit = DaEdit::fill(kind, &mut block);
+        edit.put(0, U32::new(forw).as_bytes())?;
+        edit.put(4, U32::new(back).as_bytes())?;
+        let counts = DaNodeCounts { count: to_u16(kind, entries.len())?, level: level.into() };
+        edit.put(kind.fields_at(geometry), counts.as_bytes())?;
+        edit.put(kind.header_len(geometry), entries.as_bytes())?;
+        Ok(block)
+    }
+}
+
+/// Changes a block in memory, and tells the caller which bytes: the log carries only these.
+pub struct DaEdit<'a> {
+    kind: DaKind,
+    block: &'a mut [u8],
+    changed: Option<&'a mut dyn FnMut(Range<usize>)>,
+}
+
+impl<'a> DaEdit<'a> {
+    /// Changes a verified block of this kind. `changed` hears of each range that changes.
+    pub fn new(
+        kind: DaKind,
+        block: &'a mut [u8],
+        changed: &'a mut dyn FnMut(Range<usize>),
+    ) -> Self {
+        Self { kind, block, changed: Some(changed) }
+    }
+
+    /// Fills a new block of this kind, which the log has to carry as a whole.
+    pub fn fill(kind: DaKind, block: &'a mut [u8]) -> Self {
+        Self { kind, block, changed: None }
+    }
+
+    /// The block as it is now.
+    #[must_use]
+    pub fn block(&self) -> &[u8] {
+        self.block
+    }
+
+    /// The kind of the block.
+    #[must_use]
+    pub fn kind(&self) -> DaKind {
+        self.kind
+    }
+
+    /// Writes `bytes` at `at`.
+    pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) -> Result<(), Malformed> {
+        let range = at..at.saturating_add(bytes.len());
+        let place = self.block.get_mut(range.clone());
+        place.ok_or_else(|| self.kind.bad("a change leads out of it"))?.copy_from_slice(bytes);
+        self.tell(range);
+        Ok(())
+    }
+
+    /// Moves the bytes of `from` so that they begin at `to`.
+    pub(crate) fn shift(&mut self, from: Range<usize>, to: usize) -> Result<(), Malformed> {
+        let end = to.saturating_add(from.len());
+        if from.start > from.end || from.end > self.block.len() || end > self.block.len() {
+            return Err(self.kind.bad("a move leads out of it"));
+        }
+        self.block.copy_within(from, to);
+        self.tell(to..end);
+        Ok(())
+    }
+
+    fn tell(&mut self, range: Range<usize>) {
+        if let Some(changed) = &mut self.changed {
+            changed(range);
+        }
+    }
+
+    /// Makes the block one of another kind, whose header is as long.
+    pub(crate) fn become_kind(
+        &mut self,
+        geometry: &XfsGeometry,
+        kind: DaKind,
+    ) -> Result<(), Malformed> {
+        let (at, magic) = kind.magic(geometry);
+        self.kind = kind;
+        self.put(at, magic)
+    }
+}

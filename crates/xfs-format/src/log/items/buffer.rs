@@ -1,0 +1,315 @@
+//! Buffers: parts of a block, in chunks of 128 bytes.
+
+use zerocopy::little_endian as le;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{ItemHead, XfsItemType, overlaps, view};
+use crate::log::{BLOCK, XfsLogVector, XfsRegions, bad_item};
+use crate::{AgIno, BasicBlock, Malformed, U32, XfsGeometry};
+
+/// The bytes of a chunk, which is what one bit of the map stands for.
+pub const CHUNK: usize = 128;
+
+/// The chunks of a word of the map.
+const WORD_CHUNKS: usize = 32;
+
+/// Where an inode has the next one of its chain of unlinked inodes.
+const NEXT_UNLINKED: usize = 96;
+
+/// The start of a buffer's first region; the words of its map follow.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct BufferFormat {
+    head: ItemHead,
+    flags: le::U16,
+    len: le::U16,
+    blkno: le::U64,
+    map_size: le::U32,
+}
+
+const _: () = assert!(size_of::<BufferFormat>() == 20 && align_of::<BufferFormat>() == 1);
+
+bitflags::bitflags! {
+    /// What a buffer is, with its type in the upper 5 bits.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct XfsBufferFlags: u16 {
+        /// Inodes, of which only the chains of unlinked ones are replayed.
+        const INODES = 1;
+        /// The block was freed: what was logged of it before is not replayed.
+        const CANCEL = 2;
+        /// Quota records of users.
+        const USER_QUOTA = 4;
+        /// Quota records of projects.
+        const PROJECT_QUOTA = 8;
+        /// Quota records of groups.
+        const GROUP_QUOTA = 16;
+        /// The type, and bits without a meaning.
+        const _ = !0;
+    }
+}
+
+macro_rules! buffer_types {
+    ($(#[doc = $doc:literal] $name:ident = $number:literal,)+) => {
+        /// What a block is.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum XfsBufferType {
+            $(#[doc = $doc] $name = $number,)+
+        }
+
+        impl XfsBufferFlags {
+            /// The type of the block; `None` when it is unknown or not said.
+            #[must_use]
+            pub fn block_type(self) -> Option<XfsBufferType> {
+                match self.bits() >> 11 {
+                    $($number => Some(XfsBufferType::$name),)+
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+buffer_types! {
+    /// Quota records of users.
+    UserDquot = 1,
+    /// Quota records of projects.
+    ProjectDquot = 2,
+    /// Quota records of groups.
+    GroupDquot = 3,
+    /// A block of a tree.
+    Btree = 4,
+    /// An AGF.
+    Agf = 5,
+    /// An AGFL.
+    Agfl = 6,
+    /// An AGI.
+    Agi = 7,
+    /// Inodes.
+    Inodes = 8,
+    /// The target of a symbolic link.
+    Symlink = 9,
+    /// A directory of one block.
+    DirectoryBlock = 10,
+    /// Entries of a directory.
+    DirectoryData = 11,
+    /// The free space of a directory.
+    DirectoryFree = 12,
+    /// The only leaf of a directory.
+    DirectoryLeaf = 13,
+    /// A leaf below a node of a directory.
+    DirectoryLeafOfNode = 14,
+    /// A node of a directory or of attributes.
+    Node = 15,
+    /// A leaf of attributes.
+    AttributeLeaf = 16,
+    /// The value of an attribute.
+    AttributeValue = 17,
+    /// A superblock.
+    Superblock = 18,
+    /// The bitmap of a realtime device.
+    RealtimeBitmap = 19,
+    /// The summary of a realtime device.
+    RealtimeSummary = 20,
+}
+
+impl XfsBufferFlags {
+    /// The flags of a block of this type.
+    #[must_use]
+    pub fn of(block_type: XfsBufferType) -> Self {
+        Self::from_bits_retain(u16::from(block_type as u8) << 11)
+    }
+}
+
+/// Chunks of a buffer that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XfsBufferRun<'a> {
+    /// Where they lie in the buffer, in bytes.
+    pub offset: usize,
+    /// Their bytes.
+    pub data: &'a [u8],
+}
+
+/// Parts of a block.
+///
+/// A buffer of several extents of the device, such as a large directory block, is one such item an
+/// extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XfsBufferItem<'a> {
+    /// What it is.
+    pub flags: XfsBufferFlags,
+    /// Where it lies.
+    pub place: BasicBlock,
+    /// Its basic blocks.
+    pub blocks: u16,
+    map: &'a [le::U32],
+    data: XfsRegions<'a>,
+}
+
+impl<'a> XfsBufferItem<'a> {
+    pub(super) fn parse(first: &'a [u8], regions: XfsRegions<'a>) -> Result<Self, Malformed> {
+        let format = view::<BufferFormat>(first)?;
+        let words = format.map_size.get() as usize;
+        let rest = first.get(size_of::<BufferFormat>()..).unwrap_or_default();
+        let Ok((map, _)) = <[le::U32]>::ref_from_prefix_with_elems(rest, words) else {
+            return Err(bad_item(format!("a map of {words} words in {} bytes", rest.len())));
+        };
+        let data = regions.split_at(1).map_or(regions, |(_, data)| data);
+        let flags = XfsBufferFlags::from_bits_retain(format.flags.get());
+        let place = BasicBlock(format.blkno.get());
+        let item = Self { flags, place, blocks: format.len.get(), map, data };
+        item.prove_runs()?;
+        Ok(item)
+    }
+
+    /// Proves that the regions are those of the map. A run of the map may be in several regions:
+    /// the kernel cuts it where the memory of the buffer is not contiguous.
+    fn prove_runs(&self) -> Result<(), Malformed> {
+        if self.flags.contains(XfsBufferFlags::CANCEL) {
+            return Ok(());
+        }
+        let size = usize::from(self.blocks) * BLOCK;
+        let mut chunk = self.next_chunk(0);
+        for data in self.data.iter() {
+            let Some(start) = chunk else {
+                return Err(bad_item(format!("{} bytes of data behind its map", data.len())));
+            };
+            let end = start + data.len() / CHUNK;
+            let is_run = (start..end).all(|chunk| self.is_logged(chunk));
+            if data.is_empty() || !data.len().is_multiple_of(CHUNK) || !is_run || end * CHUNK > size
+            {
+                return Err(bad_item(format!(
+                    "{} bytes of data at {} of {size}",
+                    data.len(),
+                    start * CHUNK
+                )));
+            }
+            chunk = self.next_chunk(end);
+        }
+        chunk.map_or(Ok(()), |chunk| {
+            Err(bad_item(format!("no data for its byte {} of {size}", chunk * CHUNK)))
+        })
+    }
+
+    fn is_logged(&self, chunk: usize) -> bool {
+        has_chunk(self.map, chunk)
+    }
+
+    /// The first chunk from `from` on that the map has.
+    fn next_chunk(&self, from: usize) -> Option<usize> {
+        (from..self.map.len() * WORD_CHUNKS).find(|&chunk| self.is_logged(chunk))
+    }
+
+    /// What was logged, in ascending order.
+    pub fn runs(&self) -> impl Iterator<Item = XfsBufferRun<'a>> {
+        let item = *self;
+        let mut from = 0;
+        item.data.iter().map_while(move |data| {
+            let start = item.next_chunk(from)?;
+            from = start + data.len() / CHUNK;
+            Some(XfsBufferRun { offset: start * CHUNK, data })
+        })
+    }
+
+    /// What a buffer of inodes ([`XfsBufferFlags::INODES`]) says of the chains of unlinked inodes:
+    /// the index of an inode in the buffer, and the one behind it in its chain. Nothing else of it
+    /// is replayed.
+    pub fn unlinked(&self, inode_size: usize) -> impl Iterator<Item = (usize, AgIno)> {
+        self.runs().flat_map(move |run| {
+            let inode_size = inode_size.max(1);
+            let first = run.offset.saturating_sub(NEXT_UNLINKED).div_ceil(inode_size);
+            (first..).map_while(move |index| {
+                let at = index * inode_size + NEXT_UNLINKED - run.offset;
+                let (next, _) = U32::ref_from_prefix(run.data.get(at..)?).ok()?;
+                Some((index, AgIno(next.get())))
+            })
+        })
+    }
+
+    pub(super) fn check(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
+        let range = (self.place.0, u64::from(self.blocks));
+        let shift = geometry.block_log - 9;
+        let all = geometry.blocks << shift;
+        let log = geometry.place_of(geometry.log_start).filter(|log| log.0 != 0);
+        let is_in_log = log
+            .is_some_and(|log| overlaps(range, (log.0, u64::from(geometry.log_blocks) << shift)));
+        if range.1 == 0 || range.0 >= all || range.1 > all - range.0 || is_in_log {
+            return Err(bad_item(format!("a buffer of {} blocks at {}", range.1, range.0)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn encode(&self, to: &mut XfsLogVector) {
+        let regions = 1 + self.data.len();
+        encode_format(self.flags, self.place, self.blocks, regions, self.map.as_bytes(), to);
+        for data in self.data.iter() {
+            to.push(&[data]);
+        }
+    }
+}
+
+/// Adds the item of a buffer that holds `bytes`, of which the chunks with their bit set in `dirty`
+/// have changed. With [`XfsBufferFlags::CANCEL`] the map is empty.
+///
+/// # Panics
+/// When the buffer has more than 65,535 basic blocks; the largest has 128.
+pub fn encode_buffer(
+    flags: XfsBufferFlags,
+    place: BasicBlock,
+    bytes: &[u8],
+    dirty: &[le::U32],
+    to: &mut XfsLogVector,
+) {
+    let blocks = u16::try_from(bytes.len() / BLOCK).expect("no buffer is that large");
+    let regions = 1 + runs(bytes, dirty).count();
+    encode_format(flags, place, blocks, regions, dirty.as_bytes(), to);
+    for run in runs(bytes, dirty) {
+        to.push(&[run.data]);
+    }
+}
+
+/// The bytes and the regions of the item that [`encode_buffer`] makes.
+#[must_use]
+pub fn buffer_size(bytes: &[u8], dirty: &[le::U32]) -> (usize, usize) {
+    let format = size_of::<BufferFormat>() + size_of_val(dirty);
+    runs(bytes, dirty).fold((format, 1), |(len, count), run| (len + run.data.len(), count + 1))
+}
+
+/// Whether a map has a chunk.
+fn has_chunk(map: &[le::U32], chunk: usize) -> bool {
+    let word = map.get(chunk / WORD_CHUNKS).map_or(0, |word| word.get());
+    word >> (chunk % WORD_CHUNKS) & 1 != 0
+}
+
+/// The runs of `bytes` whose chunks are in the map `dirty`.
+fn runs<'a>(bytes: &'a [u8], dirty: &'a [le::U32]) -> impl Iterator<Item = XfsBufferRun<'a>> {
+    let chunks = bytes.len() / CHUNK;
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        let start = (from..chunks).find(|&chunk| has_chunk(dirty, chunk))?;
+        let end = (start..chunks).find(|&chunk| !has_chunk(dirty, chunk)).unwrap_or(chunks);
+        from = end;
+        let data = bytes.get(start * CHUNK..end * CHUNK)?;
+        Some(XfsBufferRun { offset: start * CHUNK, data })
+    })
+}
+
+fn encode_format(
+    flags: XfsBufferFlags,
+    place: BasicBlock,
+    blocks: u16,
+    regions: usize,
+    map: &[u8],
+    to: &mut XfsLogVector,
+) {
+    let regions = u16::try_from(regions).expect("a buffer has at most 65,536 chunks");
+    let words = u32::try_from(map.len() / 4).expect("a region is below 4 GiB");
+    let format = BufferFormat {
+        head: ItemHead::new(XfsItemType::Buffer, regions),
+        flags: le::U16::new(flags.bits()),
+        len: le::U16::new(blocks),
+        blkno: le::U64::new(place.0),
+        map_size: le::U32::new(words),
+    };
+    to.push(&[format.as_bytes(), map]);
+}

@@ -1,0 +1,158 @@
+//! Blocks of attribute values and symlink targets that do not fit where they belong.
+//!
+//! On V5 each block has a header of its own, in front of its part of the value. On V4 the value
+//! fills the blocks.
+
+use uuid::Uuid;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::da::{DaExpected, has_stamp};
+use crate::{BasicBlock, Ino, Lsn, Malformed, Structure, U32, U64, XfsGeometry, csum};
+
+/// The header of a block of a value. 56 bytes.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RemoteHeader {
+    /// `XARM` or `XSLM`.
+    pub magic: [u8; 4],
+    /// The offset in the value.
+    pub offset: U32,
+    /// The bytes of the value in this block.
+    pub bytes: U32,
+    /// The checksum, little-endian.
+    pub crc: [u8; 4],
+    /// The id of the volume.
+    pub uuid: [u8; 16],
+    /// The inode.
+    pub owner: U64,
+    /// The place of the block on the device.
+    pub blkno: U64,
+    /// The place in the log of the last change; [`Lsn::NONE`] for values of attributes, which are
+    /// not logged.
+    pub lsn: U64,
+}
+
+const HEADER: usize = size_of::<RemoteHeader>();
+const CRC_AT: usize = std::mem::offset_of!(RemoteHeader, crc);
+const _: () = assert!(HEADER == 56 && CRC_AT == 12 && align_of::<RemoteHeader>() == 1);
+
+/// What the blocks hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoteKind {
+    /// The value of an attribute.
+    AttrValue,
+    /// The target of a symbolic link.
+    SymlinkTarget,
+}
+
+impl RemoteKind {
+    fn magic(self) -> [u8; 4] {
+        match self {
+            Self::AttrValue => *b"XARM",
+            Self::SymlinkTarget => *b"XSLM",
+        }
+    }
+
+    fn structure(self) -> Structure {
+        match self {
+            Self::AttrValue => Structure::AttributeBlock,
+            Self::SymlinkTarget => Structure::SymlinkBlock,
+        }
+    }
+
+    /// The bytes of a value that a block has room for.
+    #[must_use]
+    pub fn room(geometry: &XfsGeometry) -> usize {
+        geometry.block_size() - if has_stamp(geometry) { HEADER } else { 0 }
+    }
+
+    /// The blocks that a value of `len` bytes needs.
+    #[must_use]
+    pub fn blocks(geometry: &XfsGeometry, len: usize) -> usize {
+        len.div_ceil(Self::room(geometry))
+    }
+
+    /// Proves that a block is the expected one, with the part at `offset` of a value of `len`
+    /// bytes. Returns that part.
+    pub fn parse<'a>(
+        self,
+        geometry: &XfsGeometry,
+        block: &'a [u8],
+        expected: &DaExpected,
+        offset: usize,
+        len: usize,
+    ) -> Result<&'a [u8], Malformed> {
+        let bad = |problem| Malformed::new(self.structure(), problem);
+        let part = len.saturating_sub(offset).min(Self::room(geometry));
+        if block.len() != geometry.block_size() {
+            return Err(bad(format!("{} bytes, not {}", block.len(), geometry.block_size())));
+        }
+        let mut rest = block;
+        if has_stamp(geometry) {
+            let (header, behind) = RemoteHeader::ref_from_prefix(block)
+                .map_err(|_| bad("its header leads out of it".to_owned()))?;
+            if header.magic != self.magic() || !csum::is_right(block, CRC_AT) {
+                return Err(bad("its magic number or checksum is wrong".to_owned()));
+            }
+            let claim = (Uuid::from_bytes(header.uuid), BasicBlock(header.blkno.get()));
+            let owner = Ino(header.owner.get());
+            expected.check(self.structure(), geometry, claim, owner)?;
+            let claim = [header.offset, header.bytes].map(|number| u64::from(number.get()));
+            if claim != [offset as u64, part as u64] {
+                return Err(bad(format!(
+                    "it has {} bytes of offset {}, not {part} of {offset}",
+                    claim[1], claim[0]
+                )));
+            }
+            rest = behind;
+        }
+        rest.get(..part).ok_or_else(|| bad("it is too short".to_owned()))
+    }
+
+    /// The bytes of the block with the part at `offset` of a value. Its checksum is right; a
+    /// caller that logs it seals it again.
+    pub fn encode(
+        self,
+        geometry: &XfsGeometry,
+        expected: &DaExpected,
+        offset: usize,
+        value: &[u8],
+    ) -> Result<Vec<u8>, Malformed> {
+        let bad = |problem: &'static str| Malformed::new(self.structure(), problem);
+        let part = value.get(offset..).ok_or_else(|| bad("a part behind its value"))?;
+        let part = part.get(..Self::room(geometry)).unwrap_or(part);
+        let mut block = Vec::with_capacity(geometry.block_size());
+        if has_stamp(geometry) {
+            let number = |number| {
+                u32::try_from(number).map(U32::new).map_err(|_| bad("a value above 4 GiB"))
+            };
+            let header = RemoteHeader {
+                magic: self.magic(),
+                offset: number(offset)?,
+                bytes: number(part.len())?,
+                crc: [0; 4],
+                uuid: geometry.uuid.into_bytes(),
+                owner: expected.owner.ok_or_else(|| bad("its owner is missing"))?.0.into(),
+                blkno: expected.place.0.into(),
+                lsn: Lsn::NONE.0.into(),
+            };
+            block.extend_from_slice(header.as_bytes());
+        }
+        block.extend_from_slice(part);
+        block.resize(geometry.block_size(), 0);
+        self.seal(geometry, &mut block, Lsn::NONE);
+        Ok(block)
+    }
+
+    /// Writes the checksum, and for the target of a link the LSN. Does nothing on V4.
+    pub fn seal(self, geometry: &XfsGeometry, block: &mut [u8], lsn: Lsn) {
+        if !has_stamp(geometry) {
+            return;
+        }
+        if let Ok((header, _)) = RemoteHeader::mut_from_prefix(block) {
+            let lsn = if self == Self::AttrValue { Lsn::NONE } else { lsn };
+            header.lsn = lsn.0.into();
+            csum::store(block, CRC_AT);
+        }
+    }
+}

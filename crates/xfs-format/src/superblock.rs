@@ -1,0 +1,625 @@
+//! The superblock: the first sector of every allocation group.
+//!
+//! That of group 0 is the one that counts. The others are copies that only repair reads; the kernel
+//! does not keep their counters, and `mkfs.xfs` leaves the root inode of most of them empty.
+//! [`XfsSuperblockFields`] is the structure as the disk stores it; [`XfsSuperblock`] is a checked
+//! one with typed values.
+
+use std::fmt;
+
+use offshoot_vfs::Structure;
+use uuid::Uuid;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::geometry::XfsLayout;
+use crate::layout::{ensure, view};
+use crate::{FsBlock, Ino, Malformed, U16, U32, U64, XfsGeometry, csum};
+
+/// The value of the `magicnum` field.
+pub const MAGIC: [u8; 4] = *b"XFSB";
+
+/// The place of the checksum.
+pub const CRC: usize = 224;
+
+/// The least blocks of a group.
+pub const LEAST_AG_BLOCKS: u32 = 64;
+
+/// The bytes of a group are at most these, as a power of two.
+const AG_BYTES_LOG: u8 = 40;
+
+/// The bytes of a log are at most these.
+const MOST_LOG_BYTES: u64 = 2 << 30;
+
+/// The bytes of a log stripe are at most these.
+const MOST_LOG_STRIPE: u32 = 256 << 10;
+
+/// The bits of a block number in an extent record.
+const EXTENT_START_BITS: u8 = 52;
+
+const STRUCTURE: Structure = Structure::Superblock;
+
+/// A superblock as it is stored.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+#[expect(missing_docs, reason = "fields are named and explained by the book")]
+pub struct XfsSuperblockFields {
+    pub magicnum: [u8; 4],
+    pub blocksize: U32,
+    pub dblocks: U64,
+    pub rblocks: U64,
+    pub rextents: U64,
+    pub uuid: [u8; 16],
+    pub logstart: U64,
+    pub rootino: U64,
+    pub rbmino: U64,
+    pub rsumino: U64,
+    pub rextsize: U32,
+    pub agblocks: U32,
+    pub agcount: U32,
+    pub rbmblocks: U32,
+    pub logblocks: U32,
+    pub versionnum: U16,
+    pub sectsize: U16,
+    pub inodesize: U16,
+    pub inopblock: U16,
+    pub fname: [u8; 12],
+    pub blocklog: u8,
+    pub sectlog: u8,
+    pub inodelog: u8,
+    pub inopblog: u8,
+    pub agblklog: u8,
+    pub rextslog: u8,
+    pub inprogress: u8,
+    pub imax_pct: u8,
+    pub icount: U64,
+    pub ifree: U64,
+    pub fdblocks: U64,
+    pub frextents: U64,
+    pub uquotino: U64,
+    pub gquotino: U64,
+    pub qflags: U16,
+    pub flags: u8,
+    pub shared_vn: u8,
+    pub inoalignmt: U32,
+    pub unit: U32,
+    pub width: U32,
+    pub dirblklog: u8,
+    pub logsectlog: u8,
+    pub logsectsize: U16,
+    pub logsunit: U32,
+    pub features2: U32,
+    pub bad_features2: U32,
+    pub compat: U32,
+    pub ro_compat: U32,
+    pub incompat: U32,
+    pub log_incompat: U32,
+    pub crc: [u8; 4],
+    pub spino_align: U32,
+    pub pquotino: U64,
+    pub lsn: U64,
+    pub meta_uuid: [u8; 16],
+    pub metadirino: U64,
+    pub rgcount: U32,
+    pub rgextents: U32,
+    pub rgblklog: u8,
+    pub pad: [u8; 7],
+    pub rtstart: U64,
+    pub rtreserved: U64,
+}
+
+bitflags::bitflags! {
+    /// The features in `versionnum`, above the number of the version.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct XfsVersionBits: u16 {
+        /// Some inode has or had extended attributes.
+        const ATTR = 0x10;
+        /// Inodes count their links in 32 bits.
+        const NLINK = 0x20;
+        /// Quotas are or were on.
+        const QUOTA = 0x40;
+        /// Inode chunks are aligned to `inoalignmt` blocks.
+        const ALIGN = 0x80;
+        /// `unit` and `width` describe a stripe.
+        const DALIGN = 0x100;
+        /// Version 2 of the log.
+        const LOGV2 = 0x400;
+        /// The sectors may be larger than 512 bytes.
+        const SECTOR = 0x800;
+        /// Extents may be unwritten.
+        const EXTFLG = 0x1000;
+        /// Version 2 of directories.
+        const DIRV2 = 0x2000;
+        /// Names differ in more than the case of ASCII letters.
+        const ASCIICI = 0x4000;
+        /// `features2` counts.
+        const MOREBITS = 0x8000;
+    }
+
+    /// The features in `features2`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct XfsFeatures2: u32 {
+        /// The counters of the superblock are right only after an unmount.
+        const LAZYSBCOUNT = 0x2;
+        /// The attribute fork begins anywhere in an inode.
+        const ATTR2 = 0x8;
+        /// Project ids have 32 bits.
+        const PROJID32 = 0x80;
+        /// Version 5.
+        const CRC = 0x100;
+        /// Directory entries carry the type of their file; in V4 volumes only.
+        const FTYPE = 0x200;
+    }
+
+    /// Features that a writer must know; a reader need not.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct XfsRoCompat: u32 {
+        /// Groups have a tree of inode chunks that have a free inode.
+        const FINOBT = 0x1;
+        /// Groups have a tree of the owners of blocks.
+        const RMAPBT = 0x2;
+        /// Files may share blocks.
+        const REFLINK = 0x4;
+        /// AGIs count the blocks of the inode trees.
+        const INOBTCNT = 0x8;
+    }
+
+    /// Features that a reader must know.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct XfsIncompat: u32 {
+        /// Directory entries carry the type of their file.
+        const FTYPE = 0x1;
+        /// Chunks of inodes may be partly allocated.
+        const SPINODES = 0x2;
+        /// Blocks carry `meta_uuid`.
+        const META_UUID = 0x4;
+        /// Inodes may have times in nanoseconds.
+        const BIGTIME = 0x8;
+        /// `xfs_repair` must run before the volume is written.
+        const NEEDSREPAIR = 0x10;
+        /// Inodes may count more extents.
+        const NREXT64 = 0x20;
+        /// The log may carry exchanges of file ranges.
+        const EXCHRANGE = 0x40;
+        /// Attributes point to the parents of files.
+        const PARENT = 0x80;
+        /// Metadata inodes have a directory tree of their own.
+        const METADIR = 0x100;
+        /// The realtime device is zoned.
+        const ZONED = 0x200;
+        /// The zones have gaps between them.
+        const ZONE_GAPS = 0x400;
+    }
+
+    /// Features that only concern a volume whose log is not clean.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct XfsLogIncompat: u32 {
+        /// The log may carry intents to change attributes.
+        const XATTRS = 0x1;
+    }
+}
+
+/// What an obstacle keeps a program from, the least first. Each one includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum XfsHindrance {
+    /// Writing the volume.
+    Writing,
+    /// Opening the volume when its log is not clean, because its replay would be wrong.
+    Replay,
+    /// Opening the volume.
+    Reading,
+}
+
+macro_rules! obstacles {
+    ($($(#[doc = $doc:literal])+ $name:ident = $number:literal, $hindrance:ident, $text:literal;)+) => {
+        /// Why we do not write or read a volume, by a number that stays the same.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u16)]
+        pub enum XfsObstacleKind {
+            $($(#[doc = $doc])+ $name = $number,)+
+        }
+
+        impl XfsObstacleKind {
+            /// What it keeps a program from.
+            #[must_use]
+            pub fn hindrance(self) -> XfsHindrance {
+                match self {
+                    $(Self::$name => XfsHindrance::$hindrance,)+
+                }
+            }
+
+            /// What the volume has.
+            #[must_use]
+            pub fn text(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)+
+                }
+            }
+        }
+    };
+}
+
+obstacles! {
+    /// `inprogress` is set.
+    Unfinished = 1, Reading, "mkfs or a copy of the volume did not finish";
+    /// No root inode, as in copies of the superblock.
+    NoRoot = 2, Reading, "no root inode";
+    /// The ascii-ci feature.
+    AsciiCase = 3, Reading, "names that ignore the case of letters";
+    /// Version 1 of directories.
+    OldDirectories = 4, Reading, "version 1 of directories";
+    /// Unknown bits in `versionnum`.
+    UnknownVersionBits = 5, Reading, "unknown version bits";
+    /// Unknown bits in `features2` of a V4 volume.
+    UnknownFeatures2 = 6, Reading, "unknown features2 bits";
+    /// Unknown bits in `incompat`.
+    UnknownIncompat = 7, Reading, "unknown incompatible features";
+    /// The zoned features.
+    Zoned = 8, Reading, "a zoned realtime device";
+    /// Realtime groups.
+    RealtimeGroups = 9, Reading, "realtime groups";
+    /// `logstart` is 0.
+    ExternalLog = 20, Replay, "a log on another device";
+    /// Unknown bits in `log_incompat`.
+    UnknownLogIncompat = 21, Replay, "unknown features in the log";
+    /// No checksums.
+    V4 = 30, Writing, "version 4 of the format";
+    /// The needs-repair feature.
+    NeedsRepair = 31, Writing, "a mark that xfs_repair has to run";
+    /// Unknown bits in `ro_compat`.
+    UnknownRoCompat = 32, Writing, "unknown features that a writer must know";
+    /// A realtime device.
+    Realtime = 33, Writing, "a realtime device";
+    /// Quotas are on.
+    Quotas = 34, Writing, "quotas";
+    /// The metadir feature.
+    Metadir = 35, Writing, "a directory tree of metadata";
+    /// A V5 volume without features that all of them have.
+    OldBasics = 36, Writing, "no lazy counters or attr2, which all V5 volumes have";
+}
+
+/// Why we do not write or read a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XfsObstacle {
+    /// Which obstacle it is.
+    pub kind: XfsObstacleKind,
+    /// The unknown bits, if it is about unknown bits.
+    pub bits: u32,
+}
+
+impl fmt::Display for XfsObstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.text())?;
+        if self.bits != 0 { write!(f, " ({:#x})", self.bits) } else { Ok(()) }
+    }
+}
+
+/// A checked superblock: its checksum is right, and its sizes are consistent.
+#[derive(Clone, Debug)]
+pub struct XfsSuperblock {
+    /// All fields as the disk stores them.
+    pub fields: XfsSuperblockFields,
+    /// The sizes and places that its structures share.
+    pub geometry: XfsGeometry,
+}
+
+impl XfsSuperblockFields {
+    /// The number of the version.
+    #[must_use]
+    pub fn version(&self) -> u16 {
+        self.versionnum.get() & 0xf
+    }
+
+    /// The features in `versionnum`.
+    #[must_use]
+    pub fn version_bits(&self) -> XfsVersionBits {
+        XfsVersionBits::from_bits_retain(self.versionnum.get() & !0xf)
+    }
+
+    /// The features in `features2`. Old kernels wrote it to `bad_features2`, and current ones take
+    /// both.
+    #[must_use]
+    pub fn features2(&self) -> XfsFeatures2 {
+        let bits = self.features2.get() | self.bad_features2.get();
+        let counts = self.version_bits().contains(XfsVersionBits::MOREBITS);
+        XfsFeatures2::from_bits_retain(if counts { bits } else { 0 })
+    }
+
+    /// `word` of the features of V5; 0 in a V4 volume, where other things may stand there.
+    fn of_v5(&self, word: U32) -> u32 {
+        if self.version() == 5 { word.get() } else { 0 }
+    }
+
+    /// Features that a writer must know.
+    #[must_use]
+    pub fn ro_compat(&self) -> XfsRoCompat {
+        XfsRoCompat::from_bits_retain(self.of_v5(self.ro_compat))
+    }
+
+    /// Features that a reader must know.
+    #[must_use]
+    pub fn incompat(&self) -> XfsIncompat {
+        XfsIncompat::from_bits_retain(self.of_v5(self.incompat))
+    }
+
+    /// Features that concern the log.
+    #[must_use]
+    pub fn log_incompat(&self) -> XfsLogIncompat {
+        XfsLogIncompat::from_bits_retain(self.of_v5(self.log_incompat))
+    }
+
+    /// The names of all features that we know, as the book spells them.
+    pub fn feature_names(&self) -> impl Iterator<Item = &'static str> {
+        let names = self.version_bits().iter_names().map(|(name, _)| name);
+        let names = names.chain(self.features2().iter_names().map(|(name, _)| name));
+        let names = names.chain(self.ro_compat().iter_names().map(|(name, _)| name));
+        let names = names.chain(self.incompat().iter_names().map(|(name, _)| name));
+        names.chain(self.log_incompat().iter_names().map(|(name, _)| name))
+    }
+
+    /// The label, up to its first NUL.
+    #[must_use]
+    pub fn label(&self) -> &[u8] {
+        self.fname.split(|&byte| byte == 0).next().unwrap_or_default()
+    }
+
+    /// Sets the label, and returns whether it fits and has no NUL.
+    pub fn set_label(&mut self, label: &[u8]) -> bool {
+        let fits = label.len() <= self.fname.len() && !label.contains(&0);
+        if fits {
+            self.fname = [0; 12];
+            self.fname.iter_mut().zip(label).for_each(|(to, from)| *to = *from);
+        }
+        fits
+    }
+
+    /// Everything that keeps us from writing or reading the volume.
+    #[must_use]
+    pub fn obstacles(&self) -> Vec<XfsObstacle> {
+        use XfsObstacleKind as Kind;
+        let (version, features2) = (self.version_bits(), self.features2());
+        let (incompat, is_v4) = (self.incompat(), self.version() == 4);
+        let basics = XfsFeatures2::LAZYSBCOUNT | XfsFeatures2::ATTR2 | XfsFeatures2::CRC;
+        let is_metadir = incompat.contains(XfsIncompat::METADIR);
+        let is_realtime = self.has_realtime();
+        let conditions = [
+            (Kind::Unfinished, self.inprogress != 0),
+            (Kind::NoRoot, self.root().is_none()),
+            (Kind::AsciiCase, version.contains(XfsVersionBits::ASCIICI)),
+            (Kind::OldDirectories, !version.contains(XfsVersionBits::DIRV2)),
+            (Kind::Zoned, incompat.intersects(XfsIncompat::ZONED | XfsIncompat::ZONE_GAPS)),
+            (Kind::RealtimeGroups, is_metadir && is_realtime),
+            (Kind::ExternalLog, self.logstart.get() == 0),
+            (Kind::V4, is_v4),
+            (Kind::NeedsRepair, incompat.contains(XfsIncompat::NEEDSREPAIR)),
+            (Kind::Realtime, is_realtime),
+            (Kind::Quotas, self.qflags.get() != 0),
+            (Kind::Metadir, is_metadir),
+            (Kind::OldBasics, !is_v4 && !features2.contains(basics)),
+        ];
+        let unknown2 = if is_v4 { (features2 - XfsFeatures2::all()).bits() } else { 0 };
+        let unknown = [
+            (Kind::UnknownVersionBits, u32::from((version - XfsVersionBits::all()).bits())),
+            (Kind::UnknownFeatures2, unknown2),
+            (Kind::UnknownIncompat, (incompat - XfsIncompat::all()).bits()),
+            (Kind::UnknownLogIncompat, (self.log_incompat() - XfsLogIncompat::all()).bits()),
+            (Kind::UnknownRoCompat, (self.ro_compat() - XfsRoCompat::all()).bits()),
+        ];
+        let conditions = conditions.into_iter().filter(|&(_, has)| has);
+        conditions
+            .map(|(kind, _)| XfsObstacle { kind, bits: 0 })
+            .chain(
+                unknown
+                    .into_iter()
+                    .filter(|&(_, bits)| bits != 0)
+                    .map(|(kind, bits)| XfsObstacle { kind, bits }),
+            )
+            .collect()
+    }
+
+    /// The root directory, if the superblock names one.
+    #[must_use]
+    pub fn root(&self) -> Option<Ino> {
+        let root = Ino(self.rootino.get());
+        (root != Ino::NULL && root.0 != 0).then_some(root)
+    }
+
+    /// The bytes of a sector with these fields, with their checksum, and zeros behind them.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut sector = vec![0; usize::from(self.sectsize.get()).max(size_of::<Self>())];
+        sector[..size_of::<Self>()].copy_from_slice(self.as_bytes());
+        if self.version() == 5 {
+            csum::store(&mut sector, CRC);
+        }
+        sector
+    }
+
+    /// The layout that follows from the features.
+    fn layout(&self) -> XfsLayout {
+        let (ro_compat, incompat) = (self.ro_compat(), self.incompat());
+        let has_types = incompat.contains(XfsIncompat::FTYPE)
+            || self.version() == 4 && self.features2().contains(XfsFeatures2::FTYPE);
+        let mut layout = XfsLayout::empty();
+        layout.set(XfsLayout::CHECKSUMS, self.version() == 5);
+        layout.set(XfsLayout::FILE_TYPES, has_types);
+        layout.set(XfsLayout::SPARSE_INODES, incompat.contains(XfsIncompat::SPINODES));
+        layout.set(XfsLayout::PARENTS, incompat.contains(XfsIncompat::PARENT));
+        layout.set(XfsLayout::FREE_INODES, ro_compat.contains(XfsRoCompat::FINOBT));
+        layout.set(XfsLayout::REVERSE_MAP, ro_compat.contains(XfsRoCompat::RMAPBT));
+        layout.set(XfsLayout::SHARED_BLOCKS, ro_compat.contains(XfsRoCompat::REFLINK));
+        layout.set(XfsLayout::REALTIME, self.has_realtime());
+        layout
+    }
+
+    fn has_realtime(&self) -> bool {
+        self.rblocks.get() != 0 || self.rextents.get() != 0
+    }
+
+    /// Proves the sizes of blocks, sectors, inodes and directory blocks.
+    fn verify_units(&self) -> Result<(), Malformed> {
+        let (block, sector, inode) = (self.blocklog, self.sectlog, self.inodelog);
+        ensure!(
+            STRUCTURE,
+            (9..=16).contains(&block) && self.blocksize.get() == 1 << block,
+            "blocks of {} bytes with a log of {block}",
+            self.blocksize
+        );
+        ensure!(
+            STRUCTURE,
+            (9..=15).contains(&sector)
+                && sector <= block
+                && u32::from(self.sectsize.get()) == 1 << sector,
+            "sectors of {} bytes with a log of {sector}",
+            self.sectsize
+        );
+        let least = if self.version() == 5 { 9 } else { 8 };
+        ensure!(
+            STRUCTURE,
+            (least..=11).contains(&inode)
+                && inode < block
+                && self.inodesize.get() == 1 << inode
+                && self.inopblog == block - inode
+                && self.inopblock.get() == 1 << self.inopblog,
+            "inodes of {} bytes with a log of {inode}, {} a block with a log of {}",
+            self.inodesize,
+            self.inopblock,
+            self.inopblog
+        );
+        let directory = block.checked_add(self.dirblklog);
+        ensure!(
+            STRUCTURE,
+            directory.is_some_and(|log| log <= 16),
+            "directory blocks with a log of {} blocks",
+            self.dirblklog
+        );
+        Ok(())
+    }
+
+    /// Proves the sizes of the groups and of the volume.
+    fn verify_groups(&self) -> Result<(), Malformed> {
+        let (blocks, groups) = (self.agblocks.get(), self.agcount.get());
+        let most = 1_u64 << (AG_BYTES_LOG - self.blocklog);
+        ensure!(
+            STRUCTURE,
+            blocks >= LEAST_AG_BLOCKS && u64::from(blocks) <= most,
+            "groups of {blocks} blocks"
+        );
+        let log = blocks.next_power_of_two().trailing_zeros();
+        ensure!(
+            STRUCTURE,
+            u32::from(self.agblklog) == log,
+            "groups of {blocks} blocks with a log of {}, not {log}",
+            self.agblklog
+        );
+        let end = u64::from(groups) * u64::from(blocks);
+        let least = u64::from(groups.saturating_sub(1)) * u64::from(blocks);
+        let least = least + u64::from(LEAST_AG_BLOCKS);
+        ensure!(
+            STRUCTURE,
+            groups > 0 && (least..=end).contains(&self.dblocks.get()),
+            "{} blocks in {groups} groups of {blocks}",
+            self.dblocks
+        );
+        // The offset of a byte has 63 bits, and an extent record has 52 for a block.
+        ensure!(
+            STRUCTURE,
+            self.dblocks.get() <= u64::MAX >> 1 >> self.blocklog
+                && u64::from(groups) <= 1 << (EXTENT_START_BITS - self.agblklog),
+            "{} blocks are more than the format has numbers for",
+            self.dblocks
+        );
+        Ok(())
+    }
+
+    /// Proves the place and the sizes of the log.
+    fn verify_log(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
+        let blocks = self.logblocks.get();
+        let bytes = u64::from(blocks) << self.blocklog;
+        let is_inside = geometry.log_start.0 == 0
+            || geometry.split(geometry.log_start).is_some_and(|(ag, block)| {
+                u64::from(block.0) + u64::from(blocks) <= u64::from(geometry.ag_len(ag))
+            });
+        ensure!(
+            STRUCTURE,
+            blocks > 0 && bytes <= MOST_LOG_BYTES && is_inside,
+            "a log of {blocks} blocks at {}",
+            geometry.log_start
+        );
+        let (log, size) = (self.logsectlog, self.logsectsize.get());
+        let is_unset = log == 0 && size == 0;
+        ensure!(
+            STRUCTURE,
+            is_unset || (9..=15).contains(&log) && u32::from(size) == 1 << log,
+            "log sectors of {size} bytes with a log of {log}"
+        );
+        let stripe = self.logsunit.get();
+        ensure!(
+            STRUCTURE,
+            stripe <= 1 || stripe <= MOST_LOG_STRIPE && stripe.is_multiple_of(512),
+            "a log stripe of {stripe} bytes"
+        );
+        Ok(())
+    }
+}
+
+impl XfsSuperblock {
+    /// Checks the superblock at the start of `bytes`, which hold at least its sector. It does not
+    /// decide whether we support the features of the volume: see [`XfsSuperblockFields::obstacles`].
+    ///
+    /// # Errors
+    /// The first fault in it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let fields = *view::<XfsSuperblockFields>(STRUCTURE, bytes)?;
+        ensure!(STRUCTURE, fields.magicnum == MAGIC, "no XFS magic");
+        let version = fields.version();
+        ensure!(STRUCTURE, matches!(version, 4 | 5), "version {version}");
+        fields.verify_units()?;
+        if version == 5 {
+            let sector = bytes.get(..usize::from(fields.sectsize.get()));
+            let is_right = sector.is_some_and(|sector| csum::is_right(sector, CRC));
+            ensure!(STRUCTURE, is_right, "its checksum is wrong");
+        }
+        fields.verify_groups()?;
+        let has_meta_uuid = fields.incompat().contains(XfsIncompat::META_UUID);
+        let uuid = if has_meta_uuid { fields.meta_uuid } else { fields.uuid };
+        let geometry = XfsGeometry {
+            layout: fields.layout(),
+            block_log: fields.blocklog,
+            sector_log: fields.sectlog,
+            inode_log: fields.inodelog,
+            dir_block_log: fields.dirblklog,
+            ag_block_log: fields.agblklog,
+            ag_blocks: fields.agblocks.get(),
+            ag_count: fields.agcount.get(),
+            blocks: fields.dblocks.get(),
+            log_start: FsBlock(fields.logstart.get()),
+            log_blocks: fields.logblocks.get(),
+            uuid: Uuid::from_bytes(uuid),
+        };
+        fields.verify_log(&geometry)?;
+        if let Some(root) = fields.root() {
+            ensure!(STRUCTURE, geometry.locate(root).is_some(), "no place for root inode {root}");
+        }
+        ensure!(STRUCTURE, fields.imax_pct <= 100, "{} % for inodes", fields.imax_pct);
+        Ok(Self { fields, geometry })
+    }
+
+    /// Checks the counters, which are right only when the log is clean.
+    ///
+    /// # Errors
+    /// The counter that is too large.
+    pub fn verify_counters(&self) -> Result<(), Malformed> {
+        let (fields, blocks) = (&self.fields, self.geometry.blocks);
+        let (inodes, free) = (fields.icount.get(), fields.ifree.get());
+        ensure!(
+            STRUCTURE,
+            free <= inodes && inodes <= blocks << self.geometry.inodes_per_block_log(),
+            "{inodes} inodes and {free} free ones in {blocks} blocks"
+        );
+        let free = fields.fdblocks.get();
+        ensure!(STRUCTURE, free <= blocks, "{free} free blocks of {blocks}");
+        Ok(())
+    }
+}

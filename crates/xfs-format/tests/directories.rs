@@ -1,0 +1,544 @@
+//! Directories as mkfs and the kernel write them, and damage to them.
+
+mod volume;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind, DaNode};
+use offshoot_xfs_format::dir::block::{self, DirBlock};
+use offshoot_xfs_format::dir::data::{self, DirData};
+use offshoot_xfs_format::dir::free::{self, DirFree};
+use offshoot_xfs_format::dir::leaf::{self, DirHash, DirLeaf};
+use offshoot_xfs_format::dir::short::ShortDir;
+use offshoot_xfs_format::dir::{DirCookie, XfsDirEntry, file_type, leaf_start};
+use offshoot_xfs_format::hash::name_hash;
+use offshoot_xfs_format::{BasicBlock, FileBlock, Ino, Lsn, Malformed, U16, XfsGeometry};
+use volume::{FileBytes, MadeVolume, SeededNumbers};
+
+/// Options of volumes whose directories differ.
+const SHAPES: &[&[&str]] = &[
+    &["-m", "crc=1"],
+    &["-b", "size=1024"],
+    &["-n", "size=16384"],
+    &["-n", "size=65536"],
+    &["-m", "crc=0"],
+    &["-m", "crc=0", "-n", "ftype=0"],
+    &["-m", "crc=0", "-b", "size=1024", "-n", "size=4096,ftype=1"],
+];
+
+/// Directories by their names: how many entries, and the length of their names.
+const DIRECTORIES: &[(&str, usize, usize)] =
+    &[("empty", 0, 0), ("short", 3, 8), ("block", 25, 12), ("leaf", 150, 40), ("node", 5000, 30)];
+
+fn names(count: usize, len: usize) -> Vec<String> {
+    (0..count).map(|i| format!("{i:0len$}")).collect()
+}
+
+fn contents() -> String {
+    let mut text = String::new();
+    for &(name, count, len) in DIRECTORIES {
+        writeln!(text, "{name} d--755 0 0").unwrap();
+        for entry in names(count, len) {
+            writeln!(text, "{entry} ---644 0 0 /dev/null").unwrap();
+        }
+        text.push_str("$\n");
+    }
+    text
+}
+
+/// The entries of a block, whatever its kind; proves it on the way.
+fn walk(
+    geometry: &XfsGeometry,
+    bytes: &[u8],
+    expected: &DaExpected,
+) -> Result<Vec<(String, Ino)>, Malformed> {
+    let Some(kind) = DaKind::of_directory(geometry, bytes) else {
+        return DirData::parse(geometry, bytes, expected).map(|_| Vec::new());
+    };
+    let list = |data: &DirData<'_>| {
+        let named = |entry: XfsDirEntry<'_>| {
+            assert_eq!(data.entry(entry.offset).unwrap(), entry);
+            (String::from_utf8_lossy(entry.name).into_owned(), entry.ino)
+        };
+        data.entries(0).map(named).collect()
+    };
+    Ok(match kind {
+        DaKind::DirBlock => {
+            let directory = DirBlock::parse(geometry, bytes, expected)?;
+            for entry in directory.data.entries(0) {
+                assert!(directory.find(entry.name).unwrap().is_some());
+            }
+            if let Ok(short) = block::to_short(geometry, &directory) {
+                let _ = short.encode(geometry);
+            }
+            list(&directory.data)
+        }
+        DaKind::DirData => list(&DirData::parse(geometry, bytes, expected)?),
+        DaKind::DirFree => {
+            DirFree::parse(geometry, bytes, expected)?;
+            Vec::new()
+        }
+        DaKind::DirLeaf | DaKind::DirNodeLeaf => {
+            DirLeaf::parse(geometry, kind, bytes, expected)?;
+            Vec::new()
+        }
+        _ => {
+            DaNode::parse(geometry, kind, bytes, expected)?;
+            Vec::new()
+        }
+    })
+}
+
+/// Encodes what `bytes` hold anew, where one call does so.
+fn again(geometry: &XfsGeometry, bytes: &[u8], expected: &DaExpected) -> Option<Vec<u8>> {
+    let kind = DaKind::of_directory(geometry, bytes).unwrap();
+    let encoded = match kind {
+        DaKind::DirFree => {
+            let free = DirFree::parse(geometry, bytes, expected).unwrap();
+            DirFree::encode(geometry, expected, free.first, free.bests)
+        }
+        DaKind::DirLeaf | DaKind::DirNodeLeaf => {
+            let leaf = DirLeaf::parse(geometry, kind, bytes, expected).unwrap();
+            let links = (leaf.info.forw.get(), leaf.info.back.get());
+            DirLeaf::encode(geometry, kind, expected, links, leaf.hashes, leaf.bests)
+        }
+        DaKind::DirNode => {
+            let node = DaNode::parse(geometry, kind, bytes, expected).unwrap();
+            let links = (node.info.forw.get(), node.info.back.get(), node.level);
+            DaNode::encode(geometry, kind, expected, links, node.entries)
+        }
+        _ => return None,
+    };
+    Some(encoded.unwrap())
+}
+
+/// The part of a block that an encoder promises: not what lies unused behind the entries.
+fn assert_same(geometry: &XfsGeometry, mut ours: Vec<u8>, theirs: &[u8]) {
+    let kind = DaKind::of_directory(geometry, theirs).unwrap();
+    if kind.header_len(geometry) == 64 {
+        let at = kind.stamp_at() + 12;
+        let lsn = Lsn(u64::from_be_bytes(theirs[at..at + 8].try_into().unwrap()));
+        kind.seal(geometry, &mut ours, lsn);
+    }
+    let crc = kind.stamp_at()..kind.stamp_at() + 4;
+    let different = ours
+        .iter()
+        .zip(theirs)
+        .enumerate()
+        .filter(|&(at, (ours, theirs))| ours != theirs && *ours != 0 && !crc.contains(&at));
+    let different: Vec<_> = different.map(|(at, _)| at).collect();
+    assert!(different.is_empty(), "{kind:?} differs at {different:?}");
+}
+
+/// Finds a name as a reader does: by the node tree, a leaf, and the data block.
+fn look_up(geometry: &XfsGeometry, blocks: &[(DaExpected, Vec<u8>)], name: &str) -> Option<Ino> {
+    let block = |at: FileBlock| {
+        let found = blocks.iter().find(|(expected, _)| expected.block == Some(at)).unwrap();
+        (&found.0, &found.1[..])
+    };
+    let hash = name_hash(name.as_bytes());
+    if blocks.len() == 1 {
+        let directory = DirBlock::parse(geometry, &blocks[0].1, &blocks[0].0).unwrap();
+        return directory.find(name.as_bytes()).unwrap().map(|entry| entry.ino);
+    }
+    let mut at = leaf_start(geometry);
+    loop {
+        let (expected, bytes) = block(at);
+        let kind = DaKind::of_directory(geometry, bytes).unwrap();
+        if kind == DaKind::DirNode {
+            let node = DaNode::parse(geometry, kind, bytes, expected).unwrap();
+            at = FileBlock(node.entries[node.find(hash)?].before.get().into());
+            continue;
+        }
+        let leaf = DirLeaf::parse(geometry, kind, bytes, expected).unwrap();
+        return leaf::find(leaf.hashes, hash).find_map(|cookie| {
+            let (at, offset) = cookie.split(geometry);
+            assert_eq!(DirCookie::new(geometry, at, offset), Some(cookie));
+            let (expected, bytes) = block(at);
+            let data = DirData::parse(geometry, bytes, expected).unwrap();
+            let entry = data.entry(offset).unwrap();
+            (entry.name == name.as_bytes()).then_some(entry.ino)
+        });
+    }
+}
+
+/// Reads a directory, and compares its names.
+fn compare(volume: &MadeVolume, file: &FileBytes, expected_names: &[String]) {
+    let geometry = &volume.geometry;
+    if file.format == 1 {
+        let short = ShortDir::parse(geometry, &file.data).unwrap();
+        let found: Vec<_> = short.entries.iter().map(|entry| entry.name.to_vec()).collect();
+        let wanted: Vec<_> = expected_names.iter().map(|name| name.as_bytes().to_vec()).collect();
+        assert_eq!(found, wanted);
+        assert_eq!(short.encode(geometry).unwrap(), file.data);
+        return;
+    }
+    let blocks = volume.directory_blocks(file);
+    let mut found = BTreeMap::new();
+    for (expected, bytes) in &blocks {
+        found.extend(walk(geometry, bytes, expected).unwrap());
+        if let Some(ours) = again(geometry, bytes, expected) {
+            assert_same(geometry, ours, bytes);
+        }
+    }
+    assert_eq!(found.remove("."), Some(file.ino));
+    assert!(found.remove("..").is_some());
+    let all: Vec<_> = found.keys().cloned().collect();
+    assert_eq!(all, expected_names);
+    for (name, ino) in found.iter().step_by(found.len() / 100 + 1) {
+        assert_eq!(look_up(geometry, &blocks, name), Some(*ino), "{name}");
+    }
+    assert_eq!(look_up(geometry, &blocks, "not there"), None);
+}
+
+/// The kinds of the blocks of a directory.
+fn kinds(volume: &MadeVolume, file: &FileBytes) -> Vec<DaKind> {
+    let blocks = volume.directory_blocks(file);
+    let kind = |bytes: &[u8]| DaKind::of_directory(&volume.geometry, bytes).unwrap();
+    blocks.iter().map(|(_, bytes)| kind(bytes)).collect()
+}
+
+#[test]
+fn directories_of_mkfs_are_read_in_all_forms() {
+    if !volume::has_tools() {
+        return;
+    }
+    let contents = contents();
+    let mut seen = Vec::new();
+    for options in SHAPES {
+        let volume = MadeVolume::make(options, &contents);
+        for &(name, count, len) in DIRECTORIES {
+            let file = volume.file(&format!("/{name}"));
+            compare(&volume, &file, &names(count, len));
+            seen.extend(kinds(&volume, &file));
+        }
+    }
+    for kind in [
+        DaKind::DirBlock,
+        DaKind::DirData,
+        DaKind::DirFree,
+        DaKind::DirLeaf,
+        DaKind::DirNodeLeaf,
+        DaKind::DirNode,
+    ] {
+        assert!(seen.contains(&kind), "{kind:?}");
+    }
+}
+
+#[test]
+fn every_damage_to_a_block_is_found_or_harmless() {
+    if !volume::has_tools() {
+        return;
+    }
+    for options in [SHAPES[1], SHAPES[5], SHAPES[6]] {
+        let volume = MadeVolume::make(options, &contents());
+        let geometry = &volume.geometry;
+        let mut blocks = Vec::new();
+        for name in ["/block", "/leaf", "/node"] {
+            let mut all = volume.directory_blocks(&volume.file(name));
+            all.dedup_by_key(|(_, bytes)| DaKind::of_directory(geometry, bytes));
+            blocks.extend(all);
+        }
+        for (expected, bytes) in &blocks {
+            let kind = DaKind::of_directory(geometry, bytes).unwrap();
+            for at in 0..bytes.len() {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 1 << (at % 8);
+                let found = walk(geometry, &damaged, expected);
+                assert!(found.is_err() || kind.header_len(geometry) != 64, "{kind:?} at {at}");
+                for byte in [0, 0xff, damaged[at]] {
+                    damaged[at] = byte;
+                    kind.seal(geometry, &mut damaged, Lsn(7));
+                    let _ = walk(geometry, &damaged, expected);
+                    change_blindly(geometry, kind, &mut damaged.clone());
+                }
+                assert!(walk(geometry, &bytes[..at], expected).is_err());
+            }
+        }
+        let short = volume.file("/short").data;
+        for at in 0..short.len() {
+            for byte in 0..=255 {
+                let mut damaged = short.clone();
+                damaged[at] = byte;
+                if let Ok(short) = ShortDir::parse(geometry, &damaged) {
+                    assert_eq!(short.encode(geometry).unwrap(), damaged);
+                }
+            }
+            assert!(ShortDir::parse(geometry, &short[..at]).is_err());
+        }
+    }
+}
+
+/// Changes a block that was not proved: it must not panic.
+fn change_blindly(geometry: &XfsGeometry, kind: DaKind, bytes: &mut [u8]) {
+    let mut edit = DaEdit::fill(kind, bytes);
+    let entry = entry(b"new", 128);
+    let hash = DirHash::new(7, DirCookie(9));
+    match kind {
+        DaKind::DirBlock => {
+            let at = kind.header_len(geometry);
+            let _ = block::insert(geometry, &mut edit, &entry);
+            let _ = block::remove(geometry, &mut edit, at, b".");
+        }
+        DaKind::DirData => {
+            let _ = data::insert(geometry, &mut edit, &entry);
+            let _ = data::remove(geometry, &mut edit, kind.header_len(geometry));
+        }
+        DaKind::DirLeaf => {
+            let _ = leaf::insert(geometry, &mut edit, hash);
+            let _ = leaf::remove(geometry, &mut edit, hash);
+            let _ = leaf::set_best(geometry, &mut edit, 3, 8);
+        }
+        DaKind::DirFree => {
+            let _ = free::set_best(geometry, &mut edit, 3, 8);
+        }
+        _ => {}
+    }
+}
+
+fn entry(name: &[u8], ino: u64) -> XfsDirEntry<'_> {
+    XfsDirEntry { offset: 0, ino: Ino(ino), name, file_type: file_type::REG_FILE }
+}
+
+#[test]
+fn a_block_that_grows_is_byte_for_byte_that_of_mkfs() {
+    if !volume::has_tools() {
+        return;
+    }
+    for options in SHAPES {
+        let volume = MadeVolume::make(options, &contents());
+        let geometry = &volume.geometry;
+        let file = volume.file("/block");
+        let (expected, theirs) = volume.directory_blocks(&file).remove(0);
+        let directory = DirBlock::parse(geometry, &theirs, &expected).unwrap();
+        let entries: Vec<_> = directory.data.entries(0).filter(|entry| !entry.is_dot()).collect();
+        let root = directory.find(b"..").unwrap().unwrap().ino;
+        let mut short = ShortDir { parent: root, entries: Vec::new() };
+        let split = entries.len() / 2;
+        for entry in &entries[..split] {
+            assert!(short.insert(geometry, *entry));
+        }
+        let mut ours = block::from_short(geometry, &expected, &short).unwrap();
+        let mut edit = DaEdit::fill(DaKind::DirBlock, &mut ours);
+        for entry in &entries[split..] {
+            let offset = block::insert(geometry, &mut edit, entry).unwrap();
+            assert_eq!(offset, Some(entry.offset));
+        }
+        assert_same(geometry, ours, &theirs);
+    }
+}
+
+/// A volume that is only numbers.
+fn small_geometry(dir_block_log: u8) -> XfsGeometry {
+    use offshoot_xfs_format::geometry::XfsLayout;
+    XfsGeometry {
+        layout: XfsLayout::CHECKSUMS | XfsLayout::FILE_TYPES,
+        block_log: 10,
+        sector_log: 9,
+        inode_log: 9,
+        dir_block_log,
+        ag_block_log: 16,
+        ag_blocks: 1 << 16,
+        ag_count: 4,
+        blocks: 4 << 16,
+        log_start: offshoot_xfs_format::FsBlock(1 << 17),
+        log_blocks: 4096,
+        uuid: uuid::Uuid::from_u128(7),
+    }
+}
+
+const EXPECTED: DaExpected =
+    DaExpected { place: BasicBlock(800), owner: Some(Ino(128)), block: Some(FileBlock(0)) };
+
+/// Changes a block by `change`, and proves that it told all bytes that changed.
+fn told<T>(kind: DaKind, bytes: &mut [u8], change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
+    let before = bytes.to_vec();
+    let mut ranges = Vec::new();
+    let mut hear = |range| ranges.push(range);
+    let result = change(&mut DaEdit::new(kind, bytes, &mut hear));
+    let mut copy = before;
+    for range in ranges {
+        copy[range.clone()].copy_from_slice(&bytes[range]);
+    }
+    assert!(copy == bytes, "a change was not told");
+    result
+}
+
+#[test]
+fn entries_come_and_go_in_a_block() {
+    let seed = 0x5eed_0001;
+    println!("seed {seed:#x}");
+    let mut numbers = SeededNumbers(seed);
+    for dir_block_log in [0, 2] {
+        let geometry = small_geometry(dir_block_log);
+        let short = ShortDir { parent: Ino(131), entries: Vec::new() };
+        let mut bytes = block::from_short(&geometry, &EXPECTED, &short).unwrap();
+        let mut model: BTreeMap<String, usize> = BTreeMap::new();
+        let mut refused = 0;
+        for round in 0..4000 {
+            let len = 1 + numbers.below(60);
+            let name = format!("{:0len$}", numbers.below(90));
+            let is_filling = round / 500 % 2 == 0;
+            if let Some(&offset) = model.get(&name) {
+                if !is_filling || numbers.below(4) == 0 {
+                    told(DaKind::DirBlock, &mut bytes, |edit| {
+                        block::remove(&geometry, edit, offset, name.as_bytes()).unwrap();
+                    });
+                    model.remove(&name);
+                }
+            } else if is_filling || numbers.below(4) == 0 {
+                let offset = told(DaKind::DirBlock, &mut bytes, |edit| {
+                    block::insert(&geometry, edit, &entry(name.as_bytes(), 999)).unwrap()
+                });
+                match offset {
+                    Some(offset) => assert!(model.insert(name, offset).is_none()),
+                    None => refused += 1,
+                }
+            } else if let Some((name, offset)) = model.pop_first() {
+                told(DaKind::DirBlock, &mut bytes, |edit| {
+                    block::remove(&geometry, edit, offset, name.as_bytes()).unwrap();
+                });
+            }
+            DaKind::DirBlock.seal(&geometry, &mut bytes, Lsn::new(1, 2));
+            let directory = DirBlock::parse(&geometry, &bytes, &EXPECTED).unwrap();
+            assert_eq!(directory.data.entries(0).count(), model.len() + 2);
+            for (name, &offset) in &model {
+                let found = directory.find(name.as_bytes()).unwrap().unwrap();
+                assert_eq!(found.offset, offset);
+            }
+            let half = geometry.dir_block_size() / 2;
+            let late = directory.data.entries(0).filter(|entry| entry.offset >= half).count();
+            assert_eq!(directory.data.entries(half).count(), late);
+            let short = block::to_short(&geometry, &directory).unwrap();
+            if short.entries.len() < 8 {
+                let bytes = short.encode(&geometry).unwrap();
+                let again = ShortDir::parse(&geometry, &bytes).unwrap();
+                assert_eq!(again.entries, short.entries);
+                let block = block::from_short(&geometry, &EXPECTED, &again).unwrap();
+                let mut block = block;
+                DaKind::DirBlock.seal(&geometry, &mut block, Lsn(0));
+                DirBlock::parse(&geometry, &block, &EXPECTED).unwrap();
+            }
+        }
+        assert!(refused > 0);
+        to_leaf(&geometry, bytes, &model);
+    }
+}
+
+/// Makes the directory one with a leaf, and proves both blocks.
+fn to_leaf(geometry: &XfsGeometry, mut bytes: Vec<u8>, model: &BTreeMap<String, usize>) {
+    let expected = DaExpected { block: Some(leaf_start(geometry)), ..EXPECTED };
+    let leaf = told(DaKind::DirBlock, &mut bytes, |edit| {
+        block::to_leaf(geometry, edit, &expected).unwrap()
+    });
+    let mut leaf = leaf;
+    DaKind::DirLeaf.seal(geometry, &mut leaf, Lsn(0));
+    DaKind::DirData.seal(geometry, &mut bytes, Lsn(0));
+    let leaf = DirLeaf::parse(geometry, DaKind::DirLeaf, &leaf, &expected).unwrap();
+    let data = DirData::parse(geometry, &bytes, &EXPECTED).unwrap();
+    assert_eq!(usize::from(leaf.bests[0].get()), data.longest());
+    for (name, &offset) in model {
+        let hash = name_hash(name.as_bytes());
+        assert!(leaf::find(leaf.hashes, hash).any(|cookie| cookie.split(geometry).1 == offset));
+    }
+}
+
+#[test]
+fn hashes_and_free_space_come_and_go() {
+    let seed = 0x5eed_0002;
+    println!("seed {seed:#x}");
+    let mut numbers = SeededNumbers(seed);
+    let geometry = small_geometry(0);
+    for kind in [DaKind::DirLeaf, DaKind::DirNodeLeaf] {
+        let mut bytes = DirLeaf::encode(&geometry, kind, &EXPECTED, (0, 0), &[], &[]).unwrap();
+        let mut model: Vec<(u32, DirCookie)> = Vec::new();
+        let mut bests: Vec<u16> = Vec::new();
+        let mut refused = 0;
+        for round in 0..3000 {
+            if numbers.below(10) < if round / 300 % 2 == 0 { 7 } else { 3 } {
+                let hash = u32::try_from(numbers.below(40)).unwrap();
+                let pair = (hash, DirCookie(round + 1));
+                let fits = told(kind, &mut bytes, |edit| {
+                    leaf::insert(&geometry, edit, DirHash::new(pair.0, pair.1)).unwrap()
+                });
+                if fits { model.push(pair) } else { refused += 1 }
+            } else if !model.is_empty() {
+                let pair = model.swap_remove(numbers.below(model.len()));
+                told(kind, &mut bytes, |edit| {
+                    leaf::remove(&geometry, edit, DirHash::new(pair.0, pair.1)).unwrap();
+                });
+            }
+            if kind == DaKind::DirLeaf && round % 50 == 0 {
+                let index = numbers.below(bests.len() + 2);
+                let best = u16::try_from(numbers.below(900)).unwrap();
+                let fits = told(kind, &mut bytes, |edit| {
+                    leaf::set_best(&geometry, edit, index, best).unwrap()
+                });
+                if fits {
+                    bests.resize(bests.len().max(index + 1), leaf::NO_BLOCK);
+                    bests[index] = best;
+                }
+            }
+            kind.seal(&geometry, &mut bytes, Lsn(0));
+            let found = DirLeaf::parse(&geometry, kind, &bytes, &EXPECTED).unwrap();
+            assert_eq!(found.hashes.len() - found.stale, model.len());
+            assert!(found.bests.iter().map(|best| best.get()).eq(bests.iter().copied()));
+            for &(hash, cookie) in &model {
+                assert!(leaf::find(found.hashes, hash).any(|other| other == cookie));
+            }
+        }
+        assert!(refused > 0);
+    }
+    let expected = DaExpected { block: None, ..EXPECTED };
+    let mut bytes = DirFree::encode(&geometry, &expected, 0, &[]).unwrap();
+    let mut model = vec![leaf::NO_BLOCK; free::per_block(&geometry)];
+    for _ in 0..2000 {
+        let place = numbers.below(40);
+        let best = u16::try_from(numbers.below(900)).unwrap();
+        let best = if numbers.below(2) == 0 { best } else { leaf::NO_BLOCK };
+        model[place] = best;
+        told(DaKind::DirFree, &mut bytes, |edit| {
+            free::set_best(&geometry, edit, place, best).unwrap();
+        });
+        DaKind::DirFree.seal(&geometry, &mut bytes, Lsn(0));
+        let found = DirFree::parse(&geometry, &bytes, &expected).unwrap();
+        let live = model.iter().rposition(|&best| best != leaf::NO_BLOCK).map_or(0, |i| i + 1);
+        assert!(found.bests.iter().copied().map(U16::get).eq(model[..live].iter().copied()));
+    }
+}
+
+#[test]
+fn directories_that_the_kernel_thinned_out_are_read() {
+    if !volume::has_tools() {
+        return;
+    }
+    let volume = MadeVolume::make(SHAPES[1], &contents());
+    let gone = |i: usize| !i.is_multiple_of(5);
+    let changed = volume.mounted(|point| {
+        for &(name, count, len) in &DIRECTORIES[2..] {
+            for (i, entry) in names(count, len).iter().enumerate() {
+                if gone(i) {
+                    std::fs::remove_file(point.join(name).join(entry)).unwrap();
+                }
+            }
+        }
+    });
+    if !changed {
+        return;
+    }
+    let mut stale = 0;
+    for &(name, count, len) in &DIRECTORIES[2..] {
+        let file = volume.file(&format!("/{name}"));
+        let kept = names(count, len).into_iter().enumerate().filter(|&(i, _)| !gone(i));
+        compare(&volume, &file, &kept.map(|(_, name)| name).collect::<Vec<_>>());
+        for (expected, bytes) in volume.directory_blocks(&file) {
+            let kind = DaKind::of_directory(&volume.geometry, &bytes).unwrap();
+            if matches!(kind, DaKind::DirLeaf | DaKind::DirNodeLeaf) {
+                let leaf = DirLeaf::parse(&volume.geometry, kind, &bytes, &expected).unwrap();
+                stale += leaf.stale;
+            }
+        }
+    }
+    assert!(stale > 0);
+}

@@ -1,0 +1,214 @@
+//! Volumes that `mkfs.xfs` makes, and their blocks by what `xfs_db` says.
+
+#![allow(dead_code, unreachable_pub, missing_docs, reason = "each test crate uses a part of it")]
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use offshoot_xfs_format::da::DaExpected;
+use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::{FileBlock, FsBlock, Ino, XfsGeometry};
+use uuid::Uuid;
+
+/// A volume in a file, which is removed with the value.
+pub struct MadeVolume {
+    folder: PathBuf,
+    pub geometry: XfsGeometry,
+}
+
+/// A file of a volume: its inode and where its blocks lie.
+pub struct FileBytes {
+    pub ino: Ino,
+    pub format: u8,
+    pub attr_format: u8,
+    pub data: Vec<u8>,
+    pub attr: Vec<u8>,
+    /// The blocks of the data fork: the block in the fork, and in the volume.
+    pub blocks: Vec<(FileBlock, FsBlock)>,
+    pub attr_blocks: Vec<(FileBlock, FsBlock)>,
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{command:?}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Whether the tools are here; a test without them has nothing to judge by.
+pub fn has_tools() -> bool {
+    let has = Command::new("mkfs.xfs").arg("-V").output().is_ok();
+    if !has {
+        eprintln!("skipped: mkfs.xfs is missing");
+    }
+    has
+}
+
+impl MadeVolume {
+    /// Makes a volume with these options and contents: a "protofile" of mkfs.
+    pub fn make(options: &[&str], contents: &str) -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("xfs-format-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir(&folder).unwrap();
+        let image = folder.join("image");
+        File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        let proto = folder.join("contents");
+        fs::write(&proto, format!("/dev/null\n0 0\nd--755 0 0\n{contents}$\n")).unwrap();
+        run(Command::new("mkfs.xfs").arg("-q").args(options).arg("-p").arg(&proto).arg(&image));
+        let geometry = geometry(&image);
+        Self { folder, geometry }
+    }
+
+    pub fn image(&self) -> PathBuf {
+        self.folder.join("image")
+    }
+
+    /// Mounts the volume, and lets `change` work in it. `false` when this machine cannot.
+    pub fn mounted(&self, change: impl FnOnce(&Path)) -> bool {
+        let point = self.folder.join("point");
+        fs::create_dir_all(&point).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-o", "loop"]).arg(self.image()).arg(&point);
+        if !mount.output().is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: this machine cannot mount");
+            return false;
+        }
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| change(&point)));
+        run(Command::new("umount").arg(&point));
+        caught.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        true
+    }
+
+    pub fn xfs_db(&self, commands: &[&str]) -> String {
+        let mut db = Command::new("xfs_db");
+        db.arg("-r");
+        for command in commands {
+            db.args(["-c", command]);
+        }
+        run(db.arg(self.image()))
+    }
+
+    pub fn read(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        File::open(self.image()).unwrap().read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    }
+
+    /// The file with a path.
+    pub fn file(&self, path: &str) -> FileBytes {
+        let path = format!("path {path}");
+        let said = self.xfs_db(&[&path, "stack", "bmap -d", "bmap -a"]);
+        let number = said.split("inode ").nth(1).unwrap().split(',').next().unwrap();
+        let ino = Ino(number.parse().unwrap());
+        let (ag, block, index) = self.geometry.locate(ino).unwrap();
+        let size = self.geometry.inode_size();
+        let at = self.geometry.place(ag, block).bytes() + u64::from(index) * size as u64;
+        let inode = self.read(at, size);
+        let is_v5 = self.geometry.layout.contains(XfsLayout::CHECKSUMS);
+        let fork = if is_v5 { 176 } else { 100 };
+        let attr_at = match inode[82] {
+            0 => inode.len(),
+            words => fork + usize::from(words) * 8,
+        };
+        let length = u64::from_be_bytes(inode[56..64].try_into().unwrap());
+        let local = usize::try_from(length).unwrap().min(attr_at - fork);
+        FileBytes {
+            ino,
+            format: inode[5],
+            attr_format: inode[83],
+            data: inode[fork..fork + local].to_vec(),
+            attr: inode[attr_at..].to_vec(),
+            blocks: Self::blocks(&said).0,
+            attr_blocks: Self::blocks(&said).1,
+        }
+    }
+
+    #[expect(clippy::type_complexity, reason = "both forks")]
+    fn blocks(said: &str) -> (Vec<(FileBlock, FsBlock)>, Vec<(FileBlock, FsBlock)>) {
+        let (mut data, mut attr) = (Vec::new(), Vec::new());
+        for line in said.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let [fork, "offset", offset, "startblock", start, _, "count", count, ..] = words[..]
+            else {
+                continue;
+            };
+            let [offset, start, count] = [offset, start, count].map(|word| word.parse().unwrap());
+            let blocks = (0..count).map(|i: u64| (FileBlock(offset + i), FsBlock(start + i)));
+            if fork == "data" { &mut data } else { &mut attr }.extend(blocks);
+        }
+        (data, attr)
+    }
+
+    /// The directory blocks of a directory, with what they have to be.
+    pub fn directory_blocks(&self, file: &FileBytes) -> Vec<(DaExpected, Vec<u8>)> {
+        let unit = 1 << self.geometry.dir_block_log;
+        file.blocks
+            .chunk_by(|a, b| a.0.0 / unit == b.0.0 / unit)
+            .map(|blocks| self.block(file.ino, blocks))
+            .collect()
+    }
+
+    /// The blocks of an attribute fork, with what they have to be.
+    pub fn attribute_blocks(&self, file: &FileBytes) -> Vec<(DaExpected, Vec<u8>)> {
+        file.attr_blocks.chunks(1).map(|blocks| self.block(file.ino, blocks)).collect()
+    }
+
+    fn block(&self, ino: Ino, blocks: &[(FileBlock, FsBlock)]) -> (DaExpected, Vec<u8>) {
+        let place = |block: FsBlock| self.geometry.place_of(block).unwrap();
+        let expected =
+            DaExpected { place: place(blocks[0].1), owner: Some(ino), block: Some(blocks[0].0) };
+        let size = self.geometry.block_size();
+        let bytes = blocks.iter().flat_map(|&(_, block)| self.read(place(block).bytes(), size));
+        (expected, bytes.collect())
+    }
+}
+
+impl Drop for MadeVolume {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            eprintln!("{}: {error}", self.folder.display());
+        }
+    }
+}
+
+fn geometry(image: &Path) -> XfsGeometry {
+    let mut bytes = [0; 512];
+    File::open(image).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+    let u32_at = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    let u64_at = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let is_v5 = bytes[101] & 0xf == 5;
+    let mut layout = XfsLayout::empty();
+    layout.set(XfsLayout::CHECKSUMS, is_v5);
+    let v4_types = u32_at(200) & 0x200 != 0;
+    layout.set(XfsLayout::FILE_TYPES, if is_v5 { u32_at(216) & 1 != 0 } else { v4_types });
+    XfsGeometry {
+        layout,
+        block_log: bytes[120],
+        sector_log: bytes[121],
+        inode_log: bytes[122],
+        dir_block_log: bytes[192],
+        ag_block_log: bytes[124],
+        ag_blocks: u32_at(84),
+        ag_count: u32_at(88),
+        blocks: u64_at(8),
+        log_start: FsBlock(u64_at(48)),
+        log_blocks: u32_at(96),
+        uuid: Uuid::from_slice(&bytes[32..48]).unwrap(),
+    }
+}
+
+/// Numbers that look random, from a seed.
+pub struct SeededNumbers(pub u64);
+
+impl SeededNumbers {
+    pub fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 11) % limit as u64).unwrap()
+    }
+}

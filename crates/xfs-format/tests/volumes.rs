@@ -1,0 +1,425 @@
+//! Everything in volumes that the kernel and `mkfs.xfs` made, compared with what they say.
+//!
+//! Each test walks all trees of all groups and all inodes of a volume with several levels of trees,
+//! counts what it finds, and builds every block again.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use offshoot_machine::run::run;
+use offshoot_xfs_format::btree::{
+    XfsBtreeBlock, XfsBtreeBuilder, XfsForkRoot, XfsSearchKey, XfsTree, seal,
+};
+use offshoot_xfs_format::geometry::XfsLayout;
+use offshoot_xfs_format::group::{Agf, Agfl, Agi};
+use offshoot_xfs_format::inode::{XfsFork, XfsInode, device_number};
+use offshoot_xfs_format::record::{
+    XfsExtentItem, XfsFreeExtent, XfsInodeChunk, XfsReverseMap, XfsSharedExtent,
+};
+use offshoot_xfs_format::superblock::{XfsHindrance, XfsObstacleKind, XfsSuperblock};
+use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, FsBlock, Ino, XfsGeometry};
+
+/// A directory that goes when the test ends.
+struct ScratchDir(PathBuf);
+
+impl ScratchDir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("xfs-format-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a temporary directory");
+        Self(path)
+    }
+}
+
+impl Drop for ScratchDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Whether the kernel may fill volumes here; otherwise the test says that it is skipped.
+fn has_kernel() -> bool {
+    let verdict = offshoot_machine::may_mount();
+    if let Err(reason) = &verdict {
+        eprintln!("skipped: {reason}");
+    }
+    verdict.is_ok()
+}
+
+/// What the walk of a volume found.
+#[derive(Default)]
+struct Census {
+    blocks: BTreeMap<(String, u16), usize>,
+    free: u64,
+    inodes: u64,
+    free_inodes: u64,
+    shared: u64,
+    owned: u64,
+    files: BTreeMap<u64, String>,
+}
+
+struct VolumeImage {
+    file: File,
+    superblock: XfsSuperblock,
+}
+
+impl VolumeImage {
+    fn open(path: &Path) -> Self {
+        let file = File::open(path).expect("the image");
+        let mut sector = vec![0; 4096];
+        file.read_exact_at(&mut sector, 0).expect("a sector");
+        let superblock = XfsSuperblock::parse(&sector).expect("a right superblock");
+        superblock.verify_counters().expect("right counters");
+        let size = superblock.geometry.sector_size();
+        assert_eq!(superblock.fields.encode(), sector[..size]);
+        Self { file, superblock }
+    }
+
+    fn geometry(&self) -> &XfsGeometry {
+        &self.superblock.geometry
+    }
+
+    fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.file.read_exact_at(&mut bytes, offset).expect("bytes of the image");
+        bytes
+    }
+
+    fn sector(&self, offset: u64) -> Vec<u8> {
+        self.read(offset, self.geometry().sector_size())
+    }
+
+    /// Walks a tree below block `at`. Returns its lowest and its highest key, and its blocks.
+    fn walk(
+        &self,
+        tree: XfsTree,
+        (at, level): (FsBlock, u16),
+        owner: Option<Ino>,
+        census: &mut Census,
+        visit: &mut dyn FnMut(&XfsBtreeBlock<'_>, &mut Census),
+    ) -> (Option<XfsSearchKey>, Option<XfsSearchKey>, u64) {
+        let geometry = self.geometry();
+        let place = geometry.place_of(at).expect("a block of the volume");
+        let bytes = self.read(place.bytes(), geometry.block_size());
+        assert_eq!(XfsTree::of_block(&bytes, geometry), Some(tree));
+        let block = XfsBtreeBlock::verify(&bytes, geometry, tree, at, owner).expect("a block");
+        assert_eq!(block.header.level, level, "{tree:?} {at}");
+        assert_rebuilds(&bytes, &block, geometry, at, owner.unwrap_or(Ino(0)));
+        *census.blocks.entry((format!("{tree:?}"), level)).or_default() += 1;
+        let (ag, _) = geometry.split(at).expect("a group");
+        let (mut blocks, mut highest) = (1, None);
+        for index in 0..block.len() {
+            let high = block.high_key(index);
+            if let Some(child) = block.pointer(index) {
+                let child = if tree.is_long() {
+                    FsBlock(child)
+                } else {
+                    geometry.fs_block(ag, AgBlock(u32::try_from(child).expect("32 bits")))
+                };
+                let below = self.walk(tree, (child, level - 1), owner, census, visit);
+                assert_eq!(block.key(index), below.0, "{tree:?} {at} {index}");
+                if tree == XfsTree::ReverseMap {
+                    assert_eq!(high, below.1, "{tree:?} {at} {index}");
+                }
+                blocks += below.2;
+            }
+            highest = highest.max(high);
+        }
+        visit(&block, census);
+        (block.key(0), highest, blocks)
+    }
+
+    fn census(&self) -> Census {
+        let mut census = Census::default();
+        for ag in (0..self.geometry().ag_count).map(AgNumber) {
+            self.walk_group(ag, &mut census);
+        }
+        let fields = &self.superblock.fields;
+        assert_eq!((census.inodes, census.free_inodes), (fields.icount.get(), fields.ifree.get()));
+        census
+    }
+
+    fn walk_group(&self, ag: AgNumber, census: &mut Census) {
+        let geometry = self.geometry();
+        let sector = self.sector(Agf::offset(geometry, ag));
+        let agf = Agf::parse(&sector, geometry, ag).expect("an AGF");
+        let mut again = vec![0; sector.len()];
+        agf.write(&mut again, geometry);
+        assert_eq!(again, sector);
+        assert!(agf.is_free_list_consistent(geometry));
+        let sector = self.sector(Agfl::offset(geometry, ag));
+        let agfl = Agfl::parse(&sector, geometry, ag).expect("an AGFL");
+        assert_eq!(agfl.encode(geometry, ag), sector);
+        let ring = agfl.ring(agf, geometry, ag).expect("a ring");
+        assert_eq!(ring.len(), agf.flcount.get() as usize);
+        let sector = self.sector(Agi::offset(geometry, ag));
+        let agi = Agi::parse(&sector, geometry, ag).expect("an AGI");
+        let mut again = vec![0; sector.len()];
+        agi.write(&mut again, geometry);
+        assert_eq!(again, sector);
+
+        let root = |root: u32, levels: u32| {
+            let level = u16::try_from(levels - 1).expect("few levels");
+            (geometry.fs_block(ag, AgBlock(root)), level)
+        };
+        for (index, tree) in [XfsTree::FreeByBlock, XfsTree::FreeBySize].into_iter().enumerate() {
+            let (mut free, mut longest) = (0, 0);
+            let root = root(agf.roots[index].get(), agf.levels[index].get());
+            self.walk(tree, root, None, census, &mut |block, _| {
+                for record in block.records::<XfsFreeExtent>() {
+                    free += record.count.get();
+                    longest = longest.max(record.count.get());
+                }
+            });
+            assert_eq!((free, longest), (agf.freeblks.get(), agf.longest.get()), "{tree:?}");
+            census.free += u64::from(free) * u64::from(index == 0);
+        }
+        if geometry.layout.contains(XfsLayout::REVERSE_MAP) {
+            let root = root(agf.roots[2].get(), agf.levels[2].get());
+            let (_, _, blocks) =
+                self.walk(XfsTree::ReverseMap, root, None, census, &mut |block, census| {
+                    let records = block.records::<XfsReverseMap>().iter();
+                    census.owned +=
+                        records.map(|record| u64::from(record.count.get())).sum::<u64>();
+                });
+            assert_eq!(blocks, u64::from(agf.rmap_blocks.get()));
+        }
+        if geometry.layout.contains(XfsLayout::SHARED_BLOCKS) {
+            let root = root(agf.refcount_root.get(), agf.refcount_level.get());
+            let (_, _, blocks) =
+                self.walk(XfsTree::ReferenceCounts, root, None, census, &mut |block, census| {
+                    census.shared += block.records::<XfsSharedExtent>().len() as u64;
+                });
+            assert_eq!(blocks, u64::from(agf.refcount_blocks.get()));
+        }
+        let mut chunks: Vec<XfsInodeChunk> = Vec::new();
+        let inodes = root(agi.root.get(), agi.level.get());
+        self.walk(XfsTree::Inodes, inodes, None, census, &mut |block, _| {
+            chunks.extend(block.records::<XfsInodeChunk>());
+        });
+        if geometry.layout.contains(XfsLayout::FREE_INODES) {
+            let mut with_free: Vec<XfsInodeChunk> = Vec::new();
+            let inodes = root(agi.free_root.get(), agi.free_level.get());
+            self.walk(XfsTree::FreeInodes, inodes, None, census, &mut |block, _| {
+                with_free.extend(block.records::<XfsInodeChunk>());
+            });
+            let expected: Vec<_> =
+                chunks.iter().copied().filter(|chunk| chunk.free(geometry) != 0).collect();
+            assert_eq!(with_free, expected);
+        }
+        let (mut count, mut free) = (0, 0);
+        for chunk in &chunks {
+            count += chunk.allocated(geometry).count_ones();
+            free += chunk.free(geometry).count_ones();
+            for index in (0..64).filter(|index| chunk.allocated(geometry) & 1 << index != 0) {
+                let ino = geometry.ino(ag, AgIno(chunk.start().0 + index));
+                let is_used = chunk.in_use() & 1 << index != 0;
+                self.visit_inode(ino, is_used, census);
+            }
+        }
+        assert_eq!((count, free), (agi.count.get(), agi.freecount.get()));
+        census.inodes += u64::from(count);
+        census.free_inodes += u64::from(free);
+    }
+
+    fn visit_inode(&self, ino: Ino, is_used: bool, census: &mut Census) {
+        let geometry = self.geometry();
+        let (ag, block, index) = geometry.locate(ino).expect("a place");
+        let offset = geometry.place(ag, block).bytes() + (u64::from(index) << geometry.inode_log);
+        let bytes = self.read(offset, geometry.inode_size());
+        let inode = XfsInode::verify(&bytes, geometry, ino)
+            .unwrap_or_else(|error| panic!("inode {ino}: {error}"));
+        let mut again = bytes.clone();
+        again[100..104].fill(0);
+        inode.core.write(&mut again, geometry);
+        if geometry.layout.contains(XfsLayout::CHECKSUMS) {
+            assert_eq!(again, bytes);
+        }
+        let core = inode.core;
+        assert_eq!(core.is_free(), !is_used, "inode {ino}");
+        if !is_used {
+            return;
+        }
+        assert_eq!(core.next_unlinked(geometry, ag), Ok(None));
+        let room = core.fork_room(geometry).expect("room");
+        let (data, attributes) = core.extent_counts();
+        let forks = [
+            (Some(&inode.data), data, room.data),
+            (inode.attributes.as_ref(), attributes.into(), room.attributes),
+        ];
+        let mut blocks = 0;
+        for (fork, expected, room) in forks {
+            let mut extents: Vec<XfsExtentItem> = Vec::new();
+            match fork {
+                Some(XfsFork::Extents(list)) => extents.extend(*list),
+                Some(XfsFork::Btree(top)) => {
+                    for &(key, child) in &top.children {
+                        let below = (child, top.level - 1);
+                        let (low, _, count) = self.walk(
+                            XfsTree::Extents,
+                            below,
+                            Some(ino),
+                            census,
+                            &mut |leaf, _| {
+                                extents.extend(leaf.records::<XfsExtentItem>());
+                            },
+                        );
+                        assert_eq!(low, Some(XfsSearchKey([key.0, 0, 0])));
+                        blocks += count;
+                    }
+                    assert_root_rebuilds(top, &bytes[room], geometry, ino);
+                }
+                _ => {}
+            }
+            assert_eq!(extents.len() as u64, expected, "inode {ino}");
+            for item in extents {
+                blocks += u64::from(item.get().count);
+                assert_eq!(XfsExtentItem::from(item.get()), item);
+            }
+        }
+        assert_eq!(blocks, core.nblocks.get(), "inode {ino}");
+        let (major, minor) = match inode.data {
+            XfsFork::Device(field) => device_number(field),
+            _ => (0, 0),
+        };
+        let time = core.time(core.mtime);
+        assert_eq!(core.time_field(time), core.mtime);
+        let line = format!(
+            "{:x} {} {} {}.{:09} {major:x} {minor:x}",
+            core.mode,
+            core.size,
+            core.links(),
+            time.seconds,
+            time.nanoseconds
+        );
+        census.files.insert(ino.0, line);
+    }
+}
+
+/// Builds a block again from its views, and compares it with the block without its unused room.
+fn assert_rebuilds(
+    bytes: &[u8],
+    block: &XfsBtreeBlock<'_>,
+    geometry: &XfsGeometry,
+    at: FsBlock,
+    owner: Ino,
+) {
+    let (tree, header) = (block.tree, block.header);
+    let mut builder =
+        XfsBtreeBuilder::new(geometry, tree, at, owner, header.level).expect("a tree");
+    builder.set_siblings(header.left, header.right);
+    if let Some(lsn) = header.lsn {
+        builder.set_lsn(lsn);
+    }
+    let mut expected = bytes.to_vec();
+    let start = tree.header_len(geometry);
+    let mut clear = |from: usize, to: usize| expected[start + from..start + to].fill(0);
+    let room = geometry.block_size() - start;
+    if header.level == 0 {
+        let records: Vec<u8> =
+            (0..block.len()).filter_map(|i| block.record(i)).flatten().copied().collect();
+        assert!(builder.set_records(&records));
+        clear(records.len(), room);
+    } else {
+        let (mut keys, mut pointers) = (Vec::new(), Vec::new());
+        for index in 0..block.len() {
+            let low = block.key(index).expect("a key");
+            tree.push_key(&mut keys, low, block.high_key(index).unwrap_or(low));
+            pointers.extend(block.pointer(index));
+        }
+        assert!(builder.set_children(&keys, &pointers));
+        let first = tree.capacity(geometry, 1) * tree.key_len();
+        clear(keys.len(), first);
+        clear(first + pointers.len() * tree.pointer_len(), room);
+    }
+    seal(&mut expected, geometry, tree);
+    assert!(builder.into_bytes() == expected, "{tree:?} {at} differs");
+}
+
+fn assert_root_rebuilds(root: &XfsForkRoot, fork: &[u8], geometry: &XfsGeometry, ino: Ino) {
+    let region = root.to_log(geometry, ino);
+    assert_eq!(XfsForkRoot::from_log(&region, geometry).as_ref(), Ok(root));
+    let mut again = vec![0xff; fork.len()];
+    assert!(root.write(&mut again));
+    assert_eq!(XfsForkRoot::parse(&again, geometry).as_ref(), Ok(root));
+}
+
+/// Lets the kernel fill a volume, and compares all of it.
+fn compare(name: &str, block: &str, options: &[&str]) -> Option<(Census, XfsSuperblock)> {
+    if !has_kernel() {
+        return None;
+    }
+    let dir = ScratchDir::new(name);
+    let image = dir.0.join("image");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/volumes/make.sh");
+    let fixed = [script.to_str().expect("UTF-8"), image.to_str().expect("UTF-8"), block];
+    let args: Vec<&str> = fixed.into_iter().chain(options.iter().copied()).collect();
+    let told = run("sh", &args);
+    let volume = VolumeImage::open(&image);
+    assert_eq!(volume.superblock.fields.obstacles(), []);
+    let census = volume.census();
+    let mut compared = 0;
+    for line in told.lines() {
+        let (ino, rest) = line.split_once(' ').expect("an inode number");
+        let ino: u64 = ino.parse().expect("a number");
+        assert_eq!(census.files[&ino], rest, "inode {ino}");
+        compared += 1;
+    }
+    assert!(compared > 2000, "{compared} files compared");
+    println!("{name}: {:?}", census.blocks);
+    Some((census, volume.superblock.clone()))
+}
+
+#[test]
+fn all_trees_with_small_blocks_are_as_the_kernel_says() {
+    let options = ["-m", "rmapbt=1,reflink=1", "-i", "nrext64=1"];
+    let Some((census, _)) = compare("small", "1024", &options) else { return };
+    let depth = |tree: XfsTree| {
+        let name = format!("{tree:?}");
+        census.blocks.keys().filter(|(tree, _)| *tree == name).count()
+    };
+    for tree in XfsTree::ALL {
+        assert!(depth(tree) >= 2, "{tree:?}");
+    }
+    assert!(depth(XfsTree::ReverseMap) >= 3);
+    assert!(census.shared > 100);
+    assert!(census.owned > census.free / 100);
+}
+
+#[test]
+fn a_volume_with_old_times_and_large_sectors_is_as_the_kernel_says() {
+    let options = ["-s", "size=4096", "-m", "bigtime=0,inobtcount=0,reflink=0", "-i", "size=1024"];
+    let Some((_, superblock)) = compare("old", "4096", &options) else { return };
+    assert!(!superblock.geometry.layout.contains(XfsLayout::SHARED_BLOCKS));
+}
+
+#[test]
+fn a_volume_of_version_4_is_read_and_not_written() {
+    if !has_kernel() {
+        return;
+    }
+    let dir = ScratchDir::new("v4");
+    let (image, proto) = (dir.0.join("image"), dir.0.join("proto"));
+    let mut text = "/\n0 0\nd--755 0 0\n".to_owned();
+    for index in 0..2000 {
+        writeln!(text, "f{index} ---644 {index} 7 /etc/passwd").expect("a string takes it");
+    }
+    text += "link l--777 0 0 target\nnull c--666 0 0 1 3\n$\n";
+    std::fs::write(&proto, text).expect("a prototype");
+    let (path, proto) = (image.to_str().expect("UTF-8"), proto.to_str().expect("UTF-8"));
+    let device = format!("file,name={path},size=320m");
+    for inode in ["size=256", "size=512"] {
+        let args = ["-q", "-f", "-d", &device, "-m", "crc=0,finobt=0", "-i", inode];
+        run("mkfs.xfs", &[&args[..], &["-b", "size=1024", "-p", proto]].concat());
+        let volume = VolumeImage::open(&image);
+        let obstacles = volume.superblock.fields.obstacles();
+        let kinds: Vec<_> = obstacles.iter().map(|obstacle| obstacle.kind).collect();
+        assert_eq!(kinds, [XfsObstacleKind::V4]);
+        assert_eq!(kinds[0].hindrance(), XfsHindrance::Writing);
+        let census = volume.census();
+        assert!(census.files.len() >= 2003, "{} files", census.files.len());
+        assert!(census.files.values().any(|line| line.ends_with(" 1 3")));
+    }
+}
