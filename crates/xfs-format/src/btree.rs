@@ -821,7 +821,7 @@ impl XfsForkRoot {
     #[must_use]
     pub fn to_log(&self, geometry: &XfsGeometry, owner: Ino) -> Vec<u8> {
         let magic = XfsTree::Extents.magic(geometry).unwrap_or_default();
-        // The kernel leaves no place in a root, which has none of its own.
+        // The header says no place, LSN 0, the volume and the file (seen).
         let uuid = geometry.uuid.into_bytes();
         let mut header = long_header(magic, self.level, u64::MAX.into(), uuid, owner);
         header.numrecs = u16::try_from(self.children.len()).unwrap_or(u16::MAX).into();

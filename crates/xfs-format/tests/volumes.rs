@@ -56,6 +56,7 @@ struct Census {
     inodes: u64,
     free_inodes: u64,
     shared: u64,
+    sparse: u64,
     owned: u64,
     files: BTreeMap<u64, String>,
 }
@@ -212,7 +213,10 @@ impl VolumeImage {
         let (mut count, mut free) = (0, 0);
         for chunk in &chunks {
             count += chunk.allocated(geometry).count_ones();
-            free += chunk.free(geometry).count_ones();
+            let (holes, mask) = (chunk.holes(geometry), chunk.free(geometry));
+            free += mask.count_ones();
+            census.sparse += u64::from(holes != 0);
+            assert_eq!(XfsInodeChunk::new(geometry, chunk.start(), holes, mask), *chunk);
             for index in (0..64).filter(|index| chunk.allocated(geometry) & 1 << index != 0) {
                 let ino = geometry.ino(ag, AgIno(chunk.start().0 + index));
                 let is_used = chunk.in_use() & 1 << index != 0;
@@ -347,14 +351,19 @@ fn assert_root_rebuilds(root: &XfsForkRoot, fork: &[u8], geometry: &XfsGeometry,
 }
 
 /// Lets the kernel fill a volume, and compares all of it.
-fn compare(name: &str, block: &str, options: &[&str]) -> Option<(Census, XfsSuperblock)> {
+fn compare(
+    name: &str,
+    contents: &str,
+    block: &str,
+    options: &[&str],
+) -> Option<(Census, XfsSuperblock)> {
     if !has_kernel() {
         return None;
     }
     let dir = ScratchDir::new(name);
     let image = dir.0.join("image");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/volumes/make.sh");
-    let fixed = [script.to_str().expect("UTF-8"), image.to_str().expect("UTF-8"), block];
+    let fixed = [script.to_str().expect("UTF-8"), image.to_str().expect("UTF-8"), contents, block];
     let args: Vec<&str> = fixed.into_iter().chain(options.iter().copied()).collect();
     let told = run("sh", &args);
     let volume = VolumeImage::open(&image);
@@ -375,7 +384,7 @@ fn compare(name: &str, block: &str, options: &[&str]) -> Option<(Census, XfsSupe
 #[test]
 fn all_trees_with_small_blocks_are_as_the_kernel_says() {
     let options = ["-m", "rmapbt=1,reflink=1", "-i", "nrext64=1"];
-    let Some((census, _)) = compare("small", "1024", &options) else { return };
+    let Some((census, _)) = compare("small", "trees", "1024", &options) else { return };
     let depth = |tree: XfsTree| {
         let name = format!("{tree:?}");
         census.blocks.keys().filter(|(tree, _)| *tree == name).count()
@@ -391,8 +400,14 @@ fn all_trees_with_small_blocks_are_as_the_kernel_says() {
 #[test]
 fn a_volume_with_old_times_and_large_sectors_is_as_the_kernel_says() {
     let options = ["-s", "size=4096", "-m", "bigtime=0,inobtcount=0,reflink=0", "-i", "size=1024"];
-    let Some((_, superblock)) = compare("old", "4096", &options) else { return };
+    let Some((_, superblock)) = compare("old", "trees", "4096", &options) else { return };
     assert!(!superblock.geometry.layout.contains(XfsLayout::SHARED_BLOCKS));
+}
+
+#[test]
+fn sparse_chunks_of_inodes_are_as_the_kernel_says() {
+    let Some((census, _)) = compare("sparse", "sparse", "4096", &[]) else { return };
+    assert!(census.sparse > 1, "{} sparse chunks", census.sparse);
 }
 
 #[test]
