@@ -14,10 +14,12 @@
 //! | [`csum`] | the checksum |
 //! | [`btree`], [`record`] | blocks of trees, roots of trees in inodes; the records in them |
 //! | [`inode`] | inode cores, and the forks behind them |
-//! | [`superblock`], [`group`] | the superblock with its features; AGF, AGI and AGFL |
+//! | [`superblock`], [`features`] | the superblock, its features, what of them we cannot do |
+//! | [`group`] | the headers of groups: AGF, AGI and AGFL |
 
 pub mod btree;
 pub mod csum;
+pub mod features;
 pub mod geometry;
 pub mod group;
 pub mod ids;

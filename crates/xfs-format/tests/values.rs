@@ -1,6 +1,7 @@
 //! Values at the limits of their fields, features that stop us, and structures that we make.
 
-use offshoot_xfs_format::btree::XfsTree;
+use offshoot_xfs_format::btree::{XfsForkRoot, XfsTree};
+use offshoot_xfs_format::features::{XfsHindrance, XfsObstacleKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::group::{Agf, Agfl, Agi, new_agf, new_agi};
 use offshoot_xfs_format::inode::{
@@ -9,9 +10,7 @@ use offshoot_xfs_format::inode::{
 use offshoot_xfs_format::record::{
     XfsExtent, XfsExtentItem, XfsInodeChunk, XfsOwner, XfsReverseMap, XfsTreeRecord,
 };
-use offshoot_xfs_format::superblock::{
-    XfsHindrance, XfsObstacleKind, XfsSuperblock, XfsSuperblockFields,
-};
+use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
 use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, FileBlock, FsBlock, Ino, Lsn, XfsGeometry};
 
 const BLOCKS: &[u8] = include_bytes!("vectors/blocks.bin");
@@ -194,6 +193,23 @@ fn extents_have_their_bits_where_the_book_has_them() {
     assert!(!verdict(XfsExtent { start: last, count: 2, ..inside }), "it leaves its group");
 }
 
+/// The kernel's own bytes, but for the checksum field, which holds anything.
+#[test]
+fn a_root_in_the_log_is_as_the_kernel_writes_it() {
+    let uuid = uuid::uuid!("97bddf11-0397-4828-8866-688c28839fd7");
+    let geometry = XfsGeometry { uuid, ..geometry() };
+    let root = XfsForkRoot { level: 1, children: vec![(FileBlock(4), FsBlock(0x1f))] };
+    let mut expected = b"BMA3\0\x01\0\x01".to_vec();
+    expected.extend([0xff; 24]);
+    expected.extend([0; 8]);
+    expected.extend(uuid.as_bytes());
+    for number in [0x43_u64, 0, 4, 0x1f] {
+        expected.extend(number.to_be_bytes());
+    }
+    assert_eq!(root.to_log(&geometry, Ino(0x43)), expected);
+    assert_eq!(XfsForkRoot::from_log(&expected, &geometry), Ok(root));
+}
+
 #[test]
 fn owners_have_numbers() {
     for number in (-9_i64..=-3).map(i64::cast_unsigned) {
@@ -249,7 +265,7 @@ fn a_chunk_counts_only_what_is_allocated() {
 fn new_headers_are_right_and_the_free_list_is_a_ring() {
     for geometry in [geometry(), v4(&geometry())] {
         let size = Agfl::size(&geometry);
-        let is_v5 = geometry.layout.contains(XfsLayout::CHECKSUMS);
+        let is_v5 = geometry.has_checksums();
         assert_eq!(size, if is_v5 { 119 } else { 128 });
         let mut agf = new_agf(&geometry, FIRST);
         assert!(agf.is_free_list_consistent(&geometry));

@@ -4,7 +4,9 @@
 set -e
 image=$1 contents=$2 block=$3
 shift 3
-mkfs.xfs -q -f -d file,name="$image",size=320m -b size="$block" "$@"
+size=1g
+[ "$contents" = trees ] || size=320m
+mkfs.xfs -q -f -d file,name="$image",size=$size -b size="$block" "$@"
 mount=$(mktemp -d)
 trap 'cd /; umount "$mount"; rmdir "$mount"' EXIT
 mount -t xfs -o loop "$image" "$mount"
