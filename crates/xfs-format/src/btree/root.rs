@@ -92,18 +92,13 @@ impl XfsForkRoot {
     }
 
     /// Writes the root to `fork`, the whole room of the fork, and returns whether it fits. Nothing
-    /// is written if not.
+    /// is written if not. A root has at least one child.
     pub fn write(&self, fork: &mut [u8]) -> bool {
-        let room = Self::capacity(fork.len());
-        let Some(count) =
-            u16::try_from(self.children.len()).ok().filter(|_| self.children.len() <= room)
-        else {
+        let (room, len) = (Self::capacity(fork.len()), self.children.len());
+        let Some(count) = u16::try_from(len).ok().filter(|_| (1..=room).contains(&len)) else {
             return false;
         };
         fork.fill(0);
-        if room == 0 {
-            return self.children.is_empty();
-        }
         copy(fork, 0, &self.level.to_be_bytes());
         copy(fork, 2, &count.to_be_bytes());
         for (index, (key, block)) in self.children.iter().enumerate() {

@@ -157,7 +157,7 @@ fn verify_extents(
         if is_realtime {
             ensure!(STRUCTURE, extent.count > 0, "extent {index} has no blocks");
         } else {
-            // Only the reverse map and its like check the group.
+            // Extents name their own group.
             item.verify(geometry, AgNumber(0))?;
         }
         ensure!(
