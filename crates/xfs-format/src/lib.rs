@@ -21,12 +21,15 @@
 //! | [`attr`], [`parent`] | extended attributes; those that are parent pointers |
 //! | [`symlink`], [`remote`] | targets of symbolic links; blocks of targets and of values |
 //! | [`log`] | the log: records, ops, items, transactions, the ring |
+//! | [`superblock`], [`features`] | the superblock, its features, what of them we cannot do |
+//! | [`group`] | the headers of groups: AGF, AGI and AGFL |
 
 pub mod attr;
 pub mod btree;
 pub mod csum;
 pub mod da;
 pub mod dir;
+pub mod features;
 pub mod geometry;
 pub mod group;
 pub mod hash;
