@@ -14,7 +14,6 @@
 //! | [`csum`] | the checksum |
 //! | [`btree`], [`record`] | blocks of trees, roots of trees in inodes; the records in them |
 //! | [`inode`] | inode cores, and the forks behind them |
-//! | [`superblock`], [`group`] | the superblock with its features; AGF, AGI and AGFL |
 //! | [`hash`] | the hashes of names |
 //! | [`da`] | what blocks of directories and of attribute forks have in common; their nodes |
 //! | [`dir`] | directories |
