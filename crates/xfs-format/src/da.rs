@@ -385,6 +385,34 @@ impl<'a> DaNode<'a> {
     }
 }
 
+/// Replaces the entries `places` of a node by others, which may be none or more. `false` when the
+/// node has no room for them. The hash of an entry is the last hash of its child, stale or not.
+pub fn splice_node(
+    geometry: &XfsGeometry,
+    edit: &mut DaEdit<'_>,
+    places: Range<usize>,
+    entries: &[DaNodeEntry],
+) -> Result<bool, Malformed> {
+    let kind = edit.kind();
+    let counts: DaNodeCounts = *view_at(kind, edit.block(), kind.fields_at(geometry))?;
+    let (count, start) = (usize::from(counts.count.get()), kind.header_len(geometry));
+    if places.start > places.end || places.end > count {
+        return Err(kind.bad(format!("it has {count} entries, not {places:?}")));
+    }
+    let at = |place: usize| start + place * size_of::<DaNodeEntry>();
+    let new_count = count - places.len() + entries.len();
+    if at(new_count) > edit.block().len() {
+        return Ok(false);
+    }
+    if new_count != count {
+        edit.shift(at(places.end)..at(count), at(places.start + entries.len()))?;
+        let counts = DaNodeCounts { count: to_u16(kind, new_count)?, ..counts };
+        edit.put(kind.fields_at(geometry), counts.as_bytes())?;
+    }
+    edit.put(at(places.start), entries.as_bytes())?;
+    Ok(true)
+}
+
 /// Changes a block in memory, and tells the caller which bytes: the log carries only these.
 pub struct DaEdit<'a> {
     kind: DaKind,

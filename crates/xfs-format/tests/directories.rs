@@ -5,7 +5,7 @@ mod volume;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind, DaNode};
+use offshoot_xfs_format::da::{self, DaEdit, DaExpected, DaKind, DaNode, DaNodeEntry};
 use offshoot_xfs_format::dir::block::{self, DirBlock};
 use offshoot_xfs_format::dir::data::{self, DirData};
 use offshoot_xfs_format::dir::free::{self, DirFree};
@@ -152,7 +152,7 @@ fn look_up(geometry: &XfsGeometry, blocks: &[(DaExpected, Vec<u8>)], name: &str)
             continue;
         }
         let leaf = DirLeaf::parse(geometry, kind, bytes, expected).unwrap();
-        return leaf::find(leaf.hashes, hash).find_map(|cookie| {
+        let found = leaf::find(leaf.hashes, hash).find_map(|cookie| {
             let (at, offset) = cookie.split(geometry);
             assert_eq!(DirCookie::new(geometry, at, offset), Some(cookie));
             let (expected, bytes) = block(at);
@@ -160,6 +160,12 @@ fn look_up(geometry: &XfsGeometry, blocks: &[(DaExpected, Vec<u8>)], name: &str)
             let entry = data.entry(offset).unwrap();
             (entry.name == name.as_bytes()).then_some(entry.ino)
         });
+        // Names with one hash go on in the next leaf.
+        let is_last = leaf.hashes.last().is_none_or(|last| last.hash.get() != hash);
+        if found.is_some() || is_last || leaf.info.forw.get() == 0 {
+            return found;
+        }
+        at = FileBlock(leaf.info.forw.get().into());
     }
 }
 
@@ -509,6 +515,42 @@ fn hashes_and_free_space_come_and_go() {
 }
 
 #[test]
+fn entries_of_a_node_come_and_go() {
+    let seed = 0x5eed_0005;
+    println!("seed {seed:#x}");
+    let mut numbers = SeededNumbers(seed);
+    let geometry = small_geometry(0);
+    let kind = DaKind::DirNode;
+    let child = |before: u32| DaNodeEntry { hash: (before / 3).into(), before: before.into() };
+    let mut model = vec![5_000_u32];
+    let mut bytes = DaNode::encode(&geometry, kind, &EXPECTED, (0, 0, 1), &[child(5_000)]).unwrap();
+    let mut refused = 0;
+    for _ in 0..2000 {
+        let before = u32::try_from(1 + numbers.below(9_000)).unwrap();
+        let place = model.partition_point(|&other| other < before);
+        let stop = (place + numbers.below(4) / 3).min(model.len());
+        let fits = told(kind, &mut bytes, |edit| {
+            da::splice_node(&geometry, edit, place..stop, &[child(before)]).unwrap()
+        });
+        if fits {
+            model.splice(place..stop, [before]);
+        } else {
+            refused += 1;
+            told(kind, &mut bytes, |edit| {
+                assert!(da::splice_node(&geometry, edit, 20..90, &[]).unwrap());
+            });
+            model.drain(20..90);
+        }
+        kind.seal(&geometry, &mut bytes, Lsn(0));
+        let node = DaNode::parse(&geometry, kind, &bytes, &EXPECTED).unwrap();
+        assert!(node.entries.iter().map(|entry| entry.before.get()).eq(model.iter().copied()));
+        let first = node.entries.iter().position(|entry| entry.hash.get() >= before / 3);
+        assert_eq!(node.find(before / 3), first);
+    }
+    assert!(refused > 0);
+}
+
+#[test]
 fn directories_that_the_kernel_thinned_out_are_read() {
     if !volume::has_tools() {
         return;
@@ -541,4 +583,185 @@ fn directories_that_the_kernel_thinned_out_are_read() {
         }
     }
     assert!(stale > 0);
+}
+
+/// A directory whose entries are renamed in memory, as an engine does it.
+struct RenamedDirectory<'v> {
+    geometry: &'v XfsGeometry,
+    blocks: Vec<(DaExpected, Vec<u8>)>,
+}
+
+impl RenamedDirectory<'_> {
+    fn index(&self, block: FileBlock) -> usize {
+        self.blocks.iter().position(|(expected, _)| expected.block == Some(block)).unwrap()
+    }
+
+    fn change<T>(&mut self, index: usize, change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
+        let bytes = &mut self.blocks[index].1;
+        let kind = DaKind::of_directory(self.geometry, bytes).unwrap();
+        let result = told(kind, bytes, change);
+        kind.seal(self.geometry, bytes, Lsn(0));
+        result
+    }
+
+    /// The block with the hashes of this one; `None` when a node has no room for it.
+    fn leaf(&self, hash: u32) -> Option<usize> {
+        let mut at = leaf_start(self.geometry);
+        loop {
+            let index = self.index(at);
+            let (expected, bytes) = &self.blocks[index];
+            let Ok(node) = DaNode::parse(self.geometry, DaKind::DirNode, bytes, expected) else {
+                return Some(index);
+            };
+            at = FileBlock(node.entries[node.find(hash)?].before.get().into());
+        }
+    }
+
+    fn set_best(&mut self, block: FileBlock) {
+        let geometry = self.geometry;
+        let (expected, bytes) = &self.blocks[self.index(block)];
+        let longest = DirData::parse(geometry, bytes, expected).unwrap().longest();
+        let longest = u16::try_from(longest).unwrap();
+        let number = u32::try_from(block.0 >> geometry.dir_block_log).unwrap();
+        let root = self.index(leaf_start(geometry));
+        if DaKind::of_directory(geometry, &self.blocks[root].1) == Some(DaKind::DirLeaf) {
+            let index = number as usize;
+            self.change(root, |edit| leaf::set_best(geometry, edit, index, longest).unwrap());
+        } else {
+            let (block, inside) = free::locate(geometry, number);
+            let index = self.index(block);
+            self.change(index, |edit| free::set_best(geometry, edit, inside, longest).unwrap());
+        }
+    }
+
+    /// Renames an entry, when the directory has room for it.
+    fn rename(&mut self, old: &str, new: &str) -> bool {
+        let geometry = self.geometry;
+        let (old, new) = (old.as_bytes(), new.as_bytes());
+        if self.blocks.len() == 1 {
+            let (expected, bytes) = &self.blocks[0];
+            let entry = DirBlock::parse(geometry, bytes, expected).unwrap().find(old).unwrap();
+            let entry = entry.unwrap();
+            let (offset, new) = (entry.offset, self::entry(new, entry.ino.0));
+            return self.change(0, |edit| {
+                block::remove(geometry, edit, offset, old).unwrap();
+                block::insert(geometry, edit, &new).unwrap().is_some()
+            });
+        }
+        let Some(new_leaf) = self.leaf(name_hash(new)) else { return false };
+        let mut copy = self.blocks[new_leaf].1.clone();
+        let kind = DaKind::of_directory(geometry, &copy).unwrap();
+        let hash = DirHash::new(name_hash(new), DirCookie(1));
+        if !leaf::insert(geometry, &mut DaEdit::fill(kind, &mut copy), hash).unwrap() {
+            return false;
+        }
+        let mut old_leaf = self.leaf(name_hash(old)).unwrap();
+        let (cookie, block, ino) = loop {
+            let (expected, bytes) = &self.blocks[old_leaf];
+            let kind = DaKind::of_directory(geometry, bytes).unwrap();
+            let leaf = DirLeaf::parse(geometry, kind, bytes, expected).unwrap();
+            let found = leaf::find(leaf.hashes, name_hash(old)).find_map(|cookie| {
+                let (block, offset) = cookie.split(geometry);
+                let (expected, bytes) = &self.blocks[self.index(block)];
+                let data = DirData::parse(geometry, bytes, expected).unwrap();
+                let entry = data.entry(offset).unwrap();
+                (entry.name == old).then_some((cookie, block, entry.ino))
+            });
+            if let Some(found) = found {
+                break found;
+            }
+            // Names with one hash go on in the next leaf.
+            assert_eq!(leaf.hashes.last().unwrap().hash.get(), name_hash(old));
+            old_leaf = self.index(FileBlock(leaf.info.forw.get().into()));
+        };
+        let offset = cookie.split(geometry).1;
+        self.change(self.index(block), |edit| data::remove(geometry, edit, offset).unwrap());
+        self.set_best(block);
+        let hash = DirHash::new(name_hash(old), cookie);
+        self.change(old_leaf, |edit| leaf::remove(geometry, edit, hash).unwrap());
+
+        let added = entry(new, ino.0);
+        // Spread them, so that no block becomes empty.
+        let start = name_hash(new) as usize % self.blocks.len();
+        let placed = (start..self.blocks.len()).chain(0..start).find_map(|index| {
+            let block = self.blocks[index].0.block.unwrap();
+            if block >= leaf_start(geometry) {
+                return None;
+            }
+            let offset = self.change(index, |edit| data::insert(geometry, edit, &added).unwrap());
+            Some((block, offset?))
+        });
+        let (block, offset) = placed.unwrap();
+        self.set_best(block);
+        let cookie = DirCookie::new(geometry, block, offset).unwrap();
+        let hash = DirHash::new(name_hash(new), cookie);
+        assert!(self.change(new_leaf, |edit| leaf::insert(geometry, edit, hash).unwrap()));
+        self.tell_node(new_leaf);
+        true
+    }
+
+    /// Tells the node above a leaf its last hash.
+    fn tell_node(&mut self, leaf: usize) {
+        let geometry = self.geometry;
+        let root = self.index(leaf_start(geometry));
+        let (expected, bytes) = &self.blocks[leaf];
+        let before = u32::try_from(expected.block.unwrap().0).unwrap();
+        let kind = DaKind::of_directory(geometry, bytes).unwrap();
+        let last = DirLeaf::parse(geometry, kind, bytes, expected).unwrap().hashes.last().copied();
+        let (expected, bytes) = &self.blocks[root];
+        let Ok(node) = DaNode::parse(geometry, DaKind::DirNode, bytes, expected) else { return };
+        let place = node.entries.iter().position(|entry| entry.before.get() == before).unwrap();
+        let entry = DaNodeEntry { hash: last.unwrap().hash, before: before.into() };
+        self.change(root, |edit| {
+            assert!(da::splice_node(geometry, edit, place..place + 1, &[entry]).unwrap());
+        });
+    }
+}
+
+#[test]
+fn repair_and_the_kernel_agree_with_what_we_changed() {
+    if !volume::has_tools() {
+        return;
+    }
+    let seed = 0x5eed_0004;
+    println!("seed {seed:#x}");
+    let mut numbers = SeededNumbers(seed);
+    for options in [SHAPES[0], SHAPES[4], SHAPES[5]] {
+        let volume = MadeVolume::make(options, &contents());
+        let mut all = Vec::new();
+        for folder in ["block", "leaf", "node"] {
+            let &(_, count, len) = DIRECTORIES.iter().find(|entry| entry.0 == folder).unwrap();
+            let mut names = names(count, len);
+            let file = volume.file(&format!("/{folder}"));
+            let blocks = volume.directory_blocks(&file);
+            let mut directory = RenamedDirectory { geometry: &volume.geometry, blocks };
+            for round in 0..400 {
+                let index = numbers.below(names.len());
+                let new = format!("{round:0width$}x", width = len - 1 - numbers.below(4));
+                if directory.rename(&names[index], &new) {
+                    names[index] = new;
+                }
+            }
+            volume.write_blocks(&directory.blocks);
+            names.sort();
+            compare(&volume, &volume.file(&format!("/{folder}")), &names);
+            all.push((folder, names));
+        }
+        volume.assert_clean();
+        if options == SHAPES[0] {
+            volume.mounted(|point| {
+                for (folder, names) in &all {
+                    let list = std::fs::read_dir(point.join(folder)).unwrap();
+                    let list = list.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+                    let mut list: Vec<_> = list.collect();
+                    list.sort();
+                    assert_eq!(list, *names);
+                    for name in names {
+                        assert!(point.join(folder).join(name).exists());
+                    }
+                }
+            });
+            volume.assert_clean();
+        }
+    }
 }

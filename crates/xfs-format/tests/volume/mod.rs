@@ -98,6 +98,15 @@ impl MadeVolume {
         bytes
     }
 
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        File::options().write(true).open(self.image()).unwrap().write_all_at(bytes, at).unwrap();
+    }
+
+    /// Whether `xfs_repair` finds nothing to repair.
+    pub fn assert_clean(&self) {
+        run(Command::new("xfs_repair").args(["-n", "-f"]).arg(self.image()));
+    }
+
     /// The file with a path.
     pub fn file(&self, path: &str) -> FileBytes {
         let path = format!("path {path}");
@@ -150,6 +159,13 @@ impl MadeVolume {
             .chunk_by(|a, b| a.0.0 / unit == b.0.0 / unit)
             .map(|blocks| self.block(file.ino, blocks))
             .collect()
+    }
+
+    /// Writes back directory blocks, each of which has one extent.
+    pub fn write_blocks(&self, blocks: &[(DaExpected, Vec<u8>)]) {
+        for (expected, bytes) in blocks {
+            self.write(expected.place.bytes(), bytes);
+        }
     }
 
     /// The blocks of an attribute fork, with what they have to be.
