@@ -100,6 +100,9 @@ impl XfsXattr<'_> {
         if self.name.is_empty() || self.name.len() > 255 {
             return bad(format!("a name of {} bytes", self.name.len()));
         }
+        if self.name.contains(&0) {
+            return bad("its name holds a NUL byte".to_owned());
+        }
         match self.value {
             XattrValue::Remote { len, .. } if len > MAX_VALUE => {
                 bad(format!("a value of {len} bytes"))

@@ -213,7 +213,11 @@ impl DaKind {
     }
 
     /// An empty block of this kind: zeros, but for the magic number and the stamp.
-    pub(crate) fn empty(self, geometry: &XfsGeometry, expected: &DaExpected) -> Vec<u8> {
+    pub(crate) fn empty(
+        self,
+        geometry: &XfsGeometry,
+        expected: &DaExpected,
+    ) -> Result<Vec<u8>, Malformed> {
         let mut block = vec![0; self.block_size(geometry)];
         let (at, magic) = self.magic(geometry);
         let mut put = |at: usize, bytes: &[u8]| {
@@ -223,16 +227,17 @@ impl DaKind {
         };
         put(at, magic);
         if has_stamp(geometry) {
+            let owner = expected.owner.ok_or_else(|| self.bad("its owner is missing"))?;
             let stamp = DaStamp {
                 crc: [0; 4],
                 blkno: expected.place.0.into(),
                 lsn: 0.into(),
                 uuid: geometry.uuid.into_bytes(),
-                owner: expected.owner.map_or(0, |owner| owner.0).into(),
+                owner: owner.0.into(),
             };
             put(self.stamp_at(), stamp.as_bytes());
         }
-        block
+        Ok(block)
     }
 
     /// Writes the LSN of the last change, and then the checksum. Does nothing on V4.
@@ -374,7 +379,7 @@ impl<'a> DaNode<'a> {
         (forw, back, level): (u32, u32, u16),
         entries: &[DaNodeEntry],
     ) -> Result<Vec<u8>, Malformed> {
-        let mut block = kind.empty(geometry, expected);
+        let mut block = kind.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(kind, &mut block);
         edit.put(0, U32::new(forw).as_bytes())?;
         edit.put(4, U32::new(back).as_bytes())?;

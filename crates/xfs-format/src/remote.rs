@@ -76,7 +76,7 @@ impl RemoteKind {
     /// Whether a part may have so many bytes of blocks.
     fn check_size(self, geometry: &XfsGeometry, size: usize) -> Result<(), Malformed> {
         let unit = geometry.block_size();
-        if size == unit || self == Self::SymlinkTarget && size != 0 && size % unit == 0 {
+        if size == unit || self == Self::SymlinkTarget && size != 0 && size.is_multiple_of(unit) {
             return Ok(());
         }
         Err(Malformed::new(self.structure(), format!("{size} bytes, in blocks of {unit}")))

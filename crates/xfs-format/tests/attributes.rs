@@ -12,11 +12,12 @@ use offshoot_xfs_format::attr::leaf::{self, XattrLeaf};
 use offshoot_xfs_format::attr::short::ShortXattrs;
 use offshoot_xfs_format::attr::{XattrFlags, XattrValue, XfsXattr, acl};
 use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind, DaNode};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::hash::{name_hash, parent_hash};
 use offshoot_xfs_format::parent::{ParentPointer, ParentValue};
 use offshoot_xfs_format::remote::RemoteKind;
 use offshoot_xfs_format::{BasicBlock, FileBlock, Ino, Lsn, Malformed, XfsGeometry, symlink};
-use volume::{FileBytes, MadeVolume, SeededNumbers};
+use volume::{FileBytes, MadeVolume, SeededNumbers, numbers_only, told};
 
 type Attributes = BTreeMap<String, Vec<u8>>;
 
@@ -130,12 +131,14 @@ fn again(geometry: &XfsGeometry, bytes: &[u8], expected: &DaExpected) {
     let kind = DaKind::AttrLeaf;
     let mut ours = bytes.to_vec();
     for _ in 1..theirs.hashes.len() {
-        told(&mut ours, |edit| leaf::remove(geometry, edit, 1).unwrap());
+        told(DaKind::AttrLeaf, &mut ours, |edit| leaf::remove(geometry, edit, 1).unwrap());
         kind.seal(geometry, &mut ours, Lsn(1));
         XattrLeaf::parse(geometry, &ours, expected).unwrap();
     }
     for xattr in theirs.xattrs(1) {
-        assert!(told(&mut ours, |edit| leaf::insert(geometry, edit, &xattr).unwrap()));
+        assert!(
+            told(DaKind::AttrLeaf, &mut ours, |edit| leaf::insert(geometry, edit, &xattr).unwrap())
+        );
         kind.seal(geometry, &mut ours, Lsn(1));
     }
     let links = (theirs.info.forw.get(), theirs.info.back.get());
@@ -149,19 +152,6 @@ fn again(geometry: &XfsGeometry, bytes: &[u8], expected: &DaExpected) {
         assert_eq!(bytes[58..60], fresh[58..60]);
     }
     assert_eq!(fresh[58..60], bytes[58..60]);
-}
-
-/// Changes a leaf by `change`, and proves that it told all bytes that changed.
-fn told<T>(bytes: &mut [u8], change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
-    let mut copy = bytes.to_vec();
-    let mut ranges = Vec::new();
-    let mut hear = |range| ranges.push(range);
-    let result = change(&mut DaEdit::new(DaKind::AttrLeaf, bytes, &mut hear));
-    for range in ranges {
-        copy[range.clone()].copy_from_slice(&bytes[range]);
-    }
-    assert!(copy == bytes, "a change was not told");
-    result
 }
 
 #[test]
@@ -236,31 +226,66 @@ fn attributes_of_the_kernel_are_read_in_all_forms() {
 }
 
 #[test]
+fn repair_and_the_kernel_agree_with_what_we_changed() {
+    if !volume::has_tools() {
+        return;
+    }
+    let seed = 0x5eed_0006;
+    println!("seed {seed:#x}");
+    let mut numbers = SeededNumbers(seed);
+    let volume = MadeVolume::make(&["-b", "size=1024"], "");
+    if !volume.mounted(|point| set(point, "leaf")) {
+        return;
+    }
+    let geometry = &volume.geometry;
+    let file = volume.file("/leaf");
+    let (expected, mut bytes) = volume.attribute_blocks(&file).remove(0);
+    let mut model = attributes("leaf");
+    for round in 0..200 {
+        let leaf = XattrLeaf::parse(geometry, &bytes, &expected).unwrap();
+        let place = numbers.below(leaf.hashes.len());
+        model.remove(&full_name(&leaf.xattrs(place).next().unwrap())).unwrap();
+        told(DaKind::AttrLeaf, &mut bytes, |edit| leaf::remove(geometry, edit, place).unwrap());
+        let name = format!("new{round}");
+        let value = vec![b'v'; 1 + numbers.below(60)];
+        let flags = XattrFlags::empty();
+        let xattr = XfsXattr { flags, name: name.as_bytes(), value: XattrValue::Local(&value) };
+        assert!(told(DaKind::AttrLeaf, &mut bytes, |edit| leaf::insert(geometry, edit, &xattr)
+            .unwrap()));
+        DaKind::AttrLeaf.seal(geometry, &mut bytes, Lsn(0));
+        model.insert(full_name(&xattr), value);
+        if round % 40 == 0 {
+            volume.write_blocks(&[(expected, bytes.clone())]);
+            volume.assert_clean();
+        }
+    }
+    volume.write_blocks(&[(expected, bytes)]);
+    volume.assert_clean();
+    volume.mounted(|point| {
+        for (name, value) in &model {
+            let mut get = Command::new("getfattr");
+            let output = get.args(["--only-values", "-n", name]).arg(point.join("leaf")).output();
+            assert_eq!(output.unwrap().stdout, *value, "{name}");
+        }
+        // The kernel works with the free pieces that we listed.
+        for name in model.keys() {
+            let mut change = Command::new("setfattr");
+            change.args(["-n", name, "-v", "another value"]).arg(point.join("leaf"));
+            assert!(change.status().unwrap().success());
+        }
+    });
+    volume.assert_clean();
+    let (found, _) = read(&volume, &volume.file("/leaf"));
+    assert!(found.keys().eq(model.keys()));
+}
+
+#[test]
 fn bad_lists_are_refused() {
     for bad in [&b""[..], &[0, 0, 0, 1], &[0, 0, 0, 0, 0], &[1; 16]] {
         assert!(acl::from_disk(bad).is_err());
         assert!(acl::to_disk(bad).is_err());
     }
     assert_eq!(acl::from_disk(&[0; 4]).unwrap(), [2, 0, 0, 0]);
-}
-
-/// A volume that is only numbers.
-fn numbers_only(block_log: u8, layout: u8) -> XfsGeometry {
-    use offshoot_xfs_format::geometry::XfsLayout;
-    XfsGeometry {
-        layout: XfsLayout::from_bits_truncate(layout),
-        block_log,
-        sector_log: 9,
-        inode_log: 9,
-        dir_block_log: 0,
-        ag_block_log: 16,
-        ag_blocks: 1 << 16,
-        ag_count: 4,
-        blocks: 4 << 16,
-        log_start: offshoot_xfs_format::FsBlock(1 << 17),
-        log_blocks: 4096,
-        uuid: uuid::Uuid::from_u128(7),
-    }
 }
 
 const EXPECTED: DaExpected =
@@ -272,7 +297,7 @@ fn attributes_come_and_go_in_a_leaf() {
     println!("seed {seed:#x}");
     let mut numbers = SeededNumbers(seed);
     for (block_log, layout) in [(10, 1), (12, 0), (16, 1)] {
-        let geometry = numbers_only(block_log, layout);
+        let geometry = numbers_only(block_log, 0, XfsLayout::from_bits_retain(layout));
         let mut bytes = XattrLeaf::encode(&geometry, &EXPECTED, (0, 0), &[]).unwrap();
         let mut model: BTreeMap<(u8, String), (Vec<u8>, bool)> = BTreeMap::new();
         let mut refused = 0;
@@ -286,7 +311,9 @@ fn attributes_come_and_go_in_a_leaf() {
             let place = leaf.unwrap();
             assert_eq!(place.is_some(), model.contains_key(&key));
             if let Some(place) = place {
-                told(&mut bytes, |edit| leaf::remove(&geometry, edit, place).unwrap());
+                told(DaKind::AttrLeaf, &mut bytes, |edit| {
+                    leaf::remove(&geometry, edit, place).unwrap();
+                });
                 model.remove(&key);
             }
             if is_filling || numbers.below(5) == 0 {
@@ -298,7 +325,9 @@ fn attributes_come_and_go_in_a_leaf() {
                     XattrValue::Local(&value)
                 };
                 let xattr = XfsXattr { flags: namespace, name: key.1.as_bytes(), value: stored };
-                if told(&mut bytes, |edit| leaf::insert(&geometry, edit, &xattr).unwrap()) {
+                if told(DaKind::AttrLeaf, &mut bytes, |edit| {
+                    leaf::insert(&geometry, edit, &xattr).unwrap()
+                }) {
                     model.insert(key, (value, is_remote));
                 } else {
                     refused += 1;
@@ -328,7 +357,7 @@ fn sealed(geometry: &XfsGeometry, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_value_in_blocks_is_hidden_until_it_is_complete() {
-    let geometry = numbers_only(12, 1);
+    let geometry = numbers_only(12, 0, XfsLayout::from_bits_retain(1));
     let flags = XattrFlags::INCOMPLETE;
     let value = XattrValue::Remote { block: FileBlock(0), len: 0 };
     let xattr = XfsXattr { flags, name: b"long", value };
@@ -344,7 +373,7 @@ fn a_value_in_blocks_is_hidden_until_it_is_complete() {
         }
     };
     assert_eq!(find(&bytes), None);
-    told(&mut bytes, |edit| {
+    told(DaKind::AttrLeaf, &mut bytes, |edit| {
         leaf::set_remote(&geometry, edit, 0, FileBlock(5), 9000).unwrap();
         leaf::set_incomplete(&geometry, edit, 0, false).unwrap();
     });
@@ -356,7 +385,7 @@ fn a_value_in_blocks_is_hidden_until_it_is_complete() {
 
 #[test]
 fn parent_pointers_are_attributes() {
-    let geometry = numbers_only(12, 9);
+    let geometry = numbers_only(12, 0, XfsLayout::from_bits_retain(9));
     let values = [ParentValue::new(Ino(128), 3), ParentValue::new(Ino(131), 4)];
     let all = values.each_ref().map(|value| value.xattr(b"name"));
     let bytes = XattrLeaf::encode(&geometry, &EXPECTED, (0, 0), &all).unwrap();
@@ -380,7 +409,7 @@ fn parent_pointers_are_attributes() {
 #[test]
 fn every_damage_to_attributes_is_found_or_harmless() {
     for layout in [0, 1] {
-        let geometry = numbers_only(10, layout);
+        let geometry = numbers_only(10, 0, XfsLayout::from_bits_retain(layout));
         let values: Vec<_> = (0..12).map(|i| vec![i; usize::from(i) * 5]).collect();
         let names: Vec<_> = (0..12).map(|i| format!("name{i}")).collect();
         let all: Vec<_> = names

@@ -12,9 +12,10 @@ use offshoot_xfs_format::dir::free::{self, DirFree};
 use offshoot_xfs_format::dir::leaf::{self, DirHash, DirLeaf};
 use offshoot_xfs_format::dir::short::ShortDir;
 use offshoot_xfs_format::dir::{DirCookie, XfsDirEntry, file_type, leaf_start};
+use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::hash::name_hash;
 use offshoot_xfs_format::{BasicBlock, FileBlock, Ino, Lsn, Malformed, U16, XfsGeometry};
-use volume::{FileBytes, MadeVolume, SeededNumbers};
+use volume::{FileBytes, MadeVolume, SeededNumbers, numbers_only, told};
 
 /// Options of volumes whose directories differ.
 const SHAPES: &[&[&str]] = &[
@@ -335,41 +336,11 @@ fn a_block_that_grows_is_byte_for_byte_that_of_mkfs() {
     }
 }
 
-/// A volume that is only numbers.
-fn small_geometry(dir_block_log: u8) -> XfsGeometry {
-    use offshoot_xfs_format::geometry::XfsLayout;
-    XfsGeometry {
-        layout: XfsLayout::CHECKSUMS | XfsLayout::FILE_TYPES,
-        block_log: 10,
-        sector_log: 9,
-        inode_log: 9,
-        dir_block_log,
-        ag_block_log: 16,
-        ag_blocks: 1 << 16,
-        ag_count: 4,
-        blocks: 4 << 16,
-        log_start: offshoot_xfs_format::FsBlock(1 << 17),
-        log_blocks: 4096,
-        uuid: uuid::Uuid::from_u128(7),
-    }
-}
+/// The features of a plain V5 volume.
+const V5: XfsLayout = XfsLayout::CHECKSUMS.union(XfsLayout::FILE_TYPES);
 
 const EXPECTED: DaExpected =
     DaExpected { place: BasicBlock(800), owner: Some(Ino(128)), block: Some(FileBlock(0)) };
-
-/// Changes a block by `change`, and proves that it told all bytes that changed.
-fn told<T>(kind: DaKind, bytes: &mut [u8], change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
-    let before = bytes.to_vec();
-    let mut ranges = Vec::new();
-    let mut hear = |range| ranges.push(range);
-    let result = change(&mut DaEdit::new(kind, bytes, &mut hear));
-    let mut copy = before;
-    for range in ranges {
-        copy[range.clone()].copy_from_slice(&bytes[range]);
-    }
-    assert!(copy == bytes, "a change was not told");
-    result
-}
 
 #[test]
 fn entries_come_and_go_in_a_block() {
@@ -377,7 +348,7 @@ fn entries_come_and_go_in_a_block() {
     println!("seed {seed:#x}");
     let mut numbers = SeededNumbers(seed);
     for dir_block_log in [0, 2] {
-        let geometry = small_geometry(dir_block_log);
+        let geometry = numbers_only(10, dir_block_log, V5);
         let short = ShortDir { parent: Ino(131), entries: Vec::new() };
         let mut bytes = block::from_short(&geometry, &EXPECTED, &short).unwrap();
         let mut model: BTreeMap<String, usize> = BTreeMap::new();
@@ -455,7 +426,7 @@ fn hashes_and_free_space_come_and_go() {
     let seed = 0x5eed_0002;
     println!("seed {seed:#x}");
     let mut numbers = SeededNumbers(seed);
-    let geometry = small_geometry(0);
+    let geometry = numbers_only(10, 0, V5);
     for kind in [DaKind::DirLeaf, DaKind::DirNodeLeaf] {
         let mut bytes = DirLeaf::encode(&geometry, kind, &EXPECTED, (0, 0), &[], &[]).unwrap();
         let mut model: Vec<(u32, DirCookie)> = Vec::new();
@@ -519,7 +490,7 @@ fn entries_of_a_node_come_and_go() {
     let seed = 0x5eed_0005;
     println!("seed {seed:#x}");
     let mut numbers = SeededNumbers(seed);
-    let geometry = small_geometry(0);
+    let geometry = numbers_only(10, 0, V5);
     let kind = DaKind::DirNode;
     let child = |before: u32| DaNodeEntry { hash: (before / 3).into(), before: before.into() };
     let mut model = vec![5_000_u32];

@@ -170,7 +170,7 @@ impl<'a> XattrLeaf<'a> {
         (forw, back): (u32, u32),
         xattrs: &[XfsXattr<'_>],
     ) -> Result<Vec<u8>, Malformed> {
-        let mut block = KIND.empty(geometry, expected);
+        let mut block = KIND.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(KIND, &mut block);
         edit.put(0, U32::new(forw).as_bytes())?;
         edit.put(4, U32::new(back).as_bytes())?;
@@ -185,11 +185,10 @@ impl<'a> XattrLeaf<'a> {
 }
 
 /// The attribute of an entry, and the bytes that it has at its name.
-fn stored<'a>(block: &'a [u8], entry: XattrHash) -> Result<(XfsXattr<'a>, usize), Malformed> {
+fn stored(block: &[u8], entry: XattrHash) -> Result<(XfsXattr<'_>, usize), Malformed> {
     let at = usize::from(entry.nameidx.get());
     let cut = || KIND.bad(format!("the name at {at} leads out of it"));
-    let allowed = XattrFlags::all();
-    let flags = XattrFlags::parse(entry.flags, allowed)?;
+    let flags = XattrFlags::parse(entry.flags, XattrFlags::all())?;
     let bytes = block.get(at..).filter(|_| at % 4 == 0).ok_or_else(cut)?;
     let is_local = flags.contains(XattrFlags::LOCAL);
     let name_at = if is_local { LOCAL } else { REMOTE };

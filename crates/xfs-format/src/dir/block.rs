@@ -211,7 +211,7 @@ pub fn from_short(
     short: &ShortDir<'_>,
 ) -> Result<Vec<u8>, Malformed> {
     let own = expected.owner.ok_or_else(|| KIND.bad("its owner is missing"))?;
-    let mut block = KIND.empty(geometry, expected);
+    let mut block = KIND.empty(geometry, expected)?;
     let count = short.entries.len() + 2;
     let tail = block.len() - TAIL;
     let start = tail.checked_sub(count * 8).ok_or_else(|| KIND.bad("too many entries"))?;

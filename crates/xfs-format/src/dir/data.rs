@@ -270,7 +270,7 @@ impl<'a> DirData<'a> {
 /// The bytes of an empty data block, without a checksum.
 pub fn encode_empty(geometry: &XfsGeometry, expected: &DaExpected) -> Result<Vec<u8>, Malformed> {
     let kind = DaKind::DirData;
-    let mut block = kind.empty(geometry, expected);
+    let mut block = kind.empty(geometry, expected)?;
     let (start, end) = (kind.header_len(geometry), block.len());
     let mut edit = DaEdit::fill(kind, &mut block);
     replace(geometry, &mut edit, end, &[], &[(start, end - start)])?;

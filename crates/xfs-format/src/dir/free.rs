@@ -89,7 +89,7 @@ impl<'a> DirFree<'a> {
         bests: &[U16],
     ) -> Result<Vec<u8>, Malformed> {
         let kind = DaKind::DirFree;
-        let mut block = kind.empty(geometry, expected);
+        let mut block = kind.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(kind, &mut block);
         put(geometry, &mut edit, first, bests, 0)?;
         Ok(block)

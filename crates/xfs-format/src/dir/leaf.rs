@@ -227,7 +227,7 @@ impl<'a> DirLeaf<'a> {
         hashes: &[DirHash],
         bests: &[U16],
     ) -> Result<Vec<u8>, Malformed> {
-        let mut block = kind.empty(geometry, expected);
+        let mut block = kind.empty(geometry, expected)?;
         let mut edit = DaEdit::fill(kind, &mut block);
         edit.put(0, U32::new(forw).as_bytes())?;
         edit.put(4, U32::new(back).as_bytes())?;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use offshoot_xfs_format::da::DaExpected;
+use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::{FileBlock, FsBlock, Ino, XfsGeometry};
 use uuid::Uuid;
@@ -215,6 +215,38 @@ fn geometry(image: &Path) -> XfsGeometry {
         log_blocks: u32_at(96),
         uuid: Uuid::from_slice(&bytes[32..48]).unwrap(),
     }
+}
+
+/// A volume that is only numbers.
+pub fn numbers_only(block_log: u8, dir_block_log: u8, layout: XfsLayout) -> XfsGeometry {
+    XfsGeometry {
+        layout,
+        block_log,
+        sector_log: 9,
+        inode_log: 9,
+        dir_block_log,
+        ag_block_log: 16,
+        ag_blocks: 1 << 16,
+        ag_count: 4,
+        blocks: 4 << 16,
+        log_start: FsBlock(1 << 17),
+        log_blocks: 4096,
+        uuid: Uuid::from_u128(7),
+    }
+}
+
+/// Changes a block by `change`, and proves that it told all bytes that changed.
+pub fn told<T>(kind: DaKind, bytes: &mut [u8], change: impl FnOnce(&mut DaEdit<'_>) -> T) -> T {
+    let before = bytes.to_vec();
+    let mut ranges = Vec::new();
+    let mut hear = |range| ranges.push(range);
+    let result = change(&mut DaEdit::new(kind, bytes, &mut hear));
+    let mut copy = before;
+    for range in ranges {
+        copy[range.clone()].copy_from_slice(&bytes[range]);
+    }
+    assert!(copy == bytes, "a change was not told");
+    result
 }
 
 /// Numbers that look random, from a seed.
