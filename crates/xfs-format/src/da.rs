@@ -347,19 +347,28 @@ impl<'a> DaNode<'a> {
         expected: &DaExpected,
     ) -> Result<Self, Malformed> {
         kind.check(geometry, block, expected)?;
-        let counts: &DaNodeCounts = view_at(kind, block, kind.fields_at(geometry))?;
-        let (count, level) = (usize::from(counts.count.get()), counts.level.get());
-        if count == 0 || level == 0 || level > MAX_LEVEL {
+        let node = Self::view(geometry, kind, block)?;
+        let Self { level, entries, .. } = node;
+        if entries.is_empty() || level == 0 || level > MAX_LEVEL {
+            let count = entries.len();
             return Err(kind.bad(format!("a node of level {level} with {count} entries")));
         }
-        let entries: &[DaNodeEntry] = slice_at(kind, block, kind.header_len(geometry), count)?;
         if !entries.is_sorted_by_key(|entry| entry.hash.get()) {
             return Err(kind.bad("its hashes do not ascend"));
         }
         if entries.iter().any(|entry| entry.before.get() == 0) {
             return Err(kind.bad("a child is the first block of the fork"));
         }
-        Ok(Self { info: view_at(kind, block, 0)?, level, entries })
+        Ok(node)
+    }
+
+    /// Views a node that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, kind: DaKind, block: &'a [u8]) -> Result<Self, Malformed> {
+        let counts: &DaNodeCounts = view_at(kind, block, kind.fields_at(geometry))?;
+        let count = usize::from(counts.count.get());
+        let entries = slice_at(kind, block, kind.header_len(geometry), count)?;
+        Ok(Self { info: view_at(kind, block, 0)?, level: counts.level.get(), entries })
     }
 
     /// The place of the first child that may hold `hash`. The following children may hold it, too,

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use offshoot_xfs_format::attr::leaf::{self, XattrLeaf};
 use offshoot_xfs_format::attr::short::ShortXattrs;
-use offshoot_xfs_format::attr::{XattrFlags, XattrValue, XfsXattr, acl};
+use offshoot_xfs_format::attr::{XattrContent, XattrFlags, XfsXattr, acl};
 use offshoot_xfs_format::da::{DaEdit, DaExpected, DaKind, DaNode};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::hash::{name_hash, parent_hash};
@@ -65,7 +65,7 @@ fn read(volume: &MadeVolume, file: &FileBytes) -> (Attributes, Vec<DaKind>) {
     let mut found = Attributes::new();
     if file.attr_format == 1 {
         for xattr in ShortXattrs::parse(&file.attr).unwrap().list {
-            let XattrValue::Local(value) = xattr.value else { panic!("a remote value") };
+            let XattrContent::Local(value) = xattr.value else { panic!("a remote value") };
             found.insert(full_name(&xattr), value.to_vec());
         }
         return (found, Vec::new());
@@ -89,8 +89,8 @@ fn read(volume: &MadeVolume, file: &FileBytes) -> (Attributes, Vec<DaKind>) {
         let leaf = XattrLeaf::parse(geometry, bytes, expected).unwrap();
         for xattr in leaf.xattrs(0) {
             let value = match xattr.value {
-                XattrValue::Local(value) => value.to_vec(),
-                XattrValue::Remote { block: first, len } => {
+                XattrContent::Local(value) => value.to_vec(),
+                XattrContent::Remote { block: first, len } => {
                     let mut value = Vec::new();
                     for i in 0..RemoteKind::blocks(geometry, len) {
                         let (expected, bytes) = block(FileBlock(first.0 + i as u64));
@@ -217,7 +217,7 @@ fn attributes_of_the_kernel_are_read_in_all_forms() {
         let listed = volume.file("/listed").attr;
         let listed = ShortXattrs::parse(&listed).unwrap();
         let list = listed.find(XattrFlags::TRUSTED, acl::ACCESS).unwrap();
-        let XattrValue::Local(list) = list.value else { panic!("a remote value") };
+        let XattrContent::Local(list) = list.value else { panic!("a remote value") };
         let given = acl::from_disk(list).unwrap();
         assert_eq!(given[..12], [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255]);
         assert_eq!(given[12..20], [2, 0, 7, 0, 0xe8, 3, 0, 0]);
@@ -249,7 +249,7 @@ fn repair_and_the_kernel_agree_with_what_we_changed() {
         let name = format!("new{round}");
         let value = vec![b'v'; 1 + numbers.below(60)];
         let flags = XattrFlags::empty();
-        let xattr = XfsXattr { flags, name: name.as_bytes(), value: XattrValue::Local(&value) };
+        let xattr = XfsXattr { flags, name: name.as_bytes(), value: XattrContent::Local(&value) };
         assert!(told(DaKind::AttrLeaf, &mut bytes, |edit| leaf::insert(geometry, edit, &xattr)
             .unwrap()));
         DaKind::AttrLeaf.seal(geometry, &mut bytes, Lsn(0));
@@ -320,9 +320,9 @@ fn attributes_come_and_go_in_a_leaf() {
                 let value = vec![7; numbers.below(1 << (block_log - 4))];
                 let is_remote = numbers.below(4) == 0;
                 let stored = if is_remote {
-                    XattrValue::Remote { block: FileBlock(3), len: value.len() }
+                    XattrContent::Remote { block: FileBlock(3), len: value.len() }
                 } else {
-                    XattrValue::Local(&value)
+                    XattrContent::Local(&value)
                 };
                 let xattr = XfsXattr { flags: namespace, name: key.1.as_bytes(), value: stored };
                 if told(DaKind::AttrLeaf, &mut bytes, |edit| {
@@ -340,8 +340,8 @@ fn attributes_come_and_go_in_a_leaf() {
                 let namespace = XattrFlags::from_bits_retain(*space);
                 let (_, found) = leaf.find(namespace, name.as_bytes()).unwrap();
                 match found.value {
-                    XattrValue::Local(found) => assert!(!is_remote && found == value),
-                    XattrValue::Remote { len, .. } => assert!(*is_remote && len == value.len()),
+                    XattrContent::Local(found) => assert!(!is_remote && found == value),
+                    XattrContent::Remote { len, .. } => assert!(*is_remote && len == value.len()),
                 }
             }
         }
@@ -359,7 +359,7 @@ fn sealed(geometry: &XfsGeometry, bytes: &[u8]) -> Vec<u8> {
 fn a_value_in_blocks_is_hidden_until_it_is_complete() {
     let geometry = numbers_only(12, 0, XfsLayout::from_bits_retain(1));
     let flags = XattrFlags::INCOMPLETE;
-    let value = XattrValue::Remote { block: FileBlock(0), len: 0 };
+    let value = XattrContent::Remote { block: FileBlock(0), len: 0 };
     let xattr = XfsXattr { flags, name: b"long", value };
     let mut bytes = XattrLeaf::encode(&geometry, &EXPECTED, (0, 0), &[xattr]).unwrap();
     let find = |bytes: &[u8]| {
@@ -368,7 +368,7 @@ fn a_value_in_blocks_is_hidden_until_it_is_complete() {
         let found = leaf.find(XattrFlags::empty(), b"long");
         assert_eq!(leaf.with_hash(name_hash(b"long")).count(), 1);
         match found.map(|(_, xattr)| xattr.value) {
-            Some(XattrValue::Remote { block, len }) => Some((block, len)),
+            Some(XattrContent::Remote { block, len }) => Some((block, len)),
             _ => None,
         }
     };
@@ -399,7 +399,7 @@ fn parent_pointers_are_attributes() {
     assert!(ShortXattrs::parse(&short).unwrap().list == all);
     let flags = XattrFlags::PARENT;
     for (name, value) in [(&b"a/b"[..], &[1; 12][..]), (b"name", &[1; 11]), (b"name", &[0; 12])] {
-        let xattr = XfsXattr { flags, name, value: XattrValue::Local(value) };
+        let xattr = XfsXattr { flags, name, value: XattrContent::Local(value) };
         assert!(ParentPointer::parse(&xattr).is_err());
         let short = ShortXattrs { list: vec![xattr] }.encode().unwrap();
         assert!(ShortXattrs::parse(&short).is_err());
@@ -418,7 +418,7 @@ fn every_damage_to_attributes_is_found_or_harmless() {
             .map(|(name, value)| XfsXattr {
                 flags: XattrFlags::empty(),
                 name: name.as_bytes(),
-                value: XattrValue::Local(value),
+                value: XattrContent::Local(value),
             })
             .collect();
         let bytes = XattrLeaf::encode(&geometry, &EXPECTED, (0, 0), &all).unwrap();

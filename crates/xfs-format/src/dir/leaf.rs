@@ -197,8 +197,9 @@ impl<'a> DirLeaf<'a> {
         Ok(leaf)
     }
 
-    /// Views a leaf. Proves only that its parts do not overlap.
-    fn view(geometry: &XfsGeometry, kind: DaKind, block: &'a [u8]) -> Result<Self, Malformed> {
+    /// Views a leaf that was proved before, and that only changes of this module touched since:
+    /// its checksum may be out of date. Proves no more than that its parts do not lead out of it.
+    pub fn view(geometry: &XfsGeometry, kind: DaKind, block: &'a [u8]) -> Result<Self, Malformed> {
         let counts: &DirLeafCounts = view_at(kind, block, kind.fields_at(geometry))?;
         let count = usize::from(counts.count.get());
         let start = kind.header_len(geometry);
