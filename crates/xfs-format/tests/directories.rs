@@ -234,6 +234,23 @@ fn directories_of_mkfs_are_read_in_all_forms() {
 }
 
 #[test]
+fn an_index_of_free_space_with_two_blocks_is_read() {
+    if !volume::has_tools() {
+        return;
+    }
+    let names = names(34_000, 240);
+    let mut text = "deep d--755 0 0\n".to_owned();
+    for name in &names {
+        writeln!(text, "{name} ---644 0 0 /dev/null").unwrap();
+    }
+    let volume = MadeVolume::make(SHAPES[0], &format!("{text}$\n"));
+    let file = volume.file("/deep");
+    compare(&volume, &file, &names);
+    let kinds = kinds(&volume, &file);
+    assert!(kinds.iter().filter(|&&kind| kind == DaKind::DirFree).count() > 1);
+}
+
+#[test]
 fn every_damage_to_a_block_is_found_or_harmless() {
     if !volume::has_tools() {
         return;
