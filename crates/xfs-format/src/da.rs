@@ -199,7 +199,7 @@ impl DaKind {
             return Err(self.bad(format!("{} bytes, not {size}", block.len())));
         }
         if !self.has_magic(geometry, block) {
-            return Err(self.bad(format!("it has not the magic number of a {self:?}")));
+            return Err(self.bad(format!("it does not have the magic number of {self:?}")));
         }
         if !has_stamp(geometry) {
             return Ok(());
@@ -220,12 +220,8 @@ impl DaKind {
     ) -> Result<Vec<u8>, Malformed> {
         let mut block = vec![0; self.block_size(geometry)];
         let (at, magic) = self.magic(geometry);
-        let mut put = |at: usize, bytes: &[u8]| {
-            if let Some(place) = block.get_mut(at..at + bytes.len()) {
-                place.copy_from_slice(bytes);
-            }
-        };
-        put(at, magic);
+        let mut edit = DaEdit::fill(self, &mut block);
+        edit.put(at, magic)?;
         if has_stamp(geometry) {
             let owner = expected.owner.ok_or_else(|| self.bad("its owner is missing"))?;
             let stamp = DaStamp {
@@ -235,7 +231,7 @@ impl DaKind {
                 uuid: geometry.uuid.into_bytes(),
                 owner: owner.0.into(),
             };
-            put(self.stamp_at(), stamp.as_bytes());
+            edit.put(self.stamp_at(), stamp.as_bytes())?;
         }
         Ok(block)
     }

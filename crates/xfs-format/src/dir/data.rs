@@ -418,7 +418,7 @@ pub(super) fn replace(
         table.drop_piece(offset);
     }
     for &(offset, len) in new.iter().filter(|piece| piece.1 != 0) {
-        edit.put(offset, U16::new(0xffff).as_bytes())?;
+        edit.put(offset, to_u16(kind, FREE_TAG)?.as_bytes())?;
         edit.put(offset + 2, to_u16(kind, len)?.as_bytes())?;
         edit.put(offset + len - 2, to_u16(kind, offset)?.as_bytes())?;
         table.add(DirBestFree::new(kind, offset, len)?);

@@ -55,7 +55,7 @@ impl MadeVolume {
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
         let image = folder.join("image");
-        File::create(&image).unwrap().set_len(512 << 20).unwrap();
+        File::create(&image).unwrap().set_len(640 << 20).unwrap();
         let proto = folder.join("contents");
         fs::write(&proto, format!("/dev/null\n0 0\nd--755 0 0\n{contents}$\n")).unwrap();
         run(Command::new("mkfs.xfs").arg("-q").args(options).arg("-p").arg(&proto).arg(&image));
