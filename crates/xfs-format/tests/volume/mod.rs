@@ -54,13 +54,14 @@ impl MadeVolume {
         let name = format!("xfs-format-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed));
         let folder = std::env::temp_dir().join(name);
         fs::create_dir(&folder).unwrap();
-        let image = folder.join("image");
+        let mut volume = Self { folder, geometry: numbers_only(9, 0, XfsLayout::empty()) };
+        let image = volume.image();
         File::create(&image).unwrap().set_len(640 << 20).unwrap();
-        let proto = folder.join("contents");
+        let proto = volume.folder.join("contents");
         fs::write(&proto, format!("/dev/null\n0 0\nd--755 0 0\n{contents}$\n")).unwrap();
         run(Command::new("mkfs.xfs").arg("-q").args(options).arg("-p").arg(&proto).arg(&image));
-        let geometry = geometry(&image);
-        Self { folder, geometry }
+        volume.geometry = geometry(&image);
+        volume
     }
 
     pub fn image(&self) -> PathBuf {
