@@ -246,8 +246,7 @@ fn shown(checkpoints: &[XfsCheckpoint]) -> String {
 }
 
 /// What `xfs_logprint -t` prints, in the form of [`shown`].
-fn printed(image: &Path) -> String {
-    let output = run("xfs_logprint", &["-t", image.to_str().expect("its path")]);
+fn printed(output: &str) -> String {
     let mut text = String::new();
     let mut last = "";
     for line in output.lines() {
@@ -266,10 +265,8 @@ fn printed(image: &Path) -> String {
         } else if is_item {
             text.push('\n');
             text.push_str(&words(&["len:"]));
-        } else if line.starts_with("\tBUF:  #regs") || line.starts_with("\tINODE: #regs") {
-            if last.contains(": cnt:") {
-                text.push_str(&words(&["blkno:", "len:", "ino:", "flags:"]));
-            }
+        } else if last.contains(": cnt:") && line.contains(" #regs:") {
+            text.push_str(&words(&["blkno:", "len:", "ino:", "flags:"]));
         }
         last = line;
     }
@@ -280,12 +277,18 @@ fn printed(image: &Path) -> String {
 fn judge(volume: &LogVolume) -> Vec<XfsCheckpoint> {
     let (log, image) = (volume.log(), volume.image());
     let ends = volume.ends(&log).expect("a log");
-    let output = run("xfs_logprint", &["-t", image.to_str().expect("its path")]);
+    let whole = checkpoints(volume, &log, &ends);
+    let args = ["-t", image.to_str().expect("its path")];
+    let output = match offshoot_machine::run::try_run("xfs_logprint", &args) {
+        Ok(output) => output,
+        // `xfs_logprint` 6.1 cannot read a record whose headers go over the end of the ring.
+        Err(problem) if problem.contains("Invalid block length") => return whole,
+        Err(problem) => panic!("{}", &problem[problem.len().saturating_sub(300)..]),
+    };
     let (tail, head) = (ends.tail.block(), ends.head.block());
     let line = format!("log tail: {tail} head: {head} state: <DIRTY>");
     assert!(output.contains(&line), "{line} expected in {}", &output[..300]);
-    let whole = checkpoints(volume, &log, &ends);
-    let (ours, theirs) = (shown(&whole), printed(&image));
+    let (ours, theirs) = (shown(&whole), printed(&output));
     let differing = ours.lines().zip(theirs.lines()).find(|(ours, theirs)| ours != theirs);
     assert_eq!(differing, None);
     assert_eq!(ours.lines().count(), theirs.lines().count());
@@ -293,7 +296,7 @@ fn judge(volume: &LogVolume) -> Vec<XfsCheckpoint> {
 }
 
 /// Files, directories of all forms, links, attributes, clones, holes, removals.
-const WORK: &str = r#"
+const WORK: &str = r"
     for i in $(seq 300); do echo hi > f$i; done
     mkdir d
     for i in $(seq 50); do mkdir d/$i; ln -s $(printf 'x%.0s' $(seq 900)) d/s$i; done
@@ -302,7 +305,7 @@ const WORK: &str = r#"
     xfs_io -c fsync a
     mknod node b 8 1; mkfifo fifo; truncate -s 0 f10; mv f11 d/; ln f12 f12b; rm f[4-9]
     xfs_io -f -c 'chattr +s' t; rm -r d/1*
-"#;
+";
 
 #[test]
 fn logs_of_all_kinds_of_changes_are_read_and_written_again() {
@@ -387,7 +390,7 @@ fn replayed_as_the_kernel_does(volume: &LogVolume, whole: &[XfsCheckpoint]) {
         assert!(log_core == item.core, "the core of {} for the log", item.ino);
     }
     // The start of a block has its LSN and its checksum.
-    let is_header = |at: u64| at % volume.geometry.block_size() as u64 == 0;
+    let is_header = |at: u64| at.is_multiple_of(volume.geometry.block_size() as u64);
     for (&at, chunk) in chunks.iter().filter(|&(&at, _)| !is_header(at)) {
         assert_eq!(differs(at, chunk, &[]), None, "the chunk at {at}");
     }
