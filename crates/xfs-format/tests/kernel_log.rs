@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use offshoot_machine::run::run;
+use offshoot_machine::run::{run, try_run};
 use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::ends::{self, read_record};
 use offshoot_xfs_format::log::items::{
@@ -19,7 +19,7 @@ use offshoot_xfs_format::log::record::{XfsLogChecksum, padded_len};
 use offshoot_xfs_format::log::{
     XfsCheckpoint, XfsCheckpoints, XfsLogEnds, XfsLogItem, XfsLogRecord, XfsLogRing, XfsLogVector,
 };
-use offshoot_xfs_format::{FsBlock, Ino, Malformed, XfsGeometry};
+use offshoot_xfs_format::{FsBlock, Ino, Lsn, Malformed, XfsGeometry};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -33,11 +33,11 @@ struct LogVolume {
 }
 
 /// A mount that ends with the value.
-struct Mounted(PathBuf);
+struct LoopMount(PathBuf);
 
-impl Drop for Mounted {
+impl Drop for LoopMount {
     fn drop(&mut self) {
-        let _ = offshoot_machine::run::try_run("umount", &[&self.0]);
+        let _ = try_run("umount", &[&self.0]);
     }
 }
 
@@ -86,13 +86,17 @@ impl LogVolume {
         self.dir.path().join("image")
     }
 
-    fn mount(&self, options: &str) -> Mounted {
+    fn mount(&self, options: &str) -> LoopMount {
+        self.try_mount(options).unwrap_or_else(|reason| panic!("{reason}"))
+    }
+
+    fn try_mount(&self, options: &str) -> Result<LoopMount, String> {
         let place = self.dir.path().join("mount");
         std::fs::create_dir_all(&place).expect("a place to mount at");
         let options = format!("loop{options}");
         let args = [Path::new("-o"), Path::new(&options), &self.image(), &place];
-        run("mount", &[&[Path::new("-t"), Path::new("xfs")], &args[..]].concat());
-        Mounted(place)
+        try_run("mount", &[&[Path::new("-t"), Path::new("xfs")], &args[..]].concat())?;
+        Ok(LoopMount(place))
     }
 
     /// Runs `script` in the mounted volume, and shuts it down as by a crash with its log forced.
@@ -213,7 +217,7 @@ fn checkpoints(volume: &LogVolume, log: &[u8], ends: &XfsLogEnds) -> Vec<XfsChec
             item.check(&volume.geometry).expect("it leads to where it may");
             assert!(item.encode(&mut again));
         }
-        assert!(again.regions().iter().eq(checkpoint.regions().iter()), "{:#x}", checkpoint.tid);
+        assert!(again.regions() == checkpoint.regions(), "{:#x}", checkpoint.tid);
     }
     whole
 }
@@ -279,7 +283,7 @@ fn judge(volume: &LogVolume) -> Vec<XfsCheckpoint> {
     let ends = volume.ends(&log).expect("a log");
     let whole = checkpoints(volume, &log, &ends);
     let args = ["-t", image.to_str().expect("its path")];
-    let output = match offshoot_machine::run::try_run("xfs_logprint", &args) {
+    let output = match try_run("xfs_logprint", &args) {
         Ok(output) => output,
         // `xfs_logprint` 6.1 cannot read a record whose headers go over the end of the ring.
         Err(problem) if problem.contains("Invalid block length") => return whole,
@@ -321,6 +325,28 @@ fn logs_of_all_kinds_of_changes_are_read_and_written_again() {
         volume.crash_after("", WORK);
         let whole = judge(&volume);
         replayed_as_the_kernel_does(&volume, &whole);
+    }
+}
+
+/// Logs of other versions and of other tools, which are clean.
+#[test]
+fn logs_that_xfsprogs_made_are_clean() {
+    for (options, version, head) in [
+        (&["-m", "crc=0", "-l", "version=1"][..], 1, Lsn::new(1, 2)),
+        (&["-m", "crc=0"], 2, Lsn::new(1, 2)),
+        (&["-l", "su=256k"], 2, Lsn::new(1, 512)),
+    ] {
+        let Some(volume) = LogVolume::make(options) else { return };
+        let ends = volume.ends(&volume.log()).expect("a log");
+        assert_eq!((ends.is_clean, ends.head, ends.last.version), (true, head, version));
+        let image = volume.image();
+        let image = image.to_str().expect("its path");
+        run("xfs_db", &["-x", "-c", "logformat -c 9", image]);
+        let ends = volume.ends(&volume.log()).expect("a log");
+        assert_eq!((ends.is_clean, ends.tail.cycle()), (true, 9), "{ends:?}");
+        run("xfs_repair", &["-L", "-f", image]);
+        let ends = volume.ends(&volume.log()).expect("a log");
+        assert!(ends.is_clean, "{ends:?}");
     }
 }
 
@@ -517,6 +543,38 @@ fn intents_of_a_cut_chain_are_read() {
         *kinds.entry(kind).or_insert(0) += 1;
     }
     assert!(kinds.len() > 3, "{kinds:?}");
+}
+
+/// Our search takes a damaged log exactly when the kernel's does.
+#[test]
+fn the_kernel_agrees_on_what_a_crash_may_have_torn() {
+    let Some(volume) = LogVolume::make(&["-m", "rmapbt=1", "-l", "size=13m"]) else { return };
+    {
+        let mounted = volume.mount(",logbsize=32k");
+        write_around(&mounted.0);
+        shut_down(&mounted.0);
+    }
+    let (ring, log) = (volume.ring(), volume.log());
+    let ends = volume.ends(&log).expect("a log");
+    let records = records(ring, &log, &ends);
+    let whole = volume.dir.path().join("whole");
+    std::fs::rename(volume.image(), &whole).expect("another name");
+    let place = volume.geometry.place_of(volume.geometry.log_start).expect("a place").bytes();
+    let mut taken = 0;
+    for back in 1..=12 {
+        let record = &records[records.len() - back].0;
+        let at = place + u64::from(ring.advance(record.lsn, 1).block()) * 512 + 77;
+        std::fs::copy(&whole, volume.image()).expect("a copy");
+        let file = std::fs::File::options().read(true).write(true).open(volume.image());
+        let (file, mut byte) = (file.expect("the image"), [0]);
+        file.read_exact_at(&mut byte, at).expect("a byte");
+        file.write_all_at(&[byte[0] ^ 4], at).expect("a byte");
+        let ours = volume.ends(&volume.log());
+        let theirs = volume.try_mount("").is_ok();
+        assert_eq!(ours.is_ok(), theirs, "{back} from the end: {ours:?}");
+        taken += u32::from(theirs);
+    }
+    assert!((1..12).contains(&taken), "{taken}");
 }
 
 /// The kernel recovers a transaction that we wrote, its regions split over small records.

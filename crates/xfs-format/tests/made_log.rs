@@ -5,7 +5,7 @@ use offshoot_xfs_format::geometry::XfsLayout;
 use offshoot_xfs_format::log::ends;
 use offshoot_xfs_format::log::items::{
     XfsAttributeIntent, XfsAttributeOp, XfsBufferFlags, XfsBufferType, XfsCountExtent,
-    XfsExchangeFlags, XfsExchangeIntent, XfsFreeExtent, XfsFreeExtents, XfsFreeIntent,
+    XfsEfiExtent, XfsEfiExtents, XfsExchangeFlags, XfsExchangeIntent, XfsFreeIntent,
     XfsIcreateItem, XfsInodeFields, XfsInodeItem, XfsIntent, XfsItemType, XfsMapExtent,
     XfsReplayTurn, buffer_size, core_for_log, encode_buffer,
 };
@@ -79,12 +79,12 @@ fn each_item(see: &mut dyn FnMut(&XfsLogItem<'_>)) {
     let (ag, block) = (AgNumber(1), AgBlock(24));
     let create = XfsIcreateItem { ag, block, count: 64, inode_size: 512, blocks: 8, generation: 9 };
     see(&XfsLogItem::Icreate(create));
-    let extents = [1, 2].map(|count| XfsFreeExtent {
+    let extents = [1, 2].map(|count| XfsEfiExtent {
         start: U64::new(70_000),
         count: U32::new(count),
         pad: U32::ZERO,
     });
-    let free = XfsFreeIntent { id: 5, extents: XfsFreeExtents::Wide(&extents) };
+    let free = XfsFreeIntent { id: 5, extents: XfsEfiExtents::Wide(&extents) };
     see(&XfsLogItem::Efi(free));
     see(&XfsLogItem::Efd(free));
     let records = [map_extent(2), map_extent(0x2000_0003)];
@@ -274,9 +274,8 @@ fn hostile_items_are_refused_and_32_bit_ones_are_read() {
     });
     let geometry = geometry();
     for start in [geometry.log_start.0 + 9, 0, 65_535, 1 << 60] {
-        let extents =
-            [XfsFreeExtent { start: U64::new(start), count: U32::new(2), pad: U32::ZERO }];
-        let free = XfsFreeIntent { id: 1, extents: XfsFreeExtents::Wide(&extents) };
+        let extents = [XfsEfiExtent { start: U64::new(start), count: U32::new(2), pad: U32::ZERO }];
+        let free = XfsFreeIntent { id: 1, extents: XfsEfiExtents::Wide(&extents) };
         assert!(XfsLogItem::Efi(free).check(&geometry).is_err(), "{start}");
     }
     assert!(problem(&[&[0x99, 0x12, 1, 0]]).contains("type 0x1299 is unknown"));
@@ -402,7 +401,7 @@ fn regions_longer_than_records_and_records_over_the_end_of_the_ring_are_read() {
                 assert_eq!(whole.len(), 1);
                 assert_eq!((whole[0].lsn, whole[0].tid), (first, 4));
                 assert!(ring.distance(whole[0].committed, head) > Some(0));
-                assert!(whole[0].regions().iter().eq(all.regions().iter()));
+                assert!(whole[0].regions() == all.regions());
             }
         }
     }
