@@ -334,7 +334,7 @@ fn logs_that_xfsprogs_made_are_clean() {
     for (options, version, head) in [
         (&["-m", "crc=0", "-l", "version=1"][..], 1, Lsn::new(1, 2)),
         (&["-m", "crc=0"], 2, Lsn::new(1, 2)),
-        (&["-l", "su=256k"], 2, Lsn::new(1, 512)),
+        (&["-l", "su=64k"], 2, Lsn::new(1, 128)),
     ] {
         let Some(volume) = LogVolume::make(options) else { return };
         let ends = volume.ends(&volume.log()).expect("a log");
@@ -560,21 +560,61 @@ fn the_kernel_agrees_on_what_a_crash_may_have_torn() {
     let whole = volume.dir.path().join("whole");
     std::fs::rename(volume.image(), &whole).expect("another name");
     let place = volume.geometry.place_of(volume.geometry.log_start).expect("a place").bytes();
-    let mut taken = 0;
-    for back in 1..=12 {
-        let record = &records[records.len() - back].0;
-        let at = place + u64::from(ring.advance(record.lsn, 1).block()) * 512 + 77;
+    // Whether the kernel takes the log with these changes; ours is asked at the same time.
+    let agree = |changes: &[(u32, Vec<u8>)]| {
         std::fs::copy(&whole, volume.image()).expect("a copy");
-        let file = std::fs::File::options().read(true).write(true).open(volume.image());
-        let (file, mut byte) = (file.expect("the image"), [0]);
-        file.read_exact_at(&mut byte, at).expect("a byte");
-        file.write_all_at(&[byte[0] ^ 4], at).expect("a byte");
+        let file = std::fs::File::options().write(true).open(volume.image()).expect("the image");
+        for (block, bytes) in changes {
+            file.write_all_at(bytes, place + u64::from(*block) * 512).expect("a block");
+        }
         let ours = volume.ends(&volume.log());
         let theirs = volume.try_mount("").is_ok();
-        assert_eq!(ours.is_ok(), theirs, "{back} from the end: {ours:?}");
-        taken += u32::from(theirs);
+        let blocks: Vec<_> = changes.iter().map(|(block, _)| block).collect();
+        assert_eq!(ours.is_ok(), theirs, "blocks {blocks:?} of {ends:?}: {ours:?}");
+        // The kernel went on where it found the head.
+        if let Ok(ours) = ours {
+            let (log, mut buffer) = (volume.log(), Vec::new());
+            let next = read_record(ring, ours.head, &mut reader(&log), &mut buffer);
+            let checksum = next.expect("no I/O").map(|(_, checksum)| checksum);
+            assert_eq!(checksum, Ok(XfsLogChecksum::Right), "blocks {blocks:?}: {ours:?}");
+        }
+        theirs
+    };
+    let block_of = |block: u32| log[block as usize * 512..][..512].to_vec();
+    let mut taken = 0;
+    for back in 1..=12 {
+        let block = ring.advance(records[records.len() - back].0.lsn, 1).block();
+        let mut bytes = block_of(block);
+        bytes[77] ^= 4;
+        taken += u32::from(agree(&[(block, bytes)]));
     }
     assert!((1..12).contains(&taken), "{taken}");
+    // Blocks that were not written, or were damaged, in any order.
+    let seed = std::env::var("OFFSHOOT_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u32 = seed.unwrap_or_else(std::process::id);
+    println!("OFFSHOOT_SEED={seed}");
+    let mut state = u64::from(seed) << 1 | 1;
+    let mut random = move |below: u32| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        u32::try_from(state >> 33).expect("31 bits") % below
+    };
+    for _ in 0..8 {
+        let reach = [8, 64, 256, 700, 1400][random(5) as usize];
+        let changes: Vec<_> = (0..=random(5))
+            .map(|_| {
+                let at = ring.retreat(ends.head, 1 + random(reach)).expect("a place");
+                let mut bytes = block_of(at.block());
+                if random(4) == 0 {
+                    bytes[random(512) as usize] ^= 1 << random(8);
+                } else {
+                    bytes.fill(0x55);
+                    bytes[..4].copy_from_slice(&(at.cycle() - 1).to_be_bytes());
+                }
+                (at.block(), bytes)
+            })
+            .collect();
+        agree(&changes);
+    }
 }
 
 /// The kernel recovers a transaction that we wrote, its regions split over small records.
