@@ -9,7 +9,7 @@ use offshoot_xfs_format::log::items::{
     XfsIcreateItem, XfsInodeFields, XfsInodeItem, XfsIntent, XfsItemType, XfsMapExtent,
     XfsReplayTurn, buffer_size, core_for_log, encode_buffer,
 };
-use offshoot_xfs_format::log::op::{self, XfsOpWriter, XfsTransactionHeader};
+use offshoot_xfs_format::log::op::{self, XfsLogOp, XfsOpFlags, XfsOpWriter, XfsTransactionHeader};
 use offshoot_xfs_format::log::record::{XfsLogChecksum, header_count, padded_len};
 use offshoot_xfs_format::log::{
     XfsCheckpoint, XfsCheckpoints, XfsLogItem, XfsLogRecord, XfsLogRing, XfsLogVector,
@@ -405,6 +405,60 @@ fn regions_longer_than_records_and_records_over_the_end_of_the_ring_are_read() {
             }
         }
     }
+}
+
+#[test]
+fn transactions_interleave_and_unfinished_ones_are_passed_over() {
+    const START: u8 = 1;
+    const COMMIT: u8 = 2;
+    const CONTINUES: u8 = 4;
+    const LAST_PIECE: u8 = 0x18;
+    let header = XfsTransactionHeader { tid: 0, regions: 1 }.encode();
+    let item: &[u8] = &[0x3d, 0x12, 1, 0, 1, 2, 3, 4];
+    // Feeds ops, each one of a record of its own, and returns the transactions that are whole.
+    let feed = |ring: u32, ops: &[(u32, u8, &[u8])]| {
+        let mut open = XfsCheckpoints::new(XfsLogRing::new(ring).expect("a ring"));
+        let mut whole = Vec::new();
+        for (&(tid, flags, data), at) in ops.iter().zip(0..) {
+            let flags = XfsOpFlags::from_bits_retain(flags);
+            let op = XfsLogOp { tid, client: 0x69, flags, data };
+            let done = open.add(Lsn::new(1, at), &op)?;
+            whole.extend(done.map(|done| {
+                let regions: Vec<_> = done.regions().iter().map(<[u8]>::to_vec).collect();
+                (done.tid, done.lsn.block(), done.committed.block(), regions)
+            }));
+        }
+        Ok::<_, Malformed>((whole, open.open_count()))
+    };
+    let ops: &[(u32, u8, &[u8])] = &[
+        (9, 0, item),
+        (1, START, &[]),
+        (2, START, &[]),
+        (2, CONTINUES, &header[..8]),
+        (1, 0, &header),
+        (2, LAST_PIECE, &header[8..]),
+        (1, CONTINUES, &item[..4]),
+        (3, START, &[]),
+        (2, COMMIT, &[]),
+        (9, COMMIT, &[]),
+        (1, LAST_PIECE, &item[4..]),
+        (1, COMMIT, &[]),
+    ];
+    let expected = vec![(2, 2, 8, vec![]), (1, 1, 11, vec![item.to_vec()])];
+    assert_eq!(feed(8, ops), Ok((expected, 1)));
+    let problem = |ops: &[(u32, u8, &[u8])]| {
+        let mut all: Vec<(u32, u8, &[u8])> = vec![(1, START, &[]), (1, 0, &header)];
+        all.extend(ops);
+        feed(1, &all).expect_err("it is impossible").problem
+    };
+    assert!(problem(&[(1, START, &[])]).contains("op flags 0x1 in the open transaction 0x1"));
+    assert!(problem(&[(1, LAST_PIECE, item)]).contains("a rest without a split region"));
+    assert!(problem(&[(1, CONTINUES, item), (1, 0, item)]).contains("a start before the end"));
+    assert!(problem(&[(1, CONTINUES, item), (1, COMMIT, &[])]).contains("is cut"));
+    let two: &[u8] = &[0x3d, 0x12, 2, 0];
+    assert!(problem(&[(1, 0, two), (1, COMMIT, &[])]).contains("an item of 2 regions where 1"));
+    assert!(problem(&[(1, 0, &[0; 4]), (1, COMMIT, &[])]).contains("an item of 0 regions"));
+    assert!(problem(&[(1, 0, &[0; 500])]).contains("1 open transactions take"));
 }
 
 /// A torn write may have destroyed the tail that the last whole record names, but only where it
