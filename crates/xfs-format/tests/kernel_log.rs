@@ -328,6 +328,20 @@ fn logs_of_all_kinds_of_changes_are_read_and_written_again() {
     }
 }
 
+/// A directory block of 64 KiB is logged whole, so its region has pieces in three records.
+#[test]
+fn a_region_longer_than_a_record_is_put_together() {
+    let Some(volume) = LogVolume::make(&["-n", "size=65536"]) else { return };
+    let script = "for i in $(seq 3500); do : > a_rather_long_name_of_a_file_$i; done";
+    volume.crash_after(",logbsize=32k", script);
+    let log = volume.log();
+    let records = records(volume.ring(), &log, &volume.ends(&log).expect("a log"));
+    let middle = XfsOpFlags::CONTINUED | XfsOpFlags::CONTINUES;
+    let ops = records.iter().flat_map(|(record, body)| op::ops(body, record.ops));
+    assert!(ops.flatten().any(|op| op.flags == middle));
+    judge(&volume);
+}
+
 /// Logs of other versions and of other tools, which are clean.
 #[test]
 fn logs_that_xfsprogs_made_are_clean() {
