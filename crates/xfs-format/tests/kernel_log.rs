@@ -490,10 +490,11 @@ fn damage_is_told_from_a_crash(volume: &LogVolume, log: &[u8], ends: &XfsLogEnds
         }
         (record.lsn, volume.ends(&log))
     };
+    let headers = records[0].header_blocks();
     let old = |block: &mut [u8]| block[3] = block[3].wrapping_sub(1);
     for back in 1..=8 {
         let flip = |block: &mut [u8]| block[77] ^= 4;
-        let (lsn, found) = after(back, &[1], &flip);
+        let (lsn, found) = after(back, &[headers], &flip);
         let found = found.expect("a log");
         assert_eq!((found.head, found.is_torn), (lsn, true), "flipped, {back} from the end");
         // A block that was not written has the older cycle in its first word.
@@ -506,7 +507,7 @@ fn damage_is_told_from_a_crash(volume: &LogVolume, log: &[u8], ends: &XfsLogEnds
         });
         assert_eq!(found.expect("a log").head, lsn, "header missing, {back} from the end");
     }
-    let (lsn, found) = after(12, &[1], &|block| block[77] ^= 4);
+    let (lsn, found) = after(12, &[headers], &|block| block[77] ^= 4);
     let found = found.expect_err("no crash does that");
     assert!(found.problem.contains(&ring.show(lsn)), "{found}");
 }
