@@ -6,6 +6,7 @@
 pub mod run;
 
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The oldest `btrfs-progs`, as (major, minor), that can make and check everything the tests need.
@@ -23,6 +24,27 @@ pub const IO_URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 pub fn repository() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_owned()
+}
+
+/// Prints that this test ends without having tested anything, and why.
+///
+/// # Panics
+/// When the skipped test must be counted and cannot be.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test");
+    // `eprintln!` is no use here: the test runner shows its output only for tests that fail.
+    let _ = writeln!(std::io::stderr(), "skipped: {name}: {reason}");
+    let Some(file) = std::env::var_os(SKIPPED_FILE) else { return };
+    let program = std::env::current_exe().unwrap_or_default();
+    // One write per line keeps the lines of several programs apart.
+    let line = format!("{}\t{name}\n", program.display());
+    File::options()
+        .create(true)
+        .append(true)
+        .open(file)
+        .and_then(|mut file| file.write_all(line.as_bytes()))
+        .expect("a test that is skipped is counted");
 }
 
 /// Whether this process may mount a loop device. If it may, a missing judge fails the tests; if
