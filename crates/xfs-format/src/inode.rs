@@ -16,6 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub use check::{XfsFork, XfsInode};
 
+use crate::geometry::XfsLayout;
 use crate::layout::ensure;
 use crate::{AgIno, AgNumber, Ino, Lsn, Malformed, U16, U32, U64, XfsGeometry, csum};
 
@@ -51,7 +52,7 @@ pub struct XfsInodeCore {
     pub nlink: U32,
     pub projid_lo: U16,
     pub projid_hi: U16,
-    /// The extents of the data fork, if the inode has `NREXT64`.
+    /// The extents of the data fork, if the inode has `NREXT64`; else zero in v3.
     pub big_nextents: U64,
     pub atime: U64,
     pub mtime: U64,
@@ -61,7 +62,7 @@ pub struct XfsInodeCore {
     pub extsize: U32,
     /// The extents of the data fork; with `NREXT64` those of the attribute fork.
     pub nextents: U32,
-    /// The extents of the attribute fork; with `NREXT64` unused.
+    /// The extents of the attribute fork; with `NREXT64` zero.
     pub anextents: U16,
     pub forkoff: u8,
     pub aformat: u8,
@@ -337,6 +338,7 @@ impl XfsInodeCore {
             if fits {
                 self.big_nextents = data.into();
                 self.nextents = attributes.into();
+                self.anextents = U16::ZERO;
             }
             return fits;
         }
@@ -345,6 +347,10 @@ impl XfsInodeCore {
         };
         self.nextents = data.cast_unsigned().into();
         self.anextents = attributes.cast_unsigned().into();
+        // Older versions count there how often they were flushed.
+        if self.version == 3 {
+            self.big_nextents = U64::ZERO;
+        }
         true
     }
 
@@ -397,6 +403,45 @@ impl XfsInodeCore {
         }
         ensure!(STRUCTURE, geometry.has_inode(ag, next), "next unlinked inode {next}");
         Ok(Some(next))
+    }
+
+    /// Makes `next` the next inode in the list of unlinked ones.
+    pub fn set_next_unlinked(&mut self, next: Option<AgIno>) {
+        self.next_unlinked = next.unwrap_or(AgIno::NULL).0.into();
+    }
+
+    /// Checks that the volume has the features that `flags2` of an inode in use needs, and that the
+    /// count of extents that does not count is zero.
+    pub(crate) fn verify_flags2(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
+        use XfsInodeFlags2 as Flags;
+        if self.version != 3 || self.is_free() {
+            return Ok(());
+        }
+        let flags = self.flags2();
+        let needs = [
+            (Flags::REFLINK | Flags::COWEXTSIZE, XfsLayout::SHARED_BLOCKS),
+            (Flags::BIGTIME, XfsLayout::BIG_TIMES),
+            (Flags::NREXT64, XfsLayout::WIDE_COUNTS),
+            (Flags::METADATA, XfsLayout::METADATA_TREE),
+        ];
+        let has_features = needs
+            .iter()
+            .all(|(flag, feature)| !flags.intersects(*flag) || geometry.layout.contains(*feature));
+        let may_share = self.file_type() == file_type::REGULAR || !flags.contains(Flags::REFLINK);
+        ensure!(
+            STRUCTURE,
+            has_features && may_share,
+            "flags {:#x} in mode {:o} of this volume",
+            self.flags2,
+            self.mode
+        );
+        let unused = if flags.contains(Flags::NREXT64) {
+            self.anextents.get().into()
+        } else {
+            self.big_nextents.get()
+        };
+        ensure!(STRUCTURE, unused == 0, "{unused} in the count of extents that is not in use");
+        Ok(())
     }
 
     /// Checks that the size and the format suit the type of the file.

@@ -11,7 +11,9 @@ use offshoot_xfs_format::record::{
     XfsExtent, XfsExtentItem, XfsInodeChunk, XfsOwner, XfsReverseMap, XfsTreeRecord,
 };
 use offshoot_xfs_format::superblock::{XfsSuperblock, XfsSuperblockFields};
-use offshoot_xfs_format::{AgBlock, AgIno, AgNumber, FileBlock, FsBlock, Ino, Lsn, XfsGeometry};
+use offshoot_xfs_format::{
+    AgBlock, AgIno, AgNumber, BasicBlock, FileBlock, FsBlock, Ino, Lsn, XfsGeometry,
+};
 
 const BLOCKS: &[u8] = include_bytes!("vectors/blocks.bin");
 
@@ -105,6 +107,10 @@ fn sizes_that_contradict_each_other_are_refused() {
         |fields| fields.rootino = (1 << 40).into(),
         |fields| fields.imax_pct = 101,
         |fields| fields.versionnum = 0xb4a3.into(),
+        |fields| fields.inoalignmt = 16.into(),
+        |fields| fields.spino_align = 3.into(),
+        |fields| fields.spino_align = 64.into(),
+        |fields| fields.incompat &= !2,
     ];
     for (index, change) in changes.iter().enumerate() {
         let mut fields = superblock().fields;
@@ -131,6 +137,70 @@ fn a_label_has_up_to_12_bytes() {
         assert_eq!(fields.label() == label.as_bytes(), fits, "{label}");
     }
     assert!(!fields.set_label(b"a\0b"));
+}
+
+#[test]
+fn a_log_lies_behind_the_headers_of_its_group() {
+    let mut fields = superblock().fields;
+    fields.logblocks = 256.into();
+    for (start, is_right) in [(0, true), (1, false), (2, true)] {
+        fields.logstart = start.into();
+        assert_eq!(XfsSuperblock::parse(&fields.encode()).is_ok(), is_right, "{start}");
+    }
+}
+
+#[test]
+fn sparse_chunks_are_aligned_to_parts_of_chunks() {
+    let mut fields = superblock().fields;
+    assert_eq!((fields.blocksize.get(), fields.inodesize.get()), (1024, 512));
+    for (is_sparse, chunk, part, is_right) in [
+        (true, 32, 0, true),
+        (true, 32, 8, true),
+        (true, 32, 32, true),
+        (true, 32, 12, false),
+        (true, 8, 8, false),
+        (false, 8, 0, true),
+        (false, 32, 8, false),
+    ] {
+        fields.incompat = ((fields.incompat.get() & !2) | (u32::from(is_sparse) << 1)).into();
+        (fields.inoalignmt, fields.spino_align) = (chunk.into(), part.into());
+        assert_eq!(XfsSuperblock::parse(&fields.encode()).is_ok(), is_right, "{chunk} {part}");
+    }
+}
+
+#[test]
+fn records_of_the_log_fill_its_stripe_or_its_sector() {
+    let mut fields = superblock().fields;
+    for (stripe, sector, unit) in
+        [(0, 0, 512), (1, 0, 512), (1, 4096, 4096), (4096, 512, 4096), (32_768, 4096, 32_768)]
+    {
+        (fields.logsunit, fields.logsectsize) = (stripe.into(), sector.into());
+        assert_eq!(fields.log_unit(), unit);
+    }
+}
+
+#[test]
+fn inodes_and_blocks_have_places_behind_the_headers() {
+    let geometry = geometry();
+    let per_block = 1_u64 << geometry.inodes_per_block_log();
+    let headers = u64::from(geometry.header_blocks());
+    assert_eq!(geometry.locate(Ino(0)), None);
+    assert_eq!(geometry.locate(Ino(headers * per_block - 1)), None, "in the headers");
+    let bits = geometry.ag_block_log + geometry.inodes_per_block_log();
+    let ino = Ino((1 << bits) | (headers * per_block + 1));
+    let (ag, inside) = geometry.split_ino(ino).expect("a place");
+    assert_eq!(geometry.ino(ag, inside), ino);
+    let place = geometry.place(ag, AgBlock(geometry.header_blocks()));
+    assert_eq!(geometry.inode_offset(ino), Some(place.bytes() + 512));
+    assert_eq!(geometry.at(place), Some((ag, AgBlock(geometry.header_blocks()))));
+    let sector = BasicBlock(place.0 + 1);
+    assert_eq!(geometry.at(sector), geometry.at(place), "the second sector of the block");
+    let end = BasicBlock(geometry.blocks << geometry.block_log >> 9);
+    assert_eq!(geometry.at(end), None);
+    assert_eq!(geometry.at(BasicBlock(u64::MAX)), None);
+    assert!(geometry.at(BasicBlock(end.0 - 1)).is_some());
+    assert_eq!(Agi::unlinked_list(AgIno(131)), 3);
+    assert_eq!(Agi::unlinked_list(AgIno(64)), 0);
 }
 
 #[test]
@@ -235,6 +305,9 @@ fn owners_have_numbers() {
     assert!(!map(XfsOwner::File(Ino(128)), 10, 2, 1 << 61 | 1 << 63));
     assert!(!map(XfsOwner::File(Ino(128)), 10, 2, 1 << 60));
     assert!(!map(XfsOwner::File(Ino(1 << 50)), 10, 2, 0));
+    let tree_block = |offset: u64| map(XfsOwner::File(Ino(128)), 10, 2, 1 << 62 | offset);
+    assert!(tree_block(0) && tree_block(1 << 63));
+    assert!(!tree_block(1 << 61) && !tree_block(1 << 60) && !tree_block(7));
 }
 
 #[test]
@@ -344,6 +417,68 @@ fn extents_are_counted_in_the_fields_of_the_inode() {
     assert!(core.set_extent_counts((1 << 48) - 1, u32::MAX));
     assert!(!core.set_extent_counts(1 << 48, 0));
     assert_eq!(core.extent_counts(), ((1 << 48) - 1, u32::MAX));
+}
+
+/// The kernel refuses an inode whose unused count of extents is not zero.
+#[test]
+fn the_unused_count_of_extents_is_zero() {
+    let geometry = XfsGeometry { layout: XfsLayout::all(), ..geometry() };
+    let ino = Ino(200);
+    let mut core = XfsInodeCore::fresh(&geometry, ino, 0);
+    core.mode = (file_type::REGULAR | 0o644).into();
+    (core.nlink, core.format, core.aformat) = (1.into(), 2, 2);
+    let is_right = |core: &XfsInodeCore| {
+        let mut bytes = vec![0; geometry.inode_size()];
+        core.write(&mut bytes, &geometry);
+        XfsInode::verify(&bytes, &geometry, ino).is_ok()
+    };
+    let wide = XfsInodeCore { flags2: XfsInodeFlags2::NREXT64.bits().into(), ..core };
+    for (core, right) in [
+        (core, true),
+        (XfsInodeCore { big_nextents: 1.into(), ..core }, false),
+        (wide, true),
+        (XfsInodeCore { anextents: 1.into(), ..wide }, false),
+    ] {
+        assert_eq!(is_right(&core), right);
+    }
+    // An inode that becomes one with wide counts, and back.
+    assert!(core.set_extent_counts(5, 7));
+    core.flags2 = XfsInodeFlags2::NREXT64.bits().into();
+    assert!(core.set_extent_counts(0, 0) && is_right(&core));
+    assert!(core.set_extent_counts(5, 7));
+    core.flags2 = 0.into();
+    assert!(core.set_extent_counts(0, 0) && is_right(&core));
+    // Version 2 counts its flushes there.
+    (core.version, core.big_nextents) = (2, 9.into());
+    assert!(core.set_extent_counts(1, 0));
+    assert_eq!(core.big_nextents.get(), 9);
+}
+
+#[test]
+fn flags_of_an_inode_need_their_feature() {
+    let all = XfsGeometry { layout: XfsLayout::all(), ..geometry() };
+    let is_right = |geometry: &XfsGeometry, mode: u16, flags: XfsInodeFlags2| {
+        let mut core = XfsInodeCore::fresh(geometry, Ino(200), 0);
+        (core.mode, core.size) = ((mode | 0o755).into(), 6.into());
+        (core.nlink, core.format, core.aformat) = (2.into(), 2, 2);
+        core.flags2 = flags.bits().into();
+        let mut bytes = vec![0; geometry.inode_size()];
+        core.write(&mut bytes, geometry);
+        XfsInode::verify(&bytes, geometry, Ino(200)).is_ok()
+    };
+    for (flag, feature) in [
+        (XfsInodeFlags2::REFLINK, XfsLayout::SHARED_BLOCKS),
+        (XfsInodeFlags2::COWEXTSIZE, XfsLayout::SHARED_BLOCKS),
+        (XfsInodeFlags2::BIGTIME, XfsLayout::BIG_TIMES),
+        (XfsInodeFlags2::NREXT64, XfsLayout::WIDE_COUNTS),
+        (XfsInodeFlags2::METADATA, XfsLayout::METADATA_TREE),
+    ] {
+        assert!(is_right(&all, file_type::REGULAR, flag), "{flag:?}");
+        let without = XfsGeometry { layout: all.layout - feature, ..all.clone() };
+        assert!(!is_right(&without, file_type::REGULAR, flag), "{flag:?}");
+    }
+    assert!(is_right(&all, file_type::DIRECTORY, XfsInodeFlags2::COWEXTSIZE));
+    assert!(!is_right(&all, file_type::DIRECTORY, XfsInodeFlags2::REFLINK));
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl<'a> XfsInode<'a> {
         if core.is_free() {
             return Ok(Self { core, data: XfsFork::Extents(&[]), attributes: None });
         }
+        core.verify_flags2(geometry)?;
         let format = core.verify_type()?;
         let room = core.fork_room(geometry)?;
         let (extents, attribute_extents) = core.extent_counts();

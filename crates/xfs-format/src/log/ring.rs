@@ -164,7 +164,7 @@ fn next_cycle(cycle: u32) -> u32 {
 }
 
 /// The cycle before `cycle`.
-fn previous_cycle(cycle: u32) -> Option<u32> {
+pub(super) fn previous_cycle(cycle: u32) -> Option<u32> {
     let previous = cycle.checked_sub(1)?;
     Some(if previous == MAGIC { previous - 1 } else { previous })
 }

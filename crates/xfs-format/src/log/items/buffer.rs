@@ -13,6 +13,9 @@ pub const CHUNK: usize = 128;
 /// The chunks of a word of the map.
 const WORD_CHUNKS: usize = 32;
 
+/// The words of a map are at most these: those of 65,536 basic blocks, more than an item can name.
+const MOST_WORDS: usize = (1 << 16) * BLOCK / CHUNK / WORD_CHUNKS;
+
 /// Where an inode has the next one of its chain of unlinked inodes.
 const NEXT_UNLINKED: usize = 96;
 
@@ -151,7 +154,8 @@ impl<'a> XfsBufferItem<'a> {
         let format = view::<BufferFormat>(first)?;
         let words = format.map_size.get() as usize;
         let rest = first.get(size_of::<BufferFormat>()..).unwrap_or_default();
-        let Ok((map, _)) = <[le::U32]>::ref_from_prefix_with_elems(rest, words) else {
+        let map = <[le::U32]>::ref_from_prefix_with_elems(rest, words).ok();
+        let Some((map, _)) = map.filter(|_| words <= MOST_WORDS) else {
             return Err(bad_item(format!("a map of {words} words in {} bytes", rest.len())));
         };
         let data = regions.split_at(1).map_or(regions, |(_, data)| data);

@@ -6,6 +6,7 @@ use zerocopy::little_endian as le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{ItemHead, XfsItemType, check_ino};
+use crate::inode::XfsInodeCore;
 use crate::log::{XfsLogVector, XfsRegions, bad_item};
 use crate::{BasicBlock, Ino, Malformed, XfsGeometry};
 
@@ -178,13 +179,17 @@ impl<'a> XfsInodeItem<'a> {
 
     pub(super) fn check(&self, geometry: &XfsGeometry) -> Result<(), Malformed> {
         check_ino(geometry, self.ino.0)?;
-        let place = geometry.locate(self.ino).map(|(ag, block, index)| {
-            geometry.place(ag, block).bytes() + (u64::from(index) << geometry.inode_log)
-        });
+        let disk = self.disk_core();
+        let core = XfsInodeCore::ref_from_bytes(&disk).map_err(|_| bad_item("no core"))?;
+        if (core.version == 3) != geometry.has_checksums() {
+            return Err(bad_item(format!("inode {} has version {}", self.ino, core.version)));
+        }
+        core.verify_flags2(geometry)
+            .map_err(|error| bad_item(format!("inode {}: {}", self.ino, error.problem)))?;
         let (start, len) = (self.place.bytes(), u64::from(self.blocks) << 9);
         let at = start.saturating_add(self.offset.into());
         let end = at.saturating_add(geometry.inode_size() as u64);
-        if place != Some(at) || end > start.saturating_add(len) {
+        if geometry.inode_offset(self.ino) != Some(at) || end > start.saturating_add(len) {
             return Err(bad_item(format!(
                 "inode {} at {} of {len} bytes in block {}",
                 self.ino, self.offset, self.place
@@ -193,18 +198,24 @@ impl<'a> XfsInodeItem<'a> {
         Ok(())
     }
 
+    /// The core in the form of the disk, with zeros for what an older version does not have.
+    fn disk_core(&self) -> [u8; CORE_SIZE] {
+        let mut core = [0; CORE_SIZE];
+        for (to, from) in core.iter_mut().zip(self.core) {
+            *to = *from;
+        }
+        swap_core(&mut core, CoreForm::Log);
+        core
+    }
+
     /// Writes the core over that of `inode`, in the form of the disk. Keeps what the log never has:
     /// the chain of unlinked inodes. The LSN and the checksum are the caller's to set.
     ///
     /// # Errors
     /// When `inode` is shorter than the core.
     pub fn put_core(&self, inode: &mut [u8]) -> Result<(), Malformed> {
-        let mut core = [0; CORE_SIZE];
-        let len = self.core.len().min(CORE_SIZE);
-        let (new, _) = core.split_at_mut(len);
-        new.copy_from_slice(self.core.get(..len).unwrap_or_default());
-        swap_core(new, CoreForm::Log);
-        let have = inode.len();
+        let core = self.disk_core();
+        let (len, have) = (self.core.len().min(CORE_SIZE), inode.len());
         let (Some(old), Some(new)) = (inode.get_mut(..len), core.get(..len)) else {
             return Err(bad_item(format!("a core of {len} bytes for an inode of {have}")));
         };
@@ -250,7 +261,7 @@ impl<'a> XfsInodeItem<'a> {
 fn check_core(core: &[u8]) -> Result<(), Malformed> {
     let magic = core.first_chunk().copied().map(u16::from_le_bytes);
     let fits = match core.get(4) {
-        Some(1 | 2) => (OLD_CORE..=CORE_SIZE).contains(&core.len()),
+        Some(1 | 2) => core.len() == OLD_CORE,
         Some(3) => core.len() == CORE_SIZE,
         _ => false,
     };
@@ -288,7 +299,7 @@ enum CoreForm {
     Disk,
 }
 
-/// Makes a core of the one form one of the other, where the core has `core.len()` bytes.
+/// Makes a core of the one form one of the other.
 fn swap_core(core: &mut [u8], from: CoreForm) {
     const TIMES: [usize; 4] = [32, 40, 48, 144];
     const NUMBERS: [(usize, usize); 23] = [
